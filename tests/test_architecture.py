@@ -43,7 +43,7 @@ ROOMS: dict[str, set[str]] = {
     "observe": {"internals", "errors", "records", "config"},
     "internals": set(),
     "hooks": {"internals", "errors", "records"},
-    "recorder": {"internals", "errors", "records", "config", "delivery", "patterns", "observe", "hooks"},
+    "recorder": {"internals", "errors", "records", "config", "delivery", "patterns", "observe", "hooks", "probes"},
     "watcher": {
         "errors",
         "records",
@@ -59,8 +59,9 @@ ROOMS: dict[str, set[str]] = {
         "hooks",
         "recorder",
         "capsules",
+        "probes",
     },
-    "probes": set(),
+    "probes": {"errors", "observe"},
     "tracing": {"internals", "errors", "config", "patterns", "observe", "hooks", "recorder"},
     "capsules": {
         "internals",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hookcore.config import LIVE, SETTINGS, Settings, bytes_of, nearest
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.records import TENSOR_KINDS
+from hookcore.records import TENSOR_KINDS, ModuleRecord
 from hookcore_app.api.bodies import SettingsChanges
 from tests.build import make_info
 from tests.serving import World, make_batch, make_world
@@ -41,7 +41,12 @@ def test_the_api_its_documentation_and_the_page_change_the_live_settings_of_the_
         assert set(re.findall("`([a-z]+)`", sentence[1])) | {"paused"} == names, page
     world.take(make_batch(make_info("one"), [0]))
     form = world.client.get("/runs/one/hooks").text
-    assert set(LIVE) <= set(re.findall(r'name="([a-z]+)"', form))
+    assert {name for name in LIVE if name != "channels"} <= set(re.findall(r'name="([a-z]+)"', form))
+    run = world.runs.get("one")
+    assert run is not None
+    run.store.describe([ModuleRecord("head", "Linear", "")])
+    layer = world.client.get("/runs/one/layer?module=head").text
+    assert 'id="capture-channels"' in layer
 
 
 @pytest.fixture
@@ -56,6 +61,7 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "include": (),
         "exclude": (),
         "kinds": frozenset({"output", "output_grad", "param_grad"}),
+        "channels": (),
         "every": 1,
         "budget": 0.05,
         "memory": 512_000_000,

@@ -214,11 +214,25 @@ def test_saturation_and_channels() -> None:
     assert float(probes.dead_channels(pictures)) == 0.5
     assert probes.channel_rms(pictures).tolist() == pytest.approx([0.0, 2.0, (9 / 18) ** 0.5, 0.0])
     assert float(probes.dead_channels(torch.zeros(3, 5))) == 1.0
-    wide = torch.zeros(2, 3000)
-    wide[:, 1234] = 7.0
-    sizes = probes.channel_rms(wide)
-    assert len(sizes) <= 1024
-    assert float(sizes.max()) == 7.0
+    tokens = torch.zeros(2, 7, 3)
+    tokens[..., 1] = 1.0
+    assert probes.channel_zeros(tokens).tolist() == [1.0, 0.0, 1.0]
+    shares = probes.channel_zeros(pictures)
+    assert shares.tolist() == pytest.approx([1.0, 0.0, 17 / 18, 1.0])
+
+
+def test_of_very_many_channels_the_largest_value_of_each_group_is_kept() -> None:
+    wide = -torch.rand(2, 10_001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wide[0, 9_999], wide[1, 3] = torch.nan, 7.0
+    for function, exact in (
+        (probes.channel_rms, wide.pow(2).mean(dim=0).sqrt()),
+        (probes.channel_zeros, (wide == 0).double().mean(dim=0)),
+    ):
+        assert function.channels(wide) == 10_001
+        values = function(wide)
+        assert len(values) == 3334
+        expected = [float(torch.tensor(exact[at : at + 3].tolist()).amax()) for at in range(0, 10_001, 3)]
+        assert values.tolist() == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
 def test_attention_entropy_of_each_head() -> None:
@@ -229,7 +243,7 @@ def test_attention_entropy_of_each_head() -> None:
     assert float(probes.attention_entropy(even[0, 0])) == pytest.approx(1.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["effective_rank", "saturation", "dead_channels", "channel_rms"])
+@pytest.mark.parametrize("name", ["effective_rank", "saturation", "dead_channels", "channel_rms", "channel_zeros"])
 def test_each_of_them_works_as_a_probe(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
     model(torch.randn(2, 1, 6, 6))

@@ -16,13 +16,13 @@ from hookcore.answers import Tabular
 from hookcore.archive import load_into, read_archive
 from hookcore.errors import HookcoreError
 from hookcore.reading import Client, Reader, StoreReader
-from hookcore.records import KINDS
+from hookcore.records import KINDS, Snapshot
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app.formats import json_of
 from tests.archive_world import COVERAGE, HOOKS, MODULES, STORE_BYTES, Trainer, keep, kept_in, make_info
 from tests.serving import TOKEN, served
 
-STEPS, TAPS = 12, 9
+STEPS, TAPS, CHANNELS = 12, 9, 7
 Readers = Mapping[str, Reader]
 
 
@@ -35,6 +35,10 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
         for frame in trainer.next_step(TAPS if step == 0 else 0):
             sink.send(frame)
     sink.send(trainer.snapshot())
+    tap = store.find_tap(CHANNELS)[1]
+    for step in range(STEPS):
+        values = np.random.default_rng(step).normal(size=5).astype(np.float32)
+        sink.send(Snapshot(tap, step, 0.0, "float32", (5,), values))
     sink.close()
     reopened = Store(STORE_BYTES)
     load_into(reopened, read_archive(kept_in(folder)))
@@ -80,6 +84,8 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "bins": st.integers(5, 30),
         **steps,
     },
+    "channels": {"tap": st.just(CHANNELS), "columns": points, "rows": points, **steps},
+    "channel_taps": {"match": matches},
     "latest": {
         "match": matches,
         "kind": maybe(kinds),

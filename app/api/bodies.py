@@ -31,6 +31,7 @@ class SettingsChanges(BaseModel):
     budget: Annotated[float, Field(gt=0, le=10)] | None = None
     include: Patterns | None = None
     exclude: Patterns | None = None
+    channels: Patterns | None = None
     kinds: Annotated[list[Kind], Field(min_length=1, max_length=7)] | None = None
     paused: Annotated[bool, Field(strict=True)] | None = None
 

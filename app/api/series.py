@@ -165,6 +165,36 @@ def histograms(
 
 
 @router.get(
+    "/channels",
+    summary="The numbers of a probe in their order over time, such as one for each channel",
+    responses=described(answers.Channels, ARRAYS, answers.ChannelTaps),
+)
+def channels(
+    run: GivenRun,
+    reply: GivenReply,
+    match: GivenMatch,
+    span: GivenSpan,
+    tap: Annotated[TapText | None, Query(description="omit it for a list of the taps")] = None,
+    columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of columns (spans of steps)")] = 240,
+    rows: Annotated[int, Query(ge=1, le=4096, description="maximum number of rows (groups of channels)")] = 512,
+    format: Format = None,
+) -> Response:
+    """Return what probes with several numbers computed. In a cell, the largest value wins, or NaN."""
+    check_cells(columns, rows)
+
+    def content() -> answers.Channels | answers.ChannelTaps:
+        if tap is None:
+            return run.reader.channel_taps(match)
+        return run.reader.channels(tap, span.first, span.last, columns, rows)
+
+    def table() -> Table:
+        found = content()
+        return Table(found.columns(), found.values if isinstance(found, answers.Channels) else None)
+
+    return reply.arrays(format, [version_of(run)], content, table)
+
+
+@router.get(
     "/latest",
     summary="The newest values",
     responses=described(answers.Latest, ARRAYS),

@@ -22,7 +22,7 @@ from .views.words import KIND_WORDS, STAT_WORDS
 ROWS: Final = 100  # modules per page of the list
 HALF_LIVES: Final = (5, 20, 100, 500)
 SCALES: Final = ("linear", "log", "symlog")
-KEPT: Final = ("kind", "index", "phase", "smooth", "y", "steps", "step")  # of the query, when the module changes
+KEPT: Final = ("kind", "index", "phase", "smooth", "y", "order", "steps", "step")  # when the module changes
 
 STEP: Final = r"^\d{0,15}$"
 

@@ -52,6 +52,8 @@ from hookcore.answers.runs import (
     Taps,
 )
 from hookcore.answers.series import (
+    Channels,
+    ChannelTaps,
     Heatmap,
     Histograms,
     HistogramsList,
@@ -76,14 +78,15 @@ from hookcore.answers.tensors import (
 
 # fmt: off
 __all__ = [
-    "Accepted", "Acknowledged", "Apart", "Around", "Capsule", "Capsules", "Command", "ComparedLayer",
-    "ComparedScalar", "Comparison", "CoverageList", "DifferenceRow", "Differences", "Event", "Events", "Evidence",
-    "Explanation", "Figure", "Finding", "Findings", "Floats", "Flow", "FlowCall", "Heatmap", "Histograms",
-    "HistogramsList", "Hooks", "Incident", "IncidentDetail", "Incidents", "Integers", "Latest", "LatestTap", "Link",
-    "Module", "ModuleTap", "Modules", "Mute", "Mutes", "NotificationTarget", "Notifications", "Number", "Overview",
-    "Parting", "Problem", "Reading", "RemovedRun", "RemovedRuns", "RequestedMaps", "RequestedSnapshot", "Rollout",
-    "RolloutLayer", "Row", "Rule", "Run", "RunRule", "RunRules", "Runs", "Scalars", "Scope", "Series", "SeriesList",
-    "Settings", "Snapshot", "SnapshotValues", "Snapshots", "SourceLine", "Statistics", "Suspect", "Tabular", "Tap",
-    "Taps", "TensorFacts", "Threshold", "Tiles", "Unjudged", "Verdict", "components", "decode", "library",
+    "Accepted", "Acknowledged", "Apart", "Around", "Capsule", "Capsules", "ChannelTaps", "Channels", "Command",
+    "ComparedLayer", "ComparedScalar", "Comparison", "CoverageList", "DifferenceRow", "Differences", "Event",
+    "Events", "Evidence", "Explanation", "Figure", "Finding", "Findings", "Floats", "Flow", "FlowCall", "Heatmap",
+    "Histograms", "HistogramsList", "Hooks", "Incident", "IncidentDetail", "Incidents", "Integers", "Latest",
+    "LatestTap", "Link", "Module", "ModuleTap", "Modules", "Mute", "Mutes", "NotificationTarget", "Notifications",
+    "Number", "Overview", "Parting", "Problem", "Reading", "RemovedRun", "RemovedRuns", "RequestedMaps",
+    "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run", "RunRule", "RunRules", "Runs", "Scalars",
+    "Scope", "Series", "SeriesList", "Settings", "Snapshot", "SnapshotValues", "Snapshots", "SourceLine",
+    "Statistics", "Suspect", "Tabular", "Tap", "Taps", "TensorFacts", "Threshold", "Tiles", "Unjudged", "Verdict",
+    "components", "decode", "library",
 ]
 # fmt: on

@@ -24,7 +24,7 @@ from hookcore.answers.base import (
     tap_columns,
 )
 from hookcore.records import Kind
-from hookcore.store.tables import SERIES_COLUMNS, HistogramsTable, SeriesTable, span_columns
+from hookcore.store.tables import SERIES_COLUMNS, ChannelsTable, HistogramsTable, SeriesTable, span_columns
 
 # Limits of one answer. The client divides its questions by them.
 MAX_SERIES: Final = 100
@@ -198,6 +198,38 @@ class HistogramsList(Tabular, frozen=True):
                 }
             )
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+class Channels(ChannelsTable, Answer, frozen=True, eq=False):
+    """The numbers of a probe in their order: values[i][j] is the largest of the channels from channel[i] on."""
+
+    run: str
+    tap: Tap
+    first_step: Integers
+    last_step: Integers
+    channel: Annotated[Integers, Meta(description="the first channel of each row")]
+    channels: Annotated[int, Meta(description="the number of channels; more than rows if a row is a group")]
+    values: FloatMatrix
+
+    def __post_init__(self) -> None:
+        shape = len(self.channel), len(self.first_step)
+        msgspec.structs.force_setattr(self, "values", self.values.reshape(shape))
+
+    @classmethod
+    def of(cls, run: str, tap: Tap, found: store.Channels) -> Channels:
+        """Return the answer for the channels of a tap."""
+        return cls(run, tap, found.first_step, found.last_step, found.channel, found.channels, found.values)
+
+
+class ChannelTaps(Tabular, frozen=True):
+    """The taps whose numbers are kept in their order."""
+
+    run: str
+    taps: tuple[Tap, ...]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each tap."""
+        return tap_columns(self.taps)
 
 
 class LatestTap(Tap, frozen=True, eq=False):

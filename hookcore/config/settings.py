@@ -32,6 +32,7 @@ class WatchSettings(TypedDict, total=False):
     include: Pattern | Iterable[Pattern] | None
     exclude: Pattern | Iterable[Pattern] | None
     kinds: Kind | Iterable[Kind]
+    channels: Pattern | Iterable[Pattern] | None
     every: int
     budget: float | None
     memory: int | str
@@ -57,6 +58,7 @@ class Settings:
     include: tuple[Pattern, ...]
     exclude: tuple[Pattern, ...]
     kinds: frozenset[Kind]
+    channels: tuple[Pattern, ...]
     every: int
     budget: float | None
     memory: int

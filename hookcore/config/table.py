@@ -51,7 +51,7 @@ class Setting:
     help: str
     read: Callable[[object], object]
     from_text: Callable[[str], object] = str  # turns the text of a variable into an argument
-    live: Literal["cadence", "hooks"] | None = None  # what a change replaces in a running training; None: fixed
+    live: Literal["cadence", "hooks", "probes"] | None = None  # what a change in a running training replaces
     secret: bool = False  # nothing shows its value
 
     @property
@@ -120,6 +120,16 @@ SETTINGS: Final = (
         read_set(TENSOR_KINDS),
         as_list,
         "hooks",
+    ),
+    Setting(
+        "channels",
+        (),
+        "a pattern, a list of patterns, or None",
+        "The modules of which each output channel's root mean square and share of zeros are captured, in one captured "
+        "step of ten. See [Probes](probes.md).",
+        read_patterns,
+        as_list,
+        "probes",
     ),
     Setting(
         "every",

@@ -159,6 +159,18 @@ class StoreReader(Reader):
         bounds = first, last, columns, bins
         return [answers.Histograms.of(tap, self._store.histograms(int(tap.number or 0), *bounds)) for tap in found]
 
+    def channels(
+        self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
+    ) -> answers.Channels:
+        found = self.find(tap)
+        return answers.Channels.of(
+            self._run, found, self._store.channels(int(found.number or 0), first, last, columns, rows)
+        )
+
+    def channel_taps(self, match: str | None = None) -> answers.ChannelTaps:
+        found = self._store.channel_taps(match)
+        return answers.ChannelTaps(self._run, tuple(answers.Tap.of(number, tap) for number, tap in found))
+
     def latest(
         self,
         match: str | None = None,

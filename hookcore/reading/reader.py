@@ -92,6 +92,14 @@ class Reader(Protocol):
     ) -> list[answers.Histograms]:
         """Return the distributions of several taps by their numbers; each has its own edges."""
 
+    def channels(
+        self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
+    ) -> answers.Channels:
+        """Return the numbers of a probe in their order over time; in a cell, the largest value wins, or NaN."""
+
+    def channel_taps(self, match: str | None = None) -> answers.ChannelTaps:
+        """Return the taps of probes that return several numbers, of modules that match a pattern."""
+
     def latest(
         self,
         match: str | None = None,

@@ -146,6 +146,21 @@ class RemoteReader(Reader):
             found, run = [*found, *answer.histograms], answer.run  # the newest run may change in the meantime
         return found
 
+    def channels(
+        self,
+        tap: TapName,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 240,
+        rows: int = 512,
+        run: str | None = None,
+    ) -> answers.Channels:
+        asked = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "rows": rows, "run": run}
+        return self._get(answers.Channels, "/api/v1/channels", asked)
+
+    def channel_taps(self, match: str | None = None, run: str | None = None) -> answers.ChannelTaps:
+        return self._get(answers.ChannelTaps, "/api/v1/channels", {"match": match, "run": run})
+
     def latest(
         self,
         match: str | None = None,

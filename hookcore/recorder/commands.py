@@ -101,6 +101,8 @@ class Commands:
             choice = None
             if not _OF_HOOKS.isdisjoint(kept):
                 choice = self._models.choose(coming)
+            if kept.get("channels"):
+                self._models.check_patterns(coming.channels)
         except (ArgumentError, PatternError) as error:
             self._emit("settings-refused", str(error), "info", "")
             return

@@ -56,7 +56,7 @@ class Control:
     def begin_step(self, step: int, captured: bool) -> None:
         """Choose who observes the calls of a step."""
         learns = self._flows.begin_step(captured)
-        if self._probes.begin_step(step, captured) or learns:
+        if self._probes.begin_step(step, captured, self._cadence.block) or learns:
             self._follow_observers()
 
     def _follow_observers(self) -> None:
@@ -83,6 +83,8 @@ class Control:
         self.settings = replace(self.settings, **values)
         if "every" in values or "budget" in values:
             self._cadence.change(self.settings.every, self.settings.budget)
+        if "channels" in values:
+            self._probes.choose_channels(self.settings.channels)
         if change.choice is not None:
             self._models.rechoose(self.settings, change.choice)
             limit = self._placement.follow_choice([plan for plan, _ in change.choice])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from hookcore.config import Pattern
@@ -19,10 +18,14 @@ from hookcore.internals import DisableTorchFunction
 from hookcore.observe.generators import generators_kept
 from hookcore.observe.plain import unseen
 from hookcore.patterns import select
+from hookcore.probes import channel_rms, channel_zeros
 from hookcore.recorder.calls import Call
+from hookcore.recorder.channels import ChannelColumns
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.parameters import Parameter
+from hookcore.recorder.passes import Passes, PassProbes
 from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.results import channels_of, values_of
 from hookcore.recorder.snapshot_copies import Emit
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import PROBE, Kind, Tap
@@ -31,7 +34,8 @@ from hookcore.records.vocabulary import PROBE_LABEL
 MAX_PROBES: Final = 32
 MAX_NAME: Final = 100
 MAX_COMPUTES: Final = 200  # letters of the name of a function
-MAX_VALUES: Final = 4096  # that a function may return
+CHANNELS_EVERY: Final = 10
+MAX_STATES: Final = 1024  # objects of a class
 MAX_FAULTS: Final = 3  # then it is switched off
 PROBE_KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad", "param", "param_grad")
 
@@ -49,8 +53,11 @@ class Probe:
     every: int
     due_at: int = 0  # the first captured step from this one on
     begun_at: int = -1  # the newest step in which it was due
+    until: int = 0  # it runs in each step before this one
     faults: int = 0
+    states: dict[Tap, _State] = field(default_factory=dict)  # of a class: its objects, in these steps
     paths: frozenset[str] = frozenset()  # of the modules that it looks at in this step
+    passes: Passes | None = None  # set if it looks at backward passes
 
     @property
     def computes(self) -> str:
@@ -66,6 +73,58 @@ class Probe:
         """Whether it failed too often."""
         return self.faults >= MAX_FAULTS
 
+    def count_fault(self, error: Exception) -> str:
+        """Count an exception of the function. Return what to say of it: of the first one, and of the last."""
+        self.faults += 1
+        if self.faults > 1 and not self.is_off:
+            return ""
+        off = f"; after {MAX_FAULTS} faults, it is switched off" if self.is_off else ""
+        return f"the probe {self.name!r} failed: {type(error).__name__}: {error}"[:600] + off
+
+    def begin_step(self, step: int, captured: bool, block: int) -> bool:
+        """Return whether it looks at a step. `block`: the steps after which a parameter has its next gradient."""
+        goes_on = step in (self.begun_at, self.begun_at + 1) and step < self.until
+        if self.is_off or not captured or not (goes_on or self.due_at <= step or self.begun_at == step):
+            self.states = {}
+            if step != self.begun_at:
+                self.until = 0
+            return False
+        if not goes_on:
+            self.states = {}
+            in_a_row = getattr(self.function, "in_a_row", 1)
+            self.due_at, self.until = step + self.every, step + (in_a_row * block if in_a_row > 1 else 1)
+            if self.passes is not None:
+                self.passes.begin_step()
+        self.begun_at = step
+        return True
+
+    def wants_next(self, step: int) -> bool:
+        """Return whether a step has to be captured because the one before was, and both belong together."""
+        return step == self.begun_at + 1 and step < self.until and not self.is_off
+
+    def call_for(self, tap: Tap, plan: Plan, step: int) -> Function | None:
+        """Return the function, or the object of a class for this tap. None if it has had its tensor in this step."""
+        if not isinstance(self.function, type):
+            return self.function
+        state = self.states.get(tap)
+        if state is None or state.plan is not plan:
+            if len(self.states) >= MAX_STATES:
+                raise OverflowError(f"it looks at more than {MAX_STATES:,} tensors: use a narrower include")
+            state = self.states[tap] = _State(plan, self.function())
+        if state.step == step:
+            return None
+        state.step = step
+        return state.call
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """An object of a probe that is a class."""
+
+    plan: Plan
+    call: Function
+    step: int = -1  # in which it got its last tensor
+
 
 @dataclass(slots=True, eq=False)
 class Probes:
@@ -76,9 +135,12 @@ class Probes:
     _current: CurrentStep
     _emit: Emit
     _add_label: Callable[[str, str], None]
+    channels: ChannelColumns
+    passes: PassProbes
     due: tuple[Probe, ...] = ()
     wants_inputs: bool = False
-    _all: list[Probe] = field(default_factory=list)
+    _all: list[Probe] = field(default_factory=list)  # of the user
+    _of_channels: tuple[Probe, ...] = ()  # of the setting
 
     def add(self, probe: Probe) -> bool:
         """Add a probe; return False if there is no room."""
@@ -87,25 +149,36 @@ class Probes:
         self._all = [*self._all, probe]
         return True
 
-    def begin_step(self, step: int, captured: bool) -> bool:
+    def choose_channels(self, include: tuple[Pattern, ...]) -> None:
+        """Look at each channel of the outputs of these modules from the next step on."""
+        own = (("channel_rms", channel_rms), ("channel_zeros", channel_zeros)) if include else ()
+        self._of_channels = tuple(
+            Probe(name, function, include, frozenset(("output",)), CHANNELS_EVERY) for name, function in own
+        )
+
+    def hurries(self, step: int) -> bool:
+        """Return whether to capture a step because a probe looks at several in a row."""
+        return any(probe.wants_next(step) for probe in self._all)
+
+    def begin_step(self, step: int, captured: bool, block: int = 1) -> bool:
         """Choose the probes of a step. Return whether that changed who observes calls."""
-        if not self._all:
+        if not (self._all or self._of_channels or self.due):
             return False
+        self.channels.end_step()
         before = self.due
-        due = (each for each in self._all if not each.is_off and (each.due_at <= step or each.begun_at == step))
-        self.due = tuple(due) if captured else ()
+        self.due = tuple(probe for probe in (*self._of_channels, *self._all) if probe.begin_step(step, captured, block))
         modules = {plan.path: plan.ref() for plan in self._plans.live()} if self.due else {}
         for probe in self.due:
-            probe.due_at, probe.begun_at = step + probe.every, step
             probe.paths = frozenset(_chosen(modules, probe.include))
             self._add_label(f"{PROBE_LABEL}{probe.name}", probe.computes)  # each time: a frame may be lost
+        self.passes.due = tuple(probe for probe in self.due if probe.passes is not None)
         return bool(before or self.due)
 
     # Calls
 
     def wants(self, plan: Plan) -> bool:
         """Return whether a probe looks at this module."""
-        return any(plan.path in probe.paths for probe in self.due)
+        return any(probe.kinds and plan.path in probe.paths for probe in self.due)
 
     def saw_inputs(self, call: Call) -> None:
         """Do nothing: a module's input is another one's output."""
@@ -138,17 +211,25 @@ class Probes:
 
     # Parameters
 
-    def before_step(self, owned: Sequence[Parameter]) -> None:
+    def before_step(self, owned: Sequence[Parameter], with_gradients: bool) -> None:
         """Compute the numbers of weights and their gradients, as the optimizer is about to use them."""
+        for probe, parameter, tensor in self._parameters("param", owned):
+            self.compute(probe, parameter.plan, "param", parameter.name, 0, tensor)
+        if with_gradients:
+            self.read_gradients(owned)
+
+    def read_gradients(self, owned: Sequence[Parameter]) -> None:
+        """Compute the numbers of the current gradients of weights."""
+        for probe, parameter, tensor in self._parameters("param_grad", owned):
+            if tensor.grad is not None:
+                self.compute(probe, parameter.plan, "param_grad", parameter.name, 0, tensor.grad)
+
+    def _parameters(self, kind: Kind, owned: Sequence[Parameter]) -> Iterator[tuple[Probe, Parameter, Tensor]]:
         for probe in self.due:
-            for parameter in owned if not probe.kinds.isdisjoint(("param", "param_grad")) else ():
+            for parameter in owned if kind in probe.kinds else ():
                 tensor = parameter.tensor
-                if tensor is None or parameter.plan.path not in probe.paths:
-                    continue
-                if "param" in probe.kinds:
-                    self.compute(probe, parameter.plan, "param", parameter.name, 0, tensor)
-                if "param_grad" in probe.kinds and tensor.grad is not None:
-                    self.compute(probe, parameter.plan, "param_grad", parameter.name, 0, tensor.grad)
+                if tensor is not None and parameter.plan.path in probe.paths:
+                    yield probe, parameter, tensor
 
     # Values
 
@@ -156,29 +237,32 @@ class Probes:
         """Call the function, and add what it returns to the row of its tap."""
         if probe.is_off:
             return
+        name = " ".join(filter(None, (probe.name, "" if kind == "output" else kind, index)))
+        tap = Tap(plan.path, PROBE, name, call)
         given = tensor.detach()
         before = _version(given)
         try:
             with unseen(), generators_kept():
-                values = _values_of(probe.function(given))
+                function = probe.call_for(tap, plan, self._current.number)
+                result = None if function is None else function(given)
+                if result is None and isinstance(probe.function, type):
+                    return
+                values = values_of(result)
+                channels = channels_of(function, given, values)
         except Exception as error:
-            self._note_fault(probe, plan, f"{type(error).__name__}: {error}")
+            if message := probe.count_fault(error):
+                self._emit("probe-failed", message, "warning", plan.path)
             return
         if _version(given) != before:
             probe.faults = MAX_FAULTS
             why = "changed the tensor that it was given, so the training may differ from here on; it is switched off"
             self._emit("probe-failed", f"the probe {probe.name!r} {why}", "error", plan.path)
             return
-        name = " ".join(filter(None, (probe.name, "" if kind == "output" else kind, index)))
-        slot = self._statistics.table.add(Tap(plan.path, PROBE, name, call))
+        slot = self._statistics.table.add(tap)
         if slot >= 0:
             self._statistics.add(plan, values, slot)
-
-    def _note_fault(self, probe: Probe, plan: Plan, why: str) -> None:
-        probe.faults += 1
-        if probe.faults == 1 or probe.is_off:
-            off = f"; after {MAX_FAULTS} faults, it is switched off" if probe.is_off else ""
-            self._emit("probe-failed", f"the probe {probe.name!r} failed: {why[:500]}{off}", "warning", plan.path)
+            if channels:
+                self.channels.note(tap, self._current.number, channels, values)
 
 
 def probe_of(name: str, function: Function, include: Any, kinds: Any, every: int) -> Probe:
@@ -198,6 +282,8 @@ def probe_of(name: str, function: Function, include: Any, kinds: Any, every: int
         raise ArgumentError(
             f"include={include!r} is invalid: use a pattern, a list of patterns, or None. {error}"
         ) from None
+    if isinstance(function, type) and hasattr(function, "end_pass"):
+        return Probe(name, function, patterns, frozenset(), every, passes=Passes(function))
     return Probe(name, function, patterns, chosen, every)
 
 
@@ -223,12 +309,3 @@ def _chosen(modules: dict[str, Any], include: tuple[Pattern, ...]) -> Iterable[s
 
 def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
-
-
-def _values_of(result: Any) -> Tensor:
-    if isinstance(result, (bool, int, float)):
-        return torch.tensor([float(result)], dtype=torch.float64)
-    if isinstance(result, Tensor) and result.dim() <= 1 and result.numel() <= MAX_VALUES:
-        return result.detach()
-    what = f"a tensor of shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
-    raise TypeError(f"it returned {what}; a probe returns a number, or a 1-D tensor of at most {MAX_VALUES:,}")

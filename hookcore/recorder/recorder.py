@@ -17,6 +17,7 @@ from hookcore.internals import DisableTorchFunction
 from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.channels import ChannelColumns
 from hookcore.recorder.collector import Collector, without_rows
 from hookcore.recorder.commands import Commands
 from hookcore.recorder.control import Control
@@ -29,6 +30,7 @@ from hookcore.recorder.in_graphs import feasible
 from hookcore.recorder.keeper import MakeKeeper
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameters
+from hookcore.recorder.passes import PassProbes
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.probes import Probe, Probes
@@ -81,7 +83,9 @@ class Recorder:
             self.request_capsule,
         )
         self.placement = Placement(settings, self.dispatcher, self.models, self.emit)
-        self.probes = Probes(plans, statistics, current, self.emit, self._collector.add_label)
+        columns, passes = ChannelColumns(self.errors, self.emit), PassProbes(plans, statistics, self.emit)
+        self.probes = Probes(plans, statistics, current, self.emit, self._collector.add_label, columns, passes)
+        self.probes.choose_channels(settings.channels)
         inside = settings.compiled == "inside"  # in a compiled graph, nothing shows which tensor goes where
         flows = Flows(statistics, settings.calls, lambda: self.models.changes, self.emit, not inside)
         self.control = Control(
@@ -104,7 +108,7 @@ class Recorder:
             self.emit,
             lambda: self.description.send_if_due(),
             self._tick,
-            lambda: self.snapshots.copies.waiting or self.description.requested,
+            lambda: self.snapshots.copies.waiting or self.probes.channels.waiting or self.description.requested,
             self._tell_keeper,
             self._remember,
         )
@@ -275,6 +279,7 @@ class Recorder:
 
     def _tick(self) -> None:
         self.snapshots.copies.ship(self.shipper.sink.send)
+        self.probes.channels.ship(self.shipper.sink.send)
         self.description.send_if_requested()
         idle = not self._now() - self.steps.ended_at < IDLE_S
         if idle and (self._commands.changes or self._collector.has_events) and self._lock.acquire(timeout=LOCK_WAIT_S):
@@ -301,6 +306,7 @@ class Recorder:
         self.snapshots.give_up("the training ended before it arrived")
         with contextlib.suppress(Exception):
             self.steps.end_early()
+            self.probes.channels.end_step()
         self.placement.detach()
         deadline = time.monotonic() + timeout_s
         self.shipper.flush(timeout_s)

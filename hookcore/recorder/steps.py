@@ -98,7 +98,7 @@ class Steps:
             if self._snapshots.active:
                 self._snapshots.before_step(owned, with_gradients)
             if self._probes.due:
-                self._probes.before_step(owned)
+                self._probes.before_step(owned, with_gradients)
             self._look("before an optimizer's step")
 
     @ends_steps
@@ -117,6 +117,7 @@ class Steps:
                 self._scale.read(owner.scaler.live(), optimizer)
                 self._parameters.read_gradients(owned)
                 self._snapshots.read_gradients(owned)
+                self._probes.read_gradients(owned)
             self._parameters.after_step(id(optimizer))
             if self._snapshots.active:
                 self._snapshots.after_step(owned)
@@ -142,6 +143,7 @@ class Steps:
         self._current.begin_pass(accumulates)
         if accumulates:
             self.clock.pass_begins()
+            self._probes.passes.begin()
 
     @ends_steps
     @entry("end of a backward pass")
@@ -152,6 +154,7 @@ class Steps:
             self._look("at the end of a backward pass")
         if not accumulates:
             return
+        self._probes.passes.end()
         self._parts.saw_pass()
         self.clock.pass_ended()
         pending = self._current.captured and (self.clock.undecided or self.clock.may_have_skipped)
@@ -238,6 +241,7 @@ class Steps:
             self._parameters.read_all()
             if self._snapshots.active:
                 self._snapshots.before_step(self._parameters.all(), with_gradients=True)
+            self._probes.before_step(self._parameters.all(), with_gradients=True)
             self._look("at the end of a step")
 
     def hold_part(self) -> None:
@@ -255,6 +259,7 @@ class Steps:
     def end_step(self, skipped_by: GradScaler | None) -> None:
         """Ship the frame."""
         now = self._now()
+        self._probes.passes.end_step()
         self._has_work = self._control.has_work
         if self._has_work:
             self._guarded(self._end_snapshots)
@@ -312,6 +317,7 @@ class Steps:
         cadence.step_ended(captured, _NAN if self._has_work else self._now() - self.ended_at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
         self.ended_at = self._now()
+        wanted |= self._probes.hurries(clock.step)
         return wanted or (self._snapshots.active and self._snapshots.hurries)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hookcore.store.answers import (
+    Channels,
     Heatmap,
     Histograms,
     Latest,
@@ -20,6 +21,7 @@ from hookcore.store.store import DEFAULT_BYTES, Store
 __all__ = [
     "DEFAULT_BYTES",
     "STAT_NAMES",
+    "Channels",
     "Heatmap",
     "Histograms",
     "Latest",

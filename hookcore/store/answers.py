@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import Tap
-from hookcore.store.tables import HistogramsTable, SeriesTable, Tabular, span_columns, tap_columns
+from hookcore.store.tables import ChannelsTable, HistogramsTable, SeriesTable, Tabular, span_columns, tap_columns
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.uint32]
@@ -108,6 +108,17 @@ class Histograms(HistogramsTable):
     nan: NDArray[np.uint64]  # [column]
     negative_infinity: NDArray[np.uint64]
     positive_infinity: NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Channels(ChannelsTable):
+    """The numbers of one probe over time, in their order. Row i begins at channel[i] of `channels`."""
+
+    first_step: Steps  # of each column
+    last_step: Steps
+    channel: NDArray[np.int64]  # the first one of each row
+    channels: int
+    values: Floats  # [row, column]: the largest in the cell, or NaN
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.flow import Flow
 from hookcore.store.answers import PartUsage, StepRange, Usage
 from hookcore.store.bounded import BoundedLog, BoundedMap, Room, bytes_of, texts_bytes
+from hookcore.store.channels import ChannelLog
 from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Ledger
 from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
@@ -25,6 +26,7 @@ SHARES: Final = {  # of max_bytes
     "sketches": 0.29,
     "snapshots": 0.14,
     "scalars": 0.04,
+    "channels": 0.02,
     "events": 0.02,
     "ledger": 0.01,
     "incidents": 0.02,
@@ -52,6 +54,7 @@ class Parts:
         self.scalar_ledger = Ledger(limits["scalar_ledger"], self.lock)
         self.sketches = SketchLadder(limits["sketches"], self.lock)
         self.snapshots: BoundedLog[Snapshot] = BoundedLog(limits["snapshots"], self.lock)
+        self.channels = ChannelLog(limits["channels"], self.lock)
         self.events: BoundedLog[Event] = BoundedLog(limits["events"], self.lock)
         self.scalar_lanes: BoundedMap[int] = BoundedMap(self.names, self.lock)
         self.modules: BoundedMap[ModuleRecord] = BoundedMap(self.names, self.lock)
@@ -146,6 +149,7 @@ class Parts:
             "stats": self.stats.nbytes,
             "sketches": self.sketches.nbytes,
             "snapshots": self.snapshots.nbytes,
+            "channels": self.channels.nbytes,
             "scalars": self.scalars.nbytes,
             "events": self.events.nbytes,
             "ledger": self.ledger.nbytes,
@@ -160,11 +164,14 @@ class Parts:
         dropped["events_dropped"] = self.events.dropped + self.events.refused
         dropped["snapshots_dropped"] = self.snapshots.dropped
         dropped["snapshots_refused"] = self.snapshots.refused
+        dropped["channels_dropped"] = self.channels.dropped
+        dropped["channels_refused"] = self.channels.refused
         dropped["names_refused"] = sum(each.refused for each in catalogues)
         merged = {
             "stats": self.stats.merged_rows,
             "scalars": self.scalars.merged_rows,
             "sketches": self.sketches.merged,
+            "channels": self.channels.merged,
             "incidents": self.incidents.dropped,
             "evidence": self.incidents.without_evidence,
         }

@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from hookcore.errors import ArgumentError
 from hookcore.incidents import Incident
-from hookcore.records import GRADIENT_KINDS
+from hookcore.records import GRADIENT_KINDS, PROBE
 from hookcore.records.sketch import MAX_EXPONENT
 from hookcore.records.vocabulary import GRAD_SCALE
 from hookcore.store import checks
-from hookcore.store.answers import Heatmap, Histograms, Latest, Quantiles, Series, TapList
+from hookcore.store.answers import Channels, Heatmap, Histograms, Latest, Quantiles, Series, TapList
 from hookcore.store.contents import Contents, TapName
 from hookcore.store.distributions import MIN_BINS, histograms_of, quantiles_of
 from hookcore.store.heatmap import Cells, Columns, Streaks, columns_over
@@ -137,6 +137,20 @@ class Queries(Contents):
         number = self.find_tap(tap)[0]
         entries = self._parts.sketches.entries(first, last)
         return histograms_of(entries, number, columns, bins, lambda begin, end: self._bounds_of(number, begin, end))
+
+    def channels(
+        self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
+    ) -> Channels:
+        """Return the numbers of a probe in their order over time; in a cell, the largest value wins, or NaN."""
+        checks.require_at_least("columns", columns, 1)
+        checks.require_at_least("rows", rows, 1)
+        return self._parts.channels.read(self.find_tap(tap)[1], first, last, columns, rows)
+
+    def channel_taps(self, match: str | None = None) -> TapList:
+        """Return the taps whose numbers are kept in their order, of modules that match a pattern."""
+        kept = set(self._parts.channels.taps())
+        found = self.taps(match, PROBE)
+        return found.at([place for place, tap in enumerate(found.taps) if tap in kept])
 
     def quantiles(
         self, tap: TapName, qs: ArrayLike, first: int | None = None, last: int | None = None, points: int = 1000

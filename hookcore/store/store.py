@@ -142,7 +142,13 @@ class Store(Queries):
         self._parts.incidents.note_skipped(step)
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot with a copy of its values, and drop the oldest ones to make room."""
+        """Keep a snapshot with a copy of its values, and drop the oldest ones to make room.
+
+        That of a probe is a column of its channels, which are merged to make room.
+        """
+        if snapshot.tap.kind == PROBE:
+            self._parts.channels.add(snapshot)
+            return
         if snapshot.values.nbytes > self._parts.snapshots.max_bytes:
             self._tell("snapshot-refused", f"a snapshot of {snapshot.values.nbytes} bytes is above the store's limit")
         owned = replace(snapshot, values=np.array(snapshot.values))

@@ -57,6 +57,19 @@ class HistogramsTable(Tabular):
         return {name: getattr(self, name) for name in _HISTOGRAM_COLUMNS} | bins
 
 
+class ChannelsTable(Tabular):
+    """A table with a row for each channel, or group of channels."""
+
+    __slots__ = ()
+    channel: NDArray[np.int64]
+    first_step: NDArray[np.int64]
+    values: NDArray[Any]
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each row of the map, and a column for each span of steps, named by its first step."""
+        return {"channel": self.channel} | span_columns(self.first_step, self.values)
+
+
 def tap_columns(numbers: Sequence[int | None] | NDArray[np.int64], taps: Sequence[Any]) -> dict[str, Any]:
     """Return a column for each part of the taps."""
     texts = {name: [getattr(tap, name) for tap in taps] for name in ("module", "kind", "index")}

@@ -22,6 +22,7 @@ def watch(
     include: Pattern | Iterable[Pattern] | None = NOT_GIVEN,
     exclude: Pattern | Iterable[Pattern] | None = NOT_GIVEN,
     kinds: Kind | Iterable[Kind] = NOT_GIVEN,
+    channels: Pattern | Iterable[Pattern] | None = NOT_GIVEN,
     every: int = NOT_GIVEN,
     budget: float | None = NOT_GIVEN,
     memory: int | str = NOT_GIVEN,
@@ -52,6 +53,8 @@ def watch(
     exclude=(): The modules to leave out, among those that `include` matches.
     kinds=('output', 'output_grad', 'param_grad'): The tensors to capture for each module: activations, gradients,
         parameters, and parameter updates.
+    channels=(): The modules of which each output channel's root mean square and share of zeros are captured, in one
+        captured step of ten.
     every=1: Capture every n-th step.
     budget=0.05: The share of a step's time that watching may cost, as measured in the run.
     memory='512MB': The memory limit of the store.

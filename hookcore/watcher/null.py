@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -38,6 +39,13 @@ class NullWatcher:
     def flush(self, timeout_s: float = 0.0) -> bool:
         """Return True, because nothing waits."""
         return True
+
+    def probe(self, name: str, function: Callable[..., Any], **how: Any) -> None:
+        """Do nothing."""
+
+    def sharpness(self, model: Any, loss: Callable[..., Any]) -> Tensor:
+        """Return NaN, without calling the loss."""
+        return torch.tensor(float("nan"))
 
     def capsule(self) -> None:
         """Do nothing."""

@@ -27,6 +27,7 @@ from hookcore.delivery.failures import Ending, keep_interrupted, uncaught
 from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.hooks.compiled import guard_functions
 from hookcore.notify import Notifier
+from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
 from hookcore.recorder.probes import MAX_PROBES, probe_of
 from hookcore.records import Coverage, Event, Kind, Severity, Tap
@@ -73,6 +74,7 @@ class Watcher:
                 self._tee = TeeSink(self._delivery.sink, open_bridge, self._errors.record)
                 self._recorder.send_to(self._tee)
             self._recorder.watch(model)
+            self._recorder.check_patterns(settings.channels)
             self._recorder.attach()
             self._begin_delivery()
             self._recorder.shipper.report_escapes(self._delivery.run.name, self._delivery.run.script)
@@ -139,7 +141,7 @@ class Watcher:
     def probe(
         self,
         name: str,
-        function: Callable[[Tensor], Any],
+        function: Callable[[Tensor], Any] | type,
         *,
         include: Pattern | Iterable[Pattern] | None = None,
         kinds: Kind | Iterable[Kind] = "output",
@@ -149,12 +151,25 @@ class Watcher:
 
         It is called for tensors of these kinds ("output", "output_grad", "param", "param_grad") of the modules that
         `include` matches, in the first captured step of every `every` steps. Its results are taps of the kind "probe".
+        A class instead of a function gets an object for each tensor, which remembers a few steps (docs/probes.md).
         """
         self._check_open()
         probe = probe_of(name, function, include, kinds, every)
         self._recorder.check_patterns(probe.include)
         if not self._recorder.add_probe(probe):
             raise ArgumentError(f"a watcher takes at most {MAX_PROBES} probes: remove one")
+
+    def sharpness(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
+        """Log the curvature of a loss along its gradient as the scalar "sharpness", and return it.
+
+        `loss` gets a copy of the model, as in `watcher.sharpness(model, lambda copy: criterion(copy(x), y))`. Neither
+        training nor capture see that; `hookcore.probes.sharpness` says what it costs.
+        """
+        self._check_open()
+        with detached():
+            value = sharpness(model, loss)
+        self.log(sharpness=value)
+        return value
 
     def capsule(self) -> None:
         """Save the next step to a capsule, for `hookcore replay`. An event says where it is, or why not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from urllib.parse import quote
 
 from playwright.sync_api import expect
 
@@ -184,3 +185,37 @@ def test_hooks_of_the_module_or_their_absence_are_shown(visit: Open, paths: Path
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
         expect(tab.page.locator("#hooks-here")).to_contain_text("process-wide hooks run for every module")
+
+
+def test_channels_are_captured_on_request_and_shown_by_channel_and_step(visit: Open, paths: Paths, site: Site) -> None:
+    run = site.run("live")["id"]
+    module = "encoder.layers.1.linear1"
+    label = f"{module} probe [channel_rms]"
+    with visit() as tab:
+        tab.goto(paths("live")["layer"])
+        page = tab.page
+        card = page.locator("#channels")
+        card.scroll_into_view_if_needed()
+        expect(page.locator("#channel-code")).to_contain_text(f'channel_rms, include="{module}"')
+        expect(page.locator(".channelmap")).to_be_hidden()
+        page.get_by_role("button", name="Capture channels of this layer").click()
+        expect(page.locator("#channel-told")).to_have_text("Applied.", timeout=PATIENCE_MS)
+        expect(page.locator(".channelmap")).to_be_visible(timeout=PATIENCE_MS)
+        expect(page.locator("#channel-guide")).to_be_hidden()
+        expect(page.locator("#channel-caption")).to_contain_text("32 channels. Channel 0 is on top.")
+        page.get_by_label("Order").select_option("largest")
+        expect(page.locator("#channel-caption")).to_contain_text("largest value of the newest shown step is on top")
+        page.locator("#channel-probe").select_option(label)
+        assert "order=largest" in page.url
+        page.get_by_role("button", name="Stop capturing channels").click()
+        expect(page.get_by_role("button", name="Capture channels of this layer")).to_be_visible(timeout=PATIENCE_MS)
+        page.get_by_role("button", name="Pause", exact=True).click()
+        found = site.get(f"channels?run={run}&tap={quote(label)}")
+        newest = [row[-1] for row in found["values"]]
+        top = newest.index(max(newest))
+        page.locator(".channelmap").focus()
+        page.keyboard.press("ArrowUp")
+        expect(page.locator("#announcer")).to_contain_text(f"channel {top}\n")
+        page.get_by_role("button", name="Table: Channels").click()
+        expect(page.locator("#channels tbody tr")).to_have_count(32)
+        expect(page.locator("#channels tbody th").first).to_have_text(str(top))

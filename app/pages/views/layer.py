@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,7 @@ from .event_list import Line, event_lines, finding_lines
 SHOWN_STATS: Final = ("count", "mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nan", "inf", "ratio")
 MAX_LINES: Final = 30  # of events
 MAX_NEAR: Final = 8
+_SPECIAL: Final = re.compile(r"[\[*?]")  # in patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class LayerView:
     def name(self) -> str:
         """The path, or "(root)"."""
         return self.module.path or "(root)"
+
+    @property
+    def pattern(self) -> str:
+        """A pattern that matches this module alone."""
+        return _SPECIAL.sub(r"[\g<0>]", self.module.path) or "is:root"
 
     @property
     def kinds(self) -> tuple[str, ...]:

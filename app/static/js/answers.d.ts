@@ -6,6 +6,8 @@ export type Apart = { outcome: "NaN in both" | "different" | "no difference" | "
 export type Around = { name: string; steps: Array<number>; values: Array<Number> };
 export type Capsule = { id: string; step: number; reason: string; model: string; weights: string; time_s: Number; size: number; path: string; state: "explained" | "failed" | "running" | "saved"; failure: string; explanation: Explanation | null };
 export type Capsules = { run: string; total: number; capsules: Array<Capsule> };
+export type ChannelTaps = { run: string; taps: Array<Tap> };
+export type Channels = { run: string; tap: Tap; first_step: Array<number>; last_step: Array<number>; channel: Array<number>; channels: number; values: Array<Array<Number>> };
 export type ColorScale = { kind: "linear" | "log"; low: number; high: number };
 export type Command = { number: number; name: string; changes: Record<string, unknown> };
 export type ComparedLayer = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null; tap: Tap; numbers: [number, number]; first_step: Array<number>; last_step: Array<number>; difference: Array<Number> };
@@ -103,6 +105,7 @@ export type AnswerOf<P extends string> =
   P extends `snapshots/${string}` ? SnapshotValues :
   P extends `attention-rollout` ? Rollout :
   P extends `capsules` ? Capsules :
+  P extends `channels` ? Channels | ChannelTaps :
   P extends `compare` ? Comparison :
   P extends `coverage` ? CoverageList :
   P extends `events` ? Events :

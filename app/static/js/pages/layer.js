@@ -1,6 +1,7 @@
 // @ts-check
 /** The Layer page: everything about one module, live. */
 import { get, only } from "../api.js";
+import { ChannelView } from "../layer/channels.js";
 import { Charts } from "../layer/charts.js";
 import { startChoice } from "../layer/choice.js";
 import { Distributions } from "../layer/distributions.js";
@@ -10,7 +11,7 @@ import { distributionsOf, plansOf } from "../layer/plan.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 
-const page = open({ kind: "", index: "", call: "", phase: "", smooth: "0", y: "" });
+const page = open({ kind: "", index: "", call: "", phase: "", smooth: "0", y: "", channels: "", order: "" });
 const layer = document.getElementById("layer");
 
 if (layer) start(layer.dataset.module ?? "");
@@ -24,6 +25,7 @@ async function start(module) {
   let known = null;
   const charts = new Charts(page);
   const distributions = new Distributions(page, module);
+  const channels = new ChannelView(page, module);
   const parts = new Parts(page, "layer");
   const showPickers = startPickers(page, () => taps);
   const show = () => {
@@ -35,6 +37,7 @@ async function start(module) {
   const look = async () => {
     taps = await tapsOf(module);
     show();
+    channels.look();
   };
   addKeys(page);
   page.state.on("change", (names) => {

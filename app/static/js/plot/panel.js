@@ -112,8 +112,9 @@ export class Panel {
     const palette = colors();
     const known = figure.drawn.find(({ x }) => x.length);
     const words = known ? stepsAt(known, nearest(known, step)) : "";
-    const items = figure.lines.map((line, order) => {
+    const items = figure.lines.flatMap((line, order) => {
       const points = figure.drawn[order];
+      if (!points) return []; // new, and out of view: not drawn yet
       const place = nearest(points, step);
       // Lines may have been captured at different steps, such as those of two runs.
       const own = stepsAt(points, place);

@@ -1,20 +1,41 @@
-"""Functions for `watcher.probe`: `watcher.probe("rank", hookcore.probes.effective_rank, include="blocks.*")`.
+"""Functions of a tensor for `watcher.probe`.
 
 They change nothing, draw no random numbers, and return a number or a 1-D tensor. Where a tensor has channels, they are
-its second dimension if it has more than two (as in N, C, H, W), else its last.
+its second dimension if it has more than three (as in N, C, H, W), else its last (as in N, T, C).
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
 
-__all__ = ["attention_entropy", "channel_rms", "dead_channels", "effective_rank", "saturation"]
-
 MAX_ROWS: Final = 512  # of the matrix whose rank is computed
-MAX_CHANNELS: Final = 1024
+MAX_CHANNELS: Final = 4096  # as many numbers as a probe may return
+
+
+class PerChannel:
+    """A function with one number for each channel; of more than 4,096 channels, the largest one of each group."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return the numbers."""
+        values = self._function(_by_channel(tensor))
+        group = -(-len(values) // MAX_CHANNELS) or 1
+        if group == 1:
+            return values
+        padded = torch.nn.functional.pad(values, (0, -len(values) % group), value=-torch.inf)
+        return padded.reshape(-1, group).amax(dim=1)
+
+    def channels(self, tensor: Tensor) -> int:
+        """Return the number of channels."""
+        return len(_by_channel(tensor))
 
 
 def effective_rank(tensor: Tensor) -> Tensor:
@@ -46,14 +67,16 @@ def dead_channels(tensor: Tensor) -> Tensor:
     return (_by_channel(tensor) == 0).all(dim=1).float().mean()
 
 
-def channel_rms(tensor: Tensor) -> Tensor:
-    """Return the root mean square of each channel; of more than 1,024, the largest one of each group."""
-    sizes = _by_channel(tensor).float().pow(2).mean(dim=1).sqrt()
-    if len(sizes) <= MAX_CHANNELS:
-        return sizes
-    group = -(-len(sizes) // MAX_CHANNELS)
-    padded = torch.nn.functional.pad(sizes, (0, -len(sizes) % group))
-    return padded.reshape(-1, group).amax(dim=1)
+@PerChannel
+def channel_rms(channels: Tensor) -> Tensor:
+    """Return the root mean square of each channel of a tensor."""
+    return channels.float().pow(2).mean(dim=1).sqrt()
+
+
+@PerChannel
+def channel_zeros(channels: Tensor) -> Tensor:
+    """Return the share of each channel's values that are zero: 1 for a dead channel."""
+    return (channels == 0).float().mean(dim=1)
 
 
 def attention_entropy(weights: Tensor) -> Tensor:
@@ -79,5 +102,5 @@ def _vectors(tensor: Tensor) -> Tensor:
 
 def _by_channel(tensor: Tensor) -> Tensor:
     """Return one row for each channel."""
-    place = 1 if tensor.dim() > 2 else -1
+    place = 1 if tensor.dim() > 3 else -1
     return tensor.movedim(place, 0).flatten(1) if tensor.dim() > 1 else tensor.reshape(-1, 1)

@@ -1,0 +1,150 @@
+// @ts-check
+/** The channels of a module: what probes with several numbers computed, or how to get that. */
+import { get, patternOf } from "../api.js";
+import { Card } from "../card.js";
+import { makeBar, paintBar, swatch } from "../colorbar.js";
+import { copyText } from "../copy.js";
+import { byId, h } from "../dom.js";
+import { number } from "../format.js";
+import { Refresh } from "../live/refresh.js";
+import { prefs } from "../prefs.js";
+import { onTheme } from "../theme.js";
+import { toast } from "../toast.js";
+import { ChannelMap } from "./channelmap.js";
+import { captionOf, channelsOf, tableOf } from "./channelshape.js";
+import { startSwitch } from "./channelswitch.js";
+import { shortOf } from "./plan.js";
+
+const MIN_MS = 2000;
+const [COLUMNS, ROWS] = [240, 256];
+const [FULL_COLUMNS, FULL_ROWS] = [500, 4096];
+
+/** @typedef {import("../answers.js").Tap} Tap */
+
+export class ChannelView {
+  /** @type {Tap[]} */
+  #taps = [];
+
+  /** @param {import("../page.js").Page} page @param {string} module */
+  constructor(page, module) {
+    this.page = page;
+    this.module = module;
+    this.card = byId("channels");
+    this.picker = /** @type {HTMLSelectElement} */ (byId("channel-probe"));
+    this.words = byId("channel-words");
+    this.caption = byId("channel-caption");
+    this.guide = byId("channel-guide");
+    const place = byId("channel-plot");
+    this.map = new ChannelMap(page, place);
+    this.map.canvas.hidden = true;
+    this.bar = makeBar("dark: small values; bright: large values");
+    this.low = h("span");
+    this.high = h("span");
+    byId("channel-legend").append(
+      h("span", { class: "scale" }, this.low, this.bar, this.high),
+      swatch("nan", "NaN"),
+      swatch("inf", "infinite"),
+      swatch("missing", "not captured"),
+    );
+    this.tools = new Card(page, this.card, {
+      title: "Channels",
+      table: () => (this.map.shape ? tableOf(this.map.shape, this.map.order) : { columns: ["channel"], rows: [] }),
+      png: () => this.map.image(),
+      query: () => this.#query(FULL_COLUMNS, FULL_ROWS),
+    });
+    page.schedule.watch(place);
+    const ready = () => page.follow.span !== null && page.schedule.isSeen(place);
+    this.refresh = new Refresh((signal) => this.#load(signal), { min: MIN_MS, ready });
+    place.addEventListener("seen", () => this.refresh.soon());
+    page.follow.on("change", () => this.refresh.now());
+    page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
+    this.picker.addEventListener("change", () => page.state.set({ channels: this.picker.value }));
+    for (const name of ["channels", "order", "y"]) page.state.on(name, () => this.refresh.now());
+    const paint = () => this.#paintLegend();
+    prefs.on("colors", paint);
+    onTheme(paint);
+    void startSwitch(page, module)();
+    byId("copy-probe").addEventListener("click", () => void this.#copy());
+  }
+
+  /** Looks again which probes there are. */
+  look() {
+    this.refresh.now();
+  }
+
+  /** The probe that is looked at. @returns {Tap | undefined} */
+  get tap() {
+    const wanted = this.page.state.get("channels");
+    return this.#taps.find((tap) => tap.label === wanted) ?? this.#taps[0];
+  }
+
+  /** @param {number} columns @param {number} rows @returns {any} */
+  #query(columns, rows) {
+    const { span } = this.page.follow;
+    const bounds = span ? { from: span[0], to: span[1] } : {};
+    return this.tap ? { path: "channels", query: { tap: this.tap.label, ...bounds, columns, rows } } : [];
+  }
+
+  /** @param {AbortSignal} signal */
+  async #load(signal) {
+    try {
+      const listed = await get("channels", { run: this.page.run, match: patternOf(this.module) }, signal);
+      if ("taps" in listed) this.#list(listed.taps);
+      if (!this.tap) return;
+      const { path, query } = this.#query(COLUMNS, ROWS);
+      const said = await get(path, { run: this.page.run, ...query }, signal);
+      if ("values" in /** @type {any} */ (said)) this.#show(/** @type {any} */ (said));
+    } catch (error) {
+      signal.throwIfAborted();
+      this.words.hidden = false;
+      this.words.textContent = /** @type {Error} */ (error).message;
+      throw error;
+    }
+  }
+
+  /** @param {Tap[]} taps */
+  #list(taps) {
+    this.#taps = taps;
+    this.guide.hidden = taps.length > 0;
+    byId("channel-tools").hidden = !taps.length;
+    const labels = taps.map((tap) => tap.label);
+    if ([...this.picker.options].map((option) => option.value).join("\n") !== labels.join("\n"))
+      this.picker.replaceChildren(...taps.map((tap) => h("option", { value: tap.label }, nameOf(tap))));
+    this.picker.value = this.tap?.label ?? "";
+  }
+
+  /** @param {import("../answers.js").Channels} said */
+  #show(said) {
+    const shape = channelsOf(said);
+    const [sort, kind] = [this.page.state.get("order"), this.page.state.get("y")];
+    const nothing = !shape.columns;
+    this.words.hidden = !nothing;
+    this.words.textContent = nothing ? "No channels were captured in these steps." : "";
+    this.map.canvas.hidden = nothing;
+    byId("channel-legend").hidden = nothing;
+    this.caption.textContent = nothing ? "" : captionOf(shape, sort);
+    const { span, paused, step } = this.page.follow;
+    this.map.show(shape, { sort, kind, span, step: paused ? step : null });
+    this.#paintLegend();
+    this.tools.refresh();
+  }
+
+  #paintLegend() {
+    const { scale } = this.map;
+    if (!scale) return;
+    this.low.textContent = number(scale.low);
+    this.high.textContent = number(scale.high);
+    paintBar(this.bar, prefs.get("colors"));
+  }
+
+  async #copy() {
+    const code = byId("channel-code").textContent ?? "";
+    if (await copyText(code)) toast("Copied the lines");
+    else toast(`Your browser blocked copying. The lines are: ${code}`, { kind: "error" });
+  }
+}
+
+/** @param {Tap} tap */
+function nameOf(tap) {
+  return `${shortOf(tap)}${tap.call ? ` call ${tap.call}` : ""}`;
+}

@@ -1,0 +1,148 @@
+// @ts-check
+/** The numbers of a probe by channel and step: their order, their colors, and what they are in words. Pure. */
+import { numberOf } from "../api.js";
+import { count, number } from "../format.js";
+import { columnAt, endsOf } from "../hist/shape.js";
+import { percentiles, Scale } from "../scale.js";
+
+/** @typedef {import("../colors.js").Palette} Palette */
+/**
+ * @typedef {object} Channels
+ * @property {number} rows
+ * @property {number} columns
+ * @property {number} channels more than `rows` if a row stands for several
+ * @property {number} group channels of a row
+ * @property {Float64Array} channel the first one of each row
+ * @property {Float64Array} first steps of the columns
+ * @property {Float64Array} last
+ * @property {Float64Array} ends where the next column begins
+ * @property {Float64Array} values row by row
+ */
+
+/** @param {import("../answers.js").Channels} said @returns {Channels} */
+export function channelsOf(said) {
+  const [first, last, channel] = [said.first_step, said.last_step, said.channel].map((each) => Float64Array.from(each));
+  const [rows, columns] = [channel.length, first.length];
+  const values = new Float64Array(rows * columns);
+  for (const [place, row] of said.values.entries()) values.set(Float64Array.from(row, numberOf), place * columns);
+  const group = rows > 1 ? channel[1] - channel[0] : Math.max(1, said.channels);
+  const ends = endsOf(/** @type {any} */ ({ first, last, columns }));
+  return { rows, columns, channels: said.channels, group, channel, first, last, ends, values };
+}
+
+/** The column of a step, or else the newest one. @param {Channels} shape @param {number | null} step */
+export function columnOf(shape, step) {
+  const found = step === null ? -1 : columnAt(/** @type {any} */ (shape), shape.ends, step);
+  return found < 0 ? shape.columns - 1 : found;
+}
+
+/**
+ * The rows from top to bottom: by channel, or by the values of a column; then NaN is on top.
+ * @param {Channels} shape
+ * @param {string} sort "" by channel, "largest", "smallest"
+ * @param {number} column
+ * @returns {Uint32Array}
+ */
+export function orderOf(shape, sort, column) {
+  const order = Uint32Array.from({ length: shape.rows }, (_, row) => row);
+  if (!sort || column < 0) return order;
+  const sign = sort === "smallest" ? 1 : -1;
+  const key = (/** @type {number} */ row) => {
+    const value = shape.values[row * shape.columns + column];
+    return Number.isNaN(value) ? -Infinity : sign * value;
+  };
+  return order.sort((a, b) => {
+    const [left, right] = [key(a), key(b)];
+    return left < right ? -1 : left > right ? 1 : a - b;
+  });
+}
+
+const WIDE = 20; // times: then the colors follow the logarithm
+
+/** The scale of the colors. @param {ArrayLike<number>} values @param {string} kind "" is automatic */
+export function scaleOf(values, kind) {
+  const [low, high] = percentiles(values, "log");
+  const negative = Array.prototype.some.call(values, (value) => value < 0);
+  const chosen = /** @type {import("../scale.js").Kind} */ (
+    kind || (!negative && high / low > WIDE ? "log" : "linear")
+  );
+  return new Scale(chosen, ...percentiles(values, chosen));
+}
+
+/** NaN, or else the larger one. @param {number} a @param {number} b */
+function larger(a, b) {
+  return Number.isNaN(a) || Number.isNaN(b) ? NaN : Math.max(a, b);
+}
+
+/**
+ * Fills pixels. Where rows or columns share a pixel, the largest value wins, or NaN.
+ * @param {Uint32Array} pixels @param {number} width @param {number} height
+ * @param {Channels} shape @param {Uint32Array} order @param {[number, number]} span first and last step
+ * @param {Scale} scale @param {Palette} palette
+ */
+export function paintChannels(pixels, width, height, shape, order, span, scale, palette) {
+  pixels.fill(palette.missing);
+  const cells = new Float64Array(width * height).fill(-Infinity);
+  const seen = new Uint8Array(width);
+  const across = width / (span[1] - span[0] + 1);
+  for (let column = 0; column < shape.columns; column += 1) {
+    const left = Math.max(0, Math.floor((shape.first[column] - span[0]) * across));
+    const right = Math.min(width, Math.max(left + 1, Math.floor((shape.ends[column] - span[0]) * across)));
+    for (let place = 0; place < shape.rows && right > left; place += 1) {
+      const top = Math.floor((place * height) / shape.rows);
+      const bottom = Math.max(top + 1, Math.floor(((place + 1) * height) / shape.rows));
+      const value = shape.values[order[place] * shape.columns + column];
+      for (let y = top; y < bottom; y += 1)
+        for (let x = left; x < right; x += 1) cells[y * width + x] = larger(cells[y * width + x], value);
+    }
+    seen.fill(1, left, Math.max(left, right));
+  }
+  for (let y = 0; y < height; y += 1)
+    for (let x = 0; x < width; x += 1)
+      if (seen[x]) pixels[y * width + x] = colorOf(cells[y * width + x], (x + y) % 4 === 0, scale, palette);
+}
+
+/** @param {number} value @param {boolean} hatched @param {Scale} scale @param {Palette} palette */
+function colorOf(value, hatched, scale, palette) {
+  if (Number.isNaN(value)) return hatched ? palette.nanHatch : palette.nan;
+  if (!Number.isFinite(value)) return hatched ? palette.infHatch : palette.inf;
+  return palette.table[Math.round(scale.place(value) * (palette.table.length - 1))];
+}
+
+/** `channel 17`, or `channels 16 to 23`. @param {Channels} shape @param {number} row */
+export function nameOf(shape, row) {
+  const first = shape.channel[row];
+  const last = Math.min(shape.channels, first + shape.group) - 1;
+  return first === last ? `channel ${count(first)}` : `channels ${count(first)} to ${count(last)}`;
+}
+
+/** What is at a place. @param {Channels} shape @param {Uint32Array} order @param {{step: number, place: number}} at */
+export function say(shape, order, { step, place }) {
+  const row = order[place];
+  const column = columnAt(/** @type {any} */ (shape), shape.ends, step);
+  if (column < 0) return `${nameOf(shape, row)}\nstep ${count(step)}: not captured`;
+  const [first, last] = [shape.first[column], shape.last[column]];
+  const merged = first !== last || shape.group > 1;
+  const steps = first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`;
+  const value = shape.values[row * shape.columns + column];
+  return `${nameOf(shape, row)}\n${steps}\n${merged ? "largest: " : ""}${number(value)}`;
+}
+
+/** What the rows are. @param {Channels} shape @param {string} sort */
+export function captionOf(shape, sort) {
+  const rows =
+    shape.group > 1
+      ? `${count(shape.channels)} channels in ${count(shape.rows)} rows: each row shows the largest value of ${count(shape.group)} neighboring channels, or NaN.`
+      : `${count(shape.channels)} ${shape.channels === 1 ? "channel" : "channels"}.`;
+  return sort ? `${rows} The ${sort} value of the newest shown step is on top.` : `${rows} Channel 0 is on top.`;
+}
+
+/** A row for each channel, in the order of the picture; a column for each span of steps. @param {Channels} shape @param {Uint32Array} order */
+export function tableOf(shape, order) {
+  const columns = Array.from(shape.first, (first) => `step ${count(first)}`);
+  const rows = Array.from(order, (row) => [
+    nameOf(shape, row).replace(/^channels? /, ""),
+    ...shape.values.subarray(row * shape.columns, (row + 1) * shape.columns),
+  ]);
+  return { columns: ["channel", ...columns], rows: rows.reverse() }; // a card shows the last row first
+}

@@ -1,0 +1,41 @@
+// @ts-check
+/** The button that turns the capture of a module's channels on and off while the training runs. */
+import { get, patternOf, send } from "../api.js";
+import { byId } from "../dom.js";
+import { applied } from "../hooks/applied.js";
+
+/** @param {import("../page.js").Page} page @param {string} module @returns {() => Promise<void>} looks at the setting */
+export function startSwitch(page, module) {
+  const [place, button, told] = [byId("channel-switch"), byId("capture-channels"), byId("channel-told")];
+  const pattern = patternOf(module);
+  const run = /** @type {string} */ (page.run);
+  const chosen = async () => {
+    const { settings, state } = await get("settings", { run });
+    place.hidden = state !== "live" || !page.mayChange || !("channels" in settings);
+    return /** @type {string[]} */ (settings.channels ?? []);
+  };
+  const look = async () => {
+    const on = (await chosen()).includes(pattern);
+    button.textContent = on ? "Stop capturing channels" : "Capture channels of this layer";
+  };
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      const before = await chosen();
+      const channels = before.includes(pattern) ? before.filter((each) => each !== pattern) : [...before, pattern];
+      const { next } = await get("events", { run, limit: 1 });
+      const { number } = await send("PATCH", "settings", { channels }, { run });
+      told.textContent = "Waiting for the next step \u2026";
+      await applied(run, number, next, (why) => {
+        told.textContent = why;
+      });
+      told.textContent = "Applied.";
+      await look();
+    } catch (error) {
+      told.textContent = /** @type {Error} */ (error).message;
+    } finally {
+      button.disabled = false;
+    }
+  });
+  return look;
+}

@@ -1,0 +1,76 @@
+"""The numbers of probes in their order: held until their step ends, and sent by the recorder's thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hookcore.observe.copies import Copy, take_copy
+from hookcore.observe.plain import unseen
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.snapshot_copies import Emit
+from hookcore.records import Snapshot, Tap
+
+MAX_WAITING: Final = 4096  # columns
+
+
+@dataclass(slots=True, eq=False)
+class ChannelColumns:
+    """The columns of one watcher. Of several micro-batches, the largest value of each channel is kept, or NaN."""
+
+    _errors: ErrorLog
+    _emit: Emit
+    dropped: int = 0
+    _held: dict[Tap, tuple[int, int, Tensor]] = field(default_factory=dict)  # of this step: step, channels, values
+    _waiting: deque[tuple[Tap, int, float, Copy]] = field(default_factory=deque)
+
+    def note(self, tap: Tap, step: int, channels: int, values: Tensor) -> None:
+        """Hold the numbers of a call."""
+        _, before, held = self._held.get(tap, (step, -1, values))
+        if before == channels and held.shape == values.shape and held.device == values.device:
+            with unseen():
+                values = torch.maximum(held, values)
+        self._held[tap] = step, channels, values
+
+    def end_step(self) -> None:
+        """Begin to copy what was held. Waits for no device."""
+        held, self._held = self._held, {}
+        for tap, (step, channels, values) in held.items():
+            if len(self._waiting) >= MAX_WAITING:
+                self._note_drop()
+                continue
+            try:
+                copy = take_copy(values, (channels,))
+            except Exception as error:
+                self._errors.record("channels of a probe", error)
+            else:
+                if isinstance(copy, Copy):
+                    self._waiting.append((tap, step, time.time(), copy))
+
+    def _note_drop(self) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            why = f"{MAX_WAITING:,} results of probes wait for the recorder's thread"
+            self._emit("channels-dropped", f"{why}: the channels of some steps are missing", "warning", "")
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether columns wait to be sent."""
+        return bool(self._waiting)
+
+    def ship(self, send: Callable[[Snapshot], None]) -> None:
+        """Send the columns. Called on the recorder's thread."""
+        while self._waiting:
+            tap, step, time_s, copy = self._waiting[0]
+            try:
+                send(Snapshot(tap, step, time_s, copy.dtype, copy.shape, copy.finish(), copy.truncated))
+            except Exception as error:
+                self._errors.record("channels of a probe", error)
+            finally:
+                self._waiting.popleft()

@@ -1,0 +1,164 @@
+"""Probes of backward passes: objects that see a model's gradients before and after each pass of a step."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from torch import Tensor
+
+from hookcore.observe.generators import generators_kept
+from hookcore.observe.plain import unseen
+from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.results import values_of
+from hookcore.recorder.roots import Root
+from hookcore.recorder.snapshot_copies import Emit
+from hookcore.recorder.statistics import Statistics
+from hookcore.records import PROBE, Tap
+
+MAX_TOLD: Final = 16  # reasons that are told of one probe
+
+
+class PassProbe(Protocol):
+    """The objects of a class that looks at passes: one for each model, as long as the probe exists."""
+
+    def begin_pass(self, parameters: list[Tensor]) -> None:
+        """Look at the gradients before a pass."""
+
+    def end_pass(self, parameters: list[Tensor]) -> None:
+        """Look at the gradients after a pass."""
+
+    def end_step(self) -> Any:
+        """Return numbers, or a sentence that says why they are unknown."""
+
+
+@dataclass(slots=True, eq=False)
+class Passes:
+    """The objects of one probe, by model."""
+
+    make: Callable[[], PassProbe]
+    _objects: weakref.WeakKeyDictionary[Root, PassProbe] = field(default_factory=weakref.WeakKeyDictionary)
+    _running: list[int] = field(default_factory=list)  # the threads of the passes that run; the outermost first
+    _seen: bool = False  # whether a pass was seen in this step
+    _tangled: bool = False  # whether passes ran in several threads at once
+    told: set[str] = field(default_factory=set)
+
+    def begin_step(self) -> None:
+        """Forget an unfinished step."""
+        if self._seen:
+            self.finish()
+
+    def begin_pass(self, plans: PlanTable, paths: frozenset[str]) -> None:
+        """Show the gradients before a pass. A pass inside another one, as of a checkpoint, is a part of it."""
+        self._running.append(threading.get_ident())
+        self._tangled |= len(set(self._running)) > 1
+        if len(self._running) == 1:
+            self._seen = True
+            self._show(plans, paths, "begin_pass")
+
+    def end_pass(self, plans: PlanTable, paths: frozenset[str]) -> None:
+        """Show the gradients after a pass."""
+        if not self._running:  # it began before the step in which the probe is due
+            return
+        self._running.pop()
+        if not self._running:
+            self._show(plans, paths, "end_pass")
+
+    def _show(self, plans: PlanTable, paths: frozenset[str], method: str) -> None:
+        with unseen(), generators_kept():
+            for root, parameters in _parameters(plans, paths).items():
+                if root not in self._objects:
+                    self._objects[root] = self.make()
+                getattr(self._objects[root], method)(parameters)
+
+    def finish(self) -> list[tuple[Root, Any]]:
+        """End the step: return what each object found, or why it doesn't know."""
+        tangled, self._tangled, self._seen, self._running = self._tangled, False, False, []
+        found = []
+        with unseen(), generators_kept():
+            for root, each in list(self._objects.items()):
+                result = each.end_step()
+                found.append((root, "backward passes ran in several threads at once" if tangled else result))
+        return found
+
+
+class Looking(Protocol):
+    """A probe that looks at passes."""
+
+    name: str
+    paths: frozenset[str]
+    passes: Passes | None
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it failed too often."""
+
+    def count_fault(self, error: Exception) -> str:
+        """Count an exception. Return what to say of it."""
+
+
+@dataclass(slots=True, eq=False)
+class PassProbes:
+    """The probes of a watcher that look at the backward passes of the running step."""
+
+    _plans: PlanTable
+    _statistics: Statistics
+    _emit: Emit
+    due: tuple[Looking, ...] = ()
+
+    def begin(self) -> None:
+        """Let them see the gradients before a backward pass."""
+        self._each(lambda probe, passes: passes.begin_pass(self._plans, probe.paths))
+
+    def end(self) -> None:
+        """Let them see the gradients after a backward pass."""
+        self._each(lambda probe, passes: passes.end_pass(self._plans, probe.paths))
+
+    def end_step(self) -> None:
+        """Add what they found to the rows of the models."""
+        self._each(self._finish)
+
+    def _each(self, call: Callable[[Any, Passes], None]) -> None:
+        for probe in self.due:
+            if probe.passes is None or probe.is_off:
+                continue
+            try:
+                call(probe, probe.passes)
+            except Exception as error:
+                if message := probe.count_fault(error):
+                    self._emit("probe-failed", message, "warning", "")
+
+    def _finish(self, probe: Looking, passes: Passes) -> None:
+        for root, result in passes.finish():
+            plan = _plan_of(self._plans, root)
+            if plan is not None and isinstance(result, str):
+                self._note_unknown(probe, passes, result, plan.path)
+            elif plan is not None:
+                slot = self._statistics.table.add(Tap(plan.path, PROBE, probe.name))
+                if slot >= 0:
+                    self._statistics.add(plan, values_of(result), slot)
+
+    def _note_unknown(self, probe: Looking, passes: Passes, why: str, path: str) -> None:
+        if why not in passes.told and len(passes.told) < MAX_TOLD:
+            passes.told.add(why)
+            self._emit("probe-unknown", f"the probe {probe.name!r} has no result: {why}", "info", path)
+
+
+def _parameters(plans: PlanTable, paths: frozenset[str]) -> dict[Root, list[Tensor]]:
+    """Return the trained parameters of the modules at these paths, each once, by model."""
+    found: dict[Root, dict[int, Tensor]] = {}
+    for plan in plans.live():
+        module = plan.ref() if plan.path in paths else None
+        for tensor in list(module._parameters.values()) if module is not None else ():
+            if tensor is not None and tensor.requires_grad:
+                found.setdefault(plan.root, {})[id(tensor)] = tensor
+    return {root: list(tensors.values()) for root, tensors in found.items()}
+
+
+def _plan_of(plans: PlanTable, root: Root) -> Plan | None:
+    """Return the plan of a model's outermost module."""
+    module = root.ref()
+    return next((plan for plan in plans.live() if plan.root is root and plan.ref() is module), None)
