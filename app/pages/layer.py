@@ -15,6 +15,7 @@ from ..runs import Run
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, first_row_of_page
 from .views.event_list import SIGNS
+from .views.feeds import feeds_of
 from .views.layer import SHOWN_STATS, LayerView, hooks_of, layer_of, lines_of, near, values_of
 from .views.span import step_in
 from .views.words import KIND_WORDS, STAT_WORDS
@@ -67,8 +68,10 @@ class LayerPage(RunPage):
         return self.layer
 
     def part_facts(self) -> dict[str, Any]:
-        """Return the module's shapes."""
-        return {"shapes": self.shown.module.shapes}
+        """Return the module's shapes, and its neighbors in the data flow."""
+        path = self.shown.module.path
+        feeds = feeds_of(self.run.store, path) if path else None
+        return {"shapes": self.shown.module.shapes, "feeds": feeds}
 
     def part_values(self) -> dict[str, Any]:
         """Return the newest values."""

@@ -53,6 +53,20 @@ def test_the_keys_move_to_the_neighbors_and_keep_the_view(visit: Open, paths: Pa
         expect(page.locator(".children")).to_contain_text("linear1")
 
 
+def test_what_feeds_a_layer_and_what_it_feeds_are_one_click_away(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["layer"] + "&kind=output")
+        page = tab.page
+        expect(page.locator("#feeds")).to_contain_text("encoder.layers.1.dropout")
+        page.locator("#fed-by").get_by_role("link", name="encoder.layers.1.norm1", exact=True).click()
+        expect(page.locator("h1")).to_contain_text("encoder.layers.1.norm1")
+        assert "kind=output" in page.url
+        expect(page.locator("#feeds")).to_contain_text("encoder.layers.1.linear1")
+        page.goto(page.url.replace("encoder.layers.1.norm1", "encoder.layers.1"))
+        expect(page.locator("#fed-by a")).to_have_count(1)
+        expect(page.locator("#fed-by")).to_contain_text("encoder.layers.0.norm2")
+
+
 def test_the_root_has_its_own_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layers"] + "?module=")
