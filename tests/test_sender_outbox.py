@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hookcore.delivery.http import outbox as outbox_module
 from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
 from hookcore.records import ModuleRecord, Tap
+from hookcore.records.flow import Flow, FlowCall
 from hookcore.wire import Answer, Batch, DeliveryCounters, FrameItem, decode_batch, encode, frame_item, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
@@ -336,6 +339,37 @@ def test_a_description_is_sent_when_it_changes_or_was_forgotten(outbox: Outbox) 
     assert outbox.next_parcel().description is None
     outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=-1))
     assert outbox.next_parcel().description == changed
+
+
+def _flows(parcel: Parcel) -> dict[int, Flow]:
+    return {each.record.step: each.record.flow for each in parcel.entries if getattr(each.record, "flow", None)}
+
+
+def test_a_flow_that_was_dropped_or_forgotten_comes_with_the_next_frame(outbox: Outbox) -> None:
+    calls = (FlowCall("a"), FlowCall("b", fed_by=(0,)))
+    outbox.put(replace(a_frame(0, (Tap("a", "output"),)), flow=Flow(0, calls)))
+    for step in range(1, 8):
+        outbox.put(a_frame(step))
+    parcel = outbox.next_parcel()
+    assert _flows(parcel) == {6: Flow(6, calls)}  # frame 0 was dropped when frame 5 came
+    outbox.on_answer(parcel, Answer(acknowledged=7, taps=1, described=-1))
+    outbox.put(a_frame(8))
+    parcel = outbox.next_parcel()
+    assert not _flows(parcel)
+    outbox.on_answer(parcel, Answer(acknowledged=7, taps=0, described=-1))  # the receiver was restarted
+    outbox.put(a_frame(9))
+    outbox.put(a_frame(10))
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=7, taps=1, described=-1))
+    assert _flows(outbox.next_parcel()) == {9: Flow(9, calls)}
+
+
+def test_a_flow_that_the_server_refuses_is_not_sent_with_every_frame(outbox: Outbox) -> None:
+    outbox.put(replace(a_frame(0, (Tap("a", "output"),)), flow=Flow(0, (FlowCall("a"),))))
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=1, described=-1))
+    for _ in range(4):
+        outbox.refused(outbox.next_parcel(), "refused")
+    outbox.put(a_frame(1))
+    assert not _flows(outbox.next_parcel())
 
 
 def test_a_long_name_is_not_a_new_description_each_time(outbox: Outbox) -> None:

@@ -117,6 +117,8 @@ class Parts:
     def put_flow(self, flow: Flow) -> None:
         """Keep which call fed which from a step on, up to the limit."""
         with self.lock:
+            if self.flows and self.flows[-1].calls == flow.calls:  # a trainer says it again if it may have been lost
+                return
             if not self.names.take(flow.nbytes):
                 self.dropped["flows_refused"] += 1
                 return

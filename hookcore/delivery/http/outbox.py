@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Final, Literal
 
 from hookcore.delivery.http.fitting import fitted
 from hookcore.delivery.http.parcels import STRIKES, CurrentDescription, Entry, Parcel, size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records.flow import Flow
 from hookcore.wire import Answer, DeliveryCounters, EndItem
 
 MAX_BYTES: Final = 64 * 2**20
@@ -51,6 +53,8 @@ class Outbox:
         self._taps: list[Tap] = []
         self._known_taps = 0  # by the receiver
         self._description = CurrentDescription()
+        self._flow: Flow | None = None  # the newest one
+        self._flow_lost = False  # by a dropped frame, or with the receiver's memory
         self._careful = False  # something was refused, so parts are sent one by one to find it
         self._step = 0
         self._closed = False
@@ -64,6 +68,7 @@ class Outbox:
         with self.changed:
             if isinstance(record, Frame):
                 self._taps.extend(map(fitted, record.new_taps))
+                record = self._with_flow(record)
             self._step = max(self._step, record.step)
             entry = Entry(self._produced, record, size_of(record), len(self._taps))
             self._produced += 1
@@ -77,6 +82,17 @@ class Outbox:
                 self._make_room()
             self._tell()
 
+    def _with_flow(self, frame: Frame) -> Frame:
+        """Return a frame with the newest flow if the receiver lost it."""
+        if frame.flow is not None:
+            self._flow = frame.flow
+        elif self._flow is not None and self._flow_lost:
+            frame = replace(frame, flow=replace(self._flow, step=frame.step))
+        else:
+            return frame
+        self._flow_lost = False
+        return frame
+
     def _make_room(self) -> None:
         while self._waiting and (
             self._bytes > self._max_bytes or len(self._waiting) + len(self._flying) > self._max_items
@@ -86,6 +102,8 @@ class Outbox:
     def _drop(self, entry: Entry, reason: Reason) -> None:
         self._bytes -= entry.size
         self._dropped[reason] += 1
+        if reason == "queue-full" and isinstance(entry.record, Frame) and entry.record.flow is not None:
+            self._flow_lost = True
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
@@ -195,6 +213,7 @@ class Outbox:
         with self.changed:
             before = (self._known_taps, self._description.received)
             self._known_taps = max(0, min(answer.taps, len(self._taps)))
+            self._flow_lost |= self._known_taps < before[0]
             self._description.received = min(answer.described, self._description.version)
             if parcel.end is not None and answer.acknowledged >= parcel.end.number:
                 self._end = None
