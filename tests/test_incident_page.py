@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from hookcore.incidents import Evidence, Incident, Link, Logged
-from hookcore.records import STATS, Tap
+from hookcore.records import STATS, Kind, Tap
+from hookcore.records.flow import Flow, FlowCall
 from hookcore_app.pages.views.incident import default_stat, view_of
+from hookcore_app.pages.views.incident_graph import graph_of
 from tests.api_world import World, fill, open_run
 
 TAPS = (Tap("b", "output"), Tap("b", "output_grad"), Tap("a", "output"), Tap("c", "output"))
@@ -121,7 +123,7 @@ def test_the_page_shows_the_incident_and_an_unknown_one_says_what_to_do() -> Non
         assert re.search(r'<h1 id="about-title">.*NaN or infinity.*layers\.1', page.text, re.DOTALL)
         assert "The output of layers.1" in page.text
         assert re.search(r"<dd>output <span class=.mono.>past.1</span>, call 2</dd>", page.text)
-        for part in ("about", "cause", "tensors", "chain"):
+        for part in ("about", "cause", "graph", "tensors", "chain"):
             alone = client.get(f"/runs/run-1/incident?id=nonfinite-9&part={part}").text
             assert f'data-part="{part}"' in alone
             assert alone.count("data-part=") == 1
@@ -142,3 +144,58 @@ def test_an_incident_of_the_loss_blames_no_tensor() -> None:
     assert view.is_of_loss
     assert [(row.place, row.since) for row in view.rows][:2] == [("the model", None), ("same module", None)]
     assert [row.name for row in view.logged] == ["loss"]
+
+
+def _flow(*fed_by: tuple[int, ...], step: int = 0) -> Flow:
+    calls = (FlowCall(f"m{place}", fed_by=sources) for place, sources in enumerate(fed_by))
+    return Flow(step, tuple(calls))
+
+
+# m0 -> m1 -> m2 -> m3, and m1 -> m3 around m2; m4 is apart
+FLOW = _flow((), (0,), (1,), (1, 2), ())
+
+
+def _in_flow(kind: Kind = "output", culprit: int = 2, chain: tuple[tuple[int, int], ...] = ((3, 11),)) -> Incident:
+    links = tuple(Link(place, Tap(f"m{place}", kind), step) for place, step in chain)
+    return replace(_incident(), culprit=Link(culprit, Tap(f"m{culprit}", kind), 11), chain=links, taps=len(links))
+
+
+def _states(incident: Incident, *flows: Flow, captured: tuple[int, ...] = (0, 1, 2, 3, 4)) -> dict[str, str]:
+    taps = [Tap(f"m{place}", incident.culprit.tap.kind) for place in captured]
+    graph = graph_of(incident, flows, taps)
+    return {} if graph is None else {node.path: node.state for node in graph.nodes}
+
+
+def test_the_graph_shows_what_feeds_the_culprit_and_what_followed() -> None:
+    expected = {"m0": "fine", "m1": "fine", "m2": "culprit", "m3": "same"}
+    assert _states(_in_flow(), FLOW) == expected
+    assert _states(_in_flow(chain=((3, 14),)), FLOW) == {**expected, "m3": "later"}
+    assert _states(_in_flow("param_grad"), FLOW) == expected
+    graph = graph_of(_in_flow(), (FLOW,), ())
+    assert graph is not None
+    assert [node.path for node in sorted(graph.nodes, key=lambda node: node.x)] == ["m0", "m1", "m2", "m3"]
+    assert len(graph.edges) == 4
+
+
+def test_what_was_not_captured_or_is_not_kept_is_unknown_in_the_graph() -> None:
+    assert _states(_in_flow(), FLOW, captured=(0, 2, 3))["m1"] == "unknown"
+    assert _states(replace(_in_flow(), taps=9), FLOW)["m0"] == "unknown"
+
+
+def test_the_graph_is_that_of_the_structure_in_the_first_step() -> None:
+    later = _flow((), (0,), (0,), (2,), step=20)
+    assert "m1" in _states(_in_flow(), FLOW, later)
+    assert "m1" not in _states(replace(_in_flow(), first_step=25), FLOW, later)
+
+
+def test_there_is_no_graph_without_a_flow_or_around_a_module_that_is_alone() -> None:
+    assert graph_of(_in_flow(), (), ()) is None
+    assert graph_of(_in_flow(culprit=4, chain=()), (FLOW,), ()) is None
+    assert graph_of(replace(_in_flow(), culprit=Link(9, Tap("other", "output"), 11)), (FLOW,), ()) is None
+
+
+def test_of_many_modules_only_some_are_drawn_and_the_others_are_counted() -> None:
+    wide = _flow((), *((0,) for _ in range(12)))
+    graph = graph_of(_in_flow(culprit=0, chain=()), (wide,), ())
+    assert graph is not None
+    assert (len(graph.nodes), graph.left_out) == (6, 7)

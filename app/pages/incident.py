@@ -13,8 +13,10 @@ from hookcore.incidents import Incident
 from hookcore.patterns import literal
 from hookcore.records import Tap
 
+from .frame import address_of
 from .page import RunPage
 from .views.incident import SHOWN, IncidentView, default_stat, view_of
+from .views.incident_graph import graph_of
 from .views.overview import layer_address
 from .views.saved_steps import capsule_of, capsules_of, source_of
 from .views.words import STAT_WORDS
@@ -74,6 +76,12 @@ class IncidentPage(RunPage):
     def part_tensors(self) -> dict[str, Any]:
         """Return nothing more: the tensors around the first step."""
         return {}
+
+    def part_graph(self) -> dict[str, Any]:
+        """Return the modules around the culprit."""
+        store, view = self.run.store, self.view
+        graph = None if view.is_of_loss else graph_of(self.incident, store.flows(), store.taps().taps)
+        return {"graph": graph, "module_of": lambda path: address_of(self.run, "layer", module=path)}
 
     def part_chain(self) -> dict[str, Any]:
         """Return nothing more: what followed."""

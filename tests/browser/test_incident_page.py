@@ -21,6 +21,8 @@ def test_an_incident_is_reached_from_its_finding_and_shows_its_evidence(visit: O
         expect(tab.page.locator("h1")).to_contain_text("NaN or infinity in encoder.layers.1")
         expect(tab.page.locator("#tensors tr.culprit").first).to_contain_text("culprit")
         expect(tab.page.locator("#chain li").first).to_be_visible()
+        expect(tab.page.locator("#graph rect.culprit")).to_be_visible()
+        assert tab.page.locator("#graph .edge").count() >= 1
         expect(tab.page.locator("#chart .main-svg").first).to_be_attached(timeout=PATIENCE_MS)
         expect(tab.page.locator("#chart .plot-legend")).to_contain_text("step 40")
         expect(tab.page.locator(".advice")).to_contain_text("What to try")
@@ -32,6 +34,7 @@ def test_another_stat_changes_chart_table_and_address(visit: Open, paths: Paths)
         tab.goto(paths("bad")["incident"])
         tab.page.locator("select[name=stat]").select_option("norm")
         tab.page.wait_for_url(re.compile("stat=norm"))
+        tab.page.locator("#tensors").scroll_into_view_if_needed()  # what is out of sight waits
         expect(tab.page.locator("#tensors thead >> nth=0")).to_contain_text("norm, step 39")
         tab.page.reload()
         expect(tab.page.locator("select[name=stat]")).to_have_value("norm")
