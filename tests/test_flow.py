@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
@@ -473,6 +474,31 @@ def test_the_training_is_the_same_to_the_bit(attach: str) -> None:
         return digest(model.state_dict()), digest(random_state())
 
     assert train(True) == train(False)
+
+
+def test_a_mode_of_the_user_sees_no_operator_of_ours() -> None:
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    def operators(watched: bool) -> list[str]:
+        model = nn.Sequential(nn.Linear(4, 4), Residual(), nn.Linear(4, 1))
+        watcher = watch(model) if watched else None
+        with Seen() as seen:
+            model(batch()).sum().backward()
+        if watcher is not None:
+            watcher.step()
+            watcher.close()
+            assert watcher.store is not None
+            assert watcher.store.flows()
+        return seen.names
+
+    assert operators(True) == operators(False)
 
 
 def test_nothing_outlives_the_step() -> None:

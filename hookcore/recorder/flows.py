@@ -45,6 +45,7 @@ class Flows:
         self._taught = -1  # the newest step that taught something
         self._patterns: set[bytes] = set()  # the tensors of calls in frames that were seen
         self._about_calls = np.empty(0, bool)  # by number of the tap
+        self._taps_seen = 0
 
     @property
     def is_learning(self) -> bool:
@@ -90,13 +91,13 @@ class Flows:
         """Notice that other modules ran than before. Called on the recorder's thread."""
         if self._tries >= MAX_TRIES:
             return
-        known = len(self._about_calls)
-        if len(self._table.taps) > known:
-            taps, numbers = self._table.taps[:], self._table.numbers[:]
+        if len(self._table.numbers) > self._taps_seen:
+            numbers, taps = self._table.numbers[:], self._table.taps[:]  # each tap is there before its number
+            self._taps_seen = len(numbers)
             shown = [tap.kind in _ABOUT_CALLS for tap, number in zip(taps, numbers, strict=False) if number >= 0]
             self._about_calls = np.array(shown, bool)
-        taps_of_calls = frame.taps[self._about_calls[frame.taps]]
-        pattern = np.sort(taps_of_calls).tobytes()
+        known = frame.taps[frame.taps < len(self._about_calls)]
+        pattern = np.sort(known[self._about_calls[known]]).tobytes()
         if not pattern or pattern in self._patterns:
             return
         if len(self._patterns) < MAX_PATTERNS:
