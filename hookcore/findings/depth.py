@@ -41,13 +41,13 @@ class Stack:
         """Return by how many decades the first layers are below the last ones, in each column."""
         quarter = max(1, self.levels.shape[1] // 4)
         with np.errstate(invalid="ignore"):
-            ends = (_medians(part) for part in (self.levels[:, -quarter:], self.levels[:, :quarter]))
+            ends = (medians(part) for part in (self.levels[:, -quarter:], self.levels[:, :quarter]))
             last, first = ends
             return np.asarray(last - first, np.float64)
 
     def trend(self) -> float:
         """Return how steadily the recent levels rise with depth: the rank correlation, -1 to 1."""
-        now = _medians(self.levels[-RECENT:].T)
+        now = medians(self.levels[-RECENT:].T)
         known = now[np.isfinite(now)]
         if len(known) < 2 or known.min() == known.max():
             return 0.0
@@ -93,7 +93,7 @@ def _levels_of(readings: Readings, places: NDArray[np.intp]) -> Levels:
 
 def _judge(readings: Readings, stack: Stack) -> Finding | None:
     fall, trend = stack.fall(), stack.trend()
-    now = _medians(fall[None, -RECENT:])[0]
+    now = medians(fall[None, -RECENT:])[0]
     is_gradient = stack.kind != "output"
     rule: RuleName = "vanishing" if (now > 0) == is_gradient else "exploding"
     limits = limits_of(readings.store, rule)
@@ -108,7 +108,7 @@ def _judge(readings: Readings, stack: Stack) -> Finding | None:
 
 
 def _finding(readings: Readings, stack: Stack, rule: RuleName, fall: float, begun: int) -> Finding:
-    now = _medians(stack.levels[-RECENT:].T)
+    now = medians(stack.levels[-RECENT:].T)
     layers = len(stack.places)
     far = 0 if stack.kind != "output" else layers - 1  # the gradient fades toward the first layer
     near = layers - 1 - far
@@ -137,7 +137,7 @@ def _size(level: float) -> str:
     return "zero" if level <= _FLOOR else f"{10.0**level:.1g}"
 
 
-def _medians(values: Levels) -> Levels:
+def medians(values: Levels) -> Levels:
     """Return the median of the known values in each row; NaN if there are none."""
     ordered = np.sort(values, axis=1)
     known = (~np.isnan(ordered)).sum(axis=1)

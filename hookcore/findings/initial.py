@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.findings.depth import medians
 from hookcore.findings.finding import RECENT, RULES, SPARK, Finding, limits_of
 from hookcore.findings.loss import Losses
 from hookcore.findings.readings import Readings
@@ -14,8 +15,6 @@ from hookcore.records import Severity
 from hookcore.store import Store, TapList
 
 RULE: Final = "poor-weight-initialization"
-_STILL: Final = 2  # layers in a row that show that it is still so: a bias that learns hides the last ones
-_LEAST: Final = 4  # recent columns with a value
 
 Levels = NDArray[np.float64]
 
@@ -34,27 +33,21 @@ def find_scale(readings: Readings) -> list[Finding]:
     limits = limits_of(readings.store, RULE)
     if len(layers) <= limits["in_a_row"]:
         return []
-    recent = readings.logs[layers, -RECENT:]
-    run = _run_of(_medians(recent, _LEAST), _STILL, limits["factor"])
-    if run is None:
+    # A bias that learns soon hides the last layers, so one layer that is still far off is enough now.
+    far = np.log10(limits["factor"])
+    gains = np.diff(medians(readings.logs[layers, -RECENT:].astype(np.float64)))
+    if not (np.abs(gains) >= far).any():
         return []  # most looks end here
     start = readings.steps.first or 0
+    first = readings.store.rows(readings.taps.numbers[layers], readings.stat, start, start).high
     with np.errstate(divide="ignore"):
-        first = np.log10(readings.store.rows(readings.taps.numbers[layers], readings.stat, start, start).high)
-    begun = _run_of(_medians(np.where(np.isinf(first), np.nan, first).T, 1), limits["in_a_row"], limits["factor"])
-    if begun is None or (begun[2] > 0) != (run[2] > 0):
+        begun = _run_of(medians(np.log10(np.where(first > 0, first, np.nan)).T), limits["in_a_row"], limits["factor"])
+    if begun is None:
         return []
-    return [_scale_finding(readings, layers, *begun)]
-
-
-def _medians(values: NDArray[np.floating], least: int) -> Levels:
-    """Return the median of each row's known values; NaN if there are fewer than `least`."""
-    found = np.full(len(values), np.nan)
-    for place, row in enumerate(values):
-        known = row[~np.isnan(row)]
-        if len(known) >= least:
-            found[place] = np.median(known)
-    return found
+    begin, end, decades = begun
+    if not (np.sign(decades) * gains[begin:end] >= far).any():
+        return []
+    return [_scale_finding(readings, layers, begin, end, decades)]
 
 
 def _run_of(levels: Levels, least: float, factor: float) -> tuple[int, int, float] | None:

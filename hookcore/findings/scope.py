@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import numpy as np
+
 from hookcore.findings.finding import MIN_PAST, RECENT, Finding, RuleName, limits_of
 from hookcore.findings.readings import Readings, window_first
 from hookcore.findings.zeros import zeros_of
@@ -87,7 +89,9 @@ def _growth(taps: TapList, sizes: Readings) -> Unjudged | None:
 
 
 def _dead(store: Store, outputs: TapList) -> Unjudged | None:
-    places = zeros_of(store, outputs, "dead").unknown
+    zeros = zeros_of(store, outputs, "dead")
+    known = {outputs.taps[place].module for place in zeros.judged.tolist()}  # in training, perhaps not in evaluation
+    places = np.array([place for place in zeros.unknown.tolist() if outputs.taps[place].module not in known], np.intp)
     if not len(places):
         return None
     limits = limits_of(store, "dead")
