@@ -33,7 +33,8 @@ from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.passes import PassProbes
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.plans import Plan, PlanTable
-from hookcore.recorder.probes import Probe, Probes
+from hookcore.recorder.probe import Probe
+from hookcore.recorder.probes import Probes
 from hookcore.recorder.problems import Problems
 from hookcore.recorder.scalars import scalar_of
 from hookcore.recorder.scales import LossScale

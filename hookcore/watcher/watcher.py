@@ -29,7 +29,8 @@ from hookcore.hooks.compiled import guard_functions
 from hookcore.notify import Notifier
 from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
-from hookcore.recorder.probes import MAX_PROBES, probe_of
+from hookcore.recorder.probe import probe_of
+from hookcore.recorder.probes import MAX_PROBES
 from hookcore.records import Coverage, Event, Kind, Severity, Tap
 from hookcore.store import Store
 from hookcore.watcher.callbacks import At, Callback, Callbacks, WatcherReport

@@ -105,7 +105,8 @@ export class ChannelView {
   /** @param {Tap[]} taps */
   #list(taps) {
     this.#taps = taps;
-    this.guide.hidden = taps.length > 0;
+    this.guide.hidden = byId("channel-none").hidden = taps.length > 0;
+    this.card.classList.toggle("without", !taps.length);
     byId("channel-tools").hidden = !taps.length;
     const labels = taps.map((tap) => tap.label);
     if ([...this.picker.options].map((option) => option.value).join("\n") !== labels.join("\n"))
