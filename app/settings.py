@@ -62,6 +62,9 @@ class ServerSettings:
         "addresses in the form of the library apprise, such as slack://A/B/C, that get a message about each incident; "
         "they are secrets, which the variable keeps out of process lists",
     )
+    rules: str = _setting(
+        "", "Python file with rules of your own, which this server runs over all runs that it receives"
+    )
     dashboard: bool = _setting(False, "run as this user's dashboard, which saves each run where its trainer says")
 
     @property
@@ -98,7 +101,11 @@ def _read(name: str, raw: Any, default: Any) -> Any:
             return _WORDS[raw.lower()]
         if name == "keep" and str(raw).lower() in ("", "none", AUTO):
             return AUTO if str(raw).lower() == AUTO else ""
-        return str(Path(raw).expanduser()) if name in ("keep", "certfile", "keyfile") and raw else type(default)(raw)
+        return (
+            str(Path(raw).expanduser())
+            if name in ("keep", "certfile", "keyfile", "rules") and raw
+            else type(default)(raw)
+        )
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         detail = str(error) if name in _SIZES else ""
         raise ArgumentError(f"{name}={raw!r} is invalid: use {_expected(name, default)}. {detail}".strip()) from None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TraceError,
         WireError,
     )
+    from hookcore.ownrules import Problem, rule
     from hookcore.reading import Client
     from hookcore.tracing import trace
     from hookcore.watcher import Watcher, detached, watch
@@ -36,6 +37,7 @@ __all__ = [
     "HookError",
     "HookcoreError",
     "PatternError",
+    "Problem",
     "ServerError",
     "StopTraining",
     "TraceError",
@@ -45,6 +47,7 @@ __all__ = [
     "detached",
     "hooks",
     "probes",
+    "rule",
     "trace",
     "watch",
 ]
@@ -56,12 +59,14 @@ _HOME = {
     "HookError": "hookcore.errors",
     "HookcoreError": "hookcore.errors",
     "PatternError": "hookcore.errors",
+    "Problem": "hookcore.ownrules",
     "ServerError": "hookcore.errors",
     "StopTraining": "hookcore.errors",
     "TraceError": "hookcore.errors",
     "Watcher": "hookcore.watcher",
     "WireError": "hookcore.errors",
     "detached": "hookcore.watcher",
+    "rule": "hookcore.ownrules",
     "trace": "hookcore.tracing",
     "watch": "hookcore.watcher",
 }

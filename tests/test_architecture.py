@@ -60,8 +60,10 @@ ROOMS: dict[str, set[str]] = {
         "recorder",
         "capsules",
         "probes",
+        "ownrules",
     },
     "probes": {"errors", "observe"},
+    "ownrules": {"errors", "records"},
     "tracing": {"internals", "errors", "config", "patterns", "observe", "hooks", "recorder"},
     "capsules": {
         "internals",
@@ -77,7 +79,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "frameworks": {"config", "watcher"},
     "commands": {"errors", "records", "config", "dashboard", "reading", "observe", "watcher"},
-    "__init__": {"errors", "reading", "hooks", "watcher", "tracing"},
+    "__init__": {"errors", "reading", "ownrules", "hooks", "watcher", "tracing"},
 }
 WITHOUT_TORCH = {
     "errors",
@@ -94,6 +96,7 @@ WITHOUT_TORCH = {
     "archive",
     "answers",
     "reading",
+    "ownrules",
     "commands.run",
     "__init__",
 }
@@ -330,6 +333,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "HookError",
         "HookcoreError",
         "PatternError",
+        "Problem",
         "ServerError",
         "StopTraining",
         "TraceError",
@@ -339,6 +343,7 @@ def test_the_public_names_are_exactly_these() -> None:
         "detached",
         "hooks",
         "probes",
+        "rule",
         "trace",
         "watch",
     ]

@@ -76,7 +76,7 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "capsule_size": 1_000_000_000,
         "bridge": None,
         "notify": (),
-        "rules": {"thresholds": {}},
+        "rules": {"thresholds": {}, "functions": ()},
         "name": "train",
     }
 

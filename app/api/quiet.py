@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Response
 from hookcore import answers
 from hookcore.errors import ArgumentError
 from hookcore.findings import RULES
+from hookcore.records.vocabulary import OWN_RULE
 
 from ..formats import StrictJson
 from ..runs.muting import add_mute, mutes_of, remove_mute
@@ -36,7 +37,7 @@ def acknowledge(runs: GivenRuns, seen: Acknowledgement) -> Response:
 
 def _require_key(key: str) -> None:
     name, _, rest = key.partition(":")
-    if not rest or name not in (*RULES, "event"):
+    if not rest or (name not in (*RULES, "event") and not name.startswith(OWN_RULE)):
         raise ArgumentError(f"key={key[:200]!r} belongs to no finding or event: give a key from /findings or /events")
 
 

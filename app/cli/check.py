@@ -26,7 +26,7 @@ EXAMPLES: Final = """
   hookcore check runs/x.hookcore --format junit    for CI
 """
 NEVER: Final = "never"
-TROUBLES: Final = ("rule-failed", "damaged")  # events after which incidents may be missing
+TROUBLES: Final = ("rule-failed", "own-rule-off", "damaged")  # events after which incidents may be missing
 BROKEN: Final = frozenset({"crashed", "lost"})  # states of a run that count as errors
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -221,7 +221,7 @@ def _facts(run: Run) -> dict[str, str]:
     modules = run.store.modules()
     facts = {"script": info.script, "host": info.host, "modules": len(modules), "parameters": _parameters(modules)}
     facts |= {"steps": run.store.steps().count} | cast("dict[str, Any]", plain(info.versions))
-    facts |= cast("dict[str, Any]", plain(info.settings)) | run.store.labels()
+    facts |= cast("dict[str, Any]", plain(info.settings)) | run.labels
     return {
         name: text_of_setting(value)
         for name, value in facts.items()

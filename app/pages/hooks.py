@@ -74,7 +74,8 @@ class HooksPage(RunPage):
 
     def part_rules(self) -> dict[str, Any]:
         """Return the rules with their thresholds."""
-        return {"run_rules": rules_of(self.run).rules, "changed_rules": self.run.rules}
+        rules = rules_of(self.run)
+        return {"run_rules": rules.rules, "own_rules": rules.own, "changed_rules": self.run.rules}
 
     def part_figures(self) -> dict[str, Any]:
         """Return the coverage, the cost, and the errors."""

@@ -141,7 +141,7 @@ class OverviewPage(RunPage):
             "tiles": tiles_of(run, figures, self.span.last if self.span is not None else None),
             "progress": progress_of(run),
             "stop": stop_of(run),
-            "labels": run.store.labels(),
+            "labels": run.labels,
             "empty": why_empty(run, figures),
         }
 

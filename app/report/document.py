@@ -147,7 +147,7 @@ def _about(run: Run) -> dict[str, str]:
         "notes": run.notes,
     }
     return {name: _cut(str(value)) for name, value in told.items() if value not in ("", None)} | {
-        name: _cut(text) for name, text in sorted(run.store.labels().items())[:20]
+        name: _cut(text) for name, text in sorted(run.labels.items())[:20]
     }
 
 
@@ -171,5 +171,5 @@ def _time(seconds: float) -> str:
 
 
 def _spark(values: tuple[float, ...]) -> Markup:
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # a trainer may send any number
         return line_of(np.log10(np.array(values, np.float64)), 96, 24) if values else Markup("")

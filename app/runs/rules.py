@@ -4,16 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from hookcore import answers
 from hookcore.answers import Number
 from hookcore.findings import FOLLOWED, RULES, THRESHOLDS, Rule
+from hookcore.records.vocabulary import OWN_RULE_LABEL
 
 from .run import Run
 
 
+class OwnReport(msgspec.Struct):
+    """What the process that runs a rule of the user tells about it."""
+
+    where: str
+    off: str
+    calls: int
+    faults: int
+    mean_ms: float
+    worst_ms: float
+
+
 def rules_of(run: Run) -> answers.RunRules:
     """Return the rules of a run."""
-    return answers.RunRules(run.id, tuple(_rule_of(run, rule) for rule in RULES.values()))
+    own = tuple(each for name, text in run.store.labels().items() if (each := _own_of(name, text)) is not None)
+    return answers.RunRules(run.id, tuple(_rule_of(run, rule) for rule in RULES.values()), own)
+
+
+def _own_of(name: str, text: str) -> answers.OwnRule | None:
+    """Return a rule of the user, as its last report describes it; None for another label."""
+    if not name.startswith(OWN_RULE_LABEL):
+        return None
+    try:
+        report = msgspec.json.decode(text, type=OwnReport)
+    except msgspec.MsgspecError:
+        return None
+    times = Number(report.mean_ms), Number(report.worst_ms)
+    about = report.where, report.off, report.calls, report.faults
+    return answers.OwnRule(name.removeprefix(OWN_RULE_LABEL), *about, *times)
 
 
 def _rule_of(run: Run, rule: Rule) -> answers.RunRule:

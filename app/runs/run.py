@@ -14,8 +14,10 @@ from typing import Any, Final, Literal, Protocol
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
 from hookcore.findings import Choices, Finding, FindingsCache, changed, read_choices
+from hookcore.ownrules import OwnRules
 from hookcore.reading import Mute, Quiet, StoreReader
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
+from hookcore.records.vocabulary import OWN_RULE_LABEL
 from hookcore.store import Store
 from hookcore.wire import (
     Answer,
@@ -92,6 +94,7 @@ class Run:
     findings: FindingsCache = field(init=False)
     quiet: Quiet = field(default_factory=Quiet)  # acknowledgements and mutes
     rule_changes: list[tuple[int, Choices]] = field(default_factory=list)  # of thresholds, by the step before them
+    own: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
     edits: int = 0  # of name, notes, acknowledgements, and mutes
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _newest_command: int = -1  # the highest number of a command, of this server or an earlier one
@@ -111,6 +114,11 @@ class Run:
     def reader(self) -> StoreReader:
         """A reader of its values."""
         return StoreReader(self.store, self.id, self.quiet)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Facts about the training that its trainer told, without the counters of rules."""
+        return {name: text for name, text in self.store.labels().items() if not name.startswith(OWN_RULE_LABEL)}
 
     @property
     def is_paused(self) -> bool:
@@ -314,6 +322,8 @@ class Run:
         elif isinstance(record, Snapshot):
             self.store.add_snapshot(record)
         else:
+            if self.own:  # before it is stored, so that what they find is saved with the run
+                record = self.own.examine(record, self.store.taps().taps)
             self.store.append(record)
         if self.on_record is not None:
             self.on_record(record, number)

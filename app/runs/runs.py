@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hookcore.findings import chosen_in, follow, started_with
+from hookcore.ownrules import OwnRules, rules_in
 from hookcore.records import Command, Event
 from hookcore.store import Store
 from hookcore.wire import MAX_TEXT, RunInfo
@@ -38,6 +39,7 @@ class Runs:
         self.settings = settings
         self.changes = Changes()
         self.disk: Disk | None = None
+        self._own_rules = rules_in(settings.rules) if settings.rules else ()
         self._clock = clock
         self._lock = threading.Lock()
         self._loading = threading.Lock()  # one run at a time is loaded from disk
@@ -115,6 +117,7 @@ class Runs:
             store.add_event(Event(0, time.time(), "rules-ignored", ignored, "warning"))
         run = Run(info, store, self._numbers, Changes(), self._clock, self.settings.lost_after_s)
         run.rule_changes = changes
+        run.own = OwnRules(self._own_rules, "server")
         run.seen_at = self._clock()
         run.name = info.name[:MAX_TEXT] or info.id
         return run

@@ -97,11 +97,24 @@ class RunRule(Answer, frozen=True):
     thresholds: tuple[Threshold, ...]
 
 
+class OwnRule(Answer, frozen=True):
+    """A rule of the user in one run."""
+
+    name: str
+    where: Annotated[str, Meta(description="trainer or server: where it runs")]
+    off: Annotated[str, Meta(description="why it was switched off; empty if it runs")]
+    calls: Annotated[int, Meta(description="frames that it looked at, as of the newest report")]
+    faults: Annotated[int, Meta(description="calls that raised an exception")]
+    mean_ms: Annotated[Number, Meta(description="time per frame")]
+    worst_ms: Number
+
+
 class RunRules(Answer, frozen=True):
     """The rules of one run. Can be iterated over."""
 
     run: str
     rules: tuple[RunRule, ...]
+    own: Annotated[tuple[OwnRule, ...], Meta(description="rules of the user")] = ()
 
     def __iter__(self) -> Iterator[RunRule]:
         return iter(self.rules)

@@ -21,6 +21,7 @@ from hookcore.archive.tables import events_of, flows_of, frames_of, snapshots_of
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
+from hookcore.records.vocabulary import OWN_RULE
 from hookcore.store import Store
 from hookcore.store.schemas import SKIPPED_STEP
 from hookcore.wire import RunInfo
@@ -236,7 +237,12 @@ def load_into(store: Store, archive: Archive) -> None:
     labels = archive.labels
     # While the run was live, an incident was known to be skipped before it made room for later ones.
     skipped = deque(sorted(event.step for event in archive.events() if event.name == SKIPPED_STEP))
+    own = deque(
+        sorted((each for each in archive.events() if each.name.startswith(OWN_RULE)), key=lambda each: each.step)
+    )
     for frame in archive.frames():
+        while own and own[0].step <= frame.step:
+            store.hear(own.popleft())
         while skipped and skipped[0] < frame.step:
             store.note_skipped(skipped.popleft())
         try:

@@ -5,7 +5,7 @@
 
 from hookcore.config.environment import rank, token_of
 from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, addresses_of, bytes_of, did_you_mean, nearest
-from hookcore.config.rules import GivenRules, RulesGiven
+from hookcore.config.rules import GivenRules, OwnRule, RulesGiven
 from hookcore.config.settings import NOT_GIVEN, Settings, WatchSettings
 from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled, Setting
 
@@ -19,6 +19,7 @@ __all__ = [
     "Capsule",
     "Compiled",
     "GivenRules",
+    "OwnRule",
     "Pattern",
     "RulesGiven",
     "Setting",

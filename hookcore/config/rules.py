@@ -1,12 +1,13 @@
-"""The setting `rules`: thresholds of rules, and rules that are off."""
+"""The setting `rules`: thresholds of rules, rules that are off, and functions that are rules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-RulesGiven = Mapping[str, Mapping[str, float] | bool | None] | None
+OwnRule = Callable[..., Any]
+RulesGiven = Mapping[str, Mapping[str, float] | bool | None] | OwnRule | Iterable[Any] | None
 
 _EXAMPLE: Final = " Write, for example, {'loss-spike': {'factor': 20}, 'dead-relu': False}."
 _WORDS: Final = {"off": False, "on": True}
@@ -14,21 +15,28 @@ _WORDS: Final = {"off": False, "on": True}
 
 @dataclass(frozen=True, slots=True)
 class GivenRules:
-    """What was given: thresholds or False by rule, whose names the rules check."""
+    """What was given: thresholds or False by rule, whose names the rules check, and functions."""
 
     thresholds: Mapping[str, Any] = field(default_factory=dict)
+    functions: tuple[OwnRule, ...] = ()
 
 
 def read_rules(given: object) -> GivenRules:
-    """Read a mapping, or None."""
-    if given is not None and not isinstance(given, Mapping):
-        raise ValueError(_EXAMPLE)
+    """Read a mapping, a function, or several of them."""
+    items: list[object] = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     thresholds: dict[str, Any] = {}
-    for name, what in (given or {}).items():
-        if not isinstance(name, str) or not (what is None or isinstance(what, bool | Mapping)):
+    functions: list[OwnRule] = []
+    for item in items:
+        if isinstance(item, Mapping):
+            for name, what in item.items():
+                if not isinstance(name, str) or not (what is None or isinstance(what, bool | Mapping)):
+                    raise ValueError(_EXAMPLE)
+                thresholds[name] = dict(what) if isinstance(what, Mapping) else what
+        elif callable(item) and not isinstance(item, type):
+            functions.append(item)
+        else:
             raise ValueError(_EXAMPLE)
-        thresholds[name] = dict(what) if isinstance(what, Mapping) else what
-    return GivenRules(thresholds)
+    return GivenRules(thresholds, tuple(functions))
 
 
 def rules_of_text(text: str) -> object:

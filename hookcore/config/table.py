@@ -259,9 +259,10 @@ SETTINGS: Final = (
     Setting(
         "rules",
         None,
-        "thresholds by rule, or None",
+        "thresholds by rule, a function, a list of these, or None",
         "[Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}`, in which False "
-        "switches a rule off. In a variable: `loss-spike.factor=20,dead-relu=off`.",
+        "switches a rule off; and functions that are rules of your own. In a variable: "
+        "`loss-spike.factor=20,dead-relu=off`.",
         read_rules,
         rules_of_text,
     ),

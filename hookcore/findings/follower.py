@@ -13,10 +13,11 @@ import numpy as np
 from hookcore.findings.choices import Changes, Choices, words_of
 from hookcore.findings.finding import Finding
 from hookcore.findings.gate import Gate
+from hookcore.findings.loss import last_output
 from hookcore.findings.ranking import RuleInputs, findings_of
 from hookcore.incidents import NONFINITE, Found
-from hookcore.records import STAT_COLUMN, Event, Frame
-from hookcore.records.vocabulary import ENDED, is_loss
+from hookcore.records import SEVERITIES, STAT_COLUMN, Event, Frame, Severity
+from hookcore.records.vocabulary import ENDED, OWN_OVER, OWN_RULE, OWN_RULE_EVENTS, is_loss
 from hookcore.store import Store
 
 # Looking at 2,000 tensors takes as long as adding five frames. When to look depends on the frames alone, so that a run
@@ -26,6 +27,7 @@ YOUNG: Final = frozenset({8, 16, 32, 64, 128, 256, 512})
 RULES_CHANGED: Final = "rules-changed"
 AGAIN: Final = 48  # frames after a further look to see what became of it
 PER_LOOK: Final = 512  # frames to wait for each further look
+MAX_OWN: Final = 200  # problems that rules of the user find at the same time
 MAX_LOSSES: Final = 1000  # whose levels are known
 MAX_LOOKS: Final = 8  # further looks in quick succession
 _SPIKE_COLUMNS: Final = 6  # after a spike that show whether it was one; the rule calls longer growth by another name
@@ -62,6 +64,8 @@ class Follower:
         self._losses: tuple[str, ...] = ()
         self._levels: dict[str, _Level] = {}  # of losses
         self._frames = 0
+        self._own: dict[tuple[str, str], Found] = {}  # what rules of the user find now, by rule and module
+        self._has_own = False
         self._looks = float(MAX_LOOKS)  # that are left
         self._wanted = False
         self._again = -1  # the frame at which to look again
@@ -75,6 +79,7 @@ class Follower:
         self._change_before(frame.step)
         self._frames += 1
         self._looks = min(float(MAX_LOOKS), self._looks + 1 / PER_LOOK)
+        self._follow_own(frame)
         if self._notice(frame):
             self._wanted, self._again = True, self._frames + AGAIN
         self._wanted |= self._frames == self._again
@@ -118,6 +123,35 @@ class Follower:
         if finding.rule == "spike":
             return self._spikes_told < finding.since_step <= ripe
         return finding.rule != NONFINITE and finding.severity != "info"
+
+    def _follow_own(self, frame: Frame) -> None:
+        """Follow what rules of the user found; they look at every frame."""
+        for event in frame.events:
+            self.hear(event)
+        if self._has_own and self._store.taps_known:
+            self._store.judge(list(self._own.values()), own=True)
+
+    def hear(self, event: Event) -> None:
+        """Take what a rule of the user found, or no longer finds."""
+        if not event.name.startswith(OWN_RULE) or event.name in OWN_RULE_EVENTS:
+            return
+        self._has_own = True
+        key = event.name.removesuffix(OWN_OVER), event.module
+        if event.name.endswith(OWN_OVER):
+            self._own.pop(key, None)
+        elif key in self._own or len(self._own) < MAX_OWN:
+            self._own[key] = self._own_found(key[0], event)
+
+    def _own_found(self, rule: str, event: Event) -> Found:
+        taps = self._store.taps()
+        of_module = [place for place, tap in enumerate(taps.taps) if tap.module == event.module and event.module]
+        place = min(of_module, key=lambda each: taps.taps[each].kind != "output", default=last_output(taps))
+        number, at = int(taps.numbers[place]), f" in {event.module}"
+        said, _, text = event.message.partition(": ")
+        severity: Severity = next((each for each in SEVERITIES if each == said), "warning")
+        message = text.rstrip(".") + (f",{at}" if event.module and at not in text else "")
+        nan = float("nan")
+        return Found(rule, severity, number, nan, nan, event.step, None, message, ((number, event.step),))
 
     def _notice(self, frame: Frame) -> bool:
         numbers, sizes = frame.taps, frame.stats[:, _RMS]

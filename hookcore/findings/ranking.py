@@ -108,4 +108,10 @@ def _urgency(finding: Finding) -> tuple[bool, int, int, int, int]:
     """Order findings: non-finite values first, even if over; then the newest, then what the model computes first."""
     leads = finding.rule == "nonfinite" and finding.severity != "info"
     severity = SEVERITIES.index(finding.severity)
-    return not leads, severity, _RULES.index(finding.rule), -finding.since_step, finding.number
+    return (
+        not leads,
+        severity,
+        _RULES.index(finding.rule) if finding.rule in _RULES else len(_RULES),
+        -finding.since_step,
+        finding.number,
+    )

@@ -167,12 +167,12 @@ class Incidents:
         self.without_evidence += 1
         return None
 
-    def judge(self, step: int, found: Sequence[Found]) -> None:
-        """Follow what the rules found when they looked at the steps up to this one."""
+    def judge(self, step: int, found: Sequence[Found], own: bool = False) -> None:
+        """Follow what the rules found when they looked at the steps up to this one: ours, or the user's own."""
         if not found and not self._standings.open:
             return
         with self._lock:
-            changed, ended = self._standings.look(step, found)
+            changed, ended = self._standings.look(step, found, own)
             for each in {id(each): each for each in (*changed, *ended)}.values():
                 self._note_change(each)
             back = {self._read_standing(each).about.id for each in changed}

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, ROOT, Severity, Tap
-from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE
 
 SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip until it has found its scale
 
@@ -151,7 +151,8 @@ class Incident:
     def _place(self) -> str:
         """Name the module, unless the message does."""
         place = f" in {self.culprit.tap.module or ROOT}"
-        return "" if place in self.message or self.rule in _WITHOUT_PLACE else f",{place}"
+        is_said = self.rule in _WITHOUT_PLACE or self.rule.startswith(OWN_RULE) or place in self.message
+        return "" if is_said else f",{place}"
 
     def _end(self) -> str:
         others = f"{self.modules:,} other module{'' if self.modules == 1 else 's'} changed with it"

@@ -38,7 +38,7 @@ from hookcore.recorder.probes import Probes
 from hookcore.recorder.problems import Problems
 from hookcore.recorder.scalars import scalar_of
 from hookcore.recorder.scales import LossScale
-from hookcore.recorder.shipping import Shipper
+from hookcore.recorder.shipping import Examine, Shipper
 from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
@@ -58,6 +58,7 @@ class Recorder:
         sink: Sink,
         clock: Callable[[], float] = time.perf_counter,
         make_keeper: MakeKeeper = lambda *_: None,
+        examine: Examine | None = None,
     ) -> None:
         settings, infeasible = feasible(settings)
         self._now = clock
@@ -112,6 +113,7 @@ class Recorder:
             lambda: self.snapshots.copies.waiting or self.probes.channels.waiting or self.description.requested,
             self._tell_keeper,
             self._remember,
+            examine,
         )
         self.steps = Steps(
             self.dispatcher,

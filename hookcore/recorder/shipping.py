@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -28,6 +28,9 @@ MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
 
 
+Examine = Callable[[Frame, Sequence[Tap]], Frame]  # a frame, and all taps by their numbers
+
+
 @dataclass(slots=True, eq=False)
 class Shipper:
     """`_after_batch` and `_tick` run on the thread: after frames were sent, and at every check of the queue."""
@@ -43,6 +46,7 @@ class Shipper:
     _has_more: Callable[[], bool]
     _tell_bad: Callable[[int], None]  # a step, the first of several with non-finite values
     _remember: Callable[[Frame], None]  # what was sent
+    _examine: Examine | None = None  # runs the user's own rules
     worker: Worker = field(init=False)
     _was_bad: bool = field(default=False, init=False)
     _unsent_taps: tuple[Tap, ...] = field(default=(), init=False)  # without their names, later numbers would be wrong
@@ -136,6 +140,11 @@ class Shipper:
     def _send(self, frame: Frame) -> None:
         if self._failed or self.worker.dropped > self._reported_drops:
             frame = self._with_what_was_lost(frame)
+        if self._examine is not None:
+            try:
+                frame = self._examine(frame, self._table.shown_taps())
+            except Exception as error:  # never a reason to lose a frame
+                self._errors.record("own rules", error)
         try:
             names = (part for tap in frame.new_taps for part in (tap.module, tap.index))
             self.report_escapes(*frame.scalars, *names)

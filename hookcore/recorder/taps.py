@@ -22,6 +22,7 @@ class TapTable:
         self._slots: dict[Tap, int] = {}
         self._shown = 0
         self._announced = 0
+        self._by_number: list[Tap] = []  # as far as it was asked for
         self._lock = threading.Lock()
 
     def add(self, tap: Tap, hidden: bool = False) -> int:
@@ -38,6 +39,13 @@ class TapTable:
             self.numbers.append(-1 if hidden else self._shown)
             self._shown += not hidden
             return len(self.taps) - 1
+
+    def shown_taps(self) -> list[Tap]:
+        """Return the taps by their numbers."""
+        with self._lock:
+            if len(self._by_number) != self._shown:
+                self._by_number = [self.taps[slot] for slot, number in enumerate(self.numbers) if number >= 0]
+            return self._by_number
 
     def slot(self, tap: Tap) -> int:
         """Return the slot of a tap that was added, else -1."""

@@ -60,6 +60,13 @@ def rgb_of(color: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
+# Events about rules of the user: what one found, that it is no longer found, and a label with its counters.
+OWN_RULE: Final = "own-"
+OWN_OVER: Final = "-over"
+OWN_RULE_LABEL: Final = "own rule "
+OWN_RULE_EVENTS: Final = frozenset({"own-rule-failed", "own-rule-off", "own-rule-slow"})  # about the rule itself
+
+
 def is_bias(name: str) -> bool:
     """Return whether a parameter is a bias, by its name."""
     return name.rpartition(".")[2].startswith("bias")

@@ -47,6 +47,9 @@ class Follower(Protocol):
     def look(self) -> None:
         """Run them now."""
 
+    def hear(self, event: Event) -> None:
+        """Take what a rule of the user found, if the event says so."""
+
     def change(self, step: int, chosen: Mapping[str, Mapping[str, float] | bool]) -> None:
         """Use other thresholds after a step."""
 
@@ -111,10 +114,16 @@ class Store(Queries):
             with self._writer:
                 self.follower.look()
 
-    def judge(self, found: Sequence[Found]) -> None:
-        """Follow what the rules found when they looked at all steps so far, as incidents."""
+    def hear(self, event: Event) -> None:
+        """Tell the rules of an event whose frame is still to come, as when a run is read."""
+        if self.follower is not None:
+            with self._writer:
+                self.follower.hear(event)
+
+    def judge(self, found: Sequence[Found], own: bool = False) -> None:
+        """Follow what the rules found when they looked at all steps so far, as incidents: ours, or the user's own."""
         if self._parts.steps.newest is not None:
-            self._parts.incidents.judge(self._parts.steps.newest, found)
+            self._parts.incidents.judge(self._parts.steps.newest, found, own)
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()

@@ -79,7 +79,7 @@ def watch(
         with non-finite or all-zero output.
     notify=(): Where to send a message about each incident, as an address of apprise such as slack://A/B/C.
     rules=None: [Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}`, in which
-        False switches a rule off.
+        False switches a rule off; and functions that are rules of your own.
     name=None: The name of the run in the dashboard.
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "unknown")}

@@ -27,6 +27,7 @@ from hookcore.delivery.failures import Ending, keep_interrupted, uncaught
 from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.hooks.compiled import guard_functions
 from hookcore.notify import Notifier
+from hookcore.ownrules import OwnRules, own_rules
 from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
 from hookcore.recorder.probe import probe_of
@@ -56,9 +57,13 @@ class Watcher:
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
         open_bridge, targets = bridge_for(settings.bridge, settings.name), targets_for(settings)
+        own = OwnRules(own_rules(settings.rules.functions), "trainer")
         self._delivery = deliver(settings, _versions())
         capsules = CapsulePlan(settings.capsule_when, partial(folder_of, self._delivery.run.id), settings.capsule_size)
-        self._recorder = Recorder(settings, self._delivery.sink, make_keeper=partial(CapsuleKeeper, capsules))
+        keeper = partial(CapsuleKeeper, capsules)
+        self._recorder = Recorder(
+            settings, self._delivery.sink, make_keeper=keeper, examine=own.examine if own else None
+        )
         self._errors = self._recorder.errors
         self._tee: TeeSink | None = None
         self._ending = Ending(lambda: self.current_step)

@@ -9,6 +9,7 @@ from typing import Final
 from hookcore.findings import RULES, Finding, Rule
 from hookcore.reading import Mute
 from hookcore.records import SEVERITIES, Severity
+from hookcore.records.vocabulary import OWN_RULE
 
 from ...runs import Run
 
@@ -42,7 +43,7 @@ class Line:
     @property
     def rule(self) -> Rule | None:
         """The rule of a finding, with its advice."""
-        return None if self.finding is None else RULES[self.finding.rule]
+        return None if self.finding is None else RULES.get(self.finding.rule)
 
     @property
     def sign(self) -> str:
@@ -86,7 +87,7 @@ def _line_of(run: Run, finding: Finding, muted: str | None) -> Line:
     return Line(
         finding.key,
         finding.rule,
-        RULES[finding.rule].title,
+        RULES[finding.rule].title if finding.rule in RULES else title_of(finding.rule),
         finding.severity,
         finding.since_step,
         finding.until_step,
@@ -128,7 +129,7 @@ def event_lines(run: Run) -> list[Line]:
 
 def title_of(name: str) -> str:
     """Return the name of an event as a title."""
-    return name.replace("-", " ").capitalize()
+    return name.removeprefix(OWN_RULE).replace("-", " ").capitalize()
 
 
 def alert_lines(run: Run) -> list[Line]:

@@ -14,7 +14,7 @@ from hookcore.findings import RULES, Rule
 from hookcore.findings.finding import OF_LOSS
 from hookcore.incidents import AROUND, NONFINITE, Evidence, Incident, Link
 from hookcore.records import STAT_COLUMN, STATS, Severity, Tap
-from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE
 
 from ...figures.spark import Spark, spark_of
 from .event_list import SIGNS, title_of
@@ -85,8 +85,10 @@ class IncidentView:
 
     @property
     def is_of_loss(self) -> bool:
-        """Whether it is about a logged loss; the culprit is then only the model's output."""
-        return self.incident.rule in OF_LOSS
+        """Whether it is about a logged loss or the training as a whole: the culprit is then only the model's output."""
+        incident = self.incident
+        is_own = incident.rule.startswith(OWN_RULE) and f" in {incident.culprit.tap.module}" not in incident.message
+        return is_own or incident.rule in OF_LOSS
 
     @property
     def unknown(self) -> list[str]:
