@@ -24,7 +24,9 @@ from hookcore_app.settings import ServerSettings
 from tests.api_world import World, open_run
 from tests.archive_world import kept_in
 from tests.build import frame, stats_of_magnitudes
+from tests.serving import TOKEN, served
 from tests.test_keep import INFO, batch, start, stop
+from tests.waiting import wait_for
 
 LAYERS = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param_grad", "weight"))
 
@@ -334,3 +336,19 @@ def test_a_fault_in_hookcore_itself_costs_no_frame(monkeypatch: pytest.MonkeyPat
         watcher.flush()
         assert watcher.store.steps().count == 1
         assert "oops" in str(watcher.errors)
+
+
+def test_what_a_rule_in_the_trainer_finds_reaches_a_server_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
+    model = nn.Sequential(nn.Linear(2, 2))
+    with served() as server, hookcore.Client(server.url, TOKEN) as client:
+        with hookcore.watch(model, server=server.url, budget=None, rules=large) as watcher:
+            for step in range(10):
+                model(torch.full((2, 2), 1e4 if step > 4 else 0.1)).sum().backward()
+                watcher.step()
+            watcher.flush()
+            wait_for(lambda: len(client.incidents(rule="own-large")) > 0, "the incident reaches the server")
+        (incident,) = client.incidents(rule="own-large")
+        assert (incident.culprit.module, incident.first_step, incident.severity) == ("0", 5, "error")
+        (own,) = client.rules().own
+        assert (own.name, own.where) == ("large", "trainer")

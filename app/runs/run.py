@@ -98,6 +98,7 @@ class Run:
     edits: int = 0  # of name, notes, acknowledgements, and mutes
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _newest_command: int = -1  # the highest number of a command, of this server or an earlier one
+    _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
     _met: bool = False  # a batch has arrived
     _unsent: int = 0  # dropped by the trainer, and not in an event yet
     _unsent_due: float = 0.0
@@ -323,7 +324,9 @@ class Run:
             self.store.add_snapshot(record)
         else:
             if self.own:  # before it is stored, so that what they find is saved with the run
-                record = self.own.examine(record, self.store.taps().taps)
+                if len(self._taps) != self.store.taps_known:
+                    self._taps = self.store.taps().taps
+                record = self.own.examine(record, self._taps)
             self.store.append(record)
         if self.on_record is not None:
             self.on_record(record, number)
