@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore import ownrules
 from hookcore.errors import ArgumentError
 from hookcore.findings import FindingsCache, follow
-from hookcore.ownrules import FrameView, OwnRule, OwnRules, own_rule_of, own_rules, rules_in
+from hookcore.ownrules import FrameView, OwnRule, OwnRules, own_rule_of, own_rules, registry, rules_in, running
 from hookcore.records import Frame, Tap
 from hookcore.store import Store
 from hookcore_app.notifying import Lookout
@@ -32,10 +31,10 @@ LAYERS = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param_grad", "weight
 
 
 @pytest.fixture(autouse=True)
-def registry() -> Iterator[None]:
-    before = list(ownrules._registered)
+def no_registered_rules() -> Iterator[None]:
+    before = list(registry._registered)
     yield
-    ownrules._registered[:] = before
+    registry._registered[:] = before
 
 
 def frame_of(step: int, values: list[float], **more: Any) -> Frame:
@@ -51,7 +50,7 @@ def play(rules: OwnRules, values: list[float], store: Store | None = None) -> St
     return store
 
 
-def running(*functions: Any) -> OwnRules:
+def runner(*functions: Any) -> OwnRules:
     named = (own_rule_of(each, "mine" if each.__name__ == "<lambda>" else "") for each in functions)
     return OwnRules(named, "trainer")
 
@@ -67,7 +66,7 @@ def large(given: FrameView) -> Iterator[hookcore.Problem]:
 
 
 def test_what_a_rule_finds_is_an_incident_with_place_step_and_evidence() -> None:
-    store = play(running(large), [1.0] * 30 + [50.0] * 10)
+    store = play(runner(large), [1.0] * 30 + [50.0] * 10)
     (incident,) = store.incidents()
     assert (incident.rule, incident.severity, incident.first_step, incident.recovered) == (
         "own-large",
@@ -83,21 +82,21 @@ def test_what_a_rule_finds_is_an_incident_with_place_step_and_evidence() -> None
 
 
 def test_an_incident_is_over_when_the_rule_no_longer_finds_it() -> None:
-    store = play(running(large), [1.0] * 30 + [50.0] * 10 + [1.0] * 40)
+    store = play(runner(large), [1.0] * 30 + [50.0] * 10 + [1.0] * 40)
     (incident,) = store.incidents()
     assert (incident.first_step, incident.recovered) == (30, 41)
     assert events(store, "own-large-over") == ["no longer found"]
 
 
 def test_a_short_gap_does_not_make_two_incidents() -> None:
-    store = play(running(large), [1.0] * 30 + [50.0, 1.0] * 10)
+    store = play(runner(large), [1.0] * 30 + [50.0, 1.0] * 10)
     assert [each.first_step for each in store.incidents()] == [30]
     assert len(events(store, "own-large")) == 1
 
 
 def test_our_rules_and_the_users_end_only_their_own_incidents() -> None:
     grows = [1.0 + 0.01 * (step % 3) for step in range(600)] + [1e6] * 600
-    store = play(running(lambda given: "always"), grows)
+    store = play(runner(lambda given: "always"), grows)
     found = {each.rule: each for each in store.incidents()}
     assert "exploding" in found
     assert all(each.recovered is None for each in found.values())
@@ -113,7 +112,7 @@ def test_a_frame_shows_names_stats_scalars_and_the_past() -> None:
             (given.step, tensor.kind, tensor.rms, given.series("b", "rms"), given.logged("loss"), given.tensor("c"))
         )
 
-    rules = running(look)
+    rules = runner(look)
     for step in range(70):
         rules.examine(frame_of(step, [1.0, float(step)], scalars={"loss": 0.5}), LAYERS)
     step, kind, rms, series, losses, missing = seen[-1]
@@ -124,7 +123,7 @@ def test_a_frame_shows_names_stats_scalars_and_the_past() -> None:
 
 def test_a_wrong_question_is_an_error_that_helps() -> None:
     view: list[FrameView] = []
-    running(view.append).examine(frame_of(0, [1.0]), LAYERS)
+    runner(view.append).examine(frame_of(0, [1.0]), LAYERS)
     with pytest.raises(AttributeError, match="a tensor has no 'rns': its stats are count, nan"):
         _ = next(iter(view[0].tensors)).rns
     with pytest.raises(ArgumentError, match="'rns' is no stat"):
@@ -134,8 +133,8 @@ def test_a_wrong_question_is_an_error_that_helps() -> None:
 
 
 def test_what_is_kept_for_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownrules, "KEPT_BYTES", 1000)
-    rules = running(lambda given: None)
+    monkeypatch.setattr(running, "KEPT_BYTES", 1000)
+    rules = runner(lambda given: None)
     for step in range(100):
         rules.examine(frame_of(step, [1.0, 1.0]), LAYERS)
     assert rules._bytes == sum(each.stats.nbytes for each in rules._frames) <= 1000
@@ -145,7 +144,7 @@ def test_a_rule_that_raises_is_counted_and_switched_off_after_three_times_in_a_r
     def broken(given: FrameView) -> None:
         raise KeyError("loss")
 
-    store = play(running(broken, large), [50.0] * 10)
+    store = play(runner(broken, large), [50.0] * 10)
     assert events(store, "own-rule-failed") == ["the rule broken raised KeyError: 'loss'"]
     assert events(store, "own-rule-off") == [
         "the rule broken was switched off: it raised 3 times in a row, last KeyError: 'loss'"
@@ -159,7 +158,7 @@ def test_a_rule_that_raises_now_and_then_goes_on() -> None:
         if given.step % 2:
             raise ValueError("odd")
 
-    store = play(running(shaky), [1.0] * 200)
+    store = play(runner(shaky), [1.0] * 200)
     assert events(store, "own-rule-off") == []
     assert len(events(store, "own-rule-failed")) == 3  # later ones are only counted
     assert '"faults": 96' in store.labels()["own rule shaky"]
@@ -167,14 +166,14 @@ def test_a_rule_that_raises_now_and_then_goes_on() -> None:
 
 @pytest.mark.parametrize("said", [3, [3], [hookcore.Problem("x")] * 21, {"a": 1}.items()])
 def test_a_result_that_is_no_problem_is_a_fault(said: Any) -> None:
-    store = play(running(lambda given: said), [1.0])
+    store = play(runner(lambda given: said), [1.0])
     assert len(store.events()) == 1
     assert store.events()[0].name == "own-rule-failed"
 
 
 def test_a_rule_that_only_repeats_itself_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownrules, "MAX_ONSETS", 3)
-    store = play(running(large), ([50.0] + [1.0] * 2) * 10)
+    monkeypatch.setattr(running, "MAX_ONSETS", 3)
+    store = play(runner(large), ([50.0] + [1.0] * 2) * 10)
     assert len(events(store, "own-large")) == 3
     assert "found 3 problems" in events(store, "own-rule-off")[0]
 
@@ -189,13 +188,13 @@ def test_a_slow_rule_is_told_once_with_its_time() -> None:
 
 
 def test_a_problem_of_the_whole_training_names_no_layer() -> None:
-    store = play(running(lambda given: hookcore.Problem("the loss is flat")), [1.0] * 10)
+    store = play(runner(lambda given: hookcore.Problem("the loss is flat")), [1.0] * 10)
     (incident,) = store.incidents()
     assert incident.sentence == "The loss is flat."
 
 
 def test_a_frame_of_scalars_does_not_end_what_tensors_show() -> None:
-    rules, store = running(large), follow(Store())
+    rules, store = runner(large), follow(Store())
     for step in range(60):
         made = frame_of(step, [1.0, 50.0])
         if step % 3:
@@ -208,7 +207,7 @@ def test_a_frame_of_scalars_does_not_end_what_tensors_show() -> None:
 
 def test_tensors_without_a_name_are_left_out() -> None:
     seen: list[str] = []
-    running(lambda given: seen.extend(each.module for each in given.tensors)).examine(
+    runner(lambda given: seen.extend(each.module for each in given.tensors)).examine(
         frame_of(1, [1.0, 2.0, 3.0]), LAYERS[:2]
     )
     assert seen == ["a", "b"]
@@ -320,7 +319,7 @@ def test_a_server_runs_its_file_over_runs_and_saves_what_it_finds(tmp_path: Path
 def test_what_an_own_rule_finds_is_notified() -> None:
     world = World()
     run = open_run(world.runs, "run-1")
-    play(running(large), [50.0] * 5, run.store)
+    play(runner(large), [50.0] * 5, run.store)
     assert [each.key for each in Lookout(world.runs).news() if each.key[0] == "run-1"] == [("run-1", "own-large-0-1")]
 
 

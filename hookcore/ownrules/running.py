@@ -1,25 +1,22 @@
-"""Rules of the user: functions that look at every frame, and what they find as events, which become incidents."""
+"""Runs rules of the user over the frames of one training. Nothing that a rule does costs a frame."""
 
 from __future__ import annotations
 
 import json
-import re
-import runpy
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 
-from hookcore.errors import ArgumentError
-from hookcore.records import ROOT, SEVERITIES, STAT_COLUMN, STATS, Event, Frame, Kind, Severity, Tap
-from hookcore.records.vocabulary import OWN_OVER, OWN_RULE, OWN_RULE_EVENTS, OWN_RULE_LABEL
+from hookcore.ownrules.registry import OwnRule
+from hookcore.ownrules.views import FrameView, Problem
+from hookcore.records import ROOT, SEVERITIES, Event, Frame, Severity, Tap
+from hookcore.records.vocabulary import OWN_OVER, OWN_RULE, OWN_RULE_LABEL
 
-MAX_RULES: Final = 50
 MAX_PROBLEMS: Final = 20  # of one rule in one frame
 MAX_ONSETS: Final = 100  # of one rule, before it is switched off because it only repeats itself
 MAX_FAULTS: Final = 3  # in a row, then it is switched off
@@ -30,159 +27,6 @@ MISSES: Final = 2  # frames in a row without a problem, after which it is over
 TOLD_EVERY: Final = 64  # frames between two reports of costs
 SLOW_S: Final = 0.005  # a rule that takes longer on average
 SLOW_CALLS: Final = 20  # that show it
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-
-Look = Callable[["FrameView"], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What a rule found: a message, how serious it is, and in which module, if it is about one."""
-
-    message: str
-    severity: Severity = "warning"
-    module: str = ""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.message, str) or not self.message.strip():
-            raise ArgumentError(f"message={self.message!r} is invalid: say in a few words what is wrong")
-        if self.severity not in SEVERITIES:
-            raise ArgumentError(f"severity={self.severity!r} is invalid: it must be one of {', '.join(SEVERITIES)}")
-        if not isinstance(self.module, str):
-            raise ArgumentError(f"module={self.module!r} is invalid: give the path of a module, such as 'layers.0'")
-
-
-@dataclass(frozen=True, slots=True)
-class TensorView:
-    """One tensor in a frame. Its stats are attributes: `mean`, `rms`, `nan`, and so on."""
-
-    module: str
-    kind: Kind
-    index: str
-    call: int
-    phase: str
-    _row: Sequence[float]
-
-    def __getattr__(self, name: str) -> float:
-        column = STAT_COLUMN.get(name)
-        if column is None:
-            raise AttributeError(f"a tensor has no {name!r}: its stats are {', '.join(STATS)}")
-        return float(self._row[column])
-
-
-@dataclass(frozen=True, slots=True)
-class FrameView:
-    """What was captured in one step. Read-only."""
-
-    step: int
-    time_s: float
-    scalars: Mapping[str, float]
-    _frames: Sequence[Frame]  # the newest is this one
-    _taps: Sequence[Tap]
-
-    @property
-    def tensors(self) -> Iterator[TensorView]:
-        """All captured tensors, in the order in which they were seen first."""
-        frame = self._frames[-1]
-        for row, number in enumerate(frame.taps.tolist()):
-            yield self._view(frame, row, number)
-
-    def tensor(self, module: str, kind: Kind = "output", index: str | None = None) -> TensorView | None:
-        """Return one tensor, the first that fits; None if it wasn't captured in this step."""
-        frame = self._frames[-1]
-        row = self._row_of(frame, module, kind, index)
-        return None if row is None else self._view(frame, row, int(frame.taps[row]))
-
-    def series(self, module: str, stat: str, kind: Kind = "output", index: str | None = None) -> list[float]:
-        """Return a stat in the newest captured steps, at most 64, oldest first."""
-        if stat not in STAT_COLUMN:
-            raise ArgumentError(f"{stat!r} is no stat: the stats are {', '.join(STATS)}")
-        rows = ((frame, self._row_of(frame, module, kind, index)) for frame in self._frames)
-        return [float(frame.stats[row, STAT_COLUMN[stat]]) for frame, row in rows if row is not None]
-
-    def logged(self, name: str) -> list[float]:
-        """Return a logged scalar in the newest steps, oldest first."""
-        return [frame.scalars[name] for frame in self._frames if name in frame.scalars]
-
-    def _row_of(self, frame: Frame, module: str, kind: Kind, index: str | None) -> int | None:
-        for row, number in enumerate(frame.taps.tolist()):
-            tap = self._taps[number]
-            if tap.module == module and tap.kind == kind and index in (None, tap.index):
-                return row
-        return None
-
-    def _view(self, frame: Frame, row: int, number: int) -> TensorView:
-        tap = self._taps[number]
-        return TensorView(tap.module, tap.kind, tap.index, tap.call, tap.phase, frame.stats[row])
-
-
-@dataclass(frozen=True, slots=True)
-class OwnRule:
-    """A function that looks at frames, with its name."""
-
-    name: str
-    function: Look
-
-    def __call__(self, frame: FrameView) -> Any:
-        return self.function(frame)
-
-
-_registered: list[OwnRule] = []
-
-
-def rule(function: Look | None = None, *, name: str = "") -> Any:
-    """Make a function a rule of every watch that begins after it, or of the server that reads its file.
-
-    The function gets a `FrameView` and returns None, a `Problem`, or several. The name is that of the function, with
-    hyphens.
-    """
-    if function is None:
-        return lambda given: rule(given, name=name)
-    made = own_rule_of(function, name)
-    _registered[:] = [each for each in _registered if each.name != made.name] + [made]  # a cell that runs again
-    return made
-
-
-def own_rule_of(given: Any, name: str = "") -> OwnRule:
-    """Return a function as a rule. Raises ArgumentError for what is none, or has no valid name."""
-    if isinstance(given, OwnRule):
-        return given
-    if not callable(given):
-        raise ArgumentError(f"{given!r} is no rule: give a function that takes a frame")
-    named = name or str(getattr(given, "__name__", type(given).__name__)).strip("_").lower().replace("_", "-")
-    if not _NAME.fullmatch(named) or named.endswith(OWN_OVER) or f"{OWN_RULE}{named}" in OWN_RULE_EVENTS:
-        raise ArgumentError(
-            f"{named!r} can't be the name of a rule: use up to 64 lower-case letters, digits, and hyphens, as in "
-            '@hookcore.rule(name="flat-loss")'
-        )
-    return OwnRule(named, given)
-
-
-def own_rules(given: Iterable[Any]) -> tuple[OwnRule, ...]:
-    """Return these rules and the registered ones. Raises ArgumentError for two of one name, or too many."""
-    found: dict[str, OwnRule] = {}
-    for each in (*_registered, *map(own_rule_of, given)):
-        known = found.setdefault(each.name, each)
-        if known is not each and known.function is not each.function:
-            raise ArgumentError(f"two rules have the name {each.name!r}: give one another, @hookcore.rule(name=...)")
-    if len(found) > MAX_RULES:
-        raise ArgumentError(f"{len(found)} rules of your own were given; at most {MAX_RULES} are possible")
-    return tuple(found.values())
-
-
-def rules_in(path: str | Path) -> tuple[OwnRule, ...]:
-    """Run a file, and return the rules that it makes. Raises ArgumentError if that fails, or it makes none."""
-    try:
-        made = runpy.run_path(str(path))
-    except Exception as error:
-        raise ArgumentError(f"the rules of {str(path)!r} can't be read: {type(error).__name__}: {error}") from error
-    rules = [each for each in made.values() if isinstance(each, OwnRule)]
-    if not rules:
-        raise ArgumentError(f"{str(path)!r} has no rule: put @hookcore.rule before a function that takes a frame")
-    _registered[:] = [each for each in _registered if each not in rules]  # they are this server's, not of a watch
-    if len(rules) > MAX_RULES:
-        raise ArgumentError(f"{str(path)!r} has {len(rules)} rules; at most {MAX_RULES} are possible")
-    return tuple(rules)
 
 
 @dataclass(slots=True)
