@@ -84,7 +84,8 @@ class OwnRules:
         events = [event for state in self._states if not state.off for event in self._run(state, view, frame)]
         self._count += 1
         labels = {}
-        if events or self._count % TOLD_EVERY == 1:
+        is_young = self._count & (self._count - 1) == 0  # after 1, 2, 4, 8 frames, and so on
+        if events or is_young or self._count % TOLD_EVERY == 0:
             labels = {f"{OWN_RULE_LABEL}{each.rule.name}": each.label(self._where) for each in self._states}
         return replace(frame, events=(*frame.events, *events), labels={**frame.labels, **labels})
 
