@@ -111,19 +111,23 @@ class Statistics:
         while len(lone) <= call:
             number = len(lone)
             slot = self.slot_of(plan, "output", "", number, tensor=output) if shown else -1
-            lone.append(self._hook(plan, slot, self.slot_of(plan, "output_grad", "", number) if shown else -1))
+            hook = self._hook(plan, self.slot_of(plan, "output_grad", "", number) if shown else -1)
+            hook.row = self.arena.row(slot) if slot >= 0 else 0
+            lone.append(hook)
         return lone[call]
 
-    def _hook(self, plan: Plan, slot: int, grad_slot: int) -> TensorHook:
-        row = self.arena.row(slot) if slot >= 0 else 0
-        grad_row = self.arena.row(grad_slot) if grad_slot >= 0 else 0
-        return TensorHook(self._current, self._control, row, grad_row, partial(self._add_gradient, plan, grad_slot))
-
-    def _hook_of(self, plan: Plan, slot: int) -> TensorHook | TimedHook:
+    def _hook(self, plan: Plan, slot: int) -> TensorHook:
         """Return the only hook object of a row, so that a tensor that is returned again is recognized."""
         hook = plan.rows.hooks.get(slot)
         if hook is None:
-            hook = plan.rows.hooks[slot] = self._hook(plan, -1, slot)
+            row = self.arena.row(slot) if slot >= 0 else 0
+            hook = TensorHook(self._current, self._control, 0, row, partial(self._add_gradient, plan, slot))
+            if slot >= 0:
+                plan.rows.hooks[slot] = hook
+        return hook
+
+    def _hook_of(self, plan: Plan, slot: int) -> TensorHook | TimedHook:
+        hook = self._hook(plan, slot)
         return hook if self._current.meter is None else hook.timed
 
     # Outputs
