@@ -9,6 +9,7 @@ import { stepsOf } from "../../app/static/js/page.js";
 import { read, State, write } from "../../app/static/js/state.js";
 
 class FakeState extends Emitter {
+  defaults = { step: "" };
   values = { steps: "live:500", step: "" };
   get(name) {
     return this.values[name];
@@ -63,6 +64,15 @@ test("a page that was opened held shows the step it is held at, and what came un
   assert.deepEqual(new Follow(state, 59).span, [0, 59]);
   assert.deepEqual(new Follow(state, 10_000).span, [30, 529]);
   assert.deepEqual(new Follow(state, null).span, [0, 30]);
+});
+
+test("a page about certain steps is neither held nor live", () => {
+  const state = new FakeState();
+  state.defaults = { step: "40" };
+  Object.assign(state.values, { step: "40", steps: "1-90" });
+  const follow = new Follow(state, 100);
+  follow.saw(110);
+  assert.deepEqual([follow.fixed, follow.paused, follow.waiting, follow.span], [true, false, 0, [1, 90]]);
 });
 
 test("the cursor tells a move once, with who moved it", () => {
