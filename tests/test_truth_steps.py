@@ -242,6 +242,74 @@ def hasty_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hasty_threads")
+def test_no_gradient_is_compared_while_several_threads_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch writes gradients without the interpreter lock, so reading one of another thread can crash the process."""
+    model, other = (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(2))
+    inputs, second = noise(5, 6), threading.Barrier(2)
+    with watch(server=None) as watcher:
+        clock = watcher._recorder.steps.clock
+        compared: list[int] = []
+
+        def marks_of(tensors: list[Tensor]) -> list[Any]:
+            if clock.many_threads:
+                compared.append(clock.step)
+            return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
+
+        monkeypatch.setattr("hookcore.recorder.witnesses.marks_of", marks_of)
+        monkeypatch.setattr("hookcore.recorder.clock.marks_of", marks_of)
+
+        def train(model: nn.Module) -> None:
+            optimizer = sgd(model.parameters())
+            for step in range(6):
+                optimizer.zero_grad()
+                loss = mean_square(model(inputs))
+                if step == 0:
+                    second.wait()
+                loss.backward()
+                optimizer.step()
+                optimizer.step()  # late: without a new gradient
+
+        threads = [threading.Thread(target=train, args=(each,)) for each in (model, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert clock.many_threads
+        assert watcher.errors == []
+    assert compared == []
+
+
+def test_gradients_are_not_read_while_another_thread_runs_a_backward_pass() -> None:
+    model, other = nn.Linear(6, 3), nn.Linear(6, 3)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait(_: Tensor) -> None:
+        inside.set()
+        assert go_on.wait(30)
+
+    hidden = other(noise(5, 6))
+    hidden.register_hook(wait)
+    with watch(model, kinds=TENSOR_KINDS) as watcher:
+        mean_square(model(noise(5, 6))).backward()
+        watcher.step()
+        thread = threading.Thread(target=lambda: mean_square(hidden).backward())
+        thread.start()
+        assert inside.wait(30)
+        mean_square(model(noise(5, 6))).backward()
+        watcher.step()
+        go_on.set()
+        thread.join()
+        mean_square(model(noise(5, 6))).backward()
+        watcher.step()
+        assert watcher.flush()
+        seen = [any(key[1] == "param_grad" for key in read_step(watcher, step)) for step in range(3)]
+        events = [each.message for each in watcher.store.events(name="gradients-unread")]
+    assert seen == [True, False, True]
+    assert len(events) == 1
+    assert "another thread runs a backward pass" in events[0]
+
+
+@pytest.mark.usefixtures("hasty_threads")
 def test_nothing_is_lost_if_several_threads_train() -> None:
     seed_all()
     models = [nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(4)]

@@ -156,7 +156,7 @@ class Clock:
             return -1  # nothing to step with: some loops step once to silence a scheduler's warning
         if not self._decided:
             self._decide(owner.scaler.live())
-        if not owner.steps:
+        if not owner.steps and not self.many_threads:
             for other in self.owners:  # earlier passes may not have been compared
                 other.witnesses.explain()
         step = self.step if fresh else self.step - 1
@@ -166,7 +166,8 @@ class Clock:
             self.tick()
             self._group.clear()
         self._group.add(id(owner))
-        owner.witnesses.explain()
+        if not self.many_threads:
+            owner.witnesses.explain()
         if owner is not self._alone or owner.scaler.found or owner.inside:
             self._alone = self._only_owner()
         return step
@@ -191,7 +192,7 @@ class Clock:
             return owner.witnesses.were_reached and self._last not in (owner, None)
         if not self._saw_passes:  # compiled as a whole, or with gradients that were set manually
             return bool(self._group) and id(owner) not in self._group
-        return not owner.steps or owner.witnesses.have_nothing_new()
+        return not owner.steps or self.many_threads or owner.witnesses.have_nothing_new()
 
     def _has_reached(self, owner: Owner) -> bool:
         if self.many_threads:

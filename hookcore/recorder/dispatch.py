@@ -124,9 +124,10 @@ class Dispatcher:
 
     def entered(self, plan: Plan, module: nn.Module, args: Any) -> None:
         """Report that a module is about to run, to what learns the data flow."""
-        if self.flows is not None:
+        flows = self.flows  # another thread may end the step
+        if flows is not None:
             with DisableTorchFunction():
-                self.flows.entered(plan, module, args)
+                flows.entered(plan, module, args)
 
     def leave_model(self, plan: Plan, output: Any) -> None:
         """Report that a model returned."""

@@ -69,6 +69,9 @@ class Flows:
         lesson, self._lesson = self._lesson, None
         if lesson is None:
             return None
+        if lesson.thread != threading.get_ident():  # its calls may still run: several threads train
+            self._wanted = True
+            return None
         self._taught = step
         try:
             flow = lesson.flow(step)

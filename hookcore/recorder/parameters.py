@@ -186,7 +186,7 @@ class Parameters:
         """Return the rows of each update and of the weights it changed."""
         if not self._wants_updates:
             return ()
-        return tuple((p.update_slot, p.norm_slot) for p in self._known.values() if p.update_slot >= 0)
+        return tuple((p.update_slot, p.norm_slot) for p in self.all() if p.update_slot >= 0)
 
 
 def _reads_parameters(kinds: frozenset[Kind]) -> bool:

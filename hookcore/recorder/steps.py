@@ -39,6 +39,10 @@ from hookcore.recorder.stalls import Stalls
 from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS
 
 _NAN: Final = float("nan")
+_UNREAD: Final = (
+    "gradients of parameters are left out of steps that end while another thread runs a backward pass: torch writes "
+    "them without the interpreter lock, so reading one of them could crash the process"
+)
 _KINDS: Final = frozenset(TENSOR_KINDS)
 
 
@@ -71,6 +75,7 @@ class Steps:
     _read: dict[int, list[Parameter]] = field(default_factory=dict, init=False)  # what an optimizer steps, by id(owner)
     _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
     _reported_no_model: bool = field(default=False, init=False)
+    _reported_unread: bool = field(default=False, init=False)
     _last_captured: bool = field(default=False, init=False)  # whether the step that ended last was captured
 
     def __post_init__(self) -> None:
@@ -237,7 +242,11 @@ class Steps:
 
     def read_parameters(self) -> None:
         """Read the gradients, which are final: no torch optimizer will step."""
-        if self._current.captured:
+        if self._current.captured and self._current.others_write:
+            if not self._reported_unread:
+                self._reported_unread = True
+                self._collector.emit("gradients-unread", _UNREAD)
+        elif self._current.captured:
             self._parameters.read_all()
             if self._snapshots.active:
                 self._snapshots.before_step(self._parameters.all(), with_gradients=True)
