@@ -33,6 +33,7 @@ LAYERS = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param_grad", "weight
 @pytest.fixture(autouse=True)
 def no_registered_rules() -> Iterator[None]:
     before = list(registry._registered)
+    registry._registered.clear()
     yield
     registry._registered[:] = before
 

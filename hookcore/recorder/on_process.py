@@ -72,9 +72,9 @@ class ProcessAttachment:
             self._put_on()
         self._companions.end_step()
         self._begin_companions(early=self._called_first)
+        self._companions_due = True
         if self._called_first is None:
             self._called_first = set()
-            self._companions_due = True
 
     def off(self) -> None:
         self._aside.close()
@@ -135,7 +135,6 @@ class ProcessAttachment:
 
         Between two steps, all other modules are as the user made them.
         """
-        self._companions_due = early is not None
         if self._wants_inputs:
             by_id = list(self._dispatcher.plans.by_id.items())
             plans = [plan for key, plan in by_id if early is None or key in early]
@@ -173,6 +172,7 @@ class ProcessAttachment:
         first = self._models.unsure
         self._models.check()
         if self._companions_due:
+            self._companions_due = False
             self._begin_companions()
         if first and module._forward_pre_hooks:
             self._called_first = (self._called_first or set()) | {id(module)}
