@@ -119,6 +119,11 @@ class CapsuleKeeper:
         """Write the next step that is captured. Any thread may call it."""
         self._asked = True
 
+    @property
+    def _all(self) -> list[_Model]:
+        """The called models, as they are now: another thread may call another one."""
+        return list(self._models.values())
+
     # The training
 
     def entered(self, path: str, model: nn.Module, args: Any, keywords: dict[str, Any] | None) -> None:
@@ -128,7 +133,7 @@ class CapsuleKeeper:
         if keywords is None:
             self._why_not = f"torch {torch.__version__} hides the keyword arguments of calls"
             return
-        if any(each.runs and each.ref() is not model for each in self._models.values()):
+        if any(each.runs and each.ref() is not model for each in self._all):
             return  # a part of what is kept already
         tensors = list(find_tensors((args, keywords)))
         if is_traced() or not all(has_data(each) for _, each in tensors):
@@ -160,7 +165,7 @@ class CapsuleKeeper:
         if known is None or known.ref() is not model:
             known = _Model(weakref.ref(model), path, Members(model))
         if len(self._models) >= MAX_MODELS:
-            self._models.pop(next(iter(self._models)))  # the one that was called longest ago
+            self._models.pop(next(iter(list(self._models))), None)  # the one that was called longest ago
         self._models[id(model)] = known
         return known
 
@@ -211,12 +216,12 @@ class CapsuleKeeper:
 
     def end_step(self) -> None:
         """Let go of the step."""
-        if self._asked and any(each.call is not None for each in self._models.values()):
+        if self._asked and any(each.call is not None for each in self._all):
             self._asked = False
             self._write("asked for", None)
         if self._looked:
             self._looked, self._was_bad, self._bad = False, self._bad, False
-        for each in self._models.values():
+        for each in self._all:
             each.call, each.runs = None, False
 
     def alarm(self, step: int) -> None:
@@ -274,7 +279,7 @@ class CapsuleKeeper:
 
     def _of(self, module: str | None) -> _Model | None:
         """Return the called model that contains a module; without one, the model that was called last."""
-        held = [each for each in self._models.values() if each.call is not None]
+        held = [each for each in self._all if each.call is not None]
         if module is not None:
             held = [each for each in held if each.contains(module)]
         return held[-1] if held else None

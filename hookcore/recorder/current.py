@@ -93,14 +93,6 @@ class CurrentStep:
         # On a GPU, they arrive in a thread of the engine, which stands for the one that started the pass.
         return ident in self.ignoring if ident in self.running else self.ignoring == self.running
 
-    @property
-    def others_write(self) -> bool:
-        """Whether another thread runs a pass that writes gradients: reading one of them now can crash the process.
-
-        None can begin while the caller holds the recorder's lock.
-        """
-        return bool(self.running - self.ignoring - {threading.get_ident()})
-
     def take_backwards(self) -> int:
         """Return the number of passes in the step, and reset it."""
         backwards, self.backwards = self.backwards, 0

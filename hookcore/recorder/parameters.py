@@ -177,9 +177,9 @@ class Parameters:
                 if now is not None and now.shape == old.shape:
                     self._statistics.add(parameter.plan, now.detach() - old, parameter.update_slot)
 
-    def read_all(self) -> None:
+    def read_all(self, with_gradients: bool) -> None:
         """Read everything, if no torch optimizer steps."""
-        self.before_step(list(self._known.values()), with_gradients=True)
+        self.before_step(self.all(), with_gradients)
         self._before.pop(0, None)
 
     def ratios(self) -> tuple[tuple[int, int], ...]:

@@ -40,8 +40,8 @@ from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS
 
 _NAN: Final = float("nan")
 _UNREAD: Final = (
-    "gradients of parameters are left out of steps that end while another thread runs a backward pass: torch writes "
-    "them without the interpreter lock, so reading one of them could crash the process"
+    "gradients of parameters are left out: several threads have run backward passes, and no torch optimizer says which "
+    "thread has which parameters. Reading a gradient that another thread sets can crash the process."
 )
 _KINDS: Final = frozenset(TENSOR_KINDS)
 
@@ -242,15 +242,15 @@ class Steps:
 
     def read_parameters(self) -> None:
         """Read the gradients, which are final: no torch optimizer will step."""
-        if self._current.captured and self._current.others_write:
-            if not self._reported_unread:
+        if self._current.captured:
+            everything, reads = self._parameters.all(), not self.clock.many_threads
+            if not reads and not self._reported_unread:
                 self._reported_unread = True
                 self._collector.emit("gradients-unread", _UNREAD)
-        elif self._current.captured:
-            self._parameters.read_all()
+            self._parameters.read_all(reads)
             if self._snapshots.active:
-                self._snapshots.before_step(self._parameters.all(), with_gradients=True)
-            self._probes.before_step(self._parameters.all(), with_gradients=True)
+                self._snapshots.before_step(everything, reads)
+            self._probes.before_step(everything, reads)
             self._look("at the end of a step")
 
     def hold_part(self) -> None:
