@@ -163,6 +163,7 @@ def test_a_discarded_model_is_released_and_makes_room() -> None:
             step_of(model, noise(5, 6))
             gone = weakref.ref(model)
             del model
+            assert watcher.flush()  # the recorder's thread may be describing the model just now
             assert gone() is None
         assert watcher.errors == []
         assert watcher.current_step == 20

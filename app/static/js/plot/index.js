@@ -118,7 +118,7 @@ export class LineChart {
   draw() {
     const { Plotly } = /** @type {any} */ (globalThis);
     const { plot, width, height } = this.panel;
-    if (!Plotly || !this.#alive || !width || this.panel.words) return;
+    if (!Plotly || !this.#alive || !width || !this.figure.lines.length) return;
     this.#drawnAt = performance.now();
     const { traces, layout } = this.figure.make(colors(), width, height);
     const fresh = !live.delete(this);
