@@ -28,9 +28,9 @@ VALUES = "#chart-values"
 def open_layer(tab: Visit, paths: Paths, run: str = "bad", more: str = "") -> Page:
     """Open the page of a layer, and wait until its charts are drawn."""
     tab.goto(paths(run)["layer"] + more)
+    expect(tab.page.locator(f"{VALUES} .plot-legend b").first).not_to_be_empty(timeout=PATIENCE_MS)
     for figure in tab.page.locator("#charts figure").all():
         expect(figure.locator(".main-svg").first).to_be_attached(timeout=PATIENCE_MS)
-    expect(tab.page.locator(f"{VALUES} .plot-legend b").first).not_to_be_empty()
     return tab.page
 
 
