@@ -21,6 +21,8 @@ from hypothesis import settings
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
+from tests.waiting import PATIENCE_S
+
 # No test starts a dashboard or touches the user's own unless it asks for that. Child processes inherit this.
 for _name in [name for name in os.environ if name.startswith("HOOKCORE_")]:
     del os.environ[_name]
@@ -88,7 +90,10 @@ def no_leaked_hooks() -> Iterator[None]:
     left = {name: after[name] for name in before if after[name] != before[name]}
     assert not left, f"the test left hooks behind: {left}"
     started = _threads() - threads
-    assert not started, f"the test left threads behind: {started}"
+    for thread in started:  # one that was told to end may still be waiting for an answer
+        thread.join(PATIENCE_S)
+    running = {thread for thread in started if thread.is_alive()}
+    assert not running, f"the test left threads behind: {running}"
 
 
 @pytest.fixture
