@@ -30,6 +30,7 @@ def part(step: int, held: Part, *, new: bool = False) -> Frame:
     stats[:, STAT_COLUMN["count"]] = 8
     stats[:, STAT_COLUMN["nan"]] = np.maximum(given, 0)
     stats[:, STAT_COLUMN["inf"]] = np.maximum(-given, 0)
+    stats[given < 0, STAT_COLUMN["max"]] = 1e30  # an overflow, not a mask
     block = SketchBlock(np.zeros(len(numbers) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
     taps = tuple(Tap(f"m{number}", "output") for number in range(len(held))) if new else ()
     return Frame(step, 0.0, numbers, stats, block, new_taps=taps)

@@ -24,6 +24,7 @@ from .models import (
     constant,
     convolutions,
     drawn,
+    masked,
     mlp,
     normalized,
     residual,
@@ -173,6 +174,7 @@ HEALTHY: Final = {
         lambda: classifier(mlp(5, act=nn.Tanh), 5e-3, _ADAM), steps=300, probes=(RANK, ("my rank", _one, "*"))
     ),
     "attention, probed": Case(lambda: classifier(attentive(), 5e-3, _ADAM), steps=300, probes=(ENTROPY,)),
+    "masks of attention and of a router": Case(lambda: classifier(masked(), 5e-3, _ADAM), steps=300),
     "clipped now and then": Case(lambda: classifier(mlp(4), 0.1, clip=1.0)),
     "clipped at a healthy level": Case(lambda: classifier(mlp(4), 0.05, clip=0.5, wrong=0.3)),
 }

@@ -248,6 +248,27 @@ class Attention(nn.Module):
         return values + (weights @ read).transpose(1, 2).flatten(2)
 
 
+class Masked(nn.Module):
+    """Hides all but the two largest values of each row, as a router does, or the tokens to come."""
+
+    def __init__(self, largest: int | None = None) -> None:
+        super().__init__()
+        self.largest = largest
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.largest is None:
+            return values.masked_fill(torch.ones_like(values, dtype=torch.bool).triu(1), -torch.inf)
+        return values.masked_fill(values < values.topk(self.largest, -1).values[..., -1:], -torch.inf)
+
+
+def masked(last: nn.Module | None = None) -> nn.Sequential:
+    """Return a classifier with causal attention, a router, and another layer before the last one."""
+    model = attentive()
+    model[2].probabilities = nn.Sequential(Masked(), nn.Softmax(-1))
+    router = nn.Linear(64, 8), Masked(2), nn.Softmax(-1)
+    return nn.Sequential(*model[:4], *router, last or nn.Identity(), nn.Linear(8, 4))
+
+
 def attentive() -> nn.Sequential:
     """Return a classifier with attention over eight tokens."""
     return nn.Sequential(nn.Unflatten(1, (8, 2)), nn.Linear(2, 8), Attention(), nn.Flatten(), nn.Linear(64, 4))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .case import Case, Training
-from .models import mlp
+from .models import masked, mlp
 from .trainings import classifier
 
 Operator = Callable[[Tensor], Tensor]
@@ -135,5 +135,12 @@ NONFINITE: Final = {
         at=AT,
     ),
     "NaN in a weight": Case(_in_a_weight, ("nonfinite",), "2", at=AT),
+    "behind masks": Case(
+        lambda: classifier(masked(Breaks(FORWARD["zero by zero"], AT, AT)), 5e-3, torch.optim.Adam),
+        ("nonfinite",),
+        "7",
+        at=AT,
+        steps=160,
+    ),
     "NaN in the loss": Case(lambda: classifier(mlp(), reduce=_loss_once), ("nonfinite",), "4", at=AT),
 }

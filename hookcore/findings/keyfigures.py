@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,7 +69,7 @@ def key_figures_of(store: Store, last: int | None = None) -> KeyFigures:
         gradient_norm=norm,
         smallest_gradient=smallest,
         largest_gradient=largest,
-        nonfinite_modules=_nonfinite_modules(latest),
+        nonfinite_modules=_nonfinite_modules(latest, store.masks()),
         modules_captured=captured if coverage else len(seen),
         modules=len(coverage) or len(seen),
         taps=store.taps_announced,
@@ -145,7 +146,8 @@ def _ends(
     return reading(known[sizes[known].argmin()]), reading(known[sizes[known].argmax()])
 
 
-def _nonfinite_modules(latest: Latest) -> tuple[str, ...]:
-    """Return the modules whose newest tensors had non-finite values, in the order of capture."""
-    bad = np.flatnonzero(latest.values[:, latest.stats.index("nonfinite")] > 0)
-    return tuple(dict.fromkeys(latest.taps[place].module for place in bad.tolist()))
+def _nonfinite_modules(latest: Latest, masks: Collection[int]) -> tuple[str, ...]:
+    """Return the modules whose newest tensors had NaN, or infinities that aren't a mask's, in the order of capture."""
+    nan, bad = (latest.values[:, latest.stats.index(name)] > 0 for name in ("nan", "nonfinite"))
+    found = np.flatnonzero(nan | (bad & ~np.isin(latest.numbers, list(masks))))
+    return tuple(dict.fromkeys(latest.taps[place].module for place in found.tolist()))

@@ -59,7 +59,42 @@ def find_nonfinite(store: Store, window_first: int, spark: Spark) -> list[Findin
         number = each.culprit.number
         if number not in found:
             found[number] = _finding(store, each, _Record.of(known, number), window_first, spark(number))
-    return list(found.values())
+    return [*found.values(), *_find_masks(store, known, spark)]
+
+
+def _find_masks(store: Store, known: NonfiniteTaps, spark: Spark) -> list[Finding]:
+    """Return a note about infinities that do no harm: for the first tensor that has them."""
+    masks = store.masks()
+    if not masks:
+        return []
+    taps = store.taps().taps
+    number, modules = min(masks), {taps[each].module for each in masks}
+    first, record, others = taps[number], _Record.of(known, number), len(modules) - 1
+    more = f"; so in {others:,} other module{'' if others == 1 else 's'}" if others else ""
+    message = (
+        f"infinities in the {KIND_WORDS[first.kind]} since step {masks[number]} that do no harm, as those of a mask: "
+        f"in the first such step, everything else that was captured was finite{more}"
+    )
+    until = record.last_step if record.is_over else None
+    infinity, unknown = float("inf"), float("nan")
+    return [
+        Finding(
+            "nonfinite",
+            "info",
+            number,
+            first,
+            STAT,
+            infinity,
+            unknown,
+            masks[number],
+            until,
+            message,
+            spark(number),
+            others,
+            None,
+            0,
+        )
+    ]
 
 
 def _finding(store: Store, incident: Incident, record: _Record, window_first: int, spark: tuple[float, ...]) -> Finding:

@@ -20,6 +20,7 @@ from hookcore.incidents.standing import Standing, Standings
 from hookcore.incidents.states import NEVER, Flags, Open, Over
 from hookcore.records import Tap
 from hookcore.records.flow import Flow
+from hookcore.records.masks import Masks
 from hookcore.records.vocabulary import is_loss
 
 KEPT_FIRST: Final = 8  # incidents from the beginning of the run
@@ -59,6 +60,8 @@ class Incidents:
     made_room: int = 0  # incidents that were dropped to make room
     alerts_made_room: int = 0  # those among them that were not notes
     without_evidence: int = 0  # incidents whose values around the onset were not kept
+    masks: Masks = field(default_factory=Masks)
+    _known: int = 0  # taps before this frame
     _open: Open | None = None
     _over: list[Over] = field(default_factory=list)
     _unfinished: list[Gathering] = field(default_factory=list)  # the steps after the onset are still to come
@@ -113,9 +116,19 @@ class Incidents:
             self._note_bad(incident, step, bad, nan)
             self._note_fine(step, fine)
 
+    def harmful(self, step: int, bad: Numbers, no_mask: Flags, fine: Numbers, scalars: Mapping[str, float]) -> Flags:
+        """Return which of the affected taps aren't masks. `no_mask` says which can't be one."""
+        if not len(bad) or (no_mask.all() and not self.masks.since):
+            return np.ones(len(bad), bool)
+        if not all(math.isfinite(value) for name, value in scalars.items() if is_loss(name)):
+            no_mask = no_mask | ~np.isin(bad, list(self.masks.since))
+        given = dict(zip(bad.tolist(), no_mask.tolist(), strict=True))
+        found = self.masks.harmful(step, given, fine.tolist, lambda number: self.source.taps[number].kind, self._known)
+        return np.isin(bad, found)
+
     def settle(self, step: int, scalars: Mapping[str, float]) -> None:
         """Finish a frame: name the culprit of its step, and take evidence."""
-        incident = self._open
+        incident, self._known = self._open, len(self.source.taps)
         if incident is None and not self._unfinished:
             return
         with self._lock:

@@ -29,7 +29,6 @@ CODES: Final[dict[torch.dtype, int]] = {
     torch.complex128: cpu.COMPLEX128,
 }
 _MAX_DIMENSIONS: Final = 64
-_NO_SLOTS: Final = np.empty(0, np.intp)
 _RUNTIMES: Final = ("libgomp", "libomp", "libiomp")
 
 
@@ -44,7 +43,8 @@ class CpuArena:
         self.base: Final = -(-self._memory.ctypes.data // 64) * 64
         offset = self.base - self._memory.ctypes.data
         rows = self._memory[offset : offset + capacity * layout.ROW_BYTES].view(layout.ROW_DTYPE)
-        self._bad = rows["cells"][:, layout.NAN_COUNT : layout.NEG_INF_COUNT + 1]
+        self._cells = rows["cells"]
+        self._bad = self._cells[:, layout.NAN_COUNT : layout.NEG_INF_COUNT + 1]
         self._control = np.zeros(cpu.CONTROL_CELLS, np.int64)
         self.control: Final = self._control.ctypes.data
         self._control[cpu.LIMIT] = -1 if sketch_values is None else sketch_values
@@ -90,10 +90,23 @@ class CpuArena:
         self._shape[1 + dims : 1 + 2 * dims] = tensor.stride()
         cpu.observe_strided(tensor.data_ptr(), tensor.numel(), code, self._shape.ctypes.data, row, self.control)
 
-    def bad(self, used: int) -> NDArray[np.intp]:
-        """Return which of the first `used` slots have non-finite values in this step."""
+    def bad(self, used: int, large: float) -> dict[int, bool]:
+        """Return which of the first `used` slots have non-finite values in this step.
+
+        True stands for those that have NaN, or finite values that are `large`.
+        """
         bad = self._bad[:used]
-        return np.flatnonzero(bad.any(axis=1)) if bad.any() else _NO_SLOTS
+        if not bad.any():
+            return {}
+        slots = np.flatnonzero(bad.any(axis=1))
+        cells = self._cells[slots]
+        far = (cells[:, layout.FINITE] > 0) & ((cells[:, layout.MAX] > large) | (cells[:, layout.MIN] < -large))
+        return dict(zip(slots.tolist(), ((bad[slots, 0] > 0) | far).tolist(), strict=True))
+
+    def fine(self, used: int) -> list[int]:
+        """Return which of the first `used` slots have been measured in this step and were finite."""
+        bad: list[int] = np.flatnonzero((self._cells[:used, layout.PARTS] > 0) & ~self._bad[:used].any(axis=1)).tolist()
+        return bad
 
     def pack(self, used: int) -> NDArray[np.int64]:
         """Take everything out of the first `used` rows; see `hookcore.observe.harvest.unpack`."""

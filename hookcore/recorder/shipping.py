@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from hookcore.delivery.sinks import Sink
 from hookcore.recorder.cadence import Cadence, JumpFinder
 from hookcore.recorder.collector import skipped_step
@@ -21,11 +23,13 @@ from hookcore.recorder.taps import TapTable
 from hookcore.recorder.worker import Worker
 from hookcore.records import STATS, Event, Frame, Tap, escaped_in
 from hookcore.records.flow import Flow
+from hookcore.records.masks import LARGE, Masks
 from hookcore.records.vocabulary import OWN, SKIPPED
 
 MAX_UNSENT_EVENTS: Final = 100  # of frames that couldn't be sent
 MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
+_ENDS: Final = [STATS.index("min"), STATS.index("max")]
 
 
 Examine = Callable[[Frame, Sequence[Tap]], Frame]  # a frame, and all taps by their numbers
@@ -49,6 +53,8 @@ class Shipper:
     _examine: Examine | None = None  # runs the user's own rules
     worker: Worker = field(init=False)
     _was_bad: bool = field(default=False, init=False)
+    _masks: Masks = field(default_factory=Masks, init=False)
+    _known: int = field(default=0, init=False)  # taps before this frame
     _unsent_taps: tuple[Tap, ...] = field(default=(), init=False)  # without their names, later numbers would be wrong
     _unsent_events: tuple[Event, ...] = field(default=(), init=False)
     _unsent_flow: Flow | None = field(default=None, init=False)
@@ -119,11 +125,22 @@ class Shipper:
             raw.events += (skipped_step(raw.step),)
 
     def _alarm_if_bad(self, frame: Frame) -> None:
-        bad = bool(frame.stats[:, _BAD_COLUMNS].any()) if len(frame.stats) else self._was_bad
+        bad = self._is_bad(frame) if len(frame.stats) else self._was_bad
+        self._known += len(frame.new_taps)
         if bad and not self._was_bad:
             self._cadence.alarm()
             self._tell_bad(frame.step)
         self._was_bad = bad
+
+    def _is_bad(self, frame: Frame) -> bool:
+        counts = frame.stats[:, _BAD_COLUMNS]
+        if not counts.any():
+            return False
+        taps, rows = self._table.shown_taps(), np.flatnonzero((counts > 0).any(axis=1))
+        no_mask = (counts[rows, 0] > 0) | (np.abs(frame.stats[rows][:, _ENDS]) > LARGE).any(axis=1)
+        bad = dict(zip(frame.taps[rows].tolist(), no_mask.tolist(), strict=True))
+        fine = np.delete(frame.taps, rows).tolist
+        return bool(self._masks.harmful(frame.step, bad, fine, lambda number: taps[number].kind, self._known))
 
     def note_jumps(self, scalars: dict[str, Any]) -> None:
         """Capture the next step if a loss jumps or a number becomes non-finite."""

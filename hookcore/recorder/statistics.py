@@ -20,6 +20,7 @@ from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.taps import TapTable
 from hookcore.records import GRADIENT_KINDS, Kind, Phase, Tap
+from hookcore.records.masks import LARGE, Masks
 
 if TYPE_CHECKING:
     from hookcore.observe.device import DeviceArena, Transfer
@@ -50,6 +51,8 @@ class Statistics:
         self.arena = arena
         self.devices: dict[torch.device, DeviceArena] = {}
         self.table = TapTable(arena.capacity)
+        self._masks = Masks()
+        self._known = 0  # taps before this step
         self._control = arena.control
         self.phases = phases
         self._max_calls = max_calls
@@ -62,6 +65,7 @@ class Statistics:
 
     def begin_step(self) -> None:
         """Let each arena sample other values than in the last step."""
+        self._known = len(self.table.taps)
         self.arena.begin_step()
         for arena in self.devices.values():
             arena.begin_step()
@@ -71,13 +75,20 @@ class Statistics:
         begun = (arena.begin_transfer() for arena in self.devices.values())
         return tuple(transfer for transfer in begun if transfer is not None)
 
-    def first_bad(self, kinds: Collection[Kind]) -> Tap | None:
+    def first_bad(self, kinds: Collection[Kind], step: int, is_whole: bool) -> Tap | None:
         """Return a tap of these kinds with a non-finite value in this step, as measured on the CPU.
 
-        Of the forward pass the first one, else of the backward pass, which visits modules in reverse, the last one.
+        Of the forward pass the first one, else of the backward pass, which visits modules in reverse, the last one. As
+        long as the step isn't whole, infinities may turn out to be those of a mask.
         """
         taps = self.table.taps
-        bad = [tap for slot in self.arena.bad(len(taps)) if (tap := taps[slot]).kind in kinds]
+        found = self.arena.bad(len(taps), LARGE)
+        found = {slot: no_mask for slot, no_mask in found.items() if taps[slot].kind in kinds}
+        if not found or not (is_whole or any(found.values())):
+            return None
+        fine = partial(self.arena.fine, len(taps))
+        harmful = self._masks.harmful(step, found, fine, lambda slot: taps[slot].kind, self._known)
+        bad = [taps[slot] for slot in harmful]
         forward = (tap for tap in bad if tap.kind not in GRADIENT_KINDS)
         return next(forward, bad[-1] if bad else None)
 

@@ -156,7 +156,7 @@ class Steps:
         """Note the end of the pass, even if it raised."""
         if self._current.end_pass(accumulates):
             self._dispatcher.reset_calls()
-            self._look("at the end of a backward pass")
+            self._look("at the end of a backward pass", is_whole=False)
         if not accumulates:
             return
         self._probes.passes.end()
@@ -294,12 +294,12 @@ class Steps:
         if self._current.captured:
             self._dispatcher.look_for_models(self._models.roots)
 
-    def _look(self, where: str) -> None:
+    def _look(self, where: str, is_whole: bool = True) -> None:
         """Let the keeper see a step whose weights are unchanged. Under a scaler, infinite gradients are normal."""
         keeper = self._dispatcher.keeper
         if keeper is not None:
             kinds = _KINDS - GRADIENT_KINDS if self.clock.owners.scalers() else _KINDS
-            keeper.look(partial(self._dispatcher.statistics.first_bad, kinds), where)
+            keeper.look(partial(self._dispatcher.statistics.first_bad, kinds, self.clock.step, is_whole), where)
 
     def begin_step(self) -> None:
         """Decide whether to capture the next step."""

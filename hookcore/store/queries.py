@@ -212,6 +212,10 @@ class Queries(Contents):
         """Return the exact record of every tap that was ever non-finite."""
         return self._parts.ledger.taps()
 
+    def masks(self) -> dict[int, int]:
+        """Return the taps whose infinities do no harm, and the first step of each."""
+        return dict(self._parts.incidents.masks.since)
+
     def nonfinite_since(self, name: str) -> int | None:
         """Return the exact step since which a scalar is NaN or infinite; None if its newest value is finite."""
         lane, known = self._parts.scalar_lanes.get(name), self._parts.scalar_ledger.taps()

@@ -26,6 +26,7 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
+from hookcore.records.masks import LARGE
 from hookcore.records.sketch import rows_of
 from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 from hookcore.store.answers import StepRange, Usage
@@ -35,6 +36,7 @@ from hookcore.store.queries import Queries
 from hookcore.store.schemas import SKIPPED_STEP, later_wins, merge_stats
 from hookcore.store.segments import Floats, Lanes
 
+_ENDS: Final = [STAT_COLUMN["min"], STAT_COLUMN["max"]]
 DEFAULT_BYTES: Final = 512 * 2**20
 
 
@@ -204,9 +206,10 @@ class Store(Queries):
                 self._parts.dropped["rows_of_unknown_taps"] += len(taps) - len(fit)
                 taps, stats, block = taps[fit], stats[fit], rows_of(block, fit)
             if len(taps):
-                self._take_part(frame.step, taps, stats, block)
+                self._take_part(frame, taps, stats, block)
 
-    def _take_part(self, step: int, taps: NDArray[np.uint32], stats: Floats, block: SketchBlock) -> None:
+    def _take_part(self, frame: Frame, taps: NDArray[np.uint32], stats: Floats, block: SketchBlock) -> None:
+        step = frame.step
         absent = np.isnan(stats[:, 0])
         if absent.any():
             stats = np.where(absent[:, None], np.nan, stats)
@@ -221,11 +224,13 @@ class Store(Queries):
         nan = stats[:, STAT_COLUMN["nan"]]
         look = self._parts.ledger.append(step, taps, nan, stats[:, STAT_COLUMN["inf"]])
         if look is not None:
-            bad, with_nan = taps[look.bad], nan[look.bad] > 0
-            if len(bad):  # what a user's function returns is no tensor of the training
-                real = np.array([self._parts.taps[number].kind != PROBE for number in bad.tolist()], bool)
-                bad, with_nan = bad[real], with_nan[real]
-            self._parts.incidents.take(step, look.previous, bad, with_nan, taps[look.fine])
+            incidents, fine, places = self._parts.incidents, taps[look.fine], np.flatnonzero(look.bad)
+            if len(places):  # what a user's function returns is no tensor of the training
+                real = [self._parts.taps[number].kind != PROBE for number in taps[places].tolist()]
+                places = places[np.array(real, bool)]
+                no_mask = (nan[places] > 0) | (np.abs(stats[places][:, _ENDS]) > LARGE).any(axis=1)
+                places = places[incidents.harmful(step, taps[places], no_mask, fine, frame.scalars)]
+            incidents.take(step, look.previous, taps[places], nan[places] > 0, fine)
 
     def _take_scalars(self, frame: Frame) -> None:
         named = {TIME: frame.time_s, **frame.scalars}
