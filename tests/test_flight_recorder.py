@@ -6,14 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from hookcore.dashboard.lives import lives_as, mark_of
+from hookcore.wire import RunInfo
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.lost import ELSEWHERE, ENDED, STUCK, LostMarks
+from hookcore_app.runs.run import GONE_AFTER_S
 from hookcore_app.runs.saved import show_all
 from tests.build import make_info
 from tests.serving import TOKEN, make_batch, make_world, served
@@ -64,7 +69,7 @@ def test_the_last_steps_of_a_training_that_ends_badly_are_shown_and_saved_with_t
     environment = {**os.environ, "HOOKCORE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "HOOKCORE_CAPSULE": "never"}
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(steps=STEPS, end=ENDS[how]))
-    with served(keep=str(folder), lost_after_s=2.0) as server:
+    with served(keep=str(folder), lost_after_s=10_000.0) as server:  # so only the end of the process tells
         environment["HOOKCORE_SERVER"] = server.url
         trainer = subprocess.Popen(
             [sys.executable, str(script), str(now)], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
@@ -137,6 +142,90 @@ def test_a_silent_trainer_is_marked_once_for_each_silence_with_what_is_known_of_
         now = 200.0
         marks.mark()
         assert [ENDED in each for each in messages(world.runs)["one"]] == [False, True]
+
+
+@pytest.fixture
+def marked() -> Iterator[tuple[subprocess.Popen[bytes], RunInfo]]:
+    """A process, and a run of it as its trainer describes it."""
+    with subprocess.Popen(["sleep", "1000"]) as sleeper:
+        try:
+            mark = mark_of(sleeper.pid)
+            yield sleeper, make_info("one", pid=sleeper.pid, host=os.uname().nodename, process=mark)
+        finally:
+            sleeper.kill()
+
+
+@pytest.mark.parametrize("collected", [True, False])
+def test_a_killed_process_is_known_to_be_gone_long_before_its_silence_says_so(
+    marked: tuple[subprocess.Popen[bytes], RunInfo], collected: bool
+) -> None:
+    sleeper, info = marked
+    now = 0.0
+    world = make_world(clock=lambda: now)
+    world.take(make_batch(info, range(3)))
+    marks = LostMarks(world.runs)
+    (run,) = world.runs.all()
+    now = GONE_AFTER_S + 1.0
+    marks.mark()
+    assert (run.state, messages(world.runs)) == ("live", {"one": []})
+    sleeper.kill()
+    if collected:
+        sleeper.wait()
+    wait_for(lambda: lives_as(info.pid, info.process) is False, "the end")
+    marks.mark()
+    assert run.state == "lost"
+    assert [ENDED in each for each in messages(world.runs)["one"]] == [True]
+    world.take(make_batch(info, [3], first=False))  # it was on its way
+    assert run.state == "live"
+    now += GONE_AFTER_S + 1.0
+    marks.mark()
+    assert run.state == "lost"
+
+
+def test_the_last_batch_of_a_process_that_has_ended_is_waited_for(
+    marked: tuple[subprocess.Popen[bytes], RunInfo],
+) -> None:
+    sleeper, info = marked
+    now = 0.0
+    world = make_world(clock=lambda: now)
+    world.take(make_batch(info, range(3)))
+    sleeper.kill()
+    sleeper.wait()
+    now = GONE_AFTER_S - 0.1
+    LostMarks(world.runs).mark()
+    assert world.runs.all()[0].state == "live"
+
+
+@pytest.mark.parametrize("part", [0, 1, 2, 3])
+def test_a_process_elsewhere_is_never_taken_for_one_here(
+    marked: tuple[subprocess.Popen[bytes], RunInfo], part: int
+) -> None:
+    sleeper, info = marked
+    sleeper.kill()
+    sleeper.wait()
+    parts = info.process.split("/")  # the machine, its boot, and the namespaces of numbers and times
+    assert len(parts) == 5
+    assert lives_as(info.pid, info.process) is False
+    parts[part] += "1"
+    assert lives_as(info.pid, "/".join(parts)) is None
+    now = 0.0
+    world = make_world(clock=lambda: now)
+    world.take(make_batch(replace(info, process="/".join(parts)), range(3)))
+    now = GONE_AFTER_S + 1.0
+    LostMarks(world.runs).mark()
+    assert world.runs.all()[0].state == "live"
+    now = 100.0
+    LostMarks(world.runs).mark()
+    assert [ELSEWHERE in each for each in messages(world.runs)["one"]] == [True]
+
+
+def test_a_later_process_with_the_same_number_is_not_the_one_that_ended() -> None:
+    here = mark_of(os.getpid())
+    place, _, started = here.rpartition("/")
+    assert lives_as(os.getpid(), here) is True
+    assert lives_as(os.getpid(), f"{place}/{int(started) - 1}") is False
+    assert lives_as(os.getpid(), "") is None
+    assert lives_as(2**52, f"{place}/1") is False
 
 
 @pytest.mark.parametrize("pid", [0, 2**52])

@@ -67,7 +67,7 @@ def check(batch: Batch) -> None:
 def _check_run(run: RunInfo) -> None:
     _require(_ID.fullmatch(run.id) is not None, "a run's id that is not 1 to 64 letters, digits, '-' and '_'")
     _require(bool(run.key), "a run without a key")
-    _check_texts((run.key, run.name, run.host, run.script, run.keep))
+    _check_texts((run.key, run.name, run.host, run.process, run.script, run.keep))
     _require(len(run.versions) <= MAX_VERSIONS, f"{len(run.versions)} versions")
     _check_texts((*run.versions, *run.versions.values()))
     _require(0 <= run.pid < WHOLE and 0 <= run.memory < WHOLE, "a run's process or memory out of range")

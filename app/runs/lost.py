@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from math import isfinite
 from typing import Final
 
-from .run import Run, say
+from hookcore.dashboard.lives import MAX_PID, lives, lives_as
+
+from .run import GONE_AFTER_S, Run, say
 from .runs import Runs
 
-MAX_PID: Final = 2**22  # Linux has no higher one; a trainer can claim any
 ENDED: Final = (
     "The process no longer exists: a signal killed it (SIGKILL, for example because memory ran out, or SIGTERM), or "
     "native code crashed"
@@ -29,12 +29,18 @@ class LostMarks:
     def mark(self) -> None:
         """Add an event to each run that is newly lost. One whose trainer returns and is lost again gets another."""
         runs = (run for run in self._runs.all() if run.loaded and not run.from_disk and isfinite(run.seen_at))
-        lost = [run for run in runs if run.state == "lost"]
+        lost = [run for run in runs if _is_lost(run)]
         for run in lost:
             if self._marked.get(run.id) != run.seen_at:
                 cause = _cause(run)
                 say(run, "lost", f"{_sentence(run)} {cause}.", "error" if cause == ENDED else "warning")
         self._marked = {run.id: run.seen_at for run in lost}
+
+
+def _is_lost(run: Run) -> bool:
+    if run.state == "live" and run.is_silent(GONE_AFTER_S):
+        run.is_gone = lives_as(run.info.pid, run.info.process) is False
+    return run.state == "lost"
 
 
 def _sentence(run: Run) -> str:
@@ -44,12 +50,8 @@ def _sentence(run: Run) -> str:
 
 
 def _cause(run: Run) -> str:
-    if run.info.host != socket.gethostname() or not 0 < run.info.pid < MAX_PID:
-        return ELSEWHERE
-    try:
-        os.kill(run.info.pid, 0)  # sends nothing
-    except ProcessLookupError:
-        return ENDED
-    except OSError:  # it belongs to another user
-        return STUCK
-    return STUCK
+    info = run.info
+    alive = lives_as(info.pid, info.process)
+    if alive is None and not info.process and info.host == socket.gethostname() and 0 < info.pid < MAX_PID:
+        alive = lives(info.pid)  # a system that doesn't tell more of a process
+    return ELSEWHERE if alive is None else STUCK if alive else ENDED

@@ -37,6 +37,7 @@ Ask = Literal["settings", "snapshot", "inventory", "capsule"]
 State = Literal["live", "ended", "crashed", "interrupted", "lost"]
 STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # most urgent first
 MAX_COMMANDS: Final = 256  # that wait for one trainer
+GONE_AFTER_S: Final = 2.0  # of silence: the last batch of a process that has ended may still be read
 SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
 UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
 
@@ -75,6 +76,7 @@ class Run:
     key_hash: str = ""  # of the trainer that can continue it
     seen_at: float = 0.0
     looked_at: float = float("-inf")
+    is_gone: bool = False  # its process has ended, as far as can be seen from here
     failure: Failure | None = None
     ended_at_step: int | None = None
     acknowledged: int = -1
@@ -135,9 +137,11 @@ class Run:
             return "ended"
         if self.from_disk:
             return "lost"
-        if self.local is None and self.clock() - self.seen_at > self.lost_after_s:
-            return "lost"
-        return "live"
+        return "lost" if self.is_silent(GONE_AFTER_S if self.is_gone else self.lost_after_s) else "live"
+
+    def is_silent(self, seconds: float) -> bool:
+        """Return whether its trainer, in another process, has sent nothing for longer than this."""
+        return self.local is None and self.clock() - self.seen_at > seconds
 
     @property
     def finished(self) -> bool:
@@ -239,7 +243,7 @@ class Run:
                 self.seen_at = self.clock()
                 return self._answer()
             self._notice(batch.counters, is_last=any(isinstance(item, EndItem) for item in batch.items))
-            self.seen_at = self.clock()
+            self.seen_at, self.is_gone = self.clock(), False
             self.info, self.counters = batch.run, batch.counters
             self._newest_command = max(self._newest_command, batch.commands_done)
             while self.commands and self.commands[0].number <= batch.commands_done:

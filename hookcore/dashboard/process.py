@@ -29,6 +29,7 @@ from hookcore.dashboard.home import (
     write_entry,
 )
 from hookcore.dashboard.launch import Dashboard, reap, start
+from hookcore.dashboard.lives import lives
 from hookcore.errors import ServerError
 
 FIND_S: Final = 2.0  # how long to wait for the file with a dashboard's address
@@ -56,7 +57,7 @@ def join_or_start(environment: Mapping[str, str] = os.environ) -> Dashboard:
                 if lock is not None:
                     return start(folder, lock, environment)
             entry = read_entry(folder)
-            if entry is not None and (not entry.pid or _lives(entry.pid)) and is_locked(folder):
+            if entry is not None and (not entry.pid or lives(entry.pid)) and is_locked(folder):
                 return Dashboard(entry.url, entry.token, False, log_of(folder.path))
             if time.monotonic() > deadline:
                 raise _unreadable(folder.path)
@@ -134,13 +135,3 @@ def _unreadable(folder: Path) -> ServerError:
         f"a dashboard runs for this user, but {folder / 'dashboard.json'} has no address: stop the process that "
         f"holds {folder / 'dashboard.lock'} (`fuser` shows it), or set HOOKCORE_HOME to another folder"
     )
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

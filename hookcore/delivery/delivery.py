@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from hookcore.config import AUTO, NO_FOLDER, Settings, token_of
 from hookcore.dashboard.launch import HOST, PORT, Dashboard
+from hookcore.dashboard.lives import mark_of
 from hookcore.dashboard.notices import Notice, post_notice
 from hookcore.dashboard.process import find, find_or_revive, join_or_start
 from hookcore.delivery.http import Address, HttpSink
@@ -47,6 +48,7 @@ def new_run(settings: Settings, versions: dict[str, str]) -> RunInfo:
         name=text_of(settings.name),
         host=text_of(socket.gethostname()),
         pid=os.getpid(),
+        process=mark_of(os.getpid()),
         started_s=now,
         script=text_of(sys.argv[0]) if sys.argv else "",
         versions=versions,

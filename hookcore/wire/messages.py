@@ -25,6 +25,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     host: str = ""
     pid: int = 0
+    process: str = ""  # what tells it from later ones with its number, and from those of other machines
     started_s: float = 0.0
     script: str = ""
     versions: dict[str, str] = {}
