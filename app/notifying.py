@@ -41,7 +41,8 @@ class Lookout:
         runs = [run for run in self._runs.all() if run.loaded and not run.from_disk]
         seen = {}
         for run in runs:
-            before, version = self._seen.get(run.id, _Seen()), run.store.incidents_version
+            before = self._seen.get(run.id, _Seen(events=run.seen_events))
+            version = run.store.incidents_version
             if version != before.incidents:
                 notes += self._of_incidents(run)
             cursor, events = run.store.events_after(before.events)
@@ -57,7 +58,7 @@ class Lookout:
         return [note_about(each, run.id, run.name, self._page_of(run)) for each in heard]
 
     def _of_events(self, run: Run, events: Iterable[Event]) -> list[Note]:
-        new = (each for each in events if each.name in TOLD_EVENTS and each.step > run.known_until)
+        new = (each for each in events if each.name in TOLD_EVENTS)
         muting = run.quiet.muting(run.store)
         heard = (each for each in new if muting(each.name, each.module) is None)
         return [note_about_event(each, run.id, run.name, self._page_of(run)) for each in heard]

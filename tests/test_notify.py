@@ -309,8 +309,13 @@ def test_a_run_that_was_lost_before_a_restart_is_no_news(hook: Webhook) -> None:
     assert run is not None
     run.take(bad_batch(make_info("one"), range(5), bad=9))
     run.store.add_event(Event(4, 1.0, "lost", "The trainer sent nothing more after step 4.", "error"))
-    run.known_until = 4
-    assert world.app.state.notifications._lookout.news() == []
+    run.known_until, run.seen_events = 4, run.store.events_after(0)[0]
+    lookout = world.app.state.notifications._lookout
+    assert lookout.news() == []
+    run.store.add_event(Event(4, 2.0, "lost", "The trainer came back, and sent nothing more again.", "error"))
+    (told,) = lookout.news()
+    assert "came back" in told.sentence
+    assert lookout.news() == []
 
 
 def test_no_page_answer_or_metric_shows_an_address(hook: Webhook) -> None:
