@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from hookcore_app.pages.views.words import KEYS
@@ -248,3 +249,20 @@ def test_everything_in_the_header_is_large_enough_to_hit(visit: Open, paths: Pat
             box = each.bounding_box()
             assert box is not None
             assert min(box["width"], box["height"]) >= 24, each.inner_html()
+
+
+@pytest.mark.parametrize("width", [761, 820, 900, 961])
+def test_the_header_stays_one_line_whatever_the_run_and_its_status_are_called(
+    visit: Open, paths: Paths, width: int
+) -> None:
+    long = {".run-name": "a-name-of-a-run-" * 6, "#status-words": "disconnected · step 1,234,567 · 12.3 ms a step"}
+    with visit(size=(width, 700)) as tab:
+        tab.goto(paths("ended")["hooks"])
+        expect(tab.page.locator("#keys")).to_be_visible()
+        for words in ({}, long):
+            for selector, text in words.items():
+                tab.page.locator(selector).evaluate("(node, text) => { node.textContent = text; }", text)
+            boxes = [each.bounding_box() for each in tab.page.locator("header.top :is(a, button, .pill)").all()]
+            seen = [box for box in boxes if box is not None]
+            assert max(box["y"] + box["height"] for box in seen) < 50
+            assert max(box["x"] + box["width"] for box in seen) <= width
