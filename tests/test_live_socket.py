@@ -294,6 +294,9 @@ def test_the_latest_values_of_too_many_tensors_are_those_of_the_first(monkeypatc
     assert (len(rows.json["rows"]), rows.json["taps"]) == (3, 5)
     assert rows.json["why"].startswith("Only the first 3 of 5 tensors are shown")
     assert latest.values.shape == (5, 3)
+    some = Subscribe(id=1, view="heatmap", kind="output", rows="idx:1-2")
+    rows = bodies_of(run, some, None, mark_of(run))[0]
+    assert (len(rows.json["rows"]), rows.json["taps"]) == (2, 5)
 
 
 def test_the_latest_values_of_a_tensor_with_a_nan_are_nan_and_its_counts_are_not() -> None:

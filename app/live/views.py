@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -77,8 +76,8 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
             told = None  # the reader doesn't have some of the rows
         if told is not None and not len(wanted.numbers) and told.steps.newest < 0 <= now.steps.newest:
             told = None  # the reason for having no rows has changed
-        show = _heatmap if spec.view == "heatmap" else partial(_latest, every)
-        bodies, spec = show(run, spec, wanted, told, now)
+        show = _heatmap if spec.view == "heatmap" else _latest
+        bodies, spec = show(every, run, spec, wanted, told, now)
     if told is None or told.state != now.state:
         last = now.steps.newest if now.steps.newest >= 0 else None
         bodies.append(json_body(StateMessage(run.id, now.state, last), last or 0))
@@ -86,19 +85,21 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
 
 
 def _wanted(selections: Selections, run: Run, spec: Spec) -> tuple[TapList, int]:
-    """Return the selected taps, and their number without the limit."""
+    """Return the selected taps, and how many match."""
     found = selections.get(run.store, spec.kind, spec.match)
+    every = len(found.taps)
     how, first, last = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
     if how == "idx":
         found = found.at(range(len(found.taps))[first : last + 1])
     elif how == "numbers":
         places = np.flatnonzero(np.isin(found.numbers, np.array(spec.rows)))
         found = found.at(places.tolist())
-    every = len(found.taps)
-    return found if how == "fit" or every <= MAX_ROWS else found.at(range(MAX_ROWS)), every
+    return found if how == "fit" or len(found.taps) <= MAX_ROWS else found.at(range(MAX_ROWS)), every
 
 
-def _heatmap(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark) -> tuple[list[Body], Spec]:
+def _heatmap(
+    every: int, run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark
+) -> tuple[list[Body], Spec]:
     how, rows, _ = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
     most = rows if how == "fit" else None
     span = _span(spec, told, now)
@@ -117,7 +118,7 @@ def _heatmap(run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark
         spec = replace(spec, scale=scale_for(spec.scale_kind, heat.worst))
     starts = _starts(len(wanted.taps), most)  # known before there is a step
     groups = np.diff(starts, append=len(wanted.taps))
-    about = _rows(run, spec, wanted, starts, groups)
+    about = _rows(every, run, spec, wanted, starts, groups)
     return [json_body(about, first), _cells(SNAPSHOT, heat, spec, len(starts))], spec
 
 
@@ -174,10 +175,10 @@ def _latest(every: int, run: Run, spec: Spec, wanted: TapList, told: Mark | None
     if told is not None:
         return [body], spec
     each = np.arange(len(wanted.taps))
-    about = _rows(run, spec, wanted, each, np.ones(len(each), np.int64))
+    about = _rows(every, run, spec, wanted, each, np.ones(len(each), np.int64))
     if len(each) < every and spec.rows is None:
         why = f"Only the first {MAX_ROWS:,} of {every:,} tensors are shown: narrow the selection with a filter."
-        about = msgspec.structs.replace(about, taps=every, why=why)
+        about = msgspec.structs.replace(about, why=why)
     return [json_body(about, span[0]), body], spec
 
 
@@ -202,7 +203,7 @@ def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, step: int, values: 
         absent[place, found] = False
 
 
-def _rows(run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> RowsMessage:
+def _rows(every: int, run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> RowsMessage:
     """Return the names of the rows of the snapshot that follows."""
     types = run.store.module_types()
     rows = tuple(
@@ -210,7 +211,7 @@ def _rows(run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> Ro
         for (number, tap), group in zip(wanted.at(starts), groups.tolist(), strict=True)
     )
     why = "" if rows else why_empty(run.store, spec.kind or "")
-    return RowsMessage(run.id, spec.view, spec.kind, spec.stats, len(wanted.taps), rows, why, spec.scale)
+    return RowsMessage(run.id, spec.view, spec.kind, spec.stats, every, rows, why, spec.scale)
 
 
 def _events(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:

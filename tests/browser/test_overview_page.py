@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from hookcore import wire
 from tests.build import make_info
@@ -180,3 +180,20 @@ def test_a_run_without_steps_says_what_it_waits_for(empty_site: Site, browser: A
         expect(tab.page.locator("#figures .empty")).to_contain_text("No step has been captured yet")
         expect(tab.page.locator("#model-empty")).to_contain_text("No steps yet")
         assert tab.axe() == []
+
+
+def test_a_filter_over_more_layers_than_a_page_holds_says_how_many_it_searches(
+    empty_site: Site, browser: Browser
+) -> None:
+    body = wire.encode(make_batch(make_info("one"), range(2), taps=10_003))
+    urllib.request.urlopen(urllib.request.Request(f"{empty_site.url}/api/v1/ingest", body, BATCH)).close()
+    with visiting(browser, empty_site.url) as tab:
+        tab.goto("runs/one")
+        expect(tab.page.locator("#model canvas").first).to_be_visible()
+        expect(tab.page.locator("#model-cut")).to_be_hidden()
+        tab.page.fill("#find", "layer.10002")
+        expect(tab.page.locator("#model-cut")).to_have_text(
+            "The filter searches the first 10,000 of 10,003 layers here."
+        )
+        tab.page.fill("#find", "")
+        expect(tab.page.locator("#model-cut")).to_be_hidden()

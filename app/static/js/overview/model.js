@@ -11,6 +11,8 @@ const MAX_ROWS = 10_000;
 export class ModelPicture {
   /** @type {readonly import("../heat/rows.js").Row[]} */
   #rows = [];
+  /** how many match, also those without a row */
+  #taps = 0;
   #why = "";
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element */
@@ -18,6 +20,7 @@ export class ModelPicture {
     this.page = page;
     this.usual = element.dataset.kind ?? "";
     this.empty = byId("model-empty");
+    this.cut = byId("model-cut");
     this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
     this.finder = new Finder(page, () => this.#choose());
     /** Resolves when the first numbers are drawn. @type {Promise<void>} */
@@ -61,8 +64,9 @@ export class ModelPicture {
   }
 
   /** @param {import("../answers.js").RowsMessage} message */
-  #name({ rows, why = "" }) {
+  #name({ rows, taps, why = "" }) {
     this.#rows = rows;
+    this.#taps = taps;
     this.#why = why;
     this.#choose();
   }
@@ -75,15 +79,13 @@ export class ModelPicture {
       rows.length || !this.finder.ready
         ? ""
         : this.#rows.length
-          ? `No layers match the filter; ${count(this.#rows.length)} are hidden.${this.#isCut ? ` Only the first ${count(MAX_ROWS)} are searched.` : ""}`
+          ? `No layers match the filter; ${count(this.#rows.length)} are hidden.`
           : this.#why;
     this.empty.hidden = !words;
     this.plot.hidden = Boolean(words);
     if (this.empty.textContent !== words) this.empty.textContent = words;
-  }
-
-  get #isCut() {
-    return this.#rows.length === MAX_ROWS && Boolean(this.finder.text);
+    this.cut.hidden = !this.finder.text || this.#taps <= this.#rows.length;
+    this.cut.textContent = `The filter searches the first ${count(this.#rows.length)} of ${count(this.#taps)} layers here.`;
   }
 
   /** @param {import("../heat/rows.js").Row} row @param {number} step */
