@@ -215,6 +215,15 @@ def test_settings_link_to_the_hooks_pages_of_live_runs(client: TestClient) -> No
     assert "runs/new/hooks" not in text  # it has ended
 
 
+def test_settings_begin_with_the_run_that_the_reader_comes_from(client: TestClient) -> None:
+    text = client.get("/settings?run=new").text
+    assert 0 < text.index('href="runs/new/hooks#switches"') < text.index('href="runs/old/hooks#switches"')
+    assert text.count("Back to this run") == 1
+    unknown = client.get("/settings?run=nothing")
+    assert unknown.status_code == 200
+    assert "Back to this run" not in unknown.text
+
+
 def test_settings_show_memory_versions_and_licenses(client: TestClient) -> None:
     text = client.get("/settings").text
     assert "of 2 GB used" in text

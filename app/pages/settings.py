@@ -19,7 +19,7 @@ from ..figures.numerals import size
 from ..formats import plain
 from ..runs import Run
 from ..settings import ServerSettings
-from .page import Page
+from .page import Page, Text
 
 SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile", "notify"})
 SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})
@@ -64,14 +64,16 @@ class SettingsPage(Page):
     name = "settings"
     path = "/settings"
 
+    run: Text = ""  # the one that the reader comes from
+
     def values(self) -> dict[str, Any]:
         """Return the live runs, the server's settings, memory, packages, and diagnostics."""
         runs, state = self.runs, self.request.app.state
-        every = runs.all()
+        every = sorted(runs.all(), key=lambda each: each.id != self.run)
         shares = [share_of(each) for each in every if each.loaded]
         diagnostics = diagnostics_of(state.settings, shares)
         return {
-            "trainings": [each for each in every if each.state == "live"] or every[:1],
+            "trainings": [each for each in every if each.state == "live" or each.id == self.run] or every[:1],
             "shares": shares,
             "taken": sum(share.nbytes for share in shares),
             "memory": state.settings.memory,
