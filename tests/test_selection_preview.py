@@ -51,6 +51,19 @@ def switch(before: Patterns, *paths: str, on: bool, whole: bool = False) -> Patt
     return after
 
 
+def test_a_shared_module_is_selected_by_each_of_its_paths() -> None:
+    store = Store(2**22)
+    store.describe(
+        [
+            ModuleRecord("Net", "Net", None),
+            ModuleRecord("Net/encoder", "Linear", "Net", aliases=("Net/decoder",)),
+            ModuleRecord("Net/head", "Linear", "Net"),
+        ]
+    )
+    assert selected(Patterns(("decoder",)), settings_facts(store)) == ["Net/encoder"]
+    assert selected(Patterns(exclude=("decoder",)), settings_facts(store)) == ["Net", "Net/head"]
+
+
 # A busy machine is no failure.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PATTERNS = st.lists(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.records import TENSOR_KINDS
+from hookcore.records import TENSOR_KINDS, Command
 from tests.harness import Key, assert_stats, digest, read_step, watch
 
 ATTACH = ("global", "module")
@@ -146,6 +146,44 @@ def test_a_removed_module_is_in_the_coverage_with_the_reason() -> None:
         coverage = {item.path: item for item in watcher.coverage()}
     assert "no longer part of the model" in coverage["2"].reason
     assert coverage["2"].captured
+
+
+class Tied(nn.Module):
+    """A model with one layer at two paths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.decoder = nn.Sequential(self.encoder[0], nn.Tanh())
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.decoder(self.encoder(batch))
+        return found
+
+
+def test_a_pattern_matches_a_shared_module_by_each_of_its_paths() -> None:
+    def train(model: nn.Module) -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        watcher.step()
+
+    model, later = Tied(), nn.Linear(4, 4)
+    with watch(model, include=["decoder.*"], kinds={"output"}) as watcher:
+        train(model)
+        for part in (model.encoder, model.decoder):
+            part.append(later)
+        train(model)
+        watcher.flush()
+        assert {key[0] for key in read_step(watcher, 0)} == {"encoder.0", "decoder.1"}
+        assert {key[0] for key in read_step(watcher, 1)} >= {"encoder.0", "encoder.2", "decoder.1"}
+        watcher._recorder.on_command(Command(1, "settings", changes={"exclude": ["decoder.0"]}))
+        train(model)
+        train(model)
+        watcher.flush()
+        assert "encoder.0" not in {key[0] for key in read_step(watcher, 3)}
+    with watch(model, exclude=["decoder.0"], kinds={"output"}) as watcher:
+        train(model)
+        watcher.flush()
+        assert "encoder.0" not in {key[0] for key in read_step(watcher, 0)}
 
 
 def test_patterns_apply_to_a_modules_new_path() -> None:

@@ -100,9 +100,11 @@ def settings_facts(store: Store) -> dict[str, Facts]:
     """Return facts by full path. Their own paths begin below their root, because settings apply to each model."""
     modules, facts = store.modules(), store.facts()
     roots = [module.path for module in modules if module.parent is None and module.path]
-    return {
-        module.path: replace(facts[module.path], path=_below_root(module.path, roots), aliases=()) for module in modules
-    }
+    found = {}
+    for module in modules:
+        path, *others = (_below_root(each, roots) for each in (module.path, *module.aliases))
+        found[module.path] = replace(facts[module.path], path=path, aliases=tuple(others))
+    return found
 
 
 def _below_root(path: str, roots: Iterable[str]) -> str:

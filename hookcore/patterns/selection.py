@@ -15,6 +15,7 @@ from hookcore.errors import PatternError
 from hookcore.patterns.grammar import STRUCTURE, Facts, Test, parse
 
 _SHOWN_NAMES: Final = 5
+_NO_ALIASES: Final[Mapping[str, tuple[str, ...]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,12 @@ def select(
     exclude: Sequence[Pattern] = (),
     *,
     strict: bool = True,
+    aliases: Mapping[str, tuple[str, ...]] = _NO_ALIASES,
 ) -> Selection:
     """Select among `modules` (dotted path to module; "" is the root): everything in `include` that isn't in `exclude`.
 
-    No `include` means every module. `leaves` contains the paths without child modules. A malformed pattern raises
+    No `include` means every module. `leaves` contains the paths without child modules, and `aliases` the other paths of
+    shared ones, which match like the first. A malformed pattern raises
     PatternError. A pattern without a match also does, unless `strict` is off, for models that are not all known yet.
     """
     types: dict[type, tuple[str, ...]] = {}
@@ -59,7 +62,7 @@ def select(
     for path, module in modules.items():
         cls = type(module)
         names = types.setdefault(cls, tuple(base.__name__ for base in cls.__mro__))
-        facts[path] = Facts(path, names, cls, path == "", path in leaves)
+        facts[path] = Facts(path, names, cls, path == "", path in leaves, aliases.get(path, ()))
     return select_among(facts, include, exclude, strict=strict)
 
 

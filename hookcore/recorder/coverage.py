@@ -13,6 +13,7 @@ from hookcore.hooks.compiled import clean_path, compiled_functions, has_compiled
 from hookcore.internals import no_forward
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root
+from hookcore.recorder.selecting import paths_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
@@ -52,15 +53,13 @@ def records_of(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
     top = root.ref()
     if top is None:
         return
-    aliases: dict[int, list[str]] = {}
-    for path, module in walk(top, every_path=True):
-        aliases.setdefault(id(module), []).append(joined(root.name, clean_path(path)))
+    aliases = paths_of(root)
     for path, module in walk(top):
         clean = clean_path(path)
         sizes = [
             (p.numel(), p.requires_grad) for p in parameters_of(module) if not isinstance(p, nn.UninitializedParameter)
         ]
-        full, *others = dict.fromkeys(aliases[id(module)])
+        full, *others = dict.fromkeys(joined(root.name, each) for each in aliases[id(module)])
         yield ModuleRecord(
             path=full,
             type=type(module).__name__,

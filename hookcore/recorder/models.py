@@ -21,7 +21,7 @@ from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root
-from hookcore.recorder.selecting import LaterModules, leaves_of, modules_of
+from hookcore.recorder.selecting import Aliases, LaterModules, aliases_of, leaves_of, modules_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
@@ -66,7 +66,8 @@ class Models:
         module = unwrap(module)
         root = Root(module, name)
         modules = modules_of(root)
-        selection = select(modules, leaves_of(modules), self._settings.include, self._settings.exclude)
+        patterns = self._settings.include, self._settings.exclude
+        selection = select(modules, leaves_of(modules), *patterns, aliases=aliases_of(root))
         self._plan_all(root, {path: (child, selection.reason(path)) for path, child in modules.items()})
         self.roots = [*(known for known in self.roots if known.ref() is not None), root]
         self._changed()
@@ -126,7 +127,7 @@ class Models:
     def _follow(self, root: Root) -> None:
         """Update the plans of a model to its tree. Captured data keeps its name."""
         plans, modules = self.plans.by_id, modules_of(root)
-        selection = LaterModules(self._settings)
+        selection = LaterModules(self._settings, root)
         mine = [(key, plan) for key, plan in list(plans.items()) if plan.root is root]
         calls = self._gone | {plan.path: plan.counts.training for _, plan in mine}
         paths = {id(module): path for path, module in modules.items()}
@@ -158,16 +159,20 @@ class Models:
         choice: Choice = []
         unmatched: set[str] | None = None
         everything: dict[str, nn.Module] = {}
+        aliases: Aliases = {}
+        patterns = settings.include, settings.exclude
         for root in self.roots:
             modules = modules_of(root)
-            selection = select(modules, leaves_of(modules), settings.include, settings.exclude, strict=False)
+            own = aliases_of(root)
+            selection = select(modules, leaves_of(modules), *patterns, strict=False, aliases=own)
             missing = set(selection.unmatched)
             unmatched = missing if unmatched is None else unmatched & missing
             everything |= modules
+            aliases |= own
             plans = ((self.plans.by_id.get(id(module)), path) for path, module in modules.items())
             choice += [(plan, selection.reason(path)) for plan, path in plans if plan is not None]
         if unmatched:
-            select(everything, leaves_of(everything), settings.include, settings.exclude)
+            select(everything, leaves_of(everything), *patterns, aliases=aliases)
         return choice
 
     def rechoose(self, settings: Settings, choice: Choice) -> None:
@@ -182,13 +187,15 @@ class Models:
 
     def _planned_since(self, choice: Choice) -> Choice:
         """Return modules that were added after the selection."""
-        chosen, selection = {id(plan) for plan, _ in choice}, LaterModules(self._settings)
+        chosen = {id(plan) for plan, _ in choice}
         later = [plan for plan in self.plans.live() if id(plan) not in chosen]
-        return [
-            (plan, selection.reason("" if plan.is_root else plan.path.removeprefix(f"{plan.root.name}/"), module))
-            for plan in later
-            if (module := plan.ref()) is not None
-        ]
+        selection = {root: LaterModules(self._settings, root) for root in {plan.root for plan in later}}
+        found = []
+        for plan in later:
+            if (module := plan.ref()) is not None:
+                path = "" if plan.is_root else plan.path.removeprefix(f"{plan.root.name}/")
+                found.append((plan, selection[plan.root].reason(path, module)))
+        return found
 
     def paths(self) -> set[str]:
         """Return the path of every plan."""

@@ -11,19 +11,20 @@ from hookcore.patterns import select
 from hookcore.recorder.roots import Root
 from hookcore.recorder.tree import walk
 
+Aliases = dict[str, tuple[str, ...]]
+
 
 class LaterModules:
     """Selects modules that came later: the patterns hold for them, but none of them has to match."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, root: Root) -> None:
+        self._patterns, self._aliases = (settings.include, settings.exclude), aliases_of(root)
 
     def reason(self, path: str, module: nn.Module) -> str:
         """Return why a module is left out, or an empty string."""
         leaves = set() if module._modules else {path}
-        chosen = self._settings
         try:
-            return select({path: module}, leaves, chosen.include, chosen.exclude, strict=False).reason(path)
+            return select({path: module}, leaves, *self._patterns, strict=False, aliases=self._aliases).reason(path)
         except PatternError:
             return "matched by no include pattern"
 
@@ -32,6 +33,19 @@ def modules_of(root: Root) -> dict[str, nn.Module]:
     """Return the modules of a model by path."""
     top = root.ref()
     return {} if top is None else {clean_path(path): child for path, child in walk(top)}
+
+
+def paths_of(root: Root) -> dict[int, list[str]]:
+    """Return all paths of each module of a model, by the module's identity."""
+    top, paths = root.ref(), dict[int, list[str]]()
+    for path, module in () if top is None else walk(top, every_path=True):
+        paths.setdefault(id(module), []).append(clean_path(path))
+    return paths
+
+
+def aliases_of(root: Root) -> Aliases:
+    """Return the other paths of each module that a model has more than once, by its first path."""
+    return {first: tuple(others) for first, *others in paths_of(root).values() if others}
 
 
 def leaves_of(modules: dict[str, nn.Module]) -> set[str]:
