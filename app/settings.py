@@ -62,7 +62,7 @@ class ServerSettings:
         "addresses in the form of the library apprise, such as slack://A/B/C, that get a message about each incident; "
         "they are secrets, which the variable keeps out of process lists",
     )
-    rules: str = _setting(
+    rules_file: str = _setting(
         "", "Python file with rules of your own, which this server runs over all runs that it receives"
     )
     dashboard: bool = _setting(False, "run as this user's dashboard, which saves each run where its trainer says")
@@ -81,6 +81,11 @@ class ServerSettings:
     def of(cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ServerSettings:
         """Return settings from arguments (text or values), then HOOKCORE_ variables, then defaults."""
         values: dict[str, Any] = {}
+        if (old := environment.get("HOOKCORE_RULES", "")).endswith(".py"):
+            raise ArgumentError(
+                f"HOOKCORE_RULES={old!r} is a file, but HOOKCORE_RULES is the thresholds of a training: use "
+                "HOOKCORE_RULES_FILE for the rules of a server"
+            )
         for each in fields(cls):
             raw = given.get(each.name)
             if raw is None:
@@ -103,7 +108,7 @@ def _read(name: str, raw: Any, default: Any) -> Any:
             return AUTO if str(raw).lower() == AUTO else ""
         return (
             str(Path(raw).expanduser())
-            if name in ("keep", "certfile", "keyfile", "rules") and raw
+            if name in ("keep", "certfile", "keyfile", "rules_file") and raw
             else type(default)(raw)
         )
     except (TypeError, ValueError, AttributeError, KeyError) as error:

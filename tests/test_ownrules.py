@@ -289,10 +289,17 @@ def test_a_file_must_have_rules(tmp_path: Path) -> None:
         rules_in(tmp_path / "none.py")
 
 
+def test_thresholds_and_the_file_of_a_server_have_variables_of_their_own() -> None:
+    both = {"HOOKCORE_RULES": "dead-relu=off", "HOOKCORE_RULES_FILE": "/a/rules.py"}
+    assert ServerSettings.of({}, both).rules_file == "/a/rules.py"
+    with pytest.raises(ArgumentError, match="use HOOKCORE_RULES_FILE for the rules of a server"):
+        ServerSettings.of({}, {"HOOKCORE_RULES": "/a/rules.py"})
+
+
 def test_a_server_runs_its_file_over_runs_and_saves_what_it_finds(tmp_path: Path) -> None:
     path = tmp_path / "rules.py"
     path.write_text(FILE.replace("> 10", ">= 0"))
-    world = start(ServerSettings(keep=str(tmp_path / "runs"), rules=str(path)), 0)
+    world = start(ServerSettings(keep=str(tmp_path / "runs"), rules_file=str(path)), 0)
     world.take(batch(INFO, range(3), first=True))
     told = world.client.get(f"/api/v1/incidents?run={INFO.id}").json()["incidents"]
     told = [each for each in told if each["rule"] == "own-large"]

@@ -39,7 +39,7 @@ class Runs:
         self.settings = settings
         self.changes = Changes()
         self.disk: Disk | None = None
-        self._own_rules = rules_in(settings.rules) if settings.rules else ()
+        self._own_rules = rules_in(settings.rules_file) if settings.rules_file else ()
         self._clock = clock
         self._lock = threading.Lock()
         self._loading = threading.Lock()  # one run at a time is loaded from disk

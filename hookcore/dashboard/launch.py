@@ -25,7 +25,7 @@ CONNECT_S: Final = 1.0
 BACKLOG: Final = 512
 SAFE_PATH: Final = ("-P",) if sys.version_info >= (3, 11) else ()  # imports nothing from the working directory
 # A dashboard serves only this machine, and doesn't use the settings of a training.
-_NOT_FOR_THE_SERVER: Final = ("HOST", "CERTFILE", "KEYFILE", "ROOT_PATH", "URL")
+_NOT_FOR_THE_SERVER: Final = ("HOST", "CERTFILE", "KEYFILE", "ROOT_PATH", "URL", "RULES_FILE")
 
 
 @dataclass(frozen=True, slots=True)
