@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Axis, axisOf, steady } from "../../app/static/js/plot/axis.js";
+import { Axis, axisOf } from "../../app/static/js/plot/axis.js";
 import { csvOf, fileName, jsonOf } from "../../app/static/js/plot/files.js";
 import { LineFigure } from "../../app/static/js/plot/lines.js";
 import { hasPython, pythonOf } from "../../app/static/js/plot/python.js";
@@ -127,11 +127,6 @@ test("an axis of nothing, of one value and of zeros can be drawn", () => {
       assert.ok(axis.ticks().every(({ at }) => Number.isFinite(at)));
     }
   }
-});
-
-test("steady values are round and within", () => {
-  assert.deepEqual(steady(0, 1, 5), [0, 0.2, 0.4, 0.6, 0.8, 1]);
-  assert.deepEqual(steady(-3, 7, 4), [-2.5, 0, 2.5, 5]);
 });
 
 test("a hole parts the line and its band; nothing is drawn across it", () => {

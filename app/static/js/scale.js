@@ -14,12 +14,12 @@ export class Scale {
     this.high = high;
     /** A symlog scale is straight between minus and plus this. */
     this.linear = Math.max(Math.abs(low), Math.abs(high)) / 10 ** DECADES || 1;
-    this.from = this.#bend(low);
-    this.span = this.#bend(high) - this.from || 1;
+    this.from = this.bend(low);
+    this.span = this.bend(high) - this.from || 1;
   }
 
-  /** @param {number} value */
-  #bend(value) {
+  /** The value as distances on the scale count it. @param {number} value */
+  bend(value) {
     if (this.kind === "linear") return value;
     if (this.kind === "log") return Math.log10(Math.max(LEAST, Math.abs(value)));
     return Math.sign(value) * Math.log10(1 + Math.abs(value) / this.linear);
@@ -27,13 +27,17 @@ export class Scale {
 
   /** Where a value is: 0 at the low end, 1 at the high one, and no further; NaN for NaN. @param {number} value */
   place(value) {
-    const place = (this.#bend(value) - this.from) / this.span;
+    const place = (this.bend(value) - this.from) / this.span;
     return Math.min(1, Math.max(0, place));
   }
 
   /** The value at a place. @param {number} place */
   value(place) {
-    const bent = this.from + place * this.span;
+    return this.unbend(this.from + place * this.span);
+  }
+
+  /** The value of what `bend` returns. @param {number} bent */
+  unbend(bent) {
     if (this.kind === "linear") return bent;
     if (this.kind === "log") return 10 ** bent;
     return Math.sign(bent) * this.linear * (10 ** Math.abs(bent) - 1);

@@ -1,7 +1,8 @@
 // @ts-check
 /** What a chart of lines is made of: traces and layout for Plotly, words and a table for readers. No DOM. */
 import { count } from "../format.js";
-import { axisOf, steady } from "./axis.js";
+import { evenTicks } from "../scale.js";
+import { axisOf } from "./axis.js";
 import { drawn } from "./thin.js";
 import { tracesOf } from "./traces.js";
 import { summaryOf, tableOf } from "./words.js";
@@ -111,7 +112,7 @@ function rangeOf(span, many) {
  */
 function layoutOf(figure, axis, colors, width, height, alone) {
   const [from, to] = figure.range;
-  const steps = steady(from, to, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
+  const steps = evenTicks(from, to, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
   const ticks = axis.ticks(Math.max(3, Math.floor(height / 42)));
   const common = {
     gridcolor: colors.line,
