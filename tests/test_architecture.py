@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "incidents": {"records"},
     "store": {"errors", "records", "config", "patterns", "incidents"},
     "findings": {"errors", "records", "incidents", "store"},
-    "delivery": {"errors", "records", "config", "wire", "dashboard", "store", "findings"},
+    "delivery": {"incidents", "errors", "records", "config", "wire", "dashboard", "store", "findings"},
     "notify": {"errors", "records"},
     "archive": {"errors", "records", "wire", "store", "delivery"},
     "answers": {"errors", "records", "wire", "store", "incidents"},

@@ -104,6 +104,7 @@ class Explainer:
             state=state,
             failure="" if kept is None or state == "running" else kept.failure,
             explanation=None if kept is None or state == "running" else kept.explanation,
+            incident=str((about.get("occasion") or {}).get("incident", "")),
         )
 
     # The child

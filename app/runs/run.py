@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, Protocol
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
 from hookcore.findings import Choices, Finding, FindingsCache, changed, read_choices
+from hookcore.incidents import FirstError, Incident
 from hookcore.ownrules import OwnRules
 from hookcore.reading import Mute, Quiet, StoreReader
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
@@ -98,6 +99,7 @@ class Run:
     rule_changes: list[tuple[int, Choices]] = field(default_factory=list)  # of thresholds, by the step before them
     own: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
     edits: int = 0  # of name, notes, acknowledgements, and mutes
+    _first_error: FirstError = field(default_factory=FirstError)
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _newest_command: int = -1  # the highest number of a command, of this server or an earlier one
     _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
@@ -178,6 +180,17 @@ class Run:
                     self.local(command)
         return commands
 
+    def _ask_for_step(self) -> None:
+        """Ask the trainer to save a step after the run's first error. Its settings and limits decide about that."""
+        if self.finished:
+            return
+        occasion = self._first_error.news(self.store, self._is_muted)
+        if occasion is not None:
+            self.ask("capsule", occasion=occasion)
+
+    def _is_muted(self, incident: Incident) -> bool:
+        return self.quiet.muting(self.store)(incident.rule, incident.culprit.tap.module) is not None
+
     def _enqueue(self, commands: Sequence[Command]) -> None:
         """Queue commands until the trainer fetches them; if too many wait, drop and count the oldest."""
         self.commands.extend(commands)
@@ -251,6 +264,8 @@ class Run:
             known = self.store.taps_announced
             if batch.taps_from <= known:
                 self._take_all(batch, batch.taps[known - batch.taps_from :])
+        self._ask_for_step()
+        with self.lock:
             answer = self._answer()
         self.changes.tell()
         return answer
@@ -316,6 +331,7 @@ class Run:
         with self.lock:
             self.seen_at = self.clock()
             self._keep(record)
+        self._ask_for_step()
         self.changes.tell()
 
     def _keep(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:

@@ -63,6 +63,7 @@ class Explanation(Answer, frozen=True):
     exact: Annotated[bool, Meta(description="whether the outputs were equal to the training's, to the bit")]
     differences: Annotated[tuple[str, ...], Meta(description="what was not, or couldn't be compared")]
     error: Annotated[str, Meta(description="the exception that the step raised")]
+    above: Annotated[float | None, Meta(description="magnitudes above it counted as bad, too")] = None
 
 
 class Capsule(Answer, frozen=True):
@@ -79,6 +80,7 @@ class Capsule(Answer, frozen=True):
     state: State
     failure: Annotated[str, Meta(description="why it could not be explained")]
     explanation: Explanation | None
+    incident: Annotated[str, Meta(description="the id of the incident after which it was asked for; empty if none")]
 
 
 class Capsules(Answer, frozen=True):

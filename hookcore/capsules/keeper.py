@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from hookcore.capsules.call import Call, Members, alias_of, aliases_in, has_data, is_traced, state_of, versions_of
+from hookcore.capsules.call import Call, Members, alias_of, aliases_in, has_data, is_traced, versions_of
 from hookcore.capsules.conditions import autocast_types
 from hookcore.capsules.content import about, step_of
 from hookcore.capsules.file import write_capsule
 from hookcore.capsules.frames import RecentFrames
+from hookcore.capsules.kept import KeptModel, bytes_of
 from hookcore.config import Capsule
 from hookcore.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old
 from hookcore.errors import CapsuleError
@@ -32,15 +33,15 @@ from hookcore.observe.generators import device_generators
 from hookcore.observe.plain import unseen
 from hookcore.recorder.keeper import Emit, FirstBad
 from hookcore.recorder.outputs import find_tensors
-from hookcore.records import ROOT, Frame
+from hookcore.records import ROOT, Frame, Occasion
 
 MAX_WRITTEN: Final = 3  # capsules of one run
 MAX_FAILED: Final = 3  # attempts
 MAX_MODELS: Final = 8  # whose newest calls are kept
+MAX_TURNS: Final = 16  # captured steps of other models, such as a GAN's other half
 _NOT_CALLED: Final = "the training called no model that contains it, or the step was not captured"
 HELD_BYTES: Final = 64 << 20  # of outputs and their gradients, if a call's arguments take less
 _NOTHING_TO_HIDE: Final = contextlib.nullcontext()
-_SMALL_BYTES: Final = 1 << 16  # of a buffer: the operator of BatchNorm changes its own without counting versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,54 +53,17 @@ class CapsulePlan:
     max_bytes: int
 
 
-@dataclass(slots=True)
-class _Model:
-    """A model that is called itself. Between its calls, no tensor is kept alive."""
-
-    ref: weakref.ref[nn.Module]
-    path: str
-    members: Members
-    moving: set[str] = field(default_factory=set)  # buffers that were seen to change
-    still: dict[str, tuple[int, int]] = field(default_factory=dict)  # the states of large ones
-    call: Call | None = None
-    runs: bool = False
-
-    def contains(self, path: str) -> bool:
-        """Return whether a module is a part of it."""
-        return not self.path or path == self.path or path.startswith((f"{self.path}.", f"{self.path}/"))
-
-    def copies_of_buffers(self) -> dict[str, Tensor]:
-        """Return copies of the small ones, and of those that were seen to change."""
-        copies = {}
-        for name, buffer in self.members.buffers():
-            small = _bytes((buffer,)) <= _SMALL_BYTES
-            known = name in self.still
-            if not small and self._moved(name, buffer) and known:
-                self.moving.add(name)
-            if small or name in self.moving:
-                copies[name] = buffer.detach().clone()
-        return copies
-
-    def changed(self, call: Call) -> list[str]:
-        """Return the buffers that changed since the call began and were not copied."""
-        others = ((name, buffer) for name, buffer in self.members.buffers() if name not in call.buffers)
-        return [f"buffer {name}" for name, buffer in others if self._moved(name, buffer)]
-
-    def _moved(self, name: str, buffer: Tensor) -> bool:
-        state = state_of(buffer)
-        moved = self.still.get(name) != state
-        self.still[name] = state
-        return moved
-
-
 class CapsuleKeeper:
     """The keeper of one watch. `step` returns the number of the running step, `structure` that of the models' trees."""
 
     def __init__(self, plan: CapsulePlan, step: Callable[[], int], emit: Emit, structure: Callable[[], int]) -> None:
         self._plan, self._step, self._emit, self._structure = plan, step, emit, structure
-        self._models: dict[int, _Model] = {}
+        self._models: dict[int, KeptModel] = {}
         self._seen = -1  # the structure that they belong to
         self._asked = False
+        self._occasion: Occasion | None = None  # the incident after which a step is to be saved
+        self._turns = 0  # captured steps that it waits for
+        self._tried = -1  # the newest step that was to be saved
         self._late = -1  # a step in which a device measured non-finite values
         self._bad, self._was_bad = False, False  # in this step, and in the one before
         self._looked = False
@@ -111,16 +75,31 @@ class CapsuleKeeper:
     @property
     def armed(self) -> bool:
         """Whether calls are kept."""
-        if self._asked:
-            return True
-        return self._plan.when != "never" and len(self.written) < MAX_WRITTEN and self.failed < MAX_FAILED
-
-    def ask(self) -> None:
-        """Write the next step that is captured. Any thread may call it."""
-        self._asked = True
+        return self._asked or (self._plan.when != "never" and self._may_write)
 
     @property
-    def _all(self) -> list[_Model]:
+    def _may_write(self) -> bool:
+        return len(self.written) < MAX_WRITTEN and self.failed < MAX_FAILED
+
+    def ask(self, occasion: Occasion | None = None) -> bool:
+        """Write the next step that is captured. After an incident, only if it may, and if no step since was tried.
+
+        Any thread may call it. A server that was restarted may ask again.
+        """
+        if occasion is None:
+            self._asked = True
+            return True
+        if self._plan.when != "error" or occasion.step <= self._tried:
+            return False
+        if not self._may_write:
+            why = f"{len(self.written)} steps of this run were saved already, and {self.failed} could not be"
+            self._miss(_reason_of(occasion), why)
+            return False
+        self._occasion, self._turns = occasion, MAX_TURNS
+        return True
+
+    @property
+    def _all(self) -> list[KeptModel]:
         """The called models, as they are now: another thread may call another one."""
         return list(self._models.values())
 
@@ -157,13 +136,13 @@ class CapsuleKeeper:
             )
             known.runs = True
 
-    def _known(self, path: str, model: nn.Module) -> _Model:
+    def _known(self, path: str, model: nn.Module) -> KeptModel:
         if self._seen != self._structure():
             self._seen = self._structure()
             self._models.clear()
         known = self._models.pop(id(model), None)
         if known is None or known.ref() is not model:
-            known = _Model(weakref.ref(model), path, Members(model))
+            known = KeptModel(weakref.ref(model), path, Members(model))
         if len(self._models) >= MAX_MODELS:
             self._models.pop(next(iter(list(self._models))), None)  # the one that was called longest ago
         self._models[id(model)] = known
@@ -180,9 +159,9 @@ class CapsuleKeeper:
             return
         with _unseen():
             outputs = [(place, each) for place, each in find_tensors(output) if has_data(each)]
-            used = _bytes(each for _, each in outputs)
+            used = bytes_of(each for _, each in outputs)
             if used > limit:
-                limit = max(limit, _bytes(each for _, each in find_tensors((call.args, call.kwargs))))
+                limit = max(limit, bytes_of(each for _, each in find_tensors((call.args, call.kwargs))))
             if used > limit:
                 call.unkept.append(f"the outputs and their gradients, which take more than {limit >> 20} MiB")
                 return
@@ -195,9 +174,7 @@ class CapsuleKeeper:
         """Write the step if it is asked for, or if something is non-finite in it that was finite in the last one."""
         if not self.armed:
             return
-        if self._asked:
-            self._asked = False
-            self._write("asked for", None)
+        self._give(is_end=False)
         self._looked = True
         if self._plan.when != "error" or self._bad:
             return
@@ -216,13 +193,24 @@ class CapsuleKeeper:
 
     def end_step(self) -> None:
         """Let go of the step."""
-        if self._asked and any(each.call is not None for each in self._all):
-            self._asked = False
-            self._write("asked for", None)
+        if any(each.call is not None for each in self._all):
+            self._give(is_end=True)
         if self._looked:
             self._looked, self._was_bad, self._bad = False, self._bad, False
         for each in self._all:
             each.call, each.runs = None, False
+
+    def _give(self, is_end: bool) -> None:
+        """Write the step if it was asked for; after an incident, the first one that calls the model of its culprit."""
+        occasion = self._occasion
+        if occasion is not None and (self._of(occasion.module) is not None or (is_end and self._turns <= 0)):
+            self._occasion = None
+            self._write(_reason_of(occasion), occasion.module, occasion)
+        self._turns -= is_end
+        if self._asked:
+            self._asked = False
+            if self._tried != self._step():
+                self._write("asked for", None)
 
     def alarm(self, step: int) -> None:
         """Note that a device measured non-finite values in an earlier step."""
@@ -244,7 +232,8 @@ class CapsuleKeeper:
 
     # The capsule
 
-    def _write(self, reason: str, module: str | None) -> None:
+    def _write(self, reason: str, module: str | None, occasion: Occasion | None = None) -> None:
+        self._tried = self._step()
         known = self._of(module)
         model = None if known is None else known.ref()
         if known is None or known.call is None or model is None:
@@ -252,7 +241,7 @@ class CapsuleKeeper:
             return
         try:
             with unseen():
-                path, size = self._save(known, model, known.call, reason)
+                path, size = self._save(known, model, known.call, reason, occasion)
         except Exception as error:
             self.failed += 1
             self._miss(reason, f"{type(error).__name__}: {error}")
@@ -264,8 +253,10 @@ class CapsuleKeeper:
         replay = f"To find the operator and the line: hookcore replay {path}"
         self._emit("capsule", f"{saved} {replay}{old}", "info", known.path)
 
-    def _save(self, known: _Model, model: nn.Module, call: Call, reason: str) -> tuple[Path, int]:
-        weights = _bytes(each for each in known.members.weights() if each is not None)
+    def _save(
+        self, known: KeptModel, model: nn.Module, call: Call, reason: str, occasion: Occasion | None
+    ) -> tuple[Path, int]:
+        weights = bytes_of(each for each in known.members.weights() if each is not None)
         if weights > self._plan.max_bytes:
             raise CapsuleError(f"the weights take {weights:,} bytes, more than capsule_size={self._plan.max_bytes:,}")
         folder = self._plan.folder()
@@ -273,11 +264,14 @@ class CapsuleKeeper:
         described = about(model, call, reason, self._step())
         described["changed"] += known.changed(call)
         described["frames"] = self._recent.steps
+        if occasion is not None:
+            described["occasion"] = asdict(occasion)
+            described["reason"] += f"; this is step {self._step():,}, with its weights {described['weights']}"
         frames = self._recent.packed() if described["frames"] else None
         path = path_of(folder, self._step())
         return path, write_capsule(path, described, step_of(model, call), self._plan.max_bytes, frames)
 
-    def _of(self, module: str | None) -> _Model | None:
+    def _of(self, module: str | None) -> KeptModel | None:
         """Return the called model that contains a module; without one, the model that was called last."""
         held = [each for each in self._all if each.call is not None]
         if module is not None:
@@ -286,6 +280,10 @@ class CapsuleKeeper:
 
     def _miss(self, reason: str, why: str) -> None:
         self._emit("capsule-missed", f"step {self._step():,} was not saved: {why} ({reason})", "info", "")
+
+
+def _reason_of(occasion: Occasion) -> str:
+    return f"asked for after the incident {occasion.incident} of step {occasion.step:,}"
 
 
 class _Arrival:
@@ -308,7 +306,3 @@ class _Arrival:
 def _unseen() -> AbstractContextManager[None]:
     """Hide what is done here from the user's modes, if there are any: aliases and copies are nothing to autograd."""
     return unseen() if dispatch_modes() or function_modes() else _NOTHING_TO_HIDE
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors)

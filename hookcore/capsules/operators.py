@@ -8,7 +8,6 @@ A non-finite value isn't always a mistake: a mask may be minus infinity on purpo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -17,6 +16,15 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
+from hookcore.capsules.arguments import (
+    arguments_of,
+    bad_numbers,
+    changed_by,
+    copy_of,
+    fills_storage,
+    is_view,
+    storage_of,
+)
 from hookcore.capsules.facts import (
     MAX_ELEMENTS,
     Line,
@@ -33,9 +41,9 @@ Origin = Literal["operator", "given", "constant", "uninitialized"]
 _MAX_INPUTS: Final = 8
 _MAX_CODE: Final = 160  # characters of a line in a sentence
 _TOLD: Final[dict[Origin, str]] = {
-    "operator": "{} made the first non-finite value",
-    "given": "The {} already had non-finite values when the model was called",
-    "constant": "{} got a non-finite constant, perhaps a mask, and nothing else was found",
+    "operator": "{} made the first {} value",
+    "given": "The {} already had {} values when the model was called",
+    "constant": "{} got a {} constant, perhaps a mask, and nothing else was found",
     "uninitialized": "{} left memory uninitialized that was read before it was written",
 }
 _OVERWRITING: Final = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"))
@@ -60,11 +68,13 @@ class Suspect:
     elements: tuple[tuple[int, ...], ...] = ()  # the indices of the first bad ones
     bad: int = 0  # the number of bad elements
     on_purpose: bool = False  # an infinity that somebody wrote, which is often a mask
+    above: float | None = None  # the values are finite, but of a greater magnitude
 
     @property
     def sentence(self) -> str:
         """What it did, and in which line."""
-        told = _TOLD[self.origin].format(self.operator)
+        told = _TOLD[self.origin].format(self.operator, "non-finite" if self.above is None else "too large")
+        told += "" if self.above is None else f" (above {self.above:.3g})"
         where = f" in the {self.phase} pass" if self.phase else ""
         if self.line is None:
             return f"{told}{where}."
@@ -81,9 +91,11 @@ class Suspect:
 class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator, and notes the suspects."""
 
-    def __init__(self, above: float | None, until: CodeType) -> None:
+    def __init__(self, above: float | None, until: CodeType, phase: str = "") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._above = above
+        self._given_above = above
+        self._judged_phase = phase  # in which `above` counts; "" is both
+        self._given_phase = ""  # of what is being given
         self._until = until  # where the stacks of the user's code begin
         self.count = 0
         self.suspects: list[Suspect] = []
@@ -91,29 +103,51 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fresh: dict[int, int] = {}  # uninitialized storages with bad values, and the number of their operator
         self._read: frozenset[int] = _NONE  # the suspects behind numbers that Python has read
 
+    @property
+    def _above(self) -> float | None:
+        """The threshold for what runs now."""
+        phase = self._given_phase or self._phase()
+        return self._given_above if self._judged_phase in ("", phase) else None
+
     # What was there before
 
     def give(self, name: str, tensor: Any) -> None:
         """Note what a tensor contains that no operator of the step has made."""
-        if not self._is_bad(tensor):
-            return
+        self._given_phase = "backward" if name.startswith("gradient") else "forward"
+        if self._is_bad(tensor):
+            self._give(name, tensor)
+        self._given_phase = ""
+
+    def _give(self, name: str, tensor: Any) -> None:
         facts, elements, bad = self._described(name, tensor)
         buffer = not name.startswith(("weight", "gradient"))
         suspect = Suspect(
-            "given", name, self.count, "", output=facts, elements=elements, bad=bad, on_purpose=buffer and not facts.nan
+            "given",
+            name,
+            self.count,
+            "",
+            output=facts,
+            elements=elements,
+            bad=bad,
+            on_purpose=buffer and not facts.nan,
+            above=self._above_of(facts),
         )
-        self._behind[_storage(tensor)] = frozenset((self._add(suspect),))
+        self._behind[storage_of(tensor)] = frozenset((self._add(suspect),))
+
+    def _above_of(self, facts: TensorFacts) -> float | None:
+        """Return the threshold if nothing but a finite magnitude is wrong with a tensor."""
+        return None if facts.nan or facts.inf else self._above
 
     def behind(self, tensor: Any) -> frozenset[int]:
         """Return the suspects behind a tensor, none if it is fine."""
-        return self._behind.get(_storage(tensor), _NONE) if self._is_bad(tensor) else _NONE
+        return self._behind.get(storage_of(tensor), _NONE) if self._is_bad(tensor) else _NONE
 
     # Operators
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.count += 1
-        changed = [each for each in _changed(func, args, kwargs) if is_numeric(each)]
+        changed = [each for each in changed_by(func, args, kwargs) if is_numeric(each)]
         name = func._schema.name.partition("::")[2]
         inputs = [] if not changed else self._read_inputs(func, name, args, kwargs, copy=True)
         before = self._bad_inputs(inputs) if changed else None
@@ -123,7 +157,7 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._note_fresh(outputs)
         elif name == "_local_scalar_dense":
             self._read |= self._behind_all(self._bad_inputs([("", args[0])]))
-        elif not _is_view(func) or changed:
+        elif not is_view(func) or changed:
             inputs = inputs or self._read_inputs(func, name, args, kwargs, copy=False)
             self._follow(func, inputs, before, outputs, args, kwargs)
         return result
@@ -135,11 +169,11 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             before = self._bad_inputs(inputs) if before is None else before
             origins = self._origins(func, inputs, before, bad, args, kwargs)
         for tensor in outputs:
-            if _fills_storage(tensor):
-                self._behind.pop(_storage(tensor), None)
-                self._fresh.pop(_storage(tensor), None)
+            if fills_storage(tensor):
+                self._behind.pop(storage_of(tensor), None)
+                self._fresh.pop(storage_of(tensor), None)
         for tensor in bad:
-            key = _storage(tensor)
+            key = storage_of(tensor)
             self._behind[key] = self._behind.get(key, _NONE) | origins
 
     def _origins(
@@ -147,14 +181,21 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> frozenset[int]:
         """Return the suspects behind bad outputs; a new one if the inputs don't explain them."""
         behind = self._behind_all(before)
-        number = _has_bad_number(args, kw)
-        if not behind and number and self._read:
+        numbers = bad_numbers(args, kw, self._above)
+        if not behind and numbers and self._read:
             return self._read
         unknown = any(not origins for _, origins in before)
         if behind and not self._turns_to_nan(before, behind, bad):
             return behind
-        written = not behind and (number or unknown)
+        written = not behind and (unknown or self._are_copies(bad[0], numbers))
         return behind | {self._suspect("constant" if written else "operator", func, inputs, bad[0])}
+
+    def _are_copies(self, tensor: Tensor, numbers: list[float]) -> bool:
+        """Return whether bad values are numbers that somebody wrote. A large one may also be a factor."""
+        if not all(map(math.isfinite, numbers)):
+            return True
+        values = tensor.detach()[bad_elements(tensor.detach(), self._above)]
+        return any(bool((values == number).all()) for number in numbers)
 
     def _turns_to_nan(self, before: list[tuple[Tensor, frozenset[int]]], behind: frozenset[int], bad: Any) -> bool:
         """Return whether infinities that are there on purpose became NaN, as in a softmax of a fully masked row."""
@@ -166,10 +207,12 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = []
         for _, tensor in inputs:
             if self._is_bad(tensor):
-                key = getattr(tensor, "_hookcore_storage", None) or _storage(tensor)
+                key = getattr(tensor, "_hookcore_storage", None) or storage_of(tensor)
                 if key not in self._behind and key in self._fresh:
                     empty = Suspect("uninitialized", "torch.empty", self._fresh[key], self._phase())
                     self._behind[key] = frozenset((self._add(empty),))
+                if key not in self._behind and self._judged_phase and _is_finite(tensor):
+                    continue  # it is from the other pass, whose magnitudes aren't judged
                 found.append((tensor, self._behind.get(key, _NONE)))
         return found
 
@@ -179,20 +222,20 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_fresh(self, outputs: list[Tensor]) -> None:
         for tensor in outputs:
-            self._behind.pop(_storage(tensor), None)
+            self._behind.pop(storage_of(tensor), None)
             if self._is_bad(tensor):
-                self._fresh[_storage(tensor)] = self.count
+                self._fresh[storage_of(tensor)] = self.count
 
     def _read_inputs(self, func: Any, name: str, args: Any, kwargs: Any, copy: bool) -> list[tuple[str, Tensor]]:
         """Return the tensors that an operator reads, with their names; copies if it is about to change them."""
         found: list[tuple[str, Tensor]] = []
-        for parameter, value in _arguments(func, args, kwargs):
+        for parameter, value in arguments_of(func, args, kwargs):
             written = parameter.alias_info is not None and parameter.alias_info.is_write
             if written and (name in _OVERWRITING or parameter.is_out):
                 continue
             for tensor in tree_iter(value):
                 if is_numeric(tensor):
-                    found.append((parameter.name, _copy(tensor) if copy and written else tensor))
+                    found.append((parameter.name, copy_of(tensor) if copy and written else tensor))
         return found
 
     # Suspects
@@ -217,6 +260,7 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elements=elements,
             bad=bad,
             on_purpose=origin == "constant",
+            above=self._above_of(facts),
         )
         return self._add(suspect)
 
@@ -239,47 +283,8 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False
 
 
-def _storage(tensor: Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # a sparse tensor has none
-        return id(tensor)
-
-
-def _fills_storage(tensor: Tensor) -> bool:
-    try:
-        return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError):
-        return True
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    """Return a copy that is known by the storage of its original."""
-    twin = tensor.detach().clone()
-    twin._hookcore_storage = _storage(tensor)  # type: ignore[attr-defined]
-    return twin
-
-
-def _arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    parameters = func._schema.arguments
-    yield from zip(parameters, args, strict=False)
-    yield from ((each, kwargs[each.name]) for each in parameters if each.name in kwargs)
-
-
-def _changed(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return the arguments that an operator changes in place."""
-    if not func._schema.is_mutable:
-        return []
-    written = (value for each, value in _arguments(func, args, kwargs) if each.alias_info and each.alias_info.is_write)
-    return [tensor for value in written for tensor in tree_iter(value)]
-
-
-def _is_view(func: Any) -> bool:
-    return any(each.alias_info is not None for each in func._schema.returns)
-
-
-def _has_bad_number(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(each, float) and not math.isfinite(each) for each in tree_iter((args, kwargs)))
+def _is_finite(tensor: Tensor) -> bool:
+    return not bool(bad_elements(tensor.detach(), None).any())
 
 
 def _has_nan(tensor: Tensor) -> bool:

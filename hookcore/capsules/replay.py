@@ -40,6 +40,7 @@ class Replay:
     operators: int
     differences: tuple[str, ...]  # what isn't equal to the training, to the bit, or couldn't be compared
     error: str = ""  # the exception that the step raised
+    above: float | None = None  # greater magnitudes count as bad, too
 
     @property
     def exact(self) -> bool:
@@ -50,7 +51,8 @@ class Replay:
     def sentence(self) -> str:
         """What was found."""
         if self.culprit is None:
-            return "The replay found nothing non-finite in the results, and nothing above the threshold."
+            large = "" if self.above is None else f", and nothing above {self.above:.3g}"
+            return f"The replay found nothing non-finite in the results{large}."
         return self.culprit.sentence
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,11 +63,14 @@ class Replay:
 def replay(path: str | os.PathLike[str], above: float | None = None) -> Replay:
     """Run a capsule's step again, and return what went wrong in it. Opening a capsule runs code from it.
 
-    `above`: also report values of a greater magnitude, not only non-finite ones.
+    `above`: also report values of a greater magnitude, not only non-finite ones. If the step was saved after an
+    incident of a magnitude, the capsule contains the threshold, and in which pass it counts.
     """
     if above is not None and not above > 0:
         raise ArgumentError(f"above={above!r} is invalid: use a number above 0")
-    about = read_about(path)
+    about, phase = read_about(path), ""
+    if above is None:
+        above, phase = _threshold_of(about)
     with as_main(about["main"], needs_main(path)), generators_kept():
         try:
             step = read_step(path)
@@ -74,7 +79,12 @@ def replay(path: str | os.PathLike[str], above: float | None = None) -> Replay:
             raise
         except Exception as error:
             raise CapsuleError(f"{path} can't be opened here: {type(error).__name__}: {error}") from error
-        return _Run(about, step, model, above).result()
+        return _Run(about, step, model, above, phase).result()
+
+
+def _threshold_of(about: dict[str, Any]) -> tuple[float | None, str]:
+    occasion = about.get("occasion") or {}
+    return occasion.get("above"), occasion.get("phase", "")
 
 
 def _model_of(step: dict[str, Any]) -> nn.Module:
@@ -99,9 +109,11 @@ def _model_of(step: dict[str, Any]) -> nn.Module:
 class _Run:
     """One run of a step under the tracer."""
 
-    def __init__(self, about: dict[str, Any], step: dict[str, Any], model: nn.Module, above: float | None) -> None:
+    def __init__(
+        self, about: dict[str, Any], step: dict[str, Any], model: nn.Module, above: float | None, phase: str
+    ) -> None:
         self._about, self._step, self._model, self._above = about, step, model, above
-        self._tracer = OperatorTracer(above, _Run.result.__code__)
+        self._tracer = OperatorTracer(above, _Run.result.__code__, phase)
         self._differences: list[str] = _other_versions(about["versions"])
         self._outputs: list[tuple[str, Tensor]] = []
         self._handles: list[hooks.HookHandle] = []
@@ -179,6 +191,7 @@ class _Run:
             self._tracer.count,
             tuple(self._differences),
             self._error,
+            self._above,
         )
 
     def _results(self) -> Iterator[tuple[str, Tensor]]:

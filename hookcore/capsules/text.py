@@ -22,7 +22,8 @@ def _lines(found: Replay) -> Iterator[str]:
         yield from _culprit(found.culprit)
     if found.bad_results:
         more = f", and {len(found.bad_results) - 3} more" if len(found.bad_results) > 3 else ""
-        yield f"non-finite results: {', '.join(found.bad_results[:3])}{more}"
+        kind = "non-finite" if found.above is None else f"non-finite or too large (above {found.above:.3g})"
+        yield f"{kind} results: {', '.join(found.bad_results[:3])}{more}"
     for other in found.others:
         where = "" if other.line is None else f", {other.line.file}:{other.line.line}"
         yield f"another origin: {other.operator} ({other.origin}, {other.phase or 'before the step'}{where})"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import ClosedError
+from hookcore.incidents import FirstError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
 from hookcore.wire import DeliveryCounters
@@ -68,6 +69,11 @@ class StoreSink(Sink):
     def __init__(self, store: Store) -> None:
         self.store = store
         self._closed = False
+        self._first_error = FirstError()
+        self._on_command: Callable[[Command], None] = lambda _: None
+
+    def subscribe(self, on_command: Callable[[Command], None]) -> None:
+        self._on_command = on_command
 
     def send(self, record: Frame | Snapshot) -> None:
         self._require_open()
@@ -75,6 +81,9 @@ class StoreSink(Sink):
             self.store.add_snapshot(record)
         else:
             self.store.append(record)
+            occasion = self._first_error.news(self.store)
+            if occasion is not None:
+                self._on_command(Command(0, "capsule", occasion=occasion))
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .book import KEPT_FIRST, KEPT_NEWEST, NONFINITE, Incidents
 from .evidence import AROUND
 from .incident import Evidence, Found, Incident, Link, Logged
+from .occasions import FirstError
 from .order import Rank, around, rank_of
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "KEPT_NEWEST",
     "NONFINITE",
     "Evidence",
+    "FirstError",
     "Found",
     "Incident",
     "Incidents",

@@ -208,12 +208,20 @@ class Incidents:
     def all(self) -> list[Incident]:
         """Return the first and the newest incidents, oldest first. `dropped` counts the others."""
         with self._lock:
-            found, current = list(self._over), self._open
-            if current is not None and current.culprit >= 0:
-                found.append(self._state_of(current))
-            found += map(self._read_standing, self._standings.open)
-            found.sort(key=lambda each: each.about.first_step)
-            return [self._read(each) for each in found]
+            return [self._read(each) for each in self._states()]
+
+    def errors(self) -> list[Incident]:
+        """Return those of severity error among them, without their chains and evidence, which take time to read."""
+        with self._lock:
+            return [each.about for each in self._states() if each.about.severity == "error"]
+
+    def _states(self) -> list[Over]:
+        """Return all incidents as they are now, oldest first (the lock must be held)."""
+        found, current = list(self._over), self._open
+        if current is not None and current.culprit >= 0:
+            found.append(self._state_of(current))
+        found += map(self._read_standing, self._standings.open)
+        return sorted(found, key=lambda each: each.about.first_step)
 
     def _note_bad(self, incident: Open, step: int, bad: Numbers, nan: Flags) -> None:
         if len(incident.onset) < len(self.source.taps):

@@ -21,7 +21,7 @@ TURN: Final[dict[Kind, int]] = {
     "param": 4,
     "probe": 5,
 }
-BACKWARD: Final = frozenset({"output_grad", "input_grad", "param_grad"})
+BACKWARD: Final[frozenset[Kind]] = frozenset({"output_grad", "input_grad", "param_grad"})
 _PER_TURN: Final = 2**34  # more than twice the number of taps that a store can hold
 _CONTAINER: Final = 2**33
 

@@ -20,7 +20,7 @@ from hookcore.errors import ArgumentError, PatternError
 from hookcore.recorder.models import Choice, Models
 from hookcore.recorder.snapshot_copies import Emit
 from hookcore.recorder.snapshots import INPUT_KINDS, Snapshots
-from hookcore.records import TENSOR_KINDS, Command, Tap
+from hookcore.records import TENSOR_KINDS, Command, Occasion, Tap
 
 MAX_WAITING: Final = 256
 _OF_HOOKS: Final = frozenset(setting.name for setting in LIVE.values() if setting.live == "hooks")
@@ -44,7 +44,7 @@ class Commands:
         snapshots: Snapshots,
         emit: Emit,
         describe: Callable[[], None],
-        save_step: Callable[[], None],
+        save_step: Callable[[Occasion | None], None],
     ) -> None:
         self._models = models
         self._snapshots = snapshots
@@ -67,7 +67,7 @@ class Commands:
             elif command.name == "snapshot":
                 self.ask(command.tap, command.number)
             elif command.name == "capsule":
-                self._save_step()
+                self._save_step(command.occasion)
             else:
                 self._describe()
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from hookcore.records import Frame, Tap
+from hookcore.records import Frame, Occasion, Tap
 
 Emit = Callable[..., None]  # adds an event: name, message, severity, module
 # Makes a keeper from functions that return the running step, emit an event, and count the changes of models.
@@ -18,8 +18,11 @@ FirstBad = Callable[[], Tap | None]  # the first tap of this step with a non-fin
 class Keeper(Protocol):
     """Follows the captured steps. Called on the training thread, under the recorder's lock, or as it says."""
 
-    def ask(self) -> None:
-        """Save the next step that is captured. Called on any thread."""
+    def ask(self, occasion: Occasion | None = None) -> bool:
+        """Save the next step that is captured, after an incident only if the settings say so. Return whether it will.
+
+        Called on any thread.
+        """
 
     def entered(self, path: str, model: nn.Module, args: Any, keywords: dict[str, Any] | None) -> None:
         """Handle a call of a model, before it runs. `keywords` is None if they can't be read."""

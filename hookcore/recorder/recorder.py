@@ -42,7 +42,7 @@ from hookcore.recorder.shipping import Examine, Shipper
 from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
-from hookcore.records import Command, Coverage, Frame, Tap
+from hookcore.records import Command, Coverage, Frame, Occasion, Tap
 
 COVERAGE_WAIT_S: Final = 1.0
 IDLE_S: Final = 1.0  # after this time without a step, the recorder's thread carries out commands if it can
@@ -210,10 +210,9 @@ class Recorder:
 
     # The keeper
 
-    def request_capsule(self) -> None:
-        """Capture the next step, and let the keeper save it."""
-        if self.dispatcher.keeper is not None:
-            self.dispatcher.keeper.ask()
+    def request_capsule(self, occasion: Occasion | None = None) -> None:
+        """Capture the next step, and let the keeper save it. After an incident, the keeper decides whether to."""
+        if self.dispatcher.keeper is not None and self.dispatcher.keeper.ask(occasion):
             self.cadence.alarm()
 
     @guarded

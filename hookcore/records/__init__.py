@@ -273,15 +273,31 @@ class HookRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Occasion:
+    """An incident after which a step is to be saved: its id, its first step, and the module of its culprit.
+
+    A replay of the step also looks for magnitudes above `above`, in one `phase` or in both ("").
+    """
+
+    incident: str
+    step: int
+    module: str = ""
+    above: float | None = None
+    phase: Literal["", "forward", "backward"] = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
     """A reader's request to the trainer. It is sent in the answer to a batch and takes effect at the next step.
 
     `settings` changes what is captured: `changes` holds live settings as a caller of `watch` would write them, and
     `paused`. `snapshot` captures the tensor of `tap` at its next call. `inventory`
-    looks for hooks again. `capsule` saves the next step. Numbers ascend; a repeated command is carried out once.
+    looks for hooks again. `capsule` saves the next step; with an `occasion` nobody pressed a button, so the trainer's
+    settings and limits decide. Numbers ascend; a repeated command is carried out once.
     """
 
     number: int
     name: Literal["settings", "snapshot", "inventory", "capsule"]
     tap: Tap | None = None
     changes: dict[str, Any] = field(default_factory=dict)
+    occasion: Occasion | None = None

@@ -226,6 +226,10 @@ class Queries(Contents):
         """Return the first and the newest incidents, oldest first. The usage counts the others."""
         return self._parts.incidents.all()
 
+    def errors(self) -> list[Incident]:
+        """Return those of severity error, without their chains and evidence."""
+        return self._parts.incidents.errors()
+
     @property
     def dropped_alerts(self) -> int:
         """The number of dropped incidents that were warnings or errors."""

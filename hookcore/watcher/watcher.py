@@ -100,6 +100,7 @@ class Watcher:
             why = str(error) if isinstance(error, ServerError) else f"{type(error).__name__}: {error}"
             logger.warning("hookcore: no dashboard: %s. The run stays in watcher.store.", why)
             self._delivery = to_the_store(self._delivery, self.settings)
+            self._delivery.sink.subscribe(self._recorder.on_command)
             if self._tee is not None:
                 self._tee.send_to(self._delivery.sink)
             else:

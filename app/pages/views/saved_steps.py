@@ -35,9 +35,12 @@ def capsule_for(line: Line, capsules: Sequence[Capsule]) -> Capsule | None:
 
 
 def capsule_of(incident: Incident, capsules: Sequence[Capsule]) -> Capsule | None:
-    """Return the first step that was saved while an incident lasted."""
+    """Return the step that was asked for after an incident, or the first that was saved while it lasted."""
     last = incident.last_step if incident.is_over else None
-    return _capsule_between(incident.rule, incident.first_step, last, capsules)
+    return next(
+        (each for each in capsules if each.incident == incident.id),
+        _capsule_between(incident.rule, incident.first_step, last, capsules),
+    )
 
 
 def _capsule_between(rule: str, first: int, last: int | None, capsules: Sequence[Capsule]) -> Capsule | None:

@@ -1,0 +1,59 @@
+"""A model whose newest call is kept, and which of its buffers are copied."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from torch import Tensor, nn
+
+from hookcore.capsules.call import Call, Members, state_of
+
+_SMALL_BYTES: Final = 1 << 16  # of a buffer: the operator of BatchNorm changes its own without counting versions
+
+
+@dataclass(slots=True)
+class KeptModel:
+    """A model that is called itself. Between its calls, no tensor is kept alive."""
+
+    ref: weakref.ref[nn.Module]
+    path: str
+    members: Members
+    moving: set[str] = field(default_factory=set)  # buffers that were seen to change
+    still: dict[str, tuple[int, int]] = field(default_factory=dict)  # the states of large ones
+    call: Call | None = None
+    runs: bool = False
+
+    def contains(self, path: str) -> bool:
+        """Return whether a module is a part of it."""
+        return not self.path or path == self.path or path.startswith((f"{self.path}.", f"{self.path}/"))
+
+    def copies_of_buffers(self) -> dict[str, Tensor]:
+        """Return copies of the small ones, and of those that were seen to change."""
+        copies = {}
+        for name, buffer in self.members.buffers():
+            small = bytes_of((buffer,)) <= _SMALL_BYTES
+            known = name in self.still
+            if not small and self._moved(name, buffer) and known:
+                self.moving.add(name)
+            if small or name in self.moving:
+                copies[name] = buffer.detach().clone()
+        return copies
+
+    def changed(self, call: Call) -> list[str]:
+        """Return the buffers that changed since the call began and were not copied."""
+        others = ((name, buffer) for name, buffer in self.members.buffers() if name not in call.buffers)
+        return [f"buffer {name}" for name, buffer in others if self._moved(name, buffer)]
+
+    def _moved(self, name: str, buffer: Tensor) -> bool:
+        state = state_of(buffer)
+        moved = self.still.get(name) != state
+        self.still[name] = state
+        return moved
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the memory that tensors take."""
+    return sum(each.numel() * each.element_size() for each in tensors)

@@ -1,0 +1,67 @@
+"""The first error of a run, after which its trainer is asked to save a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from hookcore.incidents.incident import Incident
+from hookcore.incidents.order import BACKWARD
+from hookcore.records import Kind, Occasion
+
+_MAGNITUDES: Final = frozenset({"exploding"})  # rules that find values too large
+_REPLAYED: Final[frozenset[Kind]] = BACKWARD | frozenset[Kind](("input", "output", "param"))  # no optimizer runs
+_SHARE: Final = 0.5  # of a value whose usual size is unknown
+
+IsMuted = Callable[[Incident], bool]
+
+
+class HasErrors(Protocol):
+    """A store."""
+
+    @property
+    def incidents_version(self) -> int:
+        """A number that changes with every change of an incident."""
+
+    def errors(self) -> Sequence[Incident]:
+        """Return the incidents of severity error, without their chains and evidence."""
+
+
+@dataclass(slots=True)
+class FirstError:
+    """Finds the first incident of severity error that isn't muted, and reports it once."""
+
+    _seen: int = 0  # the version of the incidents that were looked at
+    _found: bool = False
+
+    def news(self, store: HasErrors, is_muted: IsMuted = lambda _: False) -> Occasion | None:
+        """Return the occasion to save a step, if there is one now. Cheap as long as no incident changes."""
+        version = store.incidents_version
+        if self._found or version == self._seen:
+            return None
+        self._seen = version
+        first = min(
+            (each for each in store.errors() if not is_muted(each)),
+            key=lambda each: (each.told, each.first_step),
+            default=None,
+        )
+        self._found = first is not None
+        return None if first is None else occasion_of(first)
+
+
+def occasion_of(incident: Incident) -> Occasion:
+    """Return what a trainer needs to know of an incident to save a step after it."""
+    tap = incident.culprit.tap
+    phase: Literal["forward", "backward"] = "backward" if tap.kind in BACKWARD else "forward"
+    above = _above(incident) if incident.rule in _MAGNITUDES and tap.kind in _REPLAYED else None
+    return Occasion(incident.id, incident.first_step, tap.module, above, phase if above is not None else "")
+
+
+def _above(incident: Incident) -> float | None:
+    """Return a magnitude between the usual one and that of the incident, in the middle of their logarithms."""
+    value, usual = incident.value, incident.usual
+    if not 0 < value < math.inf:
+        return None
+    return math.sqrt(value) * math.sqrt(usual) if 0 < usual < value else _SHARE * value
