@@ -39,7 +39,7 @@ def find_clipped(store: Store, taps: TapList, gradients: TapList) -> list[Findin
     varies = np.nanmax(each, axis=0) - np.nanmin(each, axis=0) > _OWN_CHANGE * np.nanmax(each, axis=0)
     if not usual > 0 or alike.mean() < limits["share"] or not varies.any():
         return []
-    place = last_output(taps)
+    place = taps.fact(last_output)
     message = (
         f"the norm of all gradients was {usual:.4g} in {int(alike.sum())} of the newest {len(totals)} captured steps: "
         "each of them is clipped"

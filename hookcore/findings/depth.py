@@ -6,7 +6,8 @@ it. Healthy layers also differ by powers of ten, but not steadily in one directi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from hookcore.findings.readings import Readings
 from hookcore.incidents import around
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.store import TapList
 
 _MIN_COLUMNS: Final = 4  # recent columns with a value
 _RULES: Final[tuple[RuleName, ...]] = ("vanishing", "exploding")
@@ -31,7 +33,10 @@ Levels = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The layers of one kind in the order of the forward pass, and their decimal logarithms [column, layer]."""
+    """The layers of one kind in the order of the forward pass, and their decimal logarithms [column, layer].
+
+    The columns are the recent ones, unless it says otherwise.
+    """
 
     kind: Kind
     places: NDArray[np.intp]
@@ -47,7 +52,7 @@ class Stack:
 
     def trend(self) -> float:
         """Return how steadily the recent levels rise with depth: the rank correlation, -1 to 1."""
-        now = medians(self.levels[-RECENT:].T)
+        now = medians(self.levels.T)
         known = now[np.isfinite(now)]
         if len(known) < 2 or known.min() == known.max():
             return 0.0
@@ -68,15 +73,23 @@ def find_depth(readings: Readings) -> list[Finding]:
 def _stack_of(readings: Readings, kind: Kind) -> Stack | None:
     """Return the layers of a kind that have recent values; None if there are too few."""
     taps = readings.taps.taps
-    places = [place for place, tap in enumerate(taps) if tap.kind == kind and _is_main(tap)]
-    holders = around({taps[place].module for place in places})
-    leaves = np.array([place for place in places if taps[place].module not in holders], np.intp)
-    levels = _levels_of(readings, leaves)
-    known = np.flatnonzero((~np.isnan(levels[-RECENT:])).sum(axis=0) >= _MIN_COLUMNS)
+    leaves = readings.taps.fact(_leaves)[kind]
+    levels = _levels_of(readings, leaves, RECENT)
+    known = np.flatnonzero((~np.isnan(levels)).sum(axis=0) >= _MIN_COLUMNS)
     least = min(limits_of(readings.store, rule)["least_layers"] for rule in _RULES)
     if len({taps[place].module for place in leaves[known].tolist()}) < least:
         return None
     return Stack(kind, leaves[known], levels[:, known])
+
+
+def _leaves(taps: TapList) -> dict[Kind, NDArray[np.intp]]:
+    """Return the places of the layers that contain no other layer, by kind."""
+    found: dict[Kind, NDArray[np.intp]] = {}
+    for kind in itertools.chain(*_KINDS):
+        places = [place for place, tap in enumerate(taps.taps) if tap.kind == kind and _is_main(tap)]
+        holders = around({taps.taps[place].module for place in places})
+        found[kind] = np.array([place for place in places if taps.taps[place].module not in holders], np.intp)
+    return found
 
 
 def _is_main(tap: Tap) -> bool:
@@ -84,16 +97,15 @@ def _is_main(tap: Tap) -> bool:
     return tap.phase == "train" and (tap.index in ("", "0") or tap.index.endswith("weight"))
 
 
-def _levels_of(readings: Readings, places: NDArray[np.intp]) -> Levels:
-    size = readings.columns.size[:, places]
+def _levels_of(readings: Readings, places: NDArray[np.intp], newest: int) -> Levels:
+    size = readings.columns.size[-newest:, places]
     with np.errstate(divide="ignore"):
         levels: Levels = np.maximum(np.log10(size), _FLOOR)
     return levels
 
 
 def _judge(readings: Readings, stack: Stack) -> Finding | None:
-    fall, trend = stack.fall(), stack.trend()
-    now = medians(fall[None, -RECENT:])[0]
+    now, trend = medians(stack.fall()[None])[0], stack.trend()
     is_gradient = stack.kind != "output"
     rule: RuleName = "vanishing" if (now > 0) == is_gradient else "exploding"
     limits = limits_of(readings.store, rule)
@@ -101,6 +113,7 @@ def _judge(readings: Readings, stack: Stack) -> Finding | None:
         return None
     if len({readings.taps.taps[place].module for place in stack.places.tolist()}) < limits["least_layers"]:
         return None
+    fall = replace(stack, levels=_levels_of(readings, stack.places, readings.number)).fall()
     beyond = np.sign(now) * fall >= limits["decades"]
     healthy = np.flatnonzero(~beyond & ~np.isnan(fall))
     begun = int(healthy[-1]) + 1 if len(healthy) else 0
@@ -108,7 +121,7 @@ def _judge(readings: Readings, stack: Stack) -> Finding | None:
 
 
 def _finding(readings: Readings, stack: Stack, rule: RuleName, fall: float, begun: int) -> Finding:
-    now = medians(stack.levels[-RECENT:].T)
+    now = medians(stack.levels.T)
     layers = len(stack.places)
     far = 0 if stack.kind != "output" else layers - 1  # the gradient fades toward the first layer
     near = layers - 1 - far

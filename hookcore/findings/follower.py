@@ -30,7 +30,6 @@ PER_LOOK: Final = 512  # frames to wait for each further look
 MAX_OWN: Final = 200  # problems that rules of the user find at the same time
 MAX_LOSSES: Final = 1000  # whose levels are known
 MAX_LOOKS: Final = 8  # further looks in quick succession
-_SPIKE_COLUMNS: Final = 6  # after a spike that show whether it was one; the rule calls longer growth by another name
 
 _LOSS_FAR: Final = 3.0  # binary orders of magnitude
 _LOSS_TOLD: Final = frozenset({4, 16, 64})  # frames
@@ -107,21 +106,20 @@ class Follower:
             return
         try:
             with np.errstate(all="ignore"):  # no value that a trainer sends may stop the rules
-                found = findings_of(self._store, self._inputs)
-            width = self._inputs.sizes.columns.width if self._inputs.sizes is not None else 1
-            ripe = newest - _SPIKE_COLUMNS * width
-            self._store.judge([_found(each) for each in found if self._counts(each, ripe)])
+                found = findings_of(self._store, self._inputs, self._spikes_told)
+            settled = -1 if self._inputs.sizes is None else self._inputs.sizes.settled
+            self._store.judge([_found(each) for each in found if self._counts(each, settled)])
         except Exception as error:  # a rule must never cost a frame
             self._tell(newest, error)
             return
-        self._spikes_told = max(self._spikes_told, ripe)
+        self._spikes_told = max(self._spikes_told, settled)
         if self._frames >= self._again:  # the next look is far off, and will read other steps
             self._inputs.shrink()
 
-    def _counts(self, finding: Finding, ripe: int) -> bool:
+    def _counts(self, finding: Finding, settled: int) -> bool:
         """Return whether a finding is an incident. Non-finite values are followed by the store itself."""
         if finding.rule == "spike":
-            return self._spikes_told < finding.since_step <= ripe
+            return self._spikes_told < finding.since_step <= settled
         return finding.rule != NONFINITE and finding.severity != "info"
 
     def _follow_own(self, frame: Frame) -> None:
@@ -145,7 +143,7 @@ class Follower:
     def _own_found(self, rule: str, event: Event) -> Found:
         taps = self._store.taps()
         of_module = [place for place, tap in enumerate(taps.taps) if tap.module == event.module and event.module]
-        place = min(of_module, key=lambda each: taps.taps[each].kind != "output", default=last_output(taps))
+        place = min(of_module, key=lambda each: taps.taps[each].kind != "output", default=taps.fact(last_output))
         number, at = int(taps.numbers[place]), f" in {event.module}"
         said, _, text = event.message.partition(": ")
         severity: Severity = next((each for each in SEVERITIES if each == said), "warning")

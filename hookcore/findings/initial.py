@@ -23,13 +23,7 @@ def find_scale(readings: Readings) -> list[Finding]:
     """Return a finding if the outputs of layers with weights have grown or shrunk far too much since the first step."""
     if not readings.starts_run:
         return []  # later, other rules know what is usual
-    taps = readings.taps.taps
-    weighted = {tap.module for tap in taps if tap.kind == "param_grad" and tap.index == "weight"}
-    layers = [
-        place
-        for place, tap in enumerate(taps)
-        if tap.kind == "output" and tap.phase == "train" and not tap.call and tap.module in weighted
-    ]
+    layers = readings.taps.fact(_layers)
     limits = limits_of(readings.store, RULE)
     if len(layers) <= limits["in_a_row"]:
         return []
@@ -48,6 +42,16 @@ def find_scale(readings: Readings) -> list[Finding]:
     if not (np.sign(decades) * gains[begin:end] >= far).any():
         return []
     return [_scale_finding(readings, layers, begin, end, decades)]
+
+
+def _layers(taps: TapList) -> list[int]:
+    """Return the places of the outputs of modules with weights."""
+    weighted = {tap.module for tap in taps.taps if tap.kind == "param_grad" and tap.index == "weight"}
+    return [
+        place
+        for place, tap in enumerate(taps.taps)
+        if tap.kind == "output" and tap.phase == "train" and not tap.call and tap.module in weighted
+    ]
 
 
 def _run_of(levels: Levels, least: float, factor: float) -> tuple[int, int, float] | None:
@@ -81,10 +85,7 @@ def _scale_finding(readings: Readings, layers: list[int], begin: int, end: int, 
 
 def find_equal(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
     """Return a finding if all values of a weight matrix that is trained were equal in the first step."""
-    trained = {(tap.module, tap.index) for tap in taps.taps if tap.kind == "param_grad"}
-    weights = taps.at(
-        [p for p, tap in enumerate(taps.taps) if tap.kind == "param" and (tap.module, tap.index) in trained]
-    )
+    weights = taps.fact(_trained_weights)
     start = store.steps().first
     if not len(weights.taps) or start is None:
         return []
@@ -106,6 +107,11 @@ def find_equal(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
     sizes = store.rows(weights.numbers[places[:1]], "std", start).mean[:, 0]
     about = "std", float(sizes[-1]), float("nan"), start, None, message, tuple(sizes[-SPARK:].tolist()), len(places) - 1
     return [Finding(RULE, severity, int(weights.numbers[places[0]]), first, *about, members=members)]
+
+
+def _trained_weights(taps: TapList) -> TapList:
+    trained = {(tap.module, tap.index) for tap in taps.taps if tap.kind == "param_grad"}
+    return taps.at([p for p, tap in enumerate(taps.taps) if tap.kind == "param" and (tap.module, tap.index) in trained])
 
 
 def _in_a_row(store: Store, taps: TapList, weights: TapList, flat: NDArray[np.bool_]) -> list[int]:

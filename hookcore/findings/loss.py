@@ -92,7 +92,7 @@ def _worsened(series: Series, since: int, worse: float) -> bool | None:
 
 def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
     """Return a finding for the first loss that is non-finite or diverged; its tap is the model's last output."""
-    place = last_output(taps)
+    place = taps.fact(last_output)
     main = min((loss_rank(series.name) for series in losses.series), default=0)
     if not len(taps.taps):
         return []

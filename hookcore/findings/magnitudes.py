@@ -15,6 +15,7 @@ from hookcore.findings.order import Group, groups_of
 from hookcore.findings.readings import Logs, Readings
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
 from hookcore.records.vocabulary import KIND_WORDS, is_bias
+from hookcore.store import TapList
 
 _TOGETHER: Final = 2  # columns within which onsets share a cause
 
@@ -33,8 +34,8 @@ class Shift:
     severity: Severities
 
 
-def find_sizes(readings: Readings, losses: Losses) -> list[Finding]:
-    """Return findings about magnitudes of any kind: exploding, vanishing, and spikes."""
+def find_sizes(readings: Readings, losses: Losses, spikes_told: int | None = None) -> list[Finding]:
+    """Return findings about magnitudes of any kind: exploding, vanishing, and spikes (see `findings_of`)."""
     if not readings.have_past:
         return []
     exploding, vanishing = _exploding(readings), _vanishing(readings)
@@ -42,7 +43,7 @@ def find_sizes(readings: Readings, losses: Losses) -> list[Finding]:
     faded = _told(readings, vanishing, _size_sentence)
     if losses.are_solved:
         faded = [replace(each, severity="info") for each in faded]
-    return grown + faded + _spikes(readings, exploding.places, losses)
+    return grown + faded + _spikes(readings, exploding.places, losses, spikes_told)
 
 
 def _weigh(finding: Finding, losses: Losses) -> Finding | None:
@@ -83,7 +84,7 @@ def _exploding(readings: Readings) -> Shift:
 
 def _vanishing(readings: Readings) -> Shift:
     limits = limits_of(readings.store, "vanishing")
-    kinds = np.array([KINDS.index(tap.kind) for tap in readings.taps.taps])
+    kinds = readings.taps.fact(_kinds_of)
     is_gradient = np.isin(kinds, [KINDS.index(kind) for kind in GRADIENT_KINDS])
     # If it was zero for the whole window, only the start of the run shows what is usual.
     usual = np.where(np.isnan(readings.past.usual), readings.early, readings.past.usual)
@@ -112,6 +113,14 @@ def _vanishing(readings: Readings) -> Shift:
         return "info" if fell_alike else RULES["vanishing"].severity
 
     return Shift("vanishing", places, _onsets(readings, places, usual, above=False), usual, severity)
+
+
+def _kinds_of(taps: TapList) -> NDArray[np.intp]:
+    return np.array([KINDS.index(tap.kind) for tap in taps.taps], np.intp)
+
+
+def _biases_of(taps: TapList) -> NDArray[np.bool_]:
+    return np.array([is_bias(tap.index) for tap in taps.taps], bool)
 
 
 def _is_often_zero(sizes: NDArray[np.float64]) -> bool:
@@ -147,8 +156,7 @@ def _large(readings: Readings) -> Shift:
     absolute = now > np.log10(limits["share"])
     relative = (now > np.log10(limits["relative_share"])) & (now - usual > np.log10(limits["factor"]))
     # A bias often passes through zero, beside which any update is large.
-    biases = np.array([is_bias(tap.index) for tap in readings.taps.taps], bool)
-    places = np.flatnonzero((absolute | relative) & ~biases)
+    places = np.flatnonzero((absolute | relative) & ~readings.taps.fact(_biases_of))
     return Shift("large-update", places, _onsets(readings, places, usual, above=True), usual, lambda _: rule.severity)
 
 
@@ -219,7 +227,7 @@ def _times(one: float, two: float) -> str:
     return f"{ratio:,.0f} times" if ratio < 1e6 else f"{ratio:.0e} times"
 
 
-def _spikes(readings: Readings, exploding: NDArray[np.intp], losses: Losses) -> list[Finding]:
+def _spikes(readings: Readings, exploding: NDArray[np.intp], losses: Losses, told: int | None) -> list[Finding]:
     """Return single columns far beyond a tap's own spread."""
     limits = limits_of(readings.store, "spike")
     usual, spread = readings.past.usual, readings.past.below
@@ -228,6 +236,12 @@ def _spikes(readings: Readings, exploding: NDArray[np.intp], losses: Losses) -> 
     beyond[:, : readings.column_of((readings.steps.first or 0) + WARM_UP)] = False
     beyond[exploding] = False
     beyond[beyond.sum(axis=1) > limits["rare"]] = False
+    if told is not None:
+        wanted = [
+            told < readings.last_step(each) and readings.first_step(each) <= readings.settled
+            for each in range(readings.number)
+        ]
+        beyond[:, ~np.array(wanted)] = False
     columns, places = np.nonzero(beyond.T)
     if not len(columns):
         return []

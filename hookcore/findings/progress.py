@@ -73,7 +73,7 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _finding(
     rule: RuleName, series: Series, taps: TapList, sizes: tuple[float, float], since: int, text: str
 ) -> Finding:
-    place = last_output(taps)
+    place = taps.fact(last_output)
     shown = tuple(series.mean[np.isfinite(series.mean)][-SPARK:].tolist())
     value, usual = map(float, sizes)
     about = "rms", value, usual, since, None, f"{series.name} {text}", shown, 0

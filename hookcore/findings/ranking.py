@@ -57,18 +57,21 @@ def examine(store: Store, inputs: RuleInputs | None = None) -> Diagnosis:
     """Return the findings of a run and their scope."""
     inputs = RuleInputs() if inputs is None else inputs
     found, taps = _ranked(settle(store, findings_of(store, inputs))), store.taps()
-    return Diagnosis(found, scope_of(store, taps, _of_kind(taps, "output"), inputs.sizes, found))
+    return Diagnosis(found, scope_of(store, taps, taps.fact(_outputs_of), inputs.sizes, found))
 
 
-def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding, ...]:
-    """Return what the rules find now, the worst first: non-finite values, then errors, warnings, and notes."""
+def findings_of(store: Store, inputs: RuleInputs | None = None, spikes_told: int | None = None) -> tuple[Finding, ...]:
+    """Return what the rules find now, the worst first: non-finite values, then errors, warnings, and notes.
+
+    With the step up to which spikes are known, return only later ones, as soon as it is clear that they were spikes.
+    """
     inputs = RuleInputs() if inputs is None else inputs
     taps = store.taps()
-    outputs = _of_kind(taps, "output")
+    outputs = taps.fact(_outputs_of)
     inputs.sizes = Readings.of(store, taps, "rms", inputs.sizes)
-    inputs.updates = Readings.of(store, _of_kind(taps, "update"), "ratio", inputs.updates)
+    inputs.updates = Readings.of(store, taps.fact(_updates_of), "ratio", inputs.updates)
     losses = Losses(store)
-    gradients = _of_kind(taps, "param_grad")
+    gradients = taps.fact(_gradients_of)
     dead = find_dead(store, outputs)
     found = dead + find_saturated(store, outputs, losses) + find_variance(store, taps, outputs)
     if not losses.are_solved:
@@ -77,7 +80,7 @@ def findings_of(store: Store, inputs: RuleInputs | None = None) -> tuple[Finding
     found += find_loss(losses, taps) + find_progress(losses, taps) + find_ownership(store, taps)
     found += find_probed(store, taps, losses)
     if inputs.sizes is not None:
-        found += _of_sizes(store, taps, inputs.sizes, losses)
+        found += _of_sizes(store, taps, inputs.sizes, losses, spikes_told)
     if inputs.updates is not None:
         found += find_updates(inputs.updates) + find_lost(store, taps)
     return _ranked(each for each in found if store.rules.get(each.rule) is not False)
@@ -87,7 +90,7 @@ def _ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=_urgency))
 
 
-def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses) -> list[Finding]:
+def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses, spikes_told: int | None) -> list[Finding]:
     """Return findings about magnitudes; a stack that fades or grows as a whole replaces those of its layers."""
 
     def spark(number: int) -> tuple[float, ...]:
@@ -95,9 +98,21 @@ def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses) -> l
 
     stacks = find_depth(sizes)
     covered = {(each.rule, each.kind) for each in stacks}
-    single = [each for each in find_sizes(sizes, losses) if (each.rule, each.kind) not in covered]
+    single = [each for each in find_sizes(sizes, losses, spikes_told) if (each.rule, each.kind) not in covered]
     begun = find_drift(sizes) + ([] if stacks else find_scale(sizes))
     return [*find_nonfinite(store, window_first(store), spark), *stacks, *single, *begun]
+
+
+def _outputs_of(taps: TapList) -> TapList:
+    return _of_kind(taps, "output")
+
+
+def _updates_of(taps: TapList) -> TapList:
+    return _of_kind(taps, "update")
+
+
+def _gradients_of(taps: TapList) -> TapList:
+    return _of_kind(taps, "param_grad")
 
 
 def _of_kind(taps: TapList, kind: str) -> TapList:

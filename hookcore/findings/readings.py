@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from hookcore.findings.finding import COLUMNS, EARLY, MIN_CAPTURED, MIN_PAST, RECENT, SPARK, WARM_UP, WINDOW
 from hookcore.store import StepRange, Store, TapList
-from hookcore.store.rows import Rows
+from hookcore.store.peaks import Peaks
 
 Logs = NDArray[np.float32]
 Floats = NDArray[np.float64]
 Places = NDArray[np.intp]
-_AT_ONCE: Final = 16  # columns read together: more would not fit into the CPU caches
+AFTER_SPIKE: Final = 6  # columns
 _UNKNOWN: Final = np.float32(np.nan)
 _QUARTILE: Final = np.float32(0.6745)  # standard deviations from the median, for a normal distribution
 
@@ -38,28 +38,18 @@ class Columns:
         return cls(width, np.empty(0, np.int64), none, none.astype(np.float32), none.astype(bool))
 
     @classmethod
-    def of(cls, rows: Rows, width: int) -> Columns:
-        """Group rows into columns; a row of several steps counts for its last step."""
-        if not len(rows.last):
-            return cls.empty(width, rows.high.shape[1])
-        places = rows.last // width
-        starts = np.flatnonzero(np.diff(places, prepend=-1))
-        ends = [*starts[1:].tolist(), len(places)]
-        taps = rows.high.shape[1]
-        size, bad = np.empty((len(starts), taps)), np.empty((len(starts), taps), bool)
-        for column, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
-            np.fmax.reduce(rows.high[start:end], axis=0, out=size[column])
-            np.greater(rows.nonfinite[start:end].max(axis=0), 0, out=bad[column])
+    def of(cls, peaks: Peaks) -> Columns:
+        """Return the columns of peaks, which must not be used afterwards."""
+        at, size, bad = peaks.found()
         size[bad] = np.nan
-        with np.errstate(divide="ignore"):
-            logs = np.log10(size).astype(np.float32)  # a large float64 has a small logarithm
-        logs[np.isinf(logs)] = _UNKNOWN
-        return cls(width, places[starts], size, logs, bad)
+        return cls(peaks.width, at, size, _logs_of(size), bad)
 
     def then(self, newer: Columns) -> Columns:
         """Append newer columns, replacing those from their start; new taps have no earlier values."""
         if not len(newer.at):
             return self
+        if not len(self.at) or newer.at[0] <= self.at[0]:
+            return newer
         kept = slice(0, int(np.searchsorted(self.at, newer.at[0])))
         more = newer.size.shape[1] - self.size.shape[1]
         size, logs = (
@@ -115,10 +105,7 @@ class Readings:
             known = before.columns.since(oldest)
         # The newest column may have grown since.
         begin = max(oldest, int(known.at[-1])) if known.at.size else oldest
-        for place in range(begin, steps.newest // width + 1, _AT_ONCE):
-            last = min((place + _AT_ONCE) * width - 1, steps.newest)
-            rows = store.rows(taps.numbers, stat, place * width, last)
-            known = known.then(Columns.of(rows, width))
+        known = known.then(Columns.of(store.peaks(taps.numbers, stat, width, begin * width, steps.newest)))
         if not known.at.size:
             return None
         begun = before.begun if before is not None and before.columns.width == width else {}
@@ -160,6 +147,11 @@ class Readings:
     def column_of(self, step: int) -> int:
         """Return the column of a step, or the next existing one."""
         return int(np.searchsorted(self.columns.at, step // self.columns.width))
+
+    @property
+    def settled(self) -> int:
+        """The step up to which it is known whether a large value was a spike, because longer growth is none."""
+        return (self.steps.newest or 0) - AFTER_SPIKE * self.columns.width
 
     @property
     def have_past(self) -> bool:
@@ -226,6 +218,14 @@ class Readings:
         return tuple(row[np.isfinite(row)][-SPARK:].tolist())
 
 
+def _logs_of(size: Floats) -> Logs:
+    """Return decimal logarithms; NaN for zero. A large float64 has a small logarithm."""
+    with np.errstate(divide="ignore"):
+        logs = np.log10(size).astype(np.float32)
+    logs[np.isinf(logs)] = _UNKNOWN
+    return logs
+
+
 def window_first(store: Store) -> int:
     """Return the first step to examine, so that there are enough columns and captured steps."""
     steps = store.steps()
@@ -245,7 +245,7 @@ def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: 
     rows = store.rows(taps.numbers, stat, first, first + EARLY - 1)
     if not len(rows.last):
         return unknown
-    ordered = np.sort(Columns.of(rows, 1).logs, axis=0).T
+    ordered = np.sort(_logs_of(np.where(rows.nonfinite > 0, np.nan, rows.high)).T, axis=1)
     known = (ordered.shape[1] - np.isnan(ordered).sum(axis=1)).astype(np.intp)
     middle = _nth(ordered, known // 2)
     middle[(known == 0) | (rows.present.sum(axis=0) < MIN_PAST)] = _UNKNOWN

@@ -58,7 +58,7 @@ class _Pairs:
 
 def find_lost(store: Store, taps: TapList) -> list[Finding]:
     """Return one finding for the weights that never change, and one for those of which most values don't."""
-    pairs, limits = _Pairs.of(taps), limits_of(store, LOST)
+    pairs, limits = taps.fact(_Pairs.of), limits_of(store, LOST)
     begin = store.captured_step(int(limits["among"]) - 1)
     if not len(pairs.updates.taps) or begin is None:
         return []

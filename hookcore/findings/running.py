@@ -8,6 +8,7 @@ import numpy as np
 
 from hookcore.findings.finding import RULES, Finding, limits_of
 from hookcore.findings.readings import Readings
+from hookcore.store import TapList
 
 RULE: Final = "batch-norm-drift"
 _CLASSES: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the names of the classes begin
@@ -17,11 +18,7 @@ _TRAINED: Final = 8  # newest columns of training that show what is usual there
 def find_drift(readings: Readings) -> list[Finding]:
     """Return a finding for the first batch normalization whose output is of another size in evaluation."""
     taps = readings.taps.taps
-    evaluated = {
-        (tap.module, tap.index, tap.call): place
-        for place, tap in enumerate(taps)
-        if tap.phase == "eval" and tap.kind == "output"
-    }
+    evaluated = readings.taps.fact(_evaluated)
     if not evaluated:
         return []  # most runs capture no evaluations
     types = readings.store.module_types()
@@ -38,6 +35,15 @@ def find_drift(readings: Readings) -> list[Finding]:
         return []
     first, onset, ratio = min(found)
     return [_finding(readings, first, onset, ratio, found)]
+
+
+def _evaluated(taps: TapList) -> dict[tuple[str, str, int], int]:
+    """Return the places of outputs in evaluation."""
+    return {
+        (tap.module, tap.index, tap.call): place
+        for place, tap in enumerate(taps.taps)
+        if tap.phase == "eval" and tap.kind == "output"
+    }
 
 
 def _drift(readings: Readings, trained: int, evaluated: int) -> tuple[int, int, float] | None:

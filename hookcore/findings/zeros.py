@@ -27,12 +27,16 @@ class Zeros:
 
 def find_dead(store: Store, outputs: TapList) -> list[Finding]:
     """Return a finding for every dead output."""
+    if not _any_zero(store, outputs, limits_of(store, "dead")["zero_fraction"]):
+        return []  # most looks end here
     places = zeros_of(store, outputs, "dead").places
     return [_finding(outputs, "dead", each, 0) for each in _since(store, outputs, places)]
 
 
 def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
     """Return one finding if so many parameter gradients are zero that most layers no longer learn."""
+    if not _any_zero(store, gradients):
+        return []  # most looks end here
     zeros = zeros_of(store, gradients, "no-gradient")
     layers = {gradients.taps[place].module for place in zeros.judged.tolist()}
     alive = {gradients.taps[place].module for place in np.setdiff1d(zeros.judged, zeros.places).tolist()}
@@ -53,9 +57,8 @@ def find_zero_inputs(store: Store, taps: TapList) -> list[Finding]:
 
     The first of these layers in the order of execution is named. Call it only if no output is dead, which explains it.
     """
-    weights = _places(taps, lambda tap: tap.kind == "param_grad" and tap.index == "weight")
-    trained = taps.at(weights)
-    if not weights or not (store.latest(stat="zero_fraction", wanted=trained).values == 1).any():
+    trained = taps.fact(_trained_weights)
+    if not _any_zero(store, trained):
         return []  # most looks end here
     zeros = zeros_of(store, trained, "all-zero")
     if len(zeros.places) == len(zeros.judged):
@@ -76,6 +79,15 @@ def find_zero_inputs(store: Store, taps: TapList) -> list[Finding]:
     text = f"only zeros have reached it{found.message.partition('has been zero')[2]}: its weight gets no gradient"
     members = tuple((int(trained.numbers[each[0]]), each[2]) for each in since)
     return [replace(found, severity=severity, message=text, members=members)]
+
+
+def _any_zero(store: Store, taps: TapList, share: float = 1.0) -> bool:
+    """Return whether any of these taps was zero in the newest step in which it was captured."""
+    return len(taps.taps) > 0 and bool((store.latest(stat="zero_fraction", wanted=taps).values >= share).any())
+
+
+def _trained_weights(taps: TapList) -> TapList:
+    return taps.at(_places(taps, lambda tap: tap.kind == "param_grad" and tap.index == "weight"))
 
 
 def _places(taps: TapList, fits: Callable[[Tap], bool]) -> list[int]:

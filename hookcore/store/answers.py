@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from hookcore.store.tables import ChannelsTable, HistogramsTable, SeriesTable, T
 Floats = NDArray[np.float64]
 Counts = NDArray[np.uint32]
 Steps = NDArray[np.int64]
+Fact = TypeVar("Fact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class TapList:
 
     numbers: NDArray[np.int64]
     taps: tuple[Tap, ...]
+    _facts: dict[Callable[[TapList], Any], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __iter__(self) -> Iterator[tuple[int, Tap]]:
         return zip(self.numbers.tolist(), self.taps, strict=True)
@@ -30,6 +32,13 @@ class TapList:
     def at(self, places: Sequence[int]) -> TapList:
         """Return the taps at some places of this list."""
         return TapList(self.numbers[list(places)], tuple(self.taps[place] for place in places))
+
+    def fact(self, find: Callable[[TapList], Fact]) -> Fact:
+        """Return what a function finds out about these taps. It is called once, so it must depend on nothing else."""
+        if find not in self._facts:
+            self._facts[find] = find(self)
+        found: Fact = self._facts[find]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

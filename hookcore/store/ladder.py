@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.store.peaks import Peaks
 from hookcore.store.rows import Rows, pick_exact, pick_merged
 from hookcore.store.segments import ExactRows, Floats, Lanes, MergedRows, Schema, Steps, condense, merge
 
@@ -18,6 +19,7 @@ _SEGMENTS: Final = 32  # segments per level: fewer cause pauses, more make every
 _MAX_ROWS: Final = 4096
 _GRANULE: Final = 8  # lanes are allotted in multiples of this
 
+Seen = TypeVar("Seen")
 Merge = Callable[[Floats, Floats], Floats]  # [column, lane] of two parts of one step -> that of both
 
 
@@ -110,13 +112,24 @@ class Ladder:
 
     def gather(self, column: int, lanes: Lanes, first: int | None, last: int | None) -> list[Rows]:
         """Return one column of some lanes over the rows that overlap the steps, oldest first, in parts."""
+        found = self._visit(
+            lambda part: pick_exact(self.schema, part, column, lanes, first, last),
+            lambda part: pick_merged(part, column, lanes, first, last),
+        )
+        return [part for part in found if part is not None]
+
+    def peaks(self, column: int, into: Peaks) -> Peaks:
+        """Add the rows of one column to peaks."""
+        self._visit(lambda part: into.add_exact(self.schema, part, column), lambda part: into.add_merged(part, column))
+        return into
+
+    def _visit(self, exact: Callable[[ExactRows], Seen], merged: Callable[[MergedRows], Seen]) -> list[Seen]:
+        """Read every segment; return what was read, oldest first."""
         with self._lock:
-            merged = [segment for level in reversed(self._merged) for segment in level]
-            exact = [part for part in self._exact if part.used]
-            tail = pick_exact(self.schema, exact.pop(), column, lanes, first, last) if exact else None
-        found = [pick_merged(part, column, lanes, first, last) for part in merged]
-        found += [pick_exact(self.schema, part, column, lanes, first, last) for part in exact]
-        return [part for part in (*found, tail) if part is not None]
+            old = [segment for level in reversed(self._merged) for segment in level]
+            parts = [part for part in self._exact if part.used]
+            tail = [exact(parts.pop())] if parts else []  # the only one that may change
+        return [*map(merged, old), *map(exact, parts), *tail]
 
     def exact(self, lanes: Sequence[int], first: int, before: int) -> tuple[Steps, Floats]:
         """Return the unmerged rows from a step on, and up to `before` rows before it: steps, [column, row, lane]."""

@@ -44,6 +44,12 @@ class Rows:
         )
 
     @classmethod
+    def stack(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the rows of parts with the same lanes, in the given order."""
+        joined = {item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(cls)}
+        return cls(**joined)
+
+    @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
         """Join all rows of one lane in which it was present, in the given order."""
         if not parts:
@@ -53,9 +59,11 @@ class Rows:
 
 
 def overlap(first_steps: Steps, last_steps: Steps, first: int | None, last: int | None) -> slice:
-    """Return the range of rows that overlap the steps; rows are ascending and disjoint."""
-    low = 0 if first is None else int(np.searchsorted(last_steps, first))
-    high = len(first_steps) if last is None else int(np.searchsorted(first_steps, last, side="right"))
+    """Return the range of rows that overlap the steps; rows are ascending and disjoint, and there is at least one."""
+    if (first is not None and last_steps[-1] < first) or (last is not None and first_steps[0] > last):
+        return slice(0, 0)  # most segments, and much faster than a search
+    low = 0 if first is None else int(last_steps.searchsorted(first))
+    high = len(first_steps) if last is None else int(first_steps.searchsorted(last, side="right"))
     return slice(low, max(low, high))
 
 
@@ -69,7 +77,7 @@ def pick_exact(
         return None
 
     def stored(number: int) -> Floats:
-        return _pick(part.values[number], rows, lanes, np.nan)
+        return pick(part.values[number], rows, lanes, np.nan)
 
     values = schema.read(column, stored)
     present = (~np.isnan(stored(0))).astype(np.uint32)
@@ -84,12 +92,12 @@ def pick_merged(part: MergedRows, column: int, lanes: Lanes, first: int | None, 
     rows = overlap(part.first, part.last, first, last)
     if rows.start == rows.stop:
         return None
-    floats = (_pick(values[column], rows, lanes, np.nan) for values in (part.mean, part.low, part.high))
-    counts = (_pick(values, rows, lanes, 0) for values in (part.finite[column], part.present, part.nonfinite))
+    floats = (pick(values[column], rows, lanes, np.nan) for values in (part.mean, part.low, part.high))
+    counts = (pick(values, rows, lanes, 0) for values in (part.finite[column], part.present, part.nonfinite))
     return Rows(part.first[rows], part.last[rows], *floats, *counts)
 
 
-def _pick(values: NDArray[Scalar], rows: slice, lanes: Lanes, fill: float) -> NDArray[Scalar]:
+def pick(values: NDArray[Scalar], rows: slice, lanes: Lanes, fill: float) -> NDArray[Scalar]:
     """Return some lanes of some rows; missing lanes are filled."""
     width = values.shape[1]
     if isinstance(lanes, slice):
