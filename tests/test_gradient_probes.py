@@ -356,7 +356,7 @@ def test_what_is_not_finite_or_not_supported_is_no_noise_scale(monkeypatch: pyte
     assert "sparse" in step(probe, sparse, sparse)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    assert "several ranks" in step(probe, one, two)
+    assert "another way than DistributedDataParallel" in step(probe, one, two)
 
 
 def test_the_noise_scale_changes_no_bit() -> None:
@@ -382,6 +382,51 @@ def test_a_probe_of_passes_that_fails_is_told_and_switched_off() -> None:
         assert "ValueError: no" in first
         assert "switched off" in last
         assert not watcher.errors
+
+
+@pytest.mark.parametrize("failing", ["the hook", "the backward pass"])
+def test_a_look_at_local_gradients_that_fails_leaves_no_hook_and_changes_nothing(failing: str) -> None:
+    class Looks:
+        def begin_pass(self, parameters: list[Tensor]) -> None: ...
+
+        def wants_local(self) -> bool:
+            return True
+
+        def see_local(self, place: int, gradient: Tensor) -> None:
+            seen.append(place)
+            if failing == "the hook":
+                raise ValueError("no")
+
+        def end_pass(self, parameters: list[Tensor]) -> None: ...
+
+        def end_step(self) -> str:
+            return "never"
+
+    def fail(_: Tensor) -> None:
+        raise RuntimeError("of the user")
+
+    seen: list[int] = []
+    seed_all()
+    model = make()
+    own = model[0].weight.register_hook(lambda gradient: 2 * gradient)
+    with watch(model) as watcher:
+        watcher.probe("looks", Looks, every=1)
+        for step in range(4):
+            model.zero_grad()
+            rows = model[0](torch.randn(4, 6))
+            if failing == "the backward pass":
+                rows.register_hook(fail)
+                with pytest.raises(RuntimeError, match="of the user"):
+                    model[1:](rows).sum().backward()
+            else:
+                model[1:](rows).sum().backward()
+            watcher.step()
+            hooked = {name: each._backward_hooks for name, each in model.named_parameters()}
+            assert list(hooked.pop("0.weight") or ()) == [own.id], step
+            assert set(hooked.values()) == {None}
+        assert seen
+        assert not watcher.errors
+        assert bool(events_of(watcher, "probe-failed")) == (failing == "the hook")
 
 
 # -- the sharpness -----------------------------------------------------------------------------------------------------

@@ -42,6 +42,23 @@ def hook_gradient(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tenso
     RemovableHandle.next_id += 1
 
 
+def hook_leaves(hooks: Iterable[tuple[torch.Tensor, Callable[[torch.Tensor], None]]]) -> HookHandle:
+    """Call each function with what is about to be added to its leaf's gradient. Removed, the leaves are as before.
+
+    DistributedDataParallel reduces a gradient after it was added, so this is the one of this process.
+    """
+    chosen = list(hooks)
+    bare = [tensor for tensor, _ in chosen if tensor._backward_hooks is None]
+
+    def clean(_: object) -> None:
+        for tensor in bare:
+            if not tensor._backward_hooks:
+                tensor._backward_hooks = None
+
+    with registering():
+        return HookHandle("gradient", [_register(tensor.register_hook, fn) for tensor, fn in chosen], undo=clean)
+
+
 def on_gradient_accumulated(tensor: torch.Tensor, fn: Callable[[torch.Tensor], None]) -> HookHandle:
     """Call `fn(tensor)` each time a leaf's `.grad` has been accumulated; it may change both in place."""
     require_callable(fn, "(tensor)")

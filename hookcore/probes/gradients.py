@@ -41,17 +41,22 @@ class NoiseScale:
     """The simple noise scale of a model's gradients, in micro-batches: tr(S) / |G|² of McCandlish et al. (2018).
 
     If a step has far fewer micro-batches than that, its gradient is mostly noise. Both parts are estimated without
-    bias, from the gradient of each micro-batch and from their mean, in steps with at least two backward passes on
-    micro-batches of the same size. They are averaged over about the last ten results, because those of one step are
-    very noisy. NaN if the gradient can't be told from noise. Of parameters with more than 4,096 values, a fixed sample
-    is used.
+    bias, from the gradients of this process's micro-batches and from the mean of all, in steps with at least two
+    micro-batches of the same size: several backward passes, or several ranks of DistributedDataParallel. They are
+    averaged over about the last ten results, because those of one step are very noisy. NaN if the gradient can't be
+    told from noise. Of parameters with more than 4,096 values, a fixed sample is used.
     """
 
     def __init__(self) -> None:
         self._before: Tensor | None = None  # the pass
         self._marks: list[tuple[int, int]] = []  # which gradients there were before it
-        self._sum: Tensor | None = None  # of the gradients of this step's passes
-        self._squares: Tensor | None = None  # of their norms, summed
+        self._seen: dict[int, Tensor] = {}  # what the pass adds in this process, by the parameter's place
+        self._shapes: dict[int, torch.Size] = {}
+        self._most = MAX_SAMPLE
+        self._sum: Tensor | None = None  # of what the passes of this step added
+        self._own: Tensor | None = None  # the same before the gradients were reduced between ranks
+        self._squares: Tensor | None = None  # of the norms of this process's gradients, summed
+        self._precision = 0.0  # of the gradients
         self._passes = 0
         self._why = ""  # this step has no result
         self._averages: tuple[int, Tensor] | None = None  # the number of values; of noise and signal
@@ -59,6 +64,19 @@ class NoiseScale:
     def begin_pass(self, parameters: Sequence[Tensor]) -> None:
         """Remember the gradients before a backward pass."""
         self._before, self._marks = self._read(parameters), _marks_of(parameters)
+        self._seen, self._shapes, self._most = {}, {}, _most_of(parameters)
+
+    def wants_local(self) -> bool:
+        """Return whether other ranks add to the gradients."""
+        return _ranks() > 1 and self._before is not None
+
+    def see_local(self, place: int, gradient: Tensor) -> None:
+        """Keep a sample of what this process adds to a gradient."""
+        part = sample(gradient, self._most)
+        if part is not None:
+            known = self._seen.get(place)
+            self._seen[place] = part if known is None else known + part
+            self._shapes[place] = gradient.shape
 
     def end_pass(self, parameters: Sequence[Tensor]) -> None:
         """Add what the pass has added."""
@@ -70,37 +88,58 @@ class NoiseScale:
             self._why = "its parameters changed within a step"
             return
         gradient = now - before
-        square = gradient.square().sum(dtype=_wide(gradient))
+        self._precision = max(torch.finfo(each.grad.dtype).eps for each in parameters if each.grad is not None)
+        own = gradient if _ranks() == 1 else self._local(parameters)
+        if own is None:
+            return
+        square = own.square().sum(dtype=_wide(own))
         self._passes += 1
         self._sum = gradient if self._sum is None else self._sum + gradient
+        self._own = own if self._own is None else self._own + own
         self._squares = square if self._squares is None else self._squares + square
 
     def end_step(self) -> Tensor | str:
         """Return the noise scale, or why it is unknown."""
-        passes, total, squares, why = self._passes, self._sum, self._squares, self._why
-        self._before = self._sum = self._squares = None
-        self._passes, self._why = 0, ""
-        if _ranks() > 1:
-            return "gradients of several ranks (torch.distributed) aren't supported"
-        if why or total is None or squares is None or passes < 2:
+        passes, total, own, squares, why = self._passes, self._sum, self._own, self._squares, self._why
+        self._before = self._sum = self._own = self._squares = None
+        self._seen, self._shapes, self._passes, self._why = {}, {}, 0, ""
+        count = passes * _ranks()  # micro-batches
+        if why or total is None or own is None or squares is None or count < 2:
             return (
                 why or "it needs steps that accumulate the gradients of several micro-batches, each in a backward pass"
             )
-        small = squares / passes
-        big = (total / passes).square().sum(dtype=small.dtype)
-        noise = (small - big) * passes / (passes - 1)
-        signal = (passes * big - small) / (passes - 1)
-        new = torch.stack([noise, signal]) / small  # so that neither the loss scale nor a large step counts more
+        mean, small = total / passes, squares / passes
+        big = mean.square().sum(dtype=small.dtype)
+        # The mean squared distance between a gradient of this process and the mean of all.
+        apart = small - 2 * (mean * (own / passes)).sum(dtype=small.dtype) + big
+        noise = apart * count / (count - 1)
+        new = torch.stack([noise, big - noise / count]) / small  # neither the loss scale nor a large step counts more
+        is_known = torch.isfinite(new).all()
+        if count > passes:  # if only rounding is between them, nothing was reduced between the ranks
+            is_known &= (total - own).square().sum() > (8 * self._precision) ** 2 * total.square().sum()
         if self._averages is None or self._averages[0] != total.numel() or self._averages[1].device != new.device:
             self._averages = total.numel(), torch.zeros_like(new)
-        count, old = self._averages
-        average = torch.where(torch.isfinite(new).all(), old * DECAY + new, old)
-        self._averages = count, average
+        values, old = self._averages
+        average = torch.where(is_known, old * DECAY + new, old)
+        self._averages = values, average
         return torch.where(average[1] > 0, average[0] / average[1], torch.nan)
+
+    def _local(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """Return what this process has added in a pass, as one vector."""
+        if not self._seen or any(self._shapes[place] != parameters[place].shape for place in self._seen):
+            self._why = "the ranks share its parameters in another way than DistributedDataParallel"
+            return None
+        parts = []
+        for place, parameter in enumerate(parameters):
+            count = min(self._most, parameter.numel())
+            part = self._seen.get(place)
+            weighted = torch.zeros(count, device=parameter.device) if part is None else part * _weight(parameter, count)
+            parts.append(weighted)
+        return torch.cat(parts)
 
     def _read(self, parameters: Sequence[Tensor]) -> Tensor | None:
         """Return the gradients as one vector. Samples are weighted: sums of squares stand for all values."""
-        most = max(64, min(MAX_SAMPLE, MAX_SAMPLES // max(1, len(parameters))))
+        most = _most_of(parameters)
         parts = []
         for parameter in parameters:
             count = min(most, parameter.numel())
@@ -111,8 +150,18 @@ class NoiseScale:
             if part is None or len(part) != count:
                 self._why = "sparse, complex, or sharded gradients aren't supported"
                 return None
-            parts.append(part * (parameter.numel() / max(1, count)) ** 0.5)
+            parts.append(part * _weight(parameter, count))
         return torch.cat(parts) if parts else None
+
+
+def _most_of(parameters: Sequence[Tensor]) -> int:
+    """Return how many values of each parameter are read, at most."""
+    return max(64, min(MAX_SAMPLE, MAX_SAMPLES // max(1, len(parameters))))
+
+
+def _weight(parameter: Tensor, count: int) -> float:
+    """Return the factor with which the squares of so many values stand for all."""
+    return float((parameter.numel() / max(1, count)) ** 0.5)
 
 
 def _marks_of(parameters: Sequence[Tensor]) -> list[tuple[int, int]]:

@@ -10,6 +10,8 @@ from typing import Any, Final, Protocol
 
 from torch import Tensor
 
+from hookcore.hooks.handle import HookHandle
+from hookcore.hooks.tensors import hook_leaves
 from hookcore.observe.generators import generators_kept
 from hookcore.observe.plain import unseen
 from hookcore.recorder.plans import Plan, PlanTable
@@ -35,6 +37,16 @@ class PassProbe(Protocol):
         """Return numbers, or a sentence that says why they are unknown."""
 
 
+class LocalProbe(PassProbe, Protocol):
+    """An object that can also see the gradients before they are reduced between ranks."""
+
+    def wants_local(self) -> bool:
+        """Whether it does in the next pass."""
+
+    def see_local(self, place: int, gradient: Tensor) -> None:
+        """Look at what a pass adds in this process to the gradient of the parameter at this place."""
+
+
 @dataclass(slots=True, eq=False)
 class Passes:
     """The objects of one probe, by model."""
@@ -44,6 +56,8 @@ class Passes:
     _running: list[int] = field(default_factory=list)  # the threads of the passes that run; the outermost first
     _seen: bool = False  # whether a pass was seen in this step
     _tangled: bool = False  # whether passes ran in several threads at once
+    _hooks: list[HookHandle] = field(default_factory=list)  # on the parameters, while a pass runs
+    fault: Exception | None = None  # in such a hook
     told: set[str] = field(default_factory=set)
 
     def begin_step(self) -> None:
@@ -58,6 +72,7 @@ class Passes:
         if len(self._running) == 1:
             self._seen = True
             self._show(plans, paths, "begin_pass")
+            self._hook(plans, paths)
 
     def end_pass(self, plans: PlanTable, paths: frozenset[str]) -> None:
         """Show the gradients after a pass."""
@@ -65,7 +80,22 @@ class Passes:
             return
         self._running.pop()
         if not self._running:
+            self._unhook()
             self._show(plans, paths, "end_pass")
+
+    def _hook(self, plans: PlanTable, paths: frozenset[str]) -> None:
+        for root, parameters in _parameters(plans, paths).items():
+            probe: Any = self._objects[root]
+            if hasattr(probe, "wants_local") and probe.wants_local():
+                hooks = [(tensor, _LocalHook(self, probe, place)) for place, tensor in enumerate(parameters)]
+                self._hooks.append(hook_leaves(hooks))
+
+    def _unhook(self) -> None:
+        while self._hooks:
+            self._hooks.pop().remove()
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
 
     def _show(self, plans: PlanTable, paths: frozenset[str], method: str) -> None:
         with unseen(), generators_kept():
@@ -77,12 +107,31 @@ class Passes:
     def finish(self) -> list[tuple[Root, Any]]:
         """End the step: return what each object found, or why it doesn't know."""
         tangled, self._tangled, self._seen, self._running = self._tangled, False, False, []
+        self._unhook()
         found = []
         with unseen(), generators_kept():
             for root, each in list(self._objects.items()):
                 result = each.end_step()
                 found.append((root, "backward passes ran in several threads at once" if tangled else result))
         return found
+
+
+class _LocalHook:
+    """The hook that shows a gradient to an object. It returns nothing, so it changes nothing."""
+
+    __slots__ = ("_passes", "_place", "_probe")
+    __torch_unserializable__ = True
+
+    def __init__(self, passes: Passes, probe: LocalProbe, place: int) -> None:
+        self._passes, self._probe, self._place = passes, probe, place
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        try:
+            if gradient is not None:
+                with unseen(), generators_kept():
+                    self._probe.see_local(self._place, gradient)
+        except Exception as error:
+            self._passes.fault = error
 
 
 class Looking(Protocol):
