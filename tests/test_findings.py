@@ -315,6 +315,9 @@ def test_an_update_that_is_a_large_share_of_its_weight_is_found() -> None:
     ratio[:, 4] = 2e-2
     (found,) = findings_of(store_of(steady(), UPDATES, ratio=ratio))
     assert (found.rule, found.number, found.since_step, found.stat) == ("large-update", 1, 40, "ratio")
+    gate = np.full((STEPS, LAYERS), 8)
+    gate[:, 1] = 7  # so few values pass through zero together
+    assert not findings_of(store_of(steady(), UPDATES, ratio=ratio, count=gate))
 
 
 def test_weights_that_no_longer_change_are_stalled() -> None:

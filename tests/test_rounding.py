@@ -17,14 +17,17 @@ TAPS = tuple(Tap(name, kind, "weight") for name in NAMES for kind in ("param_gra
 
 
 def told(
-    zeros: Callable[[int], list[float]], taps: tuple[Tap, ...] = TAPS, steps: int = 64
+    zeros: Callable[[int], list[float]],
+    taps: tuple[Tap, ...] = TAPS,
+    steps: int = 64,
+    sizes: tuple[int, ...] = (100, 100, 100, 100),
 ) -> list[tuple[str, str, str, int]]:
     """Return the findings in a run with these shares of zeros in gradient and update of two weights."""
     store = Store(2**24)
     for step in range(steps):
         ratio = [np.nan, 1e-3] * 2
-        counts = [100 * share for share in zeros(step)]
-        append(store, step, [1.0] * 4, taps if step == 0 else (), {"loss": 1.0}, count=100, zero=counts, ratio=ratio)
+        counts = [size * share for size, share in zip(sizes, zeros(step), strict=True)]
+        append(store, step, [1.0] * 4, taps if step == 0 else (), {"loss": 1.0}, count=sizes, zero=counts, ratio=ratio)
     found = [each for each in findings_of(store) if each.rule in ("unchanged-tensor", "bf16-update-lost")]
     return [(each.rule, each.severity, each.module, each.since_step) for each in found]
 
@@ -59,3 +62,9 @@ def test_an_update_that_is_lost_later_is_a_note() -> None:
 def test_a_bias_is_not_judged() -> None:
     taps = (Tap("one", "param_grad", "bias"), Tap("one", "update", "bias"), *TAPS[2:])
     assert told(lambda _: [0.0, 1.0, 0.0, 0.0], taps) == []
+
+
+def test_a_sparse_gradient_lists_only_what_changes() -> None:
+    assert told(lambda _: [0.0, 0.99, 0.0, 0.0], sizes=(1, 100, 100, 100)) == []
+    (found,) = told(lambda _: [0.0, 0.99, 0.0, 0.99], sizes=(1, 100, 100, 100))
+    assert found == ("bf16-update-lost", "warning", "two", 0)

@@ -155,8 +155,11 @@ def _large(readings: Readings) -> Shift:
     usual, now = readings.past.usual, readings.now
     absolute = now > np.log10(limits["share"])
     relative = (now > np.log10(limits["relative_share"])) & (now - usual > np.log10(limits["factor"]))
-    # A bias often passes through zero, beside which any update is large.
+    # A bias often passes through zero, beside which any update is large. So does a single number, such as a gate.
     places = np.flatnonzero((absolute | relative) & ~readings.taps.fact(_biases_of))
+    if len(places):
+        counts = readings.store.latest(stat="count", wanted=readings.taps.at(places.tolist())).values[:, 0]
+        places = places[counts >= limits["least_values"]]
     return Shift("large-update", places, _onsets(readings, places, usual, above=True), usual, lambda _: rule.severity)
 
 

@@ -55,6 +55,15 @@ class _Pairs:
         shares[(still.nonfinite > 0) | (none.nonfinite > 0)] = np.nan
         return still.first, shares
 
+    def are_dense(self, store: Store, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which of the wanted parameters have dense gradients. A sparse one lists the rows that it changes."""
+        places = np.flatnonzero(wanted).tolist()
+        ends = (store.latest(stat="count", wanted=taps.at(places)) for taps in (self.updates, self.gradients))
+        updated, fed = (each.values[:, 0] for each in ends)
+        dense = np.zeros(len(wanted), bool)
+        dense[places] = fed >= updated
+        return dense
+
 
 def find_lost(store: Store, taps: TapList) -> list[Finding]:
     """Return one finding for the weights that never change, and one for those of which most values don't."""
@@ -68,6 +77,7 @@ def find_lost(store: Store, taps: TapList) -> list[Finding]:
     steps, shares = pairs.shares(store, begin, None)
     known = ~np.isnan(shares)
     lost = (~known | (shares >= limits["share"])).all(axis=0) & (known.sum(axis=0) >= limits["captured_steps"])
+    lost &= pairs.are_dense(store, lost)
     if not lost.any():
         return []
     whole = (~known | (shares >= 1.0)).all(axis=0)

@@ -100,6 +100,7 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         Threshold("share", 0.3, 1e-6, 1e6, "of the weight"),
         Threshold("relative_share", 0.03, 1e-9, 1e6, "of the weight, if it is also far above its usual value"),
         Threshold("factor", 10.0, 1.1, 1e12, "times its usual value"),
+        Threshold("least_values", 8, 1, 1e9, "values that the weight must have", whole=True),
     ),
     "stalled": (
         Threshold("share", 6e-8, 1e-30, 1, "of the weight"),
