@@ -7,6 +7,7 @@ it. Healthy layers also differ by powers of ten, but not steadily in one directi
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 from hookcore.findings.finding import RECENT, RULES, Finding, RuleName, limits_of
 from hookcore.findings.readings import Readings
 from hookcore.incidents import around
-from hookcore.records import Kind, Tap
+from hookcore.records import ROOT, Kind, Tap
+from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import TapList
 
 _MIN_COLUMNS: Final = 4  # recent columns with a value
 _RULES: Final[tuple[RuleName, ...]] = ("vanishing", "exploding")
+_LEAST_AROUND: Final = 3  # layers with gradients, of which some are small
 _FLOOR: Final = -46.0  # the logarithm that stands for zero: below the smallest 32-bit float
 _KINDS: Final[tuple[tuple[Kind, ...], ...]] = (
     ("output",),
@@ -61,8 +64,8 @@ class Stack:
 
 def find_depth(readings: Readings) -> list[Finding]:
     """Return a finding for each kind of tensor that fades or grows with depth."""
-    found = []
-    for kinds in _KINDS:
+    found = _find_cliff(readings)
+    for kinds in _KINDS[: 1 if found else None]:  # a fall at one place is no steady one
         stack = next((stack for kind in kinds if (stack := _stack_of(readings, kind)) is not None), None)
         finding = None if stack is None else _judge(readings, stack)
         if finding is not None:
@@ -70,13 +73,63 @@ def find_depth(readings: Readings) -> list[Finding]:
     return found
 
 
-def _stack_of(readings: Readings, kind: Kind) -> Stack | None:
+def _find_cliff(readings: Readings) -> list[Finding]:
+    """Return a finding if, from the start, gradients are far smaller in all layers before one than in all after it."""
+    stack, limits = _stack_of(readings, "param_grad", _LEAST_AROUND), limits_of(readings.store, "vanishing")
+    if stack is None:
+        return []
+    after, before = _sides(stack.levels)
+    drop = medians((after - before).T)
+    last = int(np.argmax(drop))  # of the layers before
+    small, large = (readings.taps.taps[int(stack.places[place])] for place in (last, last + 1))
+    if not drop[last] >= limits["decades"] or stack.levels[:, : last + 1].min() <= _FLOOR:
+        return []  # gradients of zero have rules of their own
+    after, before = _sides(_levels_of(readings, stack.places, readings.number))
+    far = (after - before)[:, last]
+    if (far < limits["decades"]).any() or not _feeds(readings.store.flows(), small.module, large.module):
+        return []
+    place, since = int(stack.places[last]), readings.first_step(0)
+    older = "" if readings.starts_run else " or earlier"
+    message = (
+        f"the {KIND_WORDS['param_grad']} in {small.module or ROOT} is {drop[last]:.0f} decades below that in "
+        f"{large.module or ROOT}, and no larger in the layers before it, since step {since}{older}"
+    )
+    level = float(readings.columns.size[-1, place])
+    about = (readings.stat, level, float("nan"), since, None, message, readings.spark(place), last)
+    members = tuple((number, since) for number in readings.taps.numbers[stack.places[: last + 1]].tolist())
+    number = int(readings.taps.numbers[place])
+    return [Finding("vanishing", RULES["vanishing"].severity, number, small, *about, members=members)]
+
+
+def _sides(levels: Levels) -> tuple[Levels, Levels]:
+    """Return, for each layer but the last, the least level after it, and the largest up to it."""
+    after = np.fmin.accumulate(levels[:, ::-1], axis=1)[:, ::-1]
+    return after[:, 1:], np.fmax.accumulate(levels, axis=1)[:, :-1]
+
+
+def _feeds(flows: Sequence[Flow], module: str, other: str) -> bool:
+    """Return whether what one module computes is known to reach another one."""
+    if not flows:
+        return False
+    calls = flows[-1].calls
+    waiting, seen = [place for place, call in enumerate(calls) if call.module == other], set[int]()
+    while waiting:
+        place = waiting.pop()
+        if calls[place].module == module:
+            return True
+        if place not in seen:
+            seen.add(place)
+            waiting += (*calls[place].fed_by, *calls[place].returns)
+    return False
+
+
+def _stack_of(readings: Readings, kind: Kind, least: float | None = None) -> Stack | None:
     """Return the layers of a kind that have recent values; None if there are too few."""
     taps = readings.taps.taps
     leaves = readings.taps.fact(_leaves)[kind]
     levels = _levels_of(readings, leaves, RECENT)
     known = np.flatnonzero((~np.isnan(levels)).sum(axis=0) >= _MIN_COLUMNS)
-    least = min(limits_of(readings.store, rule)["least_layers"] for rule in _RULES)
+    least = min(limits_of(readings.store, rule)["least_layers"] for rule in _RULES) if least is None else least
     if len({taps[place].module for place in leaves[known].tolist()}) < least:
         return None
     return Stack(kind, leaves[known], levels[:, known])
