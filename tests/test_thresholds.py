@@ -67,9 +67,9 @@ def test_a_threshold_decides() -> None:
     assert "spike" not in rules_in(store)
 
 
-@pytest.mark.parametrize("name", ["spike", "loss-spike", "loss_spike"])
+@pytest.mark.parametrize("name", ["loss-spike", "loss_spike"])
 def test_a_rule_has_aliases(name: str) -> None:
-    assert read_choices({name: {"factor": 20}}) == {"spike": {"factor": 20.0}}
+    assert read_choices({name: {"factor": 20}}) == {"loss-spike": {"factor": 20.0}}
 
 
 def test_an_alias_of_several_rules_stands_for_all_that_have_the_threshold() -> None:
@@ -118,8 +118,8 @@ def test_watch_refuses_what_is_no_rule(given: Any) -> None:
 
 
 def test_the_variable_has_names_and_numbers() -> None:
-    settings = Settings.of({"HOOKCORE_RULES": "loss-spike.factor=20, loss_spike.rare=2,dead-relu=off"})
-    assert read_choices(settings.rules.thresholds) == {"spike": {"factor": 20.0, "rare": 2.0}, **NO_RELU}
+    settings = Settings.of({"HOOKCORE_RULES": "loss-spike.factor=20, loss_spike.spreads=2,dead-relu=off"})
+    assert read_choices(settings.rules.thresholds) == {"loss-spike": {"factor": 20.0, "spreads": 2.0}, **NO_RELU}
     assert settings.as_dict()["rules"]["dead-relu"] is False
     json.dumps(settings.as_dict())
     with pytest.raises(ArgumentError, match="HOOKCORE_RULES='spike' is invalid"):
@@ -128,7 +128,7 @@ def test_the_variable_has_names_and_numbers() -> None:
 
 def test_watch_hands_thresholds_to_the_rules_of_its_store() -> None:
     with hookcore.watch(nn.Linear(2, 2), server=None, rules={"loss-spike": {"factor": 20}}) as watcher:
-        assert watcher.store.rules == {"spike": {"factor": 20.0}}
+        assert watcher.store.rules == {"loss-spike": {"factor": 20.0}}
     with pytest.raises(ArgumentError, match="is no rule"):
         hookcore.watch(nn.Linear(2, 2), server=None, rules={"spikes-of-loss": False})
 
@@ -180,17 +180,17 @@ def test_rest_has_the_table_and_changes_it(world: World) -> None:
     assert list(table) == list(RULES)
     assert (table["nonfinite"]["may_be_off"], table["nonfinite"]["thresholds"]) == (False, [])
     said = {each["name"]: each for each in change(world, {"loss_spike": {"factor": 20}, "dead": False})["rules"]}
-    assert next(each for each in said["spike"]["thresholds"] if each["name"] == "factor")["value"] == 20
+    assert next(each for each in said["loss-spike"]["thresholds"] if each["name"] == "factor")["value"] == 20
     assert not said["dead"]["on"]
-    assert world.run.store.rules == {"spike": {"factor": 20.0}, "dead": False}
+    assert world.run.store.rules == {"loss-spike": {"factor": 20.0}, "dead": False}
     limits = {each["name"]: each["limits"] for each in world.json("findings", run="one")["rules"]}
-    assert limits["spike"]["factor"] == 20
+    assert limits["loss-spike"]["factor"] == 20
     assert [each["message"] for each in world.json("events", run="one", name="rules-changed")["events"]] == [
-        "spike: factor 5 to 20; dead off"
+        "loss-spike: factor 5 to 20; dead off"
     ]
     assert "Did you mean" in change(world, {"spikes": False}, 400)["error"]
-    change(world, {"spike": {"factor": "20"}}, 422)
-    assert world.run.store.rules["spike"] == {"factor": 20.0}
+    change(world, {"loss-spike": {"factor": "20"}}, 422)
+    assert world.run.store.rules["loss-spike"] == {"factor": 20.0}
 
 
 def test_the_pages_show_the_table(world: World) -> None:

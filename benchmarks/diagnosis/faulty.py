@@ -74,6 +74,10 @@ def _wrong_sign(number: int, loss: Tensor) -> Tensor:
     return -loss if number >= AT else loss
 
 
+def _wrong_once(number: int, loss: Tensor) -> Tensor:
+    return 3 - loss if number == AT else loss
+
+
 def _scale_jumps(number: int, batch: Tensor) -> Tensor:
     return batch * (1e6 if number >= AT else 1.0)
 
@@ -131,6 +135,9 @@ FAULTY: Final = {
         lambda: classifier(mlp(4), 0.5, spoil=_grow_once, wrong=0.3),
         ("spike", "exploding", "loss", "dead", "no-gradient", "nonfinite"),
         at=AT,
+    ),
+    "wrong labels in one batch": Case(
+        lambda: classifier(mlp(4), 0.02, torch.optim.AdamW, reduce=_wrong_once), ("loss-spike", "spike"), at=AT
     ),
     "dead relu from step 0": Case(lambda: classifier(silenced()), ("dead",), "3"),
     "relu dies": Case(lambda: _at(_silence, mlp(4)), ("dead",), "3", at=AT),

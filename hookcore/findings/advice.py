@@ -231,6 +231,19 @@ ADVICE: Final[dict[str, Advice]] = {
             "clip the gradients by norm",
             "if the loss recovers, do nothing",
         ),
+        "",
+    ),
+    "loss-spike": Advice(
+        (
+            "wrong labels or a broken sample in the batch of this step",
+            "a learning rate that was too large for a moment, as after a restart of its schedule",
+            "other data from this step on: a new task, a new domain, or another shuffle",
+        ),
+        (
+            "look at the batch of this step, and at the learning rate beside it",
+            "clip the gradients by norm",
+            "if the data changed on purpose, mute the rule for this run",
+        ),
         "loss_spike",
     ),
     "all-zero": Advice(

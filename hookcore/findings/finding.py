@@ -30,6 +30,7 @@ RuleName = Literal[
     "large-update",
     "stalled",
     "spike",
+    "loss-spike",
     "all-zero",
     "tensor-variance",
     "poor-weight-initialization",
@@ -49,7 +50,7 @@ MIN_PAST: Final = 16  # columns before them that are needed to know what is usua
 WARM_UP: Final = 20  # steps at the start of a run in which nothing is usual yet
 EARLY: Final = 128  # steps after these: what was usual at first, before the window moved on
 SPARK: Final = 48  # values of a sparkline
-OF_LOSS: Final = frozenset({"loss", "overfit", "loss-not-decreasing"})  # rules about logged losses
+OF_LOSS: Final = frozenset({"loss", "loss-spike", "overfit", "loss-not-decreasing"})  # rules about logged losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Vanishing",
                 "A gradient is far below what is usual for it; or it is tiny compared with the same gradients of the "
                 "other layers and shrinks. If all of them fell alike, as at the end of a training, it is a note. Also "
-                "found, from the first steps on: gradients or outputs that fade by 5 decades from layer to layer.",
+                "found, from the first steps on: gradients or outputs that fade by 5 decades from layer to layer, and "
+                "gradients that fall by as much at one layer.",
             ),
             _rule(
                 "no-gradient",
@@ -212,6 +214,13 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Spike",
                 "A single step far beyond the spread of the steps around it. A very large one is a warning, unless the "
                 "loss stayed below what it was at first.",
+            ),
+            _rule(
+                "loss-spike",
+                "warning",
+                "Loss jumps",
+                "A logged loss is suddenly far above all of its 64 values before, for a step or for longer. It is a "
+                "note if the loss stayed below what it was at first, and nothing is said if it stayed far below.",
             ),
             _rule(
                 "all-zero",

@@ -118,7 +118,7 @@ class Follower:
 
     def _counts(self, finding: Finding, settled: int) -> bool:
         """Return whether a finding is an incident. Non-finite values are followed by the store itself."""
-        if finding.rule == "spike":
+        if finding.rule in ("spike", "loss-spike"):
             return self._spikes_told < finding.since_step <= settled
         return finding.rule != NONFINITE and finding.severity != "info"
 

@@ -43,7 +43,7 @@ class Losses:
     def fell(self) -> bool | None:
         """Whether every loss is well below what it was at first; None if none is logged often enough."""
         known = [series for series in self.series if len(series.mean) > _NOW]
-        return all(np.median(each.mean[-_NOW:]) < _FELL * _first_of(each) for each in known) if known else None
+        return all(np.median(each.mean[-_NOW:]) < _FELL * self.first_of(each) for each in known) if known else None
 
     def jumped(self, step: int) -> bool | None:
         """Return whether a loss around a step was above what it was at first; None if no loss shows it."""
@@ -51,7 +51,7 @@ class Losses:
         for series in self.series:
             near = self.store.scalars(series.name, step - 1, step + 1)
             if len(near.max) and len(series.mean) > _NOW:
-                known.append(not near.max.max() <= _first_of(series))
+                known.append(not near.max.max() <= self.first_of(series))
         return any(known) if known else None
 
     def worsened(self, since: int) -> bool | None:
@@ -60,19 +60,19 @@ class Losses:
         known = [answer for each in self.series if (answer := _worsened(each, since, worse)) is not None]
         return all(known) if known else None
 
+    @staticmethod
+    def first_of(series: Series) -> float:
+        """Return the largest of the first values, which may be merged by now."""
+        return float(np.abs(series.max[:_NOW]).max())
+
     def now(self, series: Series) -> Series:
         """Return the newest steps of a loss, unmerged if the store still has them."""
         return self.store.scalars(series.name, window_first(self.store), points=_POINTS)
 
 
-def _first_of(series: Series) -> float:
-    """Return the largest of the first values, which may be merged by now."""
-    return float(np.abs(series.max[:_NOW]).max())
-
-
 def _is_solved(series: Series) -> bool:
     """Return whether a loss fell to next to nothing. One that is suddenly zero is masked, not solved."""
-    sizes, first = np.abs(series.mean), _first_of(series)
+    sizes, first = np.abs(series.mean), Losses.first_of(series)
     fell = (sizes > 0) & (sizes < _SMALL * first)
     return bool(np.median(sizes[-_NOW:]) < _SOLVED * first and fell.any())
 

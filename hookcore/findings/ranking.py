@@ -15,6 +15,7 @@ from hookcore.findings.finding import RULES, Finding
 from hookcore.findings.history import settle
 from hookcore.findings.initial import find_equal, find_scale
 from hookcore.findings.loss import Losses, find_loss
+from hookcore.findings.lossspikes import find_loss_spikes
 from hookcore.findings.magnitudes import find_sizes, find_updates
 from hookcore.findings.nonfinite import find_nonfinite
 from hookcore.findings.ownership import find_ownership
@@ -77,7 +78,8 @@ def findings_of(store: Store, inputs: RuleInputs | None = None, spikes_told: int
     if not losses.are_solved:
         found += find_no_gradient(store, gradients) + ([] if dead else find_zero_inputs(store, taps))
     found += find_clipped(store, taps, gradients) + find_equal(store, taps, losses)
-    found += find_loss(losses, taps) + find_progress(losses, taps) + find_ownership(store, taps)
+    found += find_loss(losses, taps) + find_loss_spikes(losses, taps) + find_progress(losses, taps)
+    found += find_ownership(store, taps)
     found += find_probed(store, taps, losses)
     if inputs.sizes is not None:
         found += _of_sizes(store, taps, inputs.sizes, losses, spikes_told)

@@ -148,6 +148,11 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         Threshold("rare", 4, 1, 64, "columns of the window: a tensor with more spikes is noisy", whole=True),
         Threshold("warning_factor", 100.0, 1.1, 1e30, "times its usual value, from which on it is a warning"),
     ),
+    "loss-spike": (
+        Threshold("factor", 5.0, 1.1, 1e12, "times its usual value"),
+        Threshold("spreads", 8.0, 0, 1000, "standard deviations above its usual value"),
+        Threshold("share_of_first", 0.25, 0, 1e6, "times what the loss was at first: nothing is said below it"),
+    ),
 }
 
 

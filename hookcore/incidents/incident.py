@@ -14,7 +14,7 @@ from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE
 
 SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip until it has found its scale
 
-_WITHOUT_PLACE: Final = frozenset({"loss", "overfit", "stalled-training"})  # rules about the whole training
+_WITHOUT_PLACE: Final = frozenset({"loss", "loss-spike", "overfit", "stalled-training"})  # about the training
 
 Steps = NDArray[np.int64]
 Floats = NDArray[np.float64]

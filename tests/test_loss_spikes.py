@@ -1,0 +1,93 @@
+"""Losses that jump, and losses that are only noisy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookcore.findings import Finding, findings_of
+from hookcore.incidents import Incident
+from hookcore.records import Tap
+from hookcore.store import Store
+from tests.build import append
+from tests.test_rules import follow
+
+STEPS = 200
+
+
+def logged(values: list[float] | Callable[[int], float], name: str = "loss", followed: bool = False) -> Store:
+    """Return the store of a run with these values of a loss."""
+    store = follow(Store(2**24)) if followed else Store(2**24)
+    given = [values(step) for step in range(STEPS)] if callable(values) else values
+    for step, value in enumerate(given):
+        append(store, step, [1.0], (Tap("", "output"),) if step == 0 else (), {name: value})
+    return store
+
+
+def spikes(store: Store) -> list[Finding]:
+    return [each for each in findings_of(store) if each.rule == "loss-spike"]
+
+
+def told(store: Store) -> list[Incident]:
+    return [each for each in store.incidents() if each.rule == "loss-spike"]
+
+
+def test_a_jump_above_the_first_loss_is_a_warning_once() -> None:
+    store = logged(lambda step: 5.0 if step == 120 else 2 * 0.98**step, followed=True)
+    (found,) = spikes(store)
+    assert (found.severity, found.since_step, found.until_step, found.is_of_loss) == ("warning", 120, 120, True)
+    assert found.message == "loss jumped to 5 at step 120, 14.8 times its usual 0.338"
+    (incident,) = told(store)
+    assert (incident.first_step, incident.steps, incident.severity) == (120, 1, "warning")
+    assert incident.sentence == "Loss jumped to 5 at step 120, 14.8 times its usual 0.338."
+
+
+@pytest.mark.parametrize(("peak", "expected"), [(0.4, []), (0.6, ["info"]), (1.9, ["info"]), (2.1, ["warning"])])
+def test_a_jump_counts_by_what_the_loss_was_at_first(peak: float, expected: list[str]) -> None:
+    found = spikes(logged(lambda step: peak if step == 150 else 2 * 0.97**step))
+    assert [each.severity for each in found] == expected
+
+
+def test_a_longer_jump_is_one_and_one_that_stays_says_so() -> None:
+    (found,) = spikes(logged(lambda step: 8.0 if 120 <= step < 130 else 1.0))
+    assert (found.since_step, found.until_step) == (120, 129)
+    (found,) = spikes(logged(lambda step: 8.0 if step >= 150 else 1.0))
+    assert found.message.startswith("loss jumped to 8 between steps 150 and 199, 8 times its usual 1")
+    assert found.message.endswith(", and had not come back by then")
+    assert not spikes(logged(lambda step: 8.0 if step >= STEPS - 10 else 1.0))  # too early to say
+
+
+def test_a_negative_loss_may_jump() -> None:
+    (found,) = spikes(logged(lambda step: 40.0 if step == 120 else -step / 10))
+    assert found.message.endswith(" instead of its usual -8.8")
+
+
+def test_a_validation_is_not_judged() -> None:
+    assert not spikes(logged(lambda step: 5.0 if step == 120 else 1.0, "val_loss"))
+
+
+@settings(deadline=None, derandomize=True, max_examples=30)
+@given(
+    seed=st.integers(0, 10_000),
+    spread=st.floats(0.0, 1.0),
+    slope=st.floats(-0.02, 0.01),
+    tails=st.sampled_from(["normal", "laplace"]),
+)
+def test_noise_and_trends_are_no_jumps(seed: int, spread: float, slope: float, tails: str) -> None:
+    random = np.random.default_rng(seed)
+    noise = spread * getattr(random, tails)(size=STEPS) / (1 if tails == "normal" else 2)
+    values = np.exp(slope * np.arange(STEPS) + noise)
+    assert [each.message for each in spikes(logged(values.tolist())) if each.severity == "warning"] == []
+
+
+@settings(deadline=None, derandomize=True, max_examples=20)
+@given(st.integers(0, 10_000), st.integers(40, STEPS - 30), st.floats(30.0, 1e6), st.integers(1, 20))
+def test_a_large_jump_is_found_at_its_step(seed: int, at: int, height: float, length: int) -> None:
+    values = np.exp(0.1 * np.random.default_rng(seed).normal(size=STEPS))
+    values[at : at + length] *= height
+    (found,) = spikes(logged(values.tolist()))
+    assert (found.since_step, found.until_step) == (at, at + length - 1)
