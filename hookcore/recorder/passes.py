@@ -128,7 +128,7 @@ class _LocalHook:
     def __call__(self, gradient: Tensor | None) -> None:
         try:
             if gradient is not None:
-                with unseen(), generators_kept():
+                with unseen():  # nothing is drawn here, and setting generators back would disturb other threads
                     self._probe.see_local(self._place, gradient)
         except Exception as error:
             self._passes.fault = error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -20,6 +21,7 @@ _MAX_ROWS: Final = 4096
 _GRANULE: Final = 8  # lanes are allotted in multiples of this
 
 Seen = TypeVar("Seen")
+Segment = TypeVar("Segment", ExactRows, MergedRows)
 Merge = Callable[[Floats, Floats], Floats]  # [column, lane] of two parts of one step -> that of both
 
 
@@ -113,6 +115,7 @@ class Ladder:
     def gather(self, column: int, lanes: Lanes, first: int | None, last: int | None) -> list[Rows]:
         """Return one column of some lanes over the rows that overlap the steps, oldest first, in parts."""
         found = self._visit(
+            (first, last),
             lambda part: pick_exact(self.schema, part, column, lanes, first, last),
             lambda part: pick_merged(part, column, lanes, first, last),
         )
@@ -120,16 +123,25 @@ class Ladder:
 
     def peaks(self, column: int, into: Peaks) -> Peaks:
         """Add the rows of one column to peaks."""
-        self._visit(lambda part: into.add_exact(self.schema, part, column), lambda part: into.add_merged(part, column))
+        self._visit(
+            into.span,
+            lambda part: into.add_exact(self.schema, part, column),
+            lambda part: into.add_merged(part, column),
+        )
         return into
 
-    def _visit(self, exact: Callable[[ExactRows], Seen], merged: Callable[[MergedRows], Seen]) -> list[Seen]:
-        """Read every segment; return what was read, oldest first."""
+    def _visit(
+        self,
+        span: tuple[int | None, int | None],
+        exact: Callable[[ExactRows], Seen],
+        merged: Callable[[MergedRows], Seen],
+    ) -> list[Seen]:
+        """Read every segment that may have steps of a span; return what was read, oldest first."""
         with self._lock:
             old = [segment for level in reversed(self._merged) for segment in level]
             parts = [part for part in self._exact if part.used]
             tail = [exact(parts.pop())] if parts else []  # the only one that may change
-        return [*map(merged, old), *map(exact, parts), *tail]
+        return [*map(merged, _between(old, *span)), *map(exact, _between(parts, *span)), *tail]
 
     def exact(self, lanes: Sequence[int], first: int, before: int) -> tuple[Steps, Floats]:
         """Return the unmerged rows from a step on, and up to `before` rows before it: steps, [column, row, lane]."""
@@ -288,6 +300,13 @@ class Ladder:
         gone = level[len(level) - replaced :]
         self._bytes[tier + 1] += joined.nbytes - sum(part.nbytes for part in gone)
         level[len(level) - replaced :] = [joined]
+
+
+def _between(parts: Sequence[Segment], first: int | None, last: int | None) -> Sequence[Segment]:
+    """Return the segments that may have steps between first and last."""
+    begin = 0 if first is None else bisect_left(parts, first, key=lambda part: part.last[part.used - 1])
+    end = len(parts) if last is None else bisect_right(parts, last, key=lambda part: part.first[0])
+    return parts[begin:end]
 
 
 def _fits(old: MergedRows, new: MergedRows, most: int) -> bool:

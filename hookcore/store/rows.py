@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,15 @@ class Rows:
     @classmethod
     def stack(cls, parts: Sequence[Rows]) -> Rows:
         """Return the rows of parts with the same lanes, in the given order."""
-        joined = {item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(cls)}
-        return cls(**joined)
+        joined: dict[tuple[int, ...], NDArray[Any]] = {}  # of exact rows, several arrays are one
+        columns = []
+        for item in fields(cls):
+            arrays = [getattr(part, item.name) for part in parts]
+            key = tuple(map(id, arrays))
+            if key not in joined:
+                joined[key] = np.concatenate(arrays)
+            columns.append(joined[key])
+        return cls(*columns)
 
     @classmethod
     def join(cls, parts: Sequence[Rows]) -> Rows:
