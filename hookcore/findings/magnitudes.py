@@ -195,7 +195,8 @@ def _finding(
     place = group.place
     number, tap = int(readings.taps.numbers[place]), readings.taps.taps[place]
     about = (readings.stat, *sizes, since, until, message, readings.spark(place), group.downstream)
-    members = tuple((number, readings.first_step(column)) for column, number in group.members)
+    steps = {column: readings.first_step(column) for column in {column for column, _ in group.members}}
+    members = tuple((number, steps[column]) for column, number in group.members)
     return Finding(rule, severity, number, tap, *about, members=members)
 
 

@@ -52,10 +52,11 @@ class Columns:
             return newer
         kept = slice(0, int(np.searchsorted(self.at, newer.at[0])))
         more = newer.size.shape[1] - self.size.shape[1]
-        size, logs = (
-            np.pad(each[kept], ((0, 0), (0, more)), constant_values=np.nan) for each in (self.size, self.logs)
-        )
-        bad = np.pad(self.bad[kept], ((0, 0), (0, more)))
+        size, logs, bad = self.size[kept], self.logs[kept], self.bad[kept]
+        if more:
+            size = np.pad(size, ((0, 0), (0, more)), constant_values=np.nan)
+            logs = np.pad(logs, ((0, 0), (0, more)), constant_values=np.nan)
+            bad = np.pad(bad, ((0, 0), (0, more)))
         return Columns(
             self.width,
             np.concatenate([self.at[kept], newer.at]),

@@ -214,7 +214,9 @@ class Queries(Contents):
         numbers = numbers[:limit]
         chosen = STAT_NAMES if stat is None else (stat,)
         values = np.stack([_column_of(stored, name, numbers) for name in chosen], axis=1)
-        return Latest(chosen, numbers, tuple(self._parts.taps[number] for number in numbers), steps[numbers], values)
+        whole = len(numbers) == len(wanted.taps) and not sort
+        taps = wanted.taps if whole else tuple(self._parts.taps[number] for number in numbers)
+        return Latest(chosen, numbers, taps, steps[numbers], values)
 
     def nonfinite_taps(self) -> NonfiniteTaps:
         """Return the exact record of every tap that was ever non-finite."""
