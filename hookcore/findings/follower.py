@@ -20,8 +20,8 @@ from hookcore.records import SEVERITIES, STAT_COLUMN, Event, Frame, Severity
 from hookcore.records.vocabulary import ENDED, OWN_OVER, OWN_RULE, OWN_RULE_EVENTS, is_loss
 from hookcore.store import Store
 
-# Looking at 2,000 tensors takes as long as adding five frames. When to look depends on the frames alone, so that a run
-# that is read again has the same incidents.
+# Looking at 2,000 tensors takes as long as adding three to five frames. When to look depends on the frames alone, so
+# that a run that is read again has the same incidents.
 EVERY: Final = 1024  # frames between two looks in which nothing seems to have changed; fewer in a young run
 YOUNG: Final = frozenset({8, 16, 32, 64, 128, 256, 512})
 RULES_CHANGED: Final = "rules-changed"
