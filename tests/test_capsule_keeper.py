@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -433,8 +435,26 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_capsule(tmp_pat
     killed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert killed.returncode == -9
     folder = folder_module.folder_of(killed.stdout.strip())
-    assert list(folder.iterdir())  # what it had begun, hidden; removed with the run's folder
+    (left,) = folder.iterdir()  # what it had begun, hidden
     assert folder_module.saved(folder) == []
+    dead, alive = left.name.split(".")[-3], str(os.getpid())
+    written_now = left.with_name(left.name.replace(f".{dead}.", f".{alive}."))  # by this process, or so it seems
+    elsewhere = left.with_name(
+        left.name.replace("step-000000000", "step-000000001")
+    )  # its lock is held
+    written_now.write_bytes(b"")
+    with elsewhere.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        model = nn.Linear(4, 4)
+        with watch(model) as watcher:
+            watcher.capsule()
+            model(torch.ones(2, 4)).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+            (event,) = events_of(watcher, "capsule")
+        assert sorted(folder.iterdir()) == sorted((written_now, elsewhere))
+        assert "Unfinished files that killed processes left were removed: 1." in event.message
+    assert folder_module.remove_unfinished() == 1
+    assert list(folder.iterdir()) == [written_now]
 
 
 def test_a_capsule_has_the_numbers_of_the_steps_before_it() -> None:

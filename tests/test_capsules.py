@@ -541,11 +541,18 @@ with record(model, "step.capsule", "asked") as recording:
 
 
 @pytest.mark.parametrize("when", ["torch.save", "os.fsync", "os.replace"])
-def test_a_process_that_is_killed_while_it_writes_leaves_the_older_capsule(path: Path, when: str) -> None:
+def test_a_process_that_is_killed_while_it_writes_leaves_the_older_capsule(
+    path: Path, when: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path.write_bytes(b"the older one")
     killed = subprocess.run([sys.executable, "-c", KILLED, *when.split(".")], cwd=path.parent, check=False)
     assert killed.returncode == -9
     assert path.read_bytes() == b"the older one"
+    beside = path.with_name(f".other.capsule.{2**22 + 1}.1.unfinished")
+    beside.touch()
+    with record(nn.Linear(2, 2), path, "asked"):
+        assert sorted(path.parent.iterdir()) == sorted((path, beside))
+    assert capsys.readouterr().err == f"hookcore: removed what killed processes left of {path}: 1 unfinished files\n"
 
 
 SCRIPT = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -18,11 +19,13 @@ import msgspec
 
 from hookcore import answers
 from hookcore.answers import Number
-from hookcore.dashboard.capsules import MAX_EXPLANATION, Saved, folder_of, keep_explanation, saved
+from hookcore.dashboard.capsules import MAX_EXPLANATION, Saved, folder_of, keep_explanation, remove_unfinished, saved
 from hookcore.errors import HookcoreError, ServerError
 from hookcore.records import Event
 
 from .run import Run
+
+logger = logging.getLogger("hookcore")
 
 MAX_S: Final = 300.0  # of one replay
 MAX_MEMORY: Final = "16GiB"  # of one replay
@@ -51,6 +54,8 @@ class Explainer:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
+        if left := remove_unfinished(environment):
+            logger.warning("hookcore: removed what killed processes left of capsules: %d unfinished files", left)
 
     def capsules_of(self, run: Run) -> list[answers.Capsule]:
         """Return the capsules of a run that are on this machine."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import threading
 import zipfile
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -14,6 +12,7 @@ from typing import IO, Any, Final, cast
 import torch
 
 from hookcore.dashboard.capsules import ABOUT, FRAMES, opened
+from hookcore.dashboard.whole import whole_file
 from hookcore.errors import CapsuleError
 
 WARNING: Final = "Opening this capsule runs code from it: it contains pickles. Replay only capsules that you trust."
@@ -39,22 +38,12 @@ def write_capsule(
     path: Path, about: dict[str, Any], step: dict[str, Any], max_bytes: int, frames: bytes | None = None
 ) -> int:
     """Write a capsule and return its size. The file appears whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
-    try:
-        with unfinished.open("wb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                archive.writestr(ABOUT, json.dumps(about, indent=2))
-                if frames is not None:
-                    archive.writestr(FRAMES, frames, zipfile.ZIP_DEFLATED, compresslevel=1)
-                with archive.open(_STEP, "w", force_zip64=True) as stream:
-                    torch.save(step, cast(IO[bytes], _Limited(stream, max_bytes)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
+    with whole_file(path) as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(ABOUT, json.dumps(about, indent=2))
+        if frames is not None:
+            archive.writestr(FRAMES, frames, zipfile.ZIP_DEFLATED, compresslevel=1)
+        with archive.open(_STEP, "w", force_zip64=True) as stream:
+            torch.save(step, cast(IO[bytes], _Limited(stream, max_bytes)))
     return path.stat().st_size
 
 

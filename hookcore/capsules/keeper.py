@@ -24,7 +24,7 @@ from hookcore.capsules.file import write_capsule
 from hookcore.capsules.frames import RecentFrames
 from hookcore.capsules.kept import KeptModel, bytes_of
 from hookcore.config import Capsule
-from hookcore.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old
+from hookcore.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old, remove_unfinished
 from hookcore.errors import CapsuleError
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.tensors import hook_gradient
@@ -249,6 +249,8 @@ class CapsuleKeeper:
         self.written.append(path)
         removed = remove_old(path.parent)
         old = f" (The capsules of {removed} older runs were removed; {MAX_RUNS} are kept.)" if removed else ""
+        left = remove_unfinished()
+        old += f" (Unfinished files that killed processes left were removed: {left}.)" if left else ""
         saved = f"step {self._step():,} was saved ({size / 1e6:,.1f} MB): {reason}."
         replay = f"To find the operator and the line: hookcore replay {path}"
         self._emit("capsule", f"{saved} {replay}{old}", "info", known.path)

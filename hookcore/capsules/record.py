@@ -19,6 +19,7 @@ from hookcore.capsules.conditions import autocast_types
 from hookcore.capsules.content import about, step_of
 from hookcore.capsules.facts import bad_elements, is_numeric
 from hookcore.capsules.file import write_capsule
+from hookcore.dashboard.whole import remove_orphans
 from hookcore.errors import ArgumentError
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.inert import InertInCopies
@@ -193,6 +194,8 @@ def record(
         raise ArgumentError(
             f"constructor={constructor!r} is invalid: use a module and a callable, as in train:make_model"
         )
+    if left := remove_orphans(Path(path).parent, Path(path).name):
+        print(f"hookcore: removed what killed processes left of {path}: {left} unfinished files", file=sys.stderr)
     recording = Recording(model, Path(path), when, max_bytes, constructor)
     recording.attach()
     try:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from hookcore.dashboard.home import home
-from hookcore.errors import CapsuleError
+from hookcore.dashboard.whole import remove_orphans, whole_file
+from hookcore.errors import CapsuleError, ServerError
 
 FORMAT: Final = 1
 ABOUT: Final = "about.json"  # in a capsule
@@ -63,10 +64,17 @@ def prepare(folder: Path) -> None:
 
 def remove_old(folder: Path) -> int:
     """Remove the capsules of all but the newest runs beside this folder. Return how many runs lost theirs."""
-    runs = sorted(_runs_beside(folder))
+    runs = sorted(_runs_in(folder.parent))
     for _, old in runs[:-MAX_RUNS]:
         shutil.rmtree(old, ignore_errors=True)
     return max(0, len(runs) - MAX_RUNS)
+
+
+def remove_unfinished(environment: Mapping[str, str] = os.environ) -> int:
+    """Remove what killed processes of this user left of capsules. Return how many files there were."""
+    with contextlib.suppress(OSError, ServerError):
+        return sum(remove_orphans(run) for _, run in _runs_in(home(environment) / _FOLDER))
+    return 0
 
 
 def saved(folder: Path) -> list[Saved]:
@@ -84,9 +92,8 @@ def saved(folder: Path) -> list[Saved]:
 
 def keep_explanation(path: Path, said: bytes) -> None:
     """Write what a replay said beside its capsule, whole or not at all."""
-    unfinished = path.with_name(f".{path.stem}.{os.getpid()}.unfinished")
-    unfinished.write_bytes(said)
-    os.replace(unfinished, path.with_suffix(_EXPLANATION))
+    with whole_file(path.with_suffix(_EXPLANATION)) as file:
+        file.write(said)
 
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -116,8 +123,8 @@ def _explanation(path: Path) -> bytes | None:
         return None
 
 
-def _runs_beside(folder: Path) -> Iterator[tuple[float, Path]]:
-    for each in folder.parent.iterdir():
+def _runs_in(folder: Path) -> Iterator[tuple[float, Path]]:
+    for each in folder.iterdir():
         with contextlib.suppress(OSError):
             if _RUN.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
                 yield each.stat().st_mtime, each

@@ -1,0 +1,67 @@
+"""Files that appear whole or not at all, and what is left of them if their writer is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+_UNFINISHED: Final = re.compile(r"\.(.+)\.(\d{1,10})\.\d{1,20}\.unfinished", re.ASCII)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes its name when the block ends, and is removed if the block raises."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def remove_orphans(folder: Path, name: str = "") -> int:
+    """Remove the unfinished files in a folder whose writers are dead, or only those of one file; count them."""
+    removed = 0
+    with contextlib.suppress(OSError):
+        for each in folder.iterdir():
+            match = _UNFINISHED.fullmatch(each.name)
+            if match is not None and name in ("", match[1]) and _is_orphan(each, int(match[2])):
+                with contextlib.suppress(OSError):
+                    each.unlink()
+                    removed += 1
+    return removed
+
+
+def _is_orphan(path: Path, writer: int) -> bool:
+    """Return whether a writer is surely dead: no process here has its number, and no process anywhere its lock."""
+    if _is_alive(writer):
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # locked by a writer on another machine, or not to be locked: left alone
+        return False
+    return True
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # another user's
+        pass
+    return True
