@@ -439,9 +439,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_capsule(tmp_pat
     assert folder_module.saved(folder) == []
     dead, alive = left.name.split(".")[-3], str(os.getpid())
     written_now = left.with_name(left.name.replace(f".{dead}.", f".{alive}."))  # by this process, or so it seems
-    elsewhere = left.with_name(
-        left.name.replace("step-000000000", "step-000000001")
-    )  # its lock is held
+    elsewhere = left.with_name(left.name.replace("step-000000000", "step-000000001"))  # its lock is held
     written_now.write_bytes(b"")
     with elsewhere.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

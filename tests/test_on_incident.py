@@ -98,6 +98,24 @@ def test_a_callback_is_called_once_for_an_incident_wherever_the_store_is(place: 
     assert watcher.errors == []
 
 
+def test_a_muted_incident_calls_nothing_back(place: str | None) -> None:
+    calls: list[str] = []
+    model = Fragile()
+    with watch(model, server=place) as watcher:
+        watcher.on_incident(lambda incident: calls.append(incident.id), severity="error")
+        train(model, 1)
+        watcher.flush()
+        if place is not None:
+            watcher.client().mute("nonfinite", "frag*", run=watcher._delivery.run.id)
+        train(model, BAD + 10)
+        watcher.flush()
+        wait_for(lambda: len(watcher.incidents()), "the incident")
+        assert watcher.incidents()[0].muted == (place is not None)
+    # A store without a server has no mutes.
+    assert [each for each in calls if each.startswith("nonfinite")] == ([] if place else [f"nonfinite-{BAD}"])
+    assert watcher.errors == []
+
+
 def test_the_training_thread_calls_when_a_step_ends_and_stop_training_leaves_it(place: str | None) -> None:
     seen: list[tuple[int, str, list[bytes]]] = []
     model = Fragile()

@@ -68,6 +68,7 @@ class Delivery:
     server: str | None  # the setting
     url: str | None = None  # the run's page
     address: Address | None = None
+    reader: Callable[[], Any] | None = None  # of a server in this process, which knows what is muted
     notice: Notice | None = None  # for a dashboard that hasn't answered yet
 
     def begin(self, settled: Settled) -> None:
@@ -164,7 +165,8 @@ def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:
     server = import_module("hookcore_app.serving.server_thread").start(HOST, PORT)
     sink = server.open_run(run, run.memory)
     url = str(server.url).rstrip("/")
-    return Delivery(run, sink, sink.store, "thread", f"{url}/runs/{run.id}", Address(url, getattr(server, "token", "")))
+    address = Address(url, getattr(server, "token", ""))
+    return Delivery(run, sink, sink.store, "thread", f"{url}/runs/{run.id}", address, lambda: sink.run.reader)
 
 
 __all__ = ["Dashboard", "Delivery", "deliver", "new_run", "to_the_store"]

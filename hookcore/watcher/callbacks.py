@@ -75,13 +75,13 @@ class Subscriber:
         return str(getattr(self.callback, "__qualname__", type(self.callback).__name__))
 
     def news_of(self, incidents: Incidents) -> list[Incident]:
-        """Return the incidents that it must be called for now, each only once."""
+        """Return the incidents that it must be called for now, each only once, and none that is muted by now."""
         worst = SEVERITIES[: SEVERITIES.index(self.severity) + 1]
         news = [each for each in incidents if each.severity in worst and each.id not in self._told]
         self._told |= dict.fromkeys(each.id for each in news)
         while len(self._told) > MAX_TOLD:
             del self._told[next(iter(self._told))]
-        return news
+        return [each for each in news if not each.muted]
 
     def call(self, incident: Incident, report: Report) -> None:
         """Call back. Only StopTraining leaves this method, and only if it ends a step."""

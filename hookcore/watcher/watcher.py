@@ -252,6 +252,8 @@ class Watcher:
     ) -> object:
         """Call `callback(incident)` once for each incident of this severity or worse, those so far included.
 
+        Incidents that are muted at the server when they become known here are left out.
+
         Also a decorator, with and without arguments. With `at="found"`, a thread calls as soon as the incident is known
         here. With `at="step"`, the training thread calls when the next step ends, and the callback may raise
         `hookcore.StopTraining`. All other exceptions are recorded in `.errors`.
@@ -296,7 +298,12 @@ class Watcher:
         store = self._delivery.store
         if store is None:
             return self._client(run=self._delivery.run.id)
-        reader: Reader = import_module("hookcore.reading").StoreReader(store, self._delivery.run.id)
+        of_server = self._delivery.reader
+        reader: Reader = (
+            import_module("hookcore.reading").StoreReader(store, self._delivery.run.id)
+            if of_server is None
+            else of_server()
+        )
         return reader
 
     def _client(self, **given: str) -> Client:
