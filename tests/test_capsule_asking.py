@@ -29,7 +29,8 @@ from hookcore_app.pages.views.saved_steps import capsule_of
 from hookcore_app.runs.explaining import Explainer
 from tests.build import frame, make_info, stats_of
 from tests.harness import digest, random_state, seed_all
-from tests.serving import World, make_batch, make_taps, make_world
+from tests.serving import TOKEN, World, make_batch, make_taps, make_world, served
+from tests.waiting import wait_for
 
 BAD, STEPS = 100, 150
 
@@ -372,3 +373,29 @@ def test_an_incident_shows_the_step_that_was_asked_for_after_it() -> None:
     shown = {each.rule: capsule_of(each, capsules) for each in found}
     assert shown["exploding"] is capsules[0]
     assert capsules[0].incident == next(each.id for each in found if each.rule == "exploding")
+
+
+@pytest.mark.slow
+def test_a_server_asks_a_real_trainer_and_its_page_shows_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
+    seed_all()
+    model = make_model()
+    with served() as server:
+        with watch(model, server=server.url, capsule="auto") as watcher:
+            client = watcher.client()
+            train(model, watcher)
+            kept = wait_for(lambda: trained_once(model, watcher, client), "a step is saved")
+            assert not watcher.errors
+        (found,) = (each for each in client.incidents() if each.id == kept.incident)
+        assert (found.rule, found.first_step) == ("exploding", BAD)
+        assert kept.step > found.told
+        page = server.get(f"/runs/{watcher._delivery.run.id}/incident?id={found.id}").decode()
+    assert f"asked for after the incident {found.id} of step {BAD}; this is step {kept.step}" in page
+    assert f'data-explain="{kept.id}"' in page
+
+
+def trained_once(model: nn.Sequential, watcher: hookcore.Watcher, client: hookcore.Client) -> Any:
+    model(torch.randn(16, 4)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.0).step()
+    watcher.flush()
+    return next(iter(client.capsules()), None)
