@@ -257,32 +257,50 @@ def test_a_run_that_has_ended_is_asked_for_nothing(world: World) -> None:
 
 
 class Kept:
-    """A store with these errors."""
+    """A store with these incidents."""
 
-    def __init__(self, *errors: Incident) -> None:
-        self.found, self.incidents_version = list(errors), len(errors)
+    def __init__(self, *incidents: Incident) -> None:
+        self.found, self.incidents_version = list(incidents), len(incidents)
 
-    def errors(self) -> list[Incident]:
+    def incident_heads(self) -> list[Incident]:
         return self.found
 
 
 def incident(kind: Kind = "output", rule: str = "exploding", **others: Any) -> Incident:
     link = Link(3, Tap("layers.1", kind), 40)
-    about = {"value": 1e6, "usual": 1.0, "told": 60, **others}
-    return Incident(rule, link, first_step=40, last_step=60, recovered=None, steps=20, message="it grew", **about)
+    about = {"value": 1e6, "usual": 1.0, "told": 60, "recovered": None, "message": "it grew", **others}
+    return Incident(rule, link, first_step=40, last_step=60, steps=20, **about)
 
 
 def test_the_first_error_is_the_one_that_was_found_first() -> None:
-    early, late = incident(rule="stuck", told=50), incident()
+    early, late = incident(rule="dead", told=50), incident(rule="stalled")
     occasion = FirstError().news(Kept(late, early))
     assert occasion is not None
-    assert occasion.incident == "stuck-40-3"
+    assert occasion.incident == "dead-40-3"
     both = FirstError()
     assert both.news(Kept()) is None
-    occasion = both.news(Kept(late, early), lambda each: each.rule == "stuck")
+    occasion = both.news(Kept(late, early), lambda each: each.rule == "dead")
     assert occasion is not None
-    assert occasion.incident == "exploding-40-3"
+    assert occasion.incident == "stalled-40-3"
     assert both.news(Kept(late, early, incident(rule="third"))) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "other", "named"),
+    [
+        (incident(rule="loss"), incident(level="warning"), "exploding-40-3"),
+        (incident(rule="loss"), incident(level="warning", recovered=70), "loss-40-3"),
+        (incident(rule="loss"), incident(level="info"), "loss-40-3"),
+        (incident(rule="loss"), incident(rule="spike", level="warning"), "loss-40-3"),
+        (incident(rule="nonfinite", message=""), incident(level="warning"), "nonfinite-40"),
+        (incident(rule="loss", level="warning"), incident(level="warning"), None),
+    ],
+)
+def test_a_loss_that_diverges_is_explained_by_a_tensor_that_grows(
+    error: Incident, other: Incident, named: str | None
+) -> None:
+    occasion = FirstError().news(Kept(error, other))
+    assert (None if occasion is None else occasion.incident) == named
 
 
 @pytest.mark.parametrize(

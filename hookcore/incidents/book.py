@@ -210,10 +210,10 @@ class Incidents:
         with self._lock:
             return [self._read(each) for each in self._states()]
 
-    def errors(self) -> list[Incident]:
-        """Return those of severity error among them, without their chains and evidence, which take time to read."""
+    def heads(self) -> list[Incident]:
+        """Return the same incidents without their chains and evidence, which take time to read."""
         with self._lock:
-            return [each.about for each in self._states() if each.about.severity == "error"]
+            return [each.about for each in self._states()]
 
     def _states(self) -> list[Over]:
         """Return all incidents as they are now, oldest first (the lock must be held)."""

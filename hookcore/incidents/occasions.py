@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
+from hookcore.incidents.book import NONFINITE
 from hookcore.incidents.incident import Incident
 from hookcore.incidents.order import BACKWARD
 from hookcore.records import Kind, Occasion
@@ -18,37 +19,47 @@ _SHARE: Final = 0.5  # of a value whose usual size is unknown
 IsMuted = Callable[[Incident], bool]
 
 
-class HasErrors(Protocol):
+class HasIncidents(Protocol):
     """A store."""
 
     @property
     def incidents_version(self) -> int:
         """A number that changes with every change of an incident."""
 
-    def errors(self) -> Sequence[Incident]:
-        """Return the incidents of severity error, without their chains and evidence."""
+    def incident_heads(self) -> Sequence[Incident]:
+        """Return the incidents without their chains and evidence."""
 
 
 @dataclass(slots=True)
 class FirstError:
-    """Finds the first incident of severity error that isn't muted, and reports it once."""
+    """Finds the first incident of severity error that isn't muted, once: it, or a growing tensor behind it."""
 
     _seen: int = 0  # the version of the incidents that were looked at
     _found: bool = False
 
-    def news(self, store: HasErrors, is_muted: IsMuted = lambda _: False) -> Occasion | None:
+    def news(self, store: HasIncidents, is_muted: IsMuted = lambda _: False) -> Occasion | None:
         """Return the occasion to save a step, if there is one now. Cheap as long as no incident changes."""
         version = store.incidents_version
         if self._found or version == self._seen:
             return None
         self._seen = version
-        first = min(
-            (each for each in store.errors() if not is_muted(each)),
-            key=lambda each: (each.told, each.first_step),
-            default=None,
-        )
-        self._found = first is not None
-        return None if first is None else occasion_of(first)
+        heads = store.incident_heads()
+        if all(each.severity != "error" for each in heads):
+            return None
+        heard = [each for each in heads if not is_muted(each)]
+        errors = [each for each in heard if each.severity == "error"]
+        self._found = bool(errors)
+        return occasion_of(_cause_of(min(errors, key=_told), heard)) if errors else None
+
+
+def _told(incident: Incident) -> tuple[int, int]:
+    return incident.told, incident.first_step
+
+
+def _cause_of(error: Incident, others: Sequence[Incident]) -> Incident:
+    """Return what explains an error better: a tensor that grows, which is often a warning when the loss is an error."""
+    growing = [each for each in others if each.rule in _MAGNITUDES and not each.is_over and each.severity != "info"]
+    return error if error.rule == NONFINITE else min(growing, key=_told, default=error)
 
 
 def occasion_of(incident: Incident) -> Occasion:

@@ -236,9 +236,9 @@ class Queries(Contents):
         """Return the first and the newest incidents, oldest first. The usage counts the others."""
         return self._parts.incidents.all()
 
-    def errors(self) -> list[Incident]:
-        """Return those of severity error, without their chains and evidence."""
-        return self._parts.incidents.errors()
+    def incident_heads(self) -> list[Incident]:
+        """Return the same incidents without their chains and evidence, which is faster."""
+        return self._parts.incidents.heads()
 
     @property
     def dropped_alerts(self) -> int:
