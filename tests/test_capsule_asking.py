@@ -410,6 +410,7 @@ def test_a_server_asks_a_real_trainer_and_its_page_shows_the_step(monkeypatch: p
         page = server.get(f"/runs/{watcher._delivery.run.id}/incident?id={found.id}").decode()
     assert f"asked for after the incident {found.id} of step {BAD}; this is step {kept.step}" in page
     assert f'data-explain="{kept.id}"' in page
+    assert "A replay looks for" in page
 
 
 def trained_once(model: nn.Sequential, watcher: hookcore.Watcher, client: hookcore.Client) -> Any:
