@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -21,14 +20,11 @@ from hookcore.config import token_of
 from hookcore.dashboard import process as dashboard
 from hookcore.errors import ServerError
 from hookcore.reading.exchange import Exchange
-from hookcore.reading.reader import TapName
-from hookcore.reading.remote import RemoteReader, name_of
-from hookcore.records import Kind, Phase, Snapshot
-
-POLL_S: Final = 0.05
+from hookcore.reading.steering import RemoteRun
+from hookcore.records import Kind
 
 
-class Client(RemoteReader):
+class Client(RemoteRun):
     """A dashboard: the one at `url`, or this user's own on this machine. Can be used from several threads.
 
     Calls are about `run`, or the newest run if you name none. A tap is named by its number, by its label such as
@@ -90,22 +86,9 @@ class Client(RemoteReader):
         """Send a message to every target of the server's notifications; `works` says whether it arrived."""
         return self._ask(answers.Notifications, "POST", "/api/v1/notifications/test")
 
-    def rename(self, run: str, name: str | None = None, notes: str | None = None) -> answers.Run:
-        """Change the name or the notes of a run."""
-        changes = {key: value for key, value in (("name", name), ("notes", notes)) if value is not None}
-        return self._ask(answers.Run, "PATCH", f"/api/v1/runs/{run}", body=changes)
-
-    def look_for_hooks(self, run: str | None = None) -> answers.Accepted:
-        """Ask the trainer to take inventory of the hooks at its next step."""
-        return self._ask(answers.Accepted, "POST", "/api/v1/hooks", {"run": run})
-
     def capsules(self, run: str | None = None) -> list[answers.Capsule]:
         """Return the steps that the run saved on the server's machine, oldest first, with what a replay found."""
         return list(self._ask(answers.Capsules, "GET", "/api/v1/capsules", {"run": run}).capsules)
-
-    def save_step(self, run: str | None = None) -> answers.Accepted:
-        """Ask the trainer to save its next step to a capsule."""
-        return self._ask(answers.Accepted, "POST", "/api/v1/capsules", {"run": run})
 
     def explain(self, capsule: str, run: str | None = None) -> answers.Capsule:
         """Let the server replay a saved step in a process of its own. `capsules()` has the result when it is there."""
@@ -166,45 +149,6 @@ class Client(RemoteReader):
         """Return the key figures: step and rate, loss, gradients, what is watched, and what that costs."""
         return self._get(answers.Overview, "/api/v1/overview", {"run": run})
 
-    def acknowledge(self, key: str, acknowledged: bool = True, run: str | None = None) -> None:
-        """Acknowledge a finding or an event by its `key`, or take that back."""
-        run = run or self._run
-        body = {"key": key, "acknowledged": acknowledged, **({} if run is None else {"run": run})}
-        self._exchange.send("POST", "/api/v1/acknowledgements", body=body)
-
-    def rules(self, run: str | None = None) -> answers.RunRules:
-        """Return the rules of a run, each with its thresholds."""
-        return self._get(answers.RunRules, "/api/v1/rules", {"run": run})
-
-    def change_rules(
-        self, rules: Mapping[str, Mapping[str, float] | bool | None], run: str | None = None
-    ) -> answers.RunRules:
-        """Change thresholds, as in `{"spike": {"factor": 20}}`; False switches a rule off, True gives it its defaults.
-
-        A change applies to the steps to come. Returns the rules of the run.
-        """
-        run = run or self._run
-        body = {"rules": {name: each for name, each in rules.items()}, **({} if run is None else {"run": run})}
-        return self._ask(answers.RunRules, "POST", "/api/v1/rules", body=body)
-
-    def mutes(self, run: str | None = None) -> list[answers.Mute]:
-        """Return the mutes of a run, each with the number of findings, incidents, and events that it covers."""
-        return list(self._get(answers.Mutes, "/api/v1/mutes", {"run": run}).mutes)
-
-    def mute(self, rule: str, match: str = "", run: str | None = None) -> list[answers.Mute]:
-        """Mute a rule, or events with a name, in the modules that match a pattern. Returns the mutes of the run.
-
-        What is muted is still found and listed, but is no alert.
-        """
-        run = run or self._run
-        body = {"rule": rule, "match": match, **({} if run is None else {"run": run})}
-        return list(self._ask(answers.Mutes, "POST", "/api/v1/mutes", body=body).mutes)
-
-    def unmute(self, rule: str, match: str = "", run: str | None = None) -> list[answers.Mute]:
-        """Take a mute back, given as it was made. Returns the mutes that are left."""
-        asked = {"rule": rule, "match": match, "run": run}
-        return list(self._ask(answers.Mutes, "DELETE", "/api/v1/mutes", asked).mutes)
-
     def figure(self, chart: str, **asked: Any) -> Any:
         """Return a chart as a Plotly figure: heatmap, series, histograms, profile, fan, scalars, compare, or tensor.
 
@@ -221,24 +165,6 @@ class Client(RemoteReader):
         return self._exchange.send("GET", "/api/v1/report", {"run": run or self._run})
 
     # -- tensors ----------------------------------------------------------------------------------------------------
-
-    def request_snapshot(
-        self,
-        tap: TapName | None = None,
-        *,
-        module: str | None = None,
-        kind: Kind = "output",
-        index: str = "",
-        call: int = 0,
-        phase: Phase = "train",
-        run: str | None = None,
-    ) -> answers.Accepted:
-        """Ask the trainer to capture a tensor of a tap or of a module."""
-        if tap is not None:
-            body: dict[str, Any] = {"tap": name_of(tap)}
-        else:
-            body = {"module": module, "kind": kind, "index": index, "call": call, "phase": phase}
-        return self._ask(answers.Accepted, "POST", "/api/v1/snapshots", {"run": run}, body)
 
     def tiles(
         self,
@@ -264,12 +190,6 @@ class Client(RemoteReader):
         asked = {"slice": slice, "run": run}
         return {**self._get(answers.Statistics, f"/api/v1/snapshots/{number}/statistics", asked).statistics}
 
-    def request_attention_maps(self, match: str | None = None, run: str | None = None) -> tuple[int, ...]:
-        """Request every output that may be attention, and its gradient, of one step. Return their future numbers."""
-        asked = {"match": match, "run": run}
-        said = self._ask(answers.RequestedMaps, "POST", "/api/v1/attention-rollout", asked)
-        return tuple(each.number for each in said.asked)
-
     def attention_rollout(
         self,
         match: str | None = None,
@@ -285,47 +205,7 @@ class Client(RemoteReader):
         asked |= {"gradient": gradient, "run": run}
         return self._get(answers.Rollout, "/api/v1/attention-rollout", asked)
 
-    def snapshot(self, tap: TapName | None = None, timeout_s: float = 30.0, **wanted: Any) -> Snapshot:
-        """Request a tensor (like `request_snapshot`) and wait for it. Its values are at `.values`."""
-        asked = self.request_snapshot(tap, **wanted)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                values = self.tensor(asked.number, run=asked.run)
-                break
-            except ServerError as error:
-                if error.status != 404:
-                    raise
-            if time.monotonic() > deadline:
-                raise ServerError(
-                    f"snapshot {asked.number} of the run {asked.run} did not arrive within {timeout_s:g} s: is the "
-                    "training running, and does it call this module? It may still arrive: see snapshots()"
-                )
-            time.sleep(POLL_S)
-        entry = next(each for each in self.snapshots(run=asked.run) if each.number == asked.number)
-        about = entry.tap.record, entry.step, entry.time_s, entry.dtype, entry.shape
-        return Snapshot(*about, values, entry.truncated, entry.number)
-
-    # -- the trainer ------------------------------------------------------------------------------------------------
-
-    def settings(self, run: str | None = None) -> answers.Settings:
-        """Return the current settings of the trainer, and the commands that wait for it."""
-        return self._get(answers.Settings, "/api/v1/settings", {"run": run})
-
-    def change_settings(self, run: str | None = None, **changes: Any) -> answers.Accepted:
-        """Change live settings of the trainer (docs/settings.md), or `paused`, at its next step."""
-        given = {
-            name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in changes.items()
-        }
-        return self._ask(answers.Accepted, "PATCH", "/api/v1/settings", {"run": run}, given)
-
-    def pause(self, run: str | None = None) -> answers.Accepted:
-        """Stop capturing until `resume`."""
-        return self.change_settings(run, paused=True)
-
-    def resume(self, run: str | None = None) -> answers.Accepted:
-        """Resume capturing."""
-        return self.change_settings(run, paused=False)
+    # -- live -------------------------------------------------------------------------------------------------------
 
     def tail(
         self,

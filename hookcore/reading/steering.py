@@ -1,0 +1,136 @@
+"""What a script can change of a run on a server, and ask of its trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from hookcore import answers
+from hookcore.errors import ServerError
+from hookcore.reading.reader import TapName
+from hookcore.reading.remote import RemoteReader, name_of
+from hookcore.records import Kind, Phase, Snapshot
+
+POLL_S: Final = 0.05
+
+
+class RemoteRun(RemoteReader):
+    """A reader that can also change the run, and send commands to its trainer."""
+
+    def rename(self, run: str, name: str | None = None, notes: str | None = None) -> answers.Run:
+        """Change the name or the notes of a run."""
+        changes = {key: value for key, value in (("name", name), ("notes", notes)) if value is not None}
+        return self._ask(answers.Run, "PATCH", f"/api/v1/runs/{run}", body=changes)
+
+    def look_for_hooks(self, run: str | None = None) -> answers.Accepted:
+        """Ask the trainer to take inventory of the hooks at its next step."""
+        return self._ask(answers.Accepted, "POST", "/api/v1/hooks", {"run": run})
+
+    def save_step(self, run: str | None = None) -> answers.Accepted:
+        """Ask the trainer to save its next step to a capsule."""
+        return self._ask(answers.Accepted, "POST", "/api/v1/capsules", {"run": run})
+
+    def acknowledge(self, key: str, acknowledged: bool = True, run: str | None = None) -> None:
+        """Acknowledge a finding or an event by its `key`, or take that back."""
+        body = self._about(run, key=key, acknowledged=acknowledged)
+        self._exchange.send("POST", "/api/v1/acknowledgements", body=body)
+
+    def rules(self, run: str | None = None) -> answers.RunRules:
+        """Return the rules of a run, each with its thresholds."""
+        return self._get(answers.RunRules, "/api/v1/rules", {"run": run})
+
+    def change_rules(
+        self, rules: Mapping[str, Mapping[str, float] | bool | None], run: str | None = None
+    ) -> answers.RunRules:
+        """Change thresholds, as in `{"spike": {"factor": 20}}`; False switches a rule off, True gives it its defaults.
+
+        A change applies to the steps to come. Returns the rules of the run.
+        """
+        return self._ask(answers.RunRules, "POST", "/api/v1/rules", body=self._about(run, rules=dict(rules)))
+
+    def mutes(self, run: str | None = None) -> list[answers.Mute]:
+        """Return the mutes of a run, each with the number of findings, incidents, and events that it covers."""
+        return list(self._get(answers.Mutes, "/api/v1/mutes", {"run": run}).mutes)
+
+    def mute(self, rule: str, match: str = "", run: str | None = None) -> list[answers.Mute]:
+        """Mute a rule, or events with a name, in the modules that match a pattern. Returns the mutes of the run.
+
+        What is muted is still found and listed, but is no alert.
+        """
+        body = self._about(run, rule=rule, match=match)
+        return list(self._ask(answers.Mutes, "POST", "/api/v1/mutes", body=body).mutes)
+
+    def unmute(self, rule: str, match: str = "", run: str | None = None) -> list[answers.Mute]:
+        """Take a mute back, given as it was made. Returns the mutes that are left."""
+        asked = {"rule": rule, "match": match, "run": run}
+        return list(self._ask(answers.Mutes, "DELETE", "/api/v1/mutes", asked).mutes)
+
+    def request_snapshot(
+        self,
+        tap: TapName | None = None,
+        *,
+        module: str | None = None,
+        kind: Kind = "output",
+        index: str = "",
+        call: int = 0,
+        phase: Phase = "train",
+        run: str | None = None,
+    ) -> answers.Accepted:
+        """Ask the trainer to capture a tensor of a tap or of a module."""
+        if tap is not None:
+            body: dict[str, Any] = {"tap": name_of(tap)}
+        else:
+            body = {"module": module, "kind": kind, "index": index, "call": call, "phase": phase}
+        return self._ask(answers.Accepted, "POST", "/api/v1/snapshots", {"run": run}, body)
+
+    def request_attention_maps(self, match: str | None = None, run: str | None = None) -> tuple[int, ...]:
+        """Request every output that may be attention, and its gradient, of one step. Return their future numbers."""
+        asked = {"match": match, "run": run}
+        said = self._ask(answers.RequestedMaps, "POST", "/api/v1/attention-rollout", asked)
+        return tuple(each.number for each in said.asked)
+
+    def snapshot(self, tap: TapName | None = None, timeout_s: float = 30.0, **wanted: Any) -> Snapshot:
+        """Request a tensor (like `request_snapshot`) and wait for it. Its values are at `.values`."""
+        asked = self.request_snapshot(tap, **wanted)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                values = self.tensor(asked.number, run=asked.run)
+                break
+            except ServerError as error:
+                if error.status != 404:
+                    raise
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"snapshot {asked.number} of the run {asked.run} did not arrive within {timeout_s:g} s: is the "
+                    "training running, and does it call this module? It may still arrive: see snapshots()"
+                )
+            time.sleep(POLL_S)
+        entry = next(each for each in self.snapshots(run=asked.run) if each.number == asked.number)
+        about = entry.tap.record, entry.step, entry.time_s, entry.dtype, entry.shape
+        return Snapshot(*about, values, entry.truncated, entry.number)
+
+    def settings(self, run: str | None = None) -> answers.Settings:
+        """Return the current settings of the trainer, and the commands that wait for it."""
+        return self._get(answers.Settings, "/api/v1/settings", {"run": run})
+
+    def change_settings(self, run: str | None = None, **changes: Any) -> answers.Accepted:
+        """Change live settings of the trainer (docs/settings.md), or `paused`, at its next step."""
+        given = {
+            name: sorted(value) if isinstance(value, set | frozenset) else value for name, value in changes.items()
+        }
+        return self._ask(answers.Accepted, "PATCH", "/api/v1/settings", {"run": run}, given)
+
+    def pause(self, run: str | None = None) -> answers.Accepted:
+        """Stop capturing until `resume`."""
+        return self.change_settings(run, paused=True)
+
+    def resume(self, run: str | None = None) -> answers.Accepted:
+        """Resume capturing."""
+        return self.change_settings(run, paused=False)
+
+    def _about(self, run: str | None, **body: Any) -> dict[str, Any]:
+        """Return a body about a run: this one, or the reader's own, or the newest if neither is named."""
+        run = run or self._run
+        return body if run is None else {**body, "run": run}
