@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
@@ -32,27 +31,23 @@ from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
 from hookcore.recorder.probe import probe_of
 from hookcore.recorder.probes import MAX_PROBES
-from hookcore.records import Coverage, Event, Kind, Severity, Tap
-from hookcore.store import Store
+from hookcore.records import Kind, Severity, Tap
 from hookcore.watcher.callbacks import At, Callback, Callbacks, WatcherReport
 from hookcore.watcher.notifying import note_failure, noting, targets_for
 from hookcore.watcher.null import NullWatcher
-from hookcore.wire import DeliveryCounters
+from hookcore.watcher.watched import WatchedRun
 
 if TYPE_CHECKING:
-    from hookcore import answers
-    from hookcore.reading import Client, Reader
-    from hookcore.reading.notebook import Card
+    pass
 
 logger = logging.getLogger("hookcore")
 
 CLOSE_TIMEOUT_S: Final = 2.0
-CARD_S: Final = 0.5  # how long a notebook cell waits for the newest steps
 Called = TypeVar("Called", bound=Callback)
 _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
 
-class Watcher:
+class Watcher(WatchedRun):
     """A running watch. Captured data is at `.url` or in `.store`, errors inside hookcore in `.errors`."""
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
@@ -193,12 +188,6 @@ class Watcher:
         self._check_open()
         self._recorder.resume()
 
-    def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until every finished step is in the store, or at the server. Return False if the time ran out."""
-        deadline = time.monotonic() + timeout_s
-        shipped = self._recorder.shipper.flush(timeout_s)
-        return shipped and self._delivery.sink.flush(max(0.0, deadline - time.monotonic()))
-
     def close(self) -> None:
         """Remove every hook, send the rest, end the threads, and release the model. The store stays readable.
 
@@ -231,18 +220,6 @@ class Watcher:
             self._delivery.sink.fail(failure)
             note_failure(self._notifier, self._delivery.run, self.url, failure)
 
-    def coverage(self) -> list[Coverage]:
-        """Return every module: captured, or why not. Tensors refused by this process's store are not captured."""
-        found, store = self._recorder.coverage(), self._delivery.store
-        return found if store is None else store.without_refused(found)
-
-    def incidents(self) -> answers.Incidents:
-        """Return what went wrong so far: what was NaN or infinite first, in which step, and what followed.
-
-        With a server, this asks the server, so call `flush()` first if the newest steps matter.
-        """
-        return self.reader().incidents()
-
     @overload
     def on_incident(self, callback: Called, *, at: At = ..., severity: Severity = ...) -> Called: ...
     @overload
@@ -264,89 +241,6 @@ class Watcher:
         self._callbacks.add(callback, at, severity)
         return callback
 
-    @property
-    def settings(self) -> Settings:
-        """The current settings. The pages can change some of them."""
-        return self._recorder.control.settings
-
-    @property
-    def url(self) -> str | None:
-        """The URL of the run's page; None if no server has it."""
-        return self._delivery.url
-
-    @property
-    def store(self) -> Store:
-        """The captured data, if it stays in this process: with `server=None` or `server="thread"`."""
-        if self._delivery.store is None:
-            raise ServerError(
-                f"this run's frames go to {self.url}, not into a store of this process: read them by "
-                "watcher.client(), or call watch(..., server=None)"
-            )
-        return self._delivery.store
-
-    @property
-    def delivery(self) -> DeliveryCounters | None:
-        """The counters of frames on their way to the server; None if they stay in this process."""
-        return self._delivery.sink.counters
-
-    def client(self) -> Client:
-        """Return a client for queries about this run and others."""
-        return self._client()
-
-    def reader(self) -> Reader:
-        """Return what answers questions about this run, whether its data is in this process or on a server."""
-        store = self._delivery.store
-        if store is None:
-            return self._client(run=self._delivery.run.id)
-        of_server = self._delivery.reader
-        reader: Reader = (
-            import_module("hookcore.reading").StoreReader(store, self._delivery.run.id)
-            if of_server is None
-            else of_server()
-        )
-        return reader
-
-    def _client(self, **given: str) -> Client:
-        address = self._delivery.address
-        if address is None:
-            raise ServerError("this run has no server: read watcher.store, or call watch() with another `server`")
-        client: Client = import_module("hookcore.reading").Client(address.url, address.token or None, **given)
-        return client
-
-    def _repr_html_(self) -> str:
-        """Render the live page and a current picture, for a notebook."""
-        return self._card().html()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Render the same for a notebook, and only the picture for front ends without HTML."""
-        return self._card().bundle(repr(self))
-
-    def _card(self) -> Card:
-        if not self._recorder.closed:
-            self.flush(CARD_S)
-        card: Card = import_module("hookcore.reading.notebook").card_of(self._delivery)
-        return card
-
-    @property
-    def errors(self) -> list[Event]:
-        """The first errors inside hookcore, with their tracebacks. None of them reached the training."""
-        return list(self._errors.events)
-
-    @property
-    def error_count(self) -> int:
-        """The number of all errors inside hookcore."""
-        return self._errors.count
-
-    @property
-    def current_step(self) -> int:
-        """The number of steps that have ended."""
-        return self._recorder.step
-
-    @property
-    def paused(self) -> bool:
-        """Whether capturing is paused."""
-        return self._recorder.control.paused
-
     def _check_open(self) -> None:
         if self._recorder.closed:
             raise ClosedError("this watcher was closed; call hookcore.watch(model) for a new one")
@@ -364,11 +258,6 @@ class Watcher:
 
     def __reduce__(self) -> tuple[type[NullWatcher], tuple[()]]:
         return NullWatcher, ()
-
-    def __repr__(self) -> str:
-        state = "closed" if self._recorder.closed else "detached" if self.paused else "watching"
-        modules = len(self._recorder.models.plans.by_id)
-        return f"<hookcore.Watcher {state}, {modules} modules, step {self.current_step}>"
 
 
 def _versions() -> dict[str, str]:
