@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from hookcore import wire
 from hookcore.records import Event, Snapshot, Tap
-from hookcore_app.runs import run as runs_module
+from hookcore_app.runs import commands as commands_module
 from tests.build import make_info
 from tests.serving import (
     BATCH,
@@ -88,7 +88,7 @@ def test_commands_that_no_trainer_fetches_are_dropped_from_the_oldest_on_and_cou
     world.take(make_batch(INFO, []))
     run = world.runs.get("one")
     assert run is not None
-    asked = [run.ask("inventory") for _ in range(runs_module.MAX_COMMANDS + 1)]
+    asked = [run.ask("inventory") for _ in range(commands_module.MAX_COMMANDS + 1)]
     assert not [name for name, _, _ in _events(world) if name != "command-dropped"]
     assert len(_events(world)) == 1
     asked.append(run.ask("inventory"))
@@ -551,7 +551,7 @@ def test_commands_sent_at_the_same_time_reach_the_trainer_in_the_order_of_their_
     run = world.runs.get(INFO.id)
     assert run is not None
     other = threading.Thread(target=lambda: run.ask("inventory"))
-    make = runs_module.Command
+    make = commands_module.Command
 
     def interrupted(*given: Any, **more: Any) -> Any:
         """Let another thread try to send a command after this one has its number."""
@@ -560,7 +560,7 @@ def test_commands_sent_at_the_same_time_reach_the_trainer_in_the_order_of_their_
             other.join(0.2)
         return make(*given, **more)
 
-    monkeypatch.setattr(runs_module, "Command", interrupted)
+    monkeypatch.setattr(commands_module, "Command", interrupted)
     run.ask("inventory")
     other.join()
     numbers = [command.number for command in run.commands]

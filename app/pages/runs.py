@@ -14,13 +14,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.answers.runs import State
 from hookcore.findings import key_figures_of
 from hookcore.records import Failure
 from hookcore.store import StepRange, Store
 
 from ..figures.spark import Spark, spark_of
 from ..formats import word_of
-from ..runs import STATES, Run, State
+from ..runs import STATES, Run
 from .frame import Alerts, address_of, alerts_of
 from .page import Page
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
+from hookcore.answers.runs import State
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
 from hookcore.findings import Choices, Finding, FindingsCache, changed, read_choices
@@ -33,14 +33,11 @@ from hookcore.wire import (
 )
 
 from .changes import Changes
+from .commands import MAX_COMMANDS, Ask, Commands
+from .gaps import Gaps
 
-Ask = Literal["settings", "snapshot", "inventory", "capsule"]
-State = Literal["live", "ended", "crashed", "interrupted", "lost"]
 STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # most urgent first
-MAX_COMMANDS: Final = 256  # that wait for one trainer
 GONE_AFTER_S: Final = 2.0  # of silence: the last batch of a process that has ended may still be read
-SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
-UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent
 
 
 class AwayError(HookcoreError):
@@ -91,8 +88,7 @@ class Run:
     seen_events: int = 0  # the events that were on disk when it was read
     known_until: int = -1  # the newest step that was on disk when its trainer returned
     stored: int | None = None  # frames and snapshots that were on disk when its trainer returned
-    commands: deque[Command] = field(default_factory=deque)
-    commands_dropped: int = 0
+    commands: Commands = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
     findings: FindingsCache = field(init=False)
     quiet: Quiet = field(default_factory=Quiet)  # acknowledgements and mutes
@@ -101,13 +97,11 @@ class Run:
     edits: int = 0  # of name, notes, acknowledgements, and mutes
     _first_error: FirstError = field(default_factory=FirstError)
     _asking: threading.Lock = field(default_factory=threading.Lock)
-    _newest_command: int = -1  # the highest number of a command, of this server or an earlier one
     _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
-    _met: bool = False  # a batch has arrived
-    _unsent: int = 0  # dropped by the trainer, and not in an event yet
-    _unsent_due: float = 0.0
+    _gaps: Gaps = field(default_factory=Gaps)
 
     def __post_init__(self) -> None:
+        self.commands = Commands(self.numbers)
         self._judge()
 
     @property
@@ -172,9 +166,10 @@ class Run:
         # One at a time: a trainer ignores a command that arrives after one with a higher number.
         with self._asking:
             with self.lock:
-                commands = [Command(self._new_number(), name, **what) for what in each]
-                if self.local is None:
-                    self._enqueue(commands)
+                commands = self.commands.make(name, each)
+                if self.local is None and self.commands.wait(commands):
+                    why = f"more than {MAX_COMMANDS} commands wait for the trainer: the oldest are dropped"
+                    say(self, "command-dropped", why, "warning")
             if self.local is not None:
                 for command in commands:
                     self.local(command)
@@ -190,21 +185,6 @@ class Run:
 
     def _is_muted(self, incident: Incident) -> bool:
         return self.quiet.muting(self.store)(incident.rule, incident.culprit.tap.module) is not None
-
-    def _enqueue(self, commands: Sequence[Command]) -> None:
-        """Queue commands until the trainer fetches them; if too many wait, drop and count the oldest."""
-        self.commands.extend(commands)
-        for _ in range(len(self.commands) - MAX_COMMANDS):
-            self.commands.popleft()
-            if not self.commands_dropped:
-                why = f"more than {MAX_COMMANDS} commands wait for the trainer: the oldest are dropped"
-                say(self, "command-dropped", why, "warning")
-            self.commands_dropped += 1
-
-    def _new_number(self) -> int:
-        """Return a number above those of all commands that the trainer knows, whatever the clock says."""
-        self._newest_command = max(next(self.numbers), self._newest_command + 1)
-        return self._newest_command
 
     def acknowledge(self, key: str, yes: bool = True) -> None:
         """Acknowledge a finding or an event, or undo that."""
@@ -258,9 +238,7 @@ class Run:
             self._notice(batch.counters, is_last=any(isinstance(item, EndItem) for item in batch.items))
             self.seen_at, self.is_gone = self.clock(), False
             self.info, self.counters = batch.run, batch.counters
-            self._newest_command = max(self._newest_command, batch.commands_done)
-            while self.commands and self.commands[0].number <= batch.commands_done:
-                self.commands.popleft()
+            self.commands.done(batch.commands_done)
             known = self.store.taps_announced
             if batch.taps_from <= known:
                 self._take_all(batch, batch.taps[known - batch.taps_from :])
@@ -281,35 +259,15 @@ class Run:
         )
 
     def _notice(self, counters: DeliveryCounters, is_last: bool) -> None:
-        """Add events about lost or delayed data, because they explain a gap in the steps."""
-        silent_s = self.clock() - self.seen_at
-        if self._met and silent_s > SILENCE_S:
-            say(self, "reconnected", f"the trainer is back after {silent_s:.0f} s without a sign of life")
-        elif not self._met and self.stored is not None:
-            self._notice_return(counters.acknowledged - self.stored)
-        elif not self._met and counters.acknowledged:
-            sent = f"{counters.acknowledged:,} frames and snapshots"
-            say(
-                self,
-                "reconnected",
-                f"the trainer was connected to a server that is gone, and with it {sent} that it sent there",
-            )
-        self._met = True
-        self._unsent += max(0, sum(counters.dropped.values()) - sum(self.counters.dropped.values()))
-        if self._unsent and (is_last or self.clock() >= self._unsent_due):
-            lost = f"the trainer dropped {self._unsent:,} frames or snapshots that it could not send"
-            say(self, "frame-dropped", lost, "warning", self._unsent)
-            self._unsent, self._unsent_due = 0, self.clock() + UNSENT_EVERY_S
-
-    def _notice_return(self, missing: int) -> None:
-        """Add an event: the server was restarted and continues the run from disk."""
-        if missing > 0:
-            if self.on_disk is not None:
-                self.on_disk.miss(missing)  # or the next restart would report them again
-            lost = f"The server was restarted. {missing:,} frames and snapshots were not on disk yet and are lost."
-            say(self, "reconnected", lost, "warning", missing)
-        else:
-            say(self, "reconnected", "the server was restarted; nothing is missing")
+        """Add events about lost or delayed data."""
+        now = self.clock()
+        missing = 0 if self.stored is None or self._gaps.met else counters.acknowledged - self.stored
+        if missing > 0 and self.on_disk is not None:
+            self.on_disk.miss(missing)  # or the next restart would report them again
+        for said in self._gaps.greet(counters, now - self.seen_at, self.stored is not None, missing):
+            say(self, *said)
+        for said in self._gaps.count(self.counters, counters, now, is_last):
+            say(self, *said)
 
     def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
         # Everything is read before anything is stored: a damaged batch leaves no trace.

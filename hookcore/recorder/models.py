@@ -21,7 +21,7 @@ from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root
-from hookcore.recorder.selecting import Aliases, LaterModules, aliases_of, leaves_of, modules_of
+from hookcore.recorder.selecting import Aliases, LaterModules, aliases_of, leaves_of, modules_of, reasons_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
@@ -189,13 +189,7 @@ class Models:
         """Return modules that were added after the selection."""
         chosen = {id(plan) for plan, _ in choice}
         later = [plan for plan in self.plans.live() if id(plan) not in chosen]
-        selection = {root: LaterModules(self._settings, root) for root in {plan.root for plan in later}}
-        found = []
-        for plan in later:
-            if (module := plan.ref()) is not None:
-                path = "" if plan.is_root else plan.path.removeprefix(f"{plan.root.name}/")
-                found.append((plan, selection[plan.root].reason(path, module)))
-        return found
+        return reasons_of(later, self._settings)
 
     def paths(self) -> set[str]:
         """Return the path of every plan."""

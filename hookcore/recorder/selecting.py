@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from hookcore.config import Settings
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import clean_path
 from hookcore.patterns import select
+from hookcore.recorder.plans import Plan
 from hookcore.recorder.roots import Root
 from hookcore.recorder.tree import walk
 
@@ -27,6 +30,17 @@ class LaterModules:
             return select({path: module}, leaves, *self._patterns, strict=False, aliases=self._aliases).reason(path)
         except PatternError:
             return "matched by no include pattern"
+
+
+def reasons_of(plans: Sequence[Plan], settings: Settings) -> list[tuple[Plan, str]]:
+    """Return why modules are left out that came later."""
+    selection = {root: LaterModules(settings, root) for root in {plan.root for plan in plans}}
+    found = []
+    for plan in plans:
+        if (module := plan.ref()) is not None:
+            path = "" if plan.is_root else plan.path.removeprefix(f"{plan.root.name}/")
+            found.append((plan, selection[plan.root].reason(path, module)))
+    return found
 
 
 def modules_of(root: Root) -> dict[str, nn.Module]:

@@ -1,0 +1,45 @@
+"""The commands that wait for one trainer."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Literal
+
+from hookcore.records import Command
+
+MAX_COMMANDS: Final = 256  # that wait for one trainer
+Ask = Literal["settings", "snapshot", "inventory", "capsule"]
+
+
+class Commands(deque[Command]):
+    """The waiting commands, oldest first."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        super().__init__()
+        self.dropped = 0
+        self._numbers = numbers
+        self._newest = -1  # the highest number of a command, of this server or an earlier one
+
+    def make(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+        """Return commands with numbers above those that the trainer knows, whatever the clock says."""
+        made = []
+        for what in each:
+            self._newest = max(next(self._numbers), self._newest + 1)
+            made.append(Command(self._newest, name, **what))
+        return made
+
+    def wait(self, commands: Sequence[Command]) -> bool:
+        """Queue commands; if too many wait, drop and count the oldest. Return whether these are the first dropped."""
+        self.extend(commands)
+        before = self.dropped
+        while len(self) > MAX_COMMANDS:
+            self.popleft()
+            self.dropped += 1
+        return before == 0 < self.dropped
+
+    def done(self, number: int) -> None:
+        """Forget the commands up to a number, which the trainer has received."""
+        self._newest = max(self._newest, number)
+        while self and self[0].number <= number:
+            self.popleft()
