@@ -130,7 +130,8 @@ class Verdict:
         if equal:
             steps = min(each.steps for each in equal)
             least = "" if len({each.steps for each in equal}) == 1 else "at least "
-            said.append(f"{_names(equal)} {_same(equal)} in {least}{_count(steps, 'step')} that both runs logged.")
+            verb = "is" if len(equal) == 1 else "are"
+            said.append(f"{_names(equal)} {verb} the same in {least}{_count(steps, 'step')} that both runs logged.")
         return said or ["Neither loss nor any other logged value was compared: the runs share none."]
 
     def _nonfinite(self) -> str:
@@ -175,10 +176,6 @@ def _names(values: Sequence[Logged]) -> str:
     names = [each.name for each in values]
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def _same(values: Sequence[Logged]) -> str:
-    return "is the same" if len(values) == 1 else "are the same"
 
 
 def _parting_key(layer: LayerDifference) -> tuple[bool, int, int]:

@@ -65,20 +65,14 @@ class HistogramsPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return the layers, and how they are shown."""
-        given = {**self.request.query_params}
-        if "size" not in given:
-            given["size"] = "m"
+        given = {"size": "m", **self.request.query_params}
         chosen = next((each for each in KINDS if each == self.kind), KINDS[0])
         tiles = tiles_of(self.run, chosen, self.f)
         return {
             "kind": chosen,
             "kind_labels": KIND_TITLES,
             "choices": CHOICES,
-            "asked": {name: _chosen(given.get(name), of) for name, of in CHOICES.items()},
+            "asked": {name: given[name] if given.get(name) in of else next(iter(of)) for name, of in CHOICES.items()},
             "tiles": tiles[:MAX_TILES],
             "total": len(tiles),
         }
-
-
-def _chosen(given: str | None, choices: dict[str, str]) -> str:
-    return given if given in choices else next(iter(choices))

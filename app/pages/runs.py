@@ -211,7 +211,8 @@ def _points_of(store: Store, name: str) -> Points:
 def summary_of(run: Run) -> dict[str, Any]:
     """Return the list's data of a run on disk, in JSON types."""
     line = line_of(run)
-    alerts = [list(line.alerts.severities[:MAX_ALERTS]), *_words_of(line.alerts)]
+    shown = line.alerts
+    alerts = [list(shown.severities[:MAX_ALERTS]), shown.title, shown.where, shown.message, shown.hedge]
     said: dict[str, Any] = {"alerts": alerts, "model": model_of(run)}
     if line.loss is not None:
         steps, values = _points_of(run.store, line.loss.name)
@@ -226,10 +227,6 @@ def model_of(run: Run) -> str:
         return str(run.summary.get("model", ""))
     types = sorted(run.store.module_types().items())
     return blake2b(repr(types).encode("utf-8", "replace"), digest_size=16).hexdigest() if types else ""
-
-
-def _words_of(alerts: Alerts) -> tuple[str, str, str, str]:
-    return alerts.title, alerts.where, alerts.message, alerts.hedge
 
 
 def _summarized(run: Run) -> RunLine:

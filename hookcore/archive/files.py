@@ -34,7 +34,7 @@ def open_regular(path: Path, most_bytes: int) -> BinaryIO:
     raise OSError(f"{path.name} is {what}: at most {most_bytes} bytes of a regular file are read")
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], None]) -> int:
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> int:
     """Write a file atomically; a crash leaves the old one, or none. Return by how many bytes the folder grew."""
     aside = path.with_name(path.name + _UNFINISHED)
     try:
@@ -64,11 +64,7 @@ def _sync_folder(folder: Path) -> None:
 def write_json(path: Path, content: dict[str, Any]) -> int:
     """Write a JSON file atomically. Return by how many bytes the folder grew."""
     data = json.dumps(content, indent=1).encode()
-    return write_whole(path, lambda file: _write_bytes(file, data))
-
-
-def _write_bytes(file: BinaryIO, data: bytes) -> None:
-    file.write(data)
+    return write_whole(path, lambda file: file.write(data))
 
 
 def write_table(path: Path, table: pa.Table) -> int:

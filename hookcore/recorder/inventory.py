@@ -10,6 +10,7 @@ from typing import Final
 from torch.optim import Optimizer
 
 from hookcore import hooks
+from hookcore.recorder.coverage import joined
 from hookcore.recorder.roots import Root
 from hookcore.records import HookRecord
 
@@ -32,8 +33,4 @@ def _list(roots: Iterable[Root], optimizers: Iterable[Optimizer]) -> Iterator[Ho
             continue
         for record in hooks.inventory(module):
             if record.scope not in _ELSEWHERE:
-                yield replace(record, owner=_joined(root.name, record.owner)) if root.name else record
-
-
-def _joined(root: str, owner: str) -> str:
-    return f"{root}/{owner}" if owner else root
+                yield replace(record, owner=joined(root.name, record.owner)) if root.name else record

@@ -113,13 +113,9 @@ def _crumbs(module: ModuleRecord, by_path: dict[str, ModuleRecord]) -> tuple[tup
     above: list[tuple[str, str]] = []
     at = module.parent
     while at is not None and at in by_path and len(above) < len(by_path):
-        above.append((_last_part(at), at))
+        above.append((at.rpartition(".")[2] or "(root)", at))
         at = by_path[at].parent
     return tuple(reversed(above))
-
-
-def _last_part(path: str) -> str:
-    return path.rpartition(".")[2] or "(root)"
 
 
 def taps_of(store: Store, path: str) -> TapList:
