@@ -21,6 +21,7 @@ from hookcore.store import Store
 
 from .archive_world import STORE_BYTES, keep, kept_in
 from .build import frame, stats_of_magnitudes
+from .test_masks import Mask
 
 Fed = dict[str, tuple[str, ...]]  # what feeds each module, in the order in which they return
 Case = tuple[Flow, list[str], list[set[str]], bool]
@@ -158,6 +159,60 @@ def test_in_a_training_the_module_that_was_added_later_is_named() -> None:
     assert watcher.store is not None
     (incident,) = watcher.store.incidents()
     assert (incident.culprit.tap, incident.first_step) == (Tap("late", "output"), 9)
+
+
+def test_calls_that_are_measured_together_may_each_have_been_first() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, bad: int) -> Tensor:
+            for call in range(12):
+                x = x + self.b(self.a(x) * (math.nan if call == bad else 1.0))
+            return x
+
+    told: dict[int, Incident] = {}
+    for bad in (3, 10):
+        model = Net()
+        with hookcore.watch(model, server=None, budget=None, calls=8) as watcher:
+            for step in range(6):
+                model(torch.randn(2, 4), bad if step == 4 else -1).sum().backward()
+                watcher.step()
+            watcher.flush()
+            (told[bad],) = watcher.store.incidents()
+    assert told[3].culprit.tap == Tap("b", "output", call=3)
+    assert "What went into it was finite: the output of a" in told[3].known
+    assert "measured together" not in told[3].sentence
+    assert told[10].culprit.tap == Tap("a", "output", call=7)
+    assert "Calls from number 8 on are measured together, and in them b was bad too" in told[10].sentence
+
+
+def test_a_mask_is_not_called_finite() -> None:
+    class Scores(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor, bad: bool) -> Tensor:
+            return x @ x.mT * (math.nan if bad else 1.0) + mask
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.mask, self.scores = nn.Linear(4, 4), Mask(), Scores()
+
+        def forward(self, x: Tensor, bad: bool) -> Tensor:
+            x = self.a(x)
+            scores: Tensor = self.scores(x, self.mask(x), bad)
+            return scores.softmax(-1) @ x
+
+    model = Net()
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        for step in range(6):
+            model(torch.randn(2, 5, 4), step == 4).pow(2).sum().backward()
+            watcher.step()
+        watcher.flush()
+        (incident,) = watcher.store.incidents()
+    assert incident.culprit.tap.module == "scores"
+    assert "What went into it was finite: the output of a." in incident.sentence
+    assert "What mask put into it has the infinities of a mask." in incident.sentence
 
 
 # --- In general -------------------------------------------------------------------------------------------------------

@@ -161,7 +161,9 @@ class Incidents:
         steps, stats = self.source.stat_rows(range(len(taps)), step, 0)
         captured = np.flatnonzero(~np.isnan(stats[0, 0])).tolist() if len(steps) and steps[0] == step else []
         flow = fitting(self.source.flows, taps, captured)
-        return None if flow is None else Feeding(flow, taps).first(affected.tolist(), captured, kind in BACKWARD)
+        if flow is None:
+            return None
+        return Feeding(flow, taps).first(affected.tolist(), captured, kind in BACKWARD, self.masks.since)
 
     def _gather(self, culprit: int, begin: int, limit: int = MAX_UNFINISHED) -> Gathering | None:
         """Begin to take the values around an onset, if there is room for them (the lock must be held)."""

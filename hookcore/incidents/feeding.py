@@ -41,18 +41,33 @@ class Feeding:
             for inside in call.returns:
                 self._holder.setdefault(inside, place)
 
-    def first(self, bad: Collection[int], present: Collection[int], backward: bool) -> Source | None:
-        """Return the first tap that went bad by itself, in the order of the pass. None if the flow doesn't tell."""
+    def first(
+        self, bad: Collection[int], present: Collection[int], backward: bool, masks: Collection[int] = ()
+    ) -> Source | None:
+        """Return the first tap that went bad by itself, in the order of the pass. None if the flow doesn't tell.
+
+        `masks` are taps with infinities that do no harm.
+        """
         kinds = _GRADIENTS if backward else _OUTPUTS
         step = _Step(self, set(bad), set(present), kinds)
         suspects = [place for place in range(len(self._flow.calls)) if step.is_bad(place) and not step.is_same(place)]
-        starts = [place for place in suspects if not any(map(step.is_bad, step.nearest(place)[0]))]
+        before = {place: [each for each in step.nearest(place)[0] if step.is_bad(each)] for place in suspects}
+        starts = [place for place in suspects if not before[place]]
+        loop = set[int]()
+        if not starts:  # the calls after the last one that is measured by itself feed each other
+            starts = [place for place in suspects if all((each > place) != backward for each in before[place])]
+            loop = {each for place in starts for each in before[place]}
         if not starts:
             return None
         culprit = starts[-1] if backward else starts[0]
         number = step.number_of(culprit)
         known, unseen = step.nearest(culprit)
-        words = self._backward(known, unseen) if backward else self._forward(culprit, known, unseen)
+        if loop:
+            words = self._looped(culprit, loop)
+        else:
+            hidden = {place for place in known if any(each in masks for each in self.numbers(place, kinds[0]))}
+            known -= hidden
+            words = self._backward(known, unseen) if backward else self._forward(culprit, known, unseen, hidden)
         return Source(number, f"{words}{self._apart(starts, culprit)}")
 
     def numbers(self, place: int, kind: Kind) -> list[int]:
@@ -74,13 +89,19 @@ class Feeding:
         """Return the container whose output is that of this call."""
         return self._holder.get(place)
 
-    def _forward(self, culprit: int, known: set[int], unseen: set[int]) -> str:
+    def _looped(self, culprit: int, loop: set[int]) -> str:
+        first = self._flow.calls[culprit].call + 1
+        together = f"Calls from number {first} on are measured together, and in them {self._names(loop)} was bad too"
+        return f"{together} and feeds it, so any module between the two may have been first."
+
+    def _forward(self, culprit: int, known: set[int], unseen: set[int], masks: set[int]) -> str:
         if self._flow.calls[culprit].how == "order":
             return "What went into it isn't known."
         fine = f"What went into it was finite: the output of {self._names(known)}." if known else ""
-        if not known and not unseen:
+        if not known and not unseen and not masks:
             fine = "No other module's output went into it."
-        return " ".join(filter(None, [fine, self._unseen(unseen, "feeds it")]))
+        mask = f"What {self._names(masks)} put into it has the infinities of a mask." if masks else ""
+        return " ".join(filter(None, [fine, mask, self._unseen(unseen, "feeds it")]))
 
     def _backward(self, known: set[int], unseen: set[int]) -> str:
         fine = ""
