@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import hookcore
 from hookcore.archive import load_into, read_archive
+from hookcore.findings import findings_of
 from hookcore.incidents import Incident
 from hookcore.records import Kind, Tap
 from hookcore.records.flow import Flow, FlowCall
@@ -213,6 +214,53 @@ def test_a_mask_is_not_called_finite() -> None:
     assert incident.culprit.tap.module == "scores"
     assert "What went into it was finite: the output of a." in incident.sentence
     assert "What mask put into it has the infinities of a mask." in incident.sentence
+
+
+# --- Magnitudes -------------------------------------------------------------------------------------------------------
+
+
+def grown(flow: Flow | None, names: list[str], bad: set[str], kind: Kind = "output") -> tuple[str, int]:
+    """Return the culprit of an explosion in these modules, and the number of others. Taps are numbered by `names`."""
+    store = Store(2**22)
+    for step in range(80):
+        rms = [1e6 if step >= 60 and name in bad else 1.0 for name in names]
+        new = tuple(Tap(name, kind) for name in names) if step == 0 else ()
+        stats = stats_of_magnitudes(rms, "rms", "max")
+        store.append(frame(step, stats, new_taps=new, flow=None if step else flow, scalars={"loss": 1.0}))
+    (found,) = [each for each in findings_of(store) if each.rule == "exploding"]
+    assert found.since_step == 60
+    return found.module, found.downstream
+
+
+def test_an_explosion_is_blamed_on_what_nothing_else_of_it_feeds() -> None:
+    assert grown(None, FIRST_SEEN, {"a", "b", "late"}) == ("a", 2)
+    assert grown(flow_of(CHAIN), FIRST_SEEN, {"a", "b", "late"}) == ("late", 2)
+    assert grown(flow_of(CHAIN), FIRST_SEEN, {"a", "b"}) == ("a", 1)
+    assert grown(flow_of(BRANCHES), ["head", "left", "right", "stem"], {"head", "left"}) == ("left", 1)
+
+
+@pytest.mark.parametrize("kind", ["output_grad", "param_grad"])
+def test_a_gradient_that_explodes_is_blamed_in_the_order_of_the_backward_pass(kind: Kind) -> None:
+    flow = flow_of(CHAIN)
+    assert grown(None, FIRST_SEEN, {"a", "b", "late"}, kind) == ("late", 2)
+    assert grown(flow, FIRST_SEEN, {"a", "b", "late"}, kind) == ("b", 2)
+    assert grown(flow, FIRST_SEEN, {"a", "late"}, kind) == ("a", 1)
+
+
+@FEW
+@given(st.data())
+def test_the_culprit_of_an_explosion_has_only_sources_that_are_as_usual(data: st.DataObject) -> None:
+    names = [f"m{number}" for number in range(data.draw(st.integers(2, 6)))]
+    fed: Fed = {
+        name: tuple(data.draw(st.sets(st.sampled_from(names[:place])))) if place else ()
+        for place, name in enumerate(names)
+    }
+    start = data.draw(st.sampled_from(names))
+    reached = {start}
+    for name in names:  # what it feeds grows too
+        reached |= {name} if reached & set(fed[name]) else set()
+    seen = data.draw(st.permutations(names))
+    assert grown(flow_of(fed), list(seen), reached) == (start, len(reached) - 1)
 
 
 # --- In general -------------------------------------------------------------------------------------------------------

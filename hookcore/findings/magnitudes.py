@@ -174,7 +174,8 @@ def _stalled(readings: Readings) -> Shift:
 def _told(readings: Readings, shift: Shift, sentence: Sentence) -> list[Finding]:
     taps, numbers = readings.taps.taps, readings.taps.numbers.tolist()
     found = []
-    for group in groups_of(list(zip(shift.onsets, shift.places.tolist(), strict=True)), numbers, taps, _TOGETHER):
+    onsets = list(zip(shift.onsets, shift.places.tolist(), strict=True))
+    for group in groups_of(onsets, numbers, taps, _TOGETHER, lambda: readings.feeding):
         place, since = group.place, readings.first_step(group.column)
         usual, value = _power(shift.usual[place]), _now_of(readings, place)
         message = sentence(shift.rule, taps[place].kind, value, usual, readings.since(group.column))
@@ -251,7 +252,8 @@ def _spikes(readings: Readings, exploding: NDArray[np.intp], losses: Losses, tol
         return []
     onsets = list(zip(columns.tolist(), places.tolist(), strict=True))
     numbers = readings.taps.numbers.tolist()
-    return [_spike(readings, group, losses) for group in groups_of(onsets, numbers, readings.taps.taps, 0)]
+    groups = groups_of(onsets, numbers, readings.taps.taps, 0, lambda: readings.feeding)
+    return [_spike(readings, group, losses) for group in groups]
 
 
 def _spike(readings: Readings, group: Group, losses: Losses) -> Finding:

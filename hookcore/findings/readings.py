@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import COLUMNS, EARLY, MIN_CAPTURED, MIN_PAST, RECENT, SPARK, WARM_UP, WINDOW
+from hookcore.incidents import Feeding, fitting
 from hookcore.store import StepRange, Store, TapList
 from hookcore.store.peaks import Peaks
 
@@ -115,6 +116,13 @@ class Readings:
     def outline(self) -> Readings:
         """Return only what can't be read again once old steps are merged."""
         return replace(self, columns=Columns.empty(self.columns.width, len(self.taps.taps)))
+
+    @cached_property
+    def feeding(self) -> Feeding | None:
+        """Which call feeds which, if it is known."""
+        taps = self.store.taps()
+        flow = fitting(self.store.flows(), taps.taps, self.taps.numbers.tolist())
+        return None if flow is None else Feeding(flow, taps.taps)
 
     @property
     def number(self) -> int:

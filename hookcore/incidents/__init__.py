@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .book import KEPT_FIRST, KEPT_NEWEST, NONFINITE, Incidents
 from .evidence import AROUND
+from .feeding import Feeding, fitting
 from .incident import Evidence, Found, Incident, Link, Logged
 from .occasions import FirstError
 from .order import Rank, around, rank_of
@@ -14,6 +15,7 @@ __all__ = [
     "KEPT_NEWEST",
     "NONFINITE",
     "Evidence",
+    "Feeding",
     "FirstError",
     "Found",
     "Incident",
@@ -22,5 +24,6 @@ __all__ = [
     "Logged",
     "Rank",
     "around",
+    "fitting",
     "rank_of",
 ]

@@ -156,14 +156,14 @@ class Incidents:
     def _source_of(self, first: int, affected: Numbers, step: int) -> Source | None:
         """Return what went bad by itself, if the flow tells. Bad inputs of the model have nothing before them."""
         taps, kind = self.source.taps, self.source.taps[first].kind
-        if kind not in ("output", "output_grad", "input_grad") or not self.source.flows:
+        if kind not in ("output", *BACKWARD) or not self.source.flows:
             return None
         steps, stats = self.source.stat_rows(range(len(taps)), step, 0)
         captured = np.flatnonzero(~np.isnan(stats[0, 0])).tolist() if len(steps) and steps[0] == step else []
         flow = fitting(self.source.flows, taps, captured)
         if flow is None:
             return None
-        return Feeding(flow, taps).first(affected.tolist(), captured, kind in BACKWARD, self.masks.since)
+        return Feeding(flow, taps).first(affected.tolist(), captured, kind, self.masks.since)
 
     def _gather(self, culprit: int, begin: int, limit: int = MAX_UNFINISHED) -> Gathering | None:
         """Begin to take the values around an onset, if there is room for them (the lock must be held)."""

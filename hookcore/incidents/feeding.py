@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +11,12 @@ from hookcore.records.flow import Flow
 
 _OUTPUTS: Final[tuple[Kind, Kind]] = ("output", "input")
 _GRADIENTS: Final[tuple[Kind, Kind]] = ("output_grad", "input_grad")
+_WEIGHTS: Final[tuple[Kind, Kind]] = ("param_grad", "param_grad")  # they come in the order of the others
+_PASSES: Final[Mapping[Kind, tuple[Kind, Kind]]] = {
+    **dict.fromkeys(_OUTPUTS, _OUTPUTS),
+    **dict.fromkeys(_GRADIENTS, _GRADIENTS),
+    **dict.fromkeys(_WEIGHTS, _WEIGHTS),
+}
 _NAMED: Final = 3  # modules in a sentence
 
 
@@ -42,13 +48,16 @@ class Feeding:
                 self._holder.setdefault(inside, place)
 
     def first(
-        self, bad: Collection[int], present: Collection[int], backward: bool, masks: Collection[int] = ()
+        self, bad: Collection[int], present: Collection[int], kind: Kind, masks: Collection[int] = ()
     ) -> Source | None:
-        """Return the first tap that went bad by itself, in the order of the pass. None if the flow doesn't tell.
+        """Return the first tap that went bad by itself, in the order of the pass that the kind belongs to.
 
-        `masks` are taps with infinities that do no harm.
+        None if the flow doesn't tell. `masks` are taps with infinities that do no harm.
         """
-        kinds = _GRADIENTS if backward else _OUTPUTS
+        kinds = _PASSES.get(kind)
+        if kinds is None:
+            return None
+        backward = kinds != _OUTPUTS
         step = _Step(self, set(bad), set(present), kinds)
         suspects = [place for place in range(len(self._flow.calls)) if step.is_bad(place) and not step.is_same(place)]
         before = {place: [each for each in step.nearest(place)[0] if step.is_bad(each)] for place in suspects}
@@ -62,7 +71,9 @@ class Feeding:
         culprit = starts[-1] if backward else starts[0]
         number = step.number_of(culprit)
         known, unseen = step.nearest(culprit)
-        if loop:
+        if kinds == _WEIGHTS:
+            words = ""
+        elif loop:
             words = self._looped(culprit, loop)
         else:
             hidden = {place for place in known if any(each in masks for each in self.numbers(place, kinds[0]))}
@@ -132,7 +143,7 @@ class _Step:
     def __init__(self, feeding: Feeding, bad: set[int], present: set[int], kinds: tuple[Kind, Kind]) -> None:
         self._feeding, self._bad, self._present = feeding, bad, present
         self._result, self._given = kinds  # the kind that a call passes on, and the other one
-        self._is_backward = kinds == _GRADIENTS
+        self._is_backward = kinds != _OUTPUTS
 
     def is_bad(self, place: int) -> bool:
         """Whether a tensor of this call was bad."""
