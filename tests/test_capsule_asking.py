@@ -215,11 +215,12 @@ def world() -> World:
 
 
 def batch(steps: list[int], bad: int, first: bool = True, **others: Any) -> wire.Batch:
-    """Return the steps of a trainer whose second layer has NaN from a step on."""
+    """Return the steps of a trainer in which a rule of the user finds an error in a layer, from one step on."""
 
     def item(step: int) -> Any:
-        nan = [0.0, float(step >= bad)]
-        return wire.frame_item(step, frame(step, stats_of(2, 1.0, count=8, nan=nan, inf=0)))
+        said = Event(step, 1.0, "own-large", "error: it is large", "error", "layer.1")
+        stats = stats_of(2, 1.0, count=8, nan=0, inf=0)
+        return wire.frame_item(step, frame(step, stats, events=(said,) if step == bad else ()))
 
     found = make_batch(make_info(), [], first=first)
     return replace(found, items=tuple(map(item, steps)), **others)
@@ -232,17 +233,16 @@ def occasions_in(answer: wire.Answer) -> list[Occasion | None]:
 def test_the_server_asks_once_after_the_first_error(world: World) -> None:
     assert not occasions_in(world.take(batch([0, 1, 2], bad=9)))
     answer = world.take(batch([3, 4, 5], bad=4, first=False))
-    assert occasions_in(answer) == [Occasion("nonfinite-4", 4, make_taps(2)[1].module)]
+    assert occasions_in(answer) == [Occasion("own-large-4-1", 4, make_taps(2)[1].module)]
     done = answer.commands[-1].number
-    again = world.take(batch([6, 7, 8, 9], bad=8, first=False, commands_done=done))  # it was over, and is back
-    assert not occasions_in(again)
+    assert not occasions_in(world.take(batch([6, 7, 8], bad=9, first=False, commands_done=done)))
 
 
 def test_what_is_muted_asks_for_nothing(world: World) -> None:
     world.take(batch([0, 1, 2], bad=9))
     run = world.runs.get("one")
     assert run is not None
-    run.mute(Mute("nonfinite", "layer.1"))
+    run.mute(Mute("own-large", "layer.1"))
     assert not occasions_in(world.take(batch([3, 4, 5], bad=4, first=False)))
     assert [each.severity for each in run.store.incidents()] == ["error"]
 
@@ -292,7 +292,8 @@ def test_the_first_error_is_the_one_that_was_found_first() -> None:
         (incident(rule="loss"), incident(level="warning", recovered=70), "loss-40-3"),
         (incident(rule="loss"), incident(level="info"), "loss-40-3"),
         (incident(rule="loss"), incident(rule="spike", level="warning"), "loss-40-3"),
-        (incident(rule="nonfinite", message=""), incident(level="warning"), "nonfinite-40"),
+        (incident(rule="nonfinite", message=""), incident(level="warning"), None),  # the trainer saved it
+        (incident(rule="nonfinite", message="", skipped=True), incident(level="warning"), "nonfinite-40"),
         (incident(rule="loss", level="warning"), incident(level="warning"), None),
     ],
 )

@@ -49,7 +49,11 @@ class FirstError:
         heard = [each for each in heads if not is_muted(each)]
         errors = [each for each in heard if each.severity == "error"]
         self._found = bool(errors)
-        return occasion_of(_cause_of(min(errors, key=_told), heard)) if errors else None
+        first = min(errors, key=_told, default=None)
+        # Trainers notice non-finite values themselves, in the step itself, unless they have a gradient scaler.
+        if first is None or (first.rule == NONFINITE and not first.skipped):
+            return None
+        return occasion_of(_cause_of(first, heard))
 
 
 def _told(incident: Incident) -> tuple[int, int]:
