@@ -10,7 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from hookcore.findings import RULES
+from hookcore.ownrules import FrameView, OwnRule, OwnRules
 from hookcore.records import Failure, Tap
+from hookcore.records.vocabulary import OWN_RULE
 from hookcore_app.cli import main
 from tests import build
 from tests.archive_world import keep, kept_in
@@ -98,3 +100,39 @@ def test_a_server_answers_and_acknowledged_incidents_do_not_fail(capsys: pytest.
         run.acknowledge(incident.key, True)
         assert main(given) == 0
         assert "(acknowledged)" in capsys.readouterr().out
+
+
+def save_with_broken_rule(folder: Path) -> str:
+    def broken(frame: FrameView) -> None:
+        raise KeyError("no-such-scalar")
+
+    sink, _ = keep(folder)
+    rules = OwnRules([OwnRule("broken", broken), OwnRule("calm", lambda frame: None)], "trainer")
+    taps = (Tap("layer", "output"),)
+    for step in range(40):
+        rms = [math.nan if step >= 20 else 1.0]
+        made = build.frame(step, build.stats_of_magnitudes(rms, "rms"), taps if step == 0 else ())
+        sink.send(rules.examine(made, taps))
+    sink.close()
+    return str(kept_in(folder))
+
+
+def test_own_rules_and_advice_are_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save_with_broken_rule(tmp_path)
+    assert main(["check", path]) == 1
+    text = capsys.readouterr().out
+    assert "usual causes: a division by zero" in text
+    assert "try: replay the step" in text
+    assert "rule broken of your own: it looked at 3 frames, and raised in 3 of them; it was switched off" in text
+    assert main(["check", path, "--format", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert {each["name"]: each["faults"] for each in told["own_rules"]} == {"broken": 3, "calm": 0}
+    assert "no-such-scalar" in told["troubles"][0]
+    assert len(told["advice"]["nonfinite"]["causes"]) == 3
+    assert main(["check", path, "--format", "junit"]) == 1
+    suite = ElementTree.fromstring(capsys.readouterr().out)
+    errors = {case.get("name") for case in suite.iter("testcase") if case.find("error") is not None}
+    assert errors == {f"{OWN_RULE}broken", "rules"}
+    assert f"{OWN_RULE}calm" in {case.get("name") for case in suite.iter("testcase")}
+    assert suite.get("errors") == "2"
+    assert "usual causes" in (next(suite.iter("failure")).text or "")

@@ -12,12 +12,13 @@ from xml.etree import ElementTree
 
 from hookcore.errors import ArgumentError
 from hookcore.records import SEVERITIES
+from hookcore.records.vocabulary import OWN_RULE
 
 from .flags import Commands, add_command
 from .source import add_source, run_of_server, saved_run
 
 if TYPE_CHECKING:
-    from hookcore.answers import Incident, Incidents
+    from hookcore.answers import Incident, Incidents, OwnRule
 
 EXAMPLES: Final = """
   hookcore check                                   the newest run of your own dashboard
@@ -43,6 +44,7 @@ class Checked:
     scope: str
     incidents: Incidents
     troubles: tuple[str, ...]  # why incidents may be missing
+    own: tuple[OwnRule, ...]  # rules of the user
 
     def reaches(self, level: str) -> list[Incident]:
         """Return the incidents that are at least this severe, except acknowledged and muted ones."""
@@ -103,18 +105,22 @@ def _fails(checked: Checked, level: str) -> bool:
 
 
 def _look(given: argparse.Namespace) -> Checked:
+    from ..runs.rules import rules_of
+
     run = saved_run(given)
     if run is not None:
         sentence, newest = run.findings.scope().sentence, run.store.steps().newest
         troubles = tuple(each.message for each in run.store.events() if each.name in TROUBLES)
-        return Checked(run.id, run.name, run.state, run.failure, newest, sentence, run.reader.incidents(), troubles)
+        incidents, own = run.reader.incidents(), rules_of(run).own
+        return Checked(run.id, run.name, run.state, run.failure, newest, sentence, incidents, troubles, own)
     with run_of_server(given) as (client, run_id):
         findings = client.findings(1, run_id)  # loads a run that is only on disk
         found, incidents = client.run(run_id), client.incidents(run=run_id)
+        own = client.rules(run_id).own
         events = [each for name in TROUBLES for each in client.events(name=name, run=run_id).events]
     troubles = tuple(each.message for each in events)
     about = found.id, found.name, found.state, found.failure, found.newest_step
-    return Checked(*about, findings.scope.sentence, incidents, troubles)
+    return Checked(*about, findings.scope.sentence, incidents, troubles, own)
 
 
 def _as_text(checked: Checked, _level: str) -> str:
@@ -129,6 +135,7 @@ def _as_text(checked: Checked, _level: str) -> str:
         seen = " (acknowledged)" if each.acknowledged else " (muted)" if each.muted else ""
         title = RULES[each.rule].title if each.rule in RULES else each.rule  # type: ignore[index]
         lines.append(f"{each.severity}: {title}: {each.sentence}{seen}")
+        lines += _advice_lines(each.rule)
     muted = sum(each.muted for each in checked.incidents)
     lines += (
         [f"{muted:,} of {checked.incidents.total:,} incidents {'is' if muted == 1 else 'are'} muted."] if muted else []
@@ -137,8 +144,32 @@ def _as_text(checked: Checked, _level: str) -> str:
         lines.append(f"{checked.incidents.dropped:,} more incidents were dropped; {checked.dropped_words}.")
     lines += [] if checked.incidents.total else ["No incidents in the captured steps."]
     lines += [f"warning: {each}" for each in checked.troubles]
+    lines += [f"rule {each.name} of your own: {_own_words(each)}." for each in checked.own]
     lines.append(checked.scope)
     return "\n".join(lines)
+
+
+def _advice_lines(rule: str) -> list[str]:
+    """Return what a rule of ours means, its usual causes, and what to try; nothing for a rule of the user."""
+    advice = _advice_of(rule)
+    if advice is None:
+        return []
+    causes, tries = "; ".join(advice["causes"]), "; ".join(advice["tries"])
+    return [f"    meaning: {advice['meaning']}", f"    usual causes: {causes}.", f"    try: {tries}."]
+
+
+def _advice_of(rule: str) -> dict[str, Any] | None:
+    from hookcore.findings import RULES
+
+    known = RULES.get(rule)  # type: ignore[call-overload]
+    return None if known is None else {"meaning": known.help, "causes": known.causes, "tries": known.tries}
+
+
+def _own_words(rule: OwnRule) -> str:
+    """Return what became of a rule of the user."""
+    looked = f"it looked at {rule.calls:,} frames"
+    failed = f"{looked}, and raised in {rule.faults:,} of them" if rule.faults else looked
+    return f"{failed}; it was switched off: {rule.off}" if rule.off else failed
 
 
 def _as_json(checked: Checked, level: str) -> str:
@@ -153,16 +184,23 @@ def _as_json(checked: Checked, level: str) -> str:
         "scope": checked.scope,
         "muted": sum(each.muted for each in checked.incidents),
         "fails": _fails(checked, level),
+        "troubles": checked.troubles,
+        "own_rules": [json.loads(json_of(each)) for each in checked.own],
+        "advice": {each.rule: _advice_of(each.rule) for each in checked.incidents},
     }
     return json.dumps(about | json.loads(json_of(checked.incidents)), indent=2)
 
 
 def _as_junit(checked: Checked, level: str) -> str:
-    """Return one test case for each rule, and one for the way the training ended."""
+    """Return one test case for each rule, also those of the user, and one for the way the training ended.
+
+    A rule of the user that raised is an error, as is a trouble: its case says nothing about the run.
+    """
     from hookcore.findings import RULES
 
     failing = checked.reaches(level)
-    rules = list(RULES) + [each.rule for each in failing if each.rule not in RULES]
+    own = {f"{OWN_RULE}{each.name}": each for each in checked.own}
+    rules = [*RULES, *own] + [each.rule for each in failing if each.rule not in RULES]
     suite = ElementTree.Element("testsuite", name=_xml(f"hookcore {checked.name or checked.run}"))
     cases = {rule: [each.sentence for each in failing if each.rule == rule] for rule in dict.fromkeys(rules)}
     cases["training"] = [checked.ending] if checked.ending and level != NEVER else []
@@ -172,8 +210,14 @@ def _as_junit(checked: Checked, level: str) -> str:
         case = ElementTree.SubElement(suite, "testcase", classname="hookcore", name=rule)
         if sentences:
             failure = ElementTree.SubElement(case, "failure", message=_xml(sentences[0]))
-            failure.text = _xml("\n".join(sentences))
-    suite.set("tests", str(len(cases)))
+            failure.text = _xml("\n".join([*sentences, *_advice_lines(rule)]))
+        if rule in own and (own[rule].off or own[rule].faults):
+            ElementTree.SubElement(case, "error", message=_xml(_own_words(own[rule])))
+    for trouble in checked.troubles:
+        case = ElementTree.SubElement(suite, "testcase", classname="hookcore", name="rules")
+        ElementTree.SubElement(case, "error", message=_xml(trouble))
+    suite.set("tests", str(len(suite.findall("testcase"))))
+    suite.set("errors", str(len(suite.findall("testcase/error"))))
     suite.set("failures", str(sum(bool(each) for each in cases.values())))
     ElementTree.SubElement(suite, "system-out").text = _xml(_as_text(checked, level))
     ElementTree.indent(suite)
