@@ -66,6 +66,16 @@ def test_junit_has_a_case_for_each_rule_and_survives_any_name(
     assert [name for name, failure in cases.items() if failure is not None] == ["nonfinite"]
     assert (suite.get("tests"), suite.get("failures")) == (str(len(cases)), "1")
     assert "layers.<b>&" in (cases["nonfinite"].get("message") or "")  # type: ignore[union-attr]
+    skipped = {case.get("name"): case.find("skipped") for case in suite.iter("testcase")}
+    needs = skipped["dead-channels"]
+    assert needs is not None
+    assert needs.get("message") == "no data: it needs a probe with hookcore.probes.dead_channels"
+    assert skipped["nonfinite"] is None
+    assert suite.get("skipped") == str(sum(each is not None for each in skipped.values()))
+    assert main(["check", save(tmp_path / "again", bad=40), "--format", "json"]) == 1
+    assert set(json.loads(capsys.readouterr().out)["rules_without_data"]) == {
+        name for name, each in skipped.items() if each is not None
+    }
 
 
 def test_a_crashed_training_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import escape as html_of
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 from hookcore.errors import ArgumentError
+from hookcore.findings import RULES
 from hookcore.reading import StoreReader
 from hookcore.records import Coverage, Event, Failure, ModuleRecord, Tap
 from hookcore.store import Store
@@ -65,6 +67,8 @@ def test_a_report_contains_key_figures_findings_coverage_settings_and_events_wit
         "something happened",
         "budget",
         "Gradient norm",
+        "<b>Usual causes:</b> " + html_of(RULES["nonfinite"].causes[0]),
+        "Rules with nothing to look at in this run: saturated-activation, overfit, ",
     ):
         assert told in html
     assert "data:image/png;base64," in html

@@ -199,6 +199,8 @@ def test_the_pages_show_the_table(world: World) -> None:
     assert 'id="spike-factor" name="factor" type="number" step="any" min="1.1"' in page
     assert 'value="21"' in page
     assert "every value" not in page
+    assert '<span class="badge">no data</span>' in page
+    assert "It has nothing to look at in this run: it needs a probe with hookcore.probes.dead_channels." in page
     assert "times its usual value" in world.client.get("/help").text
 
 

@@ -18,7 +18,7 @@ from .flags import Commands, add_command
 from .source import add_source, run_of_server, saved_run
 
 if TYPE_CHECKING:
-    from hookcore.answers import Incident, Incidents, OwnRule
+    from hookcore.answers import Incident, Incidents, OwnRule, RunRules
 
 EXAMPLES: Final = """
   hookcore check                                   the newest run of your own dashboard
@@ -44,7 +44,17 @@ class Checked:
     scope: str
     incidents: Incidents
     troubles: tuple[str, ...]  # why incidents may be missing
-    own: tuple[OwnRule, ...]  # rules of the user
+    rules: RunRules
+
+    @property
+    def own(self) -> tuple[OwnRule, ...]:
+        """The rules of the user."""
+        return self.rules.own
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """What the rules need that have nothing to look at."""
+        return {each.name: each.needs for each in self.rules if each.on and each.needs}
 
     def reaches(self, level: str) -> list[Incident]:
         """Return the incidents that are at least this severe, except acknowledged and muted ones."""
@@ -111,16 +121,16 @@ def _look(given: argparse.Namespace) -> Checked:
     if run is not None:
         sentence, newest = run.findings.scope().sentence, run.store.steps().newest
         troubles = tuple(each.message for each in run.store.events() if each.name in TROUBLES)
-        incidents, own = run.reader.incidents(), rules_of(run).own
-        return Checked(run.id, run.name, run.state, run.failure, newest, sentence, incidents, troubles, own)
+        known = run.id, run.name, run.state, run.failure, newest, sentence
+        return Checked(*known, run.reader.incidents(), troubles, rules_of(run))
     with run_of_server(given) as (client, run_id):
         findings = client.findings(1, run_id)  # loads a run that is only on disk
         found, incidents = client.run(run_id), client.incidents(run=run_id)
-        own = client.rules(run_id).own
+        rules = client.rules(run_id)
         events = [each for name in TROUBLES for each in client.events(name=name, run=run_id).events]
     troubles = tuple(each.message for each in events)
     about = found.id, found.name, found.state, found.failure, found.newest_step
-    return Checked(*about, findings.scope.sentence, incidents, troubles, own)
+    return Checked(*about, findings.scope.sentence, incidents, troubles, rules)
 
 
 def _as_text(checked: Checked, _level: str) -> str:
@@ -146,6 +156,8 @@ def _as_text(checked: Checked, _level: str) -> str:
     lines += [f"warning: {each}" for each in checked.troubles]
     lines += [f"rule {each.name} of your own: {_own_words(each)}." for each in checked.own]
     lines.append(checked.scope)
+    if checked.needs:
+        lines.append(f"Rules with nothing to look at: {', '.join(checked.needs)}.")
     return "\n".join(lines)
 
 
@@ -185,6 +197,7 @@ def _as_json(checked: Checked, level: str) -> str:
         "muted": sum(each.muted for each in checked.incidents),
         "fails": _fails(checked, level),
         "troubles": checked.troubles,
+        "rules_without_data": checked.needs,
         "own_rules": [json.loads(json_of(each)) for each in checked.own],
         "advice": {each.rule: _advice_of(each.rule) for each in checked.incidents},
     }
@@ -211,6 +224,8 @@ def _as_junit(checked: Checked, level: str) -> str:
         if sentences:
             failure = ElementTree.SubElement(case, "failure", message=_xml(sentences[0]))
             failure.text = _xml("\n".join([*sentences, *_advice_lines(rule)]))
+        elif rule in checked.needs:
+            ElementTree.SubElement(case, "skipped", message=_xml(f"no data: it needs {checked.needs[rule]}"))
         if rule in own and (own[rule].off or own[rule].faults):
             ElementTree.SubElement(case, "error", message=_xml(_own_words(own[rule])))
     for trouble in checked.troubles:
@@ -218,6 +233,7 @@ def _as_junit(checked: Checked, level: str) -> str:
         ElementTree.SubElement(case, "error", message=_xml(trouble))
     suite.set("tests", str(len(suite.findall("testcase"))))
     suite.set("errors", str(len(suite.findall("testcase/error"))))
+    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
     suite.set("failures", str(sum(bool(each) for each in cases.values())))
     ElementTree.SubElement(suite, "system-out").text = _xml(_as_text(checked, level))
     ElementTree.indent(suite)

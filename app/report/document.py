@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import hookcore
-from hookcore.findings import RULES, key_figures_of
+from hookcore.findings import RULES, key_figures_of, without_data
 from hookcore.records.vocabulary import KIND_WORDS
 
 from .. import assets, figures
@@ -24,6 +24,7 @@ from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
 from ..formats import plain, text_of_setting
 from ..runs import Run
+from ..runs.rules import rules_of
 from .charts import MAX_CHART_BYTES, charts_of
 from .pictures import line_of
 
@@ -59,6 +60,9 @@ def report_of(run: Run) -> bytes:
         "findings": findings[:MAX_ROWS],
         "findings_left_out": max(0, len(findings) - MAX_ROWS),
         "rules": RULES,
+        "advice": [RULES[rule] for rule in dict.fromkeys(each.rule for each in findings) if rule in RULES],
+        "own_rules": rules_of(run).own,
+        "without_data": without_data(store),
         "charts": charts,
         "charts_left_out": left_out,
         "not_captured": not_captured[:MAX_ROWS],

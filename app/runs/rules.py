@@ -8,7 +8,7 @@ import msgspec
 
 from hookcore import answers
 from hookcore.answers import Number
-from hookcore.findings import FOLLOWED, RULES, THRESHOLDS, Rule
+from hookcore.findings import FOLLOWED, RULES, THRESHOLDS, Reach, Rule, reach_of
 from hookcore.records.vocabulary import OWN_RULE_LABEL
 
 from .run import Run
@@ -28,7 +28,8 @@ class OwnReport(msgspec.Struct):
 def rules_of(run: Run) -> answers.RunRules:
     """Return the rules of a run."""
     own = tuple(each for name, text in run.store.labels().items() if (each := _own_of(name, text)) is not None)
-    return answers.RunRules(run.id, tuple(_rule_of(run, rule) for rule in RULES.values()), own)
+    reach = reach_of(run.store)
+    return answers.RunRules(run.id, tuple(_rule_of(run, rule, reach[rule.name]) for rule in RULES.values()), own)
 
 
 def _own_of(name: str, text: str) -> answers.OwnRule | None:
@@ -44,7 +45,7 @@ def _own_of(name: str, text: str) -> answers.OwnRule | None:
     return answers.OwnRule(name.removeprefix(OWN_RULE_LABEL), *about, *times)
 
 
-def _rule_of(run: Run, rule: Rule) -> answers.RunRule:
+def _rule_of(run: Run, rule: Rule, reach: Reach) -> answers.RunRule:
     chosen = run.rules.get(rule.name, {})
     numbers = chosen if isinstance(chosen, Mapping) else {}
     thresholds = tuple(
@@ -60,4 +61,5 @@ def _rule_of(run: Run, rule: Rule) -> answers.RunRule:
         for each in THRESHOLDS.get(rule.name, ())
     )
     about = rule.name, rule.title, rule.severity, rule.known_as
-    return answers.RunRule(*about, chosen is not False, rule.name != FOLLOWED, thresholds)
+    state = chosen is not False, rule.name != FOLLOWED
+    return answers.RunRule(*about, *state, thresholds, reach.looks_at, reach.needs)

@@ -95,6 +95,13 @@ class RunRule(Answer, frozen=True):
     on: bool
     may_be_off: bool
     thresholds: tuple[Threshold, ...]
+    looks_at: Annotated[
+        int | None, Meta(description="tensors or logged values of the run that it reads; null if the trainer looks")
+    ] = None
+    needs: Annotated[
+        str,
+        Meta(description="what must be captured or logged before it can find something; empty if that is so"),
+    ] = ""
 
 
 class OwnRule(Answer, frozen=True):

@@ -22,6 +22,7 @@ from .finding import RULES, Finding, Rule, limits_of
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
 from .ranking import Diagnosis, examine, findings_of
+from .reach import Reach, reach_of, without_data
 from .scope import Scope, Unjudged
 from .thresholds import THRESHOLDS
 
@@ -34,6 +35,7 @@ __all__ = [
     "Finding",
     "FindingsCache",
     "KeyFigures",
+    "Reach",
     "Reading",
     "Rule",
     "Scope",
@@ -47,6 +49,8 @@ __all__ = [
     "follow",
     "key_figures_of",
     "limits_of",
+    "reach_of",
     "read_choices",
     "started_with",
+    "without_data",
 ]

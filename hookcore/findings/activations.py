@@ -15,7 +15,7 @@ from hookcore.records import Severity
 from hookcore.store import Store, TapList
 
 RULE: Final = "saturated-activation"
-_CLASSES: Final = ("Sigmoid", "Tanh")
+CLASSES: Final = ("Sigmoid", "Tanh")
 
 Floats = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class _Slopes:
 def find_saturated(store: Store, outputs: TapList, losses: Losses) -> list[Finding]:
     """Return a finding for every saturated activation. One that became so while the loss fell is a note."""
     types = store.module_types()
-    taps = outputs.at([p for p, tap in enumerate(outputs.taps) if types.get(tap.module, "") in _CLASSES])
+    taps = outputs.at([p for p, tap in enumerate(outputs.taps) if types.get(tap.module, "") in CLASSES])
     limits = limits_of(store, RULE)
     newest = store.captured_step(int(limits["among"]) - 1)
     if not len(taps.taps) or newest is None:

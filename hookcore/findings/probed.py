@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hookcore.findings.finding import RULES, SPARK, Finding, RuleName, limits_of
 from hookcore.findings.loss import Losses
-from hookcore.records import PROBE, Severity
+from hookcore.records import PROBE, Severity, Tap
 from hookcore.records.vocabulary import PROBE_LABEL
 from hookcore.store import Store, TapList
 
@@ -77,18 +77,25 @@ _JUDGES: Final = {
 }
 
 
+FUNCTIONS: Final[dict[RuleName, str]] = {judge.rule: name for name, judge in _JUDGES.items()}
+
+
 def find_probed(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
     """Return at most one finding of each rule, for the tap in which it began first."""
+    mine = places_by_rule(store, taps.taps)
+    judges = (judge for judge in _JUDGES.values() if judge.rule in mine)
+    return [found for each in judges for found in _find(store, taps.at(mine[each.rule]), each, losses)]
+
+
+def places_by_rule(store: Store, taps: Sequence[Tap]) -> dict[RuleName, list[int]]:
+    """Return the places of the probes that each rule judges."""
     labels = {name: text for name, text in store.labels().items() if name.startswith(PROBE_LABEL)}
     known = {name.removeprefix(PROBE_LABEL): judge for name, text in labels.items() if (judge := _JUDGES.get(text))}
-    found: list[Finding] = []
-    for judge in _JUDGES.values() if known else ():
-        places = [
-            place
-            for place, tap in enumerate(taps.taps)
-            if tap.kind == PROBE and tap.phase == "train" and _probe_of(tap.index, known) is judge
-        ]
-        found += _find(store, taps.at(places), judge, losses) if places else []
+    found: dict[RuleName, list[int]] = {}
+    for place, tap in enumerate(taps) if known else ():
+        judge = _probe_of(tap.index, known) if tap.kind == PROBE and tap.phase == "train" else None
+        if judge is not None:
+            found.setdefault(judge.rule, []).append(place)
     return found
 
 

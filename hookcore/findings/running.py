@@ -11,7 +11,7 @@ from hookcore.findings.readings import Readings
 from hookcore.store import TapList
 
 RULE: Final = "batch-norm-drift"
-_CLASSES: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the names of the classes begin
+CLASSES: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the names of the classes begin
 _TRAINED: Final = 8  # newest columns of training that show what is usual there
 
 
@@ -28,7 +28,7 @@ def find_drift(readings: Readings) -> list[Finding]:
         if tap.phase == "train"
         and tap.kind == "output"
         and (key := (tap.module, tap.index, tap.call)) in evaluated
-        and types.get(tap.module, "").startswith(_CLASSES)
+        and types.get(tap.module, "").startswith(CLASSES)
     ]
     found = [each for pair in pairs if (each := _drift(readings, *pair)) is not None]
     if not found:

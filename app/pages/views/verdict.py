@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from hookcore.findings import without_data
+
 from ...analysis.cost import cost_of
 from ...runs import Run
 from .event_list import finding_lines
@@ -61,4 +63,6 @@ def claim_of(run: Run, last: int | None = None) -> str:
     if scope.verdict == "problems":
         counts = [f"{count:,} {word}" for count, word in ((acknowledged, "acknowledged"), (muted, "muted")) if count]
         return f"{stopped}{', '.join([*counts, 'nothing new'])}. {scope.sentence}"
-    return f"{stopped}{scope.sentence}"
+    silent = len(without_data(run.store))
+    rules = f" {silent:,} rule{' has' if silent == 1 else 's have'} nothing to look at: see Hooks." if silent else ""
+    return f"{stopped}{scope.sentence}{rules}"

@@ -1,0 +1,125 @@
+"""What each rule has to look at in a run. If a rule has nothing, its silence says nothing about the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hookcore.findings.activations import CLASSES as SATURATING
+from hookcore.findings.finding import RULES, RuleName
+from hookcore.findings.loss import Losses
+from hookcore.findings.probed import FUNCTIONS, places_by_rule
+from hookcore.findings.progress import is_validation
+from hookcore.findings.running import CLASSES as NORMALIZING
+from hookcore.records import PROBE, Kind, Tap
+from hookcore.store import Store
+
+_PASSED: Final[tuple[Kind, ...]] = ("output", "output_grad", "input_grad", "param_grad")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How much of a run a rule can look at: tensors, or logged values. None if the trainer looks for it.
+
+    `needs` says what must be captured or logged before it can find something; it is empty if there is something.
+    """
+
+    looks_at: int | None
+    needs: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a run has."""
+
+    store: Store
+    taps: tuple[Tap, ...]
+    types: dict[str, str]
+    losses: tuple[str, ...]
+
+    def of_kinds(self, kinds: Sequence[Kind], phase: str = "train") -> list[Tap]:
+        """Return the taps of these kinds."""
+        return [tap for tap in self.taps if tap.kind in kinds and tap.phase == phase]
+
+    def of_class(self, fits: Callable[[str], bool], phase: str = "train") -> int:
+        """Return the number of outputs of modules whose class has such a name."""
+        return sum(fits(self.types.get(tap.module, "")) for tap in self.of_kinds(("output",), phase))
+
+
+_Count = Callable[[_Known], int]
+
+
+def _tensors(*kinds: Kind) -> tuple[_Count, str]:
+    words = " and ".join(f"the kind {kind}" for kind in kinds)
+    return lambda known: min(len(known.of_kinds([kind])) for kind in kinds), words
+
+
+def _logged(known: _Known) -> int:
+    return sum(not is_validation(name) for name in known.losses)
+
+
+def _validated(known: _Known) -> int:
+    return sum(map(is_validation, known.losses)) if _logged(known) else 0
+
+
+def _probed(rule: RuleName) -> tuple[_Count, str]:
+    return lambda known: len(places_by_rule(known.store, known.taps).get(rule, ())), f"a probe with {FUNCTIONS[rule]}"
+
+
+def _all(known: _Known) -> int:
+    return sum(tap.kind != PROBE for tap in known.taps)
+
+
+_ANY: Final = _all, "a captured step"
+_LOSS: Final = _logged, 'a logged value with "loss" in its name'
+_EVALUATED: Final = "phases={'train', 'eval'}, an evaluation, and a batch normalization"
+
+_READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
+    "nonfinite": _ANY,
+    "loss": _LOSS,
+    "exploding": _ANY,
+    "vanishing": (lambda known: len(known.of_kinds(_PASSED)), "outputs or gradients"),
+    "no-gradient": _tensors("param_grad"),
+    "dead": _tensors("output"),
+    "saturated-activation": (lambda known: known.of_class(SATURATING.__contains__), "a Sigmoid or a Tanh module"),
+    "not-in-optimizer": None,
+    "frozen-by-mistake": None,
+    "duplicate-in-optimizers": None,
+    "overfit": (_validated, "a logged loss of the training, and one of the validation"),
+    "loss-not-decreasing": _LOSS,
+    "unchanged-tensor": _tensors("update", "param_grad"),
+    "bf16-update-lost": _tensors("update", "param_grad"),
+    "large-update": _tensors("update"),
+    "stalled": _tensors("update"),
+    "spike": _ANY,
+    "loss-spike": _LOSS,
+    "all-zero": _tensors("param_grad", "output_grad"),
+    "tensor-variance": _tensors("output"),
+    "poor-weight-initialization": _tensors("output"),
+    "batch-norm-drift": (lambda known: known.of_class(lambda name: name.startswith(NORMALIZING), "eval"), _EVALUATED),
+    "gradient-clipped-always": _tensors("param_grad"),
+    "dead-channels": _probed("dead-channels"),
+    "rank-collapse": _probed("rank-collapse"),
+    "attention-entropy-collapse": _probed("attention-entropy-collapse"),
+    "stalled-training": None,
+}
+
+
+def reach_of(store: Store) -> dict[RuleName, Reach]:
+    """Return what each rule has to look at in the run of a store."""
+    known = _Known(store, store.taps().taps, store.module_types(), tuple(each.name for each in Losses(store).series))
+    found: dict[RuleName, Reach] = {}
+    for rule in RULES:
+        reads = _READS[rule]
+        if reads is None:
+            found[rule] = Reach(None, "")
+        else:
+            count, needs = reads[0](known), reads[1]
+            found[rule] = Reach(count, "" if count else needs)
+    return found
+
+
+def without_data(store: Store) -> list[RuleName]:
+    """Return the rules that are on and have nothing to look at."""
+    return [rule for rule, reach in reach_of(store).items() if reach.needs and store.rules.get(rule) is not False]

@@ -1,0 +1,114 @@
+"""What each rule has to look at: its silence is only worth something if there is anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookcore
+from hookcore.findings import RULES, reach_of, without_data
+from hookcore.records import Kind, Tap
+from hookcore.store import Store
+from hookcore_app.pages.views.verdict import claim_of
+from hookcore_app.runs import Runs
+from hookcore_app.settings import ServerSettings
+from tests.build import append, open_run
+from tests.harness import seed_all
+
+PROBES = {
+    "dead-channels": hookcore.probes.dead_channels,
+    "rank-collapse": hookcore.probes.effective_rank,
+    "attention-entropy-collapse": hookcore.probes.attention_entropy,
+}
+UPDATES = {"unchanged-tensor", "bf16-update-lost", "large-update", "stalled"}
+LOSSES = {"loss", "loss-spike", "loss-not-decreasing", "overfit"}
+OUTPUTS = {"dead", "tensor-variance", "poor-weight-initialization", "saturated-activation"}
+GRADIENTS = {"no-gradient", "gradient-clipped-always", "all-zero"}
+
+
+def trained(scalars: tuple[str, ...], probes: dict[str, Any], evaluates: bool, **settings: Any) -> Store:
+    """Return what a training left of a model with batch normalization and a sigmoid."""
+    seed_all()
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Sigmoid(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookcore.watch(model, server=None, budget=None, **settings) as watcher:
+        for name, function in probes.items():
+            watcher.probe(name, function, include="0", every=1)
+        for _ in range(4):
+            model.train()
+            optimizer.zero_grad()
+            loss: Any = model(torch.randn(8, 4)).pow(2).mean()
+            loss.backward()
+            watcher.log(**dict.fromkeys(scalars, loss.detach()))
+            optimizer.step()
+            if evaluates:
+                with torch.no_grad():
+                    model.eval()(torch.randn(8, 4))
+        watcher.flush()
+        return watcher.store
+
+
+def test_every_rule_is_in_the_table() -> None:
+    assert list(reach_of(Store(2**22))) == list(RULES)
+
+
+def test_a_run_without_data_has_only_the_rules_of_the_trainer() -> None:
+    silent = set(without_data(Store(2**22)))
+    assert set(RULES) - silent == {
+        "not-in-optimizer",
+        "frozen-by-mistake",
+        "duplicate-in-optimizers",
+        "stalled-training",
+    }
+
+
+def test_a_default_watch_says_what_it_can_not_find() -> None:
+    assert set(without_data(trained((), {}, evaluates=True))) == UPDATES | LOSSES | {*PROBES, "batch-norm-drift"}
+
+
+def test_everything_has_data_if_everything_is_captured() -> None:
+    kinds = ("output", "output_grad", "param", "param_grad", "update")
+    store = trained(("loss", "val_loss"), PROBES, evaluates=True, kinds=kinds, phases=("train", "eval"))
+    assert without_data(store) == []
+    reach = reach_of(store)
+    assert reach["saturated-activation"].looks_at == 1
+    assert reach["loss"].looks_at == 1  # the loss of the validation is another one
+    assert reach["large-update"].looks_at == 6
+    assert reach["stalled-training"].looks_at is None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "logged", "silent"),
+    [
+        (("output",), ("loss",), UPDATES | GRADIENTS),
+        (("param_grad",), ("loss",), UPDATES | OUTPUTS | {"all-zero"}),
+        (("update",), ("loss",), UPDATES - {"large-update", "stalled"} | OUTPUTS | GRADIENTS | {"vanishing"}),
+        (("output", "output_grad", "param_grad"), ("val_loss",), UPDATES | LOSSES),
+    ],
+)
+def test_a_rule_needs_the_kinds_that_it_reads(
+    kinds: tuple[Kind, ...], logged: tuple[str, ...], silent: set[str]
+) -> None:
+    store = trained(logged, {}, evaluates=False, kinds=kinds)
+    assert set(without_data(store)) == silent | {*PROBES, "batch-norm-drift", "overfit"}
+
+
+def test_a_rule_that_is_off_is_not_missed() -> None:
+    store = Store(2**22)
+    append(store, 0, [1.0], (Tap("a", "output"),))
+    assert "loss" in without_data(store)
+    store.rules = {"loss": False}
+    assert "loss" not in without_data(store)
+    assert reach_of(store)["loss"].needs == 'a logged value with "loss" in its name'
+
+
+def test_a_run_without_problems_says_that_rules_had_nothing_to_look_at() -> None:
+    run = open_run(Runs(ServerSettings()))
+    for step in range(60):
+        append(run.store, step, [1.0], (Tap("a", "output"),) if step == 0 else (), {"loss": 1 / (1 + step)})
+    claim = claim_of(run)
+    assert claim.startswith("No problems found in the last 60 steps")
+    assert claim.endswith(f" {len(without_data(run.store))} rules have nothing to look at: see Hooks.")
