@@ -224,9 +224,9 @@ SETTINGS: Final = (
         "auto",
         f"one of {_listed(_CAPSULE)}",
         "When to save a whole step to a [capsule](capsules.md), at most three times in a run. `error`: when a step "
-        "becomes non-finite, or an exception ends it. `exception`: only then. `never`: only when you ask for it. "
-        "`auto`: `error` with a server, `never` without. The file is in this user's private folder, where the "
-        "training runs.",
+        "becomes non-finite, when an exception ends it, and after the first incident of severity error. `exception`: "
+        "only when an exception ends it. `never`: only when you ask for it. `auto`: `error` with a server, `never` "
+        "without. The file is in this user's private folder, where the training runs.",
         read_choice(_CAPSULE),
     ),
     Setting(

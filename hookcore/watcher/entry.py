@@ -72,8 +72,9 @@ def watch(
         process. None: only to `watcher.store`.
     keep='auto': The folder for the run's Parquet files, which are written during the run.
     capsule='auto': When to save a whole step to a [capsule](capsules.md), at most three times in a run. `error`: when a
-        step becomes non-finite, or an exception ends it. `exception`: only then. `never`: only when you ask for it.
-        `auto`: `error` with a server, `never` without.
+        step becomes non-finite, when an exception ends it, and after the first incident of severity error. `exception`:
+        only when an exception ends it. `never`: only when you ask for it. `auto`: `error` with a server, `never`
+        without.
     capsule_size='1GB': The largest capsule to write.
     bridge=None: Another tool that also gets each step's scalars, the norm of all gradients, and the counts of modules
         with non-finite or all-zero output.
