@@ -41,6 +41,7 @@ from hookcore.wire import (
     Description,
     EndItem,
     FrameItem,
+    Place,
     RunInfo,
     SnapshotItem,
     decode_answer,
@@ -119,6 +120,7 @@ def frames(draw: st.DrawFn) -> Frame:
         labels=draw(st.dictionaries(texts, texts, max_size=3)),
         elapsed_s=draw(st.floats(0, 1e6)),
         flow=draw(st.none() | flows(step)),
+        owners=draw(st.none() | hnp.arrays(np.int32, rows, elements=st.integers(-1, 2**20))),
     )
 
 
@@ -182,7 +184,7 @@ def test_values_that_are_not_numbers_are_refused() -> None:
 
 def test_all_other_parts_of_a_batch_arrive() -> None:
     batch = Batch(
-        run=INFO,
+        run=msgspec.structs.replace(INFO, place=Place(job="j", rank=1, world=4, axes={"data": (1, 2)})),
         taps_from=3,
         taps=(Tap("a.b", "output_grad", "0", 1, "eval"),),
         description=Description(
@@ -240,6 +242,8 @@ def test_damage_is_refused_or_harmless_but_never_another_error(frame: Frame, dat
         ({"time_s": float("nan")}, "time of"),
         ({"elapsed_s": -1.0}, "step of -1.0 s"),
         ({"elapsed_s": float("inf")}, "step of inf s"),
+        ({"owners": b"\0" * 8}, "2 owners of 1 taps"),
+        ({"owners": np.array([-2], "<i4").tobytes()}, "an owner that is rank -2"),
         ({"flow": Flow(0, ())}, "a flow that is too large"),
         ({"flow": Flow(0, (FlowCall("a", fed_by=(1,)),))}, "refers to calls that it doesn't contain"),
         ({"flow": Flow(0, (FlowCall("a"),) * 20_001)}, "a flow that is too large"),

@@ -20,6 +20,7 @@ from hookcore.wire import (
     EndItem,
     FrameItem,
     Item,
+    Place,
     RunInfo,
     SnapshotItem,
 )
@@ -32,6 +33,8 @@ MAX_SCALARS: Final = 10_000  # of a frame
 MAX_LABELS: Final = 100
 MAX_VERSIONS: Final = 100
 MAX_REASONS: Final = 100
+MAX_WORLD: Final = 1_000_000  # ranks
+MAX_AXES: Final = 16  # of a device mesh
 MAX_LONG_TEXT: Final = 16_384  # a message with its traceback
 MAX_IN_SETTINGS: Final = 5_000  # values
 DEEPEST_SETTINGS: Final = 6
@@ -73,6 +76,20 @@ def _check_run(run: RunInfo) -> None:
     _require(0 <= run.pid < WHOLE and 0 <= run.memory < WHOLE, "a run's process or memory out of range")
     _require(0 <= run.started_s < LATEST_TIME_S, f"a run that started {run.started_s} s after 1970")
     _check_settings(run.settings)
+    if run.place is not None:
+        _check_place(run.place)
+
+
+def _check_place(place: Place) -> None:
+    _require(_ID.fullmatch(place.job) is not None, "a job that is not 1 to 64 letters, digits, '-' and '_'")
+    _require(
+        0 <= place.rank < place.world <= MAX_WORLD, f"rank {place.rank} of {place.world}; a world has 1 to {MAX_WORLD}"
+    )
+    _require(0 <= place.local_rank < MAX_WORLD and 0 <= place.attempt < WHOLE, "a local rank or attempt out of range")
+    _require(len(place.axes) <= MAX_AXES, f"{len(place.axes)} axes of a device mesh")
+    _check_texts((place.device, *place.axes))
+    for name, (at, size) in place.axes.items():
+        _require(0 <= at < size <= MAX_WORLD, f"coordinate {at} on an axis {name[:80]!r} of {size}")
 
 
 def tamed(run: RunInfo) -> RunInfo:

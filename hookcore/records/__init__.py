@@ -35,6 +35,7 @@ KINDS: Final[tuple[Kind, ...]] = (
 PROBE: Final = "probe"  # what a function of the user computed of a tensor
 TENSOR_KINDS: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != PROBE)
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")  # the worst first
+UNKNOWN_OWNER: Final = -1
 ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
 GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
 
@@ -186,6 +187,9 @@ class Frame:
     labels: dict[str, str] = field(default_factory=dict)  # other facts that readers need, for example the optimizer
     elapsed_s: float = float("nan")  # from the end of the previous step to the end of this one
     flow: Flow | None = None  # which call fed which, if it was learned in this step
+    # In a distributed training, the lowest rank that holds the same values as row i; the sender's own rank if no other
+    # one holds them, UNKNOWN_OWNER if nobody can tell. None: all rows are the sender's own.
+    owners: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         if any(type(name) is not str or not name.isascii() for name in self.scalars):

@@ -24,6 +24,7 @@ from hookcore.wire.messages import (
     EndItem,
     FrameItem,
     Item,
+    Place,
     RunInfo,
     SnapshotItem,
     keep_folder,
@@ -89,7 +90,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes | bytearray) 
 # fmt: off
 __all__ = [
     "CONTENT_TYPE", "DTYPES", "LATEST_TIME_S", "MAX_DECODED_BYTES", "MAX_TEXT", "SCHEMA", "Answer", "Batch",
-    "DeliveryCounters", "Description", "EndItem", "FrameItem", "Item", "RunInfo", "SnapshotItem", "decode_answer",
-    "decode_batch", "encode", "frame_item", "frame_of", "keep_folder", "keep_text", "snapshot_item", "snapshot_of",
+    "DeliveryCounters", "Description", "EndItem", "FrameItem", "Item", "Place", "RunInfo", "SnapshotItem",
+    "decode_answer", "decode_batch", "encode", "frame_item", "frame_of", "keep_folder", "keep_text", "snapshot_item",
+    "snapshot_of",
 ]
 # fmt: on

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hookcore.errors import WireError
-from hookcore.records import STATS, Frame, SketchBlock, Snapshot, Tap
+from hookcore.records import STATS, UNKNOWN_OWNER, Frame, SketchBlock, Snapshot, Tap
 from hookcore.records.sketch import BINS
 from hookcore.wire.messages import FrameItem, SnapshotItem
 
@@ -48,6 +48,7 @@ def frame_item(number: int, frame: Frame) -> FrameItem:
         labels=frame.labels,
         elapsed_s=frame.elapsed_s,
         flow=frame.flow,
+        owners=None if frame.owners is None else _pack(frame.owners, "<i4"),
     )
 
 
@@ -65,6 +66,10 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     _require(len(bins) == len(counts) == int(start[-1]), f"{len(bins)} bins, {len(counts)} counts, {start[-1]} said")
     _require(start[0] == 0 and bool((start[1:] >= start[:-1]).all()), "starts of sketches that do not ascend")
     _require_ascending_bins(start, bins)
+    owners = None if item.owners is None else _unpack(item.owners, "<i4", "owners")
+    if owners is not None:
+        _require(len(owners) == rows, f"{len(owners)} owners of {rows} taps")
+        _require(bool((owners >= UNKNOWN_OWNER).all()), f"an owner that is rank {owners.min(initial=0)}")
     _require(0 <= item.step < _MAX_INTEGER, f"step {item.step}")
     _require(0 <= item.micro_batches < _MAX_INTEGER, f"{item.micro_batches} micro-batches")
     _require_time(item.time_s)
@@ -88,6 +93,7 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
         item.labels,
         item.elapsed_s,
         item.flow,
+        owners,
     )
 
 

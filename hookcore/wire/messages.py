@@ -17,6 +17,18 @@ CONTENT_TYPE: Final = "application/vnd.hookcore.v1+msgpack"
 MAX_TEXT: Final = 1000  # characters of a name; longer ones are refused
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A process's place in a distributed training. All processes with the same `job` train one model together."""
+
+    job: str  # a hash of what the launcher calls the training: letters, digits, "-", and "_"
+    rank: int
+    world: int  # number of ranks
+    local_rank: int = 0
+    device: str = ""  # such as "cuda:3"
+    attempt: int = 0  # how often the launcher has restarted the training or this rank
+    axes: dict[str, tuple[int, int]] = {}  # of the device mesh: this rank's coordinate, and the axis's size
+
+
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The sender, which is one training process."""
 
@@ -34,6 +46,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     # The folder in which to keep the run, on the sender's machine, as `keep_text` writes it. Only a server of the same
     # user follows it.
     keep: str = ""
+    place: Place | None = None  # None: not distributed
 
 
 class FrameItem(msgspec.Struct, tag="frame-2", frozen=True):
@@ -54,6 +67,7 @@ class FrameItem(msgspec.Struct, tag="frame-2", frozen=True):
     labels: dict[str, str] = {}
     elapsed_s: float = float("nan")
     flow: Flow | None = None
+    owners: bytes | None = None  # [taps] of int32; see Frame
 
 
 class SnapshotItem(msgspec.Struct, tag="snapshot", frozen=True):
