@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -20,6 +21,7 @@ import pytest
 from hookcore.archive import Archive, ArchiveWriter, load_into, read_archive
 from hookcore.archive import files as archive_files
 from hookcore.archive import folder as archive_folder
+from hookcore.archive import reader as archive_reader
 from hookcore.archive.layout import TABLES, WHOLE
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, ModuleRecord
@@ -70,6 +72,37 @@ def test_a_run_continued_after_a_restart_loses_no_step_when_its_parts_are_merged
     found, archive = read(kept.folder)
     assert not archive.damages
     require_each_once(found, range(20))
+
+
+@pytest.mark.parametrize("before", [9, 13, 21])
+def test_a_run_whose_parts_are_merged_while_it_is_read_is_whole(
+    tmp_path: Path, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hookcore open` reads a run that its server still writes."""
+    monkeypatch.setattr(archive_files, "MERGE_AT", 100)
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(6))
+    for step in range(6):
+        store.add_event(Event(step, 0.0, "told", f"number {step}"))
+        kept.write()
+    kept.close()
+    monkeypatch.setattr(archive_files, "MERGE_AT", 4)
+    found, archive = Store(STORE_BYTES), read_archive(kept.folder)
+    opened = archive_reader.open_regular
+    reads = iter(range(100))
+
+    def merging(path: Path, limit: int) -> Any:
+        if next(reads) == before:
+            for name in TABLES:
+                assert archive_files.merge_parts(kept.folder / name) is not None
+        return opened(path, limit)
+
+    monkeypatch.setattr(archive_reader, "open_regular", merging)
+    load_into(found, archive)
+    assert next(reads) > before
+    assert not archive.damages
+    require_each_once(found, range(6))
+    assert [event.message for event in found.events()] == [f"number {step}" for step in range(6)]
 
 
 def test_a_merge_without_disk_space_duplicates_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

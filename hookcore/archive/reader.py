@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -45,12 +46,20 @@ _READ_ERRORS: Final = (
     ArithmeticError,
     MemoryError,
 )
+MAX_MERGES: Final = 1000  # during one reading; more are no longer a writer's
 Record = TypeVar("Record", Tap, ModuleRecord, Coverage, HookRecord)
+
+
+class _MergedError(Exception):
+    """A part is gone, because a writer has merged it into another one: the folder must be listed again."""
 
 
 @dataclass(slots=True)
 class Archive:
-    """A saved run. `frames()` and the later methods read the disk; `damages` lists what could not be read."""
+    """A saved run. `frames()` and the later methods read the disk; `damages` lists what could not be read.
+
+    The run may still be written by another process.
+    """
 
     folder: Path
     info: RunInfo
@@ -62,6 +71,7 @@ class Archive:
     key_hash: str = ""
     damages: list[str] = field(default_factory=list)
     has_sketches: bool = True  # in this version's bins; others are left out
+    _merges: int = 0  # parts that a writer merged into others while they were about to be read
 
     def taps(self) -> tuple[Tap, ...]:
         """The taps by number."""
@@ -85,17 +95,23 @@ class Archive:
     def frames(self) -> Iterator[Frame]:
         """Yield all complete frames in order."""
         flows = self.flows()
+        done = newest = -1  # the last part, and the last frame
         # Parts of the tables may be merged differently, so a range of parts is read from all tables together.
-        for first, last in _common_ranges(self.folder):
-            try:
-                tables = {name: self._range(name, first, last) for name in OF_FRAMES}
-                if not self.has_sketches:
-                    tables["sketches"] = TABLES["sketches"].empty_table()
-                frames = frames_of(tables, flows)
-            except _READ_ERRORS as error:
-                self.damages.append(f"parts {first} to {last}: {error}")
-                continue
-            yield from self._each(frames, f"parts {first} to {last}")
+        while ranges := [each for each in _common_ranges(self.folder) if each[1] > done]:
+            for first, last in ranges:
+                try:
+                    tables = {name: self._range(name, first, last) for name in OF_FRAMES}
+                except _MergedError:
+                    break
+                if first <= done:  # a part that is known was merged into a larger one
+                    tables["steps"] = tables["steps"].filter(pc.greater(tables["steps"]["frame"], newest))
+                done, newest = last, max([newest, *tables["steps"]["frame"].to_pylist()])
+                yield from self._each(self._frames(tables, flows), f"parts {first} to {last}")
+
+    def _frames(self, tables: dict[str, pa.Table], flows: dict[int, Flow]) -> Iterator[Frame]:
+        if not self.has_sketches:
+            tables["sketches"] = TABLES["sketches"].empty_table()
+        yield from frames_of(tables, flows)
 
     def _each(self, frames: Iterator[Any], what: str) -> Iterator[Any]:
         while True:
@@ -111,15 +127,14 @@ class Archive:
     def flows(self) -> dict[int, Flow]:
         """Return which call fed which, by the number of the frame that brought it."""
         found: dict[int, Flow] = {}
-        for _, _, path in parts_in(self.folder / "flows"):
-            found |= dict(self._each(flows_of(self._read(path, TABLES["flows"], True)), path.name))
+        for table, name in self._parts("flows", True):
+            found |= dict(self._each(flows_of(table), name))
         return found
 
     def snapshots(self) -> Iterator[Snapshot]:
         """Yield all snapshots."""
-        for _, _, path in parts_in(self.folder / "snapshots"):
-            table = self._read(path, TABLES["snapshots"])
-            yield from self._each(snapshots_of(table), path.name)
+        for table, name in self._parts("snapshots"):
+            yield from self._each(snapshots_of(table), name)
 
     def add_events(self, store: Store) -> None:
         """Add all events to a store."""
@@ -131,8 +146,22 @@ class Archive:
 
     def events(self) -> Iterator[Event]:
         """Return all events, oldest first."""
-        for _, _, path in parts_in(self.folder / "events"):
-            yield from self._each(events_of(self._read(path, TABLES["events"])), path.name)
+        for table, name in self._parts("events"):
+            yield from self._each(events_of(table), name)
+
+    def _parts(self, name: str, whole: bool = False) -> Iterator[tuple[pa.Table, str]]:
+        """Yield the parts of a table with their names, without rows that were in an earlier one."""
+        rows: dict[int, int] = {}  # by the last part
+        done = -1
+        while left := [each for each in parts_in(self.folder / name) if each[1] > done]:
+            for first, last, path in left:
+                try:
+                    table = self._read(path, TABLES[name], whole)
+                except _MergedError:
+                    break
+                known = sum(count for part, count in rows.items() if part >= first)
+                done, rows[last] = last, table.num_rows - known
+                yield table.slice(known), path.name
 
     def _range(self, name: str, first: int, last: int) -> pa.Table:
         paths = [path for begin, end, path in parts_in(self.folder / name) if first <= begin and end <= last]
@@ -157,6 +186,9 @@ class Archive:
             with open_regular(path, MAX_FILE_BYTES) as file:
                 return _table_of(file, schema, most_bytes, most_rows)
         except _READ_ERRORS as error:
+            if isinstance(error, FileNotFoundError) and self._merges < MAX_MERGES and not os.path.lexists(path):
+                self._merges += 1
+                raise _MergedError from None
             self.damages.append(f"{path.relative_to(self.folder)}: {error}")
             return schema.empty_table()
 
