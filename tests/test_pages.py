@@ -270,6 +270,7 @@ def test_a_browser_gets_an_error_page_with_a_way_to_continue(client: TestClient,
     assert response.headers["content-type"].startswith("text/html")
     assert '<a class="button main" href="">All runs</a>' in response.text
     assert 'href="runs/new"' in response.text
+    assert ('data-run="nowhere"' in response.text) == path.startswith("/runs/")  # such a run may be on its way
 
 
 @pytest.mark.parametrize("path", ["/api/v1/runs/nowhere", "/static/x/nothing.js"])

@@ -8,7 +8,7 @@ from typing import Final
 from fastapi import Request
 from starlette.responses import Response
 
-from ..runs import Runs
+from ..runs import Runs, why_gone
 from .frame import address_of, render
 
 TITLES: Final = {
@@ -31,6 +31,7 @@ def error_page(request: Request, sentence: str, status: int, headers: Mapping[st
     """Render a page that says what was wrong and where to go next."""
     runs: Runs = request.app.state.runs
     newest = next(iter(runs.all()), None)
+    run_id = request.path_params.get("run_id", "")
     page = render(
         request,
         "error",
@@ -40,6 +41,8 @@ def error_page(request: Request, sentence: str, status: int, headers: Mapping[st
         if sentence == "Not Found"
         else f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}.",
         newest=address_of(newest) if newest is not None else "",
+        # Readers follow a trainer's link before its first batch has arrived.
+        awaited=run_id if status == 404 and runs.get(run_id) is None and not why_gone(runs.gone(), run_id) else "",
     )
     page.status_code = status
     page.headers.update(headers or {})

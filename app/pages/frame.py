@@ -224,7 +224,7 @@ def run_of(request: Request, run_id: str) -> Run:
         raise HTTPException(
             404,
             why_gone(runs.gone(), run_id)
-            or "This server has no such run. It may have been removed before the server restarted",
+            or "This server has no such run: it hasn't arrived yet, or was removed before the server restarted",
         )
     return run
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+import urllib.request
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
 
+from hookcore.wire import encode
+from tests.build import make_info
+from tests.serving import BATCH, make_batch
+
 from .browsing import visiting
 from .conftest import Open
-from .site import Site
+from .site import Site, running
 
 
 def test_a_live_run_is_updated_in_the_list(visit: Open) -> None:
@@ -20,6 +26,17 @@ def test_a_live_run_is_updated_in_the_list(visit: Open) -> None:
         expect(steps).not_to_have_text(before)
         expect(tab.page.locator("tr[data-name='live'] .pace")).to_be_visible()
         expect(tab.page.locator("tr[data-run]")).to_have_count(3)
+
+
+def test_the_page_of_a_run_that_has_not_arrived_yet_opens_by_itself(browser: Browser, tmp_path: Path) -> None:
+    with running(tmp_path) as site, visiting(browser, site.url) as tab:
+        tab.forgiven = ("404",)
+        tab.goto("runs/to-come/hooks")
+        expect(tab.page.locator("#awaited")).to_have_text(re.compile("opens by itself"))
+        batch = encode(make_batch(make_info("to-come"), [0, 1]))
+        urllib.request.urlopen(urllib.request.Request(f"{site.url}/api/v1/ingest", batch, BATCH)).close()
+        expect(tab.page.locator("#status")).to_be_visible()
+        expect(tab.page.locator("main h1")).to_have_text("Hooks")
 
 
 def test_typing_filters_the_list_and_changes_the_url(visit: Open) -> None:

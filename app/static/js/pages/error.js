@@ -1,4 +1,26 @@
 // @ts-check
+import { get } from "../api.js";
 import { open } from "../page.js";
+import { waitMs } from "../reconnect.js";
+
+const MAX_TRIES = 20; // in about two minutes
 
 open();
+const words = document.getElementById("awaited");
+if (words) void appear(words);
+
+/** Opens the page of a run as soon as the server has it. @param {HTMLElement} words say that the page waits */
+async function appear(words) {
+  words.hidden = false;
+  for (let failed = 0; failed < MAX_TRIES; ) {
+    await new Promise((resolve) => setTimeout(resolve, waitMs(failed, Math.random())));
+    if (document.hidden) continue;
+    try {
+      await get(`runs/${words.dataset.run}`);
+      return location.reload();
+    } catch {
+      failed += 1;
+    }
+  }
+  words.textContent = "It didn't arrive in two minutes: reload the page to look again.";
+}
