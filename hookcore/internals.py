@@ -19,6 +19,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.autograd import Variable
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as _modules
+from torch.nn.parallel import DistributedDataParallel
 from torch.package.package_exporter import PackageExporter
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_iter as tree_iter
@@ -70,6 +71,8 @@ no_forward: Final = getattr(_modules, "_forward_unimplemented", None)
 
 # Code
 _FRAMES: Final = 12  # of our own hooks, between a pre-hook and the call that runs it
+_WRAPPERS: Final = 64  # frames between a pipeline and the model of its stage
+REHEARSAL: Final = -1
 MODULE_CALL: Final[CodeType] = required(nn.Module, "_call_impl").__code__
 PACKAGE_EXPORT: Final[CodeType] = required(PackageExporter, "_execute_dependency_graph").__code__
 SCALER_STEPS: Final = frozenset(
@@ -105,6 +108,29 @@ def keywords_of(module: nn.Module) -> dict[str, Any] | None:
     return None
 
 
+def pipeline_call() -> int | None:
+    """Return the number of the micro-batch that a pipeline of torch's passes to the running call; None without one.
+
+    A stage gets several before their backward passes begin, and nothing else tells them from several calls in a pass.
+    Before the first one, it runs once to learn the shapes, with values that mean nothing: REHEARSAL.
+    """
+    module = sys.modules.get("torch.distributed.pipelining.stage")
+    if module is None:
+        return None
+    stages = [getattr(module, name, None) for name in ("_PipelineStageBase", "PipelineStage")]
+    names = {"forward_one_chunk": False, "_forward_metadata_inference": True, "_shape_inference": True}
+    methods = ((getattr(stage, name, None), rehearses) for stage in stages for name, rehearses in names.items())
+    known = {method.__code__: rehearses for method, rehearses in methods if method is not None}
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_WRAPPERS):
+        if frame is None:
+            return None
+        if frame.f_code in known:
+            return REHEARSAL if known[frame.f_code] else frame.f_locals.get("fwd_chunk_id")
+        frame = frame.f_back
+    return None
+
+
 MemoryKey: Final[Any] = StorageWeakRef  # its `cdata` is the memory's identity as long as the key exists
 
 
@@ -114,6 +140,42 @@ def memory_of(tensor: Tensor) -> Any:
         return MemoryKey(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError, AttributeError):
         return None
+
+
+# Nodes of the autograd graph. Each thread numbers those that it makes; this is the number of the next one.
+next_node_number: Final[Callable[[], int] | None] = getattr(torch.autograd, "_get_sequence_nr", None)
+
+
+def node_number(node: Any) -> int:
+    """Return the number that the thread gave to a node."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def made_by(node: Any, number: int = 0) -> tuple[int, ...]:
+    """Return the shape of an output of a node's operator. Raises ValueError if not all sizes are known."""
+    shape = tuple(node._input_metadata[number].shape)
+    if not all(type(size) is int for size in shape):
+        raise ValueError(f"the shape {shape} has sizes that aren't numbers")
+    return shape
+
+
+def given_to(node: Any, place: int) -> tuple[int, ...]:
+    """Return the shape of an input of a node's operator. Raises LookupError if no gradient flows to it."""
+    source, number = node.next_functions[place]
+    if source is None:
+        raise LookupError(place)
+    return made_by(source, number)
+
+
+def is_transposed(node: Any) -> bool:
+    """Return whether the node of a convolution is that of a transposed one."""
+    return bool(node._saved_transposed)
+
+
+def function_of(node: Any) -> Any:
+    """Return the user's `autograd.Function` that made a node."""
+    return getattr(type(node), "_forward_cls", type(node))
 
 
 def global_hook_check() -> Callable[[], Any] | None:
@@ -134,6 +196,18 @@ def engine() -> Any:
 def set_engine(engine: Any) -> None:
     """Let another engine run them."""
     Variable._execution_engine = engine
+
+
+def active_wrapper() -> Any:
+    """Return the DistributedDataParallel whose forward is running, or None."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
+def default_store() -> Any:
+    """Return the store by which the processes of the default process group met. Asks no other process."""
+    from torch.distributed import distributed_c10d
+
+    return required(distributed_c10d, "_get_default_store")()
 
 
 # Saved tensors. torch before 2.8 doesn't say which pair is on top.
@@ -160,13 +234,17 @@ INSIDE_FROM: Final = (2, 13)
 SEES_INSIDE: Final = tuple(map(int, torch.__version__.split(".")[:2])) >= INSIDE_FROM
 
 
+# torch 2.6 can't keep Dynamo out of the frames below one. It compiles the loop that calls our hooks, and breaks there.
+SKIPS_BELOW: Final = hasattr(_C._dynamo.eval_frame, "set_code_exec_strategy")
+
+
 def skip_frames(codes: Iterable[CodeType], all_codes: Callable[[], Iterable[CodeType]]) -> None:
     """Keep Dynamo out of the frames of these codes and of every frame below them.
 
-    torch 2.6 can't skip the frames below, so there `all_codes` returns the code of all functions to skip.
+    If it can't skip the frames below, `all_codes` returns the code of all functions to skip.
     """
     frames = _C._dynamo.eval_frame
-    if not hasattr(frames, "set_code_exec_strategy"):
+    if not SKIPS_BELOW:
         for code in (*codes, *all_codes()):
             frames.skip_code(code)
         return

@@ -65,7 +65,7 @@ def _member(module: nn.Module | None, table: str, name: str) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass  # without slots: arrivals refer to it weakly, and before Python 3.11 no slot can be made for that
 class Call:
     """One call of the model. Tensors are aliases of the training's, without their graph and without copies."""
 

@@ -6,17 +6,16 @@ and copies nothing but the buffers that a model changes.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from hookcore.capsules.arrival import Arrival, hidden
 from hookcore.capsules.call import Call, Members, alias_of, aliases_in, has_data, is_traced, versions_of
 from hookcore.capsules.conditions import autocast_types
 from hookcore.capsules.content import about, step_of
@@ -26,9 +25,7 @@ from hookcore.capsules.kept import KeptModel, bytes_of
 from hookcore.config import Capsule
 from hookcore.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old, remove_unfinished
 from hookcore.errors import CapsuleError
-from hookcore.hooks.compiled import guarded
 from hookcore.hooks.tensors import hook_gradient
-from hookcore.internals import dispatch_modes, function_modes
 from hookcore.observe.generators import device_generators
 from hookcore.observe.plain import unseen
 from hookcore.recorder.keeper import Emit, FirstBad
@@ -41,7 +38,6 @@ MAX_MODELS: Final = 8  # whose newest calls are kept
 MAX_TURNS: Final = 16  # captured steps of other models, such as a GAN's other half
 _NOT_CALLED: Final = "the training called no model that contains it, or the step was not captured"
 HELD_BYTES: Final = 64 << 20  # of outputs and their gradients, if a call's arguments take less
-_NOTHING_TO_HIDE: Final = contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +115,7 @@ class CapsuleKeeper:
             self._why_not = "the model is traced, or its arguments are of a tensor class of their own"
             return
         conditions = autocast_types(), torch.is_grad_enabled()  # the block below may change both
-        with _unseen():
+        with hidden():
             known = self._known(path, model)
             known.call = None  # the last micro-batch may be freed first
             known.call = Call(
@@ -157,7 +153,7 @@ class CapsuleKeeper:
         call, limit = known.call, HELD_BYTES
         if is_traced():
             return
-        with _unseen():
+        with hidden():
             outputs = [(place, each) for place, each in find_tensors(output) if has_data(each)]
             used = bytes_of(each for _, each in outputs)
             if used > limit:
@@ -168,7 +164,7 @@ class CapsuleKeeper:
             for place, each in outputs:
                 call.outputs[place] = alias_of(each)
                 if each.requires_grad and not each.is_leaf:
-                    hook_gradient(each, _Arrival(call, place))
+                    hook_gradient(each, Arrival(call, place))
 
     def look(self, first_bad: FirstBad, where: str) -> None:
         """Write the step if it is asked for, or if something is non-finite in it that was finite in the last one."""
@@ -286,25 +282,3 @@ class CapsuleKeeper:
 
 def _reason_of(occasion: Occasion) -> str:
     return f"asked for after the incident {occasion.incident} of step {occasion.step:,}"
-
-
-class _Arrival:
-    """Keeps the gradient that arrives at an output. The graph keeps this object alive, but not the call."""
-
-    __slots__ = ("_call", "_place")
-    __torch_unserializable__ = True
-
-    def __init__(self, call: Call, place: str) -> None:
-        self._call, self._place = weakref.ref(call), place
-
-    @guarded
-    def __call__(self, gradient: Tensor | None) -> None:
-        call = self._call()
-        if call is not None and isinstance(gradient, Tensor):
-            with _unseen():
-                call.saw_gradient(self._place, gradient)
-
-
-def _unseen() -> AbstractContextManager[None]:
-    """Hide what is done here from the user's modes, if there are any: aliases and copies are nothing to autograd."""
-    return unseen() if dispatch_modes() or function_modes() else _NOTHING_TO_HIDE

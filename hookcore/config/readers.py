@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex
 from urllib.parse import urlsplit
 
+from hookcore.records import text_of
+
 Pattern = str | type
 
 MIN_SKETCH_VALUES: Final = 1024
@@ -21,6 +23,9 @@ MAX_BUDGET: Final = 10.0
 AUTO: Final = "auto"
 NO_FOLDER: Final = "none"  # sent by a trainer so that the server doesn't save its run
 MAX_NAME: Final = 200  # characters of a run's name
+MAX_TAGS: Final = 20
+MAX_TAG: Final = 50  # characters
+MAX_WORDS: Final = 5000  # characters of notes
 BRIDGES: Final = ("tensorboard", "wandb", "mlflow")
 _UNIT_BYTES: Final = {
     "": 1,
@@ -243,6 +248,34 @@ def read_name(given: object) -> str:
     if len(given) > MAX_NAME:
         raise _reject(f"This name has {len(given)}.")
     return given
+
+
+def read_tags(given: object) -> tuple[str, ...]:
+    """Read one tag, several, or none; each counts once."""
+    items = [] if given is None else _as_items(given)
+    tags = tuple(dict.fromkeys(text_of(str(item).strip()) for item in items))
+    if len(tags) > MAX_TAGS:
+        raise _reject(f"These are {len(tags)}.")
+    for tag in tags:
+        if not 0 < len(tag) <= MAX_TAG:
+            raise _reject(f"The tag {shown(tag)} has {len(tag)} characters.")
+    return tags
+
+
+def read_text(most: int) -> Callable[[object], str]:
+    """Return a reader for a text of at most `most` characters; None is an empty one."""
+
+    def read(given: object) -> str:
+        if given is None:
+            return ""
+        if not isinstance(given, str):
+            raise _reject()
+        text = text_of(given)
+        if len(text) > most:
+            raise _reject(f"This one has {len(text)}.")
+        return text
+
+    return read
 
 
 def _name_of_the_script() -> str:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, TypedDict
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, TypedDict
 
+from hookcore.config.flat import HIDDEN, Flat
 from hookcore.config.readers import Pattern, did_you_mean
 from hookcore.config.rules import GivenRules, RulesGiven
 from hookcore.config.table import SETTINGS, Attach, Capsule, Compiled, Setting
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
-
-HIDDEN: Final = "(hidden)"
 
 
 class _NotGiven:
@@ -23,6 +22,7 @@ class _NotGiven:
         return "<not given>"
 
 
+ConfigGiven: TypeAlias = object  # a mapping, a namespace, a dataclass, or None
 NOT_GIVEN: Final[Any] = _NotGiven()  # Any, so that a parameter of any type can have it as its default
 
 
@@ -49,6 +49,10 @@ class WatchSettings(TypedDict, total=False):
     notify: str | Iterable[str] | None
     rules: RulesGiven
     name: str | None
+    config: ConfigGiven
+    tags: str | Iterable[str] | None
+    group: str | None
+    notes: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,10 @@ class Settings:
     notify: tuple[str, ...] = field(repr=False)
     rules: GivenRules
     name: str
+    config: Flat
+    tags: tuple[str, ...]
+    group: str
+    notes: str
 
     @classmethod
     def of(cls, environment: Mapping[str, str] | None = None, /, **arguments: object) -> Settings:
@@ -104,8 +112,8 @@ class Settings:
         return self.capsule if self.capsule != "auto" else "error" if self.server is not None else "never"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as a caller would write them, in types that JSON has; but without secrets."""
-        plain: dict[str, Any] = {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        """Return how the run is watched as a caller would write it, in types that JSON has; but without secrets."""
+        plain: dict[str, Any] = {each.name: _plain(getattr(self, each.name)) for each in SETTINGS if not each.of_run}
         return plain | {each.name: [HIDDEN for _ in plain[each.name]] for each in SETTINGS if each.secret}
 
 

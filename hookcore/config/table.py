@@ -6,9 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+from hookcore.config.flat import MAX_VALUES, config_of_text, read_config
 from hookcore.config.readers import (
     MAX_BUDGET,
     MAX_NAME,
+    MAX_TAG,
+    MAX_TAGS,
+    MAX_WORDS,
     MIN_MEMORY_BYTES,
     MIN_SKETCH_VALUES,
     addresses_or_none,
@@ -30,6 +34,8 @@ from hookcore.config.readers import (
     read_set,
     read_size,
     read_sketch_values,
+    read_tags,
+    read_text,
     shown,
 )
 from hookcore.config.rules import read_rules, rules_of_text
@@ -53,6 +59,7 @@ class Setting:
     from_text: Callable[[str], object] = str  # turns the text of a variable into an argument
     live: Literal["cadence", "hooks", "probes"] | None = None  # what a change in a running training replaces
     secret: bool = False  # nothing shows its value
+    of_run: bool = False  # describes the run, not how it is watched
 
     @property
     def variable(self) -> str:
@@ -272,6 +279,45 @@ SETTINGS: Final = (
         f"a string of 1 to {MAX_NAME} characters, or None for the script's name",
         "The name of the run in the dashboard.",
         read_name,
+    ),
+    Setting(
+        "config",
+        None,
+        "a mapping, a namespace, a dataclass, or None",
+        "[The configuration](runs.md#configuration) of the training, such as `{'lr': 0.1, 'model': {'width': 64}}`, "
+        f"whose values the list of runs shows, sorts, and finds. At most {MAX_VALUES} values; what is cut is counted. "
+        "Without it, options on the script's command line, as in `train.py --lr 0.1`, are taken. In a variable: "
+        "`lr=0.1,model.width=64`, or JSON.",
+        read_config,
+        config_of_text,
+        of_run=True,
+    ),
+    Setting(
+        "tags",
+        (),
+        f"a string, or a list of at most {MAX_TAGS} strings of 1 to {MAX_TAG} characters",
+        "Words by which to find the run again. You can change them in the dashboard.",
+        read_tags,
+        as_list,
+        of_run=True,
+    ),
+    Setting(
+        "group",
+        None,
+        f"a string of at most {MAX_NAME} characters, or None",
+        "The group of runs that this one belongs to, such as a sweep.",
+        read_text(MAX_NAME),
+        or_none,
+        of_run=True,
+    ),
+    Setting(
+        "notes",
+        None,
+        f"a string of at most {MAX_WORDS} characters, or None",
+        "What to remember about the run. You can change them in the dashboard.",
+        read_text(MAX_WORDS),
+        or_none,
+        of_run=True,
     ),
 )
 

@@ -14,18 +14,19 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final
 
-from hookcore.config import AUTO, NO_FOLDER, Settings, token_of
+from hookcore.config import AUTO, NO_FOLDER, Flat, Settings, token_of
 from hookcore.dashboard.launch import HOST, PORT, Dashboard
 from hookcore.dashboard.lives import mark_of
 from hookcore.dashboard.notices import Notice, post_notice
 from hookcore.dashboard.process import find, find_or_revive, join_or_start
+from hookcore.delivery.facts import config_of_arguments, facts_at_start, script_arguments
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings import Choices, follow, read_choices, started_with
 from hookcore.records import plain, text_of
 from hookcore.store import Store
-from hookcore.wire import RunInfo, keep_text
+from hookcore.wire import Place, RunInfo, keep_text
 
 logger = logging.getLogger("hookcore")
 
@@ -39,9 +40,10 @@ def store_bytes(settings: Settings) -> int:
     return settings.memory - settings.memory // 4
 
 
-def new_run(settings: Settings, versions: dict[str, str]) -> RunInfo:
+def new_run(settings: Settings, versions: dict[str, str], place: Place | None = None) -> RunInfo:
     """Return a new run with a unique id and a secret key."""
     now = time.time()
+    config = settings.config if settings.config != Flat() else config_of_arguments(script_arguments())
     return RunInfo(
         id=f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(4)}",
         key=secrets.token_urlsafe(24),
@@ -55,6 +57,13 @@ def new_run(settings: Settings, versions: dict[str, str]) -> RunInfo:
         settings=plain(settings.as_dict()),
         memory=store_bytes(settings),
         keep="" if settings.keep == AUTO else keep_text(settings.keep or NO_FOLDER),
+        place=place,
+        config=dict(config.values),
+        config_cut=config.cut,
+        facts=facts_at_start(),
+        tags=settings.tags,
+        group=settings.group,
+        notes=settings.notes,
     )
 
 
@@ -98,6 +107,11 @@ class Delivery:
         self.address = address
         self.url = f"{address.url}/runs/{self.run.id}"
 
+    @property
+    def describes(self) -> bool:
+        """Whether the description of the run goes anywhere: to a server, or to disk."""
+        return type(self.sink) is not StoreSink
+
     def abandon(self) -> None:
         """Stop sending in a forked child."""
         if self.notice is not None:
@@ -133,10 +147,10 @@ class _Finder:
             logger.warning("hookcore: the dashboard stopped unexpectedly and was restarted: %s", self.delivery.url)
 
 
-def deliver(settings: Settings, versions: dict[str, str]) -> Delivery:
+def deliver(settings: Settings, versions: dict[str, str], place: Place | None = None) -> Delivery:
     """Return the delivery for the settings. Raises ArgumentError if they contradict each other."""
     chosen = read_choices(settings.rules.thresholds)
-    run = new_run(settings, versions)
+    run = new_run(settings, versions, place)
     if settings.server == "thread":
         return _in_this_process(run, settings)
     if settings.server is None:

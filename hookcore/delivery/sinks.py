@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import ClosedError
 from hookcore.incidents import FirstError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
-from hookcore.wire import DeliveryCounters
+from hookcore.wire import DeliveryCounters, Place
 
 
 class Sink(ABC):
@@ -38,6 +39,14 @@ class Sink(ABC):
 
     def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Set the receiver of commands. It is called from any thread, in the order of their numbers."""
+        return
+
+    def locate(self, place: Place) -> None:
+        """Receive this process's place in a distributed training, again whenever more of it is known."""
+        return
+
+    def learn(self, description: Mapping[str, Any]) -> None:
+        """Receive fields of the run's description that are known by now, again whenever there is more."""
         return
 
     @property

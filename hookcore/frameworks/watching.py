@@ -44,9 +44,7 @@ class Watching:
     def log_numbers(self, found: Mapping[str, object]) -> None:
         """Log the values that are single numbers, for the step that ended."""
         if self.watcher is not None:
-            numbers = {name: value for name, value in found.items() if _is_number(value) and name != "self"}
-            if numbers:
-                self.watcher._log_behind(numbers)  # type: ignore[arg-type]
+            log_behind(self.watcher, found)
 
     def close(self, error: BaseException | None = None) -> None:
         """End the run; the watcher stays readable. `error` ended the training. A second call does nothing."""
@@ -68,6 +66,13 @@ class Watching:
         # If a training raised and its trainer was discarded, this is the only way left to end the run.
         with contextlib.suppress(Exception):
             self.close()
+
+
+def log_behind(watcher: Watcher, found: Mapping[str, object]) -> None:
+    """Log the values that are single numbers, for the step that ended."""
+    numbers = {name: value for name, value in found.items() if _is_number(value) and name != "self"}
+    if numbers:
+        watcher._log_behind(numbers)  # type: ignore[arg-type]
 
 
 def _is_number(value: object) -> bool:

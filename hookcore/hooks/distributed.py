@@ -41,11 +41,11 @@ class BucketRecord:
 class _Moment:
     """A norm and the time at which it was taken, fetched from the device only when it is read."""
 
-    __slots__ = ("_event", "_norm", "_time_s")
+    __slots__ = ("_event", "_norm", "time_s")
 
     def __init__(self, buffer: torch.Tensor) -> None:
         self._norm = _norm(buffer)
-        self._time_s = time.perf_counter()
+        self.time_s = time.perf_counter()
         self._event: Any = None
         if buffer.is_cuda:
             self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ class _Moment:
         if self._event is not None and earlier._event is not None:
             self._event.synchronize()
             return float(earlier._event.elapsed_time(self._event)) / 1000
-        return self._time_s - earlier._time_s
+        return self.time_s - earlier.time_s
 
 
 def _norm(buffer: torch.Tensor) -> torch.Tensor | None:
@@ -78,27 +78,44 @@ def _norm(buffer: torch.Tensor) -> torch.Tensor | None:
 class _Passage:
     """A bucket whose reduction has started and may have finished."""
 
-    __slots__ = ("_after", "_before", "_facts")
+    __slots__ = ("_facts", "after", "before", "is_last")
 
     def __init__(self, bucket: GradBucket) -> None:
         buffer = bucket.buffer()
         size = buffer.numel()
-        self._facts = (bucket.index(), bucket.is_last(), size, size * buffer.element_size(), str(buffer.dtype)[6:])
-        self._after: _Moment | None = None
-        self._before = _Moment(buffer)
+        self.is_last = bucket.is_last()
+        self._facts = (bucket.index(), self.is_last, size, size * buffer.element_size(), str(buffer.dtype)[6:])
+        self.after: _Moment | None = None
+        self.before = _Moment(buffer)
 
     def arrive(self, reduced: torch.Tensor) -> None:
         """Note that the reduction is done or, on a GPU, queued."""
-        self._after = _Moment(reduced)
+        self.after = _Moment(reduced)
 
     def read(self) -> BucketRecord | None:
         """Return the record, or None while the reduction runs."""
-        after = self._after
+        after = self.after
         if after is None:
             return None
-        return BucketRecord(
-            *self._facts, self._before.read_norm(), after.read_norm(), after.measure_since(self._before)
-        )
+        return BucketRecord(*self._facts, self.before.read_norm(), after.read_norm(), after.measure_since(self.before))
+
+
+class Exposed:
+    """How long the reductions of a backward pass went on after its last bucket was ready, read when it is needed."""
+
+    __slots__ = ("_arrived", "_ready")
+
+    def __init__(self, ready: _Moment, arrived: _Moment) -> None:
+        self._ready, self._arrived = ready, arrived
+
+    @property
+    def ready_s(self) -> float:
+        """When the last bucket was ready, by `time.perf_counter`."""
+        return self._ready.time_s
+
+    def resolve(self) -> float:
+        """Return the seconds. Waits for a GPU, on whose own clock it is then."""
+        return self._arrived.measure_since(self._ready)
 
 
 class _Log:
@@ -128,6 +145,19 @@ class _Log:
             passage.arrive(value[0] if isinstance(value, (list, tuple)) else value)
         except Exception as error:
             self.note(error)
+
+    def newest(self) -> Exposed | None:
+        """Return what the newest pass waited for at its end, or None while a reduction runs."""
+        passages = list(self.passages)
+        if not passages:
+            return None
+        own = [passages.pop()]
+        while passages and not passages[-1].is_last:
+            own.append(passages.pop())
+        arrived = [each.after for each in own if each.after is not None]
+        if len(arrived) < len(own) or not own[0].is_last:
+            return None
+        return Exposed(own[0].before, max(arrived, key=lambda each: each.time_s))
 
     def note(self, error: Exception) -> None:
         """Count an error of the recording and keep the first as text: its traceback would keep tensors alive."""
@@ -256,6 +286,12 @@ def on_communication(
         log = _Log(max_records)
         recorder.hook, recorder.state, recorder.log = hook, state, log
         return CommunicationHandle(recorder, log)
+
+
+def newest_reduction(model: DistributedDataParallel) -> Exposed | None:
+    """Return how the newest backward pass ended, as far as `on_communication` records this model."""
+    logs = [state.log for _, state in model._comm_hooks if isinstance(state, _Recorder)]
+    return logs[0].newest() if logs and logs[0] is not None else None
 
 
 def _find_recorder(model: DistributedDataParallel) -> _Recorder | None:

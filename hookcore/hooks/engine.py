@@ -9,6 +9,7 @@ torch's own method with the same arguments. When the last observer leaves, torch
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from hookcore.internals import Engine, current_graph_task, engine, set_engine
@@ -17,8 +18,11 @@ from hookcore.internals import Engine, current_graph_task, engine, set_engine
 class BackwardObserver(Protocol):
     """Called around every outermost backward pass, in the thread that started it. Must not raise."""
 
-    def backward_begins(self, accumulates: bool) -> None:
-        """Handle the start of a pass. `accumulates`: into `.grad`, unlike `torch.autograd.grad`."""
+    def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
+        """Handle the start of a pass from these tensors, weighted by these gradients.
+
+        `accumulates`: into `.grad`, unlike `torch.autograd.grad`.
+        """
 
     def backward_ended(self, accumulates: bool) -> None:
         """Handle the end of a pass, even if it raised."""
@@ -38,8 +42,9 @@ class ObservedEngine(Engine):
         if not observers or current_graph_task() != -1:
             return super().run_backward(*args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", True)
+        tensors, weights = args[0] if args else (), args[1] if len(args) > 1 else ()
         for observer in observers:
-            observer.backward_begins(accumulates)
+            observer.backward_begins(accumulates, tensors, weights)
         try:
             return super().run_backward(*args, **kwargs)
         finally:

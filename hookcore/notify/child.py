@@ -17,7 +17,7 @@ from typing import Any, Final
 
 SEND_S: Final = 30.0
 MAX_AT_ONCE: Final = 16
-_SAFE: Final = {"PYTHONSAFEPATH": "1"}  # imports nothing from the working directory; Python 3.10 ignores it
+_SAFE: Final = {"PYTHONSAFEPATH": "1"}  # imports nothing from this folder; Python 3.10 ignores it
 
 
 def ask(addresses: Sequence[str], message: dict[str, str] | None = None) -> list[Any]:
@@ -26,7 +26,7 @@ def ask(addresses: Sequence[str], message: dict[str, str] | None = None) -> list
     Raises OSError or ValueError if that can't be found out.
     """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "hookcore.notify"],
+        [sys.executable, "-W", "ignore", __file__],  # without the package, which imports NumPy
         input=json.dumps({"addresses": list(addresses), "message": message}).encode(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # it may contain addresses
@@ -62,3 +62,7 @@ def _send(target: Any, message: dict[str, str]) -> bool:
         return target is not None and bool(target.notify(**message, body_format="text"))
     except Exception:  # a broken plugin of apprise
         return False
+
+
+if __name__ == "__main__":
+    main()

@@ -46,7 +46,8 @@ class Packer:
             if self._buffer.size < used * _MAX_ROW_WORDS:
                 self._buffer = np.empty(2 * used * _MAX_ROW_WORDS, np.int64)
                 self._address = self._buffer.ctypes.data
-            return self._buffer[: cpu.pack(base, used, self._address)].copy()
+            packed: NDArray[np.int64] = self._buffer[: cpu.pack(base, used, self._address)].copy()
+            return packed
 
 
 def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:

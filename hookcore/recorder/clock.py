@@ -140,6 +140,12 @@ class Clock:
         return owner
 
     @property
+    def place_of_last(self) -> int:
+        """The place of the optimizer that ended the last step among those that step watched parameters."""
+        owners = (owner for owner in self.owners if owner.owns)
+        return next((place for place, owner in enumerate(owners) if owner is self._last), 0)
+
+    @property
     def stepping(self) -> bool:
         """Return whether this thread is inside an optimizer's step."""
         return bool(self._stacks.get(threading.get_ident()))

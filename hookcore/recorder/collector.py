@@ -8,9 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from hookcore.machine import Sample, Sampler
 from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.frames import NOTHING, RawFrame
+from hookcore.recorder.foundloss import FoundLoss
+from hookcore.recorder.frames import NOTHING, RawFrame, RowFacts
 from hookcore.recorder.parameters import Parameters
+from hookcore.recorder.replicas import Replicas
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import Event, Severity
@@ -18,6 +21,7 @@ from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import SKIPPED
 
 _NAN: Final = float("nan")
+_NO_SAMPLE: Final = Sample()
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +34,9 @@ class Collector:
     _scale: LossScale
     _lock: threading.RLock
     _step: Callable[[], int]
+    _replicas: Replicas
+    _machine: Sampler
+    loss: FoundLoss = field(default_factory=FoundLoss, init=False)
     _events: list[Event] = field(default_factory=list, init=False)
     _scalars: dict[str, Any] = field(default_factory=dict, init=False)
     _labels: dict[str, str] = field(default_factory=dict, init=False)
@@ -74,7 +81,7 @@ class Collector:
 
     def take(self, step: int, elapsed_s: float = _NAN, micro_batches: int = 0) -> RawFrame:
         """Return everything since the last call."""
-        statistics, scale = self._statistics, self._scale
+        statistics, scale, machine = self._statistics, self._scale, self._machine.take() or _NO_SAMPLE
         packed = statistics.arena.pack(len(statistics.table.taps))
         raw = RawFrame(
             step=step,
@@ -84,12 +91,12 @@ class Collector:
             elapsed_s=elapsed_s,
             scale=scale.value,
             scaled=scale.kinds,
-            labels=self._labels,
-            scalars=self._scalars | self._cadence.as_scalars(),
+            labels=self._labels | machine.facts,
+            scalars=self._scalars | self._cadence.as_scalars() | machine.numbers,
             events=tuple(self._events) if self._events else (),
             transfers=statistics.begin_transfers(),
-            ratios=self._parameters.ratios(),
             flow=self._flow,
+            rows=RowFacts(self._parameters.ratios(), self._replicas.owners()),
             # After the rows, because another thread may add a tap in between; last, because they are taken only once.
             new_taps=statistics.table.take_new(),
         )
@@ -98,15 +105,18 @@ class Collector:
         self._scalars, self._events, self._labels, self._flow = {}, [], {}, None
         return raw
 
-    def take_events(self) -> RawFrame:
-        """Return only the events, as a part of the step that ended last."""
+    def take_between(self, time_s: float) -> RawFrame:
+        """Return the events and what is known of the machine, as a part of the step that ended last, at this time."""
         events, self._events = tuple(self._events), []
-        return without_rows(max(0, self._step() - 1), events=events)
+        machine = self._machine.take() or _NO_SAMPLE
+        return without_rows(
+            max(0, self._step() - 1), time_s, events=events, scalars=machine.numbers, labels=machine.facts
+        )
 
 
-def without_rows(step: int, **content: Any) -> RawFrame:
+def without_rows(step: int, time_s: float, **content: Any) -> RawFrame:
     """Return a part of a step with only events or scalars."""
-    return RawFrame(step, time.time(), NOTHING, (), 0, _NAN, **content)
+    return RawFrame(step, time_s, NOTHING, (), 0, _NAN, **content)
 
 
 def skipped_step(step: int) -> Event:

@@ -14,6 +14,7 @@ from hookcore.internals import no_forward
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root
 from hookcore.recorder.selecting import paths_of
+from hookcore.recorder.sources import source_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
@@ -69,6 +70,7 @@ def records_of(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
             aliases=tuple(others),
             shapes=_shapes_of(module, plans.get(id(module))),
             bases=tuple(base.__name__ for base in type(module).__mro__[1:] if base not in (nn.Module, object)),
+            source=source_of(type(module)),
         )
 
 

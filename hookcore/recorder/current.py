@@ -17,6 +17,7 @@ from hookcore.recorder.meter import Meter
 
 _observe = cpu.observe
 _float32 = torch.float32
+_NEVER = float("inf")
 
 
 class CurrentStep:
@@ -24,9 +25,11 @@ class CurrentStep:
 
     __slots__ = (
         "_leaf_handles",
+        "arrived_s",
         "backwards",
         "began_backward",
         "captured",
+        "clock",
         "ignoring",
         "meter",
         "number",
@@ -45,6 +48,8 @@ class CurrentStep:
         self.ignoring: set[int] = set()  # those of them whose pass is torch.autograd.grad's
         self.pending = False  # a pass has ended, so the next call of a module may belong to another step
         self.meter: Meter | None = None  # set while the step is timed
+        self.clock: Callable[[], float] | None = None  # set while arriving gradients are timed
+        self.arrived_s = float("nan")  # by that clock, when the last one had arrived; infinite if one is on a device
         self._leaf_handles: list[hooks.HookHandle] = []
 
     def begin(self, number: int, captured: bool) -> None:
@@ -52,6 +57,7 @@ class CurrentStep:
         self.number, self.captured = number, captured
         self.backwards = 0
         self.began_backward = self.pending = False
+        self.arrived_s = float("nan")
         self.release_leaves()
 
     def stop(self) -> None:
@@ -87,6 +93,12 @@ class CurrentStep:
         self.reached = True
         return not (self.ignoring and self.ignores_pass())
 
+    def note_arrival(self, grad: Any) -> None:
+        """Note when a gradient has arrived. What another device computes arrives long before it is computed."""
+        clock = self.clock  # another thread may end the step
+        if clock is not None and self.arrived_s != _NEVER:
+            self.arrived_s = clock() if getattr(grad, "is_cpu", False) else _NEVER
+
     def ignores_pass(self) -> bool:
         """Return whether arriving gradients are those of `torch.autograd.grad`."""
         ident = threading.get_ident()
@@ -117,7 +129,7 @@ class TensorHook:
     Torch keeps this object in the graph. It holds no tensor, so it extends no graph's life.
     """
 
-    __slots__ = ("_add", "_control", "_current", "_timed", "grad_row", "row")
+    __slots__ = ("_add", "_control", "_current", "grad_row", "row")
     __torch_unserializable__ = True  # pickling a tensor with it causes no warning
 
     def __init__(self, current: CurrentStep, control: int, row: int, grad_row: int, add: Callable[[Any], None]) -> None:
@@ -126,17 +138,16 @@ class TensorHook:
         self._add = add  # handles gradients of any kind
         self.row = row
         self.grad_row = grad_row
-        self._timed: TimedHook | None = None
-
-    @property
-    def timed(self) -> TimedHook:
-        """Return the same hook for a timed step; always the same object."""
-        if self._timed is None:
-            self._timed = TimedHook(self, self._current)
-        return self._timed
 
     @guarded
     def __call__(self, grad: Any) -> None:
+        meter = self._current.meter
+        if meter is None:
+            self._receive(grad)
+        else:
+            meter.time(self._receive, grad)
+
+    def _receive(self, grad: Any) -> None:
         current = self._current
         if grad is None or not current.captured:
             return
@@ -152,25 +163,11 @@ class TensorHook:
                 and grad.is_contiguous()
             ):
                 _observe(grad.data_ptr(), grad.numel(), self.grad_row, self._control)
+                if current.clock is not None:
+                    current.note_arrival(grad)
                 return
         except Exception:  # a layout without an address, which the slow path handles
             pass
         self._add(grad)
-
-
-class TimedHook:
-    """Receives a gradient like its hook, and reports its own time to the meter."""
-
-    __slots__ = ("_current", "_hook")
-    __torch_unserializable__ = True
-
-    def __init__(self, hook: TensorHook, current: CurrentStep) -> None:
-        self._hook = hook
-        self._current = current
-
-    def __call__(self, grad: Any) -> None:
-        meter = self._current.meter
-        if meter is None:  # the graph outlived the timed step
-            self._hook(grad)
-        else:
-            meter.time(self._hook, grad)
+        if current.clock is not None:
+            current.note_arrival(grad)

@@ -12,7 +12,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hookcore.internals import DisableTorchFunction, current_graph_task, keywords_of, tracing_state
+from hookcore.internals import (
+    REHEARSAL,
+    DisableTorchFunction,
+    current_graph_task,
+    keywords_of,
+    pipeline_call,
+    tracing_state,
+)
+from hookcore.recorder.batchnames import BatchNames
 from hookcore.recorder.calls import Call, Observer
 from hookcore.recorder.checkpoints import forward_segment, take_call
 from hookcore.recorder.current import CurrentStep
@@ -23,6 +31,7 @@ from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root
 from hookcore.recorder.statistics import Statistics
+from hookcore.recorder.steptimes import StepTimes
 from hookcore.records import Phase
 
 NO_TENSOR: Final = "no tensor in its output"
@@ -40,6 +49,8 @@ class Dispatcher:
         statistics: Statistics,
         errors: ErrorLog,
         on_pending: Callable[[], None],
+        times: StepTimes,
+        names: BatchNames,
     ) -> None:
         self.plans = plans
         self.current = current
@@ -47,6 +58,8 @@ class Dispatcher:
         self.errors = errors
         self.on_pending = on_pending  # called when a module runs and `current.pending` is set
         self.keeper: Keeper | None = None
+        self.times = times
+        self.names = names
         self.others: tuple[Observer, ...] = ()
         self.flows: Flows | None = None  # if it is among them, which is told of calls before they run
         self._observers: tuple[Observer, ...] = (statistics,)
@@ -115,22 +128,45 @@ class Dispatcher:
 
     def enter_model(self, plan: Plan, module: nn.Module, args: Any) -> None:
         """Report that a model is about to run."""
+        self._note_pipeline(plan)
+        if plan.root.rehearses:
+            return
         if plan.is_root:
             plan.root.enter()
+            with DisableTorchFunction():
+                plan.root.note_batch(module, args)
+        self.names.enters()
         plan.root.called = True
+        plan.root.note_wrapper()
+        if torch.is_grad_enabled():
+            self.times.enter_model(id(plan))
         if self.keeper is not None and (model := plan.ref()) is not None:
             with DisableTorchFunction():
                 self.keeper.entered(plan.path, model, args, keywords_of(module))
 
+    def _note_pipeline(self, plan: Plan) -> None:
+        """Restart the counts if a pipeline gives the model another micro-batch, so that it is a part of one batch."""
+        number = pipeline_call()
+        plan.root.rehearses = number == REHEARSAL
+        if number is not None and number != plan.counts.micro_batch:
+            for each in self.plans.live():
+                each.counts.begin_micro_batch()
+        plan.counts.micro_batch = number
+
     def entered(self, plan: Plan, module: nn.Module, args: Any) -> None:
         """Report that a module is about to run, to what learns the data flow."""
         flows = self.flows  # another thread may end the step
-        if flows is not None:
+        if flows is not None and not plan.root.rehearses:
             with DisableTorchFunction():
                 flows.entered(plan, module, args)
 
     def leave_model(self, plan: Plan, output: Any) -> None:
         """Report that a model returned."""
+        if plan.root.rehearses:
+            plan.root.rehearses = False
+            return
+        self.names.leaves()
+        self.times.leave_model(id(plan))
         if plan.is_root:
             plan.root.leave()
         if self.keeper is not None and (model := plan.ref()) is not None:
@@ -143,7 +179,7 @@ class Dispatcher:
     def saw_input(self, plan: Plan, inputs: Any) -> None:
         """Report that a module is about to run, before it can change its inputs in place."""
         try:
-            if tracing_state() or current_graph_task() != -1:
+            if tracing_state() or current_graph_task() != -1 or plan.root.rehearses:
                 return
             with DisableTorchFunction():
                 tensors = list(find_tensors(inputs))
@@ -165,13 +201,17 @@ class Dispatcher:
 
     def saw_region(self, plan: Plan, output: Any) -> None:
         """Report what a compiled region returned."""
+        if plan.is_model:
+            self.times.leave_model(id(plan))
         if self.others or (plan.wants_output and not self.statistics.saw_plain(plan, output)):
             self.saw_output(plan, output)
+        if plan.is_model:
+            self.names.leaves()
 
     def saw_output(self, plan: Plan, output: Any) -> None:
         """Report any kind of output."""
         try:
-            if tracing_state():
+            if tracing_state() or plan.root.rehearses:
                 return
             with DisableTorchFunction():
                 call = self._new_call(plan, output) if current_graph_task() == -1 else _call_again(plan, output)
@@ -183,6 +223,7 @@ class Dispatcher:
 
     def _new_call(self, plan: Plan, output: Any) -> Call | None:
         plan.history.seen = True
+        self.names.saw_call()
         tensors = list(find_tensors(output))
         if not tensors:
             plan.note_reason(NO_TENSOR)

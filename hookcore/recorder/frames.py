@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 NOTHING: Final = np.empty(0, np.int64)
 _LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
+
+
+class RowFacts(NamedTuple):
+    """What is known about the rows besides what was measured."""
+
+    ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
+    owners: NDArray[np.int32] | None = None  # by slot; see Frame
+
+
+_NO_FACTS: Final = RowFacts()
 
 
 @dataclass(slots=True)
@@ -39,7 +49,7 @@ class RawFrame:
     scalars: dict[str, Any] = field(default_factory=dict)  # numbers, or device scalars that can be waited for
     events: tuple[Event, ...] = ()
     transfers: tuple[Transfer, ...] = ()  # measurements on other devices, on their way to the host
-    ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
+    rows: RowFacts = _NO_FACTS
     flow: Flow | None = None
 
     def drop_rows(self) -> None:
@@ -95,12 +105,14 @@ def _build(
         scaled = np.array([taps[slot].kind in raw.scaled for slot in harvest.slots], bool)
         stats, block, label = _unscale(stats, block, scaled, float(raw.scale or 1.0))
         labels = labels | {"grad_scale": label}
-    if raw.ratios:
-        _fill_ratios(stats, harvest, raw.ratios)
+    if raw.rows.ratios:
+        _fill_ratios(stats, harvest, raw.rows.ratios)
     numbers = tap_numbers[harvest.slots]
+    owners = None if raw.rows.owners is None else raw.rows.owners[harvest.slots]
     if hides and (numbers < 0).any():
         shown = numbers >= 0
         numbers, stats, block = numbers[shown], stats[shown], rows_of(block, np.flatnonzero(shown))
+        owners = None if owners is None else owners[shown]
     return Frame(
         step=raw.step,
         time_s=raw.time_s,
@@ -115,6 +127,7 @@ def _build(
         labels=labels,
         elapsed_s=raw.elapsed_s,
         flow=None if raw.flow is None else replace(raw.flow, step=raw.step),
+        owners=owners,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,8 +19,9 @@ from hookcore.internals import MemoryKey, is_wrapped, memory_of
 from hookcore.recorder.calls import Call
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan
+from hookcore.recorder.sizes import SeenCall, Sizes, forms_of, now
 from hookcore.records import Phase, text_of
-from hookcore.records.flow import MAX_FLOW_EDGES, Flow, FlowCall, How
+from hookcore.records.flow import MAX_FLOW_EDGES, OUTERMOST, Flow, FlowCall, How, TensorForm
 
 MAX_NODES: Final = 50_000  # of the autograd graph, that one step may visit
 MAX_CALLS: Final = 10_000  # of modules, that one step may contain
@@ -39,6 +40,9 @@ class _Entered:
     knows_outside: bool = False  # whether an input came from outside
     lacks: bool = False  # whether an input's origin is unknown
     has_children: bool = False
+    inside: list[int] = field(default_factory=list)  # the calls inside it that returned
+    inputs: list[TensorForm] = field(default_factory=list)
+    began: int = 0  # the number of the next node then
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +52,7 @@ class _Learned:
     fed_by: set[int] = field(default_factory=set)
     returns: set[int] = field(default_factory=set)
     how: How = "identity"
+    inside: int = OUTERMOST
 
 
 class TooLargeError(Exception):
@@ -69,6 +74,7 @@ class Lesson:
     _nodes: int = 0
     _seen: int = 0  # calls
     _last: int = OUTSIDE  # the call that returned last
+    _sizes: Sizes = field(default_factory=Sizes)
 
     def enter(self, plan: Plan, values: Iterable[Any]) -> None:
         """Recognize the inputs of a call that is about to run."""
@@ -77,9 +83,12 @@ class Lesson:
         entered, outermost = _Entered(plan), not self._entered
         self._entered.append(entered)
         for value in values:
-            for _, tensor in find_tensors(value):
+            tensors = list(find_tensors(value))
+            entered.inputs += forms_of(tensors)
+            for _, tensor in tensors:
                 if not _is_leaf(tensor) and not is_wrapped(tensor):
                     self._recognize(entered, tensor, outermost)
+        entered.began = now()
 
     def _recognize(self, entered: _Entered, tensor: Tensor, outermost: bool) -> None:
         key = memory_of(tensor)
@@ -93,6 +102,7 @@ class Lesson:
             entered.sources.add(place)
             if in_graph and tensor.grad_fn is not None:  # a reentrant checkpoint put other nodes in between
                 self._marks(tensor.grad_fn).setdefault(tensor.output_nr, place)
+                self._sizes.saw_node(tensor.grad_fn)
         elif in_graph:
             pass  # the walk from the output passes it
         elif known is not None and known[2] != OUTSIDE:
@@ -112,18 +122,23 @@ class Lesson:
         entered = self._take(call.plan)
         is_leaf = entered is not None and not entered.has_children
         place, learned = self._place_of(call)
+        self._nest(place, entered)
         nodes, passed = list[Any](), set[int]()  # its own outputs, and the calls whose outputs it returned
         makes_own = False
+        fresh: dict[int, int] | None = {}  # bytes of new memory, by its address; None if not all of it is known
         for _, tensor in call.tensors:
+            key = None if is_wrapped(tensor) else memory_of(tensor)
+            fresh = self._add_fresh(fresh, tensor, key)
             if is_wrapped(tensor):
                 continue
             node = tensor.grad_fn if tensor.requires_grad else None
-            marked = self._mark(tensor, node, place, is_leaf)
+            marked = self._mark(tensor, key, node, place, is_leaf)
             if marked is not None:
                 passed.add(marked)
             else:
                 makes_own = True
                 nodes += [] if node is None else [node]
+        self._measure(call, place, entered, None if fresh is None else sum(fresh.values()), nodes)
         if is_leaf:  # what passes a leaf goes through it
             self._learn(learned, entered, passed | self._walk(nodes), makes_own=False)
         else:
@@ -132,9 +147,40 @@ class Lesson:
         learned.fed_by -= {place, OUTSIDE}
         self._last = place
 
-    def _mark(self, tensor: Tensor, node: Any, place: int, is_leaf: bool) -> int | None:
+    def _nest(self, place: int, entered: _Entered | None) -> None:
+        """Note that the calls inside a call ran inside it."""
+        for child in entered.inside if entered is not None else ():
+            above = place
+            while above not in (OUTERMOST, child):  # a module may run inside itself, under the same place
+                above = self._calls[above].inside
+            if self._calls[child].inside == OUTERMOST and above == OUTERMOST:
+                self._calls[child].inside = place
+        if self._entered:
+            self._entered[-1].inside.append(place)
+
+    def _add_fresh(self, fresh: dict[int, int] | None, tensor: Tensor, key: Any) -> dict[int, int] | None:
+        """Add the memory of an output to that which is new."""
+        if key is None or fresh is None:
+            return None
+        if key.cdata not in self._memory and not _is_leaf(tensor):
+            fresh[key.cdata] = tensor.untyped_storage().nbytes()
+        return fresh
+
+    def _measure(
+        self, call: Call, place: int, entered: _Entered | None, memory: int | None, nodes: Sequence[Any]
+    ) -> None:
+        if not self._sizes.counts(place, call.number):
+            return
+        began, inputs, has_calls = None, list[TensorForm](), False
+        if entered is not None:
+            began, inputs, has_calls = entered.began, entered.inputs, entered.has_children
+        maker = nodes[0] if nodes and has_calls else None
+        seen = SeenCall(call.plan.ref(), began, inputs, call.tensors, memory, maker, has_calls)
+        self._sizes.saw_call(place, call.number, seen)
+
+    def _mark(self, tensor: Tensor, key: Any, node: Any, place: int, is_leaf: bool) -> int | None:
         """Mark an output as that of a call, unless a container returns another call's. Return the mark before."""
-        key, number = memory_of(tensor), tensor.output_nr
+        number = tensor.output_nr
         marks = {} if node is None else self._marks(node)
         marked = marks.get(number)
         if node is None and key is not None and not is_leaf:
@@ -185,6 +231,8 @@ class Lesson:
         """Return the nearest marked calls behind these nodes."""
         found: set[int] = set()
         seen = {id(node): node for node in nodes}  # held, so that the identities stay valid
+        for node in nodes:
+            self._sizes.saw_node(node)
         while nodes:
             for node, number in nodes.pop().next_functions:
                 if node is None or not node.next_functions:  # a tensor that needs no gradient, or a parameter
@@ -195,6 +243,7 @@ class Lesson:
                 elif id(node) not in seen:
                     seen[id(node)] = node
                     nodes.append(node)
+                    self._sizes.saw_node(node)
                     self._nodes += 1
                     if self._nodes > MAX_NODES:
                         raise TooLargeError(f"a step has more than {MAX_NODES:,} nodes in its autograd graph")
@@ -203,10 +252,18 @@ class Lesson:
     def flow(self, step: int) -> Flow:
         """Return what was learned."""
         calls = (
-            FlowCall(text_of(path), number, phase, tuple(sorted(each.fed_by)), tuple(sorted(each.returns)), each.how)
+            FlowCall(
+                text_of(path),
+                number,
+                phase,
+                tuple(sorted(each.fed_by)),
+                tuple(sorted(each.returns)),
+                each.how,
+                each.inside,
+            )
             for (path, number, phase), each in zip(self._places, self._calls, strict=True)
         )
-        flow = Flow(step, tuple(calls), self.seconds)
+        flow = Flow(step, tuple(calls), self.seconds, self._sizes.all())
         if flow.edges > MAX_FLOW_EDGES:
             raise TooLargeError(f"a step has more than {MAX_FLOW_EDGES:,} edges between calls")
         return flow

@@ -14,7 +14,7 @@ from torch import nn
 from hookcore.config import Pattern, Settings
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import guarded, is_dynamo_graph, unwrap
-from hookcore.internals import tracing_state
+from hookcore.internals import DisableTorchFunction, tracing_state
 from hookcore.patterns import select
 from hookcore.recorder.coverage import coverage_of, joined, records_of, unique_root_name
 from hookcore.recorder.errorlog import ErrorLog
@@ -194,6 +194,13 @@ class Models:
     def paths(self) -> set[str]:
         """Return the path of every plan."""
         return {plan.path for plan in [*self.plans.live(), *self.plans.named]}
+
+    def device(self) -> str:
+        """Return where the first model's weights are, such as "cuda:3"; "" if that is unknown."""
+        top = self.roots[0].ref() if self.roots else None
+        parameter = None if top is None else next(parameters_of(top), None)
+        with DisableTorchFunction():
+            return "" if parameter is None else str(parameter.device)
 
     @property
     def wants_inputs(self) -> bool:

@@ -26,11 +26,12 @@ def fingerprint(module: nn.Module) -> tuple[object, ...]:
 class Counts:
     """The number of a module's calls, which tells the calls of one step apart."""
 
-    __slots__ = ("_first_index", "_recomputed", "evaluation", "pending", "training")
+    __slots__ = ("_first_index", "_recomputed", "evaluation", "micro_batch", "pending", "training")
 
     def __init__(self) -> None:
         self.training = 0  # since the last backward pass ended
         self.evaluation = 0  # since the step began
+        self.micro_batch: int | None = None  # of a pipeline, that the module runs or ran last
         self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
         self._recomputed = 0  # calls that a checkpoint repeated
         self._first_index: str | None = None  # of a traced output; its calls are counted
@@ -72,6 +73,10 @@ class Counts:
         self.training = self._recomputed = 0
         if self.pending:
             self.pending.clear()
+
+    def begin_micro_batch(self) -> None:
+        """Count the calls from zero again, while the backward passes of those before are still to come."""
+        self.training = self.evaluation = 0
 
     def forget_outputs(self) -> None:
         """Forget what refers to the outputs of the module."""

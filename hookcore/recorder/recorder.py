@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -14,8 +14,12 @@ from hookcore.config import Pattern, Settings
 from hookcore.delivery.sinks import Sink
 from hookcore.hooks.compiled import guarded
 from hookcore.internals import DisableTorchFunction
+from hookcore.machine import Gpus, Sampler, open_host, open_nvml
 from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CpuArena
+from hookcore.observe.plain import unseen
+from hookcore.recorder.batchnames import BatchNames
+from hookcore.recorder.between import Between
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.channels import ChannelColumns
 from hookcore.recorder.collector import Collector, without_rows
@@ -25,9 +29,13 @@ from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.description import Describer
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.facts import Facts
 from hookcore.recorder.flows import Flows
+from hookcore.recorder.idle import Idle
 from hookcore.recorder.in_graphs import feasible
 from hookcore.recorder.keeper import MakeKeeper
+from hookcore.recorder.machine import Throughput, cuda_devices
+from hookcore.recorder.media import MediaQueue
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.passes import PassProbes
@@ -36,17 +44,20 @@ from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.probe import Probe
 from hookcore.recorder.probes import Probes
 from hookcore.recorder.problems import Problems
+from hookcore.recorder.ranks import Ranks
+from hookcore.recorder.replicas import Replicas
 from hookcore.recorder.scalars import scalar_of
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.shipping import Examine, Shipper
 from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
+from hookcore.recorder.steptimes import StepTimes
+from hookcore.recorder.waiting import Waiting
 from hookcore.records import Command, Coverage, Frame, Occasion, Tap
+from hookcore.records.vocabulary import TRAINED
 
 COVERAGE_WAIT_S: Final = 1.0
-IDLE_S: Final = 1.0  # after this time without a step, the recorder's thread carries out commands if it can
-LOCK_WAIT_S: Final = 1.0
 
 
 class Recorder:
@@ -59,23 +70,46 @@ class Recorder:
         clock: Callable[[], float] = time.perf_counter,
         make_keeper: MakeKeeper = lambda *_: None,
         examine: Examine | None = None,
+        ranks: Ranks | None = None,
+        facts: Facts | None = None,
     ) -> None:
         settings, infeasible = feasible(settings)
-        self._now = clock
+        self._ranks = ranks or Ranks()
+        self._facts = facts or Facts()
+        self._between = Between()
         self._lock = threading.RLock()  # threads that train at the same time end their steps one after another
         plans, current, scale = PlanTable(), CurrentStep(), LossScale()
         self.errors = ErrorLog(current)
         capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_USE))
         arena = CpuArena(capacity, settings.sketch_values)
         statistics = Statistics(arena, settings.phases, settings.calls, current, self.errors)
-        self.dispatcher = Dispatcher(plans, current, statistics, self.errors, lambda: self.steps.saw_pending_call())
+        self._names = BatchNames()
+        self.dispatcher = Dispatcher(
+            plans,
+            current,
+            statistics,
+            self.errors,
+            lambda: self.steps.saw_pending_call(),
+            StepTimes(clock),
+            self._names,
+        )
         self.parameters = Parameters(plans, statistics, settings.kinds)
         self.models = Models(plans, self.parameters, settings, self.errors, lambda: self.description.send_modules())
         self.cadence = Cadence(settings.every, settings.budget)
-        self._collector = Collector(statistics, self.parameters, self.cadence, scale, self._lock, lambda: self.step)
+        replicas = Replicas(
+            plans, statistics.table, self._ranks, statistics.shards, lambda: self.models.roots, self.errors
+        )
+        throughput = Throughput(lambda: self.step, lambda: self.models.roots)
+        self._machine = Sampler(
+            (open_host, lambda: Gpus(cuda_devices, open_nvml).read, lambda: throughput.read), self.errors.record
+        )
+        self._collector = Collector(
+            statistics, self.parameters, self.cadence, scale, self._lock, lambda: self.step, replicas, self._machine
+        )
         self.emit = self._collector.emit
+        self._media = MediaQueue(self.errors, self.emit)
         self.dispatcher.keeper = make_keeper(lambda: self.step, self.emit, lambda: self.models.changes)
-        self.snapshots = Snapshots(plans, current, self.errors, self.emit, self._scale_of)
+        self.snapshots = Snapshots(plans, current, self.errors, self.emit, self._scale_of, self._names)
         self._commands = Commands(
             settings,
             self.models,
@@ -108,9 +142,15 @@ class Recorder:
             self.cadence,
             self.errors,
             self.emit,
+            self._tell_place,
             lambda: self.description.send_if_due(),
             self._tick,
-            lambda: self.snapshots.copies.waiting or self.probes.channels.waiting or self.description.requested,
+            lambda: (
+                self.snapshots.copies.waiting
+                or self.probes.channels.waiting
+                or self._media.waiting
+                or self.description.requested
+            ),
             self._tell_keeper,
             self._remember,
             examine,
@@ -127,8 +167,19 @@ class Recorder:
             scale,
             self.control,
             self.placement,
+            Waiting(replicas, current, self._collector.add_scalars, clock),
             self.shipper.put,
             self._lock,
+            clock,
+        )
+        self._idle = Idle(
+            self.steps,
+            self._commands,
+            self.control,
+            self._collector,
+            self._machine,
+            self._lock,
+            self.shipper.put,
             clock,
         )
         self._scale = scale
@@ -147,6 +198,7 @@ class Recorder:
     def attach(self) -> None:
         """Register every hook and start the thread."""
         self.shipper.start()
+        self._machine.start()
         if cpu.FALLBACK_REASON:
             self.emit("slow-kernel", cpu.SLOW_KERNEL, "warning")
         self.placement.attach(self.steps, self.step, not self.control.paused)
@@ -183,18 +235,33 @@ class Recorder:
 
     @guarded
     def log(self, scalars: dict[str, Any], ended: bool = False) -> None:
-        """Record numbers for the running step, or with `ended` for the last one unless the next one has begun.
+        """Record numbers for the running step, or for the last one if they come between two steps and are about it.
 
-        A tensor on a device is read later, on the recorder's thread.
+        With `ended`, the caller knows that they are. A tensor on a device is read later, on the recorder's thread.
         """
         numbers = {name: scalar_of(value) for name, value in scalars.items()}
         with self._lock:
             self.shipper.note_jumps(numbers)
-            begun = self.steps.saw_log()
-            if ended and not begun:
-                self.shipper.put(without_rows(self.step - 1, scalars=numbers))
-            else:
+            behind = {name: numbers.pop(name) for name in self._behind(scalars, ended)}
+            self._collector.loss.note_log(self.step, scalars)
+            if behind:
+                self.shipper.put(without_rows(self.step - 1, time.time(), scalars=behind))
+            if numbers:
                 self._collector.add_scalars(numbers)
+
+    def _behind(self, names: Iterable[str], ended: bool = False) -> list[str]:
+        """Return which of these names belong to the step that ended, not to the running one."""
+        if self.steps.saw_log():
+            if not self.step:
+                self._between.note_first(names)
+            return []
+        clock = self.steps.clock
+        if ended:
+            return list(names)
+        if clock.manual or clock.stepping or clock.many_threads:  # passes are not counted
+            return []
+        has_run = not self.steps.is_fresh if self.capturing else None
+        return [name for name in names if self._between.is_behind(name, has_run)]
 
     @property
     def capturing(self) -> bool:
@@ -232,6 +299,24 @@ class Recorder:
         """Let the keeper see what was sent."""
         if self.dispatcher.keeper is not None:
             self.dispatcher.keeper.remember(frame)
+
+    def add_media(self, name: str, make: Callable[[], tuple[str, bytes, int]]) -> None:
+        """Add what the script logs besides numbers: its media type, its bytes, and how many there were before a cut."""
+        with unseen():  # by the user's modes: it may be made of a tensor
+            media_type, data, whole = make()
+        with self._lock:
+            behind = len(self._behind([name]))
+            self._media.put(name, self.step - behind, media_type, data, whole)
+
+    def give_tokens(self, tokens: Any) -> None:
+        """Name the positions of the batch that runs next."""
+        with self._lock:
+            self._names.give_tokens(tokens, self.step)
+
+    def give_labels(self, labels: Any) -> None:
+        """Name its samples."""
+        with self._lock:
+            self._names.give_labels(labels, self.step)
 
     # Commands
 
@@ -282,16 +367,32 @@ class Recorder:
     def _tick(self) -> None:
         self.snapshots.copies.ship(self.shipper.sink.send)
         self.probes.channels.ship(self.shipper.sink.send)
+        self._media.ship(self.shipper.sink.send)
         self.description.send_if_requested()
-        idle = not self._now() - self.steps.ended_at < IDLE_S
-        if idle and (self._commands.changes or self._collector.has_events) and self._lock.acquire(timeout=LOCK_WAIT_S):
-            try:
-                self.control.apply_while_idle()
-                if self._collector.has_events:
-                    self.shipper.put(self._collector.take_events())
-            finally:
-                self._lock.release()
+        self._tell_sink()
+        self._idle.tick()
         self.steps.stalls.look(self.steps.ended_at)
+
+    def _tell_sink(self) -> None:
+        """Tell the sink the place of this process, and facts, whenever more of them is known."""
+        self._tell_place()
+        try:
+            known = self._facts.news(self.models, self.steps.clock.owners.optimizers())
+        except Exception as error:  # attributes of the user's models and optimizers can do anything
+            self.errors.record("facts of the run", error)
+        else:
+            if known is not None:
+                self.shipper.sink.learn(known)
+
+    def _tell_place(self) -> None:
+        """Tell the sink where this process is in a distributed training, before the first frame that it is about."""
+        try:
+            place = self._ranks.news(self.models.device)
+        except Exception as error:  # never a reason to lose a frame
+            self.errors.record("place among the ranks", error)
+            return
+        if place is not None:
+            self.shipper.sink.locate(place)
 
     # The end
 
@@ -305,6 +406,7 @@ class Recorder:
         if self.closed:
             return
         self.closed = True
+        self._machine.close()
         self.snapshots.give_up("the training ended before it arrived")
         with contextlib.suppress(Exception):
             self.steps.end_early()
@@ -314,6 +416,8 @@ class Recorder:
         self.shipper.flush(timeout_s)
         with contextlib.suppress(Exception):
             self._ship_last_events()
+            self._facts.hear({TRAINED: self.step})
+            self._tell_sink()
         self.shipper.close(max(0.0, deadline - time.monotonic()), self.description.send_coverage)
         self.models.let_go()
         if self.dispatcher.keeper is not None:
@@ -323,7 +427,7 @@ class Recorder:
         """Ship the events about the last frames: they were emitted as these were shipped, or have not been yet."""
         self._problems.emit_new()
         if self._collector.has_events:
-            self.shipper.put(self._collector.take_events())
+            self.shipper.put(self._collector.take_between(time.time()))
 
     def abandon(self) -> None:
         """Stop in a forked child: never capture, never send."""

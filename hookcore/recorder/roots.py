@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import nn
 
+from hookcore.internals import active_wrapper, keywords_of
+from hookcore.recorder.outputs import find_tensors
 from hookcore.records import Phase
+
+
+def _nothing() -> None:
+    """Return no wrapper."""
 
 
 class Root:
     """A model: the outermost module of a tree."""
 
-    __slots__ = ("__weakref__", "called", "depth", "entered_with_grad", "name", "passed_in_training", "ref", "trained")
+    __slots__ = (
+        "__weakref__",
+        "_given",
+        "_tokens_given",
+        "batch",
+        "called",
+        "depth",
+        "entered_with_grad",
+        "name",
+        "passed_in_training",
+        "ref",
+        "rehearses",
+        "samples",
+        "tokens",
+        "trained",
+        "wrapper",
+    )
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self.ref = weakref.ref(module)
@@ -22,14 +47,20 @@ class Root:
         self.passed_in_training: bool | None = None  # its mode in the last backward pass of the running step
         self.entered_with_grad = False  # whether it is running, and was called with gradients enabled
         self.depth = 0  # at which its modules are called by the training: 1 if that calls parts, never the whole
+        self.wrapper: Callable[[], object] = _nothing  # the `DistributedDataParallel` around it in its last call
         self.called = False  # whether one of them was, in this captured step
+        self.rehearses = False  # whether it is running, and its values mean nothing
+        self.samples = 0  # rows that it was given in its newest captured step, with gradients enabled; 0 if unknown
+        self.tokens = 0  # of these rows, if they are integers, as of a language model
+        self._given = self._tokens_given = 0  # in the running step
+        self.batch: tuple[tuple[int, ...], str] | None = None  # shape and dtype of the first tensor it trained with
 
     def trains(self) -> bool:
-        """Whether the model is in training mode now; False if it is gone."""
+        """Whether the model is in training mode now, with values that count; False if it is gone."""
         module = self.ref()
         if module is not None and module.training:
             self.trained = True
-            return True
+            return not self.rehearses
         return False
 
     @property
@@ -41,6 +72,25 @@ class Root:
     def enter(self) -> None:
         """Handle the start of a call of the model."""
         self.entered_with_grad = torch.is_grad_enabled()
+
+    def note_batch(self, module: nn.Module, args: Any) -> None:
+        """Add the first dimension of its first tensor to what the model was given in this step."""
+        if not self.entered_with_grad:
+            return
+        with suppress(Exception):  # a tensor of the user's own class may not say its size
+            first = next(find_tensors(args), None) or next(find_tensors(keywords_of(module)), None)
+            if first is not None and first[1].dim() and type(rows := first[1].size(0)) is int:
+                self._given += rows
+                if first[1].dim() == 2 and not (first[1].is_floating_point() or first[1].is_complex()):
+                    self._tokens_given += first[1].numel()
+                if self.batch is None:
+                    self.batch = tuple(map(int, first[1].shape)), str(first[1].dtype).removeprefix("torch.")
+
+    def note_wrapper(self) -> None:
+        """Remember which `DistributedDataParallel` is calling it, or a part of it."""
+        wrapper = active_wrapper()
+        if wrapper is not None and wrapper is not self.wrapper():
+            self.wrapper = weakref.ref(wrapper)
 
     def leave(self) -> None:
         """Handle the end of the call."""
@@ -57,6 +107,9 @@ class Root:
 
         This uses data of every step, captured or not, so that a call's phase doesn't depend on what is captured.
         """
+        if self._given:
+            self.samples, self.tokens = self._given, self._tokens_given
+            self._given = self._tokens_given = 0
         if self.passed_in_training is not None:
             self.trained, self.passed_in_training = self.passed_in_training, None
 

@@ -37,4 +37,4 @@ def scalar_of(value: Any) -> Any:
 
 def number_of(value: Any) -> float:
     """Return the number, after waiting for it."""
-    return value.resolve() if isinstance(value, _Pending) else float(value)
+    return float(value.resolve() if hasattr(value, "resolve") else value)

@@ -17,6 +17,7 @@ from hookcore.recorder.cadence import Cadence, JumpFinder
 from hookcore.recorder.collector import skipped_step
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.flows import Flows
+from hookcore.recorder.foundloss import Sum
 from hookcore.recorder.frames import RawFrame, build_frames
 from hookcore.recorder.scalars import number_of
 from hookcore.recorder.taps import TapTable
@@ -37,7 +38,7 @@ Examine = Callable[[Frame, Sequence[Tap]], Frame]  # a frame, and all taps by th
 
 @dataclass(slots=True, eq=False)
 class Shipper:
-    """`_after_batch` and `_tick` run on the thread: after frames were sent, and at every check of the queue."""
+    """`_before_batch`, `_after_batch`, and `_tick` run on the thread: around the sending of frames, and at checks."""
 
     sink: Sink
     _table: TapTable
@@ -45,6 +46,7 @@ class Shipper:
     _cadence: Cadence
     _errors: ErrorLog
     _emit: Callable[[str, str, Any], None]
+    _before_batch: Callable[[], None]
     _after_batch: Callable[[], None]
     _tick: Callable[[], None]
     _has_more: Callable[[], bool]
@@ -88,6 +90,7 @@ class Shipper:
 
     def _ship(self, raws: list[RawFrame]) -> None:
         began, sent = time.thread_time(), 0
+        self._before_batch()
         try:
             for raw in raws:
                 self._resolve(raw)
@@ -113,10 +116,14 @@ class Shipper:
 
     def _resolve(self, raw: RawFrame) -> None:
         """Wait for numbers on a device."""
-        awaited = {name: number_of(value) for name, value in raw.scalars.items() if not isinstance(value, float)}
+        raw.scale = None if raw.scale is None else number_of(raw.scale)
+        awaited = {
+            name: value.resolve(raw.scale) if isinstance(value, Sum) else number_of(value)
+            for name, value in raw.scalars.items()
+            if not isinstance(value, float)
+        }
         self.note_jumps(awaited)
         raw.scalars |= awaited
-        raw.scale = None if raw.scale is None else number_of(raw.scale)
         if SKIPPED not in awaited:
             return
         if not awaited[SKIPPED]:

@@ -12,9 +12,10 @@ from typing import Final
 from torch import Tensor
 
 from hookcore.observe.copies import MAX_BYTES, Copy, take_copy
+from hookcore.recorder.batchnames import BatchNames, plain_names
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.errorlog import ErrorLog
-from hookcore.records import GRADIENT_KINDS, Severity, Snapshot, Tap
+from hookcore.records import GRADIENT_KINDS, Names, Severity, Snapshot, Tap
 
 MAX_WAITING_BYTES: Final = 2 * MAX_BYTES
 
@@ -40,18 +41,25 @@ class _Taken:
     step: int
     time_s: float
     scale: float | None
+    names: Names | None
 
 
 class WaitingCopies:
     """The copies of one watcher, in bounded memory."""
 
     def __init__(
-        self, current: CurrentStep, errors: ErrorLog, emit: Emit, scale: Callable[[str], float | None]
+        self,
+        current: CurrentStep,
+        errors: ErrorLog,
+        emit: Emit,
+        scale: Callable[[str], float | None],
+        names: BatchNames,
     ) -> None:
         self._current = current
         self._errors = errors
         self._emit = emit
         self._scale = scale
+        self._names = names
         self._lock = threading.Lock()
         self._taken: deque[_Taken] = deque()
         self._waiting_bytes = 0
@@ -82,7 +90,9 @@ class WaitingCopies:
                 request.taken, request.hint = False, copy
             else:
                 self._waiting_bytes += copy.nbytes
-                self._taken.append(_Taken(request, copy, self._current.number, time.time(), scale))
+                step = self._current.number
+                names = self._names.of(request.tap.kind, step)
+                self._taken.append(_Taken(request, copy, step, time.time(), scale, names))
 
     def miss(self, request: Request, reason: str) -> None:
         """Give up a request, and say why in an event."""
@@ -112,6 +122,7 @@ class WaitingCopies:
     def _send(self, taken: _Taken, send: Callable[[Snapshot], None]) -> None:
         copy, request = taken.copy, taken.request
         values = copy.finish()
+        names, left = (None, "") if taken.names is None else plain_names(taken.names)
         send(
             Snapshot(
                 tap=request.tap,
@@ -122,9 +133,11 @@ class WaitingCopies:
                 values=values,
                 truncated=copy.truncated,
                 number=request.number,
+                names=names,
             )
         )
         cut = f", of which the first {values.size} values" if copy.truncated else ""
         scale = f"; still multiplied by the loss scale {taken.scale:g}" if taken.scale not in (None, 1.0) else ""
-        message = f"{request.tap.label} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}"
+        unnamed = f"; {left}" if left else ""
+        message = f"{request.tap.label} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}{unnamed}"
         self._emit("snapshot-taken", message, "info", request.tap.module)

@@ -16,6 +16,7 @@ from hookcore.hooks.tensors import hook_gradient
 from hookcore.internals import DisableTorchFunction
 from hookcore.observe.copies import MAX_BYTES, first_part
 from hookcore.observe.plain import unseen
+from hookcore.recorder.batchnames import BatchNames
 from hookcore.recorder.calls import Call
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.errorlog import ErrorLog
@@ -42,11 +43,12 @@ class Snapshots:
         errors: ErrorLog,
         emit: Emit,
         scale: Callable[[str], float | None],
+        names: BatchNames,
     ) -> None:
         self._plans = plans
         self._current = current
         self._errors = errors
-        self.copies = WaitingCopies(current, errors, emit, scale)
+        self.copies = WaitingCopies(current, errors, emit, scale, names)
         self._lock = threading.Lock()
         self._asked: list[Request] = []  # from the next step on
         self._pending: list[Request] = []

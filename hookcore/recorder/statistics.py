@@ -15,9 +15,10 @@ from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.calls import Call
-from hookcore.recorder.current import CurrentStep, TensorHook, TimedHook
+from hookcore.recorder.current import CurrentStep, TensorHook
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.plans import Plan
+from hookcore.recorder.shards import Shards, is_shard
 from hookcore.recorder.taps import TapTable
 from hookcore.records import GRADIENT_KINDS, Kind, Phase, Tap
 from hookcore.records.masks import LARGE, Masks
@@ -51,6 +52,7 @@ class Statistics:
         self.arena = arena
         self.devices: dict[torch.device, DeviceArena] = {}
         self.table = TapTable(arena.capacity)
+        self.shards = Shards()
         self._masks = Masks()
         self._known = 0  # taps before this step
         self._control = arena.control
@@ -137,10 +139,6 @@ class Statistics:
                 plan.rows.hooks[slot] = hook
         return hook
 
-    def _hook_of(self, plan: Plan, slot: int) -> TensorHook | TimedHook:
-        hook = self._hook(plan, slot)
-        return hook if self._current.meter is None else hook.timed
-
     # Outputs
 
     def saw_plain(self, plan: Plan, output: Any) -> bool:
@@ -165,7 +163,7 @@ class Statistics:
                     _observe(output.data_ptr(), output.numel(), hook.row, self._control)
                 counts.training = call + 1
                 if hook.grad_row:
-                    hook_gradient(output, hook if self._current.meter is None else hook.timed)
+                    hook_gradient(output, hook)
                 return True
         except Exception:  # a layout without an address, or a functorch wrapper: the slow path distinguishes them
             pass
@@ -202,7 +200,7 @@ class Statistics:
             return
         slot = self.slot_of(plan, "output_grad", index, call.number)
         if slot >= 0:
-            hook_gradient(tensor, self._hook_of(plan, slot))
+            hook_gradient(tensor, self._hook(plan, slot))
 
     # Compiled graphs
 
@@ -212,7 +210,7 @@ class Statistics:
 
     def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
         """Add a gradient that a compiled graph reports."""
-        self._hook_of(plan, self.table.slot(tap))(gradient)
+        self._hook(plan, self.table.slot(tap))(gradient)
 
     # Inputs
 
@@ -231,7 +229,7 @@ class Statistics:
     def _hook_input(self, plan: Plan, tensor: Tensor, slot: int) -> None:
         if slot < 0 or isinstance(tensor, nn.Parameter):
             return
-        hook = self._hook_of(plan, slot)
+        hook = self._hook(plan, slot)
         if tensor.is_leaf:
             self._current.hook_leaf(tensor, hook)
         else:
@@ -259,6 +257,8 @@ class Statistics:
             except RuntimeError:  # without memory of its own: handled below
                 pass
         with unseen():
+            if is_shard(tensor):
+                self.shards.saw(slot, tensor)
             plain = make_plain(tensor.detach())
             if isinstance(plain, str):
                 plan.note_reason(plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from hookcore.internals import DisableTorchFunction, current_graph_task
 from hookcore.recorder.boundary import Boundary, ends_steps
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.clock import Clock
-from hookcore.recorder.collector import Collector
+from hookcore.recorder.collector import Collector, without_rows
 from hookcore.recorder.control import Control
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.dispatch import Dispatcher
@@ -36,7 +37,10 @@ from hookcore.recorder.probes import Probes
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.stalls import Stalls
+from hookcore.recorder.steptimes import StepTimes
+from hookcore.recorder.waiting import Waiting
 from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS
+from hookcore.records.vocabulary import TIME_BACKWARD, TIME_OPTIMIZER
 
 _NAN: Final = float("nan")
 _UNREAD: Final = (
@@ -61,6 +65,7 @@ class Steps:
     _scale: LossScale
     _control: Control
     _placement: Placement
+    _waiting: Waiting
     _ship: Callable[[RawFrame], None]
     _lock: AbstractContextManager[Any]
     _now: Callable[[], float]
@@ -69,6 +74,7 @@ class Steps:
     ended_at: float = field(default=_NAN, init=False)  # by `_now`
     _current: CurrentStep = field(init=False)
     _errors: ErrorLog = field(init=False)
+    _times: StepTimes = field(init=False)
     _parts: Parts = field(init=False)
     _ownership: Ownership = field(init=False)
     stalls: Stalls = field(init=False)
@@ -77,10 +83,15 @@ class Steps:
     _reported_no_model: bool = field(default=False, init=False)
     _reported_unread: bool = field(default=False, init=False)
     _last_captured: bool = field(default=False, init=False)  # whether the step that ended last was captured
+    _is_priced: bool = field(default=False, init=False)  # whether the running step's meter is for the cadence, too
 
     def __post_init__(self) -> None:
         self.clock = Clock(self._parameters, self)
-        self._current, self._errors = self._dispatcher.current, self._dispatcher.errors
+        self._current, self._errors, self._times = (
+            self._dispatcher.current,
+            self._dispatcher.errors,
+            self._dispatcher.times,
+        )
         self._ownership = Ownership(self._parameters, self.clock, self._collector.emit)
         self.stalls = Stalls(self._now, lambda: self.clock.step, self._rests, self._collector.emit)
         self._parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
@@ -95,6 +106,9 @@ class Steps:
         owner = self.clock.step_begins(optimizer, closure=not with_gradients)
         if owner is None:
             return
+        if with_gradients and not owner.late:
+            self._waiting.before_step()
+        self._times.enter(TIME_OPTIMIZER)
         self._read.pop(id(owner), None)
         self._scale.read(owner.scaler.live(), optimizer)
         if self._last_captured if owner.late else self._current.captured:
@@ -113,12 +127,14 @@ class Steps:
         owner = self.clock.step_ended(optimizer)
         if owner is None:
             return
+        self._times.leave(TIME_OPTIMIZER)
         owned, has_closure = self._read.pop(id(owner), None), _closure(args, kwargs) is not None
         if has_closure and not owner.steps:
             # Its model may have been discovered inside this step, so the beginning was ignored.
             owned = self._parameters.owned(optimizer) if self._current.captured else None
         if owned is not None:
             if has_closure:
+                self._collector.loss.forget()  # it is called as often as the optimizer likes
                 self._scale.read(owner.scaler.live(), optimizer)
                 self._parameters.read_gradients(owned)
                 self._snapshots.read_gradients(owned)
@@ -143,25 +159,34 @@ class Steps:
     # Backward passes
 
     @entry("begin of a backward pass")
-    def backward_begins(self, accumulates: bool) -> None:
+    def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
         """Note that a backward pass of this process starts."""
+        self._times.enter(TIME_BACKWARD)
         self._current.begin_pass(accumulates)
         if accumulates:
-            self.clock.pass_begins()
+            self.clock.pass_begins()  # which may notice the end of the last step
+            self._collector.loss.begin_pass(tensors, weights)
             self._probes.passes.begin()
 
     @ends_steps
     @entry("end of a backward pass")
     def backward_ended(self, accumulates: bool) -> None:
         """Note the end of the pass, even if it raised."""
-        if self._current.end_pass(accumulates):
+        self._times.leave(TIME_BACKWARD)
+        reached, passes = self._current.end_pass(accumulates), self.clock.passes
+        if reached:
             self._dispatcher.reset_calls()
             self._look("at the end of a backward pass", is_whole=False)
         if not accumulates:
             return
         self._probes.passes.end()
         self._parts.saw_pass()
+        if reached:  # now, because an optimizer that steps inside the pass ends the step
+            self._collector.loss.end_pass(counts=True)
         self.clock.pass_ended()
+        if not reached:  # no tensor of an uncaptured step is watched
+            self._collector.loss.has_strays |= self._current.captured
+            self._collector.loss.end_pass(not self._current.captured and self.clock.passes > passes)
         pending = self._current.captured and (self.clock.undecided or self.clock.may_have_skipped)
         self._current.pending = pending
         if pending:
@@ -172,7 +197,7 @@ class Steps:
         with self._lock, DisableTorchFunction():
             if self._current.running or self.clock.stepping:
                 return
-            self._current.pending = False
+            self._current.pending = self._times.prompt = False
             if not self.clock.notice_end() and self.clock.undecided:
                 self._parts.cut(self.clock.step)
 
@@ -185,12 +210,13 @@ class Steps:
                 meter.enter()
             if self._current.captured and not self._parameters.read:
                 self.read_parameters()
-            self.clock.manual = True
+            self.clock.manual = self._times.prompt = True
             self.release_parts(as_steps=False)
             self.clock.tick()
 
     def stop_capture(self) -> None:
         """Set the data of the running step aside, so that it doesn't become part of a later one."""
+        self._collector.loss.stop()
         if self._current.captured and (self._current.began_backward or self._dispatcher.has_rows()):
             self._parts.stop(self.clock.step)
 
@@ -215,6 +241,7 @@ class Steps:
     def saw_log(self) -> bool:
         """Notice an unnoticed end of a step before a scalar is logged. Return whether the next one has begun."""
         if not self._current.running and not self.clock.manual and not self.clock.stepping:
+            self._times.prompt = False
             with DisableTorchFunction():
                 self.clock.notice_end()
         return bool(self.clock.passes) or not self.clock.step
@@ -255,6 +282,7 @@ class Steps:
 
     def hold_part(self) -> None:
         """Separate the data so far, which may become a step."""
+        self._collector.loss.forget()
         self._parts.hold(self.clock.step)
 
     def release_parts(self, as_steps: bool, scales: Sequence[float] = ()) -> int:
@@ -276,8 +304,13 @@ class Steps:
         self._take_flow()
         if self._scale.skipped_by(skipped_by):
             self._collector.mark_skipped()
+            if self._scale.value is None:  # passes of an uncaptured step aren't asked for it
+                self._collector.loss.forget()
         if self._parts.has_open:
             self.release_parts(as_steps=False)
+        found = self._collector.loss.take(self.clock.step, self.clock.place_of_last)
+        if not self.clock.many_threads:  # whose passes can't be told apart
+            self._collector.add_scalars(found)
         if self._current.captured or self._collector.has_news:
             self._ship(self._collector.take(self.clock.step, now - self.ended_at, self._current.backwards))
         if self._dispatcher.keeper is not None:
@@ -307,21 +340,33 @@ class Steps:
         for root in self._models.roots:
             root.note_step()
         self._scale.begin_step()
+        self._dispatcher.names.begin_step(self.clock.step, captured)
         self._parameters.begin_step()
         if self._has_work:
             self._guarded(self._control.apply_pending)
+        times = self._times.take(not self.clock.many_threads)
+        if times:  # known only now: the end of the step was a part of it
+            self._ship(without_rows(self.clock.step - 1, time.time(), scalars=times))
         wanted = self._choose(captured)
-        # Work on another device can't be timed from here, and two threads can't be distinguished.
-        self._current.meter = Meter(self._now) if wanted and self._cadence.wants_timing and self._alone else None
         captured = wanted and not self._control.paused and self._placement.attached
+        measured = captured and self._times.due()
+        # Work on another device can't be timed from here, and two threads can't be distinguished.
+        self._is_priced = self._alone and wanted and self._cadence.wants_timing
+        self._current.meter = Meter(self._now) if self._is_priced or (measured and self._alone) else None
+        if measured:
+            self._times.begin(self._current.meter)
         self._placement.begin_step(self.clock.step, captured)
         self._control.begin_step(self.clock.step, captured)
+        self._waiting.begin_step()
+        limited = self._cadence.budget is not None and not self._control.paused
+        self._collector.loss.begin_step(self.ended_at, captured, limited)
 
     def _choose(self, captured: bool) -> bool:
         """Report the last step to the cadence, and return whether the next one is captured."""
         cadence, clock = self._cadence, self.clock
         cadence.take_turns(clock.owners.longest_gap(clock.step))
-        spent = _NAN if self._current.meter is None or not self._alone else self._current.meter.take()
+        meter = self._current.meter if self._is_priced and self._alone else None
+        spent = _NAN if meter is None else meter.take()
         # A step with a snapshot says nothing about the cost of capturing.
         cadence.step_ended(captured, _NAN if self._has_work else self._now() - self.ended_at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late

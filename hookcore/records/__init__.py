@@ -20,6 +20,7 @@ from hookcore.records.flow import Flow
 Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update", "probe"]
 Phase = Literal["train", "eval"]
 Severity = Literal["info", "warning", "error"]
+Value = bool | int | float | str | None  # of a configuration, or a fact about a run
 Scope = Literal["module", "parameter", "tensor", "optimizer", "thread", "process"]
 
 KINDS: Final[tuple[Kind, ...]] = (
@@ -37,6 +38,8 @@ TENSOR_KINDS: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")  # the worst first
 UNKNOWN_OWNER: Final = -1
 ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
+PARAMETER_KINDS: Final[frozenset[Kind]] = frozenset(("param", "param_grad", "update"))
+ACTIVATION_KINDS: Final[frozenset[Kind]] = frozenset(("output", "output_grad", "input", "input_grad"))
 GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
 
 # The columns of a frame's matrix. Moments, minimum, and maximum are over the finite values; `std` is the population's
@@ -199,6 +202,15 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
+class Names:
+    """What the script calls the positions of each sample of a batch, and the samples."""
+
+    tokens: tuple[tuple[str, ...], ...] = ()
+    shared: bool = False  # whether there is one row of tokens, for all samples alike
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A raw tensor captured on request. `dtype` is torch's name; bfloat16 is sent as float32."""
 
@@ -210,6 +222,12 @@ class Snapshot:
     values: NDArray[np.generic]
     truncated: bool = False
     number: int = -1  # the number of the command that requested it; -1 if the training script did
+    names: Names | None = None  # of its batch, if the script said them
+
+    @property
+    def is_media(self) -> bool:
+        """Whether the script logged it: `dtype` is then a media type, and the values are its bytes."""
+        return "/" in self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +252,10 @@ class ModuleRecord:
     aliases: tuple[str, ...] = ()  # other paths of the same module
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # "weight", "output", "input 0", ...: as they were first seen
     bases: tuple[str, ...] = ()  # the names of its base classes, without torch's Module
+    source: str = ""  # the file and line of its class
 
     def __post_init__(self) -> None:
-        _write_plainly(self, "path", "type", "parent", "aliases", "shapes", "bases")
+        _write_plainly(self, "path", "type", "parent", "aliases", "shapes", "bases", "source")
 
 
 @dataclass(frozen=True, slots=True)

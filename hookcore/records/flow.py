@@ -1,7 +1,8 @@
-"""The data flow of a step: which call of a module got the outputs of which others."""
+"""The data flow of a step: which call of a module got the outputs of which others, and how large each call was."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -9,9 +10,14 @@ How = Literal["graph", "identity", "order"]
 
 MAX_FLOW_CALLS: Final = 20_000
 MAX_FLOW_EDGES: Final = 100_000
+MAX_FLOW_TENSORS: Final = 200_000  # inputs and outputs of all calls
+MAX_CALL_TENSORS: Final = 8  # of the inputs of a call, and of its outputs
+OUTERMOST: Final = -1  # of what no other call contains
 _BYTES: Final = 200
-_CALL_BYTES: Final = 350
+_CALL_BYTES: Final = 600
 _EDGE_BYTES: Final = 40
+_TENSOR_BYTES: Final = 250
+_MAX_NUMBER: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,28 @@ class FlowCall:
     fed_by: tuple[int, ...] = ()  # the calls from whose outputs it computed its own, directly
     returns: tuple[int, ...] = ()  # the calls inside it whose outputs it returned as they were
     how: How = "graph"
+    inside: int = OUTERMOST  # the call during which it ran
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """The form of an input or output of a call. `place` is that in the nested value, as a tap's index."""
+
+    place: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallSize:
+    """How large a call was, without the calls inside it. A number that isn't known is None, and `why` says why."""
+
+    inputs: tuple[TensorForm, ...] = ()  # the first ones
+    outputs: tuple[TensorForm, ...] = ()
+    made_by: str = ""  # the operator that made its first output itself, such as "Add"
+    memory: int | None = None  # bytes of its outputs that were new
+    flops: int | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +65,7 @@ class Flow:
     step: int
     calls: tuple[FlowCall, ...]
     seconds: float = 0.0  # that it cost the training
+    sizes: tuple[CallSize, ...] = ()  # of the calls, in their order; none if they aren't known
 
     @property
     def edges(self) -> int:
@@ -44,13 +73,48 @@ class Flow:
         return sum(len(each.fed_by) + len(each.returns) for each in self.calls)
 
     @property
+    def tensors(self) -> int:
+        """The number of all inputs and outputs."""
+        return sum(len(each.inputs) + len(each.outputs) for each in self.sizes)
+
+    @property
     def nbytes(self) -> int:
         """Roughly the memory that it takes."""
-        return _BYTES + sum(_CALL_BYTES + 4 * len(each.module) for each in self.calls) + _EDGE_BYTES * self.edges
+        calls = sum(_CALL_BYTES + 4 * len(each.module) for each in self.calls)
+        return _BYTES + calls + _EDGE_BYTES * self.edges + _TENSOR_BYTES * self.tensors
 
     @property
     def is_sound(self) -> bool:
-        """Whether it is as large as it may be at most, and refers to calls that exist."""
+        """Whether it is as large as it may be at most, and its numbers can be true."""
         many = len(self.calls)
-        small = 0 < many <= MAX_FLOW_CALLS and self.edges <= MAX_FLOW_EDGES
-        return small and all(0 <= place < many for each in self.calls for place in (*each.fed_by, *each.returns))
+        if not 0 < many <= MAX_FLOW_CALLS or self.edges > MAX_FLOW_EDGES or self.tensors > MAX_FLOW_TENSORS:
+            return False
+        places = (place for each in self.calls for place in (*each.fed_by, *each.returns))
+        sized = len(self.sizes) in (0, many) and all(map(_is_size, self.sizes))
+        return sized and all(0 <= place < many for place in places) and _is_nested([each.inside for each in self.calls])
+
+
+def flow_at(flows: Sequence[Flow], step: int | None) -> Flow | None:
+    """Return the newest flow, or the newest one up to a step."""
+    return next((each for each in reversed(flows) if step is None or each.step <= step), None)
+
+
+def _is_size(size: CallSize) -> bool:
+    numbers = (size.memory or 0, size.flops or 0, *(n for each in (*size.inputs, *size.outputs) for n in each.shape))
+    return all(0 <= number < _MAX_NUMBER for number in numbers)
+
+
+def _is_nested(inside: Sequence[int]) -> bool:
+    """Return whether each call is inside of one that exists, and none inside itself."""
+    if not all(OUTERMOST <= place < len(inside) for place in inside):
+        return False
+    fine = {OUTERMOST}
+    for place in range(len(inside)):
+        way: set[int] = set()
+        while place not in fine:
+            if place in way:
+                return False
+            way.add(place)
+            place = inside[place]
+        fine |= way
+    return True

@@ -210,11 +210,16 @@ def _moved_bins(steps: int) -> NDArray[np.uint16]:
 
 def rows_of(block: SketchBlock, rows: NDArray[np.integer[Any]]) -> SketchBlock:
     """Return some rows of a block, in this order."""
-    start = block.start.astype(np.int64)
+    start, places = places_of(block.start.astype(np.int64), rows)
+    return SketchBlock(start.astype(np.uint32), block.bins[places], block.counts[places])
+
+
+def places_of(start: NDArray[np.int64], rows: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where each of some rows of different lengths will start, and the places of their elements now."""
     lengths = start[rows + 1] - start[rows]
     ends = np.cumsum(lengths)
-    picked = np.arange(int(lengths.sum())) + np.repeat(start[rows] - (ends - lengths), lengths)
-    return SketchBlock(np.append(0, ends).astype(np.uint32), block.bins[picked], block.counts[picked])
+    places = np.arange(int(lengths.sum())) + np.repeat(start[rows] - (ends - lengths), lengths)
+    return np.append(0, ends), places
 
 
 def shifted_rows(block: SketchBlock, rows: NDArray[np.bool_], steps: int) -> SketchBlock:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 OWN: Final = "hookcore/"  # prefix of the scalars that hookcore adds
 TIME: Final = "hookcore/time_s"  # the clock at the end of the step
 ELAPSED: Final = "hookcore/elapsed_s"  # from the end of the previous step to the end of this one
+REDUCTION_WAIT: Final = "hookcore/reduction_wait_s"  # from the last bucket of gradients to the end of all reductions
+GRADIENT_WAIT: Final = "hookcore/gradient_wait_s"  # from the last local gradient to the optimizer's step
 MICRO_BATCHES: Final = "hookcore/micro_batches"
 GRAD_SCALE: Final = "hookcore/grad_scale"
 GRADIENT_NORM: Final = "hookcore/gradient_norm"
@@ -17,6 +20,37 @@ COST: Final = "hookcore/cost"  # of a captured step, as a share of an uncaptured
 EFFECTIVE_COST: Final = "hookcore/effective_cost"  # of all steps
 STRIDE: Final = "hookcore/every"  # one step in so many is captured
 UNCAPTURED_STEPS: Final = "hookcore/uncaptured_steps"  # left out by the cadence so far
+
+SYSTEM: Final = "hookcore/system/"  # prefix of what is sampled from the machine, every two seconds
+CPU_PROCESS: Final = SYSTEM + "cpu/process"  # cores that the process keeps busy
+CPU_MACHINE: Final = SYSTEM + "cpu/machine"  # and that all processes do
+MEMORY_PROCESS: Final = SYSTEM + "memory/process"  # bytes
+MEMORY_MACHINE: Final = SYSTEM + "memory/machine"
+DISK_READ: Final = SYSTEM + "disk/read"  # bytes per second, of the machine
+DISK_WRITTEN: Final = SYSTEM + "disk/written"
+NET_RECEIVED: Final = SYSTEM + "network/received"  # bytes per second, of the machine, without the loopback
+NET_SENT: Final = SYSTEM + "network/sent"
+STEPS_RATE: Final = SYSTEM + "rate/steps"  # per second
+SAMPLES_RATE: Final = SYSTEM + "rate/samples"
+TOKENS_RATE: Final = SYSTEM + "rate/tokens"  # if the model is given integers, a row for each sample
+TIME_BEFORE: Final = SYSTEM + "time/before"  # seconds of a captured step: until the model is called first
+TIME_FORWARD: Final = SYSTEM + "time/forward"
+TIME_BACKWARD: Final = SYSTEM + "time/backward"
+TIME_OPTIMIZER: Final = SYSTEM + "time/optimizer"
+TIME_OTHER: Final = SYSTEM + "time/other"
+TIME_HOOKCORE: Final = SYSTEM + "time/hookcore"
+MACHINE_LABEL: Final = "machine"  # the label that says how large it is; with " gpu0", which GPU that is
+SENSORS_LABEL: Final = "machine sensors"  # the label that says why those of the GPUs aren't read
+
+FOUND_LOSS: Final = "backward/loss"  # what `backward()` was called on; with a number, for a further optimizer
+LOGGED_LOSS: Final = 1  # the rank of losses that are the training's without doubt
+
+TRAINED: Final = "steps.trained"  # the fact that says how many steps a run had, captured or not
+
+IMAGE_TYPE: Final = "image/png"  # media types of what the script logs besides numbers
+TEXT_TYPE: Final = "text/plain"
+TABLE_TYPE: Final = "application/json"
+FIGURE_TYPE: Final = "application/vnd.plotly.v1+json"
 
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 
@@ -43,8 +77,8 @@ KIND_TITLES: Final[dict[str, str]] = {
     "output_grad": "gradients",
     "input": "inputs",
     "input_grad": "gradients of inputs",
-    "param": "parameters",
-    "param_grad": "gradients of parameters",
+    "param": "weights",
+    "param_grad": "gradients of weights",
     "update": "updates",
     "probe": "probes",
 }
@@ -60,11 +94,17 @@ def rgb_of(color: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
+DESYNC: Final = "desync"  # the rule about values that ranks should have in common
 # Events about rules of the user: what one found, that it is no longer found, and a label with its counters.
 OWN_RULE: Final = "own-"
 OWN_OVER: Final = "-over"
 OWN_RULE_LABEL: Final = "own rule "
 OWN_RULE_EVENTS: Final = frozenset({"own-rule-failed", "own-rule-off", "own-rule-slow"})  # about the rule itself
+
+
+def is_told(rule: str) -> bool:
+    """Return whether what a rule finds is told frame by frame, instead of found by looking at many steps."""
+    return rule == DESYNC or rule.startswith(OWN_RULE)
 
 
 def is_bias(name: str) -> bool:
@@ -77,8 +117,15 @@ def is_loss(name: str) -> bool:
     return "loss" in name.rpartition("/")[2].casefold() and not name.startswith(OWN)
 
 
+def loss_among(names: Iterable[str]) -> str | None:
+    """Return the scalar that is most likely the training loss; None if none is a loss."""
+    return min(filter(is_loss, names), key=loss_rank, default=None)
+
+
 def loss_rank(name: str) -> int:
     """Return a key that sorts scalars by how likely they are the training loss."""
     if not is_loss(name):
-        return 3
-    return 0 if name == "loss" else 1 if name.rpartition("/")[2].casefold() in ("loss", "train_loss") else 2
+        return 4
+    if name.startswith(FOUND_LOSS):
+        return 2
+    return 0 if name == "loss" else LOGGED_LOSS if name.rpartition("/")[2].casefold() in ("loss", "train_loss") else 3

@@ -9,7 +9,7 @@ from torch import nn
 from typing_extensions import Never
 
 from hookcore.capsules.main_script import is_replaying
-from hookcore.config import NOT_GIVEN, Attach, Capsule, Compiled, Pattern, RulesGiven, Settings
+from hookcore.config import NOT_GIVEN, Attach, Capsule, Compiled, ConfigGiven, Pattern, RulesGiven, Settings
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
 from hookcore.watcher.null import NullWatcher
@@ -39,6 +39,10 @@ def watch(
     notify: str | Iterable[str] | None = NOT_GIVEN,
     rules: RulesGiven = NOT_GIVEN,
     name: str | None = NOT_GIVEN,
+    config: ConfigGiven = NOT_GIVEN,
+    tags: str | Iterable[str] | None = NOT_GIVEN,
+    group: str | None = NOT_GIVEN,
+    notes: str | None = NOT_GIVEN,
     **unknown: Never,
 ) -> Watcher:
     """Watch a model as it trains: start a dashboard process, or join the one that is running, and print its address.
@@ -82,6 +86,12 @@ def watch(
     rules=None: [Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}`, in which
         False switches a rule off; and functions that are rules of your own.
     name=None: The name of the run in the dashboard.
+    config=None: [The configuration](runs.md#configuration) of the training, such as `{'lr': 0.1, 'model': {'width':
+        64}}`, whose values the list of runs shows, sorts, and finds. At most 256 values; what is cut is counted.
+        Without it, options on the script's command line, as in `train.py --lr 0.1`, are taken.
+    tags=(): Words by which to find the run again.
+    group=None: The group of runs that this one belongs to, such as a sweep.
+    notes=None: What to remember about the run.
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "unknown")}
     if model is not None and not isinstance(model, nn.Module):

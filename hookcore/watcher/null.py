@@ -26,6 +26,18 @@ class NullWatcher:
     def log(self, **scalars: float | Tensor) -> None:
         """Do nothing."""
 
+    def log_image(self, name: str, image: Any) -> None:
+        """Do nothing."""
+
+    def log_text(self, name: str, text: str) -> None:
+        """Do nothing."""
+
+    def log_table(self, name: str, table: Any) -> None:
+        """Do nothing."""
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Do nothing."""
+
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         """Return the tensor."""
         return tensor

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
@@ -18,10 +20,11 @@ from torch import Tensor, nn
 
 import hookcore
 from hookcore.capsules.keeper import CapsuleKeeper, CapsulePlan
-from hookcore.config import Pattern, Settings
+from hookcore.config import Flat, Pattern, Settings
 from hookcore.dashboard.capsules import folder_of
 from hookcore.delivery.bridges import TeeSink, bridge_for
 from hookcore.delivery.delivery import deliver, to_the_store
+from hookcore.delivery.facts import learn_commit
 from hookcore.delivery.failures import Ending, keep_interrupted, uncaught
 from hookcore.errors import ArgumentError, ClosedError, ServerError
 from hookcore.hooks.compiled import guard_functions
@@ -29,10 +32,14 @@ from hookcore.notify import Notifier
 from hookcore.ownrules import OwnRules, own_rules
 from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
+from hookcore.recorder.facts import Facts
+from hookcore.recorder.options import options_of_script
 from hookcore.recorder.probe import probe_of
 from hookcore.recorder.probes import MAX_PROBES
+from hookcore.recorder.ranks import Ranks
 from hookcore.records import Kind, Severity, Tap
 from hookcore.watcher.callbacks import At, Callback, Callbacks, WatcherReport
+from hookcore.watcher.media import Content, figure_content, image_content, table_content, text_content
 from hookcore.watcher.notifying import note_failure, noting, targets_for
 from hookcore.watcher.null import NullWatcher
 from hookcore.watcher.watched import WatchedRun
@@ -44,6 +51,7 @@ logger = logging.getLogger("hookcore")
 
 CLOSE_TIMEOUT_S: Final = 2.0
 Called = TypeVar("Called", bound=Callback)
+_numbers: Final = itertools.count(1)  # of the watches of this process
 _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
 
@@ -53,11 +61,17 @@ class Watcher(WatchedRun):
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
         open_bridge, targets = bridge_for(settings.bridge, settings.name), targets_for(settings)
         own = OwnRules(own_rules(settings.rules.functions), "trainer")
-        self._delivery = deliver(settings, _versions())
+        ranks, self._facts = Ranks(next(_numbers)), Facts()
+        self._delivery = deliver(settings, _versions(), ranks.place)
         capsules = CapsulePlan(settings.capsule_when, partial(folder_of, self._delivery.run.id), settings.capsule_size)
         keeper = partial(CapsuleKeeper, capsules)
         self._recorder = Recorder(
-            settings, self._delivery.sink, make_keeper=keeper, examine=own.examine if own else None
+            settings,
+            self._delivery.sink,
+            make_keeper=keeper,
+            examine=own.examine if own else None,
+            ranks=ranks,
+            facts=self._facts,
         )
         self._errors = self._recorder.errors
         self._tee: TeeSink | None = None
@@ -80,6 +94,9 @@ class Watcher(WatchedRun):
             self._begin_delivery()
             self._recorder.shipper.report_escapes(self._delivery.run.name, self._delivery.run.script)
             self._begin_notifying()
+            if self._delivery.describes:
+                self._facts.hear(self._delivery.run.facts)
+                learn_commit(self._facts.hear)
         except BaseException:
             self._recorder.close(0.0)
             self._ending.unfollow()
@@ -114,9 +131,45 @@ class Watcher(WatchedRun):
             self._recorder.steps.boundary.run()
 
     def log(self, **scalars: float | Tensor) -> None:
-        """Record numbers such as the loss and the learning rate for the running step. Never waits for a tensor."""
+        """Record numbers such as the loss and the learning rate for the running step. Never waits for a tensor.
+
+        Between two steps, they are recorded for the one that ended (docs/how-it-works.md has the rule).
+        """
         if not self._recorder.closed:
             self._guarded("log", self._recorder.log, scalars)
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Log an image with the step: an array or a tensor (0 to 255, or floats from 0 to 1), or a Pillow image."""
+        self._log_media(name, image_content, image)
+
+    def log_text(self, name: str, text: str) -> None:
+        """Log a text with the step, at most 1 MiB of it."""
+        self._log_media(name, text_content, text)
+
+    def log_table(self, name: str, table: Any) -> None:
+        """Log up to 1,000 rows of a table with the step: a mapping of columns, mappings, or a DataFrame."""
+        self._log_media(name, table_content, table)
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Log a Plotly or Matplotlib figure with the step."""
+        self._log_media(name, figure_content, figure)
+
+    def tokens(self, tokens: Iterable[Any]) -> None:
+        """Name the positions of the batch that runs next: a list for each sample, or one list for all of them.
+
+        Snapshots of its activations and gradients then have them: attention maps and rollouts say which token is which.
+        """
+        if not self._recorder.closed:
+            self._guarded("tokens", self._recorder.give_tokens, tokens)
+
+    def labels(self, labels: Iterable[Any]) -> None:
+        """Name the samples of the batch that runs next, in snapshots of its activations and gradients."""
+        if not self._recorder.closed:
+            self._guarded("labels", self._recorder.give_labels, labels)
+
+    def _log_media(self, name: str, content_of: Callable[[Any], Content], value: Any) -> None:
+        if not self._recorder.closed:
+            self._guarded("log", self._recorder.add_media, str(name), lambda: astuple(content_of(value)))
 
     def _log_behind(self, scalars: dict[str, float | Tensor]) -> None:
         """Record numbers that a callback receives after the end of their step."""
@@ -202,6 +255,11 @@ class Watcher(WatchedRun):
         self._callbacks.close()
         self._notifier.close()
         _watchers.discard(self)
+
+    def _ask_script(self) -> None:
+        """Look for the options of the script once it trains, unless it says its configuration. For `hookcore run`."""
+        if self.settings.config == Flat():
+            self._facts.ask(partial(options_of_script, self._delivery.run.config))
 
     def _expect_crash(self, why: str) -> None:
         """Set why the run crashed if it closes without any other reason, or "" for none. For frameworks."""

@@ -39,6 +39,8 @@ WEIGHED_FROM_BYTES: Final = 256 * 2**10  # smaller messages can't take much memo
 
 class _RunSize(msgspec.Struct):
     settings: msgspec.Raw = msgspec.Raw(b"\x80")
+    config: msgspec.Raw = msgspec.Raw(b"\x80")
+    facts: msgspec.Raw = msgspec.Raw(b"\x80")
 
 
 class _Size(msgspec.Struct):
@@ -66,9 +68,11 @@ def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -
     """
     if len(data) > WEIGHED_FROM_BYTES:
         weigh(data, most_bytes)
-    settings = len(_decode(_sizes, data).run.settings)
-    if settings > MAX_SETTINGS_BYTES:
-        raise WireError(f"a batch has {settings} bytes of settings; at most {MAX_SETTINGS_BYTES} are allowed")
+    run = _decode(_sizes, data).run
+    for name in run.__struct_fields__:
+        size = len(getattr(run, name))
+        if size > MAX_SETTINGS_BYTES:
+            raise WireError(f"a batch has {size} bytes of {name}; at most {MAX_SETTINGS_BYTES} are allowed")
     batch = _decode(_batches, data)
     if batch.schema != SCHEMA:
         raise WireError(f"a batch of schema {batch.schema}; this server reads schema {SCHEMA}: use the same hookcore")

@@ -111,6 +111,7 @@ def snapshot_item(number: int, snapshot: Snapshot) -> SnapshotItem:
         values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes(),
         snapshot.truncated,
         snapshot.number,
+        snapshot.names,
     )
 
 
@@ -140,6 +141,7 @@ def snapshot_of(item: SnapshotItem) -> Snapshot:
         values.reshape(item.shape) if whole else values,
         item.truncated,
         item.request,
+        item.names,
     )
 
 

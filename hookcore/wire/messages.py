@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from hookcore.records import Command, Coverage, Event, Failure, HookRecord, ModuleRecord, Tap, text_of
+from hookcore.records import Command, Coverage, Event, Failure, HookRecord, ModuleRecord, Names, Tap, Value, text_of
 from hookcore.records.flow import Flow
 
 SCHEMA: Final = 1
@@ -47,6 +47,12 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     # user follows it.
     keep: str = ""
     place: Place | None = None  # None: not distributed
+    config: dict[str, Value] = {}  # what its user says that it trains with, flattened: "model.width"
+    config_cut: int = 0  # values that were left out or shortened
+    facts: dict[str, Value] = {}  # what was recognized without being told
+    tags: tuple[str, ...] = ()
+    group: str = ""
+    notes: str = ""
 
 
 class FrameItem(msgspec.Struct, tag="frame-2", frozen=True):
@@ -83,6 +89,7 @@ class SnapshotItem(msgspec.Struct, tag="snapshot", frozen=True):
     values: bytes
     truncated: bool = False
     request: int = -1
+    names: Names | None = None
 
 
 class EndItem(msgspec.Struct, tag="end", frozen=True):

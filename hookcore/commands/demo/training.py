@@ -48,6 +48,8 @@ def train(demo: Demo, tell: Callable[[str], None] = print) -> Watcher:
     model = MODELS[demo.model](trouble.plain).to(demo.device)
     watcher = watch(model, **_settings(demo))
     tell(_opening(demo, trouble, model))
+    if watcher.url is not None:
+        tell(f"A tour in five steps: {watcher.url}?tour=1")
     try:
         _train(demo, trouble, digits, model, watcher, tell)
     except KeyboardInterrupt:

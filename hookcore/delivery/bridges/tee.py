@@ -7,10 +7,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 from hookcore.config import rank
 from hookcore.delivery.bridges.summary import Step, Summary
@@ -18,6 +18,7 @@ from hookcore.delivery.bridges.writers import WRITERS, Writer
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import ArgumentError
 from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.wire import Place
 
 logger = logging.getLogger("hookcore")
 
@@ -68,6 +69,12 @@ class TeeSink(Sink):
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
     ) -> None:
         self._sink.describe(modules, coverage, hooks)
+
+    def locate(self, place: Place) -> None:
+        self._sink.locate(place)
+
+    def learn(self, description: Mapping[str, Any]) -> None:
+        self._sink.learn(description)
 
     def close(self) -> None:
         """Close both; the bridge has a few seconds to write waiting data."""

@@ -7,12 +7,12 @@ from dataclasses import fields, replace
 from typing import Any, Final, TypeVar
 
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, plain
-from hookcore.records.flow import Flow
+from hookcore.records.flow import Flow, TensorForm
 from hookcore.wire import MAX_TEXT
 
 MAX_LONG_TEXT: Final = 16_000  # characters of a message, which may contain a traceback
 MAX_SETTING: Final = 4_000  # characters of one setting
-_LONG_TEXTS: Final = frozenset({"message", "reason", "function", "where", "warning"})
+_LONG_TEXTS: Final = frozenset({"message", "reason", "function", "where", "warning", "source"})
 
 Record = TypeVar("Record", Tap, Event, ModuleRecord, Coverage, HookRecord)
 
@@ -54,10 +54,16 @@ def fitted_frame(frame: Frame) -> Frame:
 
 
 def _fitted_flow(flow: Flow) -> Flow:
-    calls = flow.calls
-    if all(len(each.module) <= MAX_TEXT for each in calls):
-        return flow
-    return replace(flow, calls=tuple(replace(each, module=cut(each.module)) for each in calls))
+    calls, sizes = flow.calls, flow.sizes
+    if any(len(each.module) > MAX_TEXT for each in calls):
+        calls = tuple(replace(each, module=cut(each.module)) for each in calls)
+    if any(len(form.place) > MAX_TEXT for each in sizes for form in (*each.inputs, *each.outputs)):
+        sizes = tuple(replace(each, inputs=_cut(each.inputs), outputs=_cut(each.outputs)) for each in sizes)
+    return replace(flow, calls=calls, sizes=sizes)
+
+
+def _cut(forms: tuple[TensorForm, ...]) -> tuple[TensorForm, ...]:
+    return tuple(replace(each, place=cut(each.place)) for each in forms)
 
 
 def fitted_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def absence_message(trouble: str) -> str:
     """Return the warning about a server that takes nothing."""
     return (
         f"hookcore: the server isn't accepting frames ({trouble or _NO_ANSWER}). Training continues. "
-        "If the queue fills up, the oldest are dropped."
+        "If the queue fills up, the oldest are dropped, and what isn't accepted when the run ends is lost."
     )
 
 
@@ -32,6 +32,6 @@ def loss_message(counters: DeliveryCounters, trouble: str, answered: bool) -> st
         return ""
     why = ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was left to send"
     return (
-        f"hookcore: the run has ended, and {sum(count for count, _ in parts):,} of its {counters.produced:,} captured "
-        f"steps and snapshots did not reach the server ({trouble or _NO_ANSWER}): {why}."
+        f"hookcore: the run has ended, and {sum(count for count, _ in parts):,} of its {counters.produced:,} frames "
+        f"and snapshots did not reach the server ({trouble or _NO_ANSWER}): {why}."
     )

@@ -102,4 +102,5 @@ def size_of(record: Frame | Snapshot) -> int:
     labels = sum(len(name) + len(text) for name, text in record.labels.items())
     arrays = record.stats.nbytes + record.taps.nbytes + block.start.nbytes + block.bins.nbytes + block.counts.nbytes
     flow = 0 if record.flow is None else record.flow.nbytes
+    arrays += 0 if record.owners is None else record.owners.nbytes
     return arrays + texts + names + labels + flow + ENTRY_BYTES

@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -28,7 +28,7 @@ from hookcore.delivery.http.parcels import Parcel
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import WireError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
-from hookcore.wire import Answer, DeliveryCounters, RunInfo, decode_answer, encode
+from hookcore.wire import Answer, DeliveryCounters, Place, RunInfo, decode_answer, encode
 
 logger = logging.getLogger("hookcore")
 
@@ -72,6 +72,8 @@ class HttpSink(Sink):
         self._connection: Connection | None = None
         self._advice = ""
         self._settings: Callable[[], dict[str, Any]] | None = None
+        self._place = info.place
+        self._learned: Mapping[str, Any] = {}
         self._on_command: Callable[[Command], None] | None = None
         self._commands_done = -1
         self._incidents_version = 0
@@ -102,6 +104,14 @@ class HttpSink(Sink):
     def subscribe(self, on_command: Callable[[Command], None]) -> None:
         """Set the receiver of the commands in answers. It is called from the sender's thread."""
         self._on_command = on_command
+
+    def locate(self, place: Place) -> None:
+        """Send the place with every batch from now on; a sign of life is one."""
+        self._place = place
+
+    def learn(self, description: Mapping[str, Any]) -> None:
+        """Send this with every batch from now on."""
+        self._learned = description
 
     def limit_close_time(self, close_s: float) -> None:
         self.close_s = min(self.close_s, max(0.0, close_s))
@@ -228,8 +238,8 @@ class HttpSink(Sink):
         return now if self._outbox.has_news else self._sent_at + SIGN_OF_LIFE_S
 
     def _deliver(self, parcel: Parcel) -> None:
-        if self._settings is not None:
-            self.info = msgspec.structs.replace(self.info, settings=fitted_settings(self._settings()))
+        settings = self.info.settings if self._settings is None else fitted_settings(self._settings())
+        self.info = msgspec.structs.replace(self.info, settings=settings, place=self._place, **self._learned)
         body = self._encoded(parcel)
         if body is None:
             return
@@ -331,7 +341,8 @@ class HttpSink(Sink):
         """Warn at the end if parts of the run didn't reach the server."""
         message = loss_message(self.counters, self.trouble, self._answered)
         if message:
-            logger.warning("%s%s", message, self._advice)
+            was_told = self._warned and not self._answered  # that no server answers, so this says nothing else
+            logger.log(logging.INFO if was_told else logging.WARNING, "%s%s", message, self._advice)
 
     def _warn(self) -> None:
         if not self._warned:

@@ -38,8 +38,11 @@ def guarded(function: Guarded) -> Guarded:
 
 def _own_codes() -> Iterator[CodeType]:
     """Return all loaded code of hookcore, any of which may be called by a guarded function."""
-    for name, module in list(sys.modules.items()):
-        for each in list(vars(module).values()) if name.partition(".")[0] == "hookcore" else ():
+    # A copy is made at once. A list of items isn't: a collection in between may let another thread import something.
+    for name, module in sys.modules.copy().items():
+        if name.partition(".")[0] != "hookcore" or module is None:  # None blocks an import
+            continue
+        for each in list(vars(module).values()):
             for member in (each, *(vars(each).values() if isinstance(each, type) else ())):
                 function = getattr(member, "fget", None) or getattr(member, "__func__", member)
                 if isinstance(function, FunctionType):

@@ -1,0 +1,88 @@
+"""What trainers of frameworks log, passed to a watcher. Imports no framework, so that `hookcore run` can use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from hookcore.frameworks.watching import log_behind
+from hookcore.watcher import Watcher
+
+
+class LightningLog:
+    """Logs what a module logs: in training at the step in which it was logged, else when it is known."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._told: dict[str, object] = {}  # the last seen metrics
+        self._later: set[str] = set()  # those of validation and of the ends of epochs
+
+    def log_numbers(self, found: Mapping[str, object]) -> None:
+        """Log the values that are single numbers, for the step that ended."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Forget the metrics of an earlier training."""
+        self._told.clear()
+        self._later.clear()
+
+    def log_batch(self, found: Mapping[str, object], outputs: Any) -> None:
+        """Log the loss and the values that the training step logged."""
+        metrics = {name: value for name, value in found.items() if name not in self._later}
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        self._log_news({"loss": loss} | metrics)
+
+    def log_late(self, found: Mapping[str, object]) -> None:
+        """Log what is known only at the end of a validation or an epoch."""
+        self._later |= found.keys() - self._told.keys()
+        self._log_news({name: found[name] for name in self._later & found.keys()})
+
+    def _log_news(self, metrics: dict[str, Any]) -> None:
+        """Log new metrics only: Lightning keeps a metric until there is a newer one, which is another tensor."""
+        news = {name: value for name, value in metrics.items() if self._told.get(name) is not value}
+        self._told |= news
+        self.log_numbers(news)
+
+
+def follow_lightning(connector: ModuleType, watcher: Watcher) -> None:
+    """Let each Trainer that is made from now on pass on what is logged.
+
+    `connector` is the module in which a Trainer asks installed packages for callbacks.
+    """
+    load, base = connector._load_external_callbacks, connector.Callback
+
+    class LogCallback(LightningLog, base):  # type: ignore[misc, valid-type]
+        """Passes what a module logs to the watcher."""
+
+        def log_numbers(self, found: Mapping[str, object]) -> None:
+            log_behind(watcher, found)
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self.forget()
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+            self.log_batch(trainer.callback_metrics, outputs)
+
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            if not trainer.sanity_checking:  # before the training
+                self.log_late(trainer.callback_metrics)
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            self.log_late(trainer.callback_metrics)
+
+    vars(connector)["_load_external_callbacks"] = lambda group: [*load(group), LogCallback()]
+
+
+def follow_transformers(trainer: ModuleType, watcher: Watcher) -> None:
+    """Let each Trainer that is made from now on pass on what it logs. `trainer` is the module of its class."""
+    log, base = partial(log_behind, watcher), trainer.TrainerCallback
+
+    class LogCallback(base):  # type: ignore[misc, valid-type]
+        """Passes what a Trainer logs to the watcher."""
+
+        def on_log(self, *_: Any, logs: Mapping[str, object] | None = None, **__: Any) -> None:
+            log(logs or {})
+
+    trainer.DEFAULT_CALLBACKS.append(LogCallback())

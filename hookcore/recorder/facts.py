@@ -1,0 +1,173 @@
+"""What a run trains with: its models, batches, optimizers, schedulers, and packages."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hookcore.config import Flat, cut_text, flatten
+from hookcore.internals import DisableTorchFunction
+from hookcore.recorder.schedulers import facts_of_schedulers
+from hookcore.recorder.tree import parameters_of
+from hookcore.records import Value, text_of
+
+if TYPE_CHECKING:
+    from hookcore.recorder.models import Models
+    from hookcore.recorder.roots import Root
+
+MAX_OPTIMIZERS: Final = 8
+MAX_GROUPS: Final = 16  # of an optimizer
+MAX_PACKAGES: Final = 64
+MAX_VERSION: Final = 40  # characters
+MAX_MODELS: Final = 8
+MAX_SEARCHES: Final = 4  # a loop may make an optimizer for every batch
+_DESCRIBED: Final = frozenset({"torch", "hookcore"})  # whose versions every run has
+
+
+class Facts:
+    """Facts as of the time when a model or an optimizer was met; a scheduler's later changes are no news."""
+
+    def __init__(self) -> None:
+        self._find_options: Callable[[], Flat | None] = lambda: None
+        self._seen = (0, 0, 0, 0)
+        self._known: dict[str, Value] = {}  # replaced, never changed, as other threads read it
+        self._of: dict[str, Mapping[str, Value]] = {}  # the newest facts of each source
+        self._config: dict[str, Any] = {}  # and how much of it was cut, as fields of the description
+        self._told: dict[str, Any] = {}
+        self._searches = 0
+        self._lock = threading.Lock()
+
+    def hear(self, facts: Mapping[str, Value]) -> None:
+        """Receive facts from elsewhere: from the command line, or from git's thread."""
+        with self._lock:
+            self._known = {**self._known, **facts}
+
+    def ask(self, find_options: Callable[[], Flat | None]) -> None:
+        """Take the configuration from this function, once the script trains."""
+        self._find_options = find_options
+
+    def news(self, models: Models, optimizers: Sequence[Optimizer]) -> dict[str, Any] | None:
+        """Return the known fields of the run's description; None if there is no more than at the last call."""
+        fed = sum(root.batch is not None for root in models.roots)
+        now = len(models.roots), models.changes, fed, len(optimizers)
+        if now != self._seen:
+            are_new, self._seen = now[3] > self._seen[3], now
+            with DisableTorchFunction():
+                self._look(models.roots, optimizers)
+                if are_new and self._searches < MAX_SEARCHES:
+                    self._searches += 1
+                    self._search(optimizers)
+        known = {"facts": self._known, **self._config}
+        if known == self._told:
+            return None
+        self._told = known
+        return known
+
+    def _look(self, roots: Sequence[Root], optimizers: Sequence[Optimizer]) -> None:
+        tops = [top for root in roots if (top := root.ref()) is not None]
+        found = {"models": facts_of_models(tops), "batches": facts_of_batches(roots)}
+        for source, facts in {**found, "optimizers": facts_of_optimizers(optimizers)}.items():
+            if facts:  # what is gone, at the end of the training, was the same before
+                self._replace(source, facts)
+
+    def _replace(self, source: str, facts: Mapping[str, Value]) -> None:
+        """Receive all facts of a source, which has replaced what it was before: of another optimizer, for example."""
+        with self._lock:
+            old = self._of.get(source, {})
+            self._known = {**{name: value for name, value in self._known.items() if name not in old}, **facts}
+            self._of[source] = facts
+
+    def _search(self, optimizers: Sequence[Optimizer]) -> None:
+        """Look for facts that nothing leads to, once the training has begun: by then, they are there."""
+        self._replace("schedulers", facts_of_schedulers(optimizers))
+        self._replace("packages", facts_of_packages())
+        options = self._find_options()
+        if options is not None:
+            self._config = {"config": dict(options.values), "config_cut": options.cut}
+
+
+def facts_of_models(models: Iterable[nn.Module]) -> dict[str, Value]:
+    """Return the number of parameters, and their dtypes and devices, the most frequent first."""
+    parameters = list({id(each): each for model in models for each in parameters_of(model)}.values())
+    known = [each for each in parameters if not isinstance(each, nn.UninitializedParameter)]
+    if not known:
+        return {}
+    dtypes, devices = Counter[str](), Counter[str]()
+    for each in known:
+        dtypes[str(each.dtype).removeprefix("torch.")] += each.numel()
+        devices[str(each.device)] += each.numel()
+    return {
+        "parameters": sum(each.numel() for each in known),
+        "trainable": sum(each.numel() for each in known if each.requires_grad),
+        "dtype": _listed(dtypes),
+        "device": _listed(devices),
+    }
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(name for name, _ in counts.most_common())
+
+
+def facts_of_batches(roots: Iterable[Root]) -> dict[str, Value]:
+    """Return the shape and dtype of the first tensor that each model was given to train with."""
+    found: dict[str, Any] = {}
+    batches = [root.batch for root in roots if root.batch is not None]
+    for number, (shape, dtype) in enumerate(batches[:MAX_MODELS], 1):
+        name = "batch" if number == 1 else f"batch{number}"
+        found |= {f"{name}.size": shape[0], f"{name}.shape": list(shape), f"{name}.dtype": dtype}
+    return dict(flatten(found).values)
+
+
+def facts_of_packages() -> dict[str, Value]:
+    """Return the versions of the imported packages that have one."""
+    found: dict[str, Value] = {}
+    known = sys.stdlib_module_names | _DESCRIBED
+    for name, module in sys.modules.copy().items():
+        if "." not in name and not name.startswith("_") and name not in known:
+            # An attribute would run what a lazy module runs. A blocked import is None.
+            version = getattr(module, "__dict__", {}).get("__version__")
+            if isinstance(version, str):
+                found[f"version.{text_of(name)}"] = cut_text(text_of(version), MAX_VERSION)
+    return dict(sorted(found.items())[:MAX_PACKAGES])
+
+
+def facts_of_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, Value]:
+    """Return the class and the hyperparameters of each optimizer and each of its groups.
+
+    What all groups have in common is `optimizer.lr`; what differs is `optimizer.group1.lr`. A second optimizer is
+    `optimizer2`.
+    """
+    found: dict[str, Any] = {}
+    for number, optimizer in enumerate(optimizers[:MAX_OPTIMIZERS], 1):
+        name = "optimizer" if number == 1 else f"optimizer{number}"
+        groups = [_hyperparameters(group) for group in optimizer.param_groups]
+        found[name] = type(optimizer).__name__
+        if len(groups) > 1:
+            found[f"{name}.groups"] = len(groups)
+        for option in dict.fromkeys(option for group in groups for option in group):
+            values = [group.get(option) for group in groups]
+            if all(repr(value) == repr(values[0]) for value in values):
+                found[f"{name}.{option}"] = values[0]
+            else:
+                shown = enumerate(values[:MAX_GROUPS])
+                found |= {f"{name}.group{place}.{option}": value for place, value in shown}
+    return dict(flatten(found).values)
+
+
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    named = {name: _number_of(value) for name, value in group.items() if name not in ("params", "param_names")}
+    first_lr = named.pop("initial_lr", None)  # a scheduler that warms up has changed `lr` by now
+    return named if first_lr is None else named | {"lr": first_lr}
+
+
+def _number_of(value: Any) -> Any:
+    """Return a hyperparameter; the value of a tensor on a device stays unknown, because reading it would wait."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.item() if value.device.type == "cpu" and value.numel() == 1 else f"on {value.device}"

@@ -1,0 +1,69 @@
+"""What the script logs besides numbers: held until the recorder's thread sends it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.snapshot_copies import Emit
+from hookcore.records import Snapshot, Tap
+
+MAX_WAITING: Final = 256  # items
+MAX_WAITING_BYTES: Final = 32 << 20
+
+
+@dataclass(slots=True, eq=False)
+class MediaQueue:
+    """Items in the order in which they were logged. If too many wait, newer ones are left out and counted."""
+
+    _errors: ErrorLog
+    _emit: Emit
+    dropped: int = 0
+    _waiting: deque[Snapshot] = field(default_factory=deque)
+    _bytes: int = 0
+    _count: threading.Lock = field(default_factory=threading.Lock)  # both threads change the number of bytes
+
+    def put(self, name: str, step: int, media_type: str, data: bytes, whole: int) -> None:
+        """Add an item. Called with the recorder's lock."""
+        if len(self._waiting) >= MAX_WAITING or self._bytes + len(data) > MAX_WAITING_BYTES:
+            self.dropped += 1
+            if self.dropped == 1:
+                self._emit(
+                    "media-dropped",
+                    f"{len(self._waiting)} logged items were waiting to be sent, so newer ones were dropped",
+                    "warning",
+                    "",
+                )
+            return
+        with self._count:
+            self._bytes += len(data)
+        values = np.frombuffer(data, np.uint8)
+        tap = Tap(name, "output")
+        self._waiting.append(
+            Snapshot(tap, step, time.time(), media_type, (max(whole, len(data)),), values, whole > len(data))
+        )
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether items wait to be sent."""
+        return bool(self._waiting)
+
+    def ship(self, send: Callable[[Snapshot], None]) -> None:
+        """Send the items. Called on the recorder's thread."""
+        while self._waiting:
+            item = self._waiting[0]
+            try:
+                send(item)
+            except Exception as error:
+                self._errors.record("logged media", error)
+            finally:
+                self._waiting.popleft()
+                with self._count:
+                    self._bytes -= item.values.nbytes

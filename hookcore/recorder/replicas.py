@@ -1,0 +1,196 @@
+"""Which rows of a frame repeat the values of another rank, as far as the model itself says so."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.ranks import Ranks
+from hookcore.recorder.roots import Root
+from hookcore.recorder.shards import Layout, Shards, is_shard
+from hookcore.recorder.taps import TapTable
+from hookcore.recorder.tree import parameters_of, walk
+from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, UNKNOWN_OWNER, Kind, Tap
+
+if TYPE_CHECKING:
+    from hookcore.wire import Place
+
+_NONE: Final = np.empty(0, np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class _Reducer:
+    """A `DistributedDataParallel`: what it keeps equal on the ranks of its group."""
+
+    ref: weakref.ref[DistributedDataParallel]
+    owner: int
+    ranks: int
+    parameters: set[int]  # by id
+    modules: set[int]  # by id
+    syncs: bool  # whether ranks also wait for each other in the forward pass
+    gradients: list[int] = field(default_factory=list)  # slots
+
+    @property
+    def has_reduced(self) -> bool:
+        """Whether its last training pass reduced the gradients: one under `no_sync` leaves each rank its own."""
+        module = self.ref()
+        return module is not None and bool(module.require_forward_param_sync)
+
+
+@dataclass(slots=True)
+class _Tree:
+    """What the parameters of one model show."""
+
+    is_sharded: bool = False  # whether torch has split any of them
+    largest: int = 0  # mesh, in ranks
+    splits_batch: bool = False  # whether they are split by `fully_shard`, and only by it
+
+
+_NO_TREE: Final = _Tree()
+
+
+@dataclass(slots=True, eq=False)
+class Replicas:
+    """Decides per row. Everything is called by the training thread."""
+
+    _plans: PlanTable
+    _table: TapTable
+    _ranks: Ranks
+    _shards: Shards
+    _find_roots: Callable[[], Sequence[Root]]
+    _errors: ErrorLog
+    _state: tuple[object, ...] = field(default=(), init=False)
+    _owners: NDArray[np.int32] = field(default_factory=lambda: _NONE, init=False)  # by slot; replaced, never changed
+    _reducers: list[_Reducer] = field(default_factory=list, init=False)
+    _trees: dict[int, _Tree] = field(default_factory=dict, init=False)  # by id of the root
+    _by_path: dict[str, Plan] = field(default_factory=dict, init=False)
+
+    def owners(self) -> NDArray[np.int32] | None:
+        """Return the owner of each slot's values, or None if this process is alone or its place is not known."""
+        place = self._ranks.look()
+        if place is None:
+            return None
+        try:
+            return self._decide(place)
+        except Exception as error:  # never a reason to lose a frame
+            self._errors.record("owners of rows", error)
+            return np.full(len(self._table.taps), UNKNOWN_OWNER, np.int32)
+
+    @property
+    def only_reduces(self) -> bool:
+        """Whether ranks wait for each other when gradients are reduced, and nowhere else, as far as is known."""
+        is_split = any(tree.is_sharded for tree in self._trees.values())
+        return bool(self._reducers) and not is_split and not any(each.syncs for each in self._reducers)
+
+    def reducing(self) -> Iterator[DistributedDataParallel]:
+        """Yield the modules that reduce gradients."""
+        for each in self._reducers:
+            if (module := each.ref()) is not None:
+                yield module
+
+    def _decide(self, place: Place) -> NDArray[np.int32]:
+        roots = {id(root): root for root in self._find_roots()}
+        state = (len(self._plans.by_id), self._shards.version, *map(_state_of, roots.values()))
+        if state != self._state:
+            self._state = state
+            self._look_again(roots)
+        known, count = len(self._owners), len(self._table.taps)
+        if known < count:
+            fresh = [self._owner(slot, self._table.taps[slot], place) for slot in range(known, count)]
+            self._owners = np.concatenate([self._owners, np.array(fresh, np.int32)])
+        local = [slot for each in self._reducers if not each.has_reduced for slot in each.gradients]
+        if not local:
+            return self._owners
+        owners: NDArray[np.int32] = self._owners.copy()
+        owners[local] = UNKNOWN_OWNER
+        return owners
+
+    def _look_again(self, roots: dict[int, Root]) -> None:
+        self._owners = _NONE
+        self._by_path = {plan.path: plan for plan in [*self._plans.named, *self._plans.live()]}
+        self._reducers = [_reducer_of(module) for module in self._find_reducers(roots)]
+        self._trees = {key: self._tree_of(root) for key, root in roots.items()}
+
+    def _find_reducers(self, roots: dict[int, Root]) -> Iterator[DistributedDataParallel]:
+        found: dict[int, Any] = {}
+        for module in [*(root.wrapper() for root in roots.values()), *(plan.ref() for plan in self._plans.live())]:
+            if isinstance(module, DistributedDataParallel):
+                found[id(module)] = module
+        yield from found.values()
+
+    def _tree_of(self, root: Root) -> _Tree:
+        tree, module = _Tree(), root.ref()
+        if module is None:
+            return tree
+        layouts = [self._shards.layout_of(each) for each in parameters_of(module) if is_shard(each)]
+        for layout in layouts:
+            self._ranks.saw_axes(layout.axes)
+        tree.is_sharded = bool(layouts)
+        tree.largest = max((layout.ranks for layout in layouts), default=0)
+        by_torch = any(_is_fully_sharded(child) for _, child in walk(module))
+        tree.splits_batch = by_torch and all(layout.splits_batch for layout in layouts)
+        return tree
+
+    def _owner(self, slot: int, tap: Tap, place: Place) -> int:
+        plan = self._by_path.get(tap.module)
+        module = None if plan is None else plan.ref()
+        if plan is None or module is None:
+            return UNKNOWN_OWNER
+        tree, layout = self._trees.get(id(plan.root), _NO_TREE), self._shards.by_slot.get(slot)
+        if layout is not None:
+            return layout.owner if _is_whole(layout, tree, place.world, tap.kind) else UNKNOWN_OWNER
+        if tap.kind in PARAMETER_KINDS:
+            return self._owner_of_parameter(slot, tap, module._parameters.get(tap.index))
+        if tap.kind not in ACTIVATION_KINDS:
+            return UNKNOWN_OWNER
+        reduced = any(each.ranks == place.world and id(module) in each.modules for each in self._reducers)
+        own = tree.splits_batch or (reduced and not tree.is_sharded)
+        return place.rank if own else UNKNOWN_OWNER
+
+    def _owner_of_parameter(self, slot: int, tap: Tap, parameter: Tensor | None) -> int:
+        for reducer in self._reducers:
+            if id(parameter) in reducer.parameters:
+                if tap.kind == "param_grad":
+                    reducer.gradients.append(slot)
+                return reducer.owner
+        return UNKNOWN_OWNER
+
+
+def _state_of(root: Root) -> tuple[object, ...]:
+    """Return what changes when a model is wrapped or split; `fully_shard` gives it another class."""
+    return id(root), id(root.wrapper()), type(root.ref())
+
+
+def _reducer_of(module: DistributedDataParallel) -> _Reducer:
+    ranks = dist.get_process_group_ranks(module.process_group)
+    ignored = module.parameters_to_ignore
+    names = module.module.named_parameters(remove_duplicate=False)
+    parameters = {id(parameter) for name, parameter in names if name not in ignored}
+    inside = [child for _, child in walk(module)]
+    syncs = any(isinstance(child, nn.SyncBatchNorm) for child in inside)
+    return _Reducer(weakref.ref(module), min(ranks), len(ranks), parameters, {id(child) for child in inside}, syncs)
+
+
+def _is_whole(layout: Layout, tree: _Tree, world: int, kind: Kind) -> bool:
+    """Return whether no rank outside of the tensor's mesh can hold the same values.
+
+    `fully_shard` repeats a parameter only on axes of its own mesh; if the model is also split in other ways, only the
+    largest mesh has all axes.
+    """
+    if layout.ranks == world:
+        return True
+    return kind in PARAMETER_KINDS and tree.splits_batch and layout.ranks == tree.largest
+
+
+def _is_fully_sharded(module: nn.Module) -> bool:
+    return any(each.__name__ == "FSDPModule" for each in type(module).__mro__)

@@ -1,0 +1,78 @@
+"""Tensors that torch has split over ranks (DTensor): whose values each one's local part repeats, by its placements."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from hookcore.observe.plain import unseen
+from hookcore.records import UNKNOWN_OWNER
+
+MAX_LAYOUTS: Final = 1000  # after that, they are worked out again
+
+
+class Layout(NamedTuple):
+    """How a tensor is spread over the ranks of a device mesh, as seen by one of them."""
+
+    owner: int  # the lowest rank of the mesh that holds the same part
+    ranks: int  # of the mesh
+    splits_batch: bool  # whether it is what `fully_shard` does to a parameter: the ranks then have batches of their own
+    axes: dict[str, tuple[int, int]]  # this rank's coordinate on each named axis, and the axis's size
+
+
+NO_LAYOUT: Final = Layout(UNKNOWN_OWNER, 0, False, {})
+
+
+class Shards:
+    """The layouts of tensors that were seen, by the slots of their rows. Graphs keep it alive."""
+
+    def __init__(self) -> None:
+        self.by_slot: dict[int, Layout] = {}
+        self.version = 0  # grows with every change
+        self._known: dict[Any, Layout] = {}
+
+    def saw(self, slot: int, tensor: Tensor) -> None:
+        """Note the layout of a tensor that is added to this row."""
+        layout = self.layout_of(tensor)
+        if self.by_slot.get(slot) is not layout:
+            self.by_slot[slot] = layout
+            self.version += 1
+
+    def layout_of(self, tensor: Any) -> Layout:
+        """Return the layout of a DTensor. Asks no other rank."""
+        key = (tensor.device_mesh, tuple(tensor.placements))
+        layout = self._known.get(key)
+        if layout is None:
+            if len(self._known) >= MAX_LAYOUTS:
+                self._known.clear()
+            with unseen():
+                layout = self._known[key] = _layout(*key)
+        return layout
+
+
+def is_shard(tensor: object) -> bool:
+    """Return whether torch has split this tensor over ranks, or repeats it on them."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def _layout(mesh: Any, placements: tuple[Any, ...]) -> Layout:
+    here = mesh.get_coordinate()
+    if here is None:  # this rank has nothing of the tensor
+        return NO_LAYOUT
+    there = [0 if placement.is_replicate() else at for placement, at in zip(placements, here, strict=True)]
+    partial = any(placement.is_partial() for placement in placements)
+    owner = UNKNOWN_OWNER if partial else int(mesh.mesh[tuple(there)])
+    names = mesh.mesh_dim_names or ()
+    axes = {name: (int(at), int(mesh.size(axis))) for axis, (name, at) in enumerate(zip(names, here, strict=False))}
+    return Layout(owner, int(mesh.size()), _splits_batch(placements), axes)
+
+
+def _splits_batch(placements: tuple[Any, ...]) -> bool:
+    """Return whether `fully_shard` alone places a parameter like this.
+
+    On one axis, or on two, of which the first repeats it. With tensor parallelism, its axis comes last, and the first
+    one shards.
+    """
+    *first, last = placements
+    return len(first) < 2 and type(last).__name__ == "Shard" and all(each.is_replicate() for each in first)

@@ -1,0 +1,113 @@
+"""Where the time of a step goes, measured by the existing hooks: parts that add up to the time of the step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from hookcore.recorder.meter import Meter
+from hookcore.records.vocabulary import (
+    TIME_BACKWARD,
+    TIME_BEFORE,
+    TIME_FORWARD,
+    TIME_HOOKCORE,
+    TIME_OPTIMIZER,
+    TIME_OTHER,
+)
+
+FIRST_S: Final = 0.25  # between the first two steps that are measured; then twice as long each time,
+EVERY_S: Final = 2.0  # until it is this long
+
+
+class StepTimes:
+    """The parts of one step, as seen by the training thread.
+
+    If a meter is there, the time of hookcore's own code is in no other part. If they are uncertain, there are none:
+    after an exception in the model, without any call of it, or if the end of the step was noticed only later.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._now = clock
+        self.prompt = False  # whether the step that ends now is known to end now
+        self._parts: dict[str, float] | None = None  # of the running step, if it is measured
+        self._stack: list[str] = []  # the running parts; those inside others are no longer in these
+        self._base = TIME_BEFORE  # of what is outside of all parts
+        self._model = 0  # the running model, by id
+        self._meter: Meter | None = None
+        self._mark = self._spent = 0.0  # when the running part began, by both clocks
+        self._thread = 0
+        self._due_at, self._pause = float("-inf"), FIRST_S
+
+    def due(self) -> bool:
+        """Return whether to measure the step that begins, if it is captured."""
+        return self.prompt and self._now() >= self._due_at
+
+    def begin(self, meter: Meter | None) -> None:
+        """Start to measure a step."""
+        now = self._now()
+        self._due_at, self._pause = now + self._pause, min(EVERY_S, 2 * self._pause)
+        self._parts = dict.fromkeys((TIME_BEFORE, TIME_FORWARD, TIME_BACKWARD, TIME_OPTIMIZER, TIME_OTHER), 0.0)
+        self._stack, self._base, self._model = [], TIME_BEFORE, 0
+        self._meter, self._mark, self._spent = meter, now, 0.0
+        self._thread = threading.get_ident()
+
+    @property
+    def active(self) -> bool:
+        """Whether this thread's step is measured."""
+        return self._parts is not None and threading.get_ident() == self._thread
+
+    def enter(self, part: str) -> None:
+        """Start a part of the step, maybe inside another one."""
+        self.prompt = False
+        if self.active:
+            self._turn()
+            self._stack.append(part)
+
+    def leave(self, part: str) -> None:
+        """End it. This may also be the end of the step."""
+        self.prompt = True
+        if not self.active:
+            return
+        self._turn()
+        stack = self._stack  # another thread may begin a new one
+        if stack and stack[-1] == part:
+            stack.pop()
+        else:
+            self._parts = None
+
+    def enter_model(self, model: int) -> None:
+        """Start the call of a model with gradients; those inside a model's call or a backward pass are part of it."""
+        if not self.active:
+            return
+        running = self._stack[-1:]
+        if running in ([], [TIME_OPTIMIZER]):
+            self.enter(TIME_FORWARD)
+            self._model, self._base = model, TIME_OTHER
+        elif running == [TIME_FORWARD] and model == self._model:  # its last call raised, so its end is unknown
+            self._parts = None
+
+    def leave_model(self, model: int) -> None:
+        """End it."""
+        if self.active and model == self._model and self._stack[-1:] == [TIME_FORWARD]:
+            self.leave(TIME_FORWARD)
+            self._model, self.prompt = 0, False
+
+    def take(self, is_known: bool) -> dict[str, float]:
+        """End the step. Return its parts in seconds, or nothing if they aren't known."""
+        parts, meter = self._parts, self._meter
+        if parts is not None:
+            self._turn()
+        self._parts = self._meter = None
+        if parts is None or not is_known or not self.prompt or self._stack or self._base == TIME_BEFORE:
+            return {}
+        return parts if meter is None else parts | {TIME_HOOKCORE: self._spent}
+
+    def _turn(self) -> None:
+        """Add the time since the last call to the running part, without that of hookcore's code."""
+        parts, stack = self._parts, self._stack
+        if parts is None:  # another thread has ended the step
+            return
+        now, spent = self._now(), 0.0 if self._meter is None else self._meter.take()
+        parts[stack[-1] if stack else self._base] += now - self._mark - (spent - self._spent)
+        self._mark, self._spent = now, spent
