@@ -9,12 +9,13 @@ from hookcore.answers.compare import (
     ComparedLayer,
     ComparedScalar,
     Comparison,
+    ComparisonHeatmap,
     DifferenceRow,
-    Differences,
     Figure,
     Parting,
     Verdict,
 )
+from hookcore.answers.different import Differences, DifferentLayer, DifferentScalar, StepSample
 from hookcore.answers.findings import (
     Finding,
     Findings,
@@ -30,10 +31,17 @@ from hookcore.answers.findings import (
 )
 from hookcore.answers.flow import Flow, FlowCall
 from hookcore.answers.incidents import Around, Evidence, Incident, IncidentDetail, Incidents, Link
+from hookcore.answers.media import Media, MediaList
+from hookcore.answers.model import Model, ModelBox, ModelEdge, ModelTensor
 from hookcore.answers.notifications import Notifications, NotificationTarget
+from hookcore.answers.overlay import Overlay, OverlayLine
+from hookcore.answers.ranks import LayerSpread, LayerSpreads, Rank, RankMap, Ranks, RankSpread, RankWaits
 from hookcore.answers.runs import (
     Accepted,
     Acknowledged,
+    Annotation,
+    Annotations,
+    Board,
     Command,
     CoverageList,
     Event,
@@ -44,13 +52,17 @@ from hookcore.answers.runs import (
     ModuleTap,
     Mute,
     Mutes,
+    PinnedChart,
     Problem,
+    RankSummary,
     RemovedRun,
     RemovedRuns,
     Run,
     Runs,
     Settings,
     Taps,
+    View,
+    Views,
 )
 from hookcore.answers.series import (
     Channels,
@@ -71,23 +83,30 @@ from hookcore.answers.tensors import (
     Rollout,
     RolloutLayer,
     Snapshot,
+    SnapshotNames,
     Snapshots,
     SnapshotValues,
     Statistics,
     Tiles,
 )
+from hookcore.answers.timeline import Timeline, TimelineMark
 
 # fmt: off
 __all__ = [
-    "Accepted", "Acknowledged", "Apart", "Around", "Capsule", "Capsules", "ChannelTaps", "Channels", "Command",
-    "ComparedLayer", "ComparedScalar", "Comparison", "CoverageList", "DifferenceRow", "Differences", "Event",
-    "Events", "Evidence", "Explanation", "Figure", "Finding", "Findings", "Floats", "Flow", "FlowCall", "Heatmap",
-    "Histograms", "HistogramsList", "Hooks", "Incident", "IncidentDetail", "Incidents", "Integers", "Latest",
-    "LatestTap", "Link", "Module", "ModuleTap", "Modules", "Mute", "Mutes", "NotificationTarget", "Notifications",
-    "Number", "Overview", "OwnRule", "Parting", "Problem", "Reading", "RemovedRun", "RemovedRuns", "RequestedMaps",
-    "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run", "RunRule", "RunRules", "Runs", "Scalars",
-    "Scope", "Series", "SeriesList", "Settings", "Snapshot", "SnapshotValues", "Snapshots", "SourceLine",
-    "Statistics", "Suspect", "Tabular", "Tap", "Taps", "TensorFacts", "Threshold", "Tiles", "Unjudged", "Verdict",
+    "Accepted", "Acknowledged", "Annotation", "Annotations", "Apart", "Around", "Board", "Capsule", "Capsules",
+    "ChannelTaps", "Channels", "Command",
+    "ComparedLayer", "ComparedScalar", "Comparison", "ComparisonHeatmap", "CoverageList", "DifferenceRow",
+    "Differences", "DifferentLayer", "DifferentScalar", "Event", "Events", "Evidence", "Explanation", "Figure",
+    "Finding", "Findings", "Floats", "Flow", "FlowCall", "Heatmap", "Histograms", "HistogramsList", "Hooks",
+    "Incident", "IncidentDetail", "Incidents", "Integers", "Latest", "LatestTap", "LayerSpread", "LayerSpreads",
+    "Link", "Media", "MediaList", "Model", "ModelBox", "ModelEdge", "ModelTensor", "Module", "ModuleTap", "Modules",
+    "Mute", "Mutes",
+    "NotificationTarget", "Notifications", "Number", "Overlay", "OverlayLine", "Overview", "OwnRule", "Parting",
+    "PinnedChart", "Problem", "Rank", "RankMap", "RankSpread", "RankSummary", "RankWaits", "Ranks", "Reading",
+    "RemovedRun", "RemovedRuns", "RequestedMaps", "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run",
+    "RunRule", "RunRules", "Runs", "Scalars", "Scope", "Series", "SeriesList", "Settings", "Snapshot", "SnapshotNames",
+    "SnapshotValues", "Snapshots", "SourceLine", "Statistics", "StepSample", "Suspect", "Tabular", "Tap", "Taps",
+    "TensorFacts", "Threshold", "Tiles", "Timeline", "TimelineMark", "Unjudged", "Verdict", "View", "Views",
     "components", "decode", "library",
 ]
 # fmt: on

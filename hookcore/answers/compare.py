@@ -110,7 +110,7 @@ class DifferenceRow(Row, frozen=True):
     numbers: Annotated[tuple[int, int], Meta(description="its numbers in the two runs")]
 
 
-class Differences(Tabular, frozen=True, eq=False):
+class ComparisonHeatmap(Tabular, frozen=True, eq=False):
     """The largest difference of two runs in each cell [row][column], as a share of the larger magnitude."""
 
     runs: tuple[str, str]

@@ -157,6 +157,7 @@ class Reading(Answer, frozen=True):
     value: Number
     step: int
     tap: Tap | None
+    first_step: Annotated[int, Meta(description="less than `step` if the value is the mean of steps that are merged")]
 
 
 class Overview(Answer, frozen=True):

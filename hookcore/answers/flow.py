@@ -38,7 +38,7 @@ class Flow(Answer, frozen=True):
     def of(cls, run: str, flows: tuple[records.flow.Flow, ...], step: int | None) -> Flow:
         """Return the answer for the newest flow, or for the newest one up to a step."""
         steps = tuple(each.step for each in flows)
-        found = next((each for each in reversed(flows) if step is None or each.step <= step), None)
+        found = records.flow.flow_at(flows, step)
         if found is None:
             return cls(run, None, steps, Number(0.0), ())
         calls = (FlowCall(*(getattr(each, name) for name in FlowCall.__struct_fields__)) for each in found.calls)

@@ -116,6 +116,7 @@ class RunNews(Answer, frozen=True):
     events: int
     edits: Annotated[int, Meta(description="changes of the name, the notes, and acknowledgements")]
     paused: Annotated[bool, Meta(description="whether capture is paused")]
+    flow_step: Annotated[int | None, Meta(description="the step whose data flow was learned last")]
 
 
 class RunsMessage(Message, frozen=True, tag="runs"):

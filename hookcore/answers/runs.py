@@ -9,11 +9,21 @@ from msgspec import Meta
 
 from hookcore import records
 from hookcore.answers.base import Answer, Integers, Number, Page, Tabular, Tap, tap_columns
-from hookcore.records import Coverage, Failure, HookRecord, Severity
+from hookcore.records import Coverage, Failure, HookRecord, Severity, Value
 from hookcore.store import Usage
 from hookcore.wire import DeliveryCounters
 
 State = Literal["live", "ended", "crashed", "interrupted", "lost"]
+
+
+class RankSummary(Answer, frozen=True):
+    """How many ranks a run adds up."""
+
+    world: int
+    seen: int
+    live: int
+    missing: Annotated[tuple[int, ...], Meta(description="ranks of which this server has no data, the first 100")]
+    attempts: Annotated[int, Meta(description="how often the training was started")]
 
 
 class Run(Answer, frozen=True):
@@ -24,6 +34,7 @@ class Run(Answer, frozen=True):
     notes: str
     state: State
     failure: Annotated[Failure | None, Meta(description="why it crashed or was interrupted")]
+    partial: Annotated[str, Meta(description="why answers about it may lack something; empty if they don't")]
     in_memory: Annotated[bool, Meta(description="false: it is on disk, and read when you ask for it")]
     folder: Annotated[str, Meta(description="the folder on disk; empty if there is none")]
     first_step: int | None
@@ -32,11 +43,24 @@ class Run(Answer, frozen=True):
     ended_at_step: int | None
     taps: int
     started_s: Number
+    ranks: Annotated[RankSummary | None, Meta(description="of a run that adds up the ranks of a training")]
+    rank: Annotated[int | None, Meta(description="of a run that is one rank of a training")]
+    joint: Annotated[str | None, Meta(description="the id of the run of all ranks, if this is one of them")]
     host: str
     pid: int | str
     script: str
     versions: dict[str, Any]
     settings: dict[str, Any]
+    config: Annotated[dict[str, Value], Meta(description="what its user says that it trains with, flattened")]
+    config_cut: Annotated[int, Meta(description="values of the configuration that were left out or shortened")]
+    facts: Annotated[dict[str, Value], Meta(description="recognized: optimizer, parameters, device, commit, ...")]
+    results: Annotated[
+        dict[str, Number],
+        Meta(description="the newest values of what it logged; `recent_loss` is the mean of the loss's last tenth"),
+    ]
+    tags: tuple[str, ...]
+    group: str
+    archived: Annotated[bool, Meta(description="left out of the list of runs, unless a query asks for it")]
     labels: dict[str, str]
     counters: DeliveryCounters
     usage: Usage
@@ -48,6 +72,7 @@ class Runs(Answer, frozen=True):
     total: int
     next: str | None
     runs: tuple[Run, ...]
+    partial: Annotated[str, Meta(description="why runs may be missing; empty if none are")] = ""
 
 
 class RemovedRun(Answer, frozen=True):
@@ -84,6 +109,7 @@ class Module(Answer, frozen=True):
     trainable: int
     aliases: tuple[str, ...]
     shapes: Annotated[dict[str, tuple[int, ...]], Meta(description='of "weight", "output", "input 0", ...')]
+    source: Annotated[str, Meta(description="file and line of its class; empty if unknown")]
     coverage: Coverage | None
     taps: tuple[ModuleTap, ...]
 
@@ -188,6 +214,20 @@ class Acknowledged(Answer, frozen=True):
     acknowledged: bool
 
 
+class Annotation(Answer, frozen=True):
+    """What a reader noted at a step."""
+
+    step: int
+    text: str
+
+
+class Annotations(Answer, frozen=True):
+    """The annotated steps of a run, in their order."""
+
+    run: str
+    annotations: tuple[Annotation, ...]
+
+
 class Mute(Answer, frozen=True):
     """No alerts from a rule in the modules that match."""
 
@@ -203,6 +243,33 @@ class Mutes(Answer, frozen=True):
 
     run: str
     mutes: tuple[Mute, ...]
+
+
+class View(Answer, frozen=True):
+    """A saved view of the list of runs."""
+
+    name: str
+    query: Annotated[str, Meta(description="the query string of the Runs page")]
+
+
+class Views(Answer, frozen=True):
+    """The saved views, in the order of their names."""
+
+    views: tuple[View, ...]
+
+
+class PinnedChart(Answer, frozen=True):
+    """A chart of the board. Add a run and its steps to the query to ask for its values."""
+
+    name: str
+    path: Annotated[str, Meta(description="`series` or `scalars`")]
+    query: str
+
+
+class Board(Answer, frozen=True):
+    """The charts that readers pinned, in the order of their names: the same of every run."""
+
+    charts: tuple[PinnedChart, ...]
 
 
 class Problem(Answer, frozen=True):

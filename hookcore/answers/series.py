@@ -237,6 +237,7 @@ class LatestTap(Tap, frozen=True, eq=False):
 
     step: int
     values: Floats
+    first_step: Annotated[int, Meta(description="less than `step` if the values are means of steps that are merged")]
 
 
 class Latest(Tabular, frozen=True, eq=False):
@@ -249,8 +250,12 @@ class Latest(Tabular, frozen=True, eq=False):
     @classmethod
     def of(cls, run: str, found: store.Latest) -> Latest:
         """Return the answer for the newest values."""
-        rows: Sequence[Any] = zip(found.numbers.tolist(), found.taps, found.steps.tolist(), found.values, strict=True)  # type: ignore[assignment]
-        taps = tuple(LatestTap.of(number, tap, step=step, values=values) for number, tap, step, values in rows)
+        ends = zip(found.first_steps.tolist(), found.steps.tolist(), strict=True)
+        rows = zip(found.numbers.tolist(), found.taps, ends, found.values, strict=True)
+        taps = tuple(
+            LatestTap.of(number, tap, first_step=first, step=step, values=values)
+            for number, tap, (first, step), values in rows
+        )
         return cls(run, found.stats, taps)
 
     @property

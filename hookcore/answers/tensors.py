@@ -24,6 +24,7 @@ class Snapshot(Answer, frozen=True):
     kept_shape: tuple[int, ...]
     truncated: bool
     nbytes: int
+    named: Annotated[bool, Meta(description="whether the script named the tokens or the samples of its batch")]
 
     @classmethod
     def of(cls, number: int, found: records.Snapshot, **more: Any) -> Any:
@@ -31,7 +32,14 @@ class Snapshot(Answer, frozen=True):
         stored = found.values.dtype.name
         about = found.step, Number(found.time_s), found.dtype, stored, found.shape, found.values.shape
         return cls(
-            number, found.number >= 0, Tap.of(None, found.tap), *about, found.truncated, found.values.nbytes, **more
+            number,
+            found.number >= 0,
+            Tap.of(None, found.tap),
+            *about,
+            found.truncated,
+            found.values.nbytes,
+            found.names is not None,
+            **more,
         )
 
 
@@ -40,6 +48,18 @@ class Snapshots(Page, frozen=True):
 
     run: str
     snapshots: tuple[Snapshot, ...]
+
+
+class SnapshotNames(Answer, frozen=True):
+    """What the script called the positions and the samples of a snapshot's batch, as far as it fits the tensor."""
+
+    run: str
+    number: int
+    axes: Annotated[tuple[int, ...], Meta(description="the dimensions of the positions that tokens name")]
+    tokens: Annotated[tuple[tuple[str, ...], ...], Meta(description="of each sample; one row of all if `shared`")]
+    shared: bool
+    labels: Annotated[tuple[str, ...], Meta(description="of the samples, the first dimension")]
+    why: Annotated[str, Meta(description="why names that were given are not here")]
 
 
 class SnapshotValues(Snapshot, frozen=True, eq=False):
@@ -113,4 +133,6 @@ class Rollout(Answer, frozen=True, eq=False):
     discard: float
     gradient: bool
     layers: tuple[RolloutLayer, ...]
+    tokens: Annotated[tuple[str, ...], Meta(description="what the script called the positions; empty if it didn't")]
+    label: Annotated[str, Meta(description="what it called the sample")]
     matrix: FloatMatrix

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hookcore.archive.layout import SUFFIX, folder_name
-from hookcore.archive.reader import Archive, load_into, read_archive
+from hookcore.archive.reader import Archive, Recorded, load_frames, load_into, read_archive
 from hookcore.archive.scribe import Scribe
 from hookcore.archive.sink import ArchiveSink
 from hookcore.archive.state import DiskCounters, is_held
@@ -15,9 +15,11 @@ __all__ = [
     "ArchiveSink",
     "ArchiveWriter",
     "DiskCounters",
+    "Recorded",
     "Scribe",
     "folder_name",
     "is_held",
+    "load_frames",
     "load_into",
     "read_archive",
 ]

@@ -109,12 +109,17 @@ def merge_parts(folder: Path) -> int:
     run = _mergeable(parts_in(folder))
     if not run:
         return 0
-    table = pa.concat_tables([_read_table(path) for _, _, path in run]).unify_dictionaries()
+    table = joined([_read_table(path) for _, _, path in run])
     before = sum(path.stat().st_size for _, _, path in run)
     after = write_table(folder / part_name(run[0][0], run[-1][1]), table)
     for _, _, path in run:
         path.unlink()
     return after - before
+
+
+def joined(parts: list[pa.Table]) -> pa.Table:
+    """Return the rows of all parts. In those of an older release, a later column is null."""
+    return pa.concat_tables(parts, promote_options="default").unify_dictionaries()
 
 
 def _mergeable(parts: list[tuple[int, int, Path]]) -> list[tuple[int, int, Path]]:

@@ -28,7 +28,7 @@ class RunFolder:
         self.is_open = False
         self.first_frame = 0  # of this writer: a folder that is opened again already has frames
         self.before = DiskCounters()  # of earlier writers of this run
-        self._info = info
+        self.info = info
         self._part = 0
         self._unmergeable: set[str] = set()
         self._whole: dict[str, Any] = {}  # the last written contents of the files that are rewritten whole
@@ -82,14 +82,14 @@ class RunFolder:
         """Write run.json again if anything in it has changed."""
         failure = end.failure if end is not None else None
         ended = "live" if end is None else "ended"
-        info = {name: value for name, value in msgspec.to_builtins(self._info).items() if name not in ("key", "keep")}
+        info = {name: value for name, value in msgspec.to_builtins(self.info).items() if name not in ("key", "keep")}
         content = {
             "format": FORMAT,
             "state": ended if failure is None else failure.outcome,
             "failure": None if failure is None else msgspec.to_builtins(failure),
             "acknowledged": counters.acknowledged,
             "written": counters.written,
-            "key_hash": key_hash(self._info.key),
+            "key_hash": key_hash(self.info.key),
             "last_step": last_step,
             "lost": counters.lost,
             "labels": labels,

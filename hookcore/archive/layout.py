@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
 from hookcore.records import STATS, Coverage, Event, HookRecord, ModuleRecord
-from hookcore.records.flow import FlowCall
+from hookcore.records.flow import CallSize, FlowCall
 
 FORMAT: Final = 2
 OTHER_BINS: Final = frozenset({1})  # formats that are read without their sketches, which have other bins
@@ -22,6 +23,7 @@ _COLUMN_TYPES: Final[dict[Any, pa.DataType]] = {
     float: pa.float64(),
     str: pa.string(),
     str | None: pa.string(),
+    int | None: pa.int64(),
     bool: pa.bool_(),
     tuple[tuple[str, tuple[int, ...]], ...]: pa.map_(pa.string(), pa.list_(pa.int64())),
 }
@@ -37,6 +39,8 @@ def _type_of(hint: Any) -> pa.DataType:
         return _COLUMN_TYPES[hint]
     if get_origin(hint) is tuple:
         return pa.list_(_type_of(get_args(hint)[0]))
+    if is_dataclass(hint):
+        return pa.struct(list(_schema_of(hint)))  # type: ignore[arg-type]
     return _type_of(type(get_args(hint)[0]))  # one of some words
 
 
@@ -56,12 +60,15 @@ TABLES: Final = {
             ("elapsed_s", pa.float64()),
         ]
     ),
-    "stats": pa.schema([*_PLACE, ("tap", pa.int32()), *_TAP, *((name, pa.float64()) for name in STATS)]),
+    "stats": pa.schema(
+        [*_PLACE, ("tap", pa.int32()), *_TAP, *((name, pa.float64()) for name in STATS), ("owner", pa.int32())]
+    ),
     "sketches": pa.schema(
         [*_PLACE, ("tap", pa.int32()), ("bins", pa.list_(pa.uint16())), ("counts", pa.list_(pa.uint32()))]
     ),
     "scalars": pa.schema([*_PLACE, ("name", pa.string()), ("value", pa.float64())]),
-    "flows": pa.schema([*_PLACE, ("seconds", pa.float64()), *_schema_of(FlowCall)]),  # a row for each call
+    # A row for each call; the columns of its size are null if that isn't known.
+    "flows": pa.schema([*_PLACE, ("seconds", pa.float64()), *_schema_of(FlowCall), *_schema_of(CallSize)]),
     "events": _schema_of(Event),
     "snapshots": pa.schema(
         [
@@ -75,6 +82,7 @@ TABLES: Final = {
             ("values", pa.binary()),
             ("truncated", pa.bool_()),
             ("number", pa.int64()),
+            ("names", pa.string()),  # as JSON; null if there are none
         ]
     ),
 }
@@ -86,7 +94,8 @@ WHOLE: Final = {
     "coverage": _schema_of(Coverage),
     "hooks": _schema_of(HookRecord),
 }
-LATER_COLUMNS: Final = frozenset(("bases",))  # files of older releases don't have them
+# Files of older releases don't have these.
+LATER_COLUMNS: Final = frozenset(("bases", "owner", "source", "inside", "names", *_schema_of(CallSize).names))
 
 _PART: Final = re.compile(r"part-(\d{1,12})-(\d{1,12})\.parquet")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")

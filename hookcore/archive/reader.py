@@ -6,17 +6,17 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hookcore.archive.files import open_regular
+from hookcore.archive.files import joined, open_regular
 from hookcore.archive.layout import FORMAT, LATER_COLUMNS, OF_FRAMES, OTHER_BINS, RUN_FILE, TABLES, WHOLE, parts_in
 from hookcore.archive.tables import events_of, flows_of, frames_of, snapshots_of
 from hookcore.errors import ArgumentError, HookcoreError
@@ -52,6 +52,22 @@ Record = TypeVar("Record", Tap, ModuleRecord, Coverage, HookRecord)
 
 class _MergedError(Exception):
     """A part is gone, because a writer has merged it into another one: the folder must be listed again."""
+
+
+class Recorded(Protocol):
+    """What a store is filled from: a run on disk, or in a database."""
+
+    damages: list[str]  # what could not be read
+
+    @property
+    def labels(self) -> dict[str, str]: ...
+    def taps(self) -> tuple[Tap, ...]: ...
+    def modules(self) -> Sequence[ModuleRecord]: ...
+    def coverage(self) -> Sequence[Coverage]: ...
+    def hooks(self) -> Sequence[HookRecord]: ...
+    def events(self) -> Iterator[Event]: ...
+    def frames(self) -> Iterator[Frame]: ...
+    def snapshots(self) -> Iterator[Snapshot]: ...
 
 
 @dataclass(slots=True)
@@ -136,14 +152,6 @@ class Archive:
         for table, name in self._parts("snapshots"):
             yield from self._each(snapshots_of(table), name)
 
-    def add_events(self, store: Store) -> None:
-        """Add all events to a store."""
-        # Events that the store added while it was being filled are in the archive too.
-        told = {(event.step, event.name, event.message) for event in store.events()}
-        for event in self.events():
-            if (event.step, event.name, event.message) not in told:
-                store.add_event(event)
-
     def events(self) -> Iterator[Event]:
         """Return all events, oldest first."""
         for table, name in self._parts("events"):
@@ -166,7 +174,7 @@ class Archive:
     def _range(self, name: str, first: int, last: int) -> pa.Table:
         paths = [path for begin, end, path in parts_in(self.folder / name) if first <= begin and end <= last]
         tables = [self._read(path, TABLES[name]) for path in paths]
-        return pa.concat_tables(tables).unify_dictionaries() if tables else TABLES[name].empty_table()
+        return joined(tables) if tables else TABLES[name].empty_table()
 
     def _whole(self, name: str) -> list[dict[str, Any]]:
         path = self.folder / f"{name}.parquet"
@@ -262,10 +270,15 @@ def read_archive(folder: str | Path) -> Archive:
     return Archive(path, info, state, last_step, lost, labels, failure, hashed, has_sketches=has_sketches)
 
 
-def load_into(store: Store, archive: Archive) -> None:
+def load_into(store: Store, archive: Recorded) -> None:
     """Load a saved run into a store, part by part; the store's limits bound the memory."""
     store.announce(archive.taps())
     store.describe(archive.modules(), archive.coverage(), archive.hooks())
+    load_frames(store, archive)
+
+
+def load_frames(store: Store, archive: Recorded) -> None:
+    """Load all that a run's steps brought into a store that knows its taps and modules."""
     labels = archive.labels
     # While the run was live, an incident was known to be skipped before it made room for later ones.
     skipped = deque(sorted(event.step for event in archive.events() if event.name == SKIPPED_STEP))
@@ -284,7 +297,11 @@ def load_into(store: Store, archive: Archive) -> None:
         labels = {}
     for snapshot in archive.snapshots():
         store.add_snapshot(snapshot)
-    archive.add_events(store)
+    # Events that the store added while it was being filled may be recorded too.
+    told = {(event.step, event.name, event.message) for event in store.events()}
+    for event in archive.events():
+        if (event.step, event.name, event.message) not in told:
+            store.add_saved_event(event)
 
 
 def _common_ranges(folder: Path) -> list[tuple[int, int]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import structs
 
 from hookcore.archive.writer import ArchiveWriter
 from hookcore.delivery.sinks import StoreSink
 from hookcore.records import Failure, Frame, Snapshot
 from hookcore.store import Store
-from hookcore.wire import EndItem, RunInfo
+from hookcore.wire import EndItem, Place, RunInfo
 
 logger = logging.getLogger("hookcore")
 
@@ -21,12 +24,23 @@ class ArchiveSink(StoreSink):
 
     def __init__(self, store: Store, folder: str, info: RunInfo) -> None:
         super().__init__(store)
+        self._info = info
         self._writer = ArchiveWriter(folder, info, store)
         self._failure: Failure | None = None
 
     def send(self, record: Frame | Snapshot) -> None:
         super().send(record)
         self._writer.take(record)
+
+    def locate(self, place: Place) -> None:
+        self._inform(place=place)
+
+    def learn(self, description: Mapping[str, Any]) -> None:
+        self._inform(**description)
+
+    def _inform(self, **changes: Any) -> None:
+        self._info = structs.replace(self._info, **changes)
+        self._writer.inform(self._info)
 
     def fail(self, failure: Failure) -> None:
         super().fail(failure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -13,13 +13,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from hookcore.archive.layout import TABLES, TAP_COLUMNS, WHOLE
-from hookcore.records import STATS, Event, Frame, SketchBlock, Snapshot, Tap
-from hookcore.records.flow import Flow, FlowCall
+from hookcore.records import STATS, Event, Frame, Names, SketchBlock, Snapshot, Tap
+from hookcore.records.flow import CallSize, Flow, FlowCall
 from hookcore.records.sketch import rows_of
 from hookcore.wire import SnapshotItem, frame_item, frame_of, snapshot_item, snapshot_of
 
 Numbered = tuple[int, Frame]
 ROWS_AT_ONCE: Final = 1000
+_SIZES: Final = tuple(each.name for each in fields(CallSize))
 _NO_BLOCK: Final = SketchBlock(np.zeros(1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
 
 
@@ -39,7 +40,9 @@ def _of_known_taps(frame: Frame, known: int) -> Frame:
     if not len(frame.taps) or int(frame.taps.max()) < known:
         return frame
     rows = np.flatnonzero(frame.taps < known)
-    return replace(frame, taps=frame.taps[rows], stats=frame.stats[rows], sketches=rows_of(frame.sketches, rows))
+    owners = None if frame.owners is None else frame.owners[rows]
+    sketches = rows_of(frame.sketches, rows)
+    return replace(frame, taps=frame.taps[rows], stats=frame.stats[rows], sketches=sketches, owners=owners)
 
 
 def _steps_table(frames: Sequence[Numbered]) -> pa.Table:
@@ -70,7 +73,12 @@ def _stats_table(frames: Sequence[Numbered], taps: Sequence[Tap]) -> pa.Table:
         columns[name] = _words([getattr(tap, name) for tap in taps], rows)
     columns["call"] = np.array([tap.call for tap in taps], np.int32)[rows] if taps else np.empty(0, np.int32)
     columns |= {name: np.ascontiguousarray(stats[:, place]) for place, name in enumerate(STATS)}
+    columns["owner"] = pa.chunked_array([_owners(frame) for _, frame in frames], pa.int32())
     return pa.table(columns, schema=TABLES["stats"])
+
+
+def _owners(frame: Frame) -> pa.Array:
+    return pa.nulls(len(frame.taps), pa.int32()) if frame.owners is None else pa.array(frame.owners, pa.int32())
 
 
 def _words(texts: Sequence[str], rows: NDArray[np.int32]) -> pa.DictionaryArray:
@@ -109,12 +117,16 @@ def _scalars_table(frames: Sequence[Numbered]) -> pa.Table:
 
 def _flows_table(frames: Sequence[Numbered]) -> pa.Table:
     rows = [
-        {"frame": number, "step": frame.step, "seconds": frame.flow.seconds, **asdict(call)}
+        {"frame": number, "step": frame.step, "seconds": frame.flow.seconds, **asdict(call), **size}
         for number, frame in frames
         if frame.flow is not None
-        for call in frame.flow.calls
+        for call, size in zip(frame.flow.calls, _size_rows(frame.flow), strict=True)
     ]
     return pa.Table.from_pylist(rows, schema=TABLES["flows"])
+
+
+def _size_rows(flow: Flow) -> list[dict[str, Any]]:
+    return [asdict(size) for size in flow.sizes] or [dict.fromkeys(_SIZES)] * len(flow.calls)
 
 
 def records_table(name: str, records: Sequence[Any]) -> pa.Table:
@@ -144,6 +156,7 @@ def snapshots_table(snapshots: Sequence[Snapshot]) -> pa.Table:
                 "values": item.values,
                 "truncated": item.truncated,
                 "number": item.request,
+                "names": None if item.names is None else msgspec.json.encode(item.names).decode(),
             }
         )
     return pa.Table.from_pylist(rows, schema=TABLES["snapshots"])
@@ -169,13 +182,19 @@ def snapshots_of(table: pa.Table) -> Iterator[Snapshot]:
         tap = Tap(**{name: row[name] for name in (*TAP_COLUMNS, "call")})
         shape, number = tuple(row["shape"]), row["number"]
         rest = (row["step"], row["time_s"], row["dtype"], shape, row["stored"], row["values"], row["truncated"])
-        yield snapshot_of(SnapshotItem(0, tap, *rest, number))
+        names = row.get("names")  # files of older releases have none
+        yield snapshot_of(
+            SnapshotItem(0, tap, *rest, number, None if names is None else msgspec.json.decode(names, type=Names))
+        )
 
 
 def flows_of(table: pa.Table) -> Iterator[tuple[int, Flow]]:
     """Yield which call fed which, with the number of the frame that brought it."""
     for (frame, step, seconds), rows in groupby(_rows(table), lambda row: (row["frame"], row["step"], row["seconds"])):
-        yield frame, Flow(step, msgspec.convert(list(rows), tuple[FlowCall, ...]), seconds)
+        calls = list(rows)
+        sized = calls if calls[0].get("outputs") is not None else ()  # files of older releases have no sizes
+        sizes = msgspec.convert([{name: each[name] for name in _SIZES} for each in sized], tuple[CallSize, ...])
+        yield frame, Flow(step, msgspec.convert(calls, tuple[FlowCall, ...]), seconds, sizes)
 
 
 def frames_of(tables: dict[str, pa.Table], flows: Mapping[int, Flow]) -> Iterator[Frame]:
@@ -184,6 +203,7 @@ def frames_of(tables: dict[str, pa.Table], flows: Mapping[int, Flow]) -> Iterato
     cut = {name: _cuts(tables[name], order) for name in ("stats", "sketches", "scalars")}
     stats = np.stack([_floats(tables["stats"][name]) for name in STATS], axis=1)
     taps = _numbers(tables["stats"]["tap"])
+    owners = tables["stats"]["owner"].combine_chunks() if "owner" in tables["stats"].column_names else None
     blocks = _Blocks(tables["sketches"])
     names, values = tables["scalars"]["name"], _floats(tables["scalars"]["value"])
     for place, row in enumerate(_rows(tables["steps"])):
@@ -199,8 +219,13 @@ def frames_of(tables: dict[str, pa.Table], flows: Mapping[int, Flow]) -> Iterato
             grad_scale=row["grad_scale"],
             elapsed_s=float("nan") if row["elapsed_s"] is None else row["elapsed_s"],
             flow=flows.get(row["frame"]),
+            owners=None if owners is None else _known(owners[mine]),
         )
         yield frame_of(frame_item(0, frame))
+
+
+def _known(owners: pa.Array) -> NDArray[np.int32] | None:
+    return None if owners.null_count else np.asarray(owners, np.int32)
 
 
 class _Blocks:

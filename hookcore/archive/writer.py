@@ -101,6 +101,10 @@ class ArchiveWriter:
         with self._changed:
             return WriteProgress(self._taken, self._written, self._lost, self._files.nbytes, self._stopped)
 
+    def inform(self, info: RunInfo) -> None:
+        """Save this description of the run from now on."""
+        self._files.info = info
+
     def take(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         """Queue a record, with its number on the wire.
 

@@ -18,11 +18,12 @@ from .choices import (
     read_choices,
     started_with,
 )
-from .finding import RULES, Finding, Rule, limits_of
+from .finding import Finding
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
 from .ranking import Diagnosis, examine, findings_of
 from .reach import Reach, reach_of, without_data
+from .rules import RULES, Rule, limits_of
 from .scope import Scope, Unjudged
 from .thresholds import THRESHOLDS
 

@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, WARM_UP, Finding, limits_of
+from hookcore.findings.finding import SPARK, WARM_UP, Finding
 from hookcore.findings.loss import Losses
 from hookcore.findings.readings import window_first
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.records import Severity
 from hookcore.store import Store, TapList
 

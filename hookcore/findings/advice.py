@@ -359,4 +359,16 @@ ADVICE: Final[dict[str, Advice]] = {
         ),
         "stalled_training",
     ),
+    "desync": Advice(
+        (
+            "a parameter that is changed outside of the wrapped model, or in some ranks only",
+            "a gradient that is not reduced, as of a module that was called without its wrapper or under no_sync",
+            "ranks that began with different weights, or a bit flipped by faulty memory",
+        ),
+        (
+            "compare the weights of the ranks before the named step",
+            "call the wrapped model, and change weights and buffers in all ranks alike",
+            "seed all ranks alike, or load the same checkpoint; test the memory of the rank that differs",
+        ),
+    ),
 }

@@ -38,5 +38,6 @@ class FindingsCache:
             versions = self._store.taps_announced, self._store.incidents_version
             mark = steps, steps.frames, *versions, self._store.events_after(_ALL)[0], self._store.rules
             if self._diagnosis is None or mark != self._mark:
-                self._diagnosis, self._mark = examine(self._store, self._inputs), mark
+                with self._store.in_memory():
+                    self._diagnosis, self._mark = examine(self._store, self._inputs), mark
             return self._diagnosis

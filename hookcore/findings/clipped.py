@@ -7,8 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, Finding, limits_of
+from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.loss import last_output
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.store import Store, TapList
 
 RULE: Final = "gradient-clipped-always"

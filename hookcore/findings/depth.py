@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, RULES, Finding, RuleName, limits_of
+from hookcore.findings.finding import RECENT, Finding
 from hookcore.findings.readings import Readings
+from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.incidents import around
 from hookcore.records import ROOT, Kind, Tap
 from hookcore.records.flow import Flow

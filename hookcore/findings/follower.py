@@ -105,7 +105,7 @@ class Follower:
         if newest is None:
             return
         try:
-            with np.errstate(all="ignore"):  # no value that a trainer sends may stop the rules
+            with np.errstate(all="ignore"), self._store.in_memory():  # no value of a trainer may stop the rules
                 found = findings_of(self._store, self._inputs, self._spikes_told)
             settled = -1 if self._inputs.sizes is None else self._inputs.sizes.settled
             self._store.judge([_found(each) for each in found if self._counts(each, settled)])
@@ -123,11 +123,19 @@ class Follower:
         return finding.rule != NONFINITE and finding.severity != "info"
 
     def _follow_own(self, frame: Frame) -> None:
-        """Follow what rules of the user found; they look at every frame."""
+        """Follow what rules of the user found, which look at every frame, and what is held."""
         for event in frame.events:
             self.hear(event)
         if self._has_own and self._store.taps_known:
-            self._store.judge(list(self._own.values()), own=True)
+            self._store.judge(list(self._own.values()), told=True)
+
+    def hold(self, rule: str, found: Found | None) -> None:
+        """Take what another part of the server finds in the next frame, under the name of a rule; None: nothing."""
+        if found is not None:
+            self._has_own = True
+            self._own[rule, ""] = found
+        else:
+            self._own.pop((rule, ""), None)
 
     def hear(self, event: Event) -> None:
         """Take what a rule of the user found, or no longer finds."""

@@ -8,7 +8,8 @@ from typing import Final, cast
 
 import numpy as np
 
-from hookcore.findings.finding import SPARK, Finding, RuleName
+from hookcore.findings.finding import SPARK, Finding
+from hookcore.findings.rules import RuleName
 from hookcore.incidents import NONFINITE, Incident
 from hookcore.records import SEVERITIES, STAT_COLUMN
 from hookcore.store import Store

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.depth import medians
-from hookcore.findings.finding import RECENT, RULES, SPARK, Finding, limits_of
+from hookcore.findings.finding import RECENT, SPARK, Finding
 from hookcore.findings.loss import Losses
 from hookcore.findings.readings import Readings
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.records import Severity
 from hookcore.store import Store, TapList
 

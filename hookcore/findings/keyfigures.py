@@ -16,23 +16,29 @@ from hookcore.store import Latest, Store
 
 MAX_SCALARS: Final = 50
 _RATE_STEPS: Final = 200  # newest steps from which the rate is computed
-_GRADIENTS: Final[tuple[Kind, ...]] = ("param_grad", "output_grad")
+NORM_KINDS: Final[tuple[Kind, ...]] = ("param_grad", "output_grad")  # the norm is of the first that is captured
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A value and its source (a scalar or a tap)."""
+    """A value and its source (a scalar or a tap). If its step is merged with earlier ones, it is a mean."""
 
     name: str
     value: float
     step: int
     number: int | None = None
     tap: Tap | None = None
+    first_step: int = -1  # the first of the steps of which it is the mean
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether it is the mean of several steps."""
+        return 0 <= self.first_step < self.step
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFigures:
-    """The key figures of a run; None for unknown ones."""
+    """The key figures of a run, or of some of its steps; None for unknown ones."""
 
     first_step: int | None
     newest_step: int | None
@@ -48,22 +54,27 @@ class KeyFigures:
     modules_captured: int
     modules: int
     taps: int
+    loss_name: str = ""  # of the scalar that is, or would be, the loss
+    merged: tuple[int, int] | None = None  # the gradients' steps, if they are merged: then their norm is unknown
+    seen: int = 0  # taps with values
 
 
-def key_figures_of(store: Store, last: int | None = None) -> KeyFigures:
-    """Return the key figures of a run at step `last`, or now."""
+def key_figures_of(store: Store, first: int | None = None, last: int | None = None) -> KeyFigures:
+    """Return the key figures of a run: the newest ones, or the newest in these steps."""
     steps, coverage = store.steps(), store.coverage()
-    scalars = _scalars(store, last)
-    latest = store.latest(last=last)
+    names = _names_of(store)
+    read = (newest_of(store, name, last, first) for name in names[:MAX_SCALARS])
+    scalars = tuple(reading for reading in read if reading is not None)
+    latest = store.newest(first=first, last=last)
     kind, norm, smallest, largest = _gradients(latest)
-    captured = sum(each.captured for each in coverage)
     seen = {tap.module for tap in latest.taps}
+    captured = len(seen) if (first, last) != (None, None) else sum(each.captured for each in coverage)
     return KeyFigures(
         first_step=steps.first,
         newest_step=steps.newest,
         steps=steps.count,
         steps_per_s=_rate(store),
-        loss=scalars[0] if scalars else None,
+        loss=next((each for each in scalars if each.name == names[0]), None),
         scalars=scalars,
         gradient_kind=kind,
         gradient_norm=norm,
@@ -73,27 +84,31 @@ def key_figures_of(store: Store, last: int | None = None) -> KeyFigures:
         modules_captured=captured if coverage else len(seen),
         modules=len(coverage) or len(seen),
         taps=store.taps_announced,
+        loss_name=next(iter(names), ""),
+        merged=_merged_of(latest, kind),
+        seen=len(latest.taps),
     )
 
 
-def newest_of(store: Store, name: str, last: int | None = None) -> Reading | None:
-    """Return the newest value of a scalar up to a step, or None."""
+def newest_of(store: Store, name: str, last: int | None = None, first: int | None = None) -> Reading | None:
+    """Return the newest value of a scalar in these steps, or None."""
     newest = store.steps().newest if last is None else last
     if newest is None or name not in store.scalar_names():
         return None
-    # It is usually among the newest steps; for a scalar that is rarely logged, search the whole run.
-    for first in (max(0, newest - _RATE_STEPS), None):
-        series = store.scalars(name, first, last, _RATE_STEPS + 1)
+    # It is usually among the newest steps; for a scalar that is rarely logged, search all of them.
+    for begin in (max(first or 0, newest - _RATE_STEPS), first):
+        series = store.scalars(name, begin, last, _RATE_STEPS + 1)
         if len(series.mean):
-            return Reading(name, float(series.mean[-1]), int(series.last_step[-1]))
+            end = int(series.last_step[-1])
+            row = store.scalars(name, end, last, 1)  # the points of many steps are down-sampled
+            value = float("nan") if row.nonfinite[-1] else float(row.mean[-1])
+            return Reading(name, value, end, first_step=int(row.first_step[-1]))
     return None
 
 
-def _scalars(store: Store, last: int | None) -> tuple[Reading, ...]:
-    names = [name for name in store.scalar_names() if not name.startswith(OWN)]
-    names.sort(key=loss_rank)  # the loss is never among those that are left out
-    found = (newest_of(store, name, last) for name in names[:MAX_SCALARS])
-    return tuple(reading for reading in found if reading is not None)
+def _names_of(store: Store) -> list[str]:
+    """Return the names of the user's scalars; the loss is never among those that are left out."""
+    return sorted((name for name in store.scalar_names() if not name.startswith(OWN)), key=loss_rank)
 
 
 def _rate(store: Store) -> float | None:
@@ -113,12 +128,14 @@ def _rate(store: Store) -> float | None:
 def _gradients(latest: Latest) -> tuple[Kind | None, Reading | None, Reading | None, Reading | None]:
     """Return the norm over all gradients of the newest step that has any, the smallest, and the largest."""
     column = {stat: place for place, stat in enumerate(latest.stats)}
-    for kind in _GRADIENTS:
+    for kind in NORM_KINDS:
         places = np.array([place for place, tap in enumerate(latest.taps) if tap.kind == kind], np.intp)
         if not len(places):
             continue
         step = int(latest.steps[places].max())
         places = places[latest.steps[places] == step]
+        if (latest.first_steps[places] != step).any():
+            return kind, None, None, None  # the norm of means is not the mean of norms
         values = latest.values[places]
         bad = bool((values[:, column["nonfinite"]] > 0).any())
         norm = math.nan if bad else math.hypot(*values[:, column["norm"]].tolist())
@@ -126,6 +143,16 @@ def _gradients(latest: Latest) -> tuple[Kind | None, Reading | None, Reading | N
         ends = _ends(latest, places, sizes, step)
         return kind, Reading("gradient norm", norm, step), *ends
     return None, None, None, None
+
+
+def _merged_of(latest: Latest, kind: Kind | None) -> tuple[int, int] | None:
+    """Return the steps of the newest gradients if they are merged."""
+    places = [place for place, tap in enumerate(latest.taps) if tap.kind == kind]
+    if not places:
+        return None
+    newest = max(places, key=lambda place: int(latest.steps[place]))
+    first, last = int(latest.first_steps[newest]), int(latest.steps[newest])
+    return (first, last) if first != last else None
 
 
 def _ends(

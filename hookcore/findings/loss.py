@@ -8,9 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from hookcore.findings.finding import RULES, SPARK, Finding, limits_of
+from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.readings import window_first
-from hookcore.records.vocabulary import is_loss, loss_rank
+from hookcore.findings.rules import RULES, limits_of
+from hookcore.records.vocabulary import FOUND_LOSS, is_loss, loss_rank
 from hookcore.store import Series, Store, TapList
 
 _NOW = 8  # newest logged values
@@ -31,6 +32,9 @@ class Losses:
     def series(self) -> tuple[Series, ...]:
         """The losses over the whole run; values of old steps are merged."""
         names = [name for name in self.store.scalar_names() if is_loss(name)]
+        found = [name for name in names if name.startswith(FOUND_LOSS)]
+        if len(found) > 1:  # of several optimizers, which may work against each other
+            names = [name for name in names if name not in found]
         return tuple(self.store.scalars(name, points=_POINTS) for name in names)
 
     @cached_property

@@ -7,9 +7,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, Finding, RuleName, limits_of
+from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.loss import Losses, last_output
 from hookcore.findings.progress import is_validation
+from hookcore.findings.rules import RuleName, limits_of
 from hookcore.records import Severity
 from hookcore.records.vocabulary import loss_rank
 from hookcore.store import Series, TapList

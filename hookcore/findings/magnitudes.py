@@ -9,10 +9,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RECENT, RULES, WARM_UP, Finding, RuleName, limits_of
+from hookcore.findings.finding import RECENT, WARM_UP, Finding
 from hookcore.findings.loss import Losses
 from hookcore.findings.order import Group, groups_of
 from hookcore.findings.readings import Logs, Readings
+from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
 from hookcore.records.vocabulary import KIND_WORDS, is_bias
 from hookcore.store import TapList

@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, Finding, RuleName, limits_of
+from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.loss import Losses
+from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.records import PROBE, Severity, Tap
 from hookcore.records.vocabulary import PROBE_LABEL
 from hookcore.store import Store, TapList

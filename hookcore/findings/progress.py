@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, Finding, RuleName, limits_of
+from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.loss import Losses, last_output
+from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.records.vocabulary import loss_rank
 from hookcore.store import Series, TapList
 

@@ -11,7 +11,7 @@ import numpy as np
 from hookcore.findings.activations import find_saturated
 from hookcore.findings.clipped import find_clipped
 from hookcore.findings.depth import find_depth
-from hookcore.findings.finding import RULES, Finding
+from hookcore.findings.finding import Finding
 from hookcore.findings.history import settle
 from hookcore.findings.initial import find_equal, find_scale
 from hookcore.findings.loss import Losses, find_loss
@@ -23,6 +23,7 @@ from hookcore.findings.probed import find_probed
 from hookcore.findings.progress import find_progress
 from hookcore.findings.readings import Readings, window_first
 from hookcore.findings.rounding import find_lost
+from hookcore.findings.rules import RULES
 from hookcore.findings.running import find_drift
 from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.variance import find_variance

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings.activations import CLASSES as SATURATING
-from hookcore.findings.finding import RULES, RuleName
 from hookcore.findings.loss import Losses
 from hookcore.findings.probed import FUNCTIONS, places_by_rule
 from hookcore.findings.progress import is_validation
+from hookcore.findings.rules import RULES, RuleName
 from hookcore.findings.running import CLASSES as NORMALIZING
 from hookcore.records import PROBE, Kind, Tap
+from hookcore.records.vocabulary import DESYNC
 from hookcore.store import Store
 
 _PASSED: Final[tuple[Kind, ...]] = ("output", "output_grad", "input_grad", "param_grad")
@@ -103,6 +104,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "rank-collapse": _probed("rank-collapse"),
     "attention-entropy-collapse": _probed("attention-entropy-collapse"),
     "stalled-training": None,
+    "desync": (lambda known: int(known.store.of_ranks) * _all(known), "several ranks of one training"),
 }
 
 
@@ -121,5 +123,6 @@ def reach_of(store: Store) -> dict[RuleName, Reach]:
 
 
 def without_data(store: Store) -> list[RuleName]:
-    """Return the rules that are on and have nothing to look at."""
-    return [rule for rule, reach in reach_of(store).items() if reach.needs and store.rules.get(rule) is not False]
+    """Return the rules that are on and have nothing to look at. One about ranks isn't missed without any."""
+    wanted = (rule for rule in reach_of(store).items() if rule[0] != DESYNC and store.rules.get(rule[0]) is not False)
+    return [rule for rule, reach in wanted if reach.needs]

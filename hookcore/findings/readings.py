@@ -240,7 +240,7 @@ def window_first(store: Store) -> int:
     steps = store.steps()
     newest, captured = steps.newest or 0, store.captured_step(MIN_CAPTURED - 1)
     begin = newest - WINDOW + 1
-    return max(steps.first or 0, begin if captured is None else min(begin, captured))
+    return max(steps.first or 0, store.whole_since, begin if captured is None else min(begin, captured))
 
 
 def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: Readings | None) -> Logs:
@@ -284,4 +284,5 @@ def _width_of(steps: int) -> int:
 
 def _nth(ordered: Logs, at: Places) -> Logs:
     """Return the value at one position of each row."""
-    return np.take_along_axis(ordered, np.minimum(at, ordered.shape[1] - 1)[:, None], axis=1)[:, 0].copy()
+    found: Logs = np.take_along_axis(ordered, np.minimum(at, ordered.shape[1] - 1)[:, None], axis=1)[:, 0].copy()
+    return found

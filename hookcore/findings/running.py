@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from hookcore.findings.finding import RULES, Finding, limits_of
+from hookcore.findings.finding import Finding
 from hookcore.findings.readings import Readings
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.store import TapList
 
 RULE: Final = "batch-norm-drift"

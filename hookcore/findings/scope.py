@@ -8,8 +8,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from hookcore.findings.finding import MIN_PAST, RECENT, Finding, RuleName, limits_of
+from hookcore.findings.finding import MIN_PAST, RECENT, Finding
 from hookcore.findings.readings import Readings, window_first
+from hookcore.findings.rules import RuleName, limits_of
 from hookcore.findings.zeros import zeros_of
 from hookcore.store import Store, TapList
 

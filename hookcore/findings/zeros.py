@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import RULES, SPARK, Finding, RuleName, limits_of
+from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.readings import window_first
+from hookcore.findings.rules import RULES, RuleName, limits_of
 from hookcore.records import Tap
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Store, TapList

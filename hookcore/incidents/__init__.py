@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .book import KEPT_FIRST, KEPT_NEWEST, NONFINITE, Incidents
+from .accounts import NONFINITE
+from .book import KEPT_FIRST, KEPT_NEWEST, Incidents
 from .evidence import AROUND
 from .feeding import Feeding, fitting
 from .incident import Evidence, Found, Incident, Link, Logged

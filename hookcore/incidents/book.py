@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.incidents.accounts import Accounts
 from hookcore.incidents.evidence import Gathering, Window, neighbors_of, worth_showing
 from hookcore.incidents.feeding import Feeding, Source, fitting
-from hookcore.incidents.incident import SCALER_SEARCH, Floats, Found, Incident, Link, Steps
+from hookcore.incidents.incident import SCALER_SEARCH, Floats, Found, Incident, Steps
 from hookcore.incidents.order import BACKWARD, Causes
 from hookcore.incidents.standing import Standing, Standings
 from hookcore.incidents.states import NEVER, Flags, Open, Over
@@ -26,8 +27,6 @@ from hookcore.records.vocabulary import is_loss
 KEPT_FIRST: Final = 8  # incidents from the beginning of the run
 KEPT_NEWEST: Final = 24
 MAX_UNFINISHED: Final = 2  # of rules, whose evidence is taken at the same time; as many more of non-finite values
-MAX_CHAIN: Final = 256  # tensors that followed, with their first steps
-NONFINITE: Final = "nonfinite"
 _FULL: Final = 0.75  # of the limit: the rest is for the incident that goes on
 _SCALER_STEPS: Final = 8  # newest steps that a scaler skipped
 
@@ -61,6 +60,7 @@ class Incidents:
     alerts_made_room: int = 0  # those among them that were not notes
     without_evidence: int = 0  # incidents whose values around the onset were not kept
     masks: Masks = field(default_factory=Masks)
+    whose: Callable[[int, int], str] = lambda number, step: ""  # in which ranks a tap had a non-finite value in a step
     _known: int = 0  # taps before this frame
     _open: Open | None = None
     _over: list[Over] = field(default_factory=list)
@@ -68,10 +68,12 @@ class Incidents:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _skipped: deque[int] = field(default_factory=lambda: deque(maxlen=_SCALER_STEPS))
     _causes: Causes = field(init=False)
+    _accounts: Accounts = field(init=False)
     _standings: Standings = field(init=False)
 
     def __post_init__(self) -> None:
         self._causes = Causes(self.source.taps)
+        self._accounts = Accounts(self.source.taps, self._causes)
         self._standings = Standings(self._gather)
 
     @property
@@ -144,6 +146,7 @@ class Incidents:
         source = self._source_of(culprit, affected, incident.begin)
         if source is not None:
             culprit, incident.known = source.number, source.known
+        incident.known = " ".join(filter(None, [self.whose(culprit, incident.begin), incident.known]))
         if self.source.taps[culprit].kind not in ("input", "output"):
             losses = (name for name, value in scalars.items() if is_loss(name) and not math.isfinite(value))
             incident.loss = next(losses, incident.loss)
@@ -182,18 +185,18 @@ class Incidents:
         self.without_evidence += 1
         return None
 
-    def judge(self, step: int, found: Sequence[Found], own: bool = False) -> None:
-        """Follow what the rules found when they looked at the steps up to this one: ours, or the user's own."""
+    def judge(self, step: int, found: Sequence[Found], told: bool = False) -> None:
+        """Follow what the rules found when they looked at the steps up to this one, or what is told of each frame."""
         if not found and not self._standings.open:
             return
         with self._lock:
-            changed, ended = self._standings.look(step, found, own)
+            changed, ended = self._standings.look(step, found, told)
             for each in {id(each): each for each in (*changed, *ended)}.values():
                 self._note_change(each)
-            back = {self._read_standing(each).about.id for each in changed}
+            back = {self._accounts.of_rule(each).about.id for each in changed}
             self._over = [each for each in self._over if each.about.id not in back]
             for each in ended:
-                self._put(self._read_standing(each))
+                self._put(self._accounts.of_rule(each))
 
     def note_skipped(self, step: int) -> None:
         """Record that a gradient scaler skipped a step. Its non-finite gradients are how the scaler finds its scale."""
@@ -210,7 +213,7 @@ class Incidents:
     def all(self) -> list[Incident]:
         """Return the first and the newest incidents, oldest first. `dropped` counts the others."""
         with self._lock:
-            return [self._read(each) for each in self._states()]
+            return [self._accounts.read(each) for each in self._states()]
 
     def heads(self) -> list[Incident]:
         """Return the same incidents without their chains and evidence, which take time to read."""
@@ -221,8 +224,8 @@ class Incidents:
         """Return all incidents as they are now, oldest first (the lock must be held)."""
         found, current = list(self._over), self._open
         if current is not None and current.culprit >= 0:
-            found.append(self._state_of(current))
-        found += map(self._read_standing, self._standings.open)
+            found.append(self._accounts.of_nonfinite(current))
+        found += map(self._accounts.of_rule, self._standings.open)
         return sorted(found, key=lambda each: each.about.first_step)
 
     def _note_bad(self, incident: Open, step: int, bad: Numbers, nan: Flags) -> None:
@@ -268,7 +271,7 @@ class Incidents:
 
     def _file(self, incident: Open) -> None:
         self._open = None
-        self._put(self._state_of(incident))
+        self._put(self._accounts.of_nonfinite(incident))
 
     def _put(self, over: Over) -> None:
         """Keep an incident that is over, and drop others to make room."""
@@ -282,69 +285,6 @@ class Incidents:
             dropped = self._over.pop(next(notes, min(KEPT_FIRST, len(self._over) - 2)))
             self.alerts_made_room += dropped.about.severity != "info"
             self.made_room += 1
-
-    def _state_of(self, incident: Open) -> Over:
-        """Return the incident as it is now (the lock must be held)."""
-        affected = np.flatnonzero(incident.onset != NEVER)
-        about = Incident(
-            NONFINITE,
-            self._link(incident.culprit, incident.begin),
-            float("nan") if incident.with_nan[incident.culprit] else float("inf"),
-            incident.begin,
-            incident.last,
-            incident.closed_at if incident.closed_at >= 0 else None,
-            incident.steps,
-            incident.skipped,
-            incident.previous,
-            incident.culprit_last,
-            loss=incident.loss,
-            known=incident.known,
-            version=incident.version,
-            told=incident.begin,
-        )
-        return self._with_chain(about, affected, incident.onset[affected], incident.gathering)
-
-    def _read_standing(self, standing: Standing) -> Over:
-        """Return an incident of a rule as it is now (the lock must be held)."""
-        found = standing.found
-        about = Incident(
-            found.rule,
-            self._link(found.number, found.since),
-            found.value,
-            found.since,
-            standing.last,
-            standing.over,
-            standing.times if found.is_short else standing.last - found.since + 1,
-            culprit_last=standing.last,
-            version=standing.version,
-            message=found.message,
-            level=standing.severity,
-            usual=found.usual,
-            told=standing.told,
-            short=found.is_short,
-        )
-        numbers = np.array(list(standing.onsets), np.int64)
-        onsets = np.array(list(standing.onsets.values()), np.int64)
-        return self._with_chain(about, numbers, onsets, standing.gathering)
-
-    def _link(self, number: int, step: int) -> Link:
-        return Link(number, self.source.taps[number], step)
-
-    def _with_chain(self, about: Incident, affected: Numbers, onsets: Steps, gathering: Gathering | None) -> Over:
-        others = affected != about.culprit.number
-        numbers, onsets = affected[others], onsets[others]
-        chain = self._causes.order(numbers, onsets)[:MAX_CHAIN]
-        about = replace(about, taps=len(numbers), modules=self._causes.modules(affected) - 1)
-        return Over(about, numbers[chain], onsets[chain], gathering)
-
-    def _read(self, incident: Over) -> Incident:
-        taps, pairs = self.source.taps, zip(incident.numbers.tolist(), incident.onsets.tolist(), strict=True)
-        evidence = None if incident.gathering is None else incident.gathering.evidence()
-        return replace(
-            incident.about,
-            chain=tuple(Link(number, taps[number], onset) for number, onset in pairs),
-            evidence=evidence,
-        )
 
 
 def _touches(begin: int, last: int, step: int) -> bool:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, ROOT, Severity, Tap
-from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE
+from hookcore.records.vocabulary import DESYNC, KIND_WORDS, OWN_RULE
 
 SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip until it has found its scale
 
-_WITHOUT_PLACE: Final = frozenset({"loss", "loss-spike", "overfit", "stalled-training"})  # about the training
+# About the training, or with the place in the message.
+_WITHOUT_PLACE: Final = frozenset({"loss", "loss-spike", "overfit", "stalled-training", DESYNC})
 
 Steps = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -126,6 +127,28 @@ class Incident:
         if self.message and not self.short:  # it was looked at now and then
             end = math.inf if self.recovered is None else self.recovered - 1
         return (first is None or end >= first) and (last is None or self.first_step <= last)
+
+    def as_of(self, step: int) -> Incident:
+        """Return what was true at a step: without what happened later.
+
+        A message that is of a later step says so, because its numbers are of that step.
+        """
+        late = self.message and not self.short and self.told > step
+        later = self.last_step > step
+        chain = tuple(link for link in self.chain if link.first_step <= step)
+        others = {link.tap.module for link in chain} - {self.culprit.tap.module}
+        known = self.taps == len(self.chain) or not later
+        return replace(
+            self,
+            recovered=None if self.recovered is not None and self.recovered > step else self.recovered,
+            last_step=min(self.last_step, step),
+            steps=1 if later else self.steps,
+            culprit_last=min(self.culprit_last, step),
+            chain=chain,
+            taps=len(chain) if later else self.taps,
+            modules=(len(others) if later else self.modules) if known else 0,
+            message=f"found at step {self.told:,}: {self.message}" if late else self.message,
+        )
 
     @property
     def severity(self) -> Severity:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from hookcore.incidents.book import NONFINITE
+from hookcore.incidents.accounts import NONFINITE
 from hookcore.incidents.incident import Incident
 from hookcore.incidents.order import BACKWARD
 from hookcore.records import Kind, Occasion

@@ -10,7 +10,7 @@ from typing import Final
 from hookcore.incidents.evidence import Gathering
 from hookcore.incidents.incident import Found
 from hookcore.records import SEVERITIES, Severity
-from hookcore.records.vocabulary import OWN_RULE
+from hookcore.records.vocabulary import is_told
 
 MAX_STANDING: Final = 16  # open at the same time
 MAX_REFUSED: Final = 1000  # that are counted
@@ -84,10 +84,10 @@ class Standings:
         """The number of these that were warnings or errors."""
         return sum(severity != "info" for severity in self._refused.values())
 
-    def look(self, step: int, found: Sequence[Found], own: bool = False) -> tuple[list[Standing], list[Standing]]:
+    def look(self, step: int, found: Sequence[Found], told: bool = False) -> tuple[list[Standing], list[Standing]]:
         """Follow what a look at a step found. Return the incidents that changed, and those that are over.
 
-        A look by the user's own rules ends only theirs, and one by ours only ours.
+        What is told frame by frame ends only incidents of that kind, and a look at many steps only the others.
         """
         changed: list[Standing] = []
         fresh: list[Standing] = []
@@ -105,7 +105,7 @@ class Standings:
                 fresh.append(standing)
             if (news or begun) and standing not in changed:
                 changed.append(standing)
-        ended = [each for each in self.open if each.found.rule.startswith(OWN_RULE) == own and _ends(each, step)]
+        ended = [each for each in self.open if is_told(each.found.rule) == told and _ends(each, step)]
         self.open = [each for each in self.open if each.over is None]
         self._over.extend(ended)
         return changed, ended

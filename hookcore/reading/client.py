@@ -58,9 +58,10 @@ class Client(RemoteRun):
         """Return the state of the server."""
         return self._get(dict[str, Any], "/healthz")
 
-    def runs(self) -> list[answers.Run]:
-        """Return every run, newest first."""
-        return [run for page in self._pages(answers.Runs, "/api/v1/runs", {}) for run in page.runs]
+    def runs(self, query: str = "") -> list[answers.Run]:
+        """Return the runs, newest first: all, or those that a query such as `lr>0.1 and tag:sweep` finds."""
+        asked = {"query": query} if query else {}
+        return [run for page in self._pages(answers.Runs, "/api/v1/runs", asked) for run in page.runs]
 
     def run(self, run: str) -> answers.Run:
         """Return a run."""
@@ -69,6 +70,30 @@ class Client(RemoteRun):
     def delete_run(self, run: str) -> None:
         """Remove a run; `restore_run` brings it back. A trainer that still sends starts it again."""
         self._exchange.send("DELETE", f"/api/v1/runs/{run}")
+
+    def views(self) -> dict[str, str]:
+        """Return the saved views of the Runs page: query strings by name."""
+        return {view.name: view.query for view in self._get(answers.Views, "/api/v1/views").views}
+
+    def save_view(self, name: str, query: str) -> None:
+        """Save a view of the Runs page, such as `f=tag:sweep&sort=loss`, instead of one of the same name."""
+        self._exchange.send("PUT", "/api/v1/views", body={"name": name, "query": query})
+
+    def delete_view(self, name: str) -> None:
+        """Delete a saved view."""
+        self._exchange.send("DELETE", "/api/v1/views", {"name": name})
+
+    def board(self) -> tuple[answers.PinnedChart, ...]:
+        """Return the charts that readers pinned."""
+        return self._get(answers.Board, "/api/v1/board").charts
+
+    def pin(self, name: str, path: Literal["series", "scalars"], query: str) -> None:
+        """Pin a chart, such as `"series", "tap=head+output&stat=norm"`, instead of one of the same name."""
+        self._exchange.send("PUT", "/api/v1/board", body={"name": name, "path": path, "query": query})
+
+    def unpin(self, name: str) -> None:
+        """Take a chart off the board."""
+        self._exchange.send("DELETE", "/api/v1/board", {"name": name})
 
     def removed_runs(self) -> list[answers.RemovedRun]:
         """Return the removed runs, each with id, name, removed_s, why, and restorable."""
@@ -93,6 +118,25 @@ class Client(RemoteRun):
     def explain(self, capsule: str, run: str | None = None) -> answers.Capsule:
         """Let the server replay a saved step in a process of its own. `capsules()` has the result when it is there."""
         return self._ask(answers.Capsule, "POST", f"/api/v1/capsules/{capsule}/explain", {"run": run})
+
+    def overlay(
+        self,
+        runs: Sequence[str],
+        scalar: str | None = None,
+        *,
+        tap: str | None = None,
+        stat: str = "rms",
+        group_by: str | None = None,
+        band: bool = False,
+        points: int = 500,
+    ) -> answers.Overlay:
+        """Return the same values of many runs: a scalar such as "loss" or "gradient norm", or a stat of a tap.
+
+        With `group_by`, a value of the runs such as "lr", each line knows its group; with `band`, there is a line for
+        each group: the mean of its runs, and the smallest and the largest one.
+        """
+        asked = {"runs": ",".join(runs), "scalar": scalar, "tap": tap, "stat": stat, "group_by": group_by}
+        return self._get(answers.Overlay, "/api/v1/overlay", {**asked, "band": band, "points": points})
 
     # -- two runs ---------------------------------------------------------------------------------------------------
 
@@ -121,7 +165,7 @@ class Client(RemoteRun):
         asked |= {"tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
         return self._get(answers.Comparison, "/api/v1/compare", asked)
 
-    def differences(
+    def compare_heatmap(
         self,
         one: str,
         two: str,
@@ -133,11 +177,64 @@ class Client(RemoteRun):
         columns: int = 500,
         rows: int = 600,
         rename: str | None = None,
-    ) -> answers.Differences:
+    ) -> answers.ComparisonHeatmap:
         """Return the differences of two runs, layer by step, in at most `columns` by `rows` cells."""
         asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
         asked |= {"columns": columns, "rows": rows}
-        return self._get(answers.Differences, "/api/v1/compare/heatmap", asked)
+        return self._get(answers.ComparisonHeatmap, "/api/v1/compare/heatmap", asked)
+
+    def differences(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        other: str | None = None,
+        other_first: int | None = None,
+        other_last: int | None = None,
+        kind: Kind | None = None,
+        match: str | None = None,
+        limit: int = 20,
+        bins: int = 60,
+        run: str | None = None,
+    ) -> answers.Differences:
+        """Return what differs most between some steps and all others, or other steps, or another run."""
+        asked = {"run": run, "from": first, "to": last, "kind": kind, "match": match, "limit": limit, "bins": bins}
+        asked |= {"other": other, "other_from": other_first, "other_to": other_last}
+        return self._get(answers.Differences, "/api/v1/differences", asked)
+
+    # -- ranks of a distributed training -----------------------------------------------------------------------------
+
+    def ranks(self, run: str | None = None) -> answers.Ranks:
+        """Return each rank of a run: its state, how far and how fast it is, and what came too late for the sum."""
+        return self._get(answers.Ranks, "/api/v1/ranks", {"run": run})
+
+    def rank_map(
+        self,
+        tap: Any = None,
+        stat: str = "rms",
+        name: str | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 200,
+        run: str | None = None,
+    ) -> answers.RankMap:
+        """Return a tap's stat, a logged value, or the seconds per step: the mean by rank and column of steps."""
+        label = None if tap is None else getattr(tap, "label", str(tap))
+        asked = {"run": run, "tap": label, "stat": stat, "name": name, "from": first, "to": last, "columns": columns}
+        return self._get(answers.RankMap, "/api/v1/ranks/map", asked)
+
+    def rank_spread(
+        self,
+        kind: str,
+        stat: str = "rms",
+        match: str | None = None,
+        step: int | None = None,
+        sort: str = "model",
+        limit: int = 1000,
+        run: str | None = None,
+    ) -> answers.LayerSpreads:
+        """Return how far the ranks are apart in one step, layer by layer. `sort="apart"`: the largest spread first."""
+        asked = {"run": run, "kind": kind, "stat": stat, "match": match, "step": step, "sort": sort, "limit": limit}
+        return self._get(answers.LayerSpreads, "/api/v1/ranks/spread", asked)
 
     # -- at a glance -----------------------------------------------------------------------------------------------
 
@@ -145,9 +242,19 @@ class Client(RemoteRun):
         """Return the findings, worst first, as a sequence. Its `scope` says how much they are based on."""
         return self._get(answers.Findings, "/api/v1/findings", {"limit": limit, "run": run})
 
-    def overview(self, run: str | None = None) -> answers.Overview:
-        """Return the key figures: step and rate, loss, gradients, what is watched, and what that costs."""
-        return self._get(answers.Overview, "/api/v1/overview", {"run": run})
+    def overview(self, run: str | None = None, first: int | None = None, last: int | None = None) -> answers.Overview:
+        """Return the key figures: step and rate, loss, gradients, what is watched, and what that costs.
+
+        With steps, the loss, the gradients, and what was captured are the newest of these steps.
+        """
+        return self._get(answers.Overview, "/api/v1/overview", {"run": run, "from": first, "to": last})
+
+    def timeline(
+        self, first: int | None = None, last: int | None = None, columns: int = 600, run: str | None = None
+    ) -> answers.Timeline:
+        """Return a run at a glance: its loss, what happened, and which steps were captured."""
+        asked = {"from": first, "to": last, "columns": columns, "run": run}
+        return self._get(answers.Timeline, "/api/v1/timeline", asked)
 
     def figure(self, chart: str, **asked: Any) -> Any:
         """Return a chart as a Plotly figure: heatmap, series, histograms, profile, fan, scalars, compare, or tensor.
@@ -160,9 +267,15 @@ class Client(RemoteRun):
         given = {names.get(name, name): value for name, value in asked.items()}
         return graphs.Figure(_arrays_of(self._get(dict[str, Any], "/api/v1/figure", {"chart": chart, **given})))
 
-    def report(self, run: str | None = None) -> bytes:
-        """Return a report of a run: an HTML file that needs no server and no network."""
-        return self._exchange.send("GET", "/api/v1/report", {"run": run or self._run})
+    def report(
+        self, run: str | None = None, first: int | None = None, last: int | None = None, at: int | None = None
+    ) -> bytes:
+        """Return a report of a run, or of some of its steps: an HTML file that needs no server and no network.
+
+        Charts show the steps from `first` to `last`; numbers are of the step `at`, by default the newest of them.
+        """
+        asked = {"run": run or self._run, "from": first, "to": last, "at": at}
+        return self._exchange.send("GET", "/api/v1/report", asked)
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,7 @@ class StoreReader(Reader):
                 trainable=module.trainable,
                 aliases=module.aliases,
                 shapes=known[module.path],
+                source=module.source,
                 coverage=coverage.get(module.path),
                 taps=tuple(taps[module.path]),
             )
@@ -85,6 +86,10 @@ class StoreReader(Reader):
 
     def flow(self, step: int | None = None) -> answers.Flow:
         return answers.Flow.of(self._run, self._store.flows(), step)
+
+    def model(self, step: int | None = None) -> answers.Model:
+        flows, modules = self._store.flows(), self._store.modules()
+        return answers.Model.of(self._run, modules, flows, step, _why_no_flow(self._store, step))
 
     def series(
         self, tap: TapName, stat: str = "rms", first: int | None = None, last: int | None = None, points: int = 1000
@@ -178,9 +183,11 @@ class StoreReader(Reader):
         stat: str | None = None,
         sort: str | None = None,
         limit: int = 1000,
+        first: int | None = None,
+        last: int | None = None,
     ) -> answers.Latest:
         wanted = self._store.taps(match, kind)
-        return answers.Latest.of(self._run, self._store.latest(None, stat, sort, limit, wanted=wanted))
+        return answers.Latest.of(self._run, self._store.newest(None, stat, sort, limit, first, last, wanted))
 
     def scalars(
         self,
@@ -246,6 +253,25 @@ class StoreReader(Reader):
         seen = self._quiet.has_seen(incident.key, incident.first_step)
         return seen, muting(incident.rule, incident.culprit.tap.module) is not None
 
+    def media(self, name: str | None = None, first: int | None = None, last: int | None = None) -> list[answers.Media]:
+        return [
+            answers.Media.of(number, each)
+            for number, each in self._store.numbered_media()
+            if name in (None, each.tap.module)
+            and (first is None or each.step >= first)
+            and (last is None or each.step <= last)
+        ]
+
+    def media_content(self, number: int) -> bytes:
+        found = self.medium(number)
+        if found is None:
+            raise ArgumentError(f"there is no item {number} of the run {self._run}; media() lists them")
+        return found.values.tobytes()
+
+    def medium(self, number: int) -> Snapshot | None:
+        """Return an item that the script logged, or None if there is none with this number."""
+        return dict(self._store.numbered_media()).get(number)
+
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
         fits = self._store.matcher(match)
         return [
@@ -277,3 +303,19 @@ def quantile_of(stat: str) -> float | None:
 def _shape_name(kind: str, index: str) -> str:
     """Return the name of a tap's shape: a gradient has its tensor's shape, a parameter goes by its own name."""
     return index if kind.startswith(("param", "update")) else f"{kind.removesuffix('_grad')} {index}".rstrip()
+
+
+def _why_no_flow(store: Store, step: int | None) -> str:
+    """Return why it isn't known which call feeds which."""
+    flows = store.flows()
+    if flows and step is not None:
+        return f"The data flow was learned in step {flows[0].step:,}; it isn't known what it was in step {step:,}."
+    told = store.events(name="flow-unknown")
+    if told:
+        return f"{told[-1].message[:1].upper()}{told[-1].message[1:]}."
+    if store.steps().newest is None:
+        return "No step was captured yet. The data flow is learned in the first one."
+    return (
+        "No captured step has shown the data flow yet. It is learned from the calls of the modules one by one, so "
+        "not with compiled='inside'."
+    )

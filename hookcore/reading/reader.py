@@ -39,6 +39,9 @@ class Reader(Protocol):
     def flow(self, step: int | None = None) -> answers.Flow:
         """Return which call of a module feeds which, as it was known in a step; else now."""
 
+    def model(self, step: int | None = None) -> answers.Model:
+        """Return the model as boxes, with what flows between them and their sizes, as known in a step; else now."""
+
     def series(
         self, tap: TapName, stat: str = "rms", first: int | None = None, last: int | None = None, points: int = 1000
     ) -> answers.Series:
@@ -107,8 +110,10 @@ class Reader(Protocol):
         stat: str | None = None,
         sort: str | None = None,
         limit: int = 1000,
+        first: int | None = None,
+        last: int | None = None,
     ) -> answers.Latest:
-        """Return the newest values; `sort` is a stat, non-finite and largest values first ("-rms": smallest)."""
+        """Return the newest values in some steps; `sort` is a stat, non-finite and largest first ("-rms": smallest)."""
 
     def scalars(
         self,
@@ -138,6 +143,12 @@ class Reader(Protocol):
 
     def incident(self, id: str) -> answers.IncidentDetail:
         """Return one incident with every stat of its culprit and neighbors around the onset."""
+
+    def media(self, name: str | None = None, first: int | None = None, last: int | None = None) -> list[answers.Media]:
+        """Return the images, texts, tables, and figures that the script logged in these steps, oldest first."""
+
+    def media_content(self, number: int) -> bytes:
+        """Return the content of one of them."""
 
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
         """Return the captured tensors, oldest first, without their values."""

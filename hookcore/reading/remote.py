@@ -29,6 +29,7 @@ AnyPage = TypeVar(
     answers.Hooks,
     answers.SeriesList,
     answers.Snapshots,
+    answers.MediaList,
 )
 
 
@@ -64,6 +65,9 @@ class RemoteReader(Reader):
 
     def flow(self, step: int | None = None, run: str | None = None) -> answers.Flow:
         return self._get(answers.Flow, "/api/v1/flow", {"step": step, "run": run})
+
+    def model(self, step: int | None = None, run: str | None = None) -> answers.Model:
+        return self._get(answers.Model, "/api/v1/model", {"step": step, "run": run})
 
     def series(
         self,
@@ -168,10 +172,12 @@ class RemoteReader(Reader):
         stat: str | None = None,
         sort: str | None = None,
         limit: int = 1000,
+        first: int | None = None,
+        last: int | None = None,
         run: str | None = None,
     ) -> answers.Latest:
-        asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "run": run}
-        return self._get(answers.Latest, "/api/v1/latest", asked)
+        asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "from": first, "to": last}
+        return self._get(answers.Latest, "/api/v1/latest", asked | {"run": run})
 
     def scalars(
         self,
@@ -213,6 +219,16 @@ class RemoteReader(Reader):
     def incident(self, id: str, run: str | None = None) -> answers.IncidentDetail:
         return self._get(answers.IncidentDetail, f"/api/v1/incidents/{quote(id, safe='')}", {"run": run})
 
+    def media(
+        self, name: str | None = None, first: int | None = None, last: int | None = None, run: str | None = None
+    ) -> list[answers.Media]:
+        asked = {"name": name, "from": first, "to": last, "run": run}
+        pages = self._pages(answers.MediaList, "/api/v1/media", asked)
+        return [media for page in pages for media in page.media]
+
+    def media_content(self, number: int, run: str | None = None) -> bytes:
+        return self._exchange.send("GET", f"/api/v1/media/{number}", {"run": run or self._run})
+
     def snapshots(
         self, match: str | None = None, kind: Kind | None = None, run: str | None = None
     ) -> list[answers.Snapshot]:
@@ -224,6 +240,10 @@ class RemoteReader(Reader):
         data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", asked)
         values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
         return values
+
+    def snapshot_names(self, number: int, run: str | None = None) -> answers.SnapshotNames:
+        """Return what the script called the tokens and the samples of a snapshot, as far as it fits the tensor."""
+        return self._get(answers.SnapshotNames, f"/api/v1/snapshots/{number}/names", {"run": run})
 
     def _ask(
         self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None

@@ -31,8 +31,9 @@ def cut(values: NDArray[Any], text: str) -> NDArray[Any]:
     parts = read_slice(text)
     if parts.count(...) > 1:
         raise ArgumentError(f"slice={text!r} holds ... more than once: it can replace only one gap")
+    whole = parts if ... in parts else (*parts, ...)
     try:
-        return values[(*parts, ...)] if ... not in parts else values[parts]
+        return values[whole]
     except (IndexError, ValueError, OverflowError) as error:
         shape = " x ".join(map(str, values.shape)) or "of no dimension"
         raise ArgumentError(f"slice={text!r} does not fit a tensor {shape}: {error}") from None

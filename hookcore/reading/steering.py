@@ -10,7 +10,7 @@ from hookcore import answers
 from hookcore.errors import ServerError
 from hookcore.reading.reader import TapName
 from hookcore.reading.remote import RemoteReader, name_of
-from hookcore.records import Kind, Phase, Snapshot
+from hookcore.records import Kind, Names, Phase, Snapshot
 
 POLL_S: Final = 0.05
 
@@ -35,6 +35,20 @@ class RemoteRun(RemoteReader):
         """Acknowledge a finding or an event by its `key`, or take that back."""
         body = self._about(run, key=key, acknowledged=acknowledged)
         self._exchange.send("POST", "/api/v1/acknowledgements", body=body)
+
+    def annotations(self, run: str | None = None) -> list[answers.Annotation]:
+        """Return what was noted at steps of a run, by step."""
+        return list(self._get(answers.Annotations, "/api/v1/annotations", {"run": run}).annotations)
+
+    def annotate(self, step: int, text: str, run: str | None = None) -> list[answers.Annotation]:
+        """Note something at a step, in place of what was noted there. Returns the annotations of the run."""
+        body = self._about(run, step=step, text=text)
+        return list(self._ask(answers.Annotations, "POST", "/api/v1/annotations", body=body).annotations)
+
+    def remove_annotation(self, step: int, run: str | None = None) -> list[answers.Annotation]:
+        """Remove what was noted at a step. Returns the annotations that are left."""
+        asked = {"step": step, "run": run}
+        return list(self._ask(answers.Annotations, "DELETE", "/api/v1/annotations", asked).annotations)
 
     def rules(self, run: str | None = None) -> answers.RunRules:
         """Return the rules of a run, each with its thresholds."""
@@ -109,7 +123,11 @@ class RemoteRun(RemoteReader):
             time.sleep(POLL_S)
         entry = next(each for each in self.snapshots(run=asked.run) if each.number == asked.number)
         about = entry.tap.record, entry.step, entry.time_s, entry.dtype, entry.shape
-        return Snapshot(*about, values, entry.truncated, entry.number)
+        names = None
+        if entry.named:
+            said = self.snapshot_names(entry.number, run=asked.run)
+            names = Names(said.tokens, said.shared, said.labels)
+        return Snapshot(*about, values, entry.truncated, entry.number, names)
 
     def settings(self, run: str | None = None) -> answers.Settings:
         """Return the current settings of the trainer, and the commands that wait for it."""

@@ -15,7 +15,7 @@ from hookcore.store.answers import (
     Usage,
 )
 from hookcore.store.ledger import NonfiniteTaps
-from hookcore.store.queries import STAT_NAMES
+from hookcore.store.newest import STAT_NAMES
 from hookcore.store.store import DEFAULT_BYTES, Store
 
 __all__ = [

@@ -148,13 +148,17 @@ class Quantiles(Tabular):
 
 @dataclass(frozen=True, slots=True)
 class Latest(Tabular):
-    """The exact values of taps in the newest step each was seen in."""
+    """The values of taps in the newest step each was seen in: exact, or if that step is merged with others, means.
+
+    A tap's values are of the steps from first_steps to steps, which are the same if the values are exact.
+    """
 
     stats: tuple[str, ...]
     numbers: NDArray[np.int64]
     taps: tuple[Tap, ...]
     steps: Steps
     values: Floats  # [tap, stat], unchanged: NaN and infinities included
+    first_steps: Steps
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each tap, and a column for each stat."""

@@ -117,7 +117,10 @@ def bytes_of(record: Tap | Event | ModuleRecord | Coverage | HookRecord | Snapsh
             size += _text_bytes(value)
         elif isinstance(value, tuple):
             size += sum(_text_bytes(part) if isinstance(part, str) else 160 for part in value)
-    return size + (bytes_of(record.tap) if isinstance(record, Snapshot) else 0)
+    if isinstance(record, Snapshot):
+        names = record.names
+        size += bytes_of(record.tap) + (0 if names is None else sum(map(texts_bytes, (*names.tokens, names.labels))))
+    return size
 
 
 def texts_bytes(texts: Sequence[str]) -> int:

@@ -103,6 +103,11 @@ class Contents:
         first = taken - len(kept)
         return [(each.number if each.number >= 0 else first + place, each) for place, each in enumerate(kept)]
 
+    def numbered_media(self) -> list[tuple[int, Snapshot]]:
+        """Return what the script logged besides numbers, by its place in the order of the log."""
+        taken, kept = self._parts.media.items_after(0)
+        return list(enumerate(kept, taken - len(kept)))
+
     def modules(self) -> list[ModuleRecord]:
         """Return the modules of the run."""
         return self._parts.modules.items()

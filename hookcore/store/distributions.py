@@ -91,7 +91,7 @@ def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: i
         if largest < TOO_LARGE:
             found = found.folded(largest)
     finite = (found.bins > NEG_INF) & (found.bins < POS_INF)
-    starts = _display_groups(found.bins[finite], bins)
+    starts = display_groups(found.bins[finite], bins)
     counts = np.zeros((len(found.first), max(0, len(starts) - 1)), np.uint64)
     if len(starts):
         group = np.searchsorted(starts, found.bins[finite], side="right") - 1
@@ -121,7 +121,7 @@ def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points:
     return Quantiles(tap, wanted, found.first, found.last, values)
 
 
-def _display_groups(filled: NDArray[np.intp], bins: int) -> NDArray[np.intp]:
+def display_groups(filled: NDArray[np.intp], bins: int) -> NDArray[np.intp]:
     """Return the first bins of at most this many groups that hold every filled finite bin, and the end of the last one.
 
     Empty bins on both sides of zero belong to the group around zero. Otherwise they would take most of the groups.

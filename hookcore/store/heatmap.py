@@ -38,11 +38,18 @@ class Columns:
         return np.append(self.first_steps()[1:] - 1, self.last)
 
 
-def columns_over(parts: Sequence[Rows], first: int | None, last: int | None, most: int) -> Columns | None:
-    """Return at most this many columns over the steps that exist between first and last; None if there are none."""
-    if not parts:
+def columns_over(
+    parts: Sequence[Rows], first: int | None, last: int | None, most: int, before: tuple[int, int] | None = None
+) -> Columns | None:
+    """Return at most this many columns over the steps that exist between first and last; None if there are none.
+
+    `before` are steps before those of the parts.
+    """
+    ends = [int(parts[0].first[0]), int(parts[-1].last[-1])] if parts else []
+    ends += before or ()
+    if not ends:
         return None
-    start, end = int(parts[0].first[0]), int(parts[-1].last[-1])
+    start, end = min(ends), max(ends)
     start = start if first is None else max(start, first)
     end = end if last is None else min(end, last)
     return Columns(start, end, min(most, end - start + 1))
@@ -114,7 +121,7 @@ class Cells:
 
     def worst(self) -> Floats:
         """Return the value with the largest magnitude; NaN if a tensor was non-finite, or if there is none."""
-        worst = self.high.copy()
+        worst: Floats = self.high.copy()
         np.copyto(worst, self.low, where=-self.low > self.high)
         np.copyto(worst, np.nan, where=(self.nonfinite > 0) | (self.present == 0))
         return worst

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.store.peaks import Peaks
-from hookcore.store.rows import Rows, pick_exact, pick_merged
+from hookcore.store.rows import Rows, overlap, pick_exact, pick_merged
 from hookcore.store.segments import ExactRows, Floats, Lanes, MergedRows, Schema, Steps, condense, merge
 
 FACTOR: Final = 8
 SHARES: Final = (0.30, 0.15, 0.15, 0.40)  # of the limit: exact rows, 8 to 1, 64 to 1, and the rest of the run
+FAR: Final = 2**62  # later than any step
 _SEGMENTS: Final = 32  # segments per level: fewer cause pauses, more make every query slower
 _MAX_ROWS: Final = 4096
 _GRANULE: Final = 8  # lanes are allotted in multiples of this
@@ -56,6 +57,21 @@ class Ladder:
     def newest(self) -> int | None:
         """The newest exact step."""
         return int(self._exact[-1].steps[self._exact[-1].used - 1]) if self._exact else None
+
+    def exact_since(self, whole_since: int) -> int | None:
+        """Return the step since which all rows are here, and exact; None if all are.
+
+        Before `whole_since`, some are missing.
+        """
+        with self._lock:
+            if not any(self._merged):
+                return whole_since or None
+            return max(whole_since, next((int(part.steps[0]) for part in self._exact if part.used), FAR))
+
+    def recall_latest(self, steps: Steps, values: Floats) -> None:
+        """Take the newest step of each lane, and its values [column, lane], from before the exact rows to come."""
+        with self._lock:
+            self._fallen_steps, self._fallen = steps.copy(), values.copy()
 
     def levels(self) -> list[tuple[int, int, int]]:
         """Return rows, bytes, and the limit of each level, the exact one first."""
@@ -110,7 +126,8 @@ class Ladder:
         with self._lock:
             view = segment.values[:, segment.used - 1]
             known = view[:, lanes]
-            view[:, lanes] = np.where(np.isnan(known[0]), values, both(known, values))
+            merged = np.where(np.isnan(known[0]), values, both(known, values))
+            view[:, lanes] = np.where(np.isnan(values[0]), known, merged)
 
     def gather(self, column: int, lanes: Lanes, first: int | None, last: int | None) -> list[Rows]:
         """Return one column of some lanes over the rows that overlap the steps, oldest first, in parts."""
@@ -138,7 +155,7 @@ class Ladder:
     ) -> list[Seen]:
         """Read every segment that may have steps of a span; return what was read, oldest first."""
         with self._lock:
-            old = [segment for level in reversed(self._merged) for segment in level]
+            old = self._old()
             parts = [part for part in self._exact if part.used]
             tail = [exact(parts.pop())] if parts else []  # the only one that may change
         return [*map(merged, _between(old, *span)), *map(exact, _between(parts, *span)), *tail]
@@ -182,6 +199,22 @@ class Ladder:
             fallen = fallen[old_steps[fallen] <= last]
         steps[fallen], values[:, fallen] = old_steps[fallen], old_values[:, fallen]
         return steps, values
+
+    def merged(self, first: int | None, last: int | None) -> Sequence[MergedRows]:
+        """Return the merged segments that may have rows of these steps, oldest first. They never change."""
+        with self._lock:
+            old = self._old()
+        return _between(old, first, last)
+
+    def _old(self) -> list[MergedRows]:
+        return [segment for level in reversed(self._merged) for segment in level]
+
+    def rows_between(self, first: int | None, last: int | None) -> tuple[Steps, Steps]:
+        """Return the first and the last step of every row that overlaps the steps, oldest first."""
+        parts = self._visit((first, last), _ends_of, _ends_of)
+        begin, end = (np.concatenate([part[place] for part in parts] or [np.empty(0, np.int64)]) for place in (0, 1))
+        inside = overlap(begin, end, first, last) if len(begin) else slice(0, 0)
+        return begin[inside], end[inside]
 
     def _room_for_row(self) -> ExactRows:
         if self._exact:
@@ -307,6 +340,10 @@ def _between(parts: Sequence[Segment], first: int | None, last: int | None) -> S
     begin = 0 if first is None else bisect_left(parts, first, key=lambda part: part.last[part.used - 1])
     end = len(parts) if last is None else bisect_right(parts, last, key=lambda part: part.first[0])
     return parts[begin:end]
+
+
+def _ends_of(part: ExactRows | MergedRows) -> tuple[Steps, Steps]:
+    return part.first[: part.used].copy(), part.last[: part.used].copy()
 
 
 def _fits(old: MergedRows, new: MergedRows, most: int) -> bool:

@@ -93,6 +93,11 @@ class Ledger:
         picked = {name: each[numbers] for name, each in columns.items()}
         return NonfiniteTaps(numbers, **picked, is_over=fine[numbers] > picked["last_step"])
 
+    def begin_after(self, captured: int) -> None:
+        """Count steps that were captured before the first one to come."""
+        with self._lock:
+            self._captured_count = captured
+
     def captured(self, first: int | None = None) -> int:
         """Return the number of captured steps from `first` on, exact among the newest CAPTURED_KEPT."""
         with self._lock:

@@ -11,12 +11,15 @@ from hookcore.errors import ArgumentError
 from hookcore.incidents import Incidents
 from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
+from hookcore.records.vocabulary import SYSTEM
 from hookcore.store.answers import PartUsage, StepRange, Usage
-from hookcore.store.bounded import BoundedLog, BoundedMap, Room, bytes_of, texts_bytes
+from hookcore.store.bounded import BoundedLog, BoundedMap, Room, bytes_of
 from hookcore.store.channels import ChannelLog
 from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Ledger
-from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
+from hookcore.store.past import Past
+from hookcore.store.scalars import ScalarLog
+from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchLadder
 
@@ -24,13 +27,15 @@ MIN_BYTES: Final = 2**20
 SHARES: Final = {  # of max_bytes
     "stats": 0.45,
     "sketches": 0.29,
-    "snapshots": 0.14,
+    "snapshots": 0.10,
+    "media": 0.04,
     "scalars": 0.04,
     "channels": 0.02,
     "events": 0.02,
     "ledger": 0.01,
     "incidents": 0.02,
     "scalar_ledger": 0.005,
+    "system": 0.005,
 }
 # Taps, scalars, modules, coverage, hooks, and labels don't compete with values, because values without names are
 # worthless. This limit is for senders of nonsense; a model of 100,000 modules stays far below it.
@@ -49,14 +54,16 @@ class Parts:
         self.max_bytes = max_bytes
         self.lock = threading.Lock()
         self.stats = Ladder(STAT_SCHEMA, limits["stats"], self.lock)
-        self.scalars = Ladder(SCALAR_SCHEMA, limits["scalars"], self.lock)
+        self.scalars = ScalarLog(limits["scalars"], self.names, self.lock)
+        # A machine is sampled every two seconds: in the rows of all steps it would take most of their room.
+        self.system = ScalarLog(limits["system"], self.names, self.lock)
         self.ledger = Ledger(limits["ledger"], self.lock)
         self.scalar_ledger = Ledger(limits["scalar_ledger"], self.lock)
         self.sketches = SketchLadder(limits["sketches"], self.lock)
         self.snapshots: BoundedLog[Snapshot] = BoundedLog(limits["snapshots"], self.lock)
+        self.media: BoundedLog[Snapshot] = BoundedLog(limits["media"], self.lock)
         self.channels = ChannelLog(limits["channels"], self.lock)
         self.events: BoundedLog[Event] = BoundedLog(limits["events"], self.lock)
-        self.scalar_lanes: BoundedMap[int] = BoundedMap(self.names, self.lock)
         self.modules: BoundedMap[ModuleRecord] = BoundedMap(self.names, self.lock)
         self.coverage: BoundedMap[Coverage] = BoundedMap(self.names, self.lock)
         self.labels: BoundedMap[tuple[str, str]] = BoundedMap(self.names, self.lock)
@@ -66,6 +73,8 @@ class Parts:
         self.steps = StepRange(None, None, 0)
         self.flows: tuple[Flow, ...] = ()  # oldest first
         self.incidents = Incidents(self, limits["incidents"])
+        self.past: Past | None = None  # where the whole run is, if anywhere
+        self.whole_since = 0  # the step since which memory has every step of the run
         self.dropped: Counter[str] = Counter()
         self.hooks: tuple[HookRecord, ...] = ()
         self._hook_bytes = 0
@@ -88,16 +97,16 @@ class Parts:
         return refused
 
     def lanes_of_scalars(self) -> dict[str, int]:
-        """Return the lane of each scalar by name."""
-        return {name: lane for name in self.scalar_lanes.names() if (lane := self.scalar_lanes.get(name)) is not None}
+        """Return the lane of each scalar of the training by name."""
+        return self.scalars.by_name()
 
     def stat_rows(self, lanes: Sequence[int], first: int, before: int) -> tuple[Steps, Floats]:
         """Return the unmerged stats of taps from a step on, and some before it."""
         return self.stats.exact(lanes, first, before)
 
     def scalar_rows(self, lanes: Sequence[int], first: int, before: int) -> tuple[Steps, Floats]:
-        """Return the unmerged rows of scalars from a step on, and some before it."""
-        return self.scalars.exact(lanes, first, before)
+        """Return the unmerged rows of the training's scalars from a step on, and some before it."""
+        return self.scalars.ladder.exact(lanes, first, before)
 
     def put_hooks(self, hooks: Sequence[HookRecord]) -> None:
         """Replace the list of hooks, up to the limit."""
@@ -126,52 +135,57 @@ class Parts:
             self.names.take(-sum(each.nbytes for each in gone))
             self.dropped["flows"] += len(gone)
 
-    def lane_of_scalar(self, name: str) -> int | None:
-        """Return the lane of a scalar, created if needed; None if there is no room."""
-        lane = self.scalar_lanes.get(name)
-        if lane is None:
-            lane = len(self.scalar_lanes.names())
-            if lane >= self.scalars.max_lanes or not self.scalar_lanes.put(name, lane, texts_bytes([name])):
-                self.dropped["scalars_refused"] += 1
-                return None
-            self.scalars.grow(lane + 1)
-        return lane
+    def log_of(self, name: str) -> ScalarLog:
+        """Return where a scalar is, by its name."""
+        return self.system if name.startswith(SYSTEM) else self.scalars
 
     def shrink(self, max_bytes: int) -> None:
         """Reduce the memory of the values, at a coarser resolution. Events, snapshots, and names stay."""
         self.max_bytes = min(self.max_bytes, max_bytes)
-        for part in ("stats", "scalars", "sketches"):
-            ladder: Ladder | SketchLadder = getattr(self, part)
+        ladders: dict[str, Ladder | SketchLadder] = {
+            "stats": self.stats,
+            "scalars": self.scalars.ladder,
+            "system": self.system.ladder,
+            "sketches": self.sketches,
+        }
+        for part, ladder in ladders.items():
             ladder.shrink(max(int(max_bytes * SHARES[part]), ladder.least_bytes))
 
     def usage(self) -> Usage:
         """Return the size and limit of each part, and the counters of dropped and merged data."""
-        catalogues = (self.modules, self.coverage, self.labels, self.scalar_lanes)
+        catalogues = (self.modules, self.coverage, self.labels, self.scalars.lanes, self.system.lanes)
         taken = {
             "stats": self.stats.nbytes,
             "sketches": self.sketches.nbytes,
             "snapshots": self.snapshots.nbytes,
+            "media": self.media.nbytes,
             "channels": self.channels.nbytes,
-            "scalars": self.scalars.nbytes,
+            "scalars": self.scalars.ladder.nbytes,
+            "system": self.system.ladder.nbytes,
             "events": self.events.nbytes,
             "ledger": self.ledger.nbytes,
             "scalar_ledger": self.scalar_ledger.nbytes,
             "incidents": self.incidents.nbytes,
             "names": self.names.nbytes,
         }
-        limits = {part: getattr(self, part).max_bytes for part in taken}
+        logs = {"scalars": self.scalars.ladder, "system": self.system.ladder}
+        limits = {part: logs.get(part, getattr(self, part)).max_bytes for part in taken}
         parts = {part: PartUsage(nbytes, limits[part]) for part, nbytes in taken.items()}
         dropped = Counter(self.dropped)
+        dropped["scalars_refused"] = self.scalars.refused + self.system.refused
         dropped["sketches_refused"] = self.sketches.refused
         dropped["events_dropped"] = self.events.dropped + self.events.refused
         dropped["snapshots_dropped"] = self.snapshots.dropped
         dropped["snapshots_refused"] = self.snapshots.refused
+        dropped["media_dropped"] = self.media.dropped
+        dropped["media_refused"] = self.media.refused
         dropped["channels_dropped"] = self.channels.dropped
         dropped["channels_refused"] = self.channels.refused
         dropped["names_refused"] = sum(each.refused for each in catalogues)
         merged = {
             "stats": self.stats.merged_rows,
-            "scalars": self.scalars.merged_rows,
+            "scalars": self.scalars.ladder.merged_rows,
+            "system": self.system.ladder.merged_rows,
             "sketches": self.sketches.merged,
             "channels": self.channels.merged,
             "incidents": self.incidents.dropped,

@@ -13,22 +13,24 @@ from hookcore.records import GRADIENT_KINDS, PROBE
 from hookcore.records.sketch import MAX_EXPONENT
 from hookcore.records.vocabulary import GRAD_SCALE
 from hookcore.store import checks
-from hookcore.store.answers import Channels, Heatmap, Histograms, Latest, Quantiles, Series, TapList
-from hookcore.store.contents import Contents, TapName
+from hookcore.store.answers import Channels, Heatmap, Histograms, Quantiles, Series, TapList
+from hookcore.store.contents import TapName
+from hookcore.store.deep import Source
 from hookcore.store.distributions import MIN_BINS, histograms_of, quantiles_of
-from hookcore.store.heatmap import Cells, Columns, Streaks, columns_over
-from hookcore.store.ladder import Ladder
+from hookcore.store.heatmap import Streaks, columns_over
 from hookcore.store.ledger import NonfiniteTaps
+from hookcore.store.newest import STAT_NAMES, Newest
+from hookcore.store.past import Span
 from hookcore.store.peaks import Peaks
-from hookcore.store.rows import Rows, down_sample
-from hookcore.store.schemas import SCALAR_SCHEMA, STAT_SCHEMA
-from hookcore.store.segments import Floats, Lanes, Steps
+from hookcore.store.rows import Rows, down_sample, norm_of
+from hookcore.store.schemas import SCALAR_SCHEMA
+from hookcore.store.segments import Lanes, Steps
+from hookcore.store.unlike import Sample
 
-STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero_fraction, nonfinite
 _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
 
 
-class Queries(Contents):
+class Queries(Newest):
     """Reads a store's state, from any thread. `first` and `last` are inclusive steps; None means no bound."""
 
     def series(
@@ -37,12 +39,22 @@ class Queries(Contents):
         """Return one stat of one tap in at most `points` points."""
         checks.require("stat", stat, STAT_NAMES)
         number = self.find_tap(tap)[0]
-        return _series(self._parts.stats, stat, number, STAT_NAMES.index(stat), number, (first, last, points))
+        return self._series(stat, number, self._of_taps(stat, np.array([number])), (first, last), points)
+
+    def norm(
+        self, numbers: NDArray[np.int64], first: int | None = None, last: int | None = None, points: int = 1000
+    ) -> Series:
+        """Return the norm of all values of some taps together, of those that each step captured."""
+        checks.require_at_least("points", points, 1)
+        parts = self._parts.stats.gather(STAT_NAMES.index("norm"), _lanes(numbers), first, last) if len(numbers) else []
+        rows = down_sample(Rows.join([norm_of(part) for part in parts]), points)
+        values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
+        return Series("norm", None, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
 
     def rows(self, numbers: NDArray[np.int64], stat: str, first: int | None = None, last: int | None = None) -> Rows:
         """Return one stat of some taps [row, tap] without down-sampling; `present` is 0 for uncaptured taps."""
         checks.require("stat", stat, STAT_NAMES)
-        parts = self._parts.stats.gather(STAT_NAMES.index(stat), _lanes(numbers), first, last) if len(numbers) else []
+        parts = self._gather(self._of_taps(stat, numbers), (first, last)) if len(numbers) else []
         if not parts:
             return Rows.empty(len(numbers))
         return Rows.stack(parts)
@@ -57,14 +69,27 @@ class Queries(Contents):
 
     def scalars(self, name: str, first: int | None = None, last: int | None = None, points: int = 1000) -> Series:
         """Return one scalar in at most `points` points."""
-        lane = self._parts.scalar_lanes.get(name)
-        if lane is None:
-            raise ArgumentError(checks.unknown("scalar", name, self.scalar_names()))
-        return _series(self._parts.scalars, name, None, _VALUE, lane, (first, last, points))
+        return self._series(name, None, self._find_scalar(name), (first, last), points)
 
     def scalar_names(self) -> list[str]:
         """Return the names of logged scalars, and of hookcore's own, which start with "hookcore/"."""
-        return self._parts.scalar_lanes.names()
+        return [*self._parts.scalars.lanes.names(), *self._parts.system.lanes.names()]
+
+    def _find_scalar(self, name: str) -> Source:
+        log = self._parts.log_of(name)
+        lane = log.lanes.get(name)
+        if lane is None:
+            raise ArgumentError(checks.unknown("scalar", name, self.scalar_names()))
+        return Source(log.ladder, _VALUE, slice(lane, lane + 1), "mean", (name,))
+
+    def _of_taps(self, stat: str, numbers: NDArray[np.int64]) -> Source:
+        return Source(self._parts.stats, STAT_NAMES.index(stat), _lanes(numbers), stat, tuple(numbers.tolist()))
+
+    def _series(self, name: str, tap: int | None, source: Source, span: Span, points: int) -> Series:
+        checks.require_at_least("points", points, 1)
+        rows = down_sample(Rows.join(self._gather(source, span, points)), points)
+        values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
+        return Series(name, tap, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
 
     def heatmap(
         self,
@@ -87,15 +112,16 @@ class Queries(Contents):
         wanted = self.taps(match, kind) if wanted is None else wanted
         if not len(wanted.taps):
             return _empty_heatmap(stat)
-        parts = self._parts.stats.gather(STAT_NAMES.index(stat), _lanes(wanted.numbers), first, last)
-        over = columns_over(parts, first, last, columns)
+        span, streaks = (first, last), self._streaks_of(wanted.numbers)
+        view = self._view(self._of_taps(stat, wanted.numbers), span)
+        over = columns_over(view.kept, *span, columns, view.past)
         if over is None:
             return _empty_heatmap(stat)
-        cells = Cells.make(over.number, len(wanted.taps))
-        streaks = self._streaks_of(wanted.numbers)
-        for part in parts:
-            cells.add(over, part, streaks)
-        cells, starts = cells.group(rows or len(wanted.taps))
+        cells, starts = self._cells(stat, wanted, over, view, streaks).group(rows or len(wanted.taps))
+        infinite = cells.nonfinite > 0
+        if infinite.any():
+            view = self._view(self._of_taps("nan", wanted.numbers), span)
+            infinite &= ~(self._cells("nan", wanted, over, view, streaks).group(len(starts))[0].high > 0)
         groups = np.diff(np.append(starts, len(wanted.taps)))
         shown = tuple(wanted.taps[start] for start in starts)
         return Heatmap(
@@ -108,7 +134,7 @@ class Queries(Contents):
             cells.worst().T,
             cells.nonfinite.T,
             cells.present.T,
-            self._infinite(wanted, over, cells, (first, last)).T,
+            infinite.T,
         )
 
     def _streaks_of(self, numbers: NDArray[np.int64]) -> Streaks:
@@ -124,18 +150,6 @@ class Queries(Contents):
         first[1, found[several]], last[1, found[several]] = known.since[at[several]], known.last_step[at[several]]
         return Streaks(first, last)
 
-    def _infinite(
-        self, wanted: TapList, over: Columns, cells: Cells, bounds: tuple[int | None, int | None]
-    ) -> NDArray[np.bool_]:
-        """Return the cells that are non-finite but had no NaN."""
-        infinite = cells.nonfinite > 0
-        if infinite.any():
-            nans = Cells.make(over.number, len(wanted.taps))
-            for part in self._parts.stats.gather(STAT_NAMES.index("nan"), _lanes(wanted.numbers), *bounds):
-                nans.add(over, part, self._streaks_of(wanted.numbers))
-            infinite &= ~(nans.group(cells.low.shape[1])[0].high > 0)
-        return infinite
-
     def histograms(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
     ) -> Histograms:
@@ -143,8 +157,25 @@ class Queries(Contents):
         checks.require_at_least("columns", columns, 1)
         checks.require_at_least("bins", bins, MIN_BINS)
         number = self.find_tap(tap)[0]
-        entries = self._parts.sketches.entries(first, last)
+        entries = self._entries(number, (first, last), columns)
         return histograms_of(entries, number, columns, bins, lambda begin, end: self._bounds_of(number, begin, end))
+
+    def sample(self, first: int | None = None, last: int | None = None, but: Sample | None = None) -> Sample:
+        """Return the sketches of all taps in some steps, except for those of another sample of this run.
+
+        Sums of older steps are in it if they overlap the steps.
+        """
+        if but is None or but.first is None or but.last is None:
+            return Sample(tuple(self._all_entries((first, last))))
+        before = first, min(but.first - 1, but.first - 1 if last is None else last)
+        after = max(but.last + 1, first or 0), last
+        entries = self._all_entries(before) if before[1] >= (first or 0) else []
+        entries += self._all_entries(after) if last is None or last >= after[0] else []
+        return Sample(tuple(each for each in entries if each.last < but.first or each.first > but.last))
+
+    def scalar_rows(self, name: str) -> Rows:
+        """Return the rows of one scalar over the whole run."""
+        return Rows.join(self._gather(self._find_scalar(name), (None, None)))
 
     def channels(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
@@ -166,16 +197,15 @@ class Queries(Contents):
         """Return quantiles of a tap over time in at most `points` points: within 6 %, or NaN if unknown."""
         checks.require_at_least("points", points, 1)
         number = self.find_tap(tap)[0]
-        entries = self._parts.sketches.entries(first, last)
+        entries = self._entries(number, (first, last), points)
         return quantiles_of(entries, number, qs, points, lambda begin, end: self._bounds_of(number, begin, end))
 
     def _bounds_of(self, number: int, first: Steps, last: Steps) -> list[tuple[float, float, float]]:
         """Return a tap's extremes in spans of steps, and the magnitude where its sketches end, unscaled."""
         numbers, span = np.array([number], np.int64), (int(first[0]), int(last[-1]))
         least, most = (self.rows(numbers, stat, *span) for stat in ("min", "max"))
-        lane = self._parts.scalar_lanes.get(GRAD_SCALE) if self._parts.taps[number].kind in GRADIENT_KINDS else None
-        scales = [] if lane is None else self._parts.scalars.gather(_VALUE, slice(lane, lane + 1), *span)
-        scale = Rows.join(scales)
+        is_scaled = self._parts.taps[number].kind in GRADIENT_KINDS and GRAD_SCALE in self.scalar_names()
+        scale = Rows.join(self._gather(self._find_scalar(GRAD_SCALE), span)) if is_scaled else Rows.empty(1)
         found = []
         for begin, end in zip(first.tolist(), last.tolist(), strict=True):
             divisor = np.fmax.reduce(scale.high[_within(scale, begin, end), 0], initial=1.0)
@@ -187,37 +217,6 @@ class Queries(Contents):
             found.append((float(minimum), float(maximum), 2.0**MAX_EXPONENT / float(divisor)))
         return found
 
-    def latest(
-        self,
-        kind: str | None = None,
-        stat: str | None = None,
-        sort: str | None = None,
-        limit: int | None = None,
-        first: int | None = None,
-        last: int | None = None,
-        wanted: TapList | None = None,
-    ) -> Latest:
-        """Return the newest values of every tap; `sort` is a stat, largest and non-finite first ("-norm": smallest).
-
-        With bounds, return the taps seen in these steps. `wanted` names the taps and skips the search by kind.
-        """
-        for given in (stat, sort.removeprefix("-") if sort else None):
-            if given is not None:
-                checks.require("stat", given, STAT_NAMES)
-        wanted = self.taps(None, kind) if wanted is None else wanted
-        steps, stored = self._parts.stats.latest(first, last)
-        numbers = wanted.numbers[wanted.numbers < len(steps)]
-        numbers = numbers[steps[numbers] >= 0]
-        if sort:
-            keys = _column_of(stored, sort.removeprefix("-"), numbers)
-            numbers = numbers[_order(keys, sort.startswith("-"))]
-        numbers = numbers[:limit]
-        chosen = STAT_NAMES if stat is None else (stat,)
-        values = np.stack([_column_of(stored, name, numbers) for name in chosen], axis=1)
-        whole = len(numbers) == len(wanted.taps) and not sort
-        taps = wanted.taps if whole else tuple(self._parts.taps[number] for number in numbers)
-        return Latest(chosen, numbers, taps, steps[numbers], values)
-
     def nonfinite_taps(self) -> NonfiniteTaps:
         """Return the exact record of every tap that was ever non-finite."""
         return self._parts.ledger.taps()
@@ -228,7 +227,7 @@ class Queries(Contents):
 
     def nonfinite_since(self, name: str) -> int | None:
         """Return the exact step since which a scalar is NaN or infinite; None if its newest value is finite."""
-        lane, known = self._parts.scalar_lanes.get(name), self._parts.scalar_ledger.taps()
+        lane, known = self._parts.scalars.lanes.get(name), self._parts.scalar_ledger.taps()
         at = np.flatnonzero((known.numbers == lane) & ~known.is_over)
         return int(known.since[at[0]]) if len(at) else None
 
@@ -265,32 +264,10 @@ def _within(rows: Rows, first: int, last: int) -> NDArray[np.bool_]:
     return inside
 
 
-def _series(
-    ladder: Ladder, name: str, tap: int | None, column: int, lane: int, bounds: tuple[int | None, int | None, int]
-) -> Series:
-    first, last, points = bounds
-    checks.require_at_least("points", points, 1)
-    rows = down_sample(Rows.join(ladder.gather(column, slice(lane, lane + 1), first, last)), points)
-    values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
-    return Series(name, tap, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
-
-
-def _column_of(stored: Floats, name: str, numbers: NDArray[np.int64]) -> Floats:
-    if name in STAT_SCHEMA.derived:
-        return STAT_SCHEMA.derived[name](lambda column: stored[column, numbers])
-    values: Floats = stored[STAT_NAMES.index(name), numbers]
-    return values
-
-
 def _lanes(numbers: NDArray[np.int64]) -> Lanes:
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         return slice(int(numbers[0]), int(numbers[-1]) + 1)
     return numbers.astype(np.intp)
-
-
-def _order(values: NDArray[np.float64], smallest_first: bool) -> NDArray[np.intp]:
-    keys = values if smallest_first else -values
-    return np.argsort(np.where(np.isfinite(values), keys, -np.inf), kind="stable")
 
 
 def _empty_heatmap(stat: str) -> Heatmap:

@@ -44,6 +44,10 @@ class Rows:
             self.nonfinite[:, lanes],
         )
 
+    def since(self, row: int) -> Rows:
+        """Return the rows from one on."""
+        return Rows(*(getattr(self, item.name)[row:] for item in fields(self)))
+
     @classmethod
     def stack(cls, parts: Sequence[Rows]) -> Rows:
         """Return the rows of parts with the same lanes, in the given order."""
@@ -118,6 +122,17 @@ def pick(values: NDArray[Scalar], rows: slice, lanes: Lanes, fill: float) -> NDA
     picked = np.full((rows.stop - rows.start, len(lanes)), fill, values.dtype)
     picked[:, known] = values[rows][:, lanes[known]]
     return picked
+
+
+def norm_of(rows: Rows) -> Rows:
+    """Return the root of the sum of squares over all lanes as one lane; the counts are the largest of any lane."""
+    mean, low, high = (
+        np.sqrt(np.nansum(np.square(values), axis=1, keepdims=True)) for values in (rows.mean, rows.low, rows.high)
+    )
+    finite, present, nonfinite = (
+        counts.max(axis=1, keepdims=True) for counts in (rows.finite, rows.present, rows.nonfinite)
+    )
+    return Rows(rows.first, rows.last, mean, low, high, finite, present, nonfinite)
 
 
 def down_sample(rows: Rows, points: int) -> Rows:

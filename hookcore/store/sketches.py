@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hookcore.records import SketchBlock
 from hookcore.records.sketch import BINS
+from hookcore.store.ladder import FAR
 
 FACTOR: Final = 8
 SHARES: Final = (0.25, 0.25, 0.50)  # of the limit: single steps, 8 to 1, and the rest of the run
@@ -62,6 +63,13 @@ class SketchLadder:
     def nbytes(self) -> int:
         """The size of all entries in bytes."""
         return sum(self._bytes)
+
+    def exact_since(self, whole_since: int) -> int | None:
+        """Return the step since which all sketches are here, and of single steps; None if all are."""
+        with self._lock:
+            if not any(self._levels[1:]):
+                return whole_since or None
+            return max(whole_since, self._levels[0][0].first if self._levels[0] else FAR)
 
     def levels(self) -> list[tuple[int, int, int]]:
         """Return entries, bytes, and the limit of each level, the one of single steps first."""
@@ -175,7 +183,7 @@ def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
         filled = np.flatnonzero(used)
         lengths.append(np.count_nonzero(used.reshape(-1, BINS), axis=1))
         bins.append((filled - np.repeat(np.arange(high - low) * BINS, lengths[-1])).astype(np.uint16))
-        counts.append(_narrow(dense[filled]))
+        counts.append(narrow(dense[filled]))
     start = np.zeros(len(taps) + 1, np.uint32)
     np.cumsum(np.concatenate(lengths), out=start[1:])
     steps = len({entry.first for entry in entries if entry.steps == 1})  # parts of one step count once
@@ -192,7 +200,8 @@ def _add_part(dense: NDArray[np.uint64], entry: SketchRows, place: NDArray[np.in
     dense[keys] += entry.counts[part]
 
 
-def _narrow(counts: NDArray[np.uint64]) -> NDArray[Any]:
+def narrow(counts: NDArray[np.uint64]) -> NDArray[Any]:
+    """Return counts in half the room, if they fit."""
     return counts.astype(np.uint32) if counts.max(initial=0) <= np.iinfo(np.uint32).max else counts
 
 

@@ -28,13 +28,15 @@ from hookcore.records import (
 )
 from hookcore.records.masks import LARGE
 from hookcore.records.sketch import rows_of
-from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
+from hookcore.records.vocabulary import SYSTEM
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.bounded import bytes_of, texts_bytes
 from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Parts
+from hookcore.store.past import Past
 from hookcore.store.queries import Queries
-from hookcore.store.schemas import SKIPPED_STEP, later_wins, merge_stats
-from hookcore.store.segments import Floats, Lanes
+from hookcore.store.scalars import scalars_of
+from hookcore.store.schemas import SKIPPED_STEP, merge_stats
+from hookcore.store.segments import Floats, Lanes, Steps
 
 _ENDS: Final = [STAT_COLUMN["min"], STAT_COLUMN["max"]]
 DEFAULT_BYTES: Final = 512 * 2**20
@@ -55,6 +57,9 @@ class Follower(Protocol):
     def change(self, step: int, chosen: Mapping[str, Mapping[str, float] | bool]) -> None:
         """Use other thresholds after a step."""
 
+    def hold(self, rule: str, found: Found | None) -> None:
+        """Take what is found in the next frame by something else than a rule of the store."""
+
 
 class Store(Queries):
     """The frames of one run within `max_bytes`, and names within `names_bytes`. See docs/store.md.
@@ -74,10 +79,19 @@ class Store(Queries):
         self._clock = clock
         self._writer = threading.Lock()  # frames from several threads are added one after the other
         self._told: set[str] = set()
-        self._known_scalars: tuple[str, ...] = ()
-        self._known_lanes: NDArray[np.intp] = np.empty(0, np.intp)
+        self._ahead: set[Event] = set()
         self.follower: Follower | None = None  # runs the rules; see hookcore.findings
+        self.of_ranks = False  # adds up the ranks of a distributed training
         self.rules: Mapping[str, Mapping[str, float] | bool] = {}  # thresholds that were chosen; see hookcore.findings
+
+    @property
+    def past(self) -> Past | None:
+        """Where the whole run is, if anywhere."""
+        return self._parts.past
+
+    @past.setter
+    def past(self, past: Past) -> None:
+        self._parts.past = past
 
     @classmethod
     def outline(cls, steps: StepRange) -> Store:
@@ -110,6 +124,22 @@ class Store(Queries):
             if self.follower is not None:
                 self.follower.take(frame)
 
+    def begin_after(
+        self, steps: StepRange, captured: int, scalars: Sequence[str], latest: tuple[Steps, Floats] | None = None
+    ) -> None:
+        """Begin after steps that only the past has, with the taps announced and nothing stored.
+
+        Of these steps, `captured` have values of taps. `latest` is what each tap had last: its step, -1 for none, and
+        its stats [stat, tap].
+        """
+        with self._writer:
+            self._parts.steps, self._parts.whole_since = steps, (steps.newest or 0) + 1
+            self._parts.ledger.begin_after(captured)
+            for name in scalars:
+                self._parts.log_of(name).add_name(name)
+            if latest is not None:
+                self._parts.stats.recall_latest(*latest)
+
     def settle(self) -> None:
         """Run the rules once more, because no more frames are expected."""
         if self.follower is not None:
@@ -122,10 +152,15 @@ class Store(Queries):
             with self._writer:
                 self.follower.hear(event)
 
-    def judge(self, found: Sequence[Found], own: bool = False) -> None:
-        """Follow what the rules found when they looked at all steps so far, as incidents: ours, or the user's own."""
+    def judge(self, found: Sequence[Found], told: bool = False) -> None:
+        """Follow what the rules found when they looked at all steps so far, or what is told of each frame."""
         if self._parts.steps.newest is not None:
-            self._parts.incidents.judge(self._parts.steps.newest, found, own)
+            self._parts.incidents.judge(self._parts.steps.newest, found, told)
+
+    def name_ranks(self, whose: Callable[[int, int], str]) -> None:
+        """Let incidents say in which ranks the values of a tap, by its number, were not finite in a step."""
+        self._parts.incidents.whose = whose
+        self.of_ranks = True
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
@@ -148,6 +183,13 @@ class Store(Queries):
             self.note_skipped(event.step)
         self._parts.events.add(event, bytes_of(event))
 
+    def add_saved_event(self, event: Event) -> None:
+        """Keep an event that was read from disk. If its frame isn't on disk yet, it will come again with that frame."""
+        self.add_event(event)
+        newest = self._parts.steps.newest
+        if newest is None or event.step > newest:
+            self._ahead.add(event)
+
     def note_skipped(self, step: int) -> None:
         """Tell the incidents that a gradient scaler skipped a step. The event does the same."""
         self._parts.incidents.note_skipped(step)
@@ -160,11 +202,13 @@ class Store(Queries):
         if snapshot.tap.kind == PROBE:
             self._parts.channels.add(snapshot)
             return
-        if snapshot.values.nbytes > self._parts.snapshots.max_bytes:
-            self._tell("snapshot-refused", f"a snapshot of {snapshot.values.nbytes} bytes is above the store's limit")
+        log = self._parts.media if snapshot.is_media else self._parts.snapshots
+        if snapshot.values.nbytes > log.max_bytes:
+            what = snapshot.tap.module if snapshot.is_media else "a snapshot"
+            self._tell("snapshot-refused", f"{what} of {snapshot.values.nbytes} bytes is above the store's limit")
         owned = replace(snapshot, values=np.array(snapshot.values))
         owned.values.flags.writeable = False
-        self._parts.snapshots.add(owned, bytes_of(owned))
+        log.add(owned, bytes_of(owned))
 
     def shrink(self, max_bytes: int) -> int:
         """Merge values until they take about `max_bytes`; only resolution is lost. Return the bytes saved."""
@@ -191,7 +235,10 @@ class Store(Queries):
     def _take_names(self, frame: Frame) -> None:
         self._announce(frame.new_taps)
         for event in frame.events:
-            self.add_event(event)
+            if event in self._ahead:
+                self._ahead.discard(event)
+            else:
+                self.add_event(event)
         for name, text in frame.labels.items():
             self._parts.labels.put(name, (name, text), texts_bytes([name, text, name]))
 
@@ -233,40 +280,21 @@ class Store(Queries):
             incidents.take(step, look.previous, taps[places], nan[places] > 0, fine)
 
     def _take_scalars(self, frame: Frame) -> None:
-        named = {TIME: frame.time_s, **frame.scalars}
-        if frame.elapsed_s == frame.elapsed_s:
-            named[ELAPSED] = frame.elapsed_s
-        if frame.micro_batches:
-            named[MICRO_BATCHES] = frame.micro_batches
-        if frame.grad_scale is not None:
-            named[GRAD_SCALE] = frame.grad_scale
-        lanes, chosen = self._lanes_of(tuple(named))
-        if not len(lanes):
-            return
-        values = np.ones((3, len(lanes)))
-        values[2] = list(named.values()) if chosen is None else np.array(list(named.values()))[chosen]
-        np.logical_not(np.isfinite(values[2]), out=values[1])
-        if self._parts.scalar_ledger.nbytes or values[1].any():  # most runs never log a non-finite value
-            self._parts.scalar_ledger.append(frame.step, lanes, np.isnan(values[2]), np.isinf(values[2]))
-        if self._parts.scalars.newest == frame.step:
-            self._parts.scalars.merge_newest(lanes, values, later_wins)
-        else:
-            self._parts.scalars.append(frame.step, lanes, values)
+        named = scalars_of(frame)
+        sampled = {name: named.pop(name) for name in frame.scalars if name.startswith(SYSTEM)}
+        if sampled:
+            self._require_room(self._parts.system.add(frame.step, sampled)[2])
+        lanes, values, fit = self._parts.scalars.add(frame.step, named)
+        self._require_room(fit)
+        bad, value = values[1:]
+        if self._parts.scalar_ledger.nbytes or bad.any():  # most runs never log a non-finite value
+            self._parts.scalar_ledger.append(frame.step, lanes, np.isnan(value), np.isinf(value))
 
-    def _lanes_of(self, scalars: tuple[str, ...]) -> tuple[NDArray[np.intp], NDArray[np.intp] | None]:
-        """Return the lanes of scalars, and which scalars have one if not all fit."""
-        if scalars == self._known_scalars:
-            return self._known_lanes, None
-        lanes = [self._parts.lane_of_scalar(name) for name in scalars]
-        found = [place for place, lane in enumerate(lanes) if lane is not None]
-        numbers = np.array([lane for lane in lanes if lane is not None], np.intp)
-        if len(found) < len(lanes):
+    def _require_room(self, fit: bool) -> None:
+        if not fit:
             self._tell(
                 "scalars-refused", "there are more scalars than fit: log fewer names, or give the store more memory"
             )
-            return numbers, np.array(found, np.intp)
-        self._known_scalars, self._known_lanes = scalars, numbers  # most frames have the same scalars
-        return numbers, None
 
     def _note_step(self, step: int) -> None:
         old = self._parts.steps

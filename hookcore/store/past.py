@@ -1,0 +1,64 @@
+"""Steps that a store's memory has merged, or never had, in a place that keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from hookcore.store.heatmap import Cells, Columns
+from hookcore.store.rows import Rows
+from hookcore.store.segments import Floats, Steps
+from hookcore.store.sketches import SketchRows
+
+Span = tuple[int | None, int | None]  # inclusive steps
+Lane = int | str  # a tap by its number, or a scalar by its name
+
+
+class Past(Protocol):
+    """Where the whole run is. What can't be read now is None: memory then says what it has."""
+
+    @property
+    def trouble(self) -> str:
+        """Why something couldn't be read lately; empty if all could."""
+
+    def stored_until(self) -> int:
+        """Return the step up to which everything is there; -1 if nothing is."""
+
+    def rows(self, stat: str, lanes: Sequence[Lane], span: Span, most: int) -> Rows | None:
+        """Return one stat of some lanes [row, lane] in rows of equal spans: exact ones, or at least `most` of them."""
+
+    def ends(self, span: Span) -> tuple[int, int] | None:
+        """Return the first and the last captured step of a span; None if there is none, or that can't be read."""
+
+    def cells(self, stat: str, taps: Sequence[int], columns: Columns, span: Span) -> Cells | None:
+        """Return one stat of some taps in cells."""
+
+    def sketches(self, tap: int, span: Span, most: int) -> list[SketchRows] | None:
+        """Return the sketches of a tap, or their sums in at least `most` equal spans."""
+
+    def all_sketches(self, taps: int, span: Span) -> list[SketchRows] | None:
+        """Return the sketches of the first taps, or their sums in equal spans that follow from the number of taps."""
+
+    def captured(self, span: Span) -> Steps | None:
+        """Return the captured steps of a span, oldest first: all of them, or some if there are too many."""
+
+    def latest(self, taps: int, span: Span) -> tuple[Steps, Floats] | None:
+        """Return the newest step of each of the first taps in a span (-1: none), and its stats [stat, tap]."""
+
+
+def divide(near: Sequence[Rows], exact_since: int, span: Span, stored: int) -> tuple[Span | None, list[Rows]]:
+    """Return which steps the past should answer, and the rows of memory for the others.
+
+    Memory answers for its exact rows and for what is not stored yet, even if it is merged.
+    """
+    kept: list[Rows] = []
+    for part in near:
+        ours = (part.last > stored) | (part.first >= exact_since)
+        if ours.any():
+            kept.append(part if ours.all() else part.since(int(np.argmax(ours))))
+    first, last = span
+    end = stored if not kept else min(stored, int(kept[0].first[0]) - 1)
+    end = end if last is None else min(end, last)
+    return (first, end) if end >= (first or 0) else None, kept

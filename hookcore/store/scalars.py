@@ -1,0 +1,102 @@
+"""Scalars by name: each has a lane of one ladder, which it gets with its first value."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
+from hookcore.store.bounded import BoundedMap, Room, texts_bytes
+from hookcore.store.ladder import Ladder
+from hookcore.store.schemas import SCALAR_SCHEMA, later_wins
+from hookcore.store.segments import Floats
+
+_BAD, _VALUE = SCALAR_SCHEMA.columns.index("bad"), SCALAR_SCHEMA.columns.index("value")
+_Lanes = NDArray[np.intp]
+_NO_LANES: Final = np.empty(0, np.intp)
+
+
+class Logged(Protocol):
+    """What a frame says besides its tensors, in memory and on the wire."""
+
+    @property
+    def time_s(self) -> float: ...
+    @property
+    def elapsed_s(self) -> float: ...
+    @property
+    def micro_batches(self) -> int: ...
+    @property
+    def grad_scale(self) -> float | None: ...
+    @property
+    def scalars(self) -> dict[str, float]: ...
+
+
+def scalars_of(frame: Logged) -> dict[str, float]:
+    """Return the logged scalars of a frame and hookcore's own, by name."""
+    named = {TIME: frame.time_s, **frame.scalars}
+    if frame.elapsed_s == frame.elapsed_s:
+        named[ELAPSED] = frame.elapsed_s
+    if frame.micro_batches:
+        named[MICRO_BATCHES] = frame.micro_batches
+    if frame.grad_scale is not None:
+        named[GRAD_SCALE] = frame.grad_scale
+    return named
+
+
+class ScalarLog:
+    """A row for each step that has any of these scalars. One thread writes."""
+
+    def __init__(self, max_bytes: int, names: Room, lock: threading.Lock) -> None:
+        self.ladder = Ladder(SCALAR_SCHEMA, max_bytes, lock)
+        self.lanes: BoundedMap[int] = BoundedMap(names, lock)
+        self.refused = 0
+        self._known: tuple[tuple[str, ...], _Lanes] = (), _NO_LANES
+
+    def by_name(self) -> dict[str, int]:
+        """Return the lane of each scalar."""
+        return {name: lane for name in self.lanes.names() if (lane := self.lanes.get(name)) is not None}
+
+    def add(self, step: int, named: Mapping[str, float]) -> tuple[_Lanes, Floats, bool]:
+        """Add numbers to a step. Return the lanes of those that fit, their values [column, lane], and if all fit."""
+        lanes, chosen = self._lanes_of(tuple(named))
+        if not len(lanes):
+            return lanes, np.empty((len(SCALAR_SCHEMA.columns), 0)), not named
+        values = np.ones((len(SCALAR_SCHEMA.columns), len(lanes)))
+        values[_VALUE] = list(named.values()) if chosen is None else np.array(list(named.values()))[chosen]
+        np.logical_not(np.isfinite(values[_VALUE]), out=values[_BAD])
+        if self.ladder.newest == step:
+            self.ladder.merge_newest(lanes, values, later_wins)
+        else:
+            self.ladder.append(step, lanes, values)
+        return lanes, values, chosen is None
+
+    def add_name(self, name: str) -> None:
+        """Make a lane for a scalar that has values elsewhere only."""
+        self._lane_of(name)
+
+    def _lanes_of(self, names: tuple[str, ...]) -> tuple[_Lanes, _Lanes | None]:
+        """Return the lanes of scalars, and which scalars have one if not all fit."""
+        if names == self._known[0]:  # most frames have the same scalars
+            return self._known[1], None
+        lanes = [self._lane_of(name) for name in names]
+        found = [place for place, lane in enumerate(lanes) if lane is not None]
+        numbers = np.array([lane for lane in lanes if lane is not None], np.intp)
+        if len(found) < len(lanes):
+            return numbers, np.array(found, np.intp)
+        self._known = names, numbers
+        return numbers, None
+
+    def _lane_of(self, name: str) -> int | None:
+        """Return the lane of a scalar, created if needed; None if there is no room."""
+        lane = self.lanes.get(name)
+        if lane is None:
+            lane = len(self.lanes)
+            if lane >= self.ladder.max_lanes or not self.lanes.put(name, lane, texts_bytes([name])):
+                self.refused += 1
+                return None
+            self.ladder.grow(lane + 1)
+        return lane
