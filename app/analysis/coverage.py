@@ -5,13 +5,16 @@ from __future__ import annotations
 from hookcore.records import GRADIENT_KINDS
 from hookcore.store import Store
 
-from ..runs import Run
+from ..runs import JointRun, Run
 
 
 def losses_of(run: Run) -> dict[str, int]:
     """Return how much was lost in the store, and on the way to it, by reason."""
     on_the_way = {f"sender {reason}": count for reason, count in run.counters.dropped.items()}
     on_the_way["commands queue-full"] = run.commands.dropped
+    if isinstance(run, JointRun):
+        on_the_way["steps without some rank"] = run.assembly.incomplete
+        on_the_way["frames of ranks that came too late"] = sum(each.late for each in run.assembly.ranks.values())
     return {reason: count for reason, count in (run.store.usage().dropped | on_the_way).items() if count}
 
 
@@ -32,3 +35,17 @@ def why_empty(store: Store, kind: str) -> str:
             "or this kind is not selected on the Hooks page."
         )
     return f"No {kind} was captured: no module has run yet, or this kind is not selected on the Hooks page."
+
+
+def why_uncaptured(store: Store, kind: str, first: int | None = None, last: int | None = None) -> str:
+    """Return why no value of a kind is shown at the newest captured step of some steps, or an empty string."""
+    if why := why_empty(store, kind):
+        return why
+    captured = store.newest(stat="count", first=first, last=last).steps
+    # A held step is shown whether or not anything was captured in it.
+    shown = last if (first is not None and first == last) or not len(captured) else int(captured.max())
+    if shown is None or len(store.newest(kind, "count", first=shown, last=shown).numbers):
+        return ""
+    ever = store.latest(kind, "count").steps
+    rest = f"; the newest is at step {ever.max():,}" if len(ever) else ""
+    return f"No {kind} was captured at step {shown:,}{rest}."

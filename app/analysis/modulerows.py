@@ -25,15 +25,15 @@ class ModuleRow:
     kinds: tuple[Kind, ...]
     reason: str
     calls: int
-    values: int  # number of values in its newest step
+    values: int  # number of values in its newest step, or in that of the steps asked for
     hooks: int  # not from hookcore
 
 
-def rows_of(store: Store) -> list[ModuleRow]:
-    """Return a row for each module, in the model's order."""
+def rows_of(store: Store, first: int | None = None, last: int | None = None) -> list[ModuleRow]:
+    """Return a row for each module, in the model's order. With bounds, values are counted in these steps."""
     coverage = store.coverage()
     parents = {module.path: module.parent for module in store.modules()}
-    calls, values = _counts(store)
+    calls, values = _counts(store, first, last)
     paths = {each.path for each in coverage}
     foreign = Counter(_module_of(each, paths) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
     return [
@@ -52,13 +52,13 @@ def rows_of(store: Store) -> list[ModuleRow]:
     ]
 
 
-def _counts(store: Store) -> tuple[Counter[str], Counter[str]]:
+def _counts(store: Store, first: int | None, last: int | None) -> tuple[Counter[str], Counter[str]]:
     """Return each module's calls per step, and its number of values in its newest step."""
     calls: Counter[str] = Counter()
     for tap in store.taps().taps:
         calls[tap.module] = max(calls[tap.module], tap.call + 1 if tap.kind == "output" else 0)
     values: Counter[str] = Counter()
-    latest = store.latest(stat="count")
+    latest = store.newest(stat="count", first=first, last=last)
     for tap, (count,) in zip(latest.taps, latest.values.tolist(), strict=True):
         values[tap.module] += 0 if math.isnan(count) else int(count)
     return calls, values

@@ -41,6 +41,13 @@ def found_by(run: Run, text: str) -> dict[str, Any]:
     return {"problem": "", **shorter_of(facts, {path for path, each in facts.items() if condition.fits(each)})}
 
 
+def first_found(run: Run, text: str, most: int) -> dict[str, Any]:
+    """Return the first modules that a find box matches, and how many there are. Invalid text matches none."""
+    finder = finder_of(run, text)
+    paths = [] if finder.problem else [each.path for each in run.store.modules() if finder.fits(each.path)]
+    return {"problem": finder.problem, "total": len(paths), "paths": paths[:most]}
+
+
 def shorter_of(paths: Collection[str], chosen: Collection[str]) -> dict[str, Any]:
     """Return the chosen paths, or the others if they are fewer: `fits` says which."""
     fits = len(chosen) <= len(paths) / 2

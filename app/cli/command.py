@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 import hookcore
+from hookcore.config import did_you_mean
 from hookcore.errors import HookcoreError
 
-from . import check, dashboards, demo, doctor, replay, report, run, servers
+from . import check, collect, dashboards, demo, doctor, replay, report, run, servers
 
+OTHER_NAMES: Final = {"--url": "--server"}  # HOOKCORE_URL is also called HOOKCORE_SERVER
+_FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 WRONG: Final = 2
 INTERRUPTED: Final = 130
 UNREAD: Final = 141  # the exit code that a shell reports for a command whose pipe was closed
 # Each function adds its sub-commands to the parser, in the order of the help.
-FAMILIES: Final = (demo.add, run.add, servers.add, dashboards.add, report.add, check.add, replay.add, doctor.add)
+FAMILIES: Final = (
+    demo.add,
+    run.add,
+    servers.add,
+    collect.add,
+    dashboards.add,
+    report.add,
+    check.add,
+    replay.add,
+    doctor.add,
+)
 EXAMPLES: Final = """examples:
   hookcore demo                                    train a small network and watch it
   hookcore demo --model transformer --trouble nan  train one that fails
@@ -39,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser()
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}: {given.advice}")
+        hint = _flag_instead_of(unknown[0], given.command)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}.{hint} {given.advice[0].upper()}{given.advice[1:]}")
     try:
         told = given.run(given, os.environ)
         if isinstance(told, int):
@@ -57,6 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     return 0
+
+
+def _flag_instead_of(given: str, command: argparse.ArgumentParser) -> str:
+    """Return which of a command's flags is probably meant, as a sentence with a leading space, or nothing."""
+    flag, flags = given.partition("=")[0], set(_FLAG.findall(command.format_help()))
+    meant = OTHER_NAMES.get(flag)
+    return f" Did you mean {meant!r}?" if meant in flags else did_you_mean(flag, flags)
 
 
 def make_parser() -> argparse.ArgumentParser:

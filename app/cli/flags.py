@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,13 +26,19 @@ def add_command(commands: Commands, name: str, summary: str, examples: str) -> a
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(advice=f"`hookcore {name} --help` lists all flags")
+    parser.set_defaults(advice=f"`hookcore {name} --help` lists all flags", command=parser)
     return parser
 
 
-def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each server setting."""
-    for each in fields(ServerSettings):
+def add_server_flags(parser: argparse.ArgumentParser, names: Collection[str] = ()) -> None:
+    """Add a flag for each server setting, or for those with these names."""
+    add_flags(parser, [each for each in fields(ServerSettings) if not names or each.name in names])
+    parser.add_argument("--token-file", type=Path, help="file with the token, which keeps it out of process lists")
+
+
+def add_flags(parser: argparse.ArgumentParser, settings: Iterable[Field[Any]]) -> None:
+    """Add a flag for each of some settings of a server or a collector."""
+    for each in settings:
         flag, text = "--" + each.name.replace("_", "-"), str(each.metadata["help"])
         shown = ",".join(each.default) if isinstance(each.default, tuple) else each.default
         text = _escaped(f"{text} (HOOKCORE_{each.name.upper()}; default: {shown if shown != '' else 'none'})")
@@ -45,12 +51,11 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         else:
             # The settings read the text, so that flags and variables allow the same values and give the same errors.
             parser.add_argument(flag, dest=each.name, default=None, metavar=each.name.upper(), help=text)
-    parser.add_argument("--token-file", type=Path, help="file with the token, which keeps it out of process lists")
 
 
 def server_settings_of(given: argparse.Namespace, environment: Mapping[str, str]) -> ServerSettings:
     """Return the settings from flags, variables, and defaults."""
-    values: dict[str, Any] = {each.name: getattr(given, each.name) for each in fields(ServerSettings)}
+    values = dict(vars(given))
     if given.token_file is not None:
         if values["token"]:
             raise ArgumentError("token and token-file are both set: use one of them")

@@ -45,10 +45,10 @@ def add(commands: Commands) -> None:
 
 
 def _replay(given: argparse.Namespace, _environment: Mapping[str, str]) -> str:
-    capsules = import_module("hookcore.capsules")  # imports torch, which no other command should wait for
-    print(f"hookcore: {capsules.read_about(given.capsule)['warning']}", file=sys.stderr)
     if given.memory:
         _yield_to_others(given.memory)
+    capsules = import_module("hookcore.capsules")  # imports torch, which no other command should wait for
+    print(f"hookcore: {capsules.read_about(given.capsule)['warning']}", file=sys.stderr)
     with contextlib.redirect_stdout(sys.stderr):  # what the training's own code prints
         found = capsules.replay(given.capsule, given.above)
     return json.dumps(found.as_dict(), indent=2) if given.json else str(capsules.as_text(found))

@@ -26,6 +26,9 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "report", told, EXAMPLES)
     add_source(parser)
     parser.add_argument("-o", "--output", default="", help="output file (default: hookcore-RUN.html; - for stdout)")
+    parser.add_argument("--from", dest="first", type=int, help="the first step to show (default: that of the run)")
+    parser.add_argument("--to", dest="last", type=int, help="the last step to show (default: the newest)")
+    parser.add_argument("--at", type=int, help="the step of which numbers are (default: the newest shown)")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.set_defaults(run=_report)
 
@@ -44,11 +47,11 @@ def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 def _content(given: argparse.Namespace) -> tuple[str, bytes]:
     run = saved_run(given)
     if run is not None:
-        from ..report import report_of
+        from ..report import View, report_of
 
-        return run.id, report_of(run)
+        return run.id, report_of(run, View(given.first, given.last, given.at))
     with run_of_server(given) as (client, run_id):
-        return run_id, client.report(run_id)
+        return run_id, client.report(run_id, given.first, given.last, given.at)
 
 
 def _write(path: Path, content: bytes, over: bool) -> None:

@@ -19,6 +19,8 @@ SERVE_EXAMPLES: Final = """
   hookcore serve                                   for this machine only, at http://127.0.0.1:8642/
   hookcore serve --host 0.0.0.0 --certfile box.pem --keyfile box.key
                                                    for other machines too; prints a token and a login link
+  hookcore serve --store clickhouse://hookcore@box:8123/hookcore --retain 30d
+                                                   shows the runs that collectors insert into ClickHouse
   hookcore serve --keep runs --keep-limit 50GB     saves each run in this folder; `--keep none` saves none
   HOOKCORE_URL=http://127.0.0.1:8642 python train.py
                                                    sends a training to it
@@ -58,5 +60,5 @@ def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
         for path in given.file:
             show_all(runs, path)
 
-    run(replace(server_settings_of(given, environment), dashboard=False, keep=""), environment, fill)
+    run(replace(server_settings_of(given, environment), dashboard=False, keep="", store=""), environment, fill)
     return ""

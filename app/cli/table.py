@@ -8,7 +8,7 @@ from typing import Final
 
 from hookcore.config import SETTINGS
 
-from ..settings import ServerSettings, allowed_of
+from ..settings import TABLES, allowed_of
 
 # Variables without a flag or an argument. The code that needs one reads it by name.
 VARIABLES: Final = {
@@ -17,14 +17,16 @@ VARIABLES: Final = {
     "is not set: `~/.local/state/hookcore/MACHINE` for the address, `~/.local/share/hookcore` for the runs.",
     "XDG_DATA_HOME": "The parent folder of `hookcore/runs`, if `HOOKCORE_HOME` is not set.",
     "HOOKCORE_CA_FILE": "Certificate authorities (PEM) that a training, a client, and `hookcore link` trust for "
-    "`https` servers.",
+    "`https` servers; a server and a collector for ClickHouse.",
+    "HOOKCORE_CLICKHOUSE_PASSWORD": "The password of ClickHouse's user, for a server and a collector, if it isn't in "
+    "the address.",
 }
 HEAD: Final = ("of", "`watch()`", "flag", "variable", "default", "allowed", "what it does")
 
 
 def as_markdown() -> str:
-    """Render all settings of trainings and servers, and the variables that are neither."""
-    rows = [HEAD, ("---",) * len(HEAD), *_of_trainings(), *_of_servers(), *_variables()]
+    """Render all settings of trainings, servers, and collectors, and the variables that are neither."""
+    rows = [HEAD, ("---",) * len(HEAD), *_of_trainings(), *_of_processes(), *_variables()]
     return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |\n" for row in rows)
 
 
@@ -34,13 +36,14 @@ def _of_trainings() -> Iterator[tuple[str, ...]]:
         yield "training", f"`{each.name}`", _flag(each.name), f"`{each.variable}`", default, each.allowed, each.help
 
 
-def _of_servers() -> Iterator[tuple[str, ...]]:
-    for each in fields(ServerSettings):
-        default = ",".join(each.default) if isinstance(each.default, tuple) else each.default
-        shown = "" if default == "" else f"`{int(default) if isinstance(default, bool) else default}`"
-        text = str(each.metadata["help"])
-        sentence = f"{text[0].upper()}{text[1:]}."
-        yield "server", "", _flag(each.name), f"`HOOKCORE_{each.name.upper()}`", shown, allowed_of(each.name), sentence
+def _of_processes() -> Iterator[tuple[str, ...]]:
+    for of, settings in TABLES.items():
+        for each in fields(settings):
+            default = ",".join(each.default) if isinstance(each.default, tuple) else each.default
+            shown = "" if default == "" else f"`{int(default) if isinstance(default, bool) else default}`"
+            text, variable = str(each.metadata["help"]), f"`HOOKCORE_{each.name.upper()}`"
+            sentence = f"{text[0].upper()}{text[1:]}."
+            yield of, "", _flag(each.name), variable, shown, allowed_of(each.name, each.default), sentence
 
 
 def _variables() -> Iterator[tuple[str, ...]]:

@@ -14,7 +14,10 @@ from hookcore.records import Event, text_of
 from hookcore.store import TapList
 
 from ..formats import plain
+from .joint import JointRun
+from .ranked import summary_of
 from .run import Run
+from .traits import Traits
 
 
 def taps_of(found: TapList) -> tuple[answers.Tap, ...]:
@@ -31,6 +34,7 @@ def run_of(run: Run) -> answers.Run:
         notes=run.notes,
         state=run.state,
         failure=run.failure,
+        partial=run.partial,
         in_memory=run.loaded,
         folder="" if run.folder is None else text_of(str(run.folder)),
         first_step=steps.first,
@@ -39,11 +43,21 @@ def run_of(run: Run) -> answers.Run:
         ended_at_step=run.ended_at_step,
         taps=run.store.taps_announced,
         started_s=Number(info.started_s),
+        ranks=summary_of(run) if isinstance(run, JointRun) else None,
+        rank=None if run.joint is None or info.place is None else info.place.rank,
+        joint=None if run.joint is None else run.joint.id,
         host=info.host,
         pid=plain(info.pid),
         script=info.script,
         versions=plain(info.versions),
         settings=plain(info.settings),
+        config=plain(info.config),
+        config_cut=info.config_cut,
+        facts=plain(info.facts),
+        results={name: Number(value) for name, value in Traits(run).result_values().items()},
+        tags=run.tags,
+        group=run.group,
+        archived=run.archived,
         labels=run.store.labels(),
         counters=run.counters,
         usage=run.store.usage(),
@@ -100,4 +114,5 @@ def reading_of(reading: Reading | None) -> answers.Reading | None:
     if reading is None:
         return None
     tap = None if reading.tap is None else answers.Tap.of(reading.number, reading.tap)
-    return answers.Reading(reading.name, Number(reading.value), reading.step, tap)
+    first = reading.first_step if reading.is_mean else reading.step
+    return answers.Reading(reading.name, Number(reading.value), reading.step, tap, first)

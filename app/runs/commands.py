@@ -38,8 +38,12 @@ class Commands(deque[Command]):
             self.dropped += 1
         return before == 0 < self.dropped
 
+    def know(self, number: int) -> None:
+        """Number further commands above this one, because a trainer ignores lower ones."""
+        self._newest = max(self._newest, number)
+
     def done(self, number: int) -> None:
         """Forget the commands up to a number, which the trainer has received."""
-        self._newest = max(self._newest, number)
+        self.know(number)
         while self and self[0].number <= number:
             self.popleft()

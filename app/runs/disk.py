@@ -1,18 +1,35 @@
-"""What the list of runs needs of the disk."""
+"""What the list of runs needs of where runs are kept: the disk, or ClickHouse."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from hookcore.archive import Recorded
+from hookcore.errors import HookcoreError
 
 from .gone import Why
 from .run import Run
 
 
 class Disk(Protocol):
-    """Writes runs to disk and loads them."""
+    """Keeps runs and loads them."""
+
+    @property
+    def partial(self) -> str:
+        """Why runs may be missing now; empty if none are."""
+
+    def find(self, run_id: str) -> Run | None:
+        """Return a run that isn't in the list, and list it; None if it isn't here either."""
+
+    def recorded(self, runs: Sequence[Run]) -> Mapping[str, Recorded | HookcoreError]:
+        """Return what is kept of the ranks of a training, or why it can't be read, by the ids of their runs."""
 
     def load(self, run: Run) -> None:
         """Load a run from disk into memory."""
+
+    def wait_until_listed(self) -> None:
+        """Wait until the runs in the server's folder are in the list, but not forever."""
 
     def is_whole(self, run: Run) -> bool:
         """Return whether all of a run is on disk, so that it can leave memory."""

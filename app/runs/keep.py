@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
-from hookcore.archive import ArchiveWriter, DiskCounters, Scribe, folder_name, read_archive
+from hookcore.archive import Archive, ArchiveWriter, DiskCounters, Recorded, Scribe, folder_name, read_archive
 from hookcore.archive.state import key_hash
 from hookcore.config import NO_FOLDER
 from hookcore.errors import HookcoreError
@@ -20,14 +20,16 @@ from hookcore.wire import EndItem, RunInfo, keep_folder
 
 from ..settings import ServerSettings
 from .gone import Why
+from .joint import JointRun
 from .run import Run, say
 from .runs import Runs
-from .saved import apply_folder, call_logged, fill_store, list_run, load, make_known
+from .saved import apply_folder, call_logged, fill_store, list_run, load, make_known, page_of, steps_of
 from .shelf import PAGE_FILE, REMOVED_FILE, TRASH, Shelf, is_run, may_go, number_of, read_json, write_page
 
 logger = logging.getLogger("hookcore")
 
 CLOSE_S: Final = 2.0
+LIST_S: Final = 60.0
 NOTE_EVERY_S: Final = 30.0  # between two summaries of a live run
 MAX_LISTED: Final = 2000  # maximum number of runs from disk in the list
 
@@ -56,9 +58,12 @@ class Keeper:
         self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each writer until it has finished
         self._closed = False
         self.trouble = ""  # why the server can't save runs, if it should
+        self._listed = threading.Event()
         runs.disk = self
         if settings.keeps:
             threading.Thread(target=self._list, name="hookcore-kept-runs", daemon=True).start()
+        else:
+            self._listed.set()
 
     # -- runs of trainers -------------------------------------------------------------------------------------------
 
@@ -107,6 +112,8 @@ class Keeper:
             fill_store(archive, run.store)
             run.seen_events = run.store.events_after(0)[0]
             self._continue(run, run.info, DiskCounters.of(path))
+            if isinstance(run.joint, JointRun):
+                run.joint.expect_disk()
 
     @staticmethod
     def _continue(run: Run, info: RunInfo, counters: DiskCounters) -> None:
@@ -148,6 +155,7 @@ class Keeper:
 
     def _follow(self, run: Run, writer: ArchiveWriter, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         """Pass a record of a run to its writer, which finishes in the background after the last one."""
+        writer.inform(run.info)  # its facts and its settings may have changed
         writer.take(record, number)
         if isinstance(record, EndItem):
             self._let_go(run)
@@ -164,10 +172,32 @@ class Keeper:
 
     def load(self, run: Run) -> None:
         """Read a run that is on disk into memory."""
-        load(self._runs, run)
+        if isinstance(run, JointRun):
+            run.read_all()
+        else:
+            load(self._runs, run)
+
+    @property
+    def partial(self) -> str:
+        """Why runs may be missing now: a folder is here or not at all."""
+        return ""
+
+    def find(self, run_id: str) -> Run | None:
+        """Return None: all runs of the folder are listed, or were too many."""
+        return None
+
+    def recorded(self, runs: Sequence[Run]) -> dict[str, Recorded | HookcoreError]:
+        """Return the archives of runs, or why they can't be read, by their ids."""
+        return {run.id: _archive_of(run) for run in runs}
+
+    def wait_until_listed(self) -> None:
+        """Wait until the runs in the server's folder are in the list, but not forever."""
+        self._listed.wait(LIST_S)
 
     def is_whole(self, run: Run) -> bool:
         """Whether all of a run is on disk, so that it can leave memory."""
+        if isinstance(run, JointRun):
+            return bool(run.members) and all(self.is_whole(each.run) for each in list(run.members.values()))
         if run.folder is None or run.id in self._writers or not run.finished:
             return False
         writer: ArchiveWriter | None = run.writer
@@ -225,19 +255,12 @@ class Keeper:
         return bool(self._settings.keeps) and folder.parent == Path(self._settings.keep)
 
     def note(self, run: Run) -> None:
-        """Write the run's name, notes, acknowledgements, mutes, and summary for the list."""
+        """Write the run's name, notes, tags, acknowledgements, mutes, annotations, and summary for the list."""
         if run.folder is None:
             return
         if run.loaded:
-            run.summary = _steps_of(run) | self._summarize(run)
-        said = {
-            **read_json(run.folder / PAGE_FILE),
-            "name": run.name,
-            "notes": run.notes,
-            **run.quiet.as_data(),
-            "rules": run.rule_changes,
-            "summary": run.summary,
-        }
+            run.summary = steps_of(run) | self._summarize(run)
+        said = {**read_json(run.folder / PAGE_FILE), **page_of(run)}
         try:
             write_page(run.folder, said)
         except OSError as error:
@@ -250,8 +273,9 @@ class Keeper:
             runs = [run for run, _ in self._writers.values()]
             writers = [*self._closing, *(writer for _, writer in self._writers.values())]
             self._writers = {}
+        deadline = time.monotonic() + CLOSE_S * len(writers)  # one thread writes all of them, in any order
         for writer in writers:
-            writer.close(CLOSE_S)
+            writer.close(max(0.0, deadline - time.monotonic()))
         for run in runs:
             if run.folder is not None and run.folder.is_dir():
                 self.note(run)
@@ -267,7 +291,7 @@ class Keeper:
     def _discard_oldest(self, path: Path) -> bool:
         if not self._is_ours(path) or not may_go(path):
             return False
-        run = next((run for run in self._runs.all() if run.folder == path), None)
+        run = next((run for run in self._runs.every() if run.folder == path), None)
         if run is None:
             self._shelf_of(path).discard(path, "disk")  # from another server, or beyond the limit of the list
             return True
@@ -276,8 +300,11 @@ class Keeper:
     def _list(self) -> None:
         """List the runs of the server's folder and its trash, and make room for new ones."""
         shelf = self._shelf_of(Path(self._settings.keep) / "any")
-        for path in shelf.runs()[:MAX_LISTED]:
-            call_logged(path, lambda path: list_run(self._runs, path, self.note))
+        try:
+            for path in shelf.runs()[:MAX_LISTED]:
+                call_logged(path, lambda path: list_run(self._runs, path, self.note))
+        finally:
+            self._listed.set()
         for path in shelf.trashed():
             call_logged(path, self._list_trashed)
         try:
@@ -292,6 +319,10 @@ class Keeper:
         self._runs.put_aside(run, why, number_of(said.get("at_s")))
 
 
-def _steps_of(run: Run) -> dict[str, Any]:
-    steps = run.store.steps()
-    return {"first_step": steps.first, "newest_step": steps.newest, "steps": steps.count}
+def _archive_of(run: Run) -> Archive | HookcoreError:
+    if run.folder is None:
+        return HookcoreError("it was not written to disk")
+    try:
+        return read_archive(run.folder)
+    except HookcoreError as error:
+        return error

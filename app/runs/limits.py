@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
 from msgspec.structs import replace
 
 from hookcore.errors import WireError
-from hookcore.records import Event, Tap
+from hookcore.records import Event, Names, Tap, Value
 from hookcore.wire import (
     LATEST_TIME_S,
     MAX_TEXT,
@@ -36,6 +36,9 @@ MAX_REASONS: Final = 100
 MAX_WORLD: Final = 1_000_000  # ranks
 MAX_AXES: Final = 16  # of a device mesh
 MAX_LONG_TEXT: Final = 16_384  # a message with its traceback
+MAX_TAGS: Final = 50
+MAX_NAMES: Final = 50_000  # of the tokens and samples of a snapshot
+MAX_VALUES: Final = 400  # of a configuration, and facts
 MAX_IN_SETTINGS: Final = 5_000  # values
 DEEPEST_SETTINGS: Final = 6
 PATTERNS: Final = frozenset({"include", "exclude", "kinds", "phases"})
@@ -76,6 +79,12 @@ def _check_run(run: RunInfo) -> None:
     _require(0 <= run.pid < WHOLE and 0 <= run.memory < WHOLE, "a run's process or memory out of range")
     _require(0 <= run.started_s < LATEST_TIME_S, f"a run that started {run.started_s} s after 1970")
     _check_settings(run.settings)
+    for name in ("config", "facts"):
+        _check_values(name, getattr(run, name))
+    _require(0 <= run.config_cut < WHOLE, f"{run.config_cut} values cut from a configuration")
+    _check_tags(run.tags)
+    _check_texts((run.group,))
+    _check_texts((run.notes,), MAX_LONG_TEXT)
     if run.place is not None:
         _check_place(run.place)
 
@@ -92,6 +101,18 @@ def _check_place(place: Place) -> None:
         _require(0 <= at < size <= MAX_WORLD, f"coordinate {at} on an axis {name[:80]!r} of {size}")
 
 
+def _check_values(name: str, values: dict[str, Value]) -> None:
+    """Check a flat mapping: plain values, and few enough to go with each batch."""
+    _require(len(values) <= MAX_VALUES, f"{len(values)} values in its {name}, and {MAX_VALUES} are allowed")
+    _check_texts((*values, *(each for each in values.values() if isinstance(each, str))))
+    _require(_is_plain(values, 1), f"numbers in its {name} that JSON cannot say")
+
+
+def _check_tags(tags: tuple[str, ...]) -> None:
+    _require(len(tags) <= MAX_TAGS, f"{len(tags)} tags, and {MAX_TAGS} are allowed")
+    _check_texts(tags)
+
+
 def tamed(run: RunInfo) -> RunInfo:
     """Return a run's description from a file, without invalid parts, so that the run can be shown."""
     fitting = {}
@@ -100,7 +121,20 @@ def tamed(run: RunInfo) -> RunInfo:
             _check_settings({name: value})
             fitting[name] = value
     started_s = run.started_s if 0 <= run.started_s < LATEST_TIME_S else 0.0
-    return replace(run, started_s=started_s, settings=fitting)
+    checks: tuple[tuple[str, Callable[[Any], None]], ...] = (
+        ("config", lambda values: _check_values("config", values)),
+        ("facts", lambda values: _check_values("facts", values)),
+        ("tags", _check_tags),
+        ("group", lambda text: _check_texts((text,))),
+        ("notes", lambda text: _check_texts((text,), MAX_LONG_TEXT)),
+    )
+    dropped: dict[str, Any] = {}
+    for name, check_one in checks:
+        try:
+            check_one(getattr(run, name))
+        except WireError:
+            dropped[name] = type(getattr(run, name))()
+    return replace(run, started_s=started_s, settings=fitting, **dropped)
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
@@ -158,6 +192,7 @@ def _check_description(described: Description) -> None:
     _require(0 <= described.version < WHOLE, f"version {described.version} of a description")
     for module in described.modules:
         _check_texts((module.path, module.type, module.parent or "", *module.aliases, *module.bases))
+        _check_texts((module.source,), MAX_LONG_TEXT)
         _check_texts(name for name, _ in module.shapes)
         _require(0 <= module.parameters < WHOLE and 0 <= module.trainable < WHOLE, "a number of parameters")
     for covered in described.coverage:
@@ -183,6 +218,9 @@ def _check_item(item: Item) -> None:
         for call in item.flow.calls if item.flow is not None else ():
             _check_texts((call.module,))
             _require(0 <= call.call < 2**31, f"call {call.call} of a module")
+        for size in item.flow.sizes if item.flow is not None else ():
+            forms = (*size.inputs, *size.outputs)
+            _check_texts((size.made_by, size.why, *(text for form in forms for text in (form.place, form.dtype))))
     elif isinstance(item, EndItem):
         if item.failure is not None:
             _require(0 <= item.failure.step < WHOLE, f"step {item.failure.step}")
@@ -191,6 +229,15 @@ def _check_item(item: Item) -> None:
         _check_tap(item.tap)
         _check_texts((item.dtype, item.stored))
         _require(abs(item.request) < WHOLE, f"a snapshot for command {item.request}")
+        if item.names is not None:
+            _check_names(item.names)
+
+
+def _check_names(names: Names) -> None:
+    many = sum(map(len, names.tokens), len(names.labels))
+    _require(many <= MAX_NAMES and len(names.tokens) <= MAX_NAMES, f"{many} names of tokens and samples")
+    for texts in (*names.tokens, names.labels):
+        _check_texts(texts)
 
 
 def _check_event(event: Event) -> None:

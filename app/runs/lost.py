@@ -8,6 +8,7 @@ from typing import Final
 
 from hookcore.dashboard.lives import MAX_PID, lives, lives_as
 
+from .joint import JointRun
 from .run import GONE_AFTER_S, Run, say
 from .runs import Runs
 
@@ -28,8 +29,12 @@ class LostMarks:
 
     def mark(self) -> None:
         """Add an event to each run that is newly lost. One whose trainer returns and is lost again gets another."""
-        runs = (run for run in self._runs.all() if run.loaded and not run.from_disk and isfinite(run.seen_at))
-        lost = [run for run in runs if _is_lost(run)]
+        every = self._runs.every()
+        for run in every:
+            if isinstance(run, JointRun):
+                run.tick()
+        runs = (run for run in every if run.loaded and not run.from_disk and isfinite(run.seen_at))
+        lost = [run for run in runs if not isinstance(run, JointRun) and _is_lost(run)]
         for run in lost:
             if self._marked.get(run.id) != run.seen_at:
                 cause = _cause(run)
@@ -46,7 +51,11 @@ def _is_lost(run: Run) -> bool:
 def _sentence(run: Run) -> str:
     newest = run.store.steps().newest
     since = "before its first step" if newest is None else f"after step {newest:,}"
-    return f"The trainer (process {run.info.pid} on {run.info.host}) sent nothing more {since}."
+    pid, host = run.info.pid, run.info.host
+    if pid and host:
+        return f"The trainer (process {pid} on {host}) sent nothing more {since}."
+    known = f" (process {pid})" if pid else f" (on {host})" if host else ""
+    return f"The trainer{known} sent nothing more {since}."
 
 
 def _cause(run: Run) -> str:

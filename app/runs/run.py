@@ -18,12 +18,13 @@ from hookcore.incidents import FirstError, Incident
 from hookcore.ownrules import OwnRules
 from hookcore.reading import Mute, Quiet, StoreReader
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
-from hookcore.records.vocabulary import OWN_RULE_LABEL
+from hookcore.records.vocabulary import OWN_RULE_LABEL, TRAINED
 from hookcore.store import Store
 from hookcore.wire import (
     Answer,
     Batch,
     DeliveryCounters,
+    Description,
     EndItem,
     FrameItem,
     RunInfo,
@@ -55,6 +56,30 @@ class OnDisk(Protocol):
         """Count what an earlier server had acknowledged, and lost when it was killed."""
 
 
+class Relay(Protocol):
+    """The way of commands to a trainer that sends its frames elsewhere."""
+
+    def newest(self) -> int:
+        """Return the highest number of a command that any server gave the trainer; -1 for none."""
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send commands."""
+
+
+class Joint(Protocol):
+    """The run of all ranks of a distributed training."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    def take_of(self, run: Run, record: Frame | Snapshot | EndItem) -> None:
+        """Take what a rank's run has taken."""
+
+    def describe_of(self, run: Run, described: Description) -> None:
+        """Take the description of a rank's model."""
+
+
 @dataclass(slots=True)
 class Run:
     """One training process. All methods are thread-safe."""
@@ -67,6 +92,9 @@ class Run:
     lost_after_s: float = 15.0
     name: str = ""
     notes: str = ""
+    tags: tuple[str, ...] = ()
+    group: str = ""
+    archived: bool = False  # the list leaves it out
     from_disk: bool = False  # read from disk: no trainer is connected to it
     folder: Path | None = None  # its folder on disk
     loaded: bool = True  # False: it is on disk, and its store has only the range of steps
@@ -81,9 +109,12 @@ class Run:
     described: int = -1
     counters: DeliveryCounters = field(default_factory=DeliveryCounters)
     local: Callable[[Command], None] | None = None  # a trainer in this process
+    relay: Relay | None = None  # the way to a trainer that doesn't send to this server
+    beginning: str = ""  # why something here doesn't begin with the run's first step; empty if everything does
     on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # writes the run to disk
+    joint: Joint | None = None  # the run of all ranks, if this is one of them
     on_disk: OnDisk | None = None  # the part on disk while it is being written
-    on_edit: Callable[[], None] | None = None  # writes name, notes, acknowledgements, and mutes to disk
+    on_edit: Callable[[], None] | None = None  # writes name, notes, acknowledgements, mutes, and annotations to disk
     writer: Any = None  # wrote it to disk until it ended or was lost
     seen_events: int = 0  # the events that were on disk when it was read
     known_until: int = -1  # the newest step that was on disk when its trainer returned
@@ -92,9 +123,10 @@ class Run:
     lock: threading.Lock = field(default_factory=threading.Lock)
     findings: FindingsCache = field(init=False)
     quiet: Quiet = field(default_factory=Quiet)  # acknowledgements and mutes
+    annotations: dict[int, str] = field(default_factory=dict)  # of readers, by step; replaced, never changed
     rule_changes: list[tuple[int, Choices]] = field(default_factory=list)  # of thresholds, by the step before them
     own: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
-    edits: int = 0  # of name, notes, acknowledgements, and mutes
+    edits: int = 0  # of name, notes, acknowledgements, mutes, and annotations
     _first_error: FirstError = field(default_factory=FirstError)
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
@@ -120,6 +152,17 @@ class Run:
         return {name: text for name, text in self.store.labels().items() if not name.startswith(OWN_RULE_LABEL)}
 
     @property
+    def partial(self) -> str:
+        """Why answers about the run may lack something; empty if they don't."""
+        return " ".join(filter(None, (self.beginning, self.away)))
+
+    @property
+    def away(self) -> str:
+        """Why steps that left memory can't be read now; empty if they can."""
+        past = self.store.past
+        return "" if past is None or not past.trouble else f"Steps that left memory can't be read now: {past.trouble}"
+
+    @property
     def is_paused(self) -> bool:
         """Whether its trainer has paused capture."""
         return self.info.settings.get("paused") is True
@@ -134,6 +177,14 @@ class Run:
         if self.from_disk:
             return "lost"
         return "lost" if self.is_silent(GONE_AFTER_S if self.is_gone else self.lost_after_s) else "live"
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that it trained, captured or not; of a running one, up to the newest that is known."""
+        trained, newest = self.info.facts.get(TRAINED), self.store.steps().newest
+        if isinstance(trained, int) and self.finished:
+            return trained
+        return 0 if newest is None else newest + 1
 
     def is_silent(self, seconds: float) -> bool:
         """Return whether its trainer, in another process, has sent nothing for longer than this."""
@@ -165,6 +216,8 @@ class Run:
     def _ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
         # One at a time: a trainer ignores a command that arrives after one with a higher number.
         with self._asking:
+            if self.relay is not None:  # another server may have asked in the meantime
+                self.commands.know(self.relay.newest())
             with self.lock:
                 commands = self.commands.make(name, each)
                 if self.local is None and self.commands.wait(commands):
@@ -173,6 +226,8 @@ class Run:
             if self.local is not None:
                 for command in commands:
                     self.local(command)
+            if self.relay is not None:
+                self.relay.send(commands)
         return commands
 
     def _ask_for_step(self) -> None:
@@ -216,7 +271,7 @@ class Run:
         self.edited()
 
     def edited(self) -> None:
-        """Announce and save a changed name, note, acknowledgement, or mute."""
+        """Announce and save a changed name, note, acknowledgement, mute, or annotation."""
         self.edits += 1
         if self.on_edit is not None:
             self.on_edit()
@@ -272,13 +327,15 @@ class Run:
     def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
         # Everything is read before anything is stored: a damaged batch leaves no trace.
         fresh = [item for item in batch.items if item.number > self.acknowledged]
-        records = [_record_of(item) for item in fresh]
+        records = [record_of(item) for item in fresh]
         if new_taps:
             self.store.announce(new_taps)
         described = batch.description
         if described is not None and described.version > self.described:
             self.store.describe(described.modules, described.coverage, described.hooks)
             self.described = described.version
+            if self.joint is not None:
+                self.joint.describe_of(self, described)
         for item, record in zip(fresh, records, strict=True):
             if item.number > self.acknowledged:
                 self._keep(record, item.number)
@@ -291,6 +348,12 @@ class Run:
             self._keep(record)
         self._ask_for_step()
         self.changes.tell()
+
+    def take_stored(self, record: Frame | Snapshot | EndItem, number: int) -> None:
+        """Take a record that another process has received and stored."""
+        with self.lock:
+            self._keep(record, number)
+            self.acknowledged = number
 
     def _keep(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         if isinstance(record, EndItem):
@@ -306,11 +369,14 @@ class Run:
                     self._taps = self.store.taps().taps
                 record = self.own.examine(record, self._taps)
             self.store.append(record)
+        if self.joint is not None:  # before it is written: what a run of all ranks reads from disk, it hasn't taken
+            self.joint.take_of(self, record)
         if self.on_record is not None:
             self.on_record(record, number)
 
 
-def _record_of(item: FrameItem | SnapshotItem | EndItem) -> Frame | Snapshot | EndItem:
+def record_of(item: FrameItem | SnapshotItem | EndItem) -> Frame | Snapshot | EndItem:
+    """Return what an item contains. Raises WireError if it can't be true."""
     if isinstance(item, FrameItem):
         return frame_of(item)
     return snapshot_of(item) if isinstance(item, SnapshotItem) else item

@@ -10,25 +10,31 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from pathlib import Path
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
 
 from hookcore.findings import chosen_in, follow, started_with
 from hookcore.ownrules import OwnRules, rules_in
 from hookcore.records import Command, Event
 from hookcore.store import Store
-from hookcore.wire import MAX_TEXT, RunInfo
+from hookcore.wire import MAX_TEXT, Place, RunInfo
 
 from ..settings import ServerSettings
 from .changes import Changes
 from .disk import Disk
 from .gone import Gone, Why
+from .joint import JointRun, as_joint, joint_id
 from .run import Run
+from .views import BOARD_FILE, Views
 
 MIN_RUN_BYTES: Final = 2**20
 MAX_SHARE: Final = 4  # one run gets at most a quarter of the memory
 FULL: Final = 0.9  # of the memory: from here on, room is made
 IDLE_S: Final = 300.0  # a run viewed since then stays in memory
 BALANCE_EVERY_S: Final = 1.0
+SomeRun = TypeVar("SomeRun", bound=Run)
 MAX_GONE: Final = 200  # removed runs that are remembered
 
 
@@ -39,6 +45,8 @@ class Runs:
         self.settings = settings
         self.changes = Changes()
         self.disk: Disk | None = None
+        folder = Path(settings.keep) if settings.keeps else None
+        self.views, self.board = Views(folder), Views(folder, BOARD_FILE, "charts")
         self._own_rules = rules_in(settings.rules_file) if settings.rules_file else ()
         self._clock = clock
         self._lock = threading.Lock()
@@ -60,22 +68,37 @@ class Runs:
         return self._removed
 
     def all(self) -> list[Run]:
-        """Return all runs, newest first, including those on disk."""
+        """Return all runs, newest first, including those on disk. The ranks of one training are one run."""
+        return [run for run in self.every() if run.joint is None]
+
+    def every(self) -> list[Run]:
+        """Return all runs as `all` does, and also those of single ranks."""
         with self._lock:
             return sorted(self._runs.values(), key=lambda run: (run.info.started_s, run.id), reverse=True)
 
     def gone(self) -> list[Gone]:
-        """Return the removed runs, latest removal first."""
+        """Return the removed runs, latest removal first. The ranks of one training are one run."""
         with self._lock:
-            return sorted(self._gone.values(), key=lambda gone: gone.at_s, reverse=True)
+            newest_first = sorted(self._gone.values(), key=lambda gone: gone.at_s, reverse=True)
+        return list({each.id: each for each in map(as_joint, reversed(newest_first))}.values())[::-1]
+
+    @property
+    def partial(self) -> str:
+        """Why runs may be missing in the list now; empty if none are."""
+        return "" if self.disk is None else self.disk.partial
 
     def get(self, run_id: str) -> Run | None:
-        """Return a run by its id, without loading it from disk."""
+        """Return a listed run by its id, without loading it."""
         return self._runs.get(run_id)
+
+    def look_up(self, run_id: str) -> Run | None:
+        """Return a run by its id without loading it, even if there were too many to list it. Not for the event loop."""
+        found = self._runs.get(run_id)
+        return self.disk.find(run_id) if found is None and self.disk is not None else found
 
     def find(self, run_id: str) -> Run | None:
         """Return a run by its id, loaded from disk if needed. Not for the event loop."""
-        run = self._runs.get(run_id)
+        run = self.look_up(run_id)
         return None if run is None else self.read(run)
 
     def read(self, run: Run) -> Run:
@@ -98,6 +121,7 @@ class Runs:
                 return None
             run = self._new(info, self.store_bytes(info.memory))
             self._runs[info.id] = run
+            self._join(run, info.place)
         self.balance(spare=run)
         self.changes.tell()
         return run
@@ -109,17 +133,52 @@ class Runs:
         self.add(run)
         return run
 
+    def place(self, run: Run, place: Place | None) -> None:
+        """Put a run among the ranks of its training, once its trainer knows its place, or knows more of it."""
+        if place is None:
+            return
+        if isinstance(run.joint, JointRun):
+            run.joint.locate(run, place)
+        else:
+            with self._lock:
+                self._join(run, place)
+            self.changes.tell()
+
+    def _join(self, run: Run, place: Place | None) -> None:
+        """Put a run among the ranks of its training (the lock must be held)."""
+        run_id = joint_id(place)
+        if run_id is None or place is None or run.joint is not None:
+            return
+        joint = self._runs.get(run_id)
+        if joint is None:
+            joint = self._runs[run_id] = self._new_joint(run, run_id)
+        if isinstance(joint, JointRun):
+            joint.admit(run, place)
+
+    def _new_joint(self, run: Run, run_id: str) -> JointRun:
+        info = replace(run.info, id=run_id, place=None, keep="", key="")
+        joint = self._made(JointRun, info, self.store_bytes(info.memory))
+        joint.until_listed = lambda: None if self.disk is None else self.disk.wait_until_listed()
+        joint.recorded = lambda runs: {} if self.disk is None else self.disk.recorded(runs)
+        joint.make_store = lambda: follow(Store(self.store_bytes(joint.info.memory)), joint.rule_changes)
+        joint.loaded = run.loaded
+        return joint
+
     def _new(self, info: RunInfo, memory: int) -> Run:
+        return self._made(Run, info, memory)
+
+    def _made(self, kind: type[SomeRun], info: RunInfo, memory: int) -> SomeRun:
         chosen, ignored = chosen_in(info.settings.get("rules"))
         changes = started_with(chosen)
         store = follow(Store(memory), changes)
         if ignored:
             store.add_event(Event(0, time.time(), "rules-ignored", ignored, "warning"))
-        run = Run(info, store, self._numbers, Changes(), self._clock, self.settings.lost_after_s)
+        run = kind(info, store, self._numbers, Changes(), self._clock, self.settings.lost_after_s)
         run.rule_changes = changes
         run.own = OwnRules(self._own_rules, "server")
         run.seen_at = self._clock()
         run.name = info.name[:MAX_TEXT] or info.id
+        run.notes, run.tags, run.group = info.notes, info.tags, info.group
         return run
 
     def store_bytes(self, asked: int) -> int:
@@ -137,12 +196,14 @@ class Runs:
         """List a run from elsewhere: loaded from a file, or trained in this process."""
         with self._lock:
             self._runs[run.id] = run
+            self._join(run, run.info.place)
         self.changes.tell()
 
     def add_known(self, run: Run) -> Run:
         """List a run on disk, unless its id is listed already."""
         with self._lock:
             found = self._runs.setdefault(run.id, run)
+            self._join(found, found.info.place)
         self.changes.tell()
         return found
 
@@ -155,17 +216,39 @@ class Runs:
             run = self._runs.pop(run_id, None)
         if run is None:
             return False
+        if isinstance(run, JointRun):
+            for member in run.members.values():
+                self._remove(member.run, why)
+            self.changes.tell()
+            return True
+        self._part(run)
+        self._remove(run, why)
+        self.changes.tell()
+        return True
+
+    def _remove(self, run: Run, why: Why) -> None:
+        self._runs.pop(run.id, None)
         self.put_aside(run, why)
         if self.disk is not None:
             self.disk.discard(run, why)
             self._leave(run)
-        self.changes.tell()
-        return True
+
+    def _part(self, run: Run) -> None:
+        """Take a run out of the ranks of its training, and that off the list if it was the last one."""
+        joint = run.joint
+        if not isinstance(joint, JointRun):
+            return
+        with self._lock:
+            joint.dismiss(run)
+            if not joint.members:
+                self._runs.pop(joint.id, None)
 
     def drop(self, run: Run) -> None:
-        """Remove a run that has no data."""
+        """Remove a run that has no data, or none any more. It can't be restored."""
         with self._lock:
             self._runs.pop(run.id, None)
+            self._gone.pop(run.id, None)
+        self._part(run)
         if self.disk is not None:
             self.disk.release(run)
         self.changes.tell()
@@ -191,7 +274,11 @@ class Runs:
         self.changes.tell()
 
     def restore(self, run_id: str) -> Run | None:
-        """Restore a removed run; return None if that is not possible."""
+        """Restore a removed run, or those of all ranks of a training; return None if that is not possible."""
+        ranks = [each.id for each in list(self._gone.values()) if as_joint(each).id == run_id != each.id]
+        if ranks:
+            restored = [self.restore(each) for each in ranks]
+            return self._runs.get(run_id) if any(restored) else None
         with self._lock:
             gone = self._gone.get(run_id)
             if gone is None or gone.run is None or run_id in self._runs:
@@ -199,6 +286,9 @@ class Runs:
             run = gone.run
             del self._gone[run_id]
             self._runs[run_id] = run
+            if isinstance(run.joint, JointRun):  # it was removed with all ranks
+                self._runs.setdefault(run.joint.id, run.joint)
+            self._join(run, run.info.place)
         run.looked_at = self._clock()
         if self.disk is not None:
             self.disk.restore(run)
@@ -209,12 +299,14 @@ class Runs:
     def used_bytes(self) -> int:
         """Return the memory of all runs, including those that can be restored."""
         gone = [each.run for each in list(self._gone.values()) if each.run is not None]
-        return sum(run.store.usage().nbytes for run in [*self._runs.values(), *gone] if run.loaded)
+        every: dict[int, Run] = {id(each): each for each in [*self._runs.values(), *gone]}
+        every |= {id(each.joint): each.joint for each in gone if isinstance(each.joint, JointRun)}
+        return sum(run.store.usage().nbytes for run in every.values() if run.loaded)
 
     def _has_place(self) -> bool:
         """Return whether there is room for another run; unload idle runs if needed (the lock must be held)."""
         loaded = [run for run in self._runs.values() if run.loaded]
-        if len(loaded) < self.settings.max_runs:
+        if sum(run.joint is None for run in loaded) < self.settings.max_runs:
             return self.used_bytes < self.settings.memory or any(run.finished for run in loaded)
         for run in self._idle(loaded):
             self._unload(run) or self._evict(run)
@@ -290,7 +382,13 @@ class Runs:
             return False
         if self._leave(run):
             return True
+        if isinstance(run, JointRun):
+            return False  # it goes with its ranks
         del self._runs[run.id]
+        if isinstance(run.joint, JointRun):
+            run.joint.dismiss(run)
+            if not run.joint.members:
+                self._runs.pop(run.joint.id, None)
         self._remember(Gone(run.id, run.name, time.time(), "memory", None))
         self._removed += 1
         if self.disk is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ from hookcore.reading import Quiet
 from hookcore.records import Event, Severity
 from hookcore.store import StepRange, Store
 
-from .limits import tamed
+from .annotating import annotations_in
+from .limits import MAX_TAGS, tamed
 from .run import Run
 from .runs import Runs
 from .shelf import PAGE_FILE, Shelf, is_run, read_json
@@ -83,20 +84,49 @@ def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:
 
 
 def apply_folder(run: Run, path: Path, archive: Archive) -> None:
-    """Apply what a run's folder contains: its names, notes, acknowledgements, mutes, summary, and end."""
-    said = read_json(path / PAGE_FILE)
+    """Apply what a run's folder contains: its names, notes, acknowledgements, mutes, annotations, and end."""
     run.folder, run.key_hash = path, archive.key_hash
-    run.name, run.notes = _text(said.get("name")) or run.name, _text(said.get("notes"))
-    run.quiet = Quiet.of(said)
-    run.rule_changes = changes_in(said.get("rules")) or run.rule_changes
-    summary = said.get("summary")
-    run.summary = summary if isinstance(summary, dict) else {}
+    apply_page(run, read_json(path / PAGE_FILE))
     run.failure = archive.failure
     run.ended_at_step = archive.last_step if archive.state == "ended" or archive.failure is not None else None
     if not run.loaded:
         newest = archive.last_step
         first, count = (_whole(run.summary.get(name)) for name in ("first_step", "steps"))
         run.swap(Store.outline(StepRange(first if newest is not None else None, newest, count or 0)), loaded=False)
+
+
+def page_of(run: Run) -> dict[str, Any]:
+    """Return what its readers have changed of a run, and its summary, in JSON types."""
+    return {
+        "name": run.name,
+        "notes": run.notes,
+        "tags": run.tags,
+        "group": run.group,
+        "archived": run.archived,
+        **run.quiet.as_data(),
+        "annotations": {str(step): text for step, text in run.annotations.items()},
+        "rules": run.rule_changes,
+        "summary": run.summary,
+    }
+
+
+def steps_of(run: Run) -> dict[str, Any]:
+    """Return the part of the summary that tells the steps."""
+    steps = run.store.steps()
+    return {"first_step": steps.first, "newest_step": steps.newest, "steps": steps.count}
+
+
+def apply_page(run: Run, said: Mapping[str, Any]) -> None:
+    """Apply what `page_of` returned earlier. Parts that can't be read are left out."""
+    run.name = _text(said.get("name")) or run.name
+    run.notes, run.group = (_text(said.get(name, getattr(run, name))) for name in ("notes", "group"))
+    run.archived = said.get("archived") is True
+    run.tags = tags_of(said.get("tags", run.tags))
+    run.quiet = Quiet.of(said)
+    run.annotations = annotations_in(said.get("annotations"))
+    run.rule_changes = changes_in(said.get("rules")) or run.rule_changes
+    summary = said.get("summary")
+    run.summary = summary if isinstance(summary, dict) else {}
 
 
 def fill_store(archive: Archive, store: Store) -> None:
@@ -123,6 +153,11 @@ def _add_event(store: Store, name: str, message: str, severity: Severity) -> Non
 
 def _text(said: object) -> str:
     return said[:MAX_NOTES] if isinstance(said, str) else ""
+
+
+def tags_of(said: object) -> tuple[str, ...]:
+    """Return tags from a JSON file, without what isn't one."""
+    return tuple(each for each in said if isinstance(each, str))[:MAX_TAGS] if isinstance(said, list | tuple) else ()
 
 
 def _whole(said: object) -> int | None:

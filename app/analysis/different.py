@@ -1,0 +1,206 @@
+"""What is different in some steps: layers and logged values, those that differ most first. Pure; no web."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import Kind, Tap
+from hookcore.records.sketch import EDGES, NAN, NEG_INF, POS_INF
+from hookcore.records.vocabulary import ELAPSED
+from hookcore.store import Store
+from hookcore.store.distributions import display_groups
+from hookcore.store.rows import Rows
+from hookcore.store.unlike import Distribution, Sample, apart, distributions, shares_apart
+
+from ..figures.numerals import percent
+
+WINDOWS: Final = 8  # parts of the other steps whose difference is called usual
+_CLEAR: Final = 0.05  # a change of a share that is worth a sentence
+_SCALED: Final = 1.2  # a change of the magnitude that is, three bins
+_KS_MEAN: Final = 0.8687  # the expected Kolmogorov-Smirnov distance of two equal samples, times sqrt(nm / (n + m))
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A store, and some of its steps."""
+
+    store: Store
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A tap that differs, with its distributions in the two samples on the same edges."""
+
+    tap: Tap
+    number: int
+    share: float
+    usual: float | None  # the median difference of other windows of as many steps; None if there aren't two
+    message: str
+    edges: Floats
+    counts: tuple[Floats, Floats]
+    values: tuple[int, int]
+    nonfinite: tuple[int, int]
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether other windows of as many steps differ as much."""
+        return self.usual is not None and self.share <= self.usual
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A logged value that differs: its mean and extremes in the two samples."""
+
+    name: str
+    share: float
+    message: str
+    mean: tuple[float, float]
+    low: tuple[float, float]
+    high: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Different:
+    """The answer: what differs most, out of how many."""
+
+    inside: Sample
+    outside: Sample
+    compared: int  # taps with values in both samples
+    not_compared: int
+    layers: tuple[Layer, ...]
+    logged: tuple[Logged, ...]
+
+
+def what_differs(
+    one: Side, two: Side, fits: Callable[[str], bool], kind: Kind | None = None, limit: int = 20, bins: int = 60
+) -> Different:
+    """Compare two samples of steps, of one run or of two. The first one is called inside, the other outside.
+
+    `fits` says which modules to compare.
+    """
+    taps, numbers = _shared(one.store, two.store, fits, kind)
+    shares = shares_apart(one.sample, two.sample, (numbers[:, 0], numbers[:, 1]))
+    known = np.flatnonzero(~np.isnan(shares))
+    shown = known[np.argsort(-shares[known], kind="stable")][:limit]
+    shown = shown[shares[shown] > 0]
+    usual = _usual(one.sample, two.sample, numbers[shown, 1])
+    both = zip(distributions(one.sample, numbers[shown, 0]), distributions(two.sample, numbers[shown, 1]), strict=True)
+    layers = [
+        _layer(taps[place], int(numbers[place, 0]), float(shares[place]), usual_here, found, bins)
+        for place, usual_here, found in zip(shown.tolist(), usual, both, strict=True)
+    ]
+    logged = _logged(one, two, limit)
+    return Different(one.sample, two.sample, len(known), len(shares) - len(known), tuple(layers), tuple(logged))
+
+
+def _shared(
+    one: Store, two: Store, fits: Callable[[str], bool], kind: Kind | None
+) -> tuple[tuple[Tap, ...], NDArray[np.int64]]:
+    """Return the taps of both stores, and their numbers [tap, store]."""
+    others = {tap: number for number, tap in two.taps(None, kind)}
+    both = [(tap, number, others[tap]) for number, tap in one.taps(None, kind) if tap in others and fits(tap.module)]
+    return tuple(tap for tap, *_ in both), np.array([pair for _, *pair in both], np.int64).reshape(-1, 2)
+
+
+def _usual(inside: Sample, outside: Sample, numbers: NDArray[np.int64]) -> Sequence[float | None]:
+    """Return how different other windows of as many steps are from the rest of the other steps: the median of them."""
+    windows = outside.windows(max(1, inside.steps), WINDOWS)
+    if len(windows) < 2 or not len(numbers):
+        return [None] * len(numbers)
+    sums = [window.sums(numbers) for window in windows]
+    whole = outside.sums(numbers)
+    found = np.array([apart(each, whole - each) for each in sums])
+    known = np.count_nonzero(~np.isnan(found), axis=0) >= 2
+    return [float(np.nanmedian(column)) if is_known else None for column, is_known in zip(found.T, known, strict=True)]
+
+
+def _layer(
+    tap: Tap, number: int, share: float, usual: float | None, both: tuple[Distribution, Distribution], bins: int
+) -> Layer:
+    finite = [each.counts[NEG_INF + 1 : POS_INF] for each in both]
+    filled = np.flatnonzero(finite[0] + finite[1]) + NEG_INF + 1
+    starts = display_groups(filled, bins)
+    counts = [np.add.reduceat(each.counts, starts)[:-1] if len(starts) else np.empty(0) for each in both]
+    bad = [int(each.counts[[NEG_INF, POS_INF, NAN]].sum()) for each in both]
+    return Layer(
+        tap,
+        number,
+        share,
+        usual,
+        message_of(*both),
+        EDGES[starts],
+        (counts[0], counts[1]),
+        (both[0].number, both[1].number),
+        (bad[0], bad[1]),
+    )
+
+
+def message_of(inside: Distribution, outside: Distribution) -> str:
+    """Return what is different, in plain words."""
+    said = []
+    for name, here, there in (
+        ("NaN", inside.nan, outside.nan),
+        ("infinite", inside.infinite, outside.infinite),
+    ):
+        if (here > 0) != (there > 0) or abs(here - there) > _CLEAR:
+            said.append(f"{percent(here)} {name} instead of {percent(there)}")
+    if abs(inside.zero - outside.zero) > _CLEAR:
+        said.append(f"{percent(inside.zero)} zeros instead of {percent(outside.zero)}")
+    if abs(inside.positive - outside.positive) > _CLEAR:
+        said.append(f"{percent(inside.positive)} positive instead of {percent(outside.positive)}")
+    here, there = inside.magnitude, outside.magnitude
+    if here > there * _SCALED or there > here * _SCALED:
+        factor = max(here, there) / min(here, there)
+        size = "larger" if here > there else "smaller"
+        said.append(f"{factor:.3g} times {size} (median magnitude {here:.3g} instead of {there:.3g})")
+    return "; ".join(said) or "another shape at the same scale"
+
+
+def _logged(one: Side, two: Side, limit: int) -> list[Logged]:
+    own = [name for name in one.store.scalar_names() if not name.startswith("hookcore/") or name == ELAPSED]
+    others = set(two.store.scalar_names())
+    rows = [(name, one.store.scalar_rows(name), two.store.scalar_rows(name)) for name in own if name in others]
+    found = [_logged_of(name, _in(here, one.sample), _in(there, two.sample)) for name, here, there in rows]
+    differing = [each for each in found if each is not None and each.share > 0]
+    return sorted(differing, key=lambda each: -each.share)[:limit]
+
+
+def _in(rows: Rows, sample: Sample) -> Rows:
+    """Return the rows of the steps of a sample."""
+    inside = np.zeros(len(rows.first), bool)
+    for entry in sample.entries:
+        inside |= (rows.first >= entry.first) & (rows.last <= entry.last)
+    keep = np.flatnonzero(inside)
+    return Rows(
+        rows.first[keep],
+        rows.last[keep],
+        rows.mean[keep],
+        rows.low[keep],
+        rows.high[keep],
+        rows.finite[keep],
+        rows.present[keep],
+        rows.nonfinite[keep],
+    )
+
+
+def _logged_of(name: str, here: Rows, there: Rows) -> Logged | None:
+    if not len(here.first) or not len(there.first):
+        return None
+    values = [np.where(np.isnan(rows.mean[:, 0]), np.inf, rows.mean[:, 0]) for rows in (here, there)]
+    points = np.sort(np.concatenate(values))
+    below = [np.searchsorted(np.sort(each), points, side="right") / len(each) for each in values]
+    chance = _KS_MEAN * np.sqrt(1 / len(values[0]) + 1 / len(values[1]))
+    share = max(0.0, float(np.abs(below[0] - below[1]).max()) - chance)
+    means = [float(np.average(rows.mean[:, 0], weights=rows.present[:, 0])) for rows in (here, there)]
+    low = [float(np.fmin.reduce(rows.low[:, 0])) for rows in (here, there)]
+    high = [float(np.fmax.reduce(rows.high[:, 0])) for rows in (here, there)]
+    message = f"mean {means[0]:.4g} instead of {means[1]:.4g}"
+    return Logged(name, share, message, (means[0], means[1]), (low[0], low[1]), (high[0], high[1]))

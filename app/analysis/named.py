@@ -1,0 +1,66 @@
+"""Which dimensions of a tensor the names of its batch are of: those of the tokens, and those of the samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from hookcore.records import Names, Snapshot
+
+from .rollout import is_attention
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The names that fit a tensor, and why others don't."""
+
+    axes: tuple[int, ...] = ()  # the dimensions that are positions
+    tokens: tuple[tuple[str, ...], ...] = ()  # of each sample; one row of all of them if `shared`
+    shared: bool = False
+    labels: tuple[str, ...] = ()
+    why: str = ""
+
+    def tokens_of(self, sample: int) -> tuple[str, ...]:
+        """Return the names of the positions of a sample, if there are any."""
+        row = 0 if self.shared else sample
+        return self.tokens[row] if row < len(self.tokens) else ()
+
+
+def named(snapshot: Snapshot) -> Named:
+    """Return what fits. A dimension has names only if its size is their number, and no other one may be meant."""
+    names, shape = snapshot.names, snapshot.values.shape
+    if names is None:
+        return Named()
+    if snapshot.truncated or len(shape) < 2:
+        return Named(why="Names are shown for whole tensors with a dimension for samples.")
+    axes, problems = _axes(names, snapshot.values)
+    labels = names.labels
+    if labels and len(labels) != shape[0]:
+        problems.append(f"{len(labels)} labels were given for {shape[0]} samples.")
+        labels = ()
+    return Named(axes, names.tokens if axes else (), names.shared, labels, " ".join(problems))
+
+
+def _axes(names: Names, values: NDArray[Any]) -> tuple[tuple[int, ...], list[str]]:
+    shape = values.shape
+    sizes = {len(row) for row in names.tokens}
+    if not sizes:
+        return (), []
+    if len(sizes) > 1:
+        return (), ["The samples have different numbers of tokens: name the padding, too."]
+    if not names.shared and len(names.tokens) > shape[0]:
+        return (), [f"Tokens of {len(names.tokens)} samples were given for {shape[0]}."]
+    (size,) = sizes
+    fits = tuple(axis for axis in range(1, len(shape)) if shape[axis] == size)
+    last = (len(shape) - 2, len(shape) - 1)
+    if fits[-2:] == last and is_attention(values):
+        return last, []
+    if len(fits) == 1:
+        return fits, []
+    return (), [
+        f"{size} tokens were given, and several dimensions are of this size."
+        if fits
+        else f"{size} tokens were given, and no dimension is of this size."
+    ]

@@ -1,0 +1,82 @@
+"""How far the ranks of a training are, and how long they wait. Pure; no web."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from hookcore import answers
+from hookcore.answers import Number
+from hookcore.records.vocabulary import ELAPSED
+from hookcore.store import Store
+
+from ..runs import JointRun
+from ..runs.joint import Member
+from ..runs.ranked import summary_of
+from .rankstores import stores_of
+from .stragglers import Waits, waits_of
+
+PACE_STEPS: Final = 64
+
+
+def pace_of(store: Store) -> float:
+    """Return the mean seconds of the newest captured steps; NaN if they are unknown."""
+    steps = store.steps()
+    if steps.newest is None or ELAPSED not in store.scalar_names():
+        return float("nan")
+    series = store.scalars(ELAPSED, first=steps.newest - PACE_STEPS + 1)
+    known = np.isfinite(series.mean)
+    if not known.any():
+        return float("nan")
+    return float(np.average(series.mean[known], weights=series.present[known].astype(np.float64)))
+
+
+def ranks_of(joint: JointRun, first: int | None = None, last: int | None = None) -> answers.Ranks:
+    """Return all ranks of the newest attempt, and how long they wait in these steps, or the newest."""
+    assembly, current = joint.assembly, joint.current()
+    newest = {each.place.rank: each.run.store.steps().newest for each in current}
+    farthest = max((step for step in newest.values() if step is not None), default=None)
+    waits = waits_of(stores_of(joint), first, last)
+    ranks = tuple(_rank_of(joint, each, newest[each.place.rank], farthest, waits) for each in current)
+    counts = assembly.steps, assembly.incomplete, assembly.partial, assembly.waiting, assembly.compared
+    unread = tuple(each.place.rank for each in current if each.run.id in joint.unread)
+    return answers.Ranks(joint.id, summary_of(joint), *counts, unread, _waits_of(waits), ranks)
+
+
+def _waits_of(waits: Waits | None) -> answers.RankWaits | None:
+    if waits is None:
+        return None
+    seconds = Number(waits.elapsed_s)
+    return answers.RankWaits(waits.name, waits.steps, waits.first, waits.last, seconds, waits.latest)
+
+
+def _rank_of(
+    joint: JointRun, member: Member, newest: int | None, farthest: int | None, waits: Waits | None
+) -> answers.Rank:
+    place, run = member.place, member.run
+    progress = joint.assembly.ranks.get(place.rank)
+    at = None if waits is None else waits.of(place.rank)
+
+    def waited(name: str) -> Number:
+        return Number("nan" if at is None else getattr(waits, name)[at])
+
+    return answers.Rank(
+        rank=place.rank,
+        run=run.id,
+        state=run.state,
+        host=run.info.host,
+        device=place.device,
+        local_rank=place.local_rank,
+        axes=dict(place.axes),
+        newest_step=None if newest is None else newest + joint.shift,
+        behind=None if newest is None or farthest is None else farthest - newest,
+        seconds_per_step=Number(pace_of(run.store)),
+        wait_s=waited("wait_s"),
+        wait_share=waited("share"),
+        after_first_s=waited("after_first_s"),
+        was_last=0 if at is None or waits is None else int(waits.was_last[at]),
+        late=0 if progress is None else progress.late,
+        missed=0 if progress is None else progress.missed,
+        unknown_rows=0 if progress is None else progress.unknown_rows,
+    )

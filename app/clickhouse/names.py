@@ -1,0 +1,40 @@
+"""The numbers that stand for runs and lanes in the tables. They follow from the names, so nobody hands them out."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import Final
+
+from .tables import MARK
+
+DAY_S: Final = 86_400
+_LAST_DAY: Final = 2**16 - 1
+_TOP: Final = 2**63  # lanes of scalars begin here; those of taps are the taps' numbers
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@lru_cache(maxsize=10_000)
+def number_of_run(run_id: str) -> int:
+    """Return the number of a run, or of a spool."""
+    return _hash(run_id)
+
+
+@lru_cache(maxsize=100_000)
+def lane_of_scalar(name: str) -> int:
+    """Return the lane of a scalar. That of a tap is the tap's number."""
+    lane = _hash(name) | _TOP
+    return lane if lane != MARK else MARK - 1
+
+
+def day_of(started_s: float) -> int:
+    """Return the day on which a run began, since 1970, as ClickHouse counts them."""
+    return min(int(started_s) // DAY_S, _LAST_DAY)
+
+
+def rank_shards(run_id: str, shards: int) -> list[int]:
+    """Return the shards in the order in which a new run prefers them. A shard that is added takes its share of runs."""
+    return sorted(range(shards), key=lambda shard: _hash(f"{shard} {run_id}"), reverse=True)

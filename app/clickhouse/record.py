@@ -1,0 +1,179 @@
+"""A run in ClickHouse in the form in which stores read saved runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from hookcore.errors import HookcoreError
+from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.store import StepRange
+from hookcore.store.scalars import scalars_of
+from hookcore.wire import Description, FrameItem, Item, SnapshotItem, frame_of, snapshot_of
+
+from .client import Shard
+from .reading import Stored, complete, description_of, events_of, facts_of, items_after, names_of, portions
+from .tables import FRAME, SNAPSHOT
+
+MOST_ITEMS: Final = 5000  # that are asked for at once
+FRAME_ROWS: Final = 20  # a frame takes as long to read as so many values of taps, besides those that it has
+MOST_EVENTS: Final = 20_000
+SNAPSHOT_BYTES: Final = 128 * 2**20  # of the newest ones, which are read
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of a run is stored."""
+
+    rows: int  # values of taps, and what a frame takes besides
+    last: int  # the newest item's number, -1 for none
+
+
+def extent_of(shard: Shard, run: int, last: int | None = None) -> Extent:
+    """Return how much a run has, up to an item."""
+    sql = f"SELECT sum(rows + {FRAME_ROWS}) AS rows, max(number) AS last, count() AS found FROM items WHERE run = {run}"
+    sql += "" if last is None else f" AND number < {last + 1}"
+    found = shard.read(sql)
+    return Extent(found.one("rows"), found.one("last") if found.one("found") else -1)
+
+
+def steps_before(shard: Shard, run: int, step: int) -> tuple[StepRange, int]:
+    """Return the steps of a run before one, and how many of them have values of taps."""
+    found = shard.read(
+        "SELECT min(step) AS first, max(step) AS newest, uniqExact(step) AS steps, count() AS frames, "
+        "uniqExactIf(step, rows > 0) AS captured FROM items "
+        f"WHERE run = {run} AND kind = {FRAME} AND step < {step}"
+    )
+    if not found.one("frames"):
+        return StepRange(None, None, 0), 0
+    steps = StepRange(*(found.one(name) for name in ("first", "newest", "steps", "frames")))
+    return steps, found.one("captured")
+
+
+def begin_of_newest(shard: Shard, run: int, last: int, rows: int) -> tuple[int, int]:
+    """Return the number and the step of the first frame of the newest whole steps that have at most so many rows."""
+    found = shard.read(
+        f"SELECT number, step, rows FROM items WHERE run = {run} AND kind = {FRAME} AND number <= {last} "
+        f"ORDER BY number DESC LIMIT {max(1, rows)}"
+    )
+    numbers, steps = found.numbers("number").astype(np.int64), found.numbers("step").astype(np.int64)
+    fitting = int(np.searchsorted(np.cumsum(found.numbers("rows").astype(np.int64) + FRAME_ROWS), rows, "right"))
+    if fitting >= len(numbers):
+        return int(numbers[-1]), int(steps[-1])
+    ends = np.flatnonzero(np.diff(steps[: fitting + 1]))  # the last frame of each whole step
+    place = int(ends[-1]) if len(ends) else 0
+    return int(numbers[place]), int(steps[place])
+
+
+@dataclass
+class StoredRun:
+    """A run's items from `first` to `last`, and what is known of it otherwise."""
+
+    shard: Shard
+    run: int
+    last: int  # the newest item that counts
+    first: int = 0
+    damages: list[str] = field(default_factory=list)
+    newest: int = -1  # the newest frame that was read
+
+    def first_at(self, step: int) -> int:
+        """Return the number of the first frame of a step or a later one."""
+        where = f"run = {self.run} AND kind = {FRAME} AND step >= {step}"
+        found = self.shard.read(f"SELECT min(number) AS first, count() AS found FROM items WHERE {where}")
+        return found.one("first") if found.one("found") else self.last + 1
+
+    @cached_property
+    def _names(self) -> tuple[tuple[Tap, ...], tuple[str, ...]]:
+        return names_of(self.shard, self.run)
+
+    @cached_property
+    def description(self) -> Description | None:
+        """The model."""
+        return description_of(self.shard, self.run)
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """The labels of the frames before the first one."""
+        return facts_of(self.shard, self.run, self.first)[0] if self.first else {}
+
+    def taps(self) -> tuple[Tap, ...]:
+        return self._names[0]
+
+    def scalars(self) -> tuple[str, ...]:
+        """Return the names of all scalars: first those of the first frame, in its order."""
+        first = items_after(self.shard, {self.run: -1}, 1, f"kind = {FRAME}")
+        named = [name for each in first if isinstance(each.item, FrameItem) for name in scalars_of(each.item)]
+        return tuple(dict.fromkeys([*named, *sorted(self._names[1])]))
+
+    def modules(self) -> Sequence[ModuleRecord]:
+        return () if self.description is None else self.description.modules
+
+    def coverage(self) -> Sequence[Coverage]:
+        return () if self.description is None else self.description.coverage
+
+    def hooks(self) -> Sequence[HookRecord]:
+        return () if self.description is None else self.description.hooks
+
+    def events(self) -> Iterator[Event]:
+        """Yield nothing: frames have their events."""
+        return iter(())
+
+    def earlier_events(self) -> list[Event]:
+        """Return the newest events of the frames before the first one, oldest first."""
+        return events_of(self.shard, self.run, self.first, MOST_EVENTS)
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the frames in order, up to the first that isn't here completely."""
+        flows = facts_of(self.shard, self.run, self.first)[1] if self.first else []
+        cursor = self.first - 1
+        while stored := items_after(
+            self.shard, {self.run: cursor}, MOST_ITEMS, f"kind = {FRAME} AND number <= {self.last}"
+        ):
+            for part in portions(stored):
+                items = complete(self.shard, part)
+                for item in items:
+                    frame = self._frame_of(item)
+                    if frame is not None:
+                        # What calls what was last said before the first frame, which is what still holds.
+                        if flows and frame.flow is None:
+                            frame = replace(frame, flow=flows[-1])
+                        flows = []
+                        self.newest = item.number
+                        yield frame
+                if len(items) < len(part):
+                    self.last = self.newest  # the rest comes when it is here
+                    return
+            cursor = stored[-1].number
+
+    def _frame_of(self, item: Item) -> Frame | None:
+        try:
+            return frame_of(item) if isinstance(item, FrameItem) else None
+        except HookcoreError as error:
+            self.damages.append(f"item {item.number}: {error}")
+            return None
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """Yield the newest snapshots, oldest first."""
+        found = self.shard.read(
+            f"SELECT number, length(content) AS nbytes FROM items WHERE run = {self.run} AND kind = {SNAPSHOT} "
+            f"AND number <= {self.last} ORDER BY number DESC"
+        )
+        fitting = int(np.searchsorted(np.cumsum(found.numbers("nbytes").astype(np.int64)), SNAPSHOT_BYTES, "right"))
+        if not fitting:
+            return
+        first = int(found.numbers("number")[fitting - 1])
+        where = f"kind = {SNAPSHOT} AND number <= {self.last}"
+        for part in portions(items_after(self.shard, {self.run: first - 1}, fitting, where)):
+            yield from self._snapshots_of(part)
+
+    def _snapshots_of(self, part: Sequence[Stored]) -> Iterator[Snapshot]:
+        for item in complete(self.shard, part):
+            try:
+                if isinstance(item, SnapshotItem):
+                    yield snapshot_of(item)
+            except HookcoreError as error:
+                self.damages.append(f"item {item.number}: {error}")

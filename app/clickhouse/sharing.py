@@ -1,0 +1,85 @@
+"""What the servers of one ClickHouse share: edits of runs, and commands to trainers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from hookcore.records import Command
+
+from .client import Shard
+from .tables import COMMANDS, PAGES
+from .writing import block_of
+
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+class SharedPage(NamedTuple):
+    """The newest edit of a run."""
+
+    run: int
+    version: int
+    content: dict[str, Any]
+
+
+def pages_of(shard: Shard, within_s: int | None = None, run: int | None = None) -> list[SharedPage]:
+    """Return the newest edit of each run that was edited lately, of all runs, or of one."""
+    where = "1" if within_s is None else f"at >= now() - {within_s}"
+    where += "" if run is None else f" AND run = {run}"
+    found = shard.read(
+        f"SELECT run, version, content FROM pages WHERE {where} ORDER BY run, version DESC LIMIT 1 BY run"
+    )
+    about = (found.numbers(name).tolist() for name in ("run", "version"))
+    return list(map(SharedPage, *about, map(json.loads, found.texts("content"))))
+
+
+def save_page(shard: Shard, day: int, page: SharedPage) -> None:
+    """Save an edit."""
+    about = {"day": [day], "run": np.array([page.run], np.uint64), "version": [page.version]}
+    shard.insert(PAGES.name, block_of(PAGES, {**about, "content": [json.dumps(page.content).encode()]}))
+
+
+def newest_command(shard: Shard, run: int) -> int:
+    """Return the highest number of a command for a run's trainer; -1 for none."""
+    found = shard.read(f"SELECT max(number) AS newest, count() AS found FROM commands WHERE run = {run}")
+    return found.one("newest") if found.one("found") else -1
+
+
+def save_commands(shard: Shard, day: int, run: int, commands: Sequence[Command]) -> None:
+    """Save commands for the trainer of a run, which the process that it sends to hands on."""
+    many = len(commands)
+    block = block_of(
+        COMMANDS,
+        {
+            "day": [day] * many,
+            "run": np.full(many, run, np.uint64),
+            "number": [command.number for command in commands],
+            "content": list(map(_encoder.encode, commands)),
+        },
+    )
+    shard.insert(COMMANDS.name, block)
+
+
+def commands_after(shard: Shard, done: Mapping[int, int]) -> dict[int, tuple[Command, ...]]:
+    """Return the commands of some runs after the numbers that their trainers have received, oldest first."""
+    if not done:
+        return {}
+    runs = " OR ".join(f"(run = {run} AND number >= {number + 1})" for run, number in done.items())
+    found = shard.read(f"SELECT run, content FROM commands WHERE {runs} ORDER BY run, number")
+    commands: dict[int, tuple[Command, ...]] = {}
+    for run, content in zip(found.numbers("run").tolist(), found.texts("content"), strict=True):
+        commands[run] = (*commands.get(run, ()), msgspec.msgpack.decode(content, type=Command))
+    return commands
+
+
+def versions_of(shard: Shard, runs: Iterable[int]) -> dict[int, int]:
+    """Return the version of the newest description of each of some runs."""
+    numbers = ", ".join(map(str, runs))
+    if not numbers:
+        return {}
+    found = shard.read(f"SELECT run, max(version) AS newest FROM descriptions WHERE run IN ({numbers}) GROUP BY run")
+    return dict(zip(found.numbers("run").tolist(), found.numbers("newest").tolist(), strict=True))

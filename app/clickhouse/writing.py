@@ -1,0 +1,149 @@
+"""What is written to a shard: blocks that must not be doubled, names, and signs of life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from hookcore.archive.state import key_hash
+from hookcore.records import Tap
+from hookcore.wire import DeliveryCounters, Description, EndItem, Item, RunInfo
+
+from .client import Shard
+from .names import lane_of_scalar, number_of_run
+from .native import Column, encode
+from .tables import CHUNK, CLAIMS, DESCRIPTIONS, FRAME, LANES, MARK, RUNS, Inlet, Table
+
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+class Sign(msgspec.Struct, frozen=True):
+    """What a process that receives a run says about it from time to time."""
+
+    info: RunInfo  # with a hash of the key
+    counters: DeliveryCounters
+    spool: str  # the id of the process's spool
+    silent_s: float  # since the trainer's last message
+    acknowledged: int  # the highest item in the spool
+    stored: int  # the highest item that is inserted
+    commands_done: int
+    has_ended: bool
+    end: EndItem | None = None
+    first_step: int = -1  # of the inserted frames
+    newest_step: int = -1
+    steps: int = 0
+    every_s: float = 5.0  # about which the next sign comes
+
+
+def is_stored(shard: Shard, table: Table | Inlet, spool: str, segment: int) -> bool:
+    """Return whether the block of a segment is in a table, as this replica knows it."""
+    target = table.target if isinstance(table, Inlet) else table
+    keys = {"run": number_of_run(spool), target.marked: segment}
+    if "lane" in target.columns:
+        keys["lane"] = MARK
+    if "level" in target.columns:
+        keys["level"] = 0
+    elif "chunk" in target.columns:
+        keys["chunk"] = 0
+    where = " AND ".join(f"{name} = {value}" for name, value in keys.items())
+    return shard.read(f"SELECT count() AS count FROM {target.name} WHERE {where}").one("count") > 0
+
+
+def stored_numbers(shard: Shard, run: int, items: Sequence[Item]) -> set[int]:
+    """Return the numbers of the items that are stored, or of which the insert has begun."""
+    numbers = f"run = {run} AND number BETWEEN {items[0].number} AND {items[-1].number}"
+    steps = [item.step for item in items]
+    chunks = f"chunk BETWEEN {min(steps) >> CHUNK} AND {max(steps) >> CHUNK}"
+    found = shard.read(
+        f"SELECT number FROM items WHERE {numbers} UNION ALL "
+        f"SELECT number FROM rows WHERE {numbers} AND {chunks} GROUP BY number"
+    )
+    return set(found.numbers("number").tolist())
+
+
+class Known(NamedTuple):
+    """What is stored of a run."""
+
+    newest_step: int  # before some item; -1 for none
+    spool: int  # of the first item
+    first_step: int
+    steps: int  # different ones
+
+
+def known_of(shard: Shard, run: int, number: int) -> Known | None:
+    """Return what is stored of a run, with the newest step before an item; or None."""
+    found = shard.read(
+        f"SELECT count() AS count, argMin(spool, number) AS spool, countIf(number < {number}) AS earlier, "
+        f"maxIf(step, number < {number}) AS until, min(step) AS since, uniqExact(step) AS steps "
+        f"FROM items WHERE run = {run} AND kind = {FRAME}"
+    )
+    until = found.one("until") if found.one("earlier") else -1
+    return Known(until, *map(found.one, ("spool", "since", "steps"))) if found.one("count") else None
+
+
+class Claim(NamedTuple):
+    """Which spool inserts the items of a run, since how many seconds. A later term counts more."""
+
+    term: int
+    spool: int
+    age_s: int
+
+
+def claims_of(shard: Shard, runs: Sequence[int]) -> dict[int, Claim]:
+    """Return the newest claim of each run that has one."""
+    if not runs:
+        return {}
+    found = shard.read(
+        "SELECT run, term, spool, toInt64(now()) - toInt64(at) AS age FROM claims "
+        f"WHERE run IN ({', '.join(map(str, runs))}) ORDER BY term, spool"
+    )
+    columns = (found.numbers(name).tolist() for name in ("run", "term", "spool", "age"))
+    return {run: Claim(*about) for run, *about in zip(*columns, strict=True)}
+
+
+def claim_block(run: int, day: int, term: int, spool: int) -> bytes:
+    """Return the block that claims a run."""
+    about = {"day": [day], "term": [term]}
+    return block_of(CLAIMS, {**about, "run": np.array([run], np.uint64), "spool": np.array([spool], np.uint64)})
+
+
+def block_of(table: Table, columns: Mapping[str, Any]) -> bytes:
+    """Return a block with these columns; the others have their defaults."""
+    typed: dict[str, tuple[str, Column]] = {}
+    for name, values in columns.items():
+        kind = table.columns[name].partition(" DEFAULT")[0]
+        typed[name] = kind, list(values) if kind == "String" else np.array(list(values))
+    return encode(typed)
+
+
+def names_block(run: int, day: int, taps: Mapping[int, Tap], scalars: Iterable[str]) -> bytes:
+    """Return the block that names lanes: taps by their numbers, and scalars."""
+    named = {number: _encoder.encode(tap) for number, tap in taps.items()}
+    named |= {lane_of_scalar(name): _encoder.encode(name) for name in scalars}
+    about = {"day": [day] * len(named), "run": np.full(len(named), run, np.uint64)}
+    return block_of(LANES, {**about, "lane": np.array(list(named), np.uint64), "content": named.values()})
+
+
+def description_block(run: int, day: int, description: Description) -> bytes:
+    """Return the block with the description of a run's model."""
+    about = {"day": [day], "run": np.array([run], np.uint64), "version": [description.version]}
+    return block_of(DESCRIPTIONS, {**about, "content": [_encoder.encode(description)]})
+
+
+def signs_block(signs: Sequence[tuple[int, int, Sign]], version: int) -> bytes:
+    """Return the block with signs of life: run, day, and what is said."""
+    about = {
+        "day": [day for _, day, _ in signs],
+        "run": np.array([run for run, _, _ in signs], np.uint64),
+        "id": [sign.info.id.encode() for _, _, sign in signs],
+        "version": [version] * len(signs),
+    }
+    return block_of(RUNS, {**about, "content": [_encoder.encode(sign) for _, _, sign in signs]})
+
+
+def without_key(info: RunInfo) -> RunInfo:
+    """Return the description of a run with a hash of its key, which is a secret of the trainer."""
+    return msgspec.structs.replace(info, key=key_hash(info.key), keep="")

@@ -1,0 +1,119 @@
+"""One run of ClickHouse in a server's list: what its signs of life and its readers' edits say, and its commands."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from hookcore.records import Command
+from hookcore.store import StepRange, Store
+
+from ..clickhouse.client import Shard
+from ..clickhouse.names import day_of, number_of_run
+from ..clickhouse.reading import Listed
+from ..clickhouse.sharing import SharedPage, newest_command, save_commands, save_page
+from ..runs.joint import JointRun
+from ..runs.limits import tamed
+from ..runs.run import Run
+from ..runs.saved import apply_page, page_of
+
+SIGNS_MISSED: Final = 2  # before the silence of a run counts
+
+
+@dataclass(slots=True)
+class Entry:
+    """A run and where it is. `lock` is held while its store is filled or continued."""
+
+    run: Run
+    shard: Shard
+    lost_after_s: float
+    version: int = -1  # of the newest sign of life
+    page: int = -1  # the version of the newest edit
+    removed: bool = False
+    described: int = -1
+    waits: int = 0  # looks in which frames had taps without names
+    stored: int = -1  # the highest item in ClickHouse, as the newest sign of life says
+    summarized: bool = False
+    is_new: bool = True  # it began while this server was running
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def number(self) -> int:
+        """The run's number in the tables."""
+        return number_of_run(self.run.id)
+
+    @property
+    def day(self) -> int:
+        """The day on which the run began, whose partition has it."""
+        return day_of(self.run.info.started_s)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its store lacks something that ClickHouse has or will have."""
+        return self.run.loaded and not (self.run.ended_at_step is not None and self.run.acknowledged >= self.stored)
+
+    # -- from ClickHouse --------------------------------------------------------------------------------------------
+
+    def hear(self, each: Listed) -> None:
+        """Take a newer sign of life."""
+        if each.version <= self.version:
+            return
+        run, sign = self.run, each.sign
+        self.version, self.stored = each.version, sign.stored
+        run.info = msgspec.structs.replace(tamed(sign.info), key="")
+        run.key_hash, run.counters = sign.info.key, sign.counters
+        run.lost_after_s = self.lost_after_s + SIGNS_MISSED * sign.every_s
+        run.seen_at = run.clock() - max(0, each.age_s) - sign.silent_s
+        run.commands.done(sign.commands_done)
+        is_over = sign.has_ended or run.is_silent(run.lost_after_s)
+        if not run.loaded:
+            run.from_disk = is_over
+            self._outline(each)
+        elif not is_over:
+            run.from_disk = False  # its trainer is back
+        run.changes.tell()
+
+    def _outline(self, each: Listed) -> None:
+        run, sign = self.run, each.sign
+        known = sign.newest_step >= 0
+        run.failure = None if sign.end is None else sign.end.failure
+        run.ended_at_step = sign.end.step if sign.end is not None else sign.newest_step if sign.has_ended else None
+        first, newest = (sign.first_step, sign.newest_step) if known else (None, None)
+        run.store = Store.outline(StepRange(first, newest, sign.steps))
+
+    def read_page(self, page: SharedPage) -> None:
+        """Take a newer edit, of another server or an earlier one."""
+        if page.version <= self.page:
+            return
+        run, before = self.run, self.run.rules
+        self.page, self.removed = page.version, page.content.get("removed") is True
+        apply_page(run, page.content)
+        self.summarized = bool(run.summary.get("results") is not None)
+        if run.loaded and run.rules != before and run.store.follower is not None:
+            run.store.follower.change(run.rule_changes[-1][0] if run.rule_changes else -1, run.rules)
+        if isinstance(run.joint, JointRun):
+            run.joint.follow_edit(run)
+        run.changes.tell()
+
+    # -- to ClickHouse ----------------------------------------------------------------------------------------------
+
+    def write_page(self) -> None:
+        """Save what was edited here, for all servers."""
+        # JSON has no tuples and no objects, so what is read is what was written.
+        content = {**page_of(self.run), "removed": self.removed}
+        version = max(time.time_ns() // 1_000_000, self.page + 1)
+        save_page(self.shard, self.day, SharedPage(self.number, version, content))
+        self.page = version
+
+    def newest(self) -> int:
+        """Return the highest number of a command for its trainer."""
+        return newest_command(self.shard, self.number)
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send commands to its trainer through the process to which it sends."""
+        save_commands(self.shard, self.day, self.number, commands)

@@ -1,0 +1,1 @@
+"""A collector takes batches from trainers, writes them to disk, and sends them on when the server is there."""

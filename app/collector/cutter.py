@@ -1,0 +1,241 @@
+"""Cuts segments: decides what of the spool is inserted next, and makes the blocks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..clickhouse.client import Cluster, Shard, UnreachableError
+from ..clickhouse.names import rank_shards
+from ..clickhouse.segments import Piece, blocks_of
+from ..clickhouse.sharing import commands_after
+from ..clickhouse.tables import DESCRIPTIONS, LANES, ROWS, RUNS, Inlet, Table
+from ..clickhouse.writing import (
+    Sign,
+    description_block,
+    is_stored,
+    names_block,
+    signs_block,
+    stored_numbers,
+    without_key,
+)
+from .cuts import Cut, Cuts, Share
+from .feed import SILENT_S, Feed
+from .homes import Homes
+from .lanes import Lanes
+
+MIN_ROWS: Final = 100_000  # of a segment, unless what waits is too old
+HEAR_S: Final = 1.0  # between two looks for commands
+MAX_BYTES: Final = 64 * 2**20  # of a segment's values, about
+
+Block = tuple[Table | Inlet, bytes]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """What is inserted together: names first, then a segment, then signs of life."""
+
+    names: list[Block] = field(default_factory=list)
+    cut: Cut | None = None
+    blocks: list[Block] = field(default_factory=list)
+    signs: list[Block] = field(default_factory=list)
+    rows: int = 0
+    is_repeated: bool = False  # blocks may be stored
+    is_begun: bool = False  # a block is stored
+
+
+class Cutter:
+    """The feeds of one spool, and the segments that are cut from them. One thread uses it."""
+
+    def __init__(self, lanes: Lanes, cluster: Cluster, insert_s: float, clock: Callable[[], float]) -> None:
+        self.cuts = Cuts(lanes.spool.folder)
+        self.homes = Homes(self.cuts.id)
+        self._lanes, self._cluster, self._insert_s, self._clock = lanes, cluster, insert_s, clock
+        self._feeds = {lane.info.id: Feed(lane, recovered=lane.acknowledged) for lane in lanes.all()}
+        self._unfinished = self.cuts.unfinished()
+        self._lock = threading.Lock()  # of the feeds' numbers of segments, which inserting threads lower
+        self._signed_at = [float("-inf")] * len(cluster.shards)
+        self._heard_at = [float("-inf")] * len(cluster.shards)
+
+    # -- which runs -------------------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Follow the lanes: new ones, and those that are forgotten."""
+        self._lanes.forget_finished()
+        lanes = {lane.info.id: lane for lane in self._lanes.all()}
+        for run_id in [run_id for run_id, feed in self._feeds.items() if lanes.get(run_id) is not feed.lane]:
+            del self._feeds[run_id]
+        for run_id, lane in lanes.items():
+            if run_id not in self._feeds:
+                self._feeds[run_id] = Feed(lane)
+
+    def locate(self) -> None:
+        """Find the shards of runs. Raises UnreachableError if that of some run can't be asked."""
+        trouble: UnreachableError | None = None
+        for feed in list(self._feeds.values()):
+            if feed.shard < 0 and (records := feed.lane.records()):
+                feed.began_here = records[0].first == 0
+                try:
+                    feed.shard = self._shard_of(feed, records[0].first)
+                except UnreachableError as error:  # the other runs don't wait
+                    trouble = error
+        if trouble is not None:
+            raise trouble
+
+    def _shard_of(self, feed: Feed, first: int) -> int:
+        """Return the shard that has something of a run, or else the one that its name chooses."""
+        order = rank_shards(feed.lane.info.id, len(self._cluster.shards))
+        found = None
+        if feed.recovered >= 0 or not feed.began_here:
+            found = self.homes.find([self._cluster.shards[number] for number in order], feed, first)
+        return order[0] if found is None else found
+
+    # -- segments ---------------------------------------------------------------------------------------------------
+
+    def repeat(self, shard: Shard) -> Iterator[Job]:
+        """Yield the segments that an earlier process has inserted in part. The others are cut again."""
+        mine = [cut for cut in self._unfinished if cut.shard == shard.number]
+        if mine:
+            shard.settle(self.cuts.id)
+        for cut in mine:
+            shares = [share for share in cut.shares if share.run in self._feeds]
+            if shares and is_stored(shard, ROWS, self.cuts.id, cut.number):
+                with self._lock:
+                    pieces = [self._feeds[share.run].repeat(share) for share in shares]
+                yield self._job(cut, pieces, is_repeated=True)
+            else:
+                self.cuts.finish(cut)
+            self._unfinished.remove(cut)
+
+    def next(self, shard: Shard) -> Job | None:
+        """Return what a shard should insert now, if there is enough, or if it has waited for too long."""
+        now = self._clock()
+        feeds = [feed for feed in self._feeds.values() if feed.shard == shard.number]
+        self._hear(shard, feeds, now)
+        room = MAX_BYTES - sum(feed.nbytes for feed in feeds)
+        for feed in feeds:
+            room -= feed.fill(room, now) if room > 0 else 0
+        by_day: defaultdict[int, list[Feed]] = defaultdict(list)
+        for feed in feeds:
+            if feed.complete():
+                by_day[feed.day].append(feed)
+        for _, ready in sorted(by_day.items()):
+            is_old = now - min(feed.since for feed in ready) >= self._insert_s
+            if is_old or sum(feed.rows for feed in ready) >= MIN_ROWS or room <= 0:
+                job = self._cut(shard, ready)
+                if job is not None:
+                    return job
+        if now - self._signed_at[shard.number] < self._insert_s:
+            return None
+        self._signed_at[shard.number] = now
+        signs = self._signs(feeds)
+        return Job(signs=signs) if signs else None
+
+    def _cut(self, shard: Shard, ready: Sequence[Feed]) -> Job | None:
+        taken: list[tuple[Feed, int, Share, Piece]] = []
+        for feed in self.homes.ours(shard, ready):
+            count = feed.complete()
+            may_be_stored = feed.is_contested or feed.items[0].number <= feed.recovered
+            stored = stored_numbers(shard, feed.run, feed.items[:count]) if may_be_stored else ()
+            taken.append((feed, count, *feed.share(count, stored)))
+        shares = [share for _, _, share, piece in taken if piece.items]
+        cut = self.cuts.cut(shard.number, ready[0].day, shares) if shares else None
+        # Only now, because ClickHouse and the disk may have refused: the feeds would have lost what they gave.
+        for feed, count, share, piece in taken:
+            with self._lock:
+                feed.commit(count, is_cut=bool(piece.items))
+            if not feed.jobs:
+                feed.lane.on_stored(share.through)
+        return None if cut is None else self._job(cut, [piece for *_, piece in taken if piece.items])
+
+    def _job(self, cut: Cut, pieces: Sequence[Piece], is_repeated: bool = False) -> Job:
+        feeds = [self._feeds[share.run] for share in cut.shares if share.run in self._feeds]
+        return Job(
+            [block for feed in feeds for block in _names_of(feed, pieces)],
+            cut,
+            list(blocks_of(self.cuts.id, cut.number, pieces).items()),
+            self._signs(feeds),
+            sum(piece.rows for piece in pieces),
+            is_repeated,
+            is_repeated,
+        )
+
+    def on_stored(self, cut: Cut) -> None:
+        """Release the items of a segment."""
+        self.cuts.finish(cut)
+        for share in cut.shares:
+            feed = self._feeds.get(share.run)
+            if feed is not None:
+                feed.lane.on_stored(share.through)
+                with self._lock:
+                    feed.jobs -= 1
+
+    def give_up(self, cuts: Sequence[Cut]) -> None:
+        """Cut the items of segments again of which nothing was inserted: all that wait for a shard, oldest first."""
+        restarted = set()
+        for cut in cuts:
+            self.cuts.finish(cut)
+            for share in cut.shares:
+                feed = self._feeds.get(share.run)
+                if feed is not None and share.run not in restarted:
+                    restarted.add(share.run)
+                    feed.restart(share.before)
+
+    # -- commands ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, shard: Shard, feeds: Sequence[Feed], now: float) -> None:
+        """Take what servers ask of trainers, which get it with the answer to their next batch."""
+        if now - self._heard_at[shard.number] < HEAR_S:
+            return
+        self._heard_at[shard.number] = now
+        lanes = {feed.run: feed.lane for feed in feeds if feed.lane.silent_s <= SILENT_S}
+        found = commands_after(shard, {run: lane.commands_done for run, lane in lanes.items()})
+        for run, lane in lanes.items():
+            lane.commands = found.get(run, ())
+
+    # -- signs of life ----------------------------------------------------------------------------------------------
+
+    def _signs(self, feeds: Sequence[Feed]) -> list[Block]:
+        signs = []
+        for feed in feeds:
+            lane = feed.lane
+            news = lane.seen_at, lane.acknowledged, lane.delivered, lane.has_ended
+            if news != feed.signed:
+                feed.signed = news
+                signs.append((feed.run, feed.day, self._sign(feed)))
+        return [(RUNS, signs_block(signs, time.time_ns() // 1_000_000))] if signs else []
+
+    def _sign(self, feed: Feed) -> Sign:
+        lane = feed.lane
+        return Sign(
+            without_key(lane.info),
+            lane.whole_counters(),
+            self.cuts.id,
+            lane.silent_s,
+            lane.acknowledged,
+            lane.delivered,
+            lane.commands_done,
+            lane.has_ended,
+            feed.end,
+            feed.first_step,
+            feed.before,
+            feed.steps,
+            self._insert_s,
+        )
+
+
+def _names_of(feed: Feed, pieces: Sequence[Piece]) -> Iterator[Block]:
+    """Yield the blocks with the names that ClickHouse doesn't have yet."""
+    taps, description = dict(enumerate(feed.lane.taps)), feed.lane.description
+    new_taps = {number: tap for number, tap in taps.items() if number >= feed.named_taps}
+    scalars = {name for piece in pieces if piece.run == feed.run for name in piece.scalars} - feed.named_scalars
+    if new_taps or scalars:
+        yield LANES, names_block(feed.run, feed.day, new_taps, sorted(scalars))
+        feed.named_taps, feed.named_scalars = len(taps), feed.named_scalars | scalars
+    if description is not None and description.version > feed.described:
+        yield DESCRIPTIONS, description_block(feed.run, feed.day, description)
+        feed.described = description.version

@@ -1,0 +1,54 @@
+"""Which process inserts a run: the one that has its first item, until another one claims the run.
+
+A trainer that goes to another process repeats items that the first one may have written to its spool. So a process that
+takes a run over claims it, and waits until whatever the first one had begun to insert must be there, or never will be.
+Nobody inserts a run without looking at the claims before. Then an item is stored once, however many processes have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..clickhouse.client import Shard
+from ..clickhouse.names import number_of_run
+from ..clickhouse.tables import CLAIMS
+from ..clickhouse.writing import Claim, claim_block, claims_of, known_of
+from .feed import Feed
+
+CLAIM_S: Final = 60  # from a claim to the first insert, and twice from one claim to the next
+
+
+class Homes:
+    """Looks after the claims of one spool. Called by the thread that cuts segments."""
+
+    def __init__(self, spool: str) -> None:
+        self.spool = number_of_run(spool)
+
+    def find(self, shards: Sequence[Shard], feed: Feed, first: int) -> int | None:
+        """Return the shard that has something of a run whose first item here is `first`; note if the run began here."""
+        for shard in shards:
+            known = known_of(shard, feed.run, first)
+            if known is not None:
+                feed.before = max(feed.before, known.newest_step)
+                feed.first_step, feed.steps = known.first_step, known.steps
+                feed.began_here = known.spool == self.spool
+                return shard.number
+        return None
+
+    def ours(self, shard: Shard, feeds: Sequence[Feed]) -> list[Feed]:
+        """Return the runs that may be inserted from here now, and claim others that have something to insert."""
+        claims = claims_of(shard, [feed.run for feed in feeds])
+        found = []
+        for feed in feeds:
+            claim = claims.get(feed.run)
+            feed.is_contested = claim is not None or not feed.began_here
+            if self._is_ours(feed, claim):
+                found.append(feed)
+            elif claim is None or (claim.spool != self.spool and claim.age_s >= 2 * CLAIM_S):
+                term = 1 if claim is None else claim.term + 1
+                shard.insert(CLAIMS.name, claim_block(feed.run, feed.day, term, self.spool))
+        return found
+
+    def _is_ours(self, feed: Feed, claim: Claim | None) -> bool:
+        return feed.began_here if claim is None else claim.spool == self.spool and claim.age_s >= CLAIM_S

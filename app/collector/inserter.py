@@ -1,0 +1,255 @@
+"""The threads that insert into ClickHouse what the spool has."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from hookcore.errors import HookcoreError
+
+from ..clickhouse.client import Cluster, Shard
+from ..clickhouse.names import number_of_run
+from ..clickhouse.writing import claims_of, is_stored
+from ..metrics import Metric
+from .cuts import Cut
+from .cutter import Block, Cutter, Job
+from .lanes import Lanes
+from .pauses import Pause, pause_s
+
+logger = logging.getLogger("hookcore")
+
+LOOK_S: Final = 0.2
+CUTTING: Final = -1  # the key of the cutting thread's troubles, beside those of the shards
+
+
+class Inserter:
+    """Inserts what the lanes have. One thread cuts, and each shard has one that inserts."""
+
+    def __init__(
+        self, lanes: Lanes, cluster: Cluster, insert_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.segments = self.rows = 0  # inserted
+        self.seconds = 0.0  # in which ClickHouse inserted them
+        self._cluster = cluster
+        self._cutter = Cutter(lanes, cluster, insert_s, clock)
+        self._stopping = threading.Event()
+        self._troubles: dict[int, str] = {}
+        self._slots = [_Slot() for _ in cluster.shards]
+        self._pauses = [Pause(clock) for _ in cluster.shards]
+        self._locating = Pause(clock)
+        self._repeated = [False for _ in cluster.shards]
+        self._threads = [threading.Thread(target=self._cut_all, name="hookcore-cut", daemon=True)]
+        for shard in cluster.shards:
+            name = f"hookcore-insert-{shard.number}"
+            self._threads.append(threading.Thread(target=self._insert_all, args=(shard,), name=name, daemon=True))
+
+    @property
+    def trouble(self) -> str:
+        """Why something can't be inserted; empty if all is well."""
+        return "; ".join(filter(None, self._troubles.values()))
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield what only a collector before ClickHouse has."""
+        reachable = [({"shard": str(each.number)}, float(each.is_reachable)) for each in self._cluster.shards]
+        yield Metric("clickhouse_reachable", "gauge", "Whether some server of a shard answered last time.", reachable)
+        yield Metric("inserted_segments_total", "counter", "Segments inserted.", [({}, self.segments)])
+        yield Metric("inserted_rows_total", "counter", "Rows of taps inserted.", [({}, self.rows)])
+        yield Metric("insert_seconds_total", "counter", "Seconds that the inserts took.", [({}, self.seconds)])
+
+    def start(self) -> None:
+        """Start to insert."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, wait_s: float = 2.0) -> None:
+        """Stop inserting. What wasn't inserted stays in the spool."""
+        self._stopping.set()
+        for slot in self._slots:
+            slot.close()
+        deadline = time.monotonic() + wait_s
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._cluster.close()
+
+    # -- cutting ----------------------------------------------------------------------------------------------------
+
+    def _cut_all(self) -> None:
+        bugs = 0
+        while not self._stopping.is_set():
+            try:
+                is_busy, bugs = self.step(), 0
+            except Exception as error:  # our own bug must not end the thread silently
+                is_busy, bugs = False, bugs + 1
+                self._note(CUTTING, error)
+            if not is_busy:
+                self._stopping.wait(pause_s(bugs) if bugs else LOOK_S)
+
+    def step(self) -> bool:
+        """Cut what is due for all shards that have too little to insert; return whether there was something."""
+        self._cutter.follow()
+        for slot in self._slots:
+            if lost := slot.take_lost():
+                self._cutter.give_up(lost)
+        is_busy = False
+        for shard, slot, pause in zip(self._cluster.shards, self._slots, self._pauses, strict=True):
+            with self._trying(pause) as is_due:
+                while is_due and slot.is_free and (job := self._next(shard)) is not None:
+                    slot.put(job)
+                    is_busy |= job.cut is not None
+        with self._trying(self._locating) as is_due:
+            if is_due:
+                self._cutter.locate()
+        if not any(each.failures for each in (*self._pauses, self._locating)):
+            self._troubles[CUTTING] = ""
+        return is_busy
+
+    @contextmanager
+    def _trying(self, pause: Pause) -> Iterator[bool]:
+        """Yield whether to try again. A shard that fails waits alone: the others go on."""
+        is_due = pause.is_over
+        try:
+            yield is_due
+        except HookcoreError as error:
+            pause.fail()
+            self._note(CUTTING, error)
+        else:
+            pause.succeed(is_due)
+
+    def _next(self, shard: Shard) -> Job | None:
+        shard.prepare()
+        if not self._repeated[shard.number]:
+            for job in self._cutter.repeat(shard):
+                self._slots[shard.number].put(job)
+            self._repeated[shard.number] = True
+            return None
+        return self._cutter.next(shard)
+
+    # -- inserting --------------------------------------------------------------------------------------------------
+
+    def _insert_all(self, shard: Shard) -> None:
+        slot = self._slots[shard.number]
+        while (job := slot.get()) is not None:
+            failures = 0
+            while not self._stopping.is_set():
+                try:
+                    self._insert(shard, job)
+                    break
+                except Exception as error:
+                    failures += 1
+                    slot.doubt()
+                    self._note(shard.number, error)
+                    self._stopping.wait(pause_s(failures))
+            else:
+                return
+            if self._troubles.get(shard.number):
+                logger.warning("hookcore: %s can be reached again", shard.name)
+            self._troubles[shard.number] = ""
+
+    def _insert(self, shard: Shard, job: Job) -> None:
+        """Insert what is left of a job. Whatever raises, it can be called again."""
+        began = time.perf_counter()
+        slot = self._slots[shard.number]
+        if job.cut is not None and job.is_repeated:
+            shard.settle(f"{self._cutter.cuts.id}-{job.cut.number}")
+            if not job.is_begun and not self._is_ours(shard, job.cut):
+                slot.lose()
+                return
+        _insert_each(shard, job.names)
+        while job.blocks and job.cut is not None:
+            table, block = job.blocks[0]
+            spool, segment = self._cutter.cuts.id, job.cut.number
+            if not (job.is_repeated and is_stored(shard, table, spool, segment)):
+                shard.insert(table.name, block, f"{spool}-{segment}")
+            del job.blocks[0]
+            job.is_begun = True
+        if job.cut is not None:
+            self._cutter.on_stored(job.cut)
+            self.segments, self.rows, job.cut = self.segments + 1, self.rows + job.rows, None
+        _insert_each(shard, job.signs)
+        slot.done()
+        self.seconds += time.perf_counter() - began
+
+    def _is_ours(self, shard: Shard, cut: Cut) -> bool:
+        """Return whether no other process has claimed a run while a segment couldn't be inserted."""
+        claims = claims_of(shard, [number_of_run(share.run) for share in cut.shares])
+        return all(claim.spool == self._cutter.homes.spool for claim in claims.values())
+
+    def _note(self, shard: int, error: Exception) -> None:
+        text = str(error) or type(error).__name__
+        if text != self._troubles.get(shard):
+            message = "hookcore: ClickHouse doesn't take data (%s); what arrives waits in the spool"
+            logger.warning(message, text, exc_info=not isinstance(error, HookcoreError))
+        self._troubles[shard] = text
+
+
+def _insert_each(shard: Shard, blocks: list[Block]) -> None:
+    """Insert blocks that may be repeated."""
+    while blocks:
+        shard.insert(blocks[0][0].name, blocks[0][1])
+        del blocks[0]
+
+
+class _Slot:
+    """The jobs of one shard: one that is inserted, and one that waits."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._jobs: list[Job] = []
+        self._lost: list[Cut] = []
+        self._closed = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether another job may be prepared."""
+        with self._changed:
+            return len(self._jobs) < 2 and not self._lost
+
+    def put(self, job: Job) -> None:
+        """Add a job. One whose predecessors were removed since it was prepared is removed, too."""
+        with self._changed:
+            if self._lost and job.cut is not None:
+                self._lost.append(job.cut)
+                return
+            job.is_repeated |= any(each.is_repeated for each in self._jobs)
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def doubt(self) -> None:
+        """Note that an insert failed. While all jobs wait, other processes may claim their runs, or insert the same."""
+        with self._changed:
+            for job in self._jobs:
+                job.is_repeated = True
+
+    def get(self) -> Job | None:
+        """Wait for the oldest job, which stays until it is done; None at the end."""
+        with self._changed:
+            while not self._jobs and not self._closed:
+                self._changed.wait()
+            return None if self._closed else self._jobs[0]
+
+    def done(self) -> None:
+        """Remove the oldest job."""
+        with self._changed:
+            del self._jobs[0]
+
+    def lose(self) -> None:
+        """Remove all jobs, because the oldest one may not be inserted from here."""
+        with self._changed:
+            self._lost = [job.cut for job in self._jobs if job.cut is not None]
+            self._jobs.clear()
+
+    def take_lost(self) -> list[Cut]:
+        """Return the segments of the jobs that were removed, oldest first."""
+        with self._changed:
+            lost, self._lost = self._lost, []
+            return lost
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

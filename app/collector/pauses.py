@@ -1,0 +1,34 @@
+"""How long to wait before something that failed is tried again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+FIRST_S: Final = 0.1
+LONGEST_S: Final = 10.0
+
+
+def pause_s(failures: int) -> float:
+    """Return the pause after so many failures in a row: longer after each, and not the same for all who wait."""
+    return random.uniform(0.5, 1.0) * min(LONGEST_S, FIRST_S * 2.0 ** min(failures, 20))
+
+
+class Pause:
+    """How long to wait after failures, longer after each."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.failures = 0
+        self._clock, self._until = clock, float("-inf")
+
+    @property
+    def is_over(self) -> bool:
+        return self._clock() >= self._until
+
+    def fail(self) -> None:
+        self.failures += 1
+        self._until = self._clock() + pause_s(self.failures)
+
+    def succeed(self, was_tried: bool) -> None:
+        self.failures = 0 if was_tried else self.failures

@@ -1,0 +1,443 @@
+"""Steps of a distributed training, put together from the frames of its ranks as they arrive."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import PARAMETER_KINDS, STAT_COLUMN, UNKNOWN_OWNER, Event, Frame, Kind, Tap
+from hookcore.store.copies import Difference, Rows
+from hookcore.store.rankstep import Repeated, StepOfRanks
+
+from .shares import Shares
+
+GRACE_S: Final = 10.0  # to wait for ranks that have sent nothing yet
+LATE_S: Final = 15.0  # to wait for the other ranks of a step
+LOCAL_KINDS: Final[frozenset[Kind]] = frozenset(("output_grad", "input_grad"))
+MAX_BAD: Final = 4096  # taps of which the ranks with non-finite values are known
+_BAD: Final = [STAT_COLUMN[name] for name in ("nan", "inf")]
+_FRAME_BYTES: Final = 2000  # the Python objects around the arrays
+
+
+@dataclass(slots=True)
+class RankProgress:
+    """What is known of one rank."""
+
+    rank: int
+    taps: Callable[[], Sequence[Tap]] = tuple
+    newest: int = -1
+    open: bool = True  # frames are expected
+    measures: bool = False  # some of its frames had rows
+    late: int = 0  # frames that came too late for the sum
+    missed: int = 0  # steps that were added up without it
+    unknown_rows: int = 0  # rows whose owner is unknown in its newest frame
+    lanes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # of its taps
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step that waits for ranks."""
+
+    rows: StepOfRanks
+    since: float
+    frames: dict[int, Frame] = field(default_factory=dict)  # the last one of each rank, for all that isn't a row
+    scalars: dict[int, dict[str, float]] = field(default_factory=dict)
+    labels: dict[int, dict[str, str]] = field(default_factory=dict)
+    events: list[tuple[int, Event]] = field(default_factory=list)
+    waiting: list[tuple[int, Frame]] = field(default_factory=list)  # with taps that no step has had yet
+    measured: set[int] = field(default_factory=set)  # ranks that sent rows
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Steps in a row in which a tap had non-finite values."""
+
+    first: int
+    last: int
+    ranks: set[int] = field(default_factory=set)  # of the first step
+
+
+class Assembly:
+    """Adds up the steps of one training in order. Not thread-safe.
+
+    A step is complete when every rank that is expected has sent it, or a later one. Whoever is later than `LATE_S` is
+    left out of the sum, and counted. Ranks choose captured steps by their own costs, so some rank may have skipped a
+    step that others captured. What would be a part of all values only is then left out, unless it isn't finite.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[Frame, Sequence[Difference] | None], None],  # None: nothing was compared
+        max_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.ranks: dict[int, RankProgress] = {}
+        self.world = 0
+        self.newest = -1  # the step that was added up last
+        self.steps = 0
+        self.incomplete = 0  # steps without some rank
+        self.partial = 0  # steps that some ranks captured and others didn't
+        self.shares = Shares()
+        self._parted: frozenset[str] = frozenset()  # modules that are something else in each rank
+        self._left_out = np.zeros(0, bool)  # taps of these modules
+        self.compared = 0  # rows that were compared with those of another rank
+        self.trouble: list[tuple[str, str]] = []  # names and messages of events to add
+        self._emit, self._max_bytes, self._clock = emit, max_bytes, clock
+        self._taps: dict[Tap, int] = {}
+        self._new_taps: list[Tap] = []
+        self._repeated = Repeated()
+        self._pending: dict[int, _Pending] = {}
+        self._last: StepOfRanks | None = None  # that of the newest step: more parts of it may come
+        self._patient_until: float | None = None  # None: no rank has sent anything
+        self._lacking: frozenset[int] = frozenset()  # taps that the newest step has only a part of
+        self._last_scalars: dict[int, dict[str, float]] = {}
+        self._bad: dict[int, _Stretch] = {}  # by tap
+        self._told: set[tuple[str, int]] = set()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory of steps that wait."""
+        return sum(each.nbytes + each.rows.nbytes for each in self._pending.values())
+
+    @property
+    def local_kinds(self) -> frozenset[Kind]:
+        """The kinds of gradients of activations of which several ranks have parts of their own."""
+        kinds: dict[Kind, list[int]] = {}
+        for tap, lane in list(self._taps.items()):
+            if tap.kind in LOCAL_KINDS:
+                kinds.setdefault(tap.kind, []).append(lane)
+        return frozenset(kind for kind, lanes in kinds.items() if self.shares.are_summed(np.array(lanes, np.int64)))
+
+    @property
+    def waiting(self) -> int:
+        """The number of steps that wait for some rank."""
+        return len(self._pending)
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether it still waits for ranks that have sent nothing, or that may return."""
+        return self._patient_until is None or self._clock() <= self._patient_until
+
+    def be_impatient(self) -> None:
+        """Don't wait for ranks that have sent nothing yet."""
+        self._patient_until = float("-inf")
+
+    def be_patient(self) -> None:
+        """Wait for ranks that have sent nothing yet, for a while."""
+        self._patient_until = self._clock() + GRACE_S
+
+    def begin_round(self) -> None:
+        """Expect other ranks, since the training was restarted."""
+        self.flush()
+        self.ranks.clear()
+        self.world, self._patient_until = 0, None
+        self.shares.forget_ranks()
+
+    def part(self, paths: frozenset[str]) -> None:
+        """Leave out the outputs and inputs of modules that consist of different parts in different ranks."""
+        if paths != self._parted:
+            self._parted = paths
+            self._left_out = np.array([self._is_parted(tap) for tap in self._taps], bool)
+
+    def _is_parted(self, tap: Tap) -> bool:
+        return tap.module in self._parted and tap.kind not in PARAMETER_KINDS
+
+    def join(self, rank: int, world: int, taps: Callable[[], Sequence[Tap]]) -> None:
+        """Expect frames of a rank. One that was there before is back, with taps of its own."""
+        self.world = max(self.world, world)
+        known = self.ranks.setdefault(rank, RankProgress(rank))
+        known.taps, known.lanes, known.open, known.newest = taps, np.empty(0, np.int64), True, self.newest
+
+    def leave(self, rank: int) -> None:
+        """Expect no more frames of a rank."""
+        if rank in self.ranks and self.ranks[rank].open:
+            self.ranks[rank].open = False
+            self.advance()
+
+    def return_(self, rank: int) -> None:
+        """Expect frames of a rank again that seemed to be lost."""
+        self.ranks[rank].open = True
+
+    def take(self, rank: int, frame: Frame) -> None:
+        """Add a frame of a rank, with its own numbers of taps."""
+        known = self.ranks[rank]
+        known.newest = max(known.newest, frame.step)
+        if frame.step < self.newest:
+            known.late += 1
+            self.tell(
+                "rank-late",
+                rank,
+                f"rank {rank} sent step {frame.step:,} when step {self.newest:,} had been added up: the sum of all "
+                f"ranks is without it. The rank's own run has it",
+            )
+        elif frame.step == self.newest and self._last is not None:
+            self._take_more(rank, frame, self._last)
+        else:
+            self._put(rank, frame)
+        self.advance()
+
+    def advance(self) -> None:
+        """Add up all steps that are complete, or have waited for too long."""
+        while self._pending:
+            step = min(self._pending)
+            if not self._is_due(step, self._pending[step]):
+                return
+            self._finish(step, self._pending.pop(step))
+
+    def flush(self) -> None:
+        """Add up everything that waits."""
+        for step in sorted(self._pending):
+            self._finish(step, self._pending.pop(step))
+
+    def _is_due(self, step: int, pending: _Pending) -> bool:
+        is_seen = len(self.ranks) >= self.world or not self.is_patient
+        if is_seen and all(each.newest >= step for each in self.ranks.values() if each.open):
+            return True
+        return self._clock() - pending.since > LATE_S or self.nbytes > self._max_bytes
+
+    def _put(self, rank: int, frame: Frame) -> None:
+        if self._patient_until is None:
+            self.be_patient()
+        pending = self._pending.get(frame.step)
+        if pending is None:
+            self._repeated.known |= self._has_rows_of_all()
+            pending = self._pending[frame.step] = _Pending(StepOfRanks(self._repeated), self._clock())
+        if len(frame.taps):
+            pending.measured.add(rank)
+            self.ranks[rank].measures = True
+        pending.scalars.setdefault(rank, {}).update(frame.scalars)
+        pending.labels.setdefault(rank, {}).update(frame.labels)
+        pending.events += [(rank, event) for event in frame.events]
+        # Taps are numbered when a step is finished, rank by rank, so that their order doesn't depend on who was first.
+        if pending.waiting or self._has_new_taps(rank, frame):
+            pending.waiting.append((rank, frame))
+            pending.nbytes += frame.stats.nbytes + frame.sketches.bins.nbytes * 3 + _FRAME_BYTES
+        else:
+            self._add(pending.rows, rank, frame)
+        about, before = _without_rows(frame), pending.frames.get(rank)
+        pending.frames[rank] = about if before is None else _joined(before, about)
+
+    def _has_new_taps(self, rank: int, frame: Frame) -> bool:
+        known = self.ranks[rank]
+        return bool(frame.new_taps) or (len(frame.taps) > 0 and int(frame.taps.max()) >= len(known.lanes))
+
+    def _number_taps(self, known: RankProgress) -> None:
+        new = known.taps()[len(known.lanes) :]
+        for tap in new:
+            if tap not in self._taps:
+                self._taps[tap] = len(self._taps)
+                self._new_taps.append(tap)
+        if new:
+            fresh = [*self._taps][len(self._left_out) :]
+            self._left_out = np.append(self._left_out, [self._is_parted(tap) for tap in fresh]).astype(bool)
+            known.lanes = np.append(known.lanes, [self._taps[tap] for tap in new]).astype(np.int64)
+
+    def _add(self, rows: StepOfRanks, rank: int, frame: Frame) -> Rows:
+        known = self.ranks[rank]
+        if self._has_new_taps(rank, frame):
+            self._number_taps(known)
+        taps, stats, block, owners = frame.taps.astype(np.int64), frame.stats, frame.sketches, frame.owners
+        if owners is None:
+            owners = np.full(len(taps), rank, np.int32)
+        known.unknown_rows = int((owners == UNKNOWN_OWNER).sum())
+        if len(taps) and int(taps.max()) >= len(known.lanes):  # the rank's own run has no room for them either
+            fit = taps < len(known.lanes)
+            stats = np.where(fit[:, None], stats, np.nan)
+            taps = np.where(fit, taps, 0) if len(known.lanes) else taps[:0]
+            if not len(taps):
+                stats, block, owners = stats[:0], replace(block, start=block.start[:1]), owners[:0]
+        lanes = known.lanes[taps]
+        if self._left_out[lanes].any():
+            stats = np.where(self._left_out[lanes][:, None], np.nan, stats)
+        added = rows.add(rank, lanes, stats, block, owners)
+        self.shares.note(rank, lanes, owners)
+        with np.errstate(invalid="ignore"):
+            bad = lanes[(stats[:, 1] > 0) | (stats[:, 2] > 0)]
+        for lane in bad.tolist():
+            self._note_bad(lane, rank, frame.step)
+        return added
+
+    def _note_bad(self, lane: int, rank: int, step: int) -> None:
+        stretch = self._bad.get(lane)
+        if stretch is None or stretch.last < self.newest:
+            self._bad.pop(lane, None)
+            if len(self._bad) >= MAX_BAD:
+                del self._bad[next(iter(self._bad))]
+            stretch = self._bad[lane] = _Stretch(step, step)
+        stretch.last = max(stretch.last, step)
+        if step == stretch.first:
+            stretch.ranks.add(rank)
+
+    def bad_ranks(self, lane: int, step: int) -> frozenset[int]:
+        """Return the ranks in which a tap's values first weren't finite, if that was in this step."""
+        stretch = self._bad.get(lane)
+        return frozenset(stretch.ranks if stretch is not None and stretch.first == step else ())
+
+    def _finish(self, step: int, pending: _Pending) -> None:
+        self._note_missing(step, pending)
+        for rank, frame in sorted(pending.waiting, key=lambda each: each[0]):
+            self._add(pending.rows, rank, frame)
+        rows = pending.rows
+        sum_ = self._without_parts(rows.finish(), self._skipping(step, pending))
+        self.newest, self._last, self._last_scalars = step, rows, pending.scalars
+        self.steps += 1
+        self.compared += rows.compared
+        self._repeated.known |= len(pending.frames) >= self.world
+        frames = [pending.frames[rank] for rank in sorted(pending.frames)]
+        lead = frames[0]
+        taps, self._new_taps = tuple(self._new_taps), []
+        elapsed = [frame.elapsed_s for frame in frames if frame.elapsed_s == frame.elapsed_s]
+        scales = {frame.grad_scale for frame in frames}
+        merged = Frame(
+            step,
+            max(frame.time_s for frame in frames),
+            sum_.lanes.astype(np.uint32),
+            sum_.stats,
+            sum_.block,
+            taps,
+            tuple(_events_of(pending.events, self.world)),
+            _mean_of([pending.scalars[rank] for rank in sorted(pending.scalars)]),
+            max(frame.micro_batches for frame in frames),
+            lead.grad_scale if len(scales) == 1 else None,
+            {
+                name: text
+                for rank in sorted(pending.labels, reverse=True)
+                for name, text in pending.labels[rank].items()
+            },
+            max(elapsed, default=float("nan")),
+            next((frame.flow for frame in frames if frame.flow is not None), None),
+        )
+        self._emit(merged, rows.differences() if rows.compared else None)
+
+    def _take_more(self, rank: int, frame: Frame, rows: StepOfRanks) -> None:
+        """Add another part of the newest step, such as a value that was logged after it."""
+        added = self._add(rows, rank, frame)
+        if self._lacking:
+            added = added.some(~np.isin(added.lanes, [*self._lacking]))
+        taps, self._new_taps = tuple(self._new_taps), []
+        events = tuple(_events_of([(rank, event) for event in frame.events], self.world))
+        self._last_scalars.setdefault(rank, {}).update(frame.scalars)
+        means = _mean_of([self._last_scalars[each] for each in sorted(self._last_scalars)])
+        part = replace(
+            frame,
+            scalars={name: means[name] for name in frame.scalars},
+            taps=added.lanes.astype(np.uint32),
+            stats=added.stats,
+            sketches=added.block,
+            new_taps=taps,
+            events=events,
+            owners=None,
+        )
+        self._emit(part, rows.differences() if rows.compared else None)
+
+    def _skipping(self, step: int, pending: _Pending) -> list[int]:
+        """Return the ranks that didn't capture a step that others captured."""
+        if not pending.measured:
+            return []
+        ranks = (each for each in self.ranks.values() if each.open and each.measures and each.newest >= step)
+        return [each.rank for each in ranks if each.rank not in pending.measured]
+
+    def _without_parts(self, rows: Rows, skipping: Sequence[int]) -> Rows:
+        """Leave out taps of which some rank has skipped its part, so that parts never look like the whole."""
+        self._lacking = frozenset()
+        if not skipping:
+            return rows
+        lacking = self.shares.lacking(rows.lanes, skipping) & (rows.stats[:, _BAD].sum(axis=1) == 0)
+        if not lacking.any():
+            return rows
+        self.partial += 1
+        self._lacking = frozenset(rows.lanes[lacking].tolist())
+        return rows.some(~lacking)
+
+    def _has_rows_of_all(self) -> bool:
+        """Return whether every rank has sent rows, if only too late for its step: of many, one step may not fit."""
+        return len(self.ranks) >= self.world and all(len(each.lanes) for each in self.ranks.values())
+
+    def _note_missing(self, step: int, pending: _Pending) -> None:
+        missing = [each for each in self.ranks.values() if each.open and each.newest < step]
+        for each in missing:
+            each.missed += 1
+            self.tell(
+                "rank-missing",
+                each.rank,
+                f"step {step:,} was added up without rank {each.rank}, which had sent nothing of it for {LATE_S:g} s "
+                f"or until memory was full",
+            )
+        unseen = self.world - len(self.ranks)
+        if unseen > 0:
+            self.tell(
+                "ranks-unseen",
+                -1,
+                f"{unseen:,} of {self.world:,} ranks have sent nothing yet: the sums from step {step:,} on are without "
+                f"them",
+            )
+        self.incomplete += bool(missing) or unseen > 0
+
+    def tell(self, name: str, rank: int, message: str) -> None:
+        """Report something about a rank once."""
+        if (name, rank) not in self._told:
+            self._told.add((name, rank))
+            self.trouble.append((name, message))
+
+
+def words_of(ranks: Iterable[int], world: int) -> str:
+    """Name ranks: "rank 3", "ranks 0-3 and 7", "all 8 ranks"."""
+    known = sorted(set(ranks))
+    if len(known) == world:
+        return f"all {world:,} ranks"
+    parts: list[str] = []
+    begin = 0
+    for place, rank in enumerate(known):
+        if place + 1 == len(known) or known[place + 1] != rank + 1:
+            few = [str(each) for each in known[begin : place + 1]]
+            parts += few if len(few) < 3 else [f"{few[0]}-{few[-1]}"]
+            begin = place + 1
+    shown = parts if len(parts) <= 8 else [*parts[:7], f"{len(parts) - 7} more"]
+    text = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]])) if shown else "no rank"
+    return text if not known else f"rank{'' if len(known) == 1 else 's'} {text}"
+
+
+def _joined(one: Frame, other: Frame) -> Frame:
+    """Return what two parts of a rank's step say, without their rows."""
+    return replace(
+        other,
+        time_s=max(one.time_s, other.time_s),
+        micro_batches=max(one.micro_batches, other.micro_batches),
+        grad_scale=one.grad_scale if other.grad_scale is None else other.grad_scale,
+        elapsed_s=one.elapsed_s if other.elapsed_s != other.elapsed_s else other.elapsed_s,
+        flow=one.flow or other.flow,
+    )
+
+
+def _without_rows(frame: Frame) -> Frame:
+    none = np.empty(0, np.uint32)
+    block = replace(frame.sketches, start=np.zeros(1, np.uint32), bins=np.empty(0, np.uint16), counts=none)
+    return replace(frame, taps=none, stats=frame.stats[:0].copy(), sketches=block, owners=None)
+
+
+def _mean_of(scalars: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the mean of what several ranks logged under one name."""
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for each in scalars:
+        for name, value in each.items():
+            values[name].append(value)
+    # Equal values stay as they are: their sum may be rounded.
+    return {name: all_[0] if len(set(all_)) == 1 else sum(all_) / len(all_) for name, all_ in values.items()}
+
+
+def _events_of(events: Sequence[tuple[int, Event]], world: int) -> Iterable[Event]:
+    """Return each event once, with the ranks that had it."""
+    ranks: dict[Event, list[int]] = {}
+    for rank, event in events:
+        ranks.setdefault(replace(event, time_s=0.0), []).append(rank)
+    times = {replace(event, time_s=0.0): event.time_s for _, event in reversed(events)}
+    for event, its_ranks in ranks.items():
+        message = f"{event.message.rstrip('.')} ({words_of(its_ranks, world)})"
+        yield replace(event, time_s=times[event], message=message)

@@ -1,0 +1,518 @@
+"""All ranks of a distributed training as one run, with the values that one process with all data would have had."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, Final
+
+import msgspec
+
+from hookcore.answers.runs import State
+from hookcore.archive import Recorded
+from hookcore.errors import HookcoreError
+from hookcore.incidents import Found
+from hookcore.records import Command, Event, Frame, Snapshot, Tap
+from hookcore.records.vocabulary import DESYNC
+from hookcore.store import StepRange, Store
+from hookcore.store.copies import Difference
+from hookcore.store.rankstep import MAX_WORLD
+from hookcore.wire import Description, EndItem, Place
+
+from .assembly import Assembly, words_of
+from .commands import Ask
+from .gone import Gone
+from .run import Run, say
+from .structures import Structures
+
+logger = logging.getLogger("hookcore")
+
+PREFIX: Final = "ranks-"  # of the id, before the job
+# Changed by readers, and saved with the lowest rank's run.
+EDITED: Final = ("notes", "tags", "group", "archived", "quiet", "annotations")
+COUNT_EVERY_S: Final = 1.0  # between two sums of the ranks' counters
+_OF_RANK: Final = re.compile(r" rank \d+$")
+BEFORE_ALL: Final = -1  # the round of a rank that arrives after a later attempt began, without others of its own
+NO_ROUND: Final = -2
+MAX_GROUPS: Final = 4  # of ranks with the same value, that a message names
+_SHARE: Final = 4  # the steps that wait for ranks may take a quarter of the store's size
+
+
+def joint_id(place: Place | None) -> str | None:
+    """Return the id of the run of all ranks; None for a process without others."""
+    return None if place is None or not 2 <= place.world <= MAX_WORLD else PREFIX + place.job
+
+
+def as_joint(gone: Gone) -> Gone:
+    """Return the removal of a rank as that of the run of all ranks, and others as they are."""
+    run_id = None if gone.run is None else joint_id(gone.run.info.place)
+    return gone if run_id is None else replace(gone, id=run_id, name=_OF_RANK.sub("", gone.name))
+
+
+@dataclass(slots=True)
+class Member:
+    """A rank's run. A rank that was restarted has several."""
+
+    run: Run
+    place: Place
+    round: int = 0  # how often the training was restarted before
+
+
+@dataclass(slots=True)
+class JointRun(Run):
+    """The run of all ranks. Its members feed it; commands go to them."""
+
+    members: dict[str, Member] = field(default_factory=dict)  # by the run's id
+    make_store: Callable[[], Store] = Store
+    until_listed: Callable[[], None] = lambda: None  # waits until the runs on disk are known
+    recorded: Callable[[Sequence[Run]], Mapping[str, Recorded | HookcoreError]] = lambda runs: {}  # what is kept
+    unread: set[str] = field(default_factory=set)  # runs of ranks that are saved, and can't be read
+    assembly: Assembly = field(init=False)
+    shifts: dict[int, int] = field(default_factory=dict)  # of the steps of each round
+    _rounds: int = NO_ROUND  # the one whose steps are added up
+    _structures: Structures = field(default_factory=Structures)
+    _joined: dict[str, int] = field(default_factory=dict)  # ranks of the runs that the assembly expects
+    _counted_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        Run.__post_init__(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.assembly = Assembly(self._store_step, max(self.store.usage().max_bytes // _SHARE, 2**22), self.clock)
+        self.store.name_ranks(self._words_of_bad)
+        self.shifts, self._rounds, self._joined = {}, NO_ROUND, {}
+
+    @property
+    def shift(self) -> int:
+        """By how much the steps of the current round are shifted here."""
+        return self.shifts.get(self._rounds, 0)
+
+    # -- its members -------------------------------------------------------------------------------------------------
+
+    @property
+    def world(self) -> int:
+        """The number of ranks, as the newest round says."""
+        return max((each.place.world for each in self.current()), default=0)
+
+    def current(self) -> list[Member]:
+        """Return the newest run of each rank of the current round, by rank."""
+        current = self._current_round()
+        by_rank = {each.place.rank: each for each in self.members.values() if each.round == current}
+        return [by_rank[rank] for rank in sorted(by_rank)]
+
+    def _current_round(self) -> int:
+        """Return the newest round that isn't only some rank's, started again while the others continue."""
+        rounds: dict[int, list[Member]] = {}
+        for each in self.members.values():
+            rounds.setdefault(each.round, []).append(each)
+        newest, *earlier = sorted(rounds, reverse=True) or [0]
+        for before in earlier:
+            here = {each.place.rank for each in rounds[newest]}
+            if _attempt_of(rounds[newest]) > _attempt_of(rounds[before]) or not any(
+                each.run.state == "live" for each in rounds[before] if each.place.rank not in here
+            ):
+                break
+            newest = before
+        return newest
+
+    @property
+    def lead(self) -> Run:
+        """The run that speaks for all: that of the lowest rank, of those that are live if there are any."""
+        current = self.current()
+        return next((each.run for each in current if each.run.state == "live"), current[0].run)
+
+    def missing(self) -> list[int]:
+        """Return the ranks that were never seen in this round."""
+        seen = {each.place.rank for each in self.current()}
+        return [rank for rank in range(self.world) if rank not in seen]
+
+    def admit(self, run: Run, place: Place) -> None:
+        """Add a rank's run. One of a rank that has another run already is a restart (the list's lock must be held)."""
+        if run.id in self.members:
+            return
+        self.members[run.id] = Member(run, place, self._round_of(place))
+        if not self.loaded:  # runs on disk are found in any order
+            every = sorted(self.members.values(), key=lambda each: (each.place.attempt, each.run.info.started_s))
+            self.members.clear()
+            for each in every:
+                each.round = self._round_of(each.place)
+                self.members[each.run.id] = each
+        run.joint = self
+        self._follow_lead()
+
+    def locate(self, run: Run, place: Place) -> None:
+        """Note what else became known of a rank's place: its device, and its coordinates on a mesh."""
+        member = self.members.get(run.id)
+        if member is not None:
+            member.place = place
+
+    def _round_of(self, place: Place) -> int:
+        """Return the round of a rank's next run: a later one than its last, with its attempt.
+
+        Launchers that don't count attempts always say 0.
+        """
+        attempts = {each.round: each.place.attempt for each in self.members.values()}
+        own = max((each.round for each in self.members.values() if each.place.rank == place.rank), default=None)
+        fitting = [each for each in attempts if attempts[each] == place.attempt and (own is None or each > own)]
+        if fitting:
+            return max(fitting) if own is None else min(fitting)
+        if attempts and place.attempt < min(attempts.values()):
+            return BEFORE_ALL
+        return max(attempts, default=-1) + 1
+
+    def dismiss(self, run: Run) -> None:
+        """Forget a rank's run that was removed. What it added stays."""
+        self.members.pop(run.id, None)
+        run.joint = None
+
+    def _follow_lead(self) -> None:
+        current = self.current()
+        if not current:
+            return
+        lead = current[0].run
+        started_s = min(each.run.info.started_s for each in current)
+        own = {"id": self.info.id, "name": self.info.name, "key": "", "keep": "", "place": None}
+        self.info = msgspec.structs.replace(lead.info, started_s=started_s, **own)
+        if not self.edits:
+            self.name, self.summary = _OF_RANK.sub("", lead.name), lead.summary
+            for name in EDITED:
+                setattr(self, name, getattr(lead, name))
+        if not self.loaded:
+            self._outline()
+
+    def _outline(self) -> None:
+        every = [each.run.store.steps() for each in self.members.values()]
+        known = [steps for steps in every if steps.first is not None and steps.newest is not None]
+        if known:
+            first, newest = min(each.first or 0 for each in known), max(each.newest or 0 for each in known)
+            self.store = Store.outline(StepRange(first, newest, max(each.count for each in known)))
+
+    @property
+    def state(self) -> State:
+        """Live while some rank is; else how the first one that broke off ended."""
+        states = {each.run.state for each in self.current()}
+        order: tuple[State, ...] = ("live", "crashed", "interrupted", "lost", "ended")
+        return next((state for state in order if state in states), "lost")
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that it trained; while it is on disk only, that of its longest rank."""
+        steps: int = Run.steps.__get__(self)
+        return steps if self.loaded else max((each.run.steps for each in self.current()), default=steps)
+
+    # -- frames ------------------------------------------------------------------------------------------------------
+
+    def take_of(self, run: Run, record: Frame | Snapshot | EndItem) -> None:
+        """Take a record of a member, whose lock is held. Nothing that goes wrong here costs the member its data."""
+        try:
+            with self.lock:
+                if not self.loaded:
+                    self._read_all()
+                self._take(run, record)
+        except Exception:
+            logger.exception("hookcore: a frame can't be added to the run of all ranks, %s", self.id)
+            self.assembly.tell("not-added", -1, "frames of some rank can't be added up: the server's log says why")
+        self.changes.tell()
+
+    def describe_of(self, run: Run, described: Description) -> None:
+        """Take the description of a member."""
+        with self.lock:
+            if not self.loaded:
+                return  # reading the members reads their descriptions
+            self._describe(run, described.modules, described.coverage, described.hooks)
+            self._follow_lead()
+
+    @property
+    def away(self) -> str:
+        """Why steps of ranks can't be read now. Their sum itself has no steps elsewhere."""
+        return " ".join(dict.fromkeys(filter(None, (each.run.away for each in list(self.members.values())))))
+
+    def tick(self) -> None:
+        """Look for ranks that went silent or ended, so that the others needn't wait for them. Called now and then."""
+        if not self.loaded or not self.lock.acquire(blocking=False):
+            return
+        try:
+            self._let_go()
+            self.assembly.advance()
+            self._end()
+            self._tell()
+        finally:
+            self.lock.release()
+        self.changes.tell()
+
+    def _let_go(self) -> None:
+        """Don't wait for ranks that have ended, or are gone."""
+        for run_id, rank in list(self._joined.items()):
+            member = self.members.get(run_id)
+            if member is None or self._is_over(member.run):
+                self.assembly.leave(rank)
+
+    def _is_over(self, run: Run) -> bool:
+        """Return whether no more frames are expected. After a restart of the server, trainers may return."""
+        has_ended = run.ended_at_step is not None or run.failure is not None
+        return has_ended or (run.finished and not (run.from_disk and self.assembly.is_patient))
+
+    def _take(self, run: Run, record: Frame | Snapshot | EndItem) -> None:
+        member = self.members.get(run.id)
+        if member is None:
+            return
+        self.seen_at = self.clock()
+        rank = self._rank_in_round(member)
+        if rank is None:
+            if isinstance(record, Frame):
+                self._leave_out(member)
+            return
+        if isinstance(record, Frame):
+            if not self.assembly.ranks[rank].open:
+                self.assembly.return_(rank)
+            self.assembly.take(rank, _shifted(record, self.shift))
+        elif isinstance(record, Snapshot):
+            if rank == min(self.assembly.ranks):
+                self.store.add_snapshot(replace(record, step=record.step + self.shift))
+        else:
+            self.assembly.leave(rank)
+            self._end()
+        self._tell()
+        if self.clock() - self._counted_at >= COUNT_EVERY_S:
+            self._count()
+
+    def _leave_out(self, member: Member) -> None:
+        rank, without = member.place.rank, "the sum of all ranks is without its steps. The rank's own run has them"
+        if member.round < self._rounds:
+            message = f"rank {rank} of an earlier attempt still sends frames: {without}"
+            self.assembly.tell("rank-of-before", rank, message)
+        else:
+            message = f"rank {rank} was started again, and counts from 0, while other ranks continue: {without}"
+            self.assembly.tell("rank-alone", rank, message)
+        self._tell()
+
+    def _rank_in_round(self, member: Member) -> int | None:
+        """Return the member's rank if it belongs to the current round, which it may begin."""
+        if member.round < self._rounds or member.round > self._current_round():
+            return None
+        if member.round > self._rounds:
+            self.assembly.begin_round()
+            self.shifts[member.round] = self.assembly.newest + 1
+            if self._rounds != NO_ROUND:
+                message = (
+                    f"the training was restarted (attempt {member.round + 1}): its steps continue from "
+                    f"{self.shifts[member.round]:,} here, and count from 0 in the runs of the ranks"
+                )
+                say(self, "restarted", message)
+            self._rounds, self._joined = member.round, {}
+            self.ended_at_step, self.failure = None, None
+        rank = member.place.rank
+        if member.run.id not in self._joined:
+            self._joined[member.run.id] = rank
+            self.assembly.join(rank, member.place.world, lambda: member.run.store.taps().taps)
+        return rank
+
+    def _store_step(self, frame: Frame, differences: Sequence[Difference] | None) -> None:
+        if frame.new_taps:
+            self.store.announce(frame.new_taps)
+            frame = replace(frame, new_taps=())
+        if differences is not None:
+            self._follow_desync(frame.step, differences)
+        self._keep(frame)
+
+    def _follow_desync(self, step: int, differences: Sequence[Difference]) -> None:
+        follower, taps = self.store.follower, self.store.taps().taps
+        is_on = self.store.rules.get(DESYNC) is not False
+        known = [each for each in differences if each.lane < len(taps) and is_on]
+        if follower is not None:
+            follower.hold(DESYNC, _desync_of(step, known, taps) if known else None)
+
+    def _words_of_bad(self, number: int, step: int) -> str:
+        ranks = self.assembly.bad_ranks(number, step)
+        world = max(self.assembly.world, len(self.assembly.ranks))
+        if not ranks:
+            return ""
+        words = words_of(ranks, world)
+        return f"It was in {words}." if len(ranks) == world else f"It was in {words} of {world:,}."
+
+    def _describe(self, run: Run, modules: Any, coverage: Any, hooks: Any) -> None:
+        if run.id in self.members:
+            self._structures.note(self.members[run.id].place.rank, modules)
+            self.assembly.part(self._structures.parted)
+        is_lead = run is self.current()[0].run
+        known = {} if is_lead else self.store.module_types()
+        self.store.describe(
+            [each for each in modules if each.path not in known],
+            [each for each in coverage if each.path not in known],
+            hooks if is_lead else (),
+        )
+
+    def _end(self) -> None:
+        current = [each for each in self.current() if each.run.id in self._joined]
+        failed = next((each for each in current if each.run.failure is not None), None)
+        if failed is not None and failed.run.failure is not None and self.failure is None:
+            failure = failed.run.failure
+            self.failure = replace(
+                failure, step=failure.step + self.shift, error=f"{failure.error} (rank {failed.place.rank})"
+            )
+        if current and all(self._is_over(each.run) for each in current) and self.ended_at_step is None:
+            self.assembly.flush()
+            self.store.settle()
+            steps = [each.run.ended_at_step for each in current if each.run.ended_at_step is not None]
+            self.ended_at_step = max(steps) + self.shift if steps else None
+            self._count()
+
+    def _count(self) -> None:
+        self._counted_at = self.clock()
+        every = [each.run.counters for each in self.members.values()]
+        dropped: dict[str, int] = {}
+        for each in every:
+            for name, number in each.dropped.items():
+                dropped[name] = dropped.get(name, 0) + number
+        names = ("produced", "acknowledged", "waiting", "in_flight")
+        self.counters = type(self.counters)(
+            **{name: sum(getattr(each, name) for each in every) for name in names}, dropped=dropped
+        )
+
+    def _tell(self) -> None:
+        for name, message in self.assembly.trouble:
+            say(self, name, message, "warning")
+        self.assembly.trouble.clear()
+
+    # -- from disk ---------------------------------------------------------------------------------------------------
+
+    def expect_disk(self) -> None:
+        """Read the ranks from disk before the first frame is taken, because the server was restarted."""
+        with self.lock:
+            if not self.assembly.steps and not self.assembly.waiting:
+                self.loaded = False
+
+    def read_all(self) -> None:
+        """Read the runs of all ranks from disk, and add them up again."""
+        with self.lock:
+            if not self.loaded:
+                self._read_all()
+
+    def _read_all(self) -> None:
+        self.until_listed()
+        self.store = self.make_store()
+        self._begin()
+        self.assembly.be_impatient()
+        self.ended_at_step, self.failure = None, None
+        members = sorted(self.members.values(), key=lambda each: (each.round, each.place.rank))
+        kept = self.recorded([each.run for each in members])
+        for turn in sorted({each.round for each in members}):
+            in_turn = [(each, kept.get(each.run.id)) for each in members if each.round == turn]
+            self._read_round([(each, found) for each, found in in_turn if not isinstance(found, HookcoreError | None)])
+        self._say_unread(members, kept)
+        self.loaded = True
+        self._judge()
+        self.assembly.be_patient()
+        self._let_go()
+        self._end()
+        self._tell()
+
+    def _say_unread(self, members: Sequence[Member], kept: Mapping[str, Recorded | HookcoreError]) -> None:
+        self.unread.clear()
+        for each in members:
+            why = kept.get(each.run.id)
+            if isinstance(why, HookcoreError):
+                self.unread.add(each.run.id)
+                rank = f"the saved run of rank {each.place.rank}"
+                message = f"{rank} can't be read, so the sum of all ranks is without it: {why}"
+                say(self, "rank-not-read", message, "warning")
+
+    def _read_round(self, members: list[tuple[Member, Recorded]]) -> None:
+        for member, archive in members:
+            if self._rank_in_round(member) is not None:
+                rank = self.assembly.ranks[member.place.rank]
+                taps = archive.taps()
+                rank.taps = lambda taps=taps: taps  # type: ignore[misc]
+                self._describe(member.run, archive.modules(), archive.coverage(), archive.hooks())
+        streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
+        for _, _, _, member, frame in heapq.merge(*streams):
+            self.assembly.take(member.place.rank, _shifted(frame, self.shift))
+        for member, archive in members:
+            rank = self.assembly.ranks[member.place.rank]
+            rank.taps = lambda run=member.run: run.store.taps().taps  # type: ignore[misc]
+            self._read_events(member, archive)
+
+    def _read_events(self, member: Member, archive: Recorded) -> None:
+        for event in archive.events():
+            self.store.add_event(_of_rank(replace(event, step=event.step + self.shift), member.place.rank))
+        if member.place.rank == min(self.assembly.ranks):
+            for snapshot in archive.snapshots():
+                self.store.add_snapshot(replace(snapshot, step=snapshot.step + self.shift))
+        if archive.damages:
+            say(self, "damaged", f"rank {member.place.rank}: {archive.damages[0]}", "warning")
+
+    def follow_edit(self, run: Run) -> None:
+        """Take what was edited elsewhere, if this rank speaks for all."""
+        if self.members and run is self.current()[0].run:
+            self.name = _OF_RANK.sub("", run.name)
+            for name in EDITED:
+                setattr(self, name, getattr(run, name))
+            self.changes.tell()
+
+    # -- commands and edits ------------------------------------------------------------------------------------------
+
+    def _ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
+        """Ask all live ranks, but only the lowest one for tensors."""
+        live = [member.run for member in self.current() if member.run.state == "live"]
+        if name == "snapshot":
+            live = live[:1]
+        asked = [run._ask_all(name, each) for run in live]
+        return asked[0] if asked else self.commands.make(name, each)
+
+    def _ask_for_step(self) -> None:
+        """Do nothing: the ranks ask for themselves."""
+
+    def edited(self) -> None:
+        """Announce a change, and save it with the lowest rank's run."""
+        lead = self.current()[0].run if self.members else None
+        if lead is not None:
+            for name in ("name", *EDITED):
+                setattr(lead, name, getattr(self, name))
+            lead.edited()
+        Run.edited(self)
+
+
+def _attempt_of(members: Sequence[Member]) -> int:
+    return max(each.place.attempt for each in members)
+
+
+def _frames_of(member: Member, archive: Recorded, place: int) -> Iterator[tuple[int, int, int, Member, Frame]]:
+    labels = archive.labels
+    for number, frame in zip(count(), archive.frames(), strict=False):
+        yield frame.step, place, number, member, replace(frame, labels=labels) if number == 0 and labels else frame
+
+
+def _shifted(frame: Frame, steps: int) -> Frame:
+    if not steps:
+        return frame
+    flow = None if frame.flow is None else replace(frame.flow, step=frame.flow.step + steps)
+    events = tuple(replace(event, step=event.step + steps) for event in frame.events)
+    return replace(frame, step=frame.step + steps, flow=flow, events=events)
+
+
+def _of_rank(event: Event, rank: int) -> Event:
+    return replace(event, message=f"{event.message.rstrip('.')} (rank {rank})")
+
+
+def _desync_of(step: int, differences: Sequence[Difference], taps: Sequence[Tap]) -> Found:
+    first = differences[0]
+    more = f", and so do {len(differences) - 1:,} other tensors" if len(differences) > 1 else ""
+    found = [f"{value:.9g} in {words_of(ranks, -1)}" for ranks, value in first.groups]
+    if len(found) > MAX_GROUPS:
+        found[MAX_GROUPS:] = [f"other values in {len(found) - MAX_GROUPS:,} more"]
+    what = f"{first.stat} of {taps[first.lane].label} is {', '.join(found)}{more}"
+    if first.odd:
+        who = words_of(first.odd, -1)
+        verb = "differs" if len(first.odd) == 1 else "differ"
+        message = f"{who} {verb} from the others, although all should have the same values: at step {step:,}, {what}"
+    else:
+        ranks = sorted(rank for ranks, _ in first.groups for rank in ranks)
+        message = f"{words_of(ranks, -1)} should have the same values, and don't: at step {step:,}, {what}"
+    members = tuple((each.lane, step) for each in differences)
+    value, expected = first.groups[-1][1], first.groups[0][1]
+    return Found(DESYNC, "error", first.lane, value, expected, step, None, message, members)

@@ -1,0 +1,69 @@
+"""The way from a run to its ranks, and back."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hookcore import answers
+from hookcore.errors import ArgumentError
+from hookcore.records import Kind
+
+from .joint import JointRun, Member
+from .run import Run
+from .runs import Runs
+
+MAX_MISSING: Final = 100  # that are listed
+
+
+def joint_of(run: Run) -> JointRun:
+    """Return the run of all ranks that a run is, or is part of. Raises ArgumentError for a single process."""
+    joint = run if isinstance(run, JointRun) else run.joint
+    if not isinstance(joint, JointRun):
+        raise ArgumentError(f"the run {run.id} is a single process: only distributed trainings have ranks")
+    return joint
+
+
+def read_every(runs: Runs, joint: JointRun) -> None:
+    """Load the runs of all ranks, of all attempts, that are on disk only."""
+    for each in list(joint.members.values()):
+        runs.read(each.run)
+
+
+def members_at(joint: JointRun, step: int) -> tuple[list[Member], int]:
+    """Return the runs of the attempt that a step belongs to, by rank, and by how much its steps are shifted."""
+    begun = {each: shift for each, shift in joint.shifts.items() if shift <= step}
+    turn = max(begun, default=None)
+    if turn is None:
+        return joint.current(), joint.shift
+    by_rank = {each.place.rank: each for each in joint.members.values() if each.round == turn}
+    return [by_rank[rank] for rank in sorted(by_rank)], begun[turn]
+
+
+def rank_of(run: Run, rank: int) -> Run:
+    """Return the run of one rank. Raises ArgumentError if there is none."""
+    joint = joint_of(run)
+    found = next((each.run for each in joint.current() if each.place.rank == rank), None)
+    if found is None:
+        seen = ", ".join(str(each.place.rank) for each in joint.current()[:20])
+        raise ArgumentError(f"rank {rank} of {joint.id} has sent nothing yet; seen were {seen or 'none'}")
+    return found
+
+
+def local_kinds(run: Run) -> frozenset[Kind]:
+    """Return the kinds of gradients that each rank has of its own loss, before any reduction."""
+    joint = run if isinstance(run, JointRun) else run.joint
+    return joint.assembly.local_kinds if isinstance(joint, JointRun) else frozenset()
+
+
+def is_unsure(run: Run, number: int) -> bool:
+    """Return whether it isn't known if the ranks have parts or copies of a tap of the run of all ranks."""
+    return isinstance(run, JointRun) and run.assembly.shares.is_unknown(number)
+
+
+def summary_of(joint: JointRun) -> answers.RankSummary:
+    """Return how many ranks there are."""
+    current = joint.current()
+    live = sum(each.run.state == "live" for each in current)
+    attempts = 1 + max((each.round for each in current), default=0)
+    missing = tuple(joint.missing()[:MAX_MISSING])
+    return answers.RankSummary(joint.world, len(current), live, missing, attempts)
