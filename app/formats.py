@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.csv
+from markupsafe import Markup
 from numpy.typing import NDArray
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -82,6 +83,11 @@ def word_of(value: float) -> float | str:
 def json_of(content: Any) -> bytes:
     """Encode answers, dicts, and lists as JSON. Arrays and `Number` may contain NaN; use `word_of` for floats."""
     return _ENCODER.encode(content)
+
+
+def script_json(content: Any) -> Markup:
+    """Return JSON for a data block in a page: no value in it can end the block."""
+    return Markup(json_of(content).decode().replace("<", "\\u003c"))
 
 
 class StrictJson(JSONResponse):
@@ -218,6 +224,11 @@ def npy_of(values: NDArray[Any]) -> bytes:
     sink = io.BytesIO()
     np.save(sink, np.ascontiguousarray(values) if values.ndim else values, allow_pickle=False)
     return sink.getvalue()
+
+
+def words_of(first: int, last: int) -> str:
+    """Return a range of steps in words."""
+    return f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
 
 
 def text_of_setting(value: Any) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache, partial
+from typing import Any, Final
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
+import hookcore
 from hookcore import answers
 from hookcore.answers.base import Answer
 from hookcore.errors import HookcoreError
@@ -19,6 +22,11 @@ from hookcore.records import text_of
 from . import api, assets, live, pages
 from .api import health, ingest
 from .api.given import PROBLEM
+from .clickhouse.address import ClusterAddress
+from .clickhouse.client import UnreachableError
+from .clickhouse.schema import connect
+from .cluster.partial import Partial
+from .cluster.shared import SharedRuns
 from .guard import login
 from .guard.access import Access
 from .guard.security import Guard
@@ -30,6 +38,10 @@ from .runs.explaining import Explainer
 from .runs.keep import Keeper
 from .settings import ServerSettings
 
+_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"content": PROBLEM, "description": "what was wrong, and what to do"}
+}
+
 
 class App(FastAPI):
     """FastAPI with the guard around everything, so that no answer lacks its headers, not even that of a crash."""
@@ -37,7 +49,10 @@ class App(FastAPI):
     def build_middleware_stack(self) -> ASGIApp:
         """Put the guard around FastAPI's own middleware."""
         state = self.state
-        return Guard(super().build_middleware_stack(), state.settings, state.access, state.usage)
+        inside = super().build_middleware_stack()
+        if state.settings.store:
+            inside = Partial(inside, state.runs)
+        return Guard(inside, state.settings, state.access, state.usage)
 
     def openapi(self) -> dict[str, Any]:
         """Return FastAPI's schema, with the schemas of the answers."""
@@ -47,44 +62,73 @@ class App(FastAPI):
         return super().openapi()
 
 
-def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
-    """Create an application over `runs`.
+def make_app(settings: ServerSettings, title: str) -> App:
+    """Return an application without routes: its guard, its intake of batches, and its error answers.
 
-    Without a token in the settings, everyone who can reach it can do everything. `hookcore serve` always creates one.
+    Without a token in the settings, everyone who can reach it can do everything. The commands always create one.
     """
     app = App(
-        title="hookcore",
+        title=title,
         redirect_slashes=False,  # an unknown address is a 404, not a redirect
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",
-        responses={"4XX": {"content": PROBLEM, "description": "what was wrong, and what to do"}},
+        responses=_REFUSALS,
     )
-    app.state.runs, app.state.settings = runs, settings
-    app.state.access, app.state.usage = Access(settings), Usage()
-    app.state.intake, app.state.keeper = ingest.Intake(), Keeper(runs, settings, pages.summary_of)
-    app.state.explainer = Explainer()
-    app.state.notifications = Notifications.of(runs, settings)
-    app.state.stopping = False
+    app.state.settings, app.state.stopping = settings, False
+    app.state.access, app.state.usage, app.state.intake = Access(settings), Usage(), ingest.Intake()
     app.add_exception_handler(HookcoreError, _explain)
+    app.add_exception_handler(UnreachableError, _explain_away)
     app.add_exception_handler(RequestValidationError, _explain_invalid)
     app.add_exception_handler(HTTPException, _explain_refused)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _explain_crash)
-    for part in (health, ingest, login, live, api, assets, pages):
-        app.include_router(part.router)
     return app
+
+
+def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
+    """Create an application over `runs`."""
+    app = make_app(settings, "hookcore")
+    app.state.runs, app.state.keeper = runs, Keeper(runs, settings, pages.summary_of)
+    app.state.take = partial(ingest.take_into_runs, app.state)
+    app.state.shared = None
+    if settings.store:
+        share_runs(app, settings)
+    app.state.explainer = Explainer()
+    app.state.notifications = Notifications.of(runs, settings)
+    app.router.routes.extend(_routes())
+    return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """Return all routes, for every application: to analyze their parameters takes longer than most requests."""
+    router = APIRouter(responses=_REFUSALS)
+    for part in (health, ingest, login, live, api, assets, pages):
+        router.include_router(part.router)
+    return router.routes
+
+
+def share_runs(app: App, settings: ServerSettings) -> None:
+    """Let an application show the runs of a ClickHouse, once it is started. Raises ArgumentError for its address."""
+    cluster = connect(ClusterAddress.of(settings.store), hookcore.__version__)
+    app.state.shared = SharedRuns(app.state.runs, cluster, settings, pages.summary_of)
+    app.state.take = partial(ingest.refuse_runs, app.state)
 
 
 def _problem(request: Request, sentence: str, status: int, headers: Any = None) -> Response:
     sentence = text_of(sentence)  # it may contain a path
-    if wants_page(request):
+    if wants_page(request) and hasattr(request.app.state, "runs"):  # a collector has no pages
         return error_page(request, sentence, status, headers)
     return JSONResponse({"error": sentence}, status, headers)
 
 
 async def _explain(request: Request, error: Exception) -> Response:
     return _problem(request, str(error), 400)
+
+
+async def _explain_away(request: Request, error: Exception) -> Response:
+    return _problem(request, f"partial: ClickHouse can't be read now ({error}). Try again", 503, {"Retry-After": "2"})
 
 
 async def _explain_invalid(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""The server's settings as one table: name, default, help. Flags, variables, and the docs are generated from it."""
+"""The settings of servers and collectors as tables: name, default, help. Flags, variables, and docs come from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from hookcore.config import AUTO, addresses_of, bytes_of
 from hookcore.errors import ArgumentError
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-_SIZES: Final = ("memory", "keep_limit", "max_body")
+_SIZES: Final = ("memory", "keep_limit", "max_body", "spool_limit")
+_FILES: Final = ("keep", "certfile", "keyfile", "rules_file", "spool")
+NEVER: Final = "never"
 _WORDS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 _EXPECTED: Final[dict[type, str]] = {
     int: "an integer",
@@ -53,6 +55,13 @@ class ServerSettings:
     keep_limit: int = _setting(
         10_000_000_000, "disk limit for saved runs, in bytes; the oldest runs move to the trash first"
     )
+    store: str = _setting(
+        "",
+        "address of ClickHouse (clickhouse://...): show the runs that collectors insert there, instead of taking any",
+    )
+    retain: str = _setting(
+        "", "with a store: delete runs that have been silent for so many days, such as 30d; by default, none"
+    )
     max_clients: int = _setting(64, "maximum number of live streams")
     max_body: int = _setting(64 * 2**20, "maximum size of a decompressed request, in bytes")
     receive_s: float = _setting(10.0, "maximum time to receive a request, in seconds")
@@ -80,19 +89,58 @@ class ServerSettings:
     @classmethod
     def of(cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ServerSettings:
         """Return settings from arguments (text or values), then HOOKCORE_ variables, then defaults."""
-        values: dict[str, Any] = {}
         if (old := environment.get("HOOKCORE_RULES", "")).endswith(".py"):
             raise ArgumentError(
                 f"HOOKCORE_RULES={old!r} is a file, but HOOKCORE_RULES is the thresholds of a training: use "
                 "HOOKCORE_RULES_FILE for the rules of a server"
             )
-        for each in fields(cls):
-            raw = given.get(each.name)
-            if raw is None:
-                raw = environment.get(f"HOOKCORE_{each.name.upper()}")
-            if raw is not None:
-                values[each.name] = _read(each.name, raw, each.default)
-        return cls(**values)
+        return cls(**_values_of(cls, given, environment))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorSettings:
+    """What a collector needs besides the settings of a server that it shares. Flags and variables as for a server."""
+
+    to: str = _setting(
+        "", "address of the server to which a collector sends, or of ClickHouse (clickhouse://...); required"
+    )
+    to_token: str = _setting("", "token of that server")
+    spool: str = _setting("", "folder of the spool; if it is not set, one in the user's data folder")
+    spool_limit: int = _setting(10_000_000_000, "disk limit of the spool; beyond it, the oldest is dropped and counted")
+    sync: float = _setting(
+        1.0,
+        "seconds of data that a power failure may cost; 0 syncs each batch, `never` leaves it to the system. A killed "
+        "collector loses nothing in any case",
+    )
+    insert: float = _setting(
+        5.0,
+        "with ClickHouse: seconds after which what has arrived is inserted, even if it is less than 100,000 rows. Many "
+        "collectors need more of them, because ClickHouse prefers few large inserts",
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> CollectorSettings:
+        """Return settings from arguments (text or values), then HOOKCORE_ variables, then defaults."""
+        return cls(**_values_of(cls, given, environment))
+
+
+TABLES: Final[dict[str, type[ServerSettings] | type[CollectorSettings]]] = {
+    "server": ServerSettings,
+    "collector": CollectorSettings,
+}
+
+
+def _values_of(
+    table: type[ServerSettings] | type[CollectorSettings], given: Mapping[str, Any], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for each in fields(table):
+        raw = given.get(each.name)
+        if raw is None:
+            raw = environment.get(f"HOOKCORE_{each.name.upper()}")
+        if raw is not None:
+            values[each.name] = _read(each.name, raw, each.default)
+    return values
 
 
 def _read(name: str, raw: Any, default: Any) -> Any:
@@ -106,27 +154,29 @@ def _read(name: str, raw: Any, default: Any) -> Any:
             return _WORDS[raw.lower()]
         if name == "keep" and str(raw).lower() in ("", "none", AUTO):
             return AUTO if str(raw).lower() == AUTO else ""
-        return (
-            str(Path(raw).expanduser())
-            if name in ("keep", "certfile", "keyfile", "rules_file") and raw
-            else type(default)(raw)
-        )
+        if name == "sync":
+            return _sync_of(raw)
+        return str(Path(raw).expanduser()) if name in _FILES and raw else type(default)(raw)
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         detail = str(error) if name in _SIZES else ""
-        raise ArgumentError(f"{name}={raw!r} is invalid: use {_expected(name, default)}. {detail}".strip()) from None
+        raise ArgumentError(f"{name}={raw!r} is invalid: use {allowed_of(name, default)}. {detail}".strip()) from None
+
+
+def _sync_of(raw: Any) -> float:
+    seconds = float("inf") if str(raw).lower() == NEVER else float(raw)
+    if not (0 <= seconds < 3600 or str(raw).lower() == NEVER):
+        raise ValueError(raw)
+    return seconds
 
 
 def _items(name: str, text: str) -> list[str]:
     return addresses_of(text) if name == "notify" else text.split(",")
 
 
-def allowed_of(name: str) -> str:
+def allowed_of(name: str, default: Any) -> str:
     """Describe the allowed values of a setting."""
-    (default,) = (each.default for each in fields(ServerSettings) if each.name == name)
-    return _expected(name, default)
-
-
-def _expected(name: str, default: Any) -> str:
+    if name == "sync":
+        return f"seconds below 3600, or `{NEVER}`"
     if name == "notify":
         return "addresses separated by spaces"
     return "a size such as 512MB" if name in _SIZES else _EXPECTED[type(default)]

@@ -5,26 +5,42 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from . import (
+    annotated,
+    board,
     capsules,
     compare,
+    different,
     figure,
     incidents,
+    media,
+    model,
     notifications,
+    overlay,
     overview,
     quiet,
+    ranks,
     report,
     rollout,
     rules,
     runs,
     series,
     snapshots,
+    timeline,
     trainer,
+    views,
 )
 
 router = APIRouter(tags=["runs"])
 _PARTS = (
     runs,
+    media,
+    model,
+    ranks,
     overview,
+    timeline,
+    annotated,
+    board,
+    overlay,
     quiet,
     rules,
     incidents,
@@ -34,9 +50,11 @@ _PARTS = (
     rollout,
     trainer,
     compare,
+    different,
     figure,
     report,
     notifications,
+    views,
 )
 for _part in _PARTS:
     router.include_router(_part.router)

@@ -2,19 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StringConstraints
 
 from hookcore.records import Kind, Phase
+
+from ..runs.annotating import MAX_TEXT
+from ..runs.views import MAX_NAME, MAX_QUERY
+from .given import RUN_PATTERN
 
 
 class RunChanges(BaseModel):
     """Changes of a run."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"name": "baseline, lr 3e-4"}]})
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"name": "baseline, lr 3e-4", "tags": ["best"]}]}
+    )
     name: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     notes: Annotated[str, Field(max_length=20_000)] | None = None
+    tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=50)]], Field(max_length=20)] | None = None
+    group: Annotated[str, Field(max_length=200)] | None = None
+    archived: StrictBool | None = None
+
+
+class ViewToSave(BaseModel):
+    """A view of the list of runs: its name, and the query string of the page."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"name": "sweep by loss", "query": "f=tag:sweep&sort=loss"}]}
+    )
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    query: Annotated[str, Field(max_length=MAX_QUERY)]
+
+
+class ChartToPin(BaseModel):
+    """A chart of the board: its title, and what it asks of any run."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"name": "head: norm", "path": "series", "query": "tap=head+output&stat=norm"}]
+        },
+    )
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    path: Literal["series", "scalars"]
+    query: Annotated[str, Field(max_length=MAX_QUERY - 10, pattern="^[^#]*$")]
 
 
 Patterns = (
@@ -76,9 +109,20 @@ class Acknowledgement(BaseModel):
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"key": "dead:layers.0 output", "acknowledged": True}]}
     )
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="default: the newest run")] | None = None
+    run: Annotated[str, Field(pattern=RUN_PATTERN, description="default: the newest run")] | None = None
     key: Annotated[str, Field(min_length=1, max_length=2200)]
     acknowledged: Annotated[bool, Field(strict=True)] = True
+
+
+class Annotation(BaseModel):
+    """What to note at a step."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"step": 100, "text": "learning rate halved"}]}
+    )
+    run: Annotated[str, Field(pattern=RUN_PATTERN, description="default: the newest run")] | None = None
+    step: Annotated[int, Field(strict=True, ge=0, le=2**53)]
+    text: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_TEXT)]
 
 
 class RuleChanges(BaseModel):
@@ -87,7 +131,7 @@ class RuleChanges(BaseModel):
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"rules": {"spike": {"factor": 20}, "dead_relu": False}}]}
     )
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="default: the newest run")] | None = None
+    run: Annotated[str, Field(pattern=RUN_PATTERN, description="default: the newest run")] | None = None
     rules: Annotated[dict[str, dict[str, StrictFloat | StrictInt] | StrictBool | None], Field(max_length=200)]
 
 
@@ -95,6 +139,6 @@ class Mute(BaseModel):
     """A rule, or the name of events, in the modules that match."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"rule": "dead", "match": "layers.*"}]})
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,200}$", description="default: the newest run")] | None = None
+    run: Annotated[str, Field(pattern=RUN_PATTERN, description="default: the newest run")] | None = None
     rule: Annotated[str, Field(min_length=1, max_length=200)]
     match: Annotated[str, Field(max_length=1000, description="a pattern for modules; empty is everywhere")] = ""

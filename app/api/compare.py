@@ -23,6 +23,7 @@ from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
 from .given import (
+    MAX_RUN_ID,
     RUN_PATTERN,
     After,
     Format,
@@ -51,7 +52,7 @@ def _two_runs(
         str,
         Query(
             alias="runs",
-            max_length=401,
+            max_length=2 * MAX_RUN_ID + 1,
             description="the ids of two runs, separated by a comma",
             examples=["run-1,run-2"],
         ),
@@ -197,7 +198,7 @@ def _table(layers: Sequence[LayerDifference]) -> Table:
 @router.get(
     "/compare/heatmap",
     summary="How far two runs are apart, layer by step",
-    responses=described(answers.Differences, ARRAYS),
+    responses=described(answers.ComparisonHeatmap, ARRAYS),
 )
 def compare_heatmap(
     reply: GivenReply,
@@ -211,7 +212,7 @@ def compare_heatmap(
     one, two = pair
     check_cells(columns, rows)
 
-    def read() -> tuple[answers.Differences, Differences]:
+    def read() -> tuple[answers.ComparisonHeatmap, Differences]:
         pairs = Pairs.of(one.store, two.store, asked)
         found = differences(one.store, two.store, pairs, asked, columns, rows)
         return _differences_of((one.id, two.id), asked, pairs, found), found
@@ -223,7 +224,7 @@ def compare_heatmap(
     return reply.arrays(format, [version_of(one), version_of(two)], lambda: read()[0], table)
 
 
-def _differences_of(runs: tuple[str, str], asked: Asked, pairs: Pairs, found: Differences) -> answers.Differences:
+def _differences_of(runs: tuple[str, str], asked: Asked, pairs: Pairs, found: Differences) -> answers.ComparisonHeatmap:
     rows = tuple(
         answers.DifferenceRow.of(pairs.numbers[place][0], pairs.taps[place], group=group, numbers=pairs.numbers[place])
         for place, group in zip(found.starts.tolist(), found.groups.tolist(), strict=True)
@@ -233,4 +234,4 @@ def _differences_of(runs: tuple[str, str], asked: Asked, pairs: Pairs, found: Di
     state[found.nonfinite & (found.share == 0)] = 3
     worst: Any = np.where(one_only, np.nan, found.share).astype(np.float32)
     spans = found.first_step, found.last_step
-    return answers.Differences(runs, asked.kind, asked.stat, rows, *spans, worst, state)
+    return answers.ComparisonHeatmap(runs, asked.kind, asked.stat, rows, *spans, worst, state)

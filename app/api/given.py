@@ -25,15 +25,20 @@ from hookcore.store.checks import unknown
 
 from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
 from ..runs import Run, Runs, why_gone
+from ..runs.ranked import rank_of
 
 MAX_CELLS: Final = 2_000_000  # of a map
 MAX_STEP: Final = 2**53
 MAX_PAGE: Final = 10_000
-RUN_PATTERN: Final = r"^[A-Za-z0-9_-]{1,200}$"
+MAX_RUN_ID: Final = 200  # characters
+RUN_PATTERN: Final = rf"^[A-Za-z0-9_-]{{1,{MAX_RUN_ID}}}$"
 _SALT: Final = secrets.token_hex(4)  # a restarted server counts its versions from the start
 
 RunId = Annotated[str, Path(pattern=RUN_PATTERN, description="a run's id", examples=["run-1"])]
 OfRun = Annotated[str | None, Query(pattern=RUN_PATTERN, description="a run's id; default: the newest run")]
+OfRank = Annotated[
+    int | None, Query(ge=0, le=2**31, description="one rank of a distributed training; default: all ranks together")
+]
 OfModule = Annotated[str | None, Query(max_length=1000, description="only the module with this path")]
 OfKind = Annotated[Kind | None, Query(description="only taps of this kind")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="maximum number of items in this answer")]
@@ -83,10 +88,12 @@ GivenRuns = Annotated[Runs, Depends(runs_of)]
 
 def listed_run(runs: Runs, run_id: str) -> Run:
     """Return a run from the list by its id, or 404. Its values may be on disk."""
-    found = runs.get(run_id)
+    found = runs.look_up(run_id)
     if found is None:
         raise HTTPException(
-            404, why_gone(runs.gone(), run_id) or unknown("run", run_id, [run.id for run in runs.all()])
+            404,
+            why_gone(runs.gone(), run_id)
+            or " ".join(filter(None, [unknown("run", run_id, [run.id for run in runs.all()]), runs.partial])),
         )
     return found
 
@@ -109,8 +116,9 @@ def _listed_run_of_path(runs: GivenRuns, run: RunId) -> Run:
     return listed_run(runs, run)
 
 
-def _run_of_query(runs: GivenRuns, run: OfRun = None) -> Run:
-    return run_named(runs, run)
+def _run_of_query(runs: GivenRuns, run: OfRun = None, rank: OfRank = None) -> Run:
+    found = run_named(runs, run)
+    return found if rank is None else runs.read(rank_of(found, rank))
 
 
 PathRun = Annotated[Run, Depends(_run_of_path)]
@@ -146,7 +154,7 @@ def page_of(items: Sequence[Any], after: int, limit: int) -> tuple[Sequence[Any]
 
 def version_of(run: Run) -> str:
     """Return a value that changes whenever an answer about the run may."""
-    return f"{run.id}-{run.info.started_s!r}-{id(run)}-{run.changes.version}-{run.state}"
+    return f"{run.id}-{run.info.started_s!r}-{id(run)}-{run.changes.version}-{run.state}-{run.partial}"
 
 
 class Reply:

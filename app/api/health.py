@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from ..live import Publisher, publisher_of
-from ..runs import STATES, Run
-
-METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+from ..metrics import Metric, exposition
+from ..runs import STATES, JointRun, Run
 
 router = APIRouter()
-Samples = Iterable[tuple[dict[str, str], float]]
-
-
-class Metric(NamedTuple):
-    """A metric and its samples by labels."""
-
-    name: str
-    kind: str
-    help: str
-    samples: Samples
 
 
 @router.get("/healthz")
@@ -46,12 +35,10 @@ def readyz(request: Request) -> dict[str, str]:
 def metrics(request: Request) -> PlainTextResponse:
     """Return the server's metrics in the Prometheus format."""
     state = request.app.state
-    lines: list[str] = []
     live = publisher_of(request.app)
-    for metric in (*_of_server(state, live), *_of_runs([run for run in state.runs.all() if run.loaded])):
-        lines += [f"# HELP hookcore_{metric.name} {metric.help}", f"# TYPE hookcore_{metric.name} {metric.kind}"]
-        lines += [f"hookcore_{metric.name}{_labels(labels)} {float(value)!r}" for labels, value in metric.samples]
-    return PlainTextResponse("\n".join(lines) + "\n", media_type=METRICS_TYPE)
+    # What a run of all ranks has is what its ranks have taken, so sums over runs would count it twice.
+    runs = [run for run in state.runs.every() if run.loaded and not isinstance(run, JointRun)]
+    return exposition((*_of_server(state, live), *_of_runs(runs)))
 
 
 def _of_server(state: Any, live: Publisher) -> Iterator[Metric]:
@@ -104,13 +91,3 @@ def _of_runs(runs: list[Run]) -> Iterator[Metric]:
     yield Metric(
         "run_memory_bytes", "gauge", "Bytes of a run.", [({"run": run.id}, usage.nbytes) for run, usage in usages]
     )
-
-
-def _labels(labels: dict[str, str]) -> str:
-    if not labels:
-        return ""
-    return "{" + ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items()) + "}"
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

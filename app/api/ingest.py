@@ -19,7 +19,8 @@ from starlette.exceptions import HTTPException
 from hookcore import wire
 from hookcore.errors import HookcoreError, WireError
 
-from ..runs import AwayError, Run, Runs, limits
+from ..clickhouse.address import shown
+from ..runs import AwayError, JointRun, Run, Runs, limits
 from ..runs.keep import WrongKeyError
 from ..settings import ServerSettings
 
@@ -109,13 +110,15 @@ def _file(request: Request, body: bytearray, encoding: str) -> Response:
         raise intake.refuse(422, str(error)) from None
     visitor = request.scope["hookcore"]
     own = state.settings.dashboard and visitor.how == "token"
-    answer = _take(state, intake, batch, own)
+    answer = state.take(batch, data, own)
     intake.took(batch, len(body), time.perf_counter() - began)
     return Response(wire.encode(answer), media_type=wire.CONTENT_TYPE)
 
 
-def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answer:
+def take_into_runs(state: Any, batch: wire.Batch, _data: bytearray, own: bool) -> wire.Answer:
+    """Add a batch to its run."""
     runs: Runs = state.runs
+    intake: Intake = state.intake
     is_new = runs.get(batch.run.id) is None
     run = runs.open(batch.run)
     if run is None:
@@ -134,8 +137,9 @@ def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answ
         if is_new:
             runs.drop(run)
         raise intake.refuse(403, str(error)) from None
-    if not hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()):
+    if isinstance(run, JointRun) or not hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()):
         raise intake.refuse(403, f"another trainer opened the run {run.id}: each trainer needs its own run")
+    runs.place(run, batch.run.place)
     try:
         answer = run.take(batch)
     except AwayError as error:
@@ -146,6 +150,14 @@ def _take(state: Any, intake: Intake, batch: wire.Batch, own: bool) -> wire.Answ
         raise intake.refuse(422, str(error)) from None
     runs.balance(at_once=False)
     return answer
+
+
+def refuse_runs(state: Any, _batch: wire.Batch, _data: bytearray, _own: bool) -> wire.Answer:
+    """Refuse a batch, because collectors bring the runs of this server."""
+    to = shown(state.settings.store)
+    raise state.intake.refuse(
+        403, f"this server shows the runs of {to} and takes none itself: send to a collector, `hookcore collect --to`"
+    )
 
 
 def is_empty(run: Run) -> bool:

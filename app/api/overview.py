@@ -17,7 +17,7 @@ from ..analysis.coverage import losses_of
 from ..formats import StrictJson
 from ..runs import Run
 from ..runs.answering import findings_of, reading_of, scope_of
-from .given import GivenReply, GivenRun, described, version_of
+from .given import GivenReply, GivenRun, GivenSpan, described, version_of
 
 MAX_FINDINGS: Final = 1000
 _MAX_MODULES: Final = 100
@@ -62,9 +62,13 @@ def _rule_of(run: Run, rule: Rule) -> answers.Rule:
     summary="The key figures",
     responses=described(answers.Overview),
 )
-def overview(run: GivenRun, reply: GivenReply) -> Response:
-    """Return the state of a run: its step and rate, the loss, the gradients, what is watched, and what that costs."""
-    return reply.json([version_of(run)], lambda: overview_of(run, key_figures_of(run.store)))
+def overview(run: GivenRun, reply: GivenReply, span: GivenSpan) -> Response:
+    """Return the state of a run: its step and rate, the loss, the gradients, what is watched, and what that costs.
+
+    With `from` and `to`, the loss, the other scalars, the gradients, and the non-finite and captured modules are the
+    newest of these steps.
+    """
+    return reply.json([version_of(run)], lambda: overview_of(run, key_figures_of(run.store, span.first, span.last)))
 
 
 def overview_of(run: Run, figures: KeyFigures) -> answers.Overview:

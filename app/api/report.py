@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from typing import Annotated
 
-from .given import GivenRun, problems
+from fastapi import APIRouter, Query, Response
+
+from .given import MAX_STEP, GivenRun, GivenSpan, problems
 
 router = APIRouter(prefix="/api/v1")
 
@@ -27,13 +29,24 @@ _POLICY = (
         **problems(),
     },
 )
-def report(run: GivenRun) -> Response:
-    """Return key figures, findings, charts, coverage, settings, and events in one offline file of at most 10 MB."""
-    from ..report import report_of  # imports Plotly
+def report(
+    run: GivenRun,
+    span: GivenSpan,
+    at: Annotated[
+        int | None, Query(ge=0, le=MAX_STEP, description="the step of which numbers are; charts show all the steps")
+    ] = None,
+) -> Response:
+    """Return key figures, findings, charts, coverage, settings, and events in one offline file of at most 10 MB.
+
+    With steps, numbers are of them, and findings are the incidents that touch them, as they were known then.
+    """
+    from ..report import View, report_of  # imports Plotly
 
     headers = {
         "Content-Disposition": f'attachment; filename="hookcore-{run.id}.html"',
         "Content-Security-Policy": _POLICY,
         "Cache-Control": "private, no-store",
     }
-    return Response(report_of(run), media_type="text/html; charset=utf-8", headers=headers)
+    return Response(
+        report_of(run, View(span.first, span.last, at)), media_type="text/html; charset=utf-8", headers=headers
+    )

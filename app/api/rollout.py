@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from hookcore import answers
 
 from ..analysis.attention import Captured, gradient_of, maps_at, taps_like_attention
+from ..analysis.named import named
 from ..analysis.rollout import AttentionLayer, Fuse, maps_of
 from ..analysis.rollout import rollout as roll_out
 from ..formats import ARRAYS, StrictJson, Table
@@ -92,6 +93,8 @@ def rollout(
     how: dict[str, Any] = {"fuse": fuse, "discard": discard, "gradient": gradient}
     matrix = roll_out(layers, sample=sample, **how) if layers else np.zeros((0, 0))
 
+    tokens, label = _names_of(kept, sample, len(matrix))
+
     def content() -> answers.Rollout:
         return answers.Rollout(
             run=run.id,
@@ -101,6 +104,8 @@ def rollout(
             samples=min((len(layer.weights) for layer in layers), default=0),
             **how,
             layers=tuple(map(_layer_of, kept, layers)),
+            tokens=tokens,
+            label=label,
             matrix=matrix,
         )
 
@@ -127,6 +132,15 @@ def _chosen(run: Run, match: str | None, step: int | None) -> tuple[list[int], l
             there_are = f"available steps: {', '.join(map(str, steps[-20:]))}"
         raise HTTPException(404, f"there are no attention maps of step {step}: {there_are}")
     return steps, maps[step]
+
+
+def _names_of(kept: list[Captured], sample: int, positions: int) -> tuple[tuple[str, ...], str]:
+    """Return the names of the positions and of the sample, if all layers that have names have the same ones."""
+    found = [named(each.snapshot) for each in kept if each.snapshot.names is not None]
+    tokens = {each.tokens_of(sample) for each in found}
+    labels = {each.labels[sample] if sample < len(each.labels) else "" for each in found}
+    same = next(iter(tokens)) if len(tokens) == 1 else ()
+    return same if len(same) == positions else (), next(iter(labels)) if len(labels) == 1 else ""
 
 
 def _gradient_maps(kept: Captured) -> Any:

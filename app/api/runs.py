@@ -12,10 +12,12 @@ from hookcore import answers
 from hookcore.answers import Number
 
 from ..analysis.modulerows import rows_of
-from ..analysis.selection import Patterns, Switch, found_by, preview
+from ..analysis.selection import Patterns, Switch, first_found, found_by, preview
 from ..formats import StrictJson
 from ..runs import Gone, Run, why_gone
 from ..runs.answering import run_of
+from ..runs.query import find_runs
+from ..runs.traits import Traits
 from .bodies import RunChanges, SelectionDraft
 from .given import (
     RUN_PATTERN,
@@ -24,6 +26,7 @@ from .given import (
     GivenReply,
     GivenRun,
     GivenRuns,
+    GivenSpan,
     Limit,
     ListedRun,
     OfKind,
@@ -46,9 +49,17 @@ def list_runs(
     reply: GivenReply,
     limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of runs in this answer")] = 100,
     after: Annotated[str | None, Query(pattern=RUN_PATTERN, description="the last run of the previous answer")] = None,
+    query: Annotated[
+        str,
+        Query(
+            max_length=1000,
+            description="which runs, such as `lr>0.1 and tag:sweep and state:crashed`; see docs/runs.md",
+            examples=["state:ended"],
+        ),
+    ] = "",
 ) -> Response:
-    """Return every run of this server, newest first."""
-    known = runs.all()
+    """Return the runs of this server, newest first: all of them, or those that a query finds."""
+    known = [each.run for each in find_runs(query, map(Traits, runs.all()))]
     start = 0
     if after is not None:
         places = [place for place, run in enumerate(known) if run.id == after]
@@ -59,7 +70,7 @@ def list_runs(
 
     def content() -> answers.Runs:
         more = start + limit < len(known)
-        return answers.Runs(len(known), shown[-1].id if more else None, tuple(map(run_of, shown)))
+        return answers.Runs(len(known), shown[-1].id if more else None, tuple(map(run_of, shown)), runs.partial)
 
     return reply.json([version_of(run) for run in known], content)
 
@@ -85,13 +96,11 @@ def delete_run(runs: GivenRuns, run: ListedRun) -> None:
     runs.remove(run.id)
 
 
-@router.patch("/runs/{run}", summary="Rename a run", responses=answered(answers.Run))
+@router.patch("/runs/{run}", summary="Edit a run", responses=answered(answers.Run))
 def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response:
-    """Change the name or the notes of a run. Omitted ones stay unchanged."""
-    if changes.name is not None:
-        run.name = changes.name
-    if changes.notes is not None:
-        run.notes = changes.notes
+    """Change the name, notes, tags, or group of a run, or archive it. Omitted ones stay unchanged."""
+    for name, value in changes.model_dump(exclude_none=True).items():
+        setattr(run, name, tuple(dict.fromkeys(value)) if name == "tags" else value)
     run.edited()
     runs.changes.tell()
     return StrictJson(run_of(run))
@@ -147,16 +156,23 @@ def modules(
     return reply.json([version_of(run)], content)
 
 
-@router.get("/runs/{run}/find", include_in_schema=False)  # only for the find boxes of the pages
-def find_modules(run: PathRun, reply: GivenReply, f: Annotated[str, Query(max_length=1000)] = "") -> Response:
+@router.get("/runs/{run}/find", include_in_schema=False)  # only for the find boxes of the pages, and the palette
+def find_modules(
+    run: PathRun,
+    reply: GivenReply,
+    f: Annotated[str, Query(max_length=1000)] = "",
+    limit: Annotated[
+        int | None, Query(ge=1, le=1000, description="only the first ones, and how many there are")
+    ] = None,
+) -> Response:
     """Return the modules that the text of a find box matches."""
-    return reply.json([version_of(run)], lambda: found_by(run, f))
+    return reply.json([version_of(run)], lambda: found_by(run, f) if limit is None else first_found(run, f, limit))
 
 
 @router.get("/runs/{run}/module-rows", include_in_schema=False)  # only for the tree of the page Hooks
-def module_rows(run: PathRun, reply: GivenReply) -> Response:
+def module_rows(run: PathRun, reply: GivenReply, span: GivenSpan) -> Response:
     """Return the row of each module."""
-    return reply.json([version_of(run)], lambda: rows_of(run.store))
+    return reply.json([version_of(run)], lambda: rows_of(run.store, span.first, span.last))
 
 
 @router.post("/runs/{run}/selection", include_in_schema=False)  # only for the page Hooks

@@ -203,6 +203,7 @@ def latest(
     run: GivenRun,
     reply: GivenReply,
     match: GivenMatch,
+    span: GivenSpan,
     kind: OfKind = None,
     stat: Annotated[str | None, Query(max_length=50, description="only this stat; default: all")] = None,
     sort: Annotated[
@@ -212,13 +213,16 @@ def latest(
     limit: Annotated[int, Query(ge=1, le=100_000, description="maximum number of taps in this answer")] = 1000,
     format: Format = None,
 ) -> Response:
-    """Return the exact values of each tap in its newest step."""
+    """Return the values of each tap in its newest step, of the whole run or between `from` and `to`.
+
+    They are exact, unless that step is merged with others by now: then they are the means of `first_step` to `step`.
+    """
     for given in (stat, sort.removeprefix("-") if sort else None):
         if given is not None:
             require("stat", given, STAT_NAMES)
 
     def content() -> answers.Latest:
-        return run.reader.latest(match, kind, stat, sort, limit)
+        return run.reader.latest(match, kind, stat, sort, limit, span.first, span.last)
 
     return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
 

@@ -17,6 +17,7 @@ from hookcore.reading.slices import cells_of, cut
 from hookcore.records import Snapshot, Tap
 from hookcore.store.checks import unknown
 
+from ..analysis.named import named
 from ..analysis.png import png_of
 from ..analysis.tiles import Pool, factors_of, real_of, statistics_of, tiles_of
 from ..analysis.tiles import pool as pooled
@@ -158,6 +159,22 @@ def tiles(
 
     makers = {"json": lambda: json_of(content()), "npy": lambda: npy_of(read())}
     return reply.any_of(("json", "npy"), format, [version_of(run)], makers)
+
+
+@router.get(
+    "/snapshots/{number}/names",
+    summary="The names of a tensor's tokens and samples",
+    responses=described(answers.SnapshotNames),
+)
+def names(run: GivenRun, reply: GivenReply, number: Number) -> Response:
+    """Return what the script called them with `watcher.tokens` and `watcher.labels`, as far as it fits the tensor."""
+    snapshot = _find(run, number)
+
+    def content() -> answers.SnapshotNames:
+        fits = named(snapshot)
+        return answers.SnapshotNames(run.id, number, fits.axes, fits.tokens, fits.shared, fits.labels, fits.why)
+
+    return reply.json([version_of(run)], content)
 
 
 @router.get(

@@ -41,7 +41,7 @@ def spark_of(
     width, height = (each - 2 * MARGIN for each in box)
     span = max(1, int(steps[-1] - steps[0]))
     x = MARGIN + (steps - steps[0]) / span * width
-    log = may_be_log and _spans_decades(values)
+    log = may_be_log and spans_decades(values)
     drawn = _logs(values) if log else values
     good = np.isfinite(drawn)
     y = MARGIN + (1 - _shares(drawn, good)) * height
@@ -66,7 +66,8 @@ def _shares(values: NDArray[np.float64], good: NDArray[np.bool_]) -> NDArray[np.
     return np.nan_to_num(share, nan=0.5).clip(0, 1)
 
 
-def _spans_decades(values: NDArray[np.float64]) -> bool:
+def spans_decades(values: NDArray[np.float64]) -> bool:
+    """Return whether values are positive and so far apart that a linear scale would show only the largest."""
     known = values[np.isfinite(values)]
     above = known[known > 0]
     return bool(len(above) and (known >= 0).all() and (above.max() > above.min() * LOG_FROM or len(above) < len(known)))

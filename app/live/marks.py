@@ -32,6 +32,7 @@ class Mark(NamedTuple):
     incidents: int = 0
     edits: int = 0  # of name, notes, acknowledgements, and mutes
     paused: bool = False  # capture
+    flow_step: int | None = None  # in which the data flow was learned last
 
 
 class Cursor(NamedTuple):
@@ -76,7 +77,17 @@ def mark_of(run: Run, present: bool = True) -> Mark:
     state = run.state if present else "removed"
     steps = steps_of(run.store)
     taken, _ = run.store.events_after(_ALL)
-    return Mark(steps, taken, run.store.taps_announced, state, run.store.incidents_version, run.edits, run.is_paused)
+    flows = run.store.flows()
+    return Mark(
+        steps,
+        taken,
+        run.store.taps_announced,
+        state,
+        run.store.incidents_version,
+        run.edits,
+        run.is_paused,
+        flows[-1].step if flows else None,
+    )
 
 
 def steps_of(store: Store) -> Steps:

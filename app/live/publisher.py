@@ -213,12 +213,12 @@ class Publisher:
             del self._ears[ear]
 
     @contextmanager
-    def following(self, run: Run | None, hz: float, ear: Ear) -> Iterator[Pulse]:
-        """Return the pulse of a run, or of the list of runs, with an ear attached."""
-        key = (token_of(run.store) if run else "", hz)
+    def following(self, run: Run | None, hz: float, ear: Ear, rank: str = "") -> Iterator[Pulse]:
+        """Return the pulse of a run, or of the list of runs and the run of one rank, with an ear attached."""
+        key = (token_of(run.store) if run else rank, hz)
         pulse = self._pulses.get(key)
         if pulse is None:
-            pulse = self._pulses[key] = self._pulse_of(run, hz)
+            pulse = self._pulses[key] = self._pulse_of(run, hz, rank)
         pulse.join(ear)
         try:
             yield pulse
@@ -227,17 +227,19 @@ class Publisher:
             if not pulse.ears:
                 self._pulses.pop(key, None)
 
-    def _pulse_of(self, run: Run | None, hz: float) -> Pulse:
+    def _pulse_of(self, run: Run | None, hz: float, rank: str) -> Pulse:
         if run is None:
-            return Pulse(self.runs.changes, self._look_at_runs, hz)
+            return Pulse(self.runs.changes, lambda: self._look_at_runs(rank), hz)
 
         def look() -> Mark:
             return mark_of(run, self.runs.get(run.id) is run)
 
         return Pulse(run.changes, look, hz)
 
-    def _look_at_runs(self) -> tuple[Any, ...]:
-        return tuple((run.id, run.name, mark_of(run)) for run in self.runs.all())
+    def _look_at_runs(self, rank: str) -> tuple[Any, ...]:
+        one = self.runs.get(rank)
+        shown = [*self.runs.all(), *([] if one is None else [one])]
+        return tuple((run.id, run.name, mark_of(run)) for run in shown)
 
     def find(self, run_id: str | None) -> Run | None:
         """Return a run by its id, or the newest one without an id."""

@@ -48,8 +48,9 @@ class _NoSuchRunError(ArgumentError):
 class Subscription:
     """One view of one page: what was sent, and what of it was acknowledged."""
 
-    def __init__(self, session: Session, number: int, run: Run | None, spec: Spec, hz: float) -> None:
+    def __init__(self, session: Session, number: int, run: Run | None, spec: Spec, hz: float, rank: str) -> None:
         self._session, self._number, self._run, self._spec, self._hz = session, number, run, spec, hz
+        self._rank = rank  # a run that the list of runs doesn't have
         self._told: Any = None
         self._sequence = self._acknowledged = 0
         self._history: OrderedDict[int, Any] = OrderedDict()
@@ -73,7 +74,7 @@ class Subscription:
     async def serve(self) -> None:
         """Send news until this is cancelled, the run is removed, or the server stops."""
         publisher = self._session.publisher
-        with publisher.hearing() as ear, publisher.following(self._run, self._hz, ear) as pulse:
+        with publisher.hearing() as ear, publisher.following(self._run, self._hz, ear, self._rank) as pulse:
             self._ear = ear
             while not publisher.stopping:
                 ear.clear()
@@ -204,15 +205,17 @@ class Session:
     def _subscribe(self, asked: Subscribe) -> None:
         if asked.id not in self._open and len(self._open) >= MAX_SUBSCRIPTIONS:
             raise ArgumentError(f"{MAX_SUBSCRIPTIONS} subscriptions are open on this socket: end one of them")
-        spec, run = spec_of(asked), None
+        spec, run, rank = spec_of(asked), None, ""
         if asked.view != "runs":
             run = self.publisher.find(asked.run)
             if run is None:
                 known = [each.id for each in self.publisher.runs.all()]
                 raise _NoSuchRunError(asked.id, checks.unknown("run", str(asked.run or "newest"), known))
+        elif asked.run is not None and (found := self.publisher.runs.get(asked.run)) is not None:
+            rank = "" if found.joint is None else found.id
         if asked.id in self._open:
             self._open.pop(asked.id)[1].cancel()
-        subscription = Subscription(self, asked.id, run, spec, asked.hz)
+        subscription = Subscription(self, asked.id, run, spec, asked.hz, rank)
         task = asyncio.create_task(self._guard(asked.id, subscription))
         self._open[asked.id] = subscription, task
 

@@ -155,7 +155,8 @@ def _latest(every: int, run: Run, spec: Spec, wanted: TapList, told: Mark | None
     span = _span(spec, told, now) or (None if told is not None else (0, 0))
     if span is None:
         return [], spec
-    found = run.store.latest(first=span[0] if told is not None else None, last=span[1], wanted=wanted)
+    asked = spec.first if spec.first is not None and spec.first >= 0 else None
+    found = run.store.latest(first=span[0] if told is not None else asked, last=span[1], wanted=wanted)
     places = np.searchsorted(wanted.numbers, found.numbers)
     columns = [STAT_NAMES.index(stat) for stat in spec.stats]
     values = np.full((len(columns), len(wanted.taps)), np.nan)
@@ -163,7 +164,8 @@ def _latest(every: int, run: Run, spec: Spec, wanted: TapList, told: Mark | None
     absent = np.ones(values.shape, bool)
     absent[:, places] = False
     if spec.last is not None and told is None and absent.any():
-        _fill_from_merged(run, spec, wanted, span[1], values, absent)
+        begin_at = span[1] if asked is None else asked
+        _fill_from_merged(run, spec, wanted, (begin_at, span[1]), values, absent)
     bad = int((found.values[:, STAT_NAMES.index("nonfinite")] > 0).sum())
     if told is not None and span[0] < span[1]:
         heat = run.store.heatmap("", "nan", None, *span, columns=1, wanted=wanted)
@@ -192,10 +194,10 @@ def _flagged(stats: Any, columns: list[int]) -> Any:
     return values
 
 
-def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, step: int, values: Any, absent: Any) -> None:
-    """Fill in the worst values around a merged step, for the taps without exact ones."""
+def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, span: tuple[int, int], values: Any, absent: Any) -> None:
+    """Fill in the worst values around merged steps, for the taps without exact ones."""
     for place, stat in enumerate(spec.stats):
-        heat = run.store.heatmap("", stat, None, step, step, columns=1, wanted=wanted)
+        heat = run.store.heatmap("", stat, None, *span, columns=1, wanted=wanted)
         if not len(heat.first_step):
             continue
         found = absent[place] & (heat.present[:, 0] > 0)
@@ -249,5 +251,14 @@ def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
 def _news_of(run_id: str, name: str, mark: Mark) -> RunNews:
     last = mark.steps.newest if mark.steps.newest >= 0 else None
     return RunNews(
-        run_id, name, mark.state, last, mark.steps.different, mark.taps, mark.events, mark.edits, mark.paused
+        run_id,
+        name,
+        mark.state,
+        last,
+        mark.steps.different,
+        mark.taps,
+        mark.events,
+        mark.edits,
+        mark.paused,
+        mark.flow_step,
     )

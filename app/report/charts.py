@@ -17,6 +17,7 @@ from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank
 from .. import figures
 from ..formats import json_of
 from .pictures import line_of, picture_of
+from .view import View
 
 MAX_CHART_BYTES: Final = 6_000_000
 MAPS: Final[tuple[tuple[Kind, str, str], ...]] = (
@@ -47,12 +48,12 @@ class Chart:
     tall: bool = False
 
 
-def charts_of(reader: Reader, findings: tuple[Finding, ...]) -> tuple[list[Chart], list[str]]:
+def charts_of(reader: Reader, findings: tuple[Finding, ...], view: View) -> tuple[list[Chart], list[str]]:
     """Return the charts that fit, most informative first, and the titles of the others."""
     taken: list[Chart] = []
     left_out: list[str] = []
     size = 0
-    for chart in _all(reader, findings):
+    for chart in _all(reader, findings, view):
         size += len(chart.figure) + len(chart.picture)
         if size > MAX_CHART_BYTES:
             left_out.append(chart.title)
@@ -61,14 +62,16 @@ def charts_of(reader: Reader, findings: tuple[Finding, ...]) -> tuple[list[Chart
     return taken, left_out
 
 
-def _all(reader: Reader, findings: tuple[Finding, ...]) -> Iterator[Chart]:
-    yield from _scalars(reader)
+def _all(reader: Reader, findings: tuple[Finding, ...], view: View) -> Iterator[Chart]:
+    yield from _scalars(reader, view)
     for kind, stat, title in MAPS:
-        yield from _map(reader, kind, stat, title)
+        yield from _map(reader, kind, stat, title, view)
     if len(reader.taps(None, "output").taps) <= MAX_BARS:
-        yield from _profile(reader)
-    for place, finding in enumerate(_worst(findings)):
-        yield from _layer(reader, place, finding)
+        yield from _profile(reader, view)
+    last = view.values[1]
+    known = tuple(each for each in findings if last is None or each.since_step <= last)
+    for place, finding in enumerate(_worst(known)):
+        yield from _layer(reader, place, finding, view)
 
 
 def _chart(name: str, title: str, figure: dict[str, Any], text: str, **more: Any) -> Chart:
@@ -77,10 +80,10 @@ def _chart(name: str, title: str, figure: dict[str, Any], text: str, **more: Any
     return Chart(name, title, json_of(figure), text, **more)
 
 
-def _scalars(reader: Reader) -> Iterator[Chart]:
+def _scalars(reader: Reader, view: View) -> Iterator[Chart]:
     names = [name for name in reader.scalars().names if not name.startswith(OWN)]
     names.sort(key=loss_rank)
-    for place, series in enumerate(reader.scalars(names[:6], points=POINTS).series):
+    for place, series in enumerate(reader.scalars(names[:6], view.first, view.last, points=POINTS).series):
         if len(series.mean):
             name = series.name
             figure = figures.series([(name, series)], figures.LIGHT, name, "value")
@@ -93,8 +96,8 @@ def _scalars(reader: Reader) -> Iterator[Chart]:
             yield _chart(f"scalar-{place}", name, figure, text, line=line_of(series.mean))
 
 
-def _map(reader: Reader, kind: Kind, stat: str, title: str) -> Iterator[Chart]:
-    found = reader.heatmap(kind, stat, columns=MAP_COLUMNS, rows=MAP_ROWS)
+def _map(reader: Reader, kind: Kind, stat: str, title: str, view: View) -> Iterator[Chart]:
+    found = reader.heatmap(kind, stat, first=view.first, last=view.last, columns=MAP_COLUMNS, rows=MAP_ROWS)
     bad = int((found.state >= figures.NAN).sum())
     if not bad and not np.isfinite(found.worst).any():
         return
@@ -113,24 +116,37 @@ def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
     return list(by_tap.values())[:WORST]
 
 
-def _layer(reader: Reader, place: int, finding: Finding) -> Iterator[Chart]:
+def _layer(reader: Reader, place: int, finding: Finding, view: View) -> Iterator[Chart]:
     label = finding.tap.label
-    series = reader.series(finding.number, finding.stat, points=POINTS)
+    series = reader.series(finding.number, finding.stat, view.first, view.last, POINTS)
+    if not len(series.mean):
+        return
     figure = figures.series([(label, series)], figures.LIGHT, label, finding.stat)
-    yield _chart(f"layer-{place}", f"{label}: {finding.stat}", figure, finding.message, line=line_of(series.mean))
-    found = reader.histograms(finding.number, columns=150, bins=60)
+    # What a message says may have happened after these steps.
+    said = finding.message if view.is_whole else f"steps {series.first_step[0]} to {series.last_step[-1]}"
+    yield _chart(f"layer-{place}", f"{label}: {finding.stat}", figure, said, line=line_of(series.mean))
+    found = reader.histograms(finding.number, view.first, view.last, columns=150, bins=60)
     if found.counts.size:
         shown = figures.histograms(found, figures.LIGHT, label)
         text = f"how the values of {label} were distributed"
         yield _chart(f"histogram-{place}", f"{label}: distribution", shown, text, tall=True)
 
 
-def _profile(reader: Reader) -> Iterator[Chart]:
-    """Yield the newest step by layer, unless there are too many layers for bars."""
-    newest = reader.steps().newest
+def _newest(reader: Reader, view: View) -> int | None:
+    """Return the newest captured one of the steps."""
+    first, last = view.values
+    if last is None:
+        return reader.steps().newest
+    latest = (reader.latest(None, kind, first=first, last=last).taps for kind in _PROFILE)
+    return max((each.step for taps in latest for each in taps), default=last)
+
+
+def _profile(reader: Reader, view: View) -> Iterator[Chart]:
+    """Yield the newest of the steps by layer, unless there are too many layers for bars."""
+    newest = _newest(reader, view)
     found = {kind: reader.many_series(None, kind, "rms", newest, newest, 1) for kind in _PROFILE}
     kinds = [(kind, known) for kind, many in found.items() if (known := [each for each in many if len(each.mean)])]
     if kinds:
         figure = figures.profile(kinds, figures.LIGHT, "", "rms")
-        text = "the newest step, from the input to the output"
+        text = f"{'the newest step, ' if view.is_whole else ''}from the input to the output"
         yield _chart("profile", f"Step {newest}, layer by layer (rms)", figure, text, tall=True)

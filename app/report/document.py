@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import hookcore
-from hookcore.findings import RULES, key_figures_of, without_data
+from hookcore.findings import RULES, Finding, Rule, key_figures_of, without_data
 from hookcore.records.vocabulary import KIND_WORDS
 
 from .. import assets, figures
@@ -27,6 +28,7 @@ from ..runs import Run
 from ..runs.rules import rules_of
 from .charts import MAX_CHART_BYTES, charts_of
 from .pictures import line_of
+from .view import Past, View, alerts_of
 
 MAX_BYTES: Final = MAX_CHART_BYTES + 4_000_000  # with Plotly (1.5 MB) and the tables
 MAX_ROWS: Final = 200  # of a table
@@ -42,25 +44,30 @@ class Script:
     digest: str
 
 
-def report_of(run: Run) -> bytes:
-    """Return a run as one HTML file, which loads nothing and runs only its own scripts."""
-    store = run.store
-    findings = run.findings.current()
-    charts, left_out = charts_of(run.reader, findings)
+def report_of(run: Run, wanted: View = View()) -> bytes:  # noqa: B008 (it is frozen)
+    """Return a run, or some of its steps, as one HTML file, which loads nothing and runs only its own scripts."""
+    store, view = run.store, wanted.within(run.store)
+    current = run.findings.current()
+    findings = alerts_of(store, current, view)
+    charts, left_out = charts_of(run.reader, current, view)
     not_captured = [each for each in store.coverage() if not each.captured]
-    events = store.events()
+    first, last = view.listed
+    events = [
+        each for each in store.events() if (first is None or each.step >= first) and (last is None or each.step <= last)
+    ]
     scripts = [_plotly(), _draw()]
     values: dict[str, Any] = {
         "run": run,
         "state": run.state,
         "about": _about(run),
-        "figures": key_figures_of(store),
+        "view": view,
+        "figures": key_figures_of(store, *view.values),
         "scope": run.findings.scope(),
         "cost": cost_of(run),
         "findings": findings[:MAX_ROWS],
         "findings_left_out": max(0, len(findings) - MAX_ROWS),
         "rules": RULES,
-        "advice": [RULES[rule] for rule in dict.fromkeys(each.rule for each in findings) if rule in RULES],
+        "advice": _advice_of(findings),
         "own_rules": rules_of(run).own,
         "without_data": without_data(store),
         "charts": charts,
@@ -84,6 +91,13 @@ def report_of(run: Run) -> bytes:
     }
     html: str = _templates().get_template("page.html").render(values, kind_words=KIND_WORDS)
     return html.encode("utf-8", "replace")
+
+
+def _advice_of(findings: Sequence[Finding | Past]) -> list[Rule]:
+    """Return what is known of the rules that found something, in the order of what they found."""
+    return [
+        rule for found in dict.fromkeys(each.rule for each in findings) for name, rule in RULES.items() if name == found
+    ]
 
 
 @cache

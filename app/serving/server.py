@@ -10,8 +10,9 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -46,14 +47,31 @@ NICENESS: Final = 5  # training has priority
 _GRACE_S: Final = 0.5
 
 
-class Server(uvicorn.Server):
-    """A uvicorn server that ends its streams first, and stops by itself when it isn't used."""
+@dataclass(slots=True)
+class Lifetime:
+    """What an application does once per second, and when it stops: first in the event loop, then in a thread."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    each_second: Callable[[], None]
+    first: Callable[[], None]
+    last: Sequence[Callable[[], None]]
+
+
+def lifetime_of(app: FastAPI) -> Lifetime:
+    """Return what a server of runs does: it ends its streams first, and writes the rest to disk last."""
+    state = app.state
+    last = [state.explainer.close, state.keeper.close, state.notifications.notifier.close]
+    if state.shared is not None:
+        last.append(state.shared.close)
+    return Lifetime(LostMarks(state.runs).mark, publisher_of(app).stop, last)
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that stops in order, and by itself when it isn't used."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, lifetime: Lifetime) -> None:
         super().__init__(config)
         self._state: Any = app.state
-        self._publisher = publisher_of(app)
-        self._lost = LostMarks(app.state.runs)
+        self._lifetime = lifetime
 
     def stop(self) -> None:
         """Stop the server soon. Callable from any thread and from a signal handler."""
@@ -65,9 +83,9 @@ class Server(uvicorn.Server):
         self.stop()
 
     async def on_tick(self, counter: int) -> bool:
-        """Check ten times per second whether to stop, and once whether a run is lost."""
+        """Check ten times per second whether to stop."""
         if counter % 10 == 0:
-            self._lost.mark()
+            self._lifetime.each_second()
         usage: Usage = self._state.usage
         limit = self._state.settings.idle_stop_s
         if limit and usage.idle_s > limit:
@@ -75,16 +93,21 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams, then the connections, then write the rest to disk."""
+        """End the streams, then the connections, then the rest."""
         self._state.stopping = True
-        self._publisher.stop()
+        self._lifetime.first()
         await super().shutdown(sockets)
-        await asyncio.to_thread(self._state.explainer.close)
-        await asyncio.to_thread(self._state.keeper.close)
-        await asyncio.to_thread(self._state.notifications.notifier.close)
+        for close in self._lifetime.last:
+            await asyncio.to_thread(close)
 
 
 def make_server(app: FastAPI) -> Server:
+    """Return a uvicorn server for an application over runs."""
+    app.state.notifications.start(url_of(app.state.settings))
+    return server_of(app, lifetime_of(app))
+
+
+def server_of(app: FastAPI, lifetime: Lifetime) -> Server:
     """Return a uvicorn server for an application, with all its limits."""
     settings: ServerSettings = app.state.settings
     config = uvicorn.Config(
@@ -105,8 +128,7 @@ def make_server(app: FastAPI) -> Server:
         ssl_certfile=settings.certfile or None,
         ssl_keyfile=settings.keyfile or None,
     )
-    app.state.notifications.start(url_of(settings))
-    return Server(config, app)
+    return Server(config, app, lifetime)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -210,12 +232,14 @@ def run(
     listening = handed or listen(given.host, given.port)
     with listening:
         settings = complete(given, listening)
-        _prepare(settings)
+        prepare(settings)
         runs = Runs(settings)
         app = create_app(runs, settings)
         app.state.keeper.trouble = trouble
         if fill is not None:
             fill(runs)
+        if app.state.shared is not None:
+            app.state.shared.start()
         server = make_server(app)
         if settings.dashboard and environment.get("HOOKCORE_LOCK_FD"):
             with suppress(HookcoreError):  # its parent has written the address, or reports why not
@@ -233,6 +257,10 @@ def run(
 
 def _with_folder(given: ServerSettings, environment: Mapping[str, str]) -> tuple[ServerSettings, str]:
     """Return the settings with the folder for `keep="auto"`, and why runs can't be saved, if so."""
+    if given.store:
+        if given.keep not in ("", AUTO):
+            raise ArgumentError("keep and store are both set: with a store, runs are kept in ClickHouse only")
+        return dataclasses.replace(given, keep=""), ""
     if given.keep != AUTO:
         return given, ""
     try:
@@ -263,7 +291,8 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _prepare(settings: ServerSettings) -> None:
+def prepare(settings: ServerSettings) -> None:
+    """Set the log, the priority, and the limit of open files of a server's process."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if settings.dashboard:
         os.nice(NICENESS)
@@ -285,4 +314,15 @@ def _prepare_for_readers(app: FastAPI) -> None:
     pages.prepare()
 
 
-__all__ = ["Server", "complete", "greeting", "listen", "make_server", "run", "url_of"]
+__all__ = [
+    "Lifetime",
+    "Server",
+    "complete",
+    "greeting",
+    "listen",
+    "make_server",
+    "prepare",
+    "run",
+    "server_of",
+    "url_of",
+]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import structs
 
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import ClosedError, ServerError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
-from hookcore.wire import EndItem, RunInfo
+from hookcore.wire import EndItem, Place, RunInfo
 
 from ..main import create_app
 from ..runs import Run, Runs
@@ -115,6 +117,16 @@ class LocalSink(Sink):
             for command in self._early:
                 on_command(command)
             self._early.clear()
+
+    def locate(self, place: Place) -> None:
+        self._amend(place=place)
+
+    def learn(self, description: Mapping[str, Any]) -> None:
+        self._amend(**description)
+
+    def _amend(self, **changes: Any) -> None:
+        self.run.info = structs.replace(self.run.info, **changes)
+        self.run.changes.tell()
 
     def fail(self, failure: Failure) -> None:
         self._failure = failure

@@ -1,0 +1,49 @@
+"""What readers noted at steps."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from starlette.exceptions import HTTPException
+
+from hookcore import answers
+
+from ..formats import StrictJson
+from ..runs import Run
+from ..runs.annotating import annotate, remove_annotation
+from .bodies import Annotation
+from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_named, version_of
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+
+@router.get("/annotations", summary="Annotated steps", responses=described(answers.Annotations))
+def list_annotations(run: GivenRun, reply: GivenReply) -> Response:
+    """Return what readers noted at steps of a run, by step."""
+    return reply.json([version_of(run)], lambda: _of(run))
+
+
+@router.post("/annotations", summary="Annotate a step", responses=answered(answers.Annotations))
+def add_annotation(runs: GivenRuns, given: Annotation) -> Response:
+    """Note something at a step, in place of what was noted there. Returns the annotations of the run.
+
+    They are kept with the run, and shown on the timeline and in the charts of its pages.
+    """
+    run = run_named(runs, given.run)
+    annotate(run, given.step, given.text)
+    return StrictJson(_of(run))
+
+
+@router.delete("/annotations", summary="Remove an annotation", responses=answered(answers.Annotations))
+def delete_annotation(
+    run: GivenRun, step: Annotated[int, Query(ge=0, le=2**53, description="the annotated step", examples=[100])]
+) -> Response:
+    """Remove what was noted at a step. Returns the annotations that are left."""
+    if not remove_annotation(run, step):
+        raise HTTPException(404, f"step {step} of this run has no annotation; GET /api/v1/annotations lists them")
+    return StrictJson(_of(run))
+
+
+def _of(run: Run) -> answers.Annotations:
+    return answers.Annotations(run.id, tuple(answers.Annotation(*each) for each in run.annotations.items()))

@@ -1,0 +1,108 @@
+"""What is different in some steps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Response
+
+from hookcore import answers
+from hookcore.answers import Number
+from hookcore.errors import ArgumentError
+
+from ..analysis.different import Different, Layer, Logged, Side, what_differs
+from ..formats import ARRAYS, StrictJson, Table
+from ..runs import Run
+from .given import (
+    MAX_STEP,
+    RUN_PATTERN,
+    Format,
+    GivenMatch,
+    GivenReply,
+    GivenRun,
+    GivenRuns,
+    GivenSpan,
+    OfKind,
+    Span,
+    described,
+    run_named,
+    version_of,
+)
+
+MAX_LAYERS: Final = 200
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+OtherRun = Annotated[str | None, Query(pattern=RUN_PATTERN, description="another run to compare with")]
+OtherStep = Annotated[
+    int | None, Query(ge=0, le=MAX_STEP, description="the steps to compare with; default: all others")
+]
+
+
+@router.get("/differences", summary="What is different in some steps", responses=described(answers.Differences, ARRAYS))
+def differences(
+    reply: GivenReply,
+    runs: GivenRuns,
+    run: GivenRun,
+    span: GivenSpan,
+    match: GivenMatch,
+    kind: OfKind = None,
+    other: OtherRun = None,
+    other_from: OtherStep = None,
+    other_to: OtherStep = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LAYERS, description="maximum number of layers and of logged values")] = 20,
+    bins: Annotated[int, Query(ge=5, le=500, description="maximum number of bins of a histogram")] = 60,
+    format: Format = None,
+) -> Response:
+    """Return the layers and logged values whose distributions differ most between the steps and all others.
+
+    Give `other_from` and `other_to` to compare with these steps only, and `other` to compare with another run. Older
+    steps are kept as sums: the answer says which steps it is about. `share` is half the sum of the differences of the
+    two histograms, less what chance explains.
+    """
+    beside = run if other is None else run_named(runs, other)
+
+    def read() -> answers.Differences:
+        one, two = sides_of(run, beside, span, Span(other_from, other_to))
+        return answer_of(run, beside, what_differs(one, two, run.store.matcher(match), kind, limit, bins))
+
+    versions = [version_of(each) for each in {run.id: run, beside.id: beside}.values()]
+    return reply.arrays(format, versions, read, lambda: Table(read().columns()))
+
+
+def sides_of(run: Run, beside: Run, span: Span, other: Span) -> tuple[Side, Side]:
+    """Return some steps of a run, and others: of another run, or of the same one without the steps of the first."""
+    if other.first is not None and other.last is not None and other.first > other.last:
+        raise ArgumentError(f"other_from={other.first} is after other_to={other.last}: give the earlier step first")
+    inside = run.store.sample(span.first, span.last)
+    outside = beside.store.sample(other.first, other.last, inside if beside is run else None)
+    return Side(run.store, inside), Side(beside.store, outside)
+
+
+def answer_of(run: Run, beside: Run, found: Different) -> answers.Differences:
+    """Return the answer for what was found."""
+    samples = [
+        answers.StepSample(each.id, sample.first, sample.last, sample.steps)
+        for each, sample in ((run, found.inside), (beside, found.outside))
+    ]
+    layers, logged = tuple(map(_layer_of, found.layers)), tuple(map(_logged_of, found.logged))
+    return answers.Differences(samples[0], samples[1], found.compared, found.not_compared, layers, logged)
+
+
+def _layer_of(layer: Layer) -> answers.DifferentLayer:
+    return answers.DifferentLayer(
+        tap=answers.Tap.of(layer.number, layer.tap),
+        share=Number(layer.share),
+        usual=None if layer.usual is None else Number(layer.usual),
+        message=layer.message,
+        edges=layer.edges,
+        inside=layer.counts[0],
+        outside=layer.counts[1],
+        values=layer.values,
+        nonfinite=layer.nonfinite,
+    )
+
+
+def _logged_of(logged: Logged) -> answers.DifferentScalar:
+    pairs: dict[str, Any] = {name: tuple(map(Number, getattr(logged, name))) for name in ("mean", "low", "high")}
+    return answers.DifferentScalar(name=logged.name, share=Number(logged.share), message=logged.message, **pairs)

@@ -1,0 +1,56 @@
+"""What a script logged besides numbers: the list, and the content of one item."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+from starlette.exceptions import HTTPException
+
+from hookcore import answers
+from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
+
+from ..formats import StrictJson
+from .given import After, GivenReply, GivenRun, GivenSpan, Limit, described, page_of, problems, version_of
+
+# Nothing else is sent as it came: a trainer's word for it must not make a browser run it.
+TYPES = {kind: kind for kind in (IMAGE_TYPE, TABLE_TYPE, FIGURE_TYPE)} | {TEXT_TYPE: "text/plain; charset=utf-8"}
+
+_TABLE = {TABLE_TYPE: {"example": {"columns": ["loss"], "rows": [[0.5]], "total": 1}}}
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+
+@router.get("/media", summary="Images, texts, tables, and figures", responses=described(answers.MediaList))
+def media(
+    run: GivenRun,
+    reply: GivenReply,
+    span: GivenSpan,
+    name: Annotated[str | None, Query(max_length=1000, description="only those of this name")] = None,
+    after: After = 0,
+    limit: Limit = 1000,
+) -> Response:
+    """Return what the script logged besides numbers, oldest first, without the content."""
+
+    def content() -> answers.MediaList:
+        shown, page = page_of(run.reader.media(name, span.first, span.last), after, limit)
+        return answers.MediaList(**page, run=run.id, media=tuple(shown))
+
+    return reply.json([version_of(run)], content)
+
+
+@router.get(
+    "/media/{number}",
+    summary="The content of one item",
+    response_class=Response,
+    responses={200: {"content": {kind: {} for kind in TYPES} | _TABLE}, **problems()},
+)
+def content(
+    run: GivenRun, number: Annotated[int, Path(ge=0, le=2**62, description="the number from the list")]
+) -> Response:
+    """Return the content: an image as PNG, a text, or a table or figure of Plotly as JSON."""
+    found = run.reader.medium(number)
+    if found is None:
+        raise HTTPException(404, f"there is no item {number} of the run {run.id}; see the list of media")
+    kind = TYPES.get(found.dtype, "application/octet-stream")
+    return Response(found.values.tobytes(), media_type=kind, headers={"Cache-Control": "private, max-age=3600"})

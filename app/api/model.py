@@ -1,0 +1,29 @@
+"""The model as boxes: what contains what, what feeds what, how large it is, and which parts repeat."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from hookcore import answers
+
+from ..formats import ARRAYS, StrictJson, Table
+from .given import Format, GivenReply, GivenRun, described, version_of
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+
+@router.get("/model", summary="The model as a picture", responses=described(answers.Model, ARRAYS))
+def model(
+    run: GivenRun,
+    reply: GivenReply,
+    step: Annotated[int | None, Query(ge=0, le=2**53, description="as it was known in this step; else now")] = None,
+    format: Format = None,
+) -> Response:
+    """Return the model as boxes in boxes with what flows between them: calls, or modules until the flow is known."""
+
+    def content() -> answers.Model:
+        return run.reader.model(step)
+
+    return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))

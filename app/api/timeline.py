@@ -1,0 +1,30 @@
+"""A whole run at a glance."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from hookcore import answers
+
+from ..analysis.timeline import COLUMNS, timeline_of
+from ..formats import StrictJson
+from .given import GivenReply, GivenRun, GivenSpan, described, version_of
+
+router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+
+
+@router.get("/timeline", summary="A run at a glance", responses=described(answers.Timeline))
+def timeline(
+    run: GivenRun,
+    reply: GivenReply,
+    span: GivenSpan,
+    columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of points of the line")] = COLUMNS,
+) -> Response:
+    """Return the loss over the steps (or what comes nearest), what happened, and which steps were captured.
+
+    However long the run is, the answer has at most `columns` points, 200 marks, and twice as many captured steps as
+    `columns`. With `from` and `to`, the answer is about a part of the run, which has more detail.
+    """
+    return reply.json([version_of(run)], lambda: timeline_of(run, span.first, span.last, columns))
