@@ -53,13 +53,14 @@ def _files() -> frozenset[Path]:
 def read(name: str) -> Asset | None:
     """Return a file by its path below `static`, or None. Compressed once, not for every request.
 
-    `joined/flow.js` is `js/pages/flow.js` with everything that it imports.
+    `joined/flow.js` is `js/pages/flow.js` with everything that it imports; `joined/workers/` has those of web workers.
     """
-    whole = re.fullmatch(r"joined/(\w+\.js)", name)
-    path = FOLDER / (f"js/pages/{whole[1]}" if whole else name)
+    whole = re.fullmatch(r"joined/(workers/)?(\w+\.js)", name)
+    source = f"js/{whole[1] or 'pages/'}{whole[2]}" if whole else name
+    path = FOLDER / source
     if path not in _files():
         return None
-    content = joined.join(f"js/pages/{whole[1]}", _text_of).encode() if whole else path.read_bytes()
+    content = joined.join(source, _text_of).encode() if whole else path.read_bytes()
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
     text = kind.startswith("text/") or kind in ("image/svg+xml", "application/javascript")
     squeezed = gzip.compress(content, 9) if text and len(content) >= MIN_SQUEEZED else b""
@@ -73,19 +74,45 @@ def read_all() -> None:
         read(path.relative_to(FOLDER).as_posix())
     for path in FOLDER.glob("js/pages/*.js"):
         read(f"joined/{path.name}")
+    for path in FOLDER.glob("js/workers/*.js"):
+        read(f"joined/workers/{path.name}")
 
 
 def _text_of(name: str) -> str:
     return (FOLDER / name).read_text(encoding="utf-8")
 
 
+@dataclass(frozen=True, slots=True)
+class Vendored:
+    """A library of others that the pages use, in `vendor/`."""
+
+    name: str
+    version: str
+    license: str
+    text: str  # the file with the text of the license
+
+
 @cache
-def plotly_version() -> str:
-    """Return the version of plotly.js that the pages use, as stated in its file."""
-    found = re.search(
-        rb"plotly\.js .{0,40}? v([0-9.]+)", (FOLDER / "vendor" / "plotly-cartesian.min.js").read_bytes()[:500]
+def vendored() -> tuple[Vendored, ...]:
+    """Return the libraries of others, with the versions that their files state."""
+    return (
+        Vendored(
+            "plotly.js",
+            _stated("plotly-cartesian.min.js", r"plotly\.js .{0,40}? v([0-9.]+)"),
+            "MIT",
+            _license("plotly"),
+        ),
+        Vendored("dagre", _stated("dagre.min.js", r"dagre ([0-9.]+), MIT"), "MIT", _license("dagre")),
     )
-    return found[1].decode() if found else "unknown"
+
+
+def _stated(name: str, pattern: str) -> str:
+    found = re.search(pattern, _text_of(f"vendor/{name}"))
+    return found[1] if found else "unknown"
+
+
+def _license(name: str) -> str:
+    return f"vendor/{name}-LICENSE.txt"
 
 
 @router.get("/static/{of_version}/{name:path}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from .. import assets
+from .board import BoardPage
 from .compare import ComparePage
+from .differences import DifferencesPage
+from .drawer import DrawerPage
 from .events import EventsPage
 from .flow import FlowPage
 from .frame import compile_templates
@@ -12,11 +15,17 @@ from .histograms import HistogramsPage
 from .hooks import HooksPage
 from .incident import IncidentPage
 from .layer import LayerPage
+from .media import MediaPage
+from .model import ModelPage
 from .overview import OverviewPage
 from .page import router_of
-from .runs import RunsPage, summary_of
+from .ranks import RanksPage
+from .runs import RunsPage
 from .settings import SettingsPage
+from .system import SystemPage
 from .tensors import TensorsPage
+from .timeline import TimelinePage
+from .views.run_lines import summary_of
 
 __all__ = ["prepare", "router", "summary_of"]
 
@@ -24,13 +33,21 @@ router = router_of(
     (
         RunsPage,
         OverviewPage,
+        ModelPage,
         FlowPage,
         LayerPage,
         HistogramsPage,
+        DifferencesPage,
+        RanksPage,
         TensorsPage,
+        MediaPage,
+        BoardPage,
+        SystemPage,
         HooksPage,
         EventsPage,
         IncidentPage,
+        TimelinePage,
+        DrawerPage,
         ComparePage,
         SettingsPage,
         HelpPage,

@@ -13,24 +13,25 @@ from fastapi import Query
 
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import KINDS, Tap
-from hookcore.records.vocabulary import is_loss, loss_rank
+from hookcore.records.vocabulary import loss_among
 from hookcore.store import STAT_NAMES, Store
 
 from ..analysis.comparison import Asked, LayerDifference
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
+from ..api.given import MAX_RUN_ID
 from ..figures.numerals import ago
 from ..formats import plain, text_of_setting
 from ..runs import Run, Runs
 from .frame import address_of, middle
 from .page import Page, Text
-from .runs import model_of
+from .views.run_lines import model_of
 
 MAX_LAYERS: Final = 200  # in the table
 MAX_ALONE: Final = 50
 LABEL_LETTERS: Final = 48
 
-RunId = Annotated[str, Query(max_length=200)]
+RunId = Annotated[str, Query(max_length=MAX_RUN_ID)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
             (run, [*taps][:MAX_ALONE], len(taps)) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)
         ],
         "types": one.store.module_types(),
-        "loss": min(filter(is_loss, (logged.name for logged in verdict.logged)), key=loss_rank, default=""),
+        "loss": loss_among(logged.name for logged in verdict.logged) or "",
     }
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode
@@ -12,21 +11,19 @@ from fastapi import Query
 from starlette.responses import PlainTextResponse, Response
 
 from hookcore.answers import Mute
-from hookcore.findings import RULES
 from hookcore.patterns import literal
 from hookcore.records import SEVERITIES
 
 from ..analysis.selection import finder_of
+from ..analysis.titles import title_of_rule
 from ..runs import Run
 from ..runs.muting import mutes_of
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, Text, first_row_of_page
-from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of, title_of
+from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of
 from .views.overview import layer_address
 from .views.provenance import incident_of, provenance_of
 from .views.saved_steps import capsule_for, capsules_of, source_of
-from .views.span import range_in
-from .views.timeline import timeline_of
 
 ROWS: Final = 100  # per page
 MAX_COPIED: Final = 1000
@@ -51,7 +48,6 @@ class EventsPage(RunPage):
     rule: Annotated[str, Query(alias="name", max_length=1000, description="of an event or a finding's rule")] = ""
     f: FindText = ""
     text: Text = ""
-    span: Annotated[str, Query(alias="in", max_length=40, description="a range of steps, such as 100-200")] = ""
     hide: Annotated[Literal["", "0", "1"], Query(description="1 hides acknowledged and muted lines")] = ""
     event: Annotated[str, Query(max_length=2300, description="the id of the line whose details are shown")] = ""
     row: RowNumber = 0
@@ -59,14 +55,14 @@ class EventsPage(RunPage):
 
     @cached_property
     def lines(self) -> list[Line]:
-        """All lines of the run."""
-        return all_lines(self.run)
+        """All lines of the run, or of the steps that the page is about."""
+        return all_lines(self.run, *self.listed_in)
 
     @cached_property
     def wanted(self) -> Filter:
         """The requested lines."""
         fits = finder_of(self.run, self.f).fits
-        return _filter_of(self.severity, self.rule, fits, self.text, self.span, self.hide)
+        return Filter(self.severity, self.rule, fits, self.text.strip(), self.hide == "1")
 
     @cached_property
     def fitting(self) -> list[Line]:
@@ -74,9 +70,17 @@ class EventsPage(RunPage):
         return [line for line in self.lines if self.wanted.fits(line)]
 
     @cached_property
+    def chosen(self) -> Line | None:
+        """The line whose details are shown. One that was asked for is found wherever it is."""
+        found = _chosen(self.lines, self.fitting, self.event)
+        if found is None and self.event and self.listed_in != (None, None):
+            return _chosen(all_lines(self.run), [], self.event)
+        return found
+
+    @cached_property
     def asked(self) -> dict[str, str]:
         """The filter in the address."""
-        given = {"severity": self.severity, "name": self.rule, "f": self.f, "text": self.text, "in": self.span}
+        given = {"severity": self.severity, "name": self.rule, "f": self.f, "text": self.text}
         return given | {"hide": self.hide.replace("0", "")}
 
     def respond(self) -> Response:
@@ -102,7 +106,7 @@ class EventsPage(RunPage):
             "muted": sum(line.muted is not None for line in self.lines),
             "hidden_seen": sum(line.is_quiet for line in self.lines) if self.wanted.hides_seen else 0,
             "query": urlencode({key: value for key, value in self.asked.items() if value}),
-            "detail": _chosen(self.lines, self.fitting, self.event),
+            "detail": self.chosen,
         }
 
     def part_badge(self) -> dict[str, Any]:
@@ -112,14 +116,7 @@ class EventsPage(RunPage):
     def part_mutes(self) -> dict[str, Any]:
         """Return the mutes of the run, each with its title and what it covers."""
         mutes = mutes_of(self.run).mutes
-        return {"mutes": [(each, _title_of(each.rule), _covered_by(each)) for each in mutes]}
-
-    def part_timeline(self) -> dict[str, Any]:
-        """Return the timeline of all lines that match, regardless of the step filter."""
-        steps = self.run.store.steps()
-        anywhere = replace(self.wanted, first=None, last=None)
-        lines = [line for line in self.lines if anywhere.fits(line)]
-        return {"timeline": timeline_of(lines, steps.first or 0, steps.newest or 0)}
+        return {"mutes": [(each, title_of_rule(each.rule), _covered_by(each)) for each in mutes]}
 
     def part_list(self) -> dict[str, Any]:
         """Return one page of the list."""
@@ -129,11 +126,13 @@ class EventsPage(RunPage):
 
     def part_detail(self) -> dict[str, Any]:
         """Return the origin of the selected finding."""
-        run, line = self.run, _chosen(self.lines, self.fitting, self.event)
+        run, line = self.run, self.chosen
         finding = line.finding if line is not None else None
         # The cause of a bad loss is unknown, because a loss is not a layer's tensor.
         origin = provenance_of(run.store, finding) if finding is not None and not finding.is_of_loss else None
-        incident = incident_of(run.store.incidents(), finding) if finding is not None else None
+        incident = line.incident if line is not None else None
+        if finding is not None:
+            incident = incident_of(run.store.incidents(), finding)
         return {
             "incident_page": "" if incident is None else address_of(run, "incident", id=incident.id),
             "capsule": capsule_for(line, capsules_of(self.request, run)) if line is not None else None,
@@ -143,15 +142,6 @@ class EventsPage(RunPage):
             "origin": origin,
             "layer_of": lambda tap, step: layer_address(run, tap, step),
         }
-
-
-def _filter_of(severity: str, name: str, fits_module: Callable[[str], bool], text: str, span: str, hide: str) -> Filter:
-    first, last = range_in(span.strip()) or (None, None)
-    return Filter(severity, name, fits_module, text.strip(), first, last, hide == "1")
-
-
-def _title_of(name: str) -> str:
-    return next((rule.title for rule in RULES.values() if rule.name == name), title_of(name))
 
 
 def _covered_by(mute: Mute) -> str:
@@ -166,8 +156,8 @@ def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:
 def _layer_of(run: Run, line: Line) -> str:
     if not line.module:
         return address_of(run, "flow", step=line.step)
-    if line.finding is not None:
-        return layer_address(run, line.finding.tap, line.step)
+    if line.tap is not None:
+        return layer_address(run, line.tap, line.step)
     return address_of(run, "layer", module=line.module, step=line.step)
 
 
@@ -179,7 +169,7 @@ def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
     if key:
         kept = key.rpartition("@")[0]
         return next((each for wanted in (key, kept) for each in lines if wanted in (each.id, each.key)), None)
-    findings = [each for each in fitting if each.finding is not None and not each.is_quiet]
+    findings = [each for each in fitting if not each.is_event and not each.is_quiet]
     # A bad loss is what came of it, and what began first is nearest to the cause.
     return min(
         findings, key=lambda each: (SEVERITIES.index(each.severity), each.name == "loss", each.step), default=None

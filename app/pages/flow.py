@@ -14,7 +14,7 @@ from hookcore.store import STAT_NAMES, Store, checks
 from ..analysis.coverage import why_empty
 from ..analysis.selection import finder_of
 from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
-from .views.span import step_in
+from .views.moment import nothing_in
 
 ROWS: Final = 100  # of the table on one page
 ACTIVATIONS: Final[Kind] = "output"
@@ -29,37 +29,39 @@ class FlowLayer:
 
     tap: Tap
     type: str
-    step: int  # the step of these values
+    first_step: int  # the steps of these values: several if they are merged
+    step: int
     activation: float | None
     gradient: float | None
     nonfinite: bool
 
 
-def layers_at(store: Store, step: int | None, act: str, grad: str) -> list[FlowLayer]:
-    """Return the layers with their values at a step (default: the newest), from input to output."""
+def layers_in(store: Store, first: int | None, last: int | None, act: str, grad: str) -> list[FlowLayer]:
+    """Return the layers with their newest values in these steps, from input to output."""
     every = store.taps()
     places = [place for place, tap in enumerate(every.taps) if tap.kind in (ACTIVATIONS, GRADIENTS)]
     wanted = every.at(places)
-    latest = store.latest(last=step, wanted=wanted)
+    latest = store.newest(first=first, last=last, wanted=wanted)
     column = {ACTIVATIONS: STAT_NAMES.index(act), GRADIENTS: STAT_NAMES.index(grad)}
     types = store.module_types()
     layers: dict[tuple[str, str, int, str], FlowLayer] = {}
-    for tap, at, values in zip(latest.taps, latest.steps, latest.values, strict=True):
+    for tap, since, at, values in zip(latest.taps, latest.first_steps, latest.steps, latest.values, strict=True):
         key = tap.module, tap.index, tap.call, tap.phase
-        layer = layers.setdefault(key, FlowLayer(tap, types.get(tap.module, ""), int(at), None, None, False))
+        begun = FlowLayer(tap, types.get(tap.module, ""), int(since), int(at), None, None, False)
+        layer = layers.setdefault(key, begun)
         value: dict[str, Any] = {NAMED[tap.kind]: float(values[column[tap.kind]])}
         bad = layer.nonfinite or bool(values[NONFINITE])
-        layers[key] = replace(layer, **value, step=max(layer.step, int(at)), nonfinite=bad)
+        ends = min(layer.first_step, int(since)), max(layer.step, int(at))
+        layers[key] = replace(layer, **value, first_step=ends[0], step=ends[1], nonfinite=bad)
     return list(layers.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowPage(RunPage):
-    """Activations and gradients from input to output. `step` is the step to hold; the newest if it is empty."""
+    """Activations and gradients from input to output."""
 
     name = "flow"
 
-    step: Annotated[str, Query(max_length=20)] = ""
     f: FindText = ""
     type: Annotated[str, Query(max_length=1000, description="only modules of this class")] = ""
     kind: Annotated[str, Query(max_length=50, description="the kind of the heatmap over steps")] = ""
@@ -73,7 +75,6 @@ class FlowPage(RunPage):
         """The query, with defaults."""
         checks.require_kind(self.kind or None)
         return {
-            "step": step_in(self.step),
             "f": self.f,
             "type": self.type,
             "kind": self.kind or GRADIENTS,
@@ -97,10 +98,13 @@ class FlowPage(RunPage):
     def part_layers(self) -> dict[str, Any]:
         """Return the table of layers."""
         fits = finder_of(self.run, self.f).fits
-        every = layers_at(self.run.store, self.asked["step"], self.asked["act"], self.asked["grad"])
+        store, span = self.run.store, self.span
+        every = layers_in(store, *self.values_in, self.asked["act"], self.asked["grad"])
         layers = [each for each in every if self.type in ("", each.type) and fits(each.tap.module)]
         first = first_row_of_page(self.row, len(layers), ROWS)
+        nothing = nothing_in(store, span, "No layer was captured in") if span and span.held and not every else ""
         return {
+            "nothing": nothing,
             "layers": layers[first : first + ROWS],
             "rows_first": first,
             "rows_total": len(layers),

@@ -16,18 +16,29 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, TENSOR_KINDS, Severity
+from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES
 
 from .. import assets
 from ..analysis.selection import finder_of
 from ..figures.numerals import ago, pace, percent, shown, size, thousands
+from ..formats import words_of
+from ..guard.headers import is_framed
 from ..guard.security import may_change
-from ..runs import Run, Runs, why_gone
+from ..runs import JointRun, Run, Runs, why_gone
+from ..runs.ranked import local_kinds
 from .views.event_list import Line, alert_lines
+from .views.span import SHARED, Shared, usual_steps
 
 THEMES: Final = ("system", "light", "dark")
 THEME_COOKIE: Final = "hookcore-theme"
 FIND_WORDS: Final = "Part of the path, or layers.*.attn, re:.*(q|k), type:Linear, is:nan, depth:2; ! negates"
+LOCAL_WORDS: Final = "Gradients of each rank's own loss, before the all-reduce: see docs/ranks.md"
+UNSURE_WORDS: Final = (
+    "It is unknown whether the ranks have parts or copies of this tensor. Equal values count once, and different ones "
+    "are added up, so copies that differ slightly count several times: see docs/ranks.md"
+)
+MAX_PICKED: Final = 256  # ranks in the picker
 _TAIL_LETTERS: Final = 12  # of a name that is shortened in the middle
 
 
@@ -39,18 +50,27 @@ class Place:
     title: str
     path: str  # below the run
     key: str
+    of_ranks: bool = False  # only for a distributed training
     finds: bool = True  # whether the find box filters this page; otherwise it leads to the flow page
 
 
 PLACES: Final = (
     Place("overview", "Overview", "", "o"),
+    Place("model", "Model", "/model", "b"),
     Place("flow", "Gradient flow", "/flow", "f"),
     Place("layer", "Layer", "/layer", "m", finds=False),
     Place("histograms", "Histograms", "/histograms", "h"),
+    Place("differences", "Differences", "/differences", "d"),
+    Place("ranks", "Ranks", "/ranks", "n", of_ranks=True),
     Place("tensors", "Tensors", "/tensors", "t"),
+    Place("media", "Media", "/media", "i", finds=False),
+    Place("system", "System", "/system", "y", finds=False),
+    Place("board", "Board", "/board", "p", finds=False),
     Place("hooks", "Hooks", "/hooks", "k"),
     Place("events", "Events", "/events", "a"),
     Place("incident", "Incident", "/incident", "", finds=False),
+    Place("timeline", "Timeline", "/timeline", "", finds=False),
+    Place("drawer", "Drawer", "/drawer", "", finds=False),
 )
 
 
@@ -84,9 +104,9 @@ def code(text: str) -> Markup:
     return Markup("").join(parts)
 
 
-def breakable(path: str) -> Markup:
-    """Return a path that wraps after its dots and slashes, never inside a name that fits on a line."""
-    return Markup("<wbr>").join(re.split(r"(?<=[./])(?=\w)", path))
+def breakable(text: str) -> Markup:
+    """Return a text whose paths wrap after dots, slashes, and underscores, and so never inside a word or a number."""
+    return Markup("<wbr>").join(re.split(r"(?<=[/_=:\\])(?=\w)|(?<=\w\.)(?=[^\W\d])|(?<=[^\W\d]\.)(?=\d)", text))
 
 
 def middle(text: str, most: int) -> str:
@@ -168,17 +188,16 @@ def no_change_words(run: Run) -> str:
     return words.get(run.state, "")
 
 
-def _held_of(request: Request) -> str:
-    """Return the steps in the address, for the links to the run's other pages."""
-    query = request.query_params
-    given = {name: query[name] for name in ("steps", "step") if query.get(name)}
-    return f"?{urlencode(given)}" if given else ""
+def _rest_of(request: Request) -> str:
+    """Return the query of the address without the step and without parts, to which a step can be added."""
+    rest = [(name, value) for name, value in request.query_params.multi_items() if name not in ("step", "part")]
+    return f"{urlencode(rest)}&" if rest else ""
 
 
 def _find_of(request: Request, page: str, run: Run) -> Find:
     here = any(place.page == page and place.finds for place in PLACES)
     query = request.query_params
-    kept = [(name, value) for name, value in query.multi_items() if name != "f"] if here else []
+    kept = [(name, value) for name, value in query.multi_items() if name != "f" and (here or name in SHARED)]
     text = query.get("f", "")
     return Find(
         text, address_of(run, page if here else "flow"), here, kept, finder_of(run, text).problem if here else ""
@@ -196,11 +215,15 @@ def _make_templates() -> Environment:
     own = (ends, middle, breakable, camels, shown, percent, thousands, pace, ago, moment, size, basename)
     templates.filters |= {each.__name__: each for each in (*own, code)}
     templates.globals |= {
+        "words_of": words_of,
         "places": tuple(place for place in PLACES if place.key),
         "kinds": KINDS,
+        "kind_titles": KIND_TITLES,
         "tensor_kinds": TENSOR_KINDS,
         "stat_names": STAT_NAMES,
         "find_words": FIND_WORDS,
+        "local_words": LOCAL_WORDS,
+        "unsure_words": UNSURE_WORDS,
     }
     return templates
 
@@ -224,9 +247,44 @@ def run_of(request: Request, run_id: str) -> Run:
         raise HTTPException(
             404,
             why_gone(runs.gone(), run_id)
+            or runs.partial
             or "This server has no such run: it hasn't arrived yet, or was removed before the server restarted",
         )
     return run
+
+
+@dataclass(frozen=True, slots=True)
+class RankLink:
+    """A rank, or all of them, and the page of its run."""
+
+    title: str
+    address: str
+    is_shown: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RanksToPick:
+    """The ranks of a training, of which the page shows one or all."""
+
+    title: str
+    links: tuple[RankLink, ...]
+    more: int  # that have no link
+
+
+def ranks_to_pick(run: Run, page: str) -> RanksToPick | None:
+    """Return the ranks that the reader can choose; None for a single process."""
+    joint = run if isinstance(run, JointRun) else run.joint
+    if not isinstance(joint, JointRun):
+        return None
+    page = page if path_of(page) else "overview"
+    current = joint.current()
+    shown = next((each for each in joint.members.values() if each.run is run), None)
+    title = f"all {joint.world:,} ranks" if shown is None else f"rank {shown.place.rank:,}"
+    ranks = [
+        RankLink(f"{each.place.rank:,}", address_of(each.run, page), each.run is run) for each in current[:MAX_PICKED]
+    ]
+    links = (RankLink("All ranks", address_of(joint, page), shown is None), *ranks)
+    return RanksToPick(title, links, max(0, len(current) - MAX_PICKED))
 
 
 def path_of(page: str) -> str:
@@ -240,28 +298,44 @@ def address_of(run: Run, page: str = "overview", **query: Any) -> str:
     return f"runs/{quote(run.id, safe='')}{path_of(page)}{'?' + asked if asked else ''}"
 
 
-def render(request: Request, page: str, *, run: Run | None = None, **values: Any) -> HTMLResponse:
-    """Render a page in its frame. Its addresses are relative to `<base>`, so that it works below any prefix."""
+def render(
+    request: Request, page: str, *, run: Run | None = None, shared: Shared | None = None, **values: Any
+) -> HTMLResponse:
+    """Render a page in its frame. Its addresses are relative to `<base>`, so that it works below any prefix.
+
+    `shared` is the part of the address that links to the run's other pages keep.
+    """
     root = request.scope.get("root_path", "")
     theme = request.cookies.get(THEME_COOKIE, "system")
     steps = run.store.steps() if run is not None else None
     path = request.url.path.removeprefix(root)
     query = f"?{request.url.query}" if request.url.query else ""
+    query_kept = shared.query if shared is not None else ""
+    missing = [request.app.state.runs.partial, run.partial if run is not None else ""]
     common = {
         "root": root,
+        "partial": " ".join(filter(None, missing)),
         "static": f"static/{assets.version()}",
         "here": f"{root}{path}{query}",
         "url": str(request.base_url).rstrip("/"),
+        "here_step": f"{path.lstrip('/')}?{_rest_of(request)}step=",
         "page": page,
+        "timeline": None,
+        "shared": shared,
         "theme": theme if theme in THEMES else "system",
         "run": run,
         "run_path": address_of(run) if run is not None else "",
         "steps": steps,
         "status": status_of(run) if run is not None else "",
+        "ranks_to_pick": ranks_to_pick(run, page) if run is not None else None,
         "alerts": alerts_of(run) if run is not None else Alerts(),
-        "held_steps": _held_of(request),
+        "usual_steps": usual_steps(run) if run is not None else "",
+        "held_steps": f"?{query_kept}" if query_kept else "",  # of a link without a query
+        "and_steps": f"&{query_kept}" if query_kept else "",  # of one with a query
+        "local_kinds": local_kinds(run) if run is not None else frozenset(),
         "find": _find_of(request, page, run) if run is not None else None,
         "may_change": may_change(request.scope, request.app.state.access),
+        "is_framed": is_framed(request.scope),
     }
-    html = _TEMPLATES.get_template(f"{page}.html").render(**common, **values)
+    html = _TEMPLATES.get_template(f"{page}.html").render(common | values)
     return HTMLResponse(html)

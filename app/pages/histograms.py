@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hookcore.records import KINDS, Kind, Tap
-from hookcore.records.vocabulary import KIND_TITLES
 
 from ..analysis.selection import finder_of
 from ..runs import Run
@@ -27,28 +26,30 @@ class Tile:
 
     tap: Tap
     type: str
+    first_step: int  # another one than `step` if the values are means of merged steps
     step: int
     values: dict[str, float]  # by the names in SHOWN
     nonfinite: int
 
 
-def tiles_of(run: Run, kind: Kind, text: str) -> list[Tile]:
-    """Return the layers that match the find box, in the model's order."""
+def tiles_of(run: Run, kind: Kind, text: str, first: int | None = None, last: int | None = None) -> list[Tile]:
+    """Return the layers that match the find box, with their newest values in these steps, in the model's order."""
     fits = finder_of(run, text).fits
     types = run.store.module_types()
     order = {path: place for place, path in enumerate(types)}
-    latest = run.store.latest(kind)
+    latest = run.store.newest(kind, first=first, last=last)
     column = {name: place for place, name in enumerate(latest.stats)}
     bad = column["nonfinite"]
     tiles = [
         Tile(
             tap,
             types.get(tap.module, ""),
+            int(since),
             int(step),
             {name: float(values[column[name]]) for name in SHOWN},
             int(values[bad]),
         )
-        for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True)
+        for tap, since, step, values in zip(latest.taps, latest.first_steps, latest.steps, latest.values, strict=True)
         if fits(tap.module)
     ]
     return sorted(tiles, key=lambda tile: order.get(tile.tap.module, len(order)))
@@ -67,10 +68,9 @@ class HistogramsPage(RunPage):
         """Return the layers, and how they are shown."""
         given = {"size": "m", **self.request.query_params}
         chosen = next((each for each in KINDS if each == self.kind), KINDS[0])
-        tiles = tiles_of(self.run, chosen, self.f)
+        tiles = tiles_of(self.run, chosen, self.f, *self.values_in)
         return {
             "kind": chosen,
-            "kind_labels": KIND_TITLES,
             "choices": CHOICES,
             "asked": {name: given[name] if given.get(name) in of else next(iter(of)) for name, of in CHOICES.items()},
             "tiles": tiles[:MAX_TILES],

@@ -64,7 +64,7 @@ class HooksPage(RunPage):
 
     def _table(self) -> dict[str, Any]:
         fits = finder_of(self.run, self.f).fits
-        rows = [each for each in rows_of(self.run.store) if fits(each.path)]
+        rows = [each for each in rows_of(self.run.store, *self.values_in) if fits(each.path)]
         first = first_row_of_page(self.row, len(rows), ROWS)
         shown = rows[first : first + ROWS]
         return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS}

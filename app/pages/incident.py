@@ -19,6 +19,7 @@ from .views.incident import SHOWN, IncidentView, default_stat, view_of
 from .views.incident_graph import graph_of
 from .views.overview import layer_address
 from .views.saved_steps import capsule_of, capsules_of, source_of
+from .views.span import Shared, usual_steps
 from .views.words import STAT_WORDS
 
 
@@ -38,9 +39,18 @@ class IncidentPage(RunPage):
         if found is None:
             raise HTTPException(
                 404,
-                "This run has no such incident. It may have made room for later ones; the page Events lists the others",
+                "This run has no such incident. It may have been dropped to make room for later ones; the Events page "
+                "lists the others",
             )
         return found
+
+    @property
+    def usual(self) -> Shared:
+        """The steps around the first one."""
+        shown, step = self.view, str(self.incident.first_step)
+        if shown.first is None or shown.until is None:
+            return Shared(usual_steps(self.run), step)
+        return Shared(f"{shown.first}-{max(shown.first, shown.until)}", step)
 
     @cached_property
     def view(self) -> IncidentView:

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, Any, Final
 
 from fastapi import Query, Request
 from starlette.responses import Response
 
+from hookcore.store import STAT_NAMES
+
+from ..analysis.rankstores import stores_at
 from ..analysis.selection import finder_of
-from ..runs import Run
+from ..analysis.spreads import layers_of, spreads_of
+from ..formats import words_of
+from ..runs import JointRun, Run
+from ..runs.ranked import is_unsure, read_every
 from .frame import address_of
-from .page import FindText, Page, RowNumber, RunPage, first_row_of_page
+from .page import FindText, Page, RowNumber, RunPage, Short, first_row_of_page
 from .views.event_list import SIGNS
 from .views.feeds import feeds_of
 from .views.layer import SHOWN_STATS, LayerView, hooks_of, layer_of, lines_of, near, values_of
-from .views.span import step_in
+from .views.moment import nothing_in
+from .views.span import SHARED
 from .views.words import KIND_WORDS, STAT_WORDS
 
 ROWS: Final = 100  # modules per page of the list
+MAX_LINES: Final = 30  # of findings and events
 HALF_LIVES: Final = (5, 20, 100, 500)
 SCALES: Final = ("linear", "log", "symlog")
-KEPT: Final = ("kind", "index", "phase", "smooth", "y", "order", "steps", "step")  # when the module changes
-
-STEP: Final = r"^\d{0,15}$"
+KEPT: Final = ("kind", "index", "phase", "smooth", "y", "order", *SHARED)  # when the module changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +41,9 @@ class LayerPage(RunPage):
     name = "layer"
 
     module: Annotated[str | None, Query(max_length=1000)] = None
-    step: Annotated[str, Query(pattern=STEP, description="the values in this step; empty: the newest")] = ""
     f: FindText = ""
     row: RowNumber = 0
+    spread: Short = "rms"
 
     @cached_property
     def layer(self) -> LayerView | None:
@@ -59,7 +65,8 @@ class LayerPage(RunPage):
         """Return the module, its words, and the way to others."""
         words = {"kind_words": KIND_WORDS, "stat_words": STAT_WORDS, "half_lives": HALF_LIVES, "scales": SCALES}
         way = _way(self.request, self.run)
-        return {"layer": self.layer, "to": way, "held": self.step, "query": self.request.query_params, **words}
+        asked = {"query": self.request.query_params, "is_joint": isinstance(self.run, JointRun)}
+        return {"layer": self.layer, "to": way, **asked, **words}
 
     @property
     def shown(self) -> LayerView:
@@ -70,16 +77,40 @@ class LayerPage(RunPage):
     def part_facts(self) -> dict[str, Any]:
         """Return the module's shapes, and its neighbors in the data flow."""
         path = self.shown.module.path
-        feeds = feeds_of(self.run.store, path) if path else None
+        step = None if self.span is None else self.span.step
+        feeds = feeds_of(self.run.store, path, step) if path else None
         return {"shapes": self.shown.module.shapes, "feeds": feeds}
 
     def part_values(self) -> dict[str, Any]:
-        """Return the newest values."""
-        return {"rows": values_of(self.run.store, self.shown.taps, step_in(self.step)), "shown_stats": SHOWN_STATS}
+        """Return the newest values, or those of the steps that the page is about."""
+        store = self.run.store
+        rows = values_of(store, self.shown.taps, *self.values_in)
+        nothing = ""
+        if self.span is not None and self.span.held and all(row.step is None for row in rows):
+            nothing = nothing_in(store, self.span, "Nothing of this layer was captured in")
+        unsure = {each for each in self.shown.taps.numbers.tolist() if is_unsure(self.run, each)}
+        return {"rows": rows, "nothing": nothing, "shown_stats": SHOWN_STATS, "unsure": unsure}
+
+    def part_ranks(self) -> dict[str, Any]:
+        """Return how far the ranks of a training are apart in this module."""
+        joint, wanted = self.run, self.shown.taps
+        stat = self.spread if self.spread in STAT_NAMES else "rms"
+        if not isinstance(joint, JointRun):
+            return {"spread_steps": "", "spreads": (), "spread": stat, "no_spread": ""}
+        read_every(self.runs, joint)
+        found = layers_of(joint.store, partial(stores_at, joint), wanted, stat, *self.values_in)
+        spreads = () if found is None else spreads_of(found, range(len(found.taps.taps)))
+        steps, nothing = "", "No step of this module was captured by all ranks yet."
+        if found is not None:
+            steps = words_of(found.first_step, found.step)
+        elif self.span is not None and self.span.held:
+            nothing = nothing_in(joint.store, self.span, "Nothing of this module was captured by all ranks in")
+        return {"spread_steps": steps, "spreads": spreads, "spread": stat, "no_spread": nothing}
 
     def part_alerts(self) -> dict[str, Any]:
         """Return its findings and events."""
-        return {"lines": lines_of(self.run, self.shown.module.path), "signs": SIGNS}
+        lines = lines_of(self.run, self.shown.module.path, *self.listed_in)
+        return {"lines": lines[:MAX_LINES], "lines_total": len(lines), "signs": SIGNS}
 
     def part_hooks(self) -> dict[str, Any]:
         """Return the hooks on it."""

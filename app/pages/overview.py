@@ -8,24 +8,30 @@ from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from fastapi import Query
+from markupsafe import Markup
 
+from hookcore.answers import Series
 from hookcore.findings import key_figures_of
 from hookcore.records import KINDS, Kind, Tap
+from hookcore.records.vocabulary import MACHINE_LABEL
 from hookcore.store import STAT_NAMES, Latest, Store, TapList
 from hookcore.store.checks import require, require_kind
 
 from ..analysis.coverage import losses_of
+from ..formats import script_json
 from .page import RowNumber, RunPage, first_row_of_page
 from .views.event_list import all_lines, finding_lines
-from .views.overview import SHOWN_SCALARS, scalar_lines, shown_alerts, tiles_of, why_empty
+from .views.moment import nothing_in
+from .views.overview import SHOWN_SCALARS, ScalarLine, scalar_lines, shown_alerts, tiles_of, why_empty
 from .views.saved_steps import capsules_of
-from .views.span import Span, span_of
+from .views.system import summary_of
 from .views.verdict import claim_of, progress_of, stop_of
 
 ROWS: Final = 50  # of the table on one page
 NEWS: Final = 6
 ALERTS: Final = 8
 MAX_UNCAPTURED: Final = 100
+FIRST_POINTS: Final = 500  # of the line that comes with the page
 MAX_REFRESH_S: Final = 3600
 PICTURED: Final[tuple[Kind, ...]] = ("output_grad", "param_grad", "output", "input_grad", "input", "update", "param")
 SHOWN_STATS: Final = ("norm", "mean", "std", "min", "max")
@@ -38,6 +44,7 @@ class Row:
     tap: Tap
     type: str
     step: int
+    first_step: int  # another one if the values are means of merged steps
     stats: tuple[float, ...]  # in the order of SHOWN_STATS
     zero_fraction: float
     nan: int
@@ -58,9 +65,9 @@ def taps_in_order(store: Store, match: str | None = None, kind: str | None = Non
     return found.at(sorted(order, key=lambda each: (places[found.taps[each].module], _order_of(found.taps[each]))))
 
 
-def overview_rows(store: Store, wanted: TapList, last: int | None = None) -> list[Row]:
-    """Return the newest values of taps up to step `last`."""
-    latest = store.latest(wanted=wanted.at(np.argsort(wanted.numbers).tolist()), last=last)
+def overview_rows(store: Store, wanted: TapList, first: int | None = None, last: int | None = None) -> list[Row]:
+    """Return the newest values of taps in these steps; a tap without any has no row."""
+    latest = store.newest(first=first, last=last, wanted=wanted.at(np.argsort(wanted.numbers).tolist()))
     rows = {row.tap: row for row in _rows(latest, store.module_types())}
     return [rows[tap] for tap in wanted.taps if tap in rows]
 
@@ -77,12 +84,13 @@ def _rows(latest: Latest, types: dict[str, str]) -> list[Row]:
             tap,
             types.get(tap.module, ""),
             int(step),
+            int(since),
             tuple(values[chosen].tolist()),
             float(values[column["zero_fraction"]]),
             int(values[column["nan"]]),
             int(values[column["inf"]]),
         )
-        for tap, step, values in zip(latest.taps, latest.steps, latest.values, strict=True)
+        for tap, since, step, values in zip(latest.taps, latest.first_steps, latest.steps, latest.values, strict=True)
     ]
 
 
@@ -106,18 +114,6 @@ class OverviewPage(RunPage):
     row: RowNumber = 0
     scalar: Annotated[str, Query(max_length=1000, description="the scalar in the large chart")] = ""
     scalars: Annotated[Literal["", "all"], Query(description="all of them, not only the first few")] = ""
-    steps: Annotated[str, Query(max_length=50, description="the steps shown: 100-200, or live:500")] = ""
-    step: Annotated[str, Query(max_length=20, description="the step that the page is held at")] = ""
-
-    @cached_property
-    def span(self) -> Span | None:
-        """The steps shown."""
-        return span_of(self.run, self.steps, self.step)
-
-    @property
-    def last(self) -> int | None:
-        """The step that the page is held at, if any."""
-        return self.span.last if self.span is not None and self.span.held else None
 
     @property
     def refresh_s(self) -> int | None:
@@ -132,24 +128,42 @@ class OverviewPage(RunPage):
             require("stat", self.stat, STAT_NAMES)
         usual = usual_kind(self.run.store)
         heat = {"heat_stat": self.stat or "norm", "usual_kind": usual, "heat_kind": self.kind or usual}
-        return heat | {"span": self.span, "held_at": self.last}
+        return heat | {"first_series": "" if self.part else self._first_series()}
+
+    def _first_series(self) -> Markup:
+        """Return the line of the large chart as JSON, so that its first drawing needs no request."""
+        store, span, name = self.run.store, self.span, self._chosen_scalar
+        if span is None or name not in store.scalar_names():
+            return Markup("")
+        return script_json(Series.of(store.scalars(name, span.first, span.last, FIRST_POINTS)))
+
+    @cached_property
+    def _scalar_lines(self) -> tuple[list[ScalarLine], int]:
+        """The first logged scalars, and the number of all."""
+        return scalar_lines(self.run.store, None if self.scalars else SHOWN_SCALARS, self.span)
+
+    @property
+    def _chosen_scalar(self) -> str:
+        """The scalar in the large chart."""
+        return self.scalar or next((line.name for line in self._scalar_lines[0]), "")
 
     def part_figures(self) -> dict[str, Any]:
         """Return the key figures."""
-        run, figures = self.run, key_figures_of(self.run.store, self.last)
+        run, figures = self.run, key_figures_of(self.run.store, *self.values_in)
         return {
-            "tiles": tiles_of(run, figures, self.span.last if self.span is not None else None),
+            "tiles": tiles_of(run, figures, self.span),
             "progress": progress_of(run),
             "stop": stop_of(run),
-            "labels": run.labels,
-            "empty": why_empty(run, figures),
+            "labels": {name: text for name, text in run.labels.items() if not name.startswith(MACHINE_LABEL)},
+            "machine": summary_of(run, *self.values_in),
+            "empty": why_empty(run, figures, self.span),
         }
 
     def part_findings(self) -> dict[str, Any]:
         """Return the worst findings."""
-        listed, alerts, notes = shown_alerts(self.run, self.last, ALERTS, capsules_of(self.request, self.run))
+        listed, alerts, notes = shown_alerts(self.run, self.span, ALERTS, capsules_of(self.request, self.run))
         muted = sum(line.muted is not None for line in finding_lines(self.run))
-        claim = claim_of(self.run, self.last)
+        claim = claim_of(self.run, self.span)
         return {
             "listed": listed,
             "alerts_total": alerts,
@@ -160,25 +174,27 @@ class OverviewPage(RunPage):
 
     def part_scalars(self) -> dict[str, Any]:
         """Return the logged scalars."""
-        lines, total = scalar_lines(self.run.store, None if self.scalars else SHOWN_SCALARS, self.span)
-        chosen = self.scalar or next((line.name for line in lines), "")
-        return {"scalar_lines": lines, "scalars_total": total, "chosen_scalar": chosen}
+        lines, total = self._scalar_lines
+        return {"scalar_lines": lines, "scalars_total": total, "chosen_scalar": self._chosen_scalar}
 
     def part_news(self) -> dict[str, Any]:
         """Return the newest findings and events."""
-        lines = all_lines(self.run)
-        shown = [line for line in lines if self.last is None or line.step <= self.last]
-        return {"news": shown[:NEWS], "events_total": len(lines)}
+        lines = all_lines(self.run, *self.listed_in)
+        return {"news": lines[:NEWS], "events_total": len(lines)}
 
     def part_values(self) -> dict[str, Any]:
         """Return the table of the newest values."""
         store = self.run.store
         every = taps_in_order(store, self.match or None, self.row_kind or None)
         first = first_row_of_page(self.row, len(every.taps), ROWS)
-        rows = overview_rows(store, every.at(range(len(every.taps))[first : first + ROWS]), self.last)
+        wanted = every.at(range(len(every.taps))[first : first + ROWS])
+        rows = overview_rows(store, wanted, *self.values_in)
+        left_out = len(wanted.taps) - len(rows)
         not_captured = [each for each in store.coverage() if not each.captured]
         return {
             "rows": rows,
+            "rows_left_out": left_out,
+            "nothing": nothing_in(store, self.span, "Nothing was captured in") if self.span and left_out else "",
             "rows_first": first,
             "rows_total": len(every.taps),
             "rows_a_page": ROWS,

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from inspect import Parameter, Signature
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import HTMLResponse, Response
 
+from ..formats import words_of
 from ..runs import Run, Runs
-from .frame import path_of, render, run_of
+from .frame import address_of, path_of, render, run_of
+from .views.moment import note_of
+from .views.span import AXES, Shared, Span, span_of, usual_steps
+from .views.timeline import bar_of, timeline_view
 
 Text = Annotated[str, Query(max_length=1000)]
 Short = Annotated[str, Query(max_length=50)]
@@ -60,13 +65,72 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPage(Page):
-    """A page of one run."""
+    """A page of one run. It shows the steps of its `span`; the newest values are looked up in `span.values`."""
 
     run: Annotated[Run, Depends(run_of)]
+    steps: Annotated[str, Query(max_length=50, description="the steps shown: all, live:500, or 100-200")] = ""
+    step: Annotated[str, Query(max_length=20, description="the step that the page is held at")] = ""
+    by: Annotated[str, Query(max_length=20, description="the axis of charts: step, time, or samples")] = ""
+
+    @property
+    def usual(self) -> Shared:
+        """What the page shows if its address says nothing."""
+        return Shared(usual_steps(self.run))
+
+    @property
+    def shared(self) -> Shared:
+        """What the run's other pages are to show, as far as it isn't what they show anyway.
+
+        A page's own range goes along only if it is about a step, as an incident is.
+        """
+        steps = self.steps or (self.usual.steps if self.usual.step else "")
+        return Shared("" if steps == usual_steps(self.run) else steps, self.step or self.usual.step, self.by)
+
+    @cached_property
+    def span(self) -> Span | None:
+        """The steps shown; None before the first step."""
+        return span_of(self.run, self.steps or self.usual.steps, self.step or self.usual.step)
+
+    @property
+    def values_in(self) -> tuple[int | None, int | None]:
+        """The steps of which the newest values are shown: the held one, those of the chosen range, or any."""
+        return (None, None) if self.span is None else self.span.values
+
+    @property
+    def listed_in(self) -> tuple[int | None, int | None]:
+        """The steps of which events are listed: those up to the held one, or of the chosen range, or all."""
+        span = self.span
+        if span is None or not span.held:
+            return None, None
+        return span.first if span.is_chosen else None, span.last if span.step is None else span.step
+
+    @property
+    def _listed(self) -> str:
+        """The steps of listed events in words; empty if all are."""
+        first, last = self.listed_in
+        if last is None:
+            return ""
+        return f"up to {words_of(last, last)}" if first is None else f"in {words_of(first, last)}"
 
     def render(self, template: str, values: dict[str, Any]) -> HTMLResponse:
         """Render a template in the frame of the run."""
-        return render(self.request, template, run=self.run, **values)
+        shown: dict[str, Any] = {"span": self.span, "usual": self.usual, "axes": AXES, "listed_words": self._listed}
+        shown["about"] = (
+            "" if self.span is None else self.span.values_words
+        )  # the steps of the values, if not the newest
+        return render(self.request, template, run=self.run, shared=self.shared, **(shown | self._timeline() | values))
+
+    def _timeline(self) -> dict[str, Any]:
+        """Return the timeline of the frame, unless only parts are rendered."""
+        timeline = None if self.part or self.span is None else timeline_view(self.run)
+        if timeline is None or self.span is None:
+            return {"timeline": None}
+        query = self.request.query_params.multi_items()
+        return {
+            "timeline": timeline,
+            "note": note_of(self.run.store, self.span),
+            "bar": bar_of(timeline, self.span, address_of(self.run, self.name), query),
+        }
 
 
 def first_row_of_page(row: int, many: int, a_page: int) -> int:

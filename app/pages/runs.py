@@ -2,95 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from hashlib import blake2b
-from typing import Any, Final, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+from fastapi import Query
 
-from hookcore.answers.runs import State
-from hookcore.findings import key_figures_of
-from hookcore.records import Failure
-from hookcore.store import StepRange, Store
+from hookcore.errors import ArgumentError
 
-from ..figures.spark import Spark, spark_of
-from ..formats import word_of
-from ..runs import STATES, Run
-from .frame import Alerts, address_of, alerts_of
-from .page import Page
+from ..runs.query import EXAMPLE, find_runs
+from ..runs.traits import Traits
+from .page import Page, Text
+from .views.run_columns import Cells, Column, cells_of, columns_of, order_of
+from .views.run_groups import groupings_of, groups_of
+from .views.run_lines import SORTS, RunLine, line_of, sorted_lines
 
-SPARK_POINTS: Final = 90
-MAX_ALERTS: Final = 1000  # of a run that is on disk
-MAX_TEXT: Final = 1000
 MAX_GONE_SHOWN: Final = 5
-Points: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
-
-_log = logging.getLogger("hookcore.pages")
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The newest loss, and its name."""
-
-    name: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class RunLine:
-    """A row of the list of runs."""
-
-    id: str
-    name: str
-    notes: str
-    address: str
-    state: State
-    steps: int
-    newest: int | None
-    pace: float | None  # steps per second
-    loss: Loss | None
-    spark: Spark | None
-    alerts: Alerts
-    script: str
-    host: str
-    started_s: float
-    failure: Failure | None
-    in_memory: bool
-    on_disk: bool
-
-    @property
-    def shown_name(self) -> str:
-        """The name in the list."""
-        return self.name or self.id
-
-    def fits(self, text: str) -> bool:
-        """Return whether every word of a search occurs in the line."""
-        where = "\n".join((self.id, self.name, self.notes, self.state, self.script, self.host)).casefold()
-        return all(word in where for word in text.casefold().split())
-
-
-def _order_of_loss(line: RunLine) -> tuple[int, float]:
-    """Sort finite losses first, then non-finite ones, then missing ones."""
-    if line.loss is None:
-        return 2, 0.0
-    return (0, line.loss.value) if math.isfinite(line.loss.value) else (1, 0.0)
-
-
-# The orders of the list: title, sort key of a line, and whether the largest comes first.
-SORTS: Final[dict[str, tuple[str, Callable[[RunLine], Any], bool]]] = {
-    "name": ("Run", lambda line: line.shown_name.casefold(), False),
-    "state": ("State", lambda line: STATES.index(line.state), False),
-    "steps": ("Steps", lambda line: line.steps, True),
-    "loss": ("Loss", _order_of_loss, False),
-    "alerts": ("Alerts", lambda line: (line.alerts.worst == "error", line.alerts.count), True),
-    "started": ("Started", lambda line: line.started_s, True),
-}
+ColumnNames: TypeAlias = Annotated[Sequence[Text], Query(max_length=50)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +38,42 @@ class RunsPage(Page):
     name = "runs"
     path = "/"
 
-    f: str = ""
-    sort: str = "started"
+    f: Text = ""
+    sort: Text = "started"
+    columns: ColumnNames = ()
+    group: Text = ""  # the value by which the list is grouped, and the charts are colored
 
     def values(self) -> dict[str, Any]:
         """Return what all parts need."""
-        runs = self.runs
-        lines = [line_of(run) for run in runs.all()]
+        runs, known = self.runs, [Traits(run) for run in self.runs.all()]
+        found, problem = known, ""
+        try:
+            found = find_runs(self.f, known)
+        except ArgumentError as error:
+            problem = str(error)
+        if "archived" not in self.f:
+            found = [each for each in found if not each.run.archived]
+        lines = [line_of(each.run) for each in found]
+        columns = columns_of(self.columns, known, found, _name_in(self.sort))
+        wanted = [*columns.shown, *([columns.sorting] if columns.sorting is not None else [])]
+        cells = cells_of(dict.fromkeys(wanted), found)
+        shown = sorted_by(cells, lines, self.sort) if columns.sorting is not None else sorted_lines(lines, self.sort)
         return {
             "used": runs.used_bytes,
             "memory": runs.settings.memory,
             "keep": runs.settings.keep if runs.settings.keeps else "",
-            "runs": sorted_lines([line for line in lines if line.fits(self.f)], self.sort),
-            "total": len(lines),
-            "live": sum(line.state == "live" for line in lines),
+            "runs": shown,
+            "groups": groups_of(shown, {each.run.id: each for each in found}, self.group),
+            "groupings": groupings_of(known, self.group),
+            "views": runs.views.all(),
+            "columns": columns,
+            "cells": cells,
+            "about": {each.run.id: each.run for each in found},
+            "archived": sum(each.run.archived for each in known),
+            "total": len(known),
+            "live": sum(each.run.state == "live" for each in known),
+            "problem": problem,
+            "example": EXAMPLE,
             "now_s": time.time(),
         }
 
@@ -130,9 +81,26 @@ class RunsPage(Page):
         """Return nothing: the number of runs is part of `values`."""
         return {}
 
+    def part_problem(self) -> dict[str, Any]:
+        """Return nothing: what is wrong with the query is part of `values`."""
+        return {}
+
     def part_list(self) -> dict[str, Any]:
         """Return the headings of the list."""
-        return {"headings": {name: heading_of(name, self.sort) for name in SORTS}}
+        fixed = {name: heading_of(name, words, falls, self.sort) for name, (words, _, falls) in SORTS.items()}
+        return {"headings": fixed, "heading_of": lambda each: heading_of(_key_of(each), each.words, False, self.sort)}
+
+    def part_columns(self) -> dict[str, Any]:
+        """Return nothing: the columns to choose from are part of `values`."""
+        return {}
+
+    def part_grouping(self) -> dict[str, Any]:
+        """Return nothing: the values by which runs can be grouped are part of `values`."""
+        return {}
+
+    def part_views(self) -> dict[str, Any]:
+        """Return nothing: the saved views are part of `values`."""
+        return {}
 
     def part_gone(self) -> dict[str, Any]:
         """Return the runs that were removed."""
@@ -140,106 +108,29 @@ class RunsPage(Page):
         return {"gone": gone[:MAX_GONE_SHOWN], "gone_more": len(gone) - MAX_GONE_SHOWN}
 
 
-def sorted_lines(lines: list[RunLine], sort: str) -> list[RunLine]:
-    """Sort lines by name; `-` reverses the order. An unknown name means newest first."""
-    _, key, falls = SORTS.get(sort.removeprefix("-"), SORTS["started"])
-    return sorted(lines, key=key, reverse=falls != sort.startswith("-"))
+def _key_of(column: Column) -> str:
+    """Return how the address names the order by a column; `=` tells a configuration's `name` from the run's."""
+    return f"={column.name}" if column.name in SORTS else column.name
 
 
-def heading_of(name: str, sort: str) -> Heading:
-    """Return a column heading for the current order."""
-    words, _, falls = SORTS[name]
+def _name_in(sort: str) -> str:
+    """Return the name of the column of an order, or "" if it is one of those that each list has."""
+    key = sort.removeprefix("-")
+    return "" if key in SORTS else key.removeprefix("=")
+
+
+def sorted_by(cells: Cells, lines: list[RunLine], sort: str) -> list[RunLine]:
+    """Sort lines by a value of their runs; runs without it come last, whatever the direction."""
+    name = _name_in(sort)
+    having = [line for line in lines if cells[line.id].get(name) not in (None, "")]
+    having.sort(key=lambda line: order_of(cells[line.id][name]), reverse=sort.startswith("-"))
+    listed = {line.id for line in having}
+    return [*having, *(line for line in lines if line.id not in listed)]
+
+
+def heading_of(name: str, words: str, falls: bool, sort: str) -> Heading:
+    """Return a column heading for the current order; `falls` if the first click sorts the largest first."""
     if sort.removeprefix("-") != name:
         return Heading(words, name, "none")
     turned = sort.startswith("-")
     return Heading(words, name if turned else f"-{name}", "descending" if falls != turned else "ascending")
-
-
-def line_of(run: Run) -> RunLine:
-    """Return the line of a run; a run that can't be read must not hide the others."""
-    try:
-        return _line_of(run) if run.loaded else _summarized(run)
-    except Exception:
-        _log.warning("hookcore: the run %s can't be listed", run.id, exc_info=True)
-        return replace(
-            _line(run, None, None, None, Alerts(), StepRange(None, None, 0)),
-            notes="This run can't be read; the server's log says why.",
-        )
-
-
-def _line_of(run: Run) -> RunLine:
-    figures = key_figures_of(run.store)
-    loss = None if figures.loss is None else Loss(figures.loss.name, figures.loss.value)
-    points = _points_of(run.store, loss.name) if loss is not None else None
-    return _line(
-        run, figures.steps_per_s if run.state == "live" else None, loss, points, alerts_of(run), run.store.steps()
-    )
-
-
-def _line(
-    run: Run, steps_per_s: float | None, loss: Loss | None, points: Points | None, alerts: Alerts, steps: StepRange
-) -> RunLine:
-    return RunLine(
-        run.id,
-        run.name,
-        run.notes,
-        address_of(run),
-        run.state,
-        steps.count,
-        steps.newest,
-        steps_per_s,
-        loss,
-        None if points is None else spark_of(*points),
-        alerts,
-        run.info.script,
-        run.info.host,
-        run.info.started_s,
-        run.failure,
-        run.loaded,
-        run.folder is not None,
-    )
-
-
-def _points_of(store: Store, name: str) -> Points:
-    series = store.scalars(name, points=SPARK_POINTS)
-    return series.last_step, series.mean
-
-
-# -- runs that are on disk ------------------------------------------------------------------------------------------
-
-
-def summary_of(run: Run) -> dict[str, Any]:
-    """Return the list's data of a run on disk, in JSON types."""
-    line = line_of(run)
-    shown = line.alerts
-    alerts = [list(shown.severities[:MAX_ALERTS]), shown.title, shown.where, shown.message, shown.hedge]
-    said: dict[str, Any] = {"alerts": alerts, "model": model_of(run)}
-    if line.loss is not None:
-        steps, values = _points_of(run.store, line.loss.name)
-        said["loss"] = [line.loss.name, word_of(line.loss.value)]
-        said["points"] = [steps.tolist(), [word_of(value) for value in values.tolist()]]
-    return said
-
-
-def model_of(run: Run) -> str:
-    """Return a digest of the paths and classes of a run's modules; "" if they are unknown."""
-    if not run.loaded:
-        return str(run.summary.get("model", ""))
-    types = sorted(run.store.module_types().items())
-    return blake2b(repr(types).encode("utf-8", "replace"), digest_size=16).hexdigest() if types else ""
-
-
-def _summarized(run: Run) -> RunLine:
-    """Return the line of a run on disk. Unexpected values in the summary are ignored."""
-    loss = points = None
-    alerts = Alerts()
-    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
-        name, value = run.summary["loss"]
-        loss = Loss(str(name)[:MAX_TEXT], float(value))
-        steps, values = run.summary["points"]
-        points = np.array(steps[:SPARK_POINTS], np.int64), np.array(values[:SPARK_POINTS], np.float64)
-    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
-        severities, *words = run.summary["alerts"]
-        known = tuple(each for each in severities[:MAX_ALERTS] if each in ("warning", "error"))
-        alerts = Alerts(known, *(str(each)[:MAX_TEXT] for each in words[:4]))
-    return _line(run, None, loss, points, alerts, run.store.steps())

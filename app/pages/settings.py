@@ -55,6 +55,7 @@ class Package:
     name: str
     version: str
     license: str
+    text: str = ""  # the file with the text of the license, for what the pages contain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +113,9 @@ def _value_of(settings: ServerSettings, name: str) -> str:
 def packages() -> tuple[Package, ...]:
     """Return the installed packages with their licenses."""
     found = [Package("hookcore", hookcore.__version__, "Apache-2.0")]
-    found.append(Package("plotly.js (in the pages)", assets.plotly_version(), "MIT"))
+    found += [
+        Package(f"{each.name} (in the pages)", each.version, each.license, each.text) for each in assets.vendored()
+    ]
     for name in PACKAGES:
         try:
             about = metadata.metadata(name)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hookcore.records import TENSOR_KINDS, Snapshot
-from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import Store
 
 from ..analysis.selection import finder_of
@@ -14,6 +13,7 @@ from ..analysis.tiles import statistics_of
 from ..api.snapshots import MAX_VALUES
 from ..runs import Run
 from .page import FindText, RunPage
+from .views.span import Span
 
 MAX_SHOWN: Final = 300
 MAX_MODULES: Final = 20_000
@@ -48,6 +48,20 @@ def shown_of(store: Store, number: int | None) -> Shown | None:
     return None
 
 
+def nearest_of(kept: list[tuple[int, Snapshot]], span: Span | None) -> int | None:
+    """Return the number of the snapshot nearest to the steps of a page, the newest of several; None without any."""
+    if not kept:
+        return None
+    first, last = (None, None) if span is None else span.values
+    if first is None or last is None:
+        return kept[0][0]
+
+    def distance(pair: tuple[int, Snapshot]) -> int:
+        return max(first - pair[1].step, pair[1].step - last, 0)
+
+    return min(kept, key=distance)[0]  # the newest step comes first
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorsPage(RunPage):
     """The list of snapshots, and one of them. An invalid number is ignored."""
@@ -62,13 +76,14 @@ class TensorsPage(RunPage):
         run, text = self.run, self.snapshot
         kept = kept_of(run, self.f)
         number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+        nearest = nearest_of(kept, self.span)
         query = self.request.query_params
         return {
             "kept": [(each, one.tap.label, one) for each, one in kept[:MAX_SHOWN]],
             "kept_total": len(kept),
-            "shown": shown_of(run.store, number if number is not None or not kept else kept[0][0]),
+            "shown": shown_of(run.store, nearest if number is None else number),
+            "is_nearest": number is None,
             "asked_for": number,
             "modules": [module.path for module in run.store.modules()[:MAX_MODULES]],
             "wanted": {"module": query.get("module", ""), "kind": query.get("kind", TENSOR_KINDS[0])},
-            "kind_labels": KIND_TITLES,
         }

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings import RULES, Finding, Rule
+from hookcore.findings.rules import OF_LOSS
+from hookcore.incidents import Incident
 from hookcore.reading import Mute
-from hookcore.records import SEVERITIES, Severity
-from hookcore.records.vocabulary import OWN_RULE
+from hookcore.records import SEVERITIES, Severity, Tap
 
+from ...analysis.titles import title_of, title_of_rule
 from ...runs import Run
 
 SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone
@@ -19,7 +21,7 @@ FINDING: Final = "finding"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A finding or an event."""
+    """A finding, an event, or an incident as it was known at a step."""
 
     key: str  # to acknowledge it; a finding keeps its key when it comes back
     name: str  # of the event, or of the rule
@@ -34,16 +36,17 @@ class Line:
     acknowledged: bool
     finding: Finding | None = None
     muted: str | None = None  # the pattern of its mute
+    incident: Incident | None = None  # as it was known at a step, in place of a finding
 
     @property
     def id(self) -> str:
         """The id in the list. A rule can find the same tensor at several steps."""
-        return self.key if self.finding is None else f"{self.key}@{self.step}"
+        return self.key if self.is_event else f"{self.key}@{self.step}"
 
     @property
     def rule(self) -> Rule | None:
         """The rule of a finding, with its advice."""
-        return None if self.finding is None else RULES.get(self.finding.rule)
+        return None if self.is_event else RULES.get(self.name)  # type: ignore[call-overload]
 
     @property
     def sign(self) -> str:
@@ -53,12 +56,39 @@ class Line:
     @property
     def quantity(self) -> str:
         """The quantity of the finding's values; empty for an event."""
-        return "" if self.finding is None else "loss" if self.finding.is_of_loss else self.finding.stat
+        return "" if self.finding is None else "loss" if self.is_of_loss else self.finding.stat
+
+    @property
+    def is_event(self) -> bool:
+        """Whether it is an event, which has one step."""
+        return self.finding is None and self.incident is None
+
+    @property
+    def is_of_loss(self) -> bool:
+        """Whether it is about a logged loss, not about a tensor."""
+        return not self.is_event and self.name in OF_LOSS
+
+    @property
+    def tap(self) -> Tap | None:
+        """The tensor that it is about."""
+        if self.finding is not None:
+            return self.finding.tap
+        return None if self.incident is None else self.incident.culprit.tap
+
+    @property
+    def is_of_layer(self) -> bool:
+        """Whether it is about a layer, which can be the root."""
+        return bool(self.module) or (not self.is_event and not self.is_of_loss)
+
+    @property
+    def after(self) -> int:
+        """The number of modules that were affected after its own. An incident's message says so itself."""
+        return 0 if self.finding is None else self.finding.downstream
 
     @property
     def is_ongoing(self) -> bool:
         """Whether it is a finding that still holds."""
-        return self.finding is not None and self.until is None
+        return not self.is_event and self.until is None
 
     @property
     def is_alert(self) -> bool:
@@ -87,7 +117,7 @@ def _line_of(run: Run, finding: Finding, muted: str | None) -> Line:
     return Line(
         finding.key,
         finding.rule,
-        RULES[finding.rule].title if finding.rule in RULES else title_of(finding.rule),
+        title_of_rule(finding.rule),
         finding.severity,
         finding.since_step,
         finding.until_step,
@@ -127,9 +157,34 @@ def event_lines(run: Run) -> list[Line]:
     return found
 
 
-def title_of(name: str) -> str:
-    """Return the name of an event as a title."""
-    return name.removeprefix(OWN_RULE).replace("-", " ").capitalize()
+def incident_lines(run: Run, first: int | None, last: int) -> list[Line]:
+    """Return the incidents that touch some steps, the worst first, as they were known at the last of these steps."""
+    muting = run.quiet.muting(run.store)
+    found = [
+        _line_of_incident(run, each.as_of(last), _match_of(muting(each.rule, each.culprit.tap.module)))
+        for each in reversed(run.store.incidents())
+        if each.touches(first, last)
+    ]
+    return sorted(found, key=lambda line: (SEVERITIES.index(line.severity), line.is_of_loss))
+
+
+def _line_of_incident(run: Run, incident: Incident, muted: str | None) -> Line:
+    until = incident.last_step if incident.is_over or incident.short else None
+    return Line(
+        incident.key,
+        incident.rule,
+        title_of_rule(incident.rule),
+        incident.severity,
+        incident.first_step,
+        until,
+        "" if incident.rule in OF_LOSS else incident.culprit.tap.module,
+        incident.sentence,
+        1,
+        float("nan"),
+        run.quiet.has_seen(incident.key, incident.first_step),
+        muted=muted,
+        incident=incident,
+    )
 
 
 def alert_lines(run: Run) -> list[Line]:
@@ -138,10 +193,17 @@ def alert_lines(run: Run) -> list[Line]:
     return sorted(found, key=lambda line: line.severity != "error")
 
 
-def all_lines(run: Run) -> list[Line]:
-    """Return findings and events, the newest first, and within a step the worst first."""
-    lines = finding_lines(run) + event_lines(run)
-    return sorted(lines, key=lambda line: (-line.step, line.finding is None, SEVERITIES.index(line.severity)))
+def all_lines(run: Run, first: int | None = None, last: int | None = None) -> list[Line]:
+    """Return findings and events, the newest first, and within a step the worst first.
+
+    With bounds, return the events of these steps, and the incidents that touch them instead of today's findings.
+    """
+    if last is None:
+        lines = finding_lines(run) + event_lines(run)
+    else:
+        events = (line for line in event_lines(run) if (first is None or line.step >= first) and line.step <= last)
+        lines = incident_lines(run, first, last) + list(events)
+    return sorted(lines, key=lambda line: (-line.step, line.is_event, SEVERITIES.index(line.severity)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +214,15 @@ class Filter:
     name: str = ""
     fits_module: Callable[[str], bool] = lambda path: True
     text: str = ""
-    first: int | None = None
-    last: int | None = None
     hides_seen: bool = False
 
     def fits(self, line: Line) -> bool:
         """Return whether a line is shown."""
         return (
             self.severity in ("", line.severity)
-            and self.name in ("", line.name, FINDING if line.finding is not None else "")
+            and self.name in ("", line.name, "" if line.is_event else FINDING)
             and self.fits_module(line.module)
             and self.text.casefold() in f"{line.title}\n{line.message}\n{line.module}".casefold()
-            and (self.first is None or line.is_ongoing or (line.until or line.step) >= self.first)
-            and (self.last is None or line.step <= self.last)
             and not (self.hides_seen and line.is_quiet)
         )
 

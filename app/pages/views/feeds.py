@@ -29,10 +29,10 @@ class Feeds:
     feeds: tuple[Feed, ...]
 
 
-def feeds_of(store: Store, path: str) -> Feeds | None:
-    """Return what feeds the module at a path, in the newest structure in which it ran; None if that isn't known."""
+def feeds_of(store: Store, path: str, step: int | None = None) -> Feeds | None:
+    """Return what feeds a module, in the newest structure up to a step in which it ran; None if that isn't known."""
     for flow in reversed(store.flows()):
-        if any(_is_in(call, path) for call in flow.calls):
+        if (step is None or flow.step <= step) and any(_is_in(call, path) for call in flow.calls):
             return _feeds(flow, path)
     return None
 

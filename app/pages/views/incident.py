@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings import RULES, Rule
-from hookcore.findings.finding import OF_LOSS
+from hookcore.findings.rules import OF_LOSS
 from hookcore.incidents import AROUND, NONFINITE, Evidence, Incident, Link
 from hookcore.records import STAT_COLUMN, STATS, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE
 
+from ...analysis.titles import title_of_rule
 from ...figures.spark import Spark, spark_of
-from .event_list import SIGNS, title_of
+from .event_list import SIGNS
 from .provenance import PHASES
 
 # The stats that the page offers: of a tensor's values, not of how they were captured.
@@ -117,7 +118,7 @@ def view_of(incident: Incident, stat: str, ended: bool) -> IncidentView:
     return IncidentView(
         incident,
         rule,
-        title_of(incident.rule) if rule is None else rule.title,
+        title_of_rule(incident.rule),
         SIGNS[severity],
         PHASES.get(incident.culprit.tap.kind, ""),
         KIND_WORDS[incident.culprit.tap.kind],

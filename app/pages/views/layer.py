@@ -11,20 +11,20 @@ from hookcore.records import KINDS, TENSOR_KINDS, Coverage, HookRecord, ModuleRe
 from hookcore.store import Store, TapList
 
 from ...runs import Run
-from .event_list import Line, event_lines, finding_lines
+from .event_list import Line, all_lines
 
 SHOWN_STATS: Final = ("count", "mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nan", "inf", "ratio")
-MAX_LINES: Final = 30  # of events
 MAX_NEAR: Final = 8
 _SPECIAL: Final = re.compile(r"[\[*?]")  # in patterns
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A row of the stat table: a tap in its newest step; without values if that is too long ago."""
+    """A row of the stat table: a tap in its newest step; without values if there is none in the steps of the page."""
 
     tap: Tap
     number: int
+    first_step: int | None  # another one than `step` if the values are means of merged steps
     step: int | None
     values: dict[str, float]
 
@@ -129,14 +129,15 @@ def _order_of(tap: Tap) -> tuple[int, str, int]:
     return KINDS.index(tap.kind), tap.phase, tap.call
 
 
-def values_of(store: Store, taps: TapList, step: int | None) -> list[Values]:
-    """Return the values of each tap in its newest step, up to `step`."""
-    latest = store.latest(None, last=step, wanted=taps)
+def values_of(store: Store, taps: TapList, first: int | None = None, last: int | None = None) -> list[Values]:
+    """Return the newest values of each tap in these steps."""
+    latest = store.newest(first=first, last=last, wanted=taps)
+    ends = zip(latest.numbers.tolist(), latest.first_steps.tolist(), latest.steps.tolist(), strict=True)
     found = {
-        int(number): (int(seen), dict(zip(latest.stats, values.tolist(), strict=True)))
-        for number, seen, values in zip(latest.numbers, latest.steps, latest.values, strict=True)
+        number: (since, step, dict(zip(latest.stats, values.tolist(), strict=True)))
+        for (number, since, step), values in zip(ends, latest.values, strict=True)
     }
-    return [Values(tap, number, *found.get(number, (None, {}))) for number, tap in taps]
+    return [Values(tap, number, *found.get(number, (None, None, {}))) for number, tap in taps]
 
 
 def hooks_of(store: Store, layer: LayerView) -> tuple[list[HookRecord], int]:
@@ -152,11 +153,10 @@ def hooks_of(store: Store, layer: LayerView) -> tuple[list[HookRecord], int]:
     return own, sum(hook.scope == "process" for hook in hooks)
 
 
-def lines_of(run: Run, path: str) -> list[Line]:
-    """Return the module's findings, then its events, newest first."""
-    found = [line for line in finding_lines(run) if line.module == path]
-    events = [line for line in event_lines(run) if line.module == path]
-    return [*found, *reversed(events)][:MAX_LINES]
+def lines_of(run: Run, path: str, first: int | None = None, last: int | None = None) -> list[Line]:
+    """Return the module's findings, then its events, newest first; with bounds, those of these steps."""
+    lines = [line for line in all_lines(run, first, last) if line.module == path]
+    return sorted(lines, key=lambda line: line.is_event)
 
 
 def near(store: Store, path: str) -> list[str]:

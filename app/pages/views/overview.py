@@ -11,16 +11,19 @@ import numpy as np
 
 from hookcore.answers import Capsule
 from hookcore.findings import Finding, KeyFigures, Reading
+from hookcore.findings.keyfigures import newest_of
 from hookcore.records import Tap
-from hookcore.records.vocabulary import OWN, loss_rank
+from hookcore.records.vocabulary import EFFECTIVE_COST, OWN, loss_rank
 from hookcore.store import Store
 
-from ...analysis.cost import Cost, cost_of
-from ...figures.numerals import shown, thousands
+from ...analysis.cost import cost_of
+from ...figures.numerals import percent, shown, thousands
 from ...figures.spark import Spark, spark_of
+from ...formats import words_of
 from ...runs import Run
 from ..frame import address_of
-from .event_list import Line, alert_lines, finding_lines
+from .event_list import Line, alert_lines, all_lines, finding_lines
+from .moment import about_reading, nothing_in
 from .provenance import incident_of
 from .saved_steps import cause_of
 from .span import Span
@@ -28,6 +31,7 @@ from .span import Span
 SHOWN_SCALARS: Final = 12
 POINTS: Final = 90  # of a sparkline
 AROUND: Final = 60  # steps before and after the onset of a finding, in its sparkline
+_NO_LOSS: Final = "not logged: watcher.log(loss=...)"
 _KINDS: Final = {"param_grad": "parameters", "output_grad": "outputs"}
 
 
@@ -65,80 +69,94 @@ class AlertLine:
 
 @dataclass(frozen=True, slots=True)
 class ScalarLine:
-    """A scalar that the user logged: its newest value and its sparkline."""
+    """A scalar that the user logged: its newest value in the steps of the page, and its sparkline."""
 
     name: str
-    value: float
-    step: int
+    reading: Reading | None  # None if it wasn't logged in these steps
     spark: Spark | None
 
 
-def tiles_of(run: Run, figures: KeyFigures, at: int | None) -> list[Tile]:
-    """Return the key figures of a run; `at` is the step that the page shows."""
+def tiles_of(run: Run, figures: KeyFigures, span: Span | None) -> list[Tile]:
+    """Return the key figures of a run, of the steps that the page is about."""
     return [
-        _loss(figures, at),
-        _norm(run, figures, at),
-        _gradient(run, figures, "smallest", figures.smallest_gradient, at),
-        _gradient(run, figures, "largest", figures.largest_gradient, at),
-        _nonfinite(run, figures),
-        _watched(run, figures),
-        _cost(run, cost_of(run)),
+        _loss(figures, span),
+        _norm(run, figures, span),
+        _gradient(run, figures, "smallest", figures.smallest_gradient, span),
+        _gradient(run, figures, "largest", figures.largest_gradient, span),
+        _nonfinite(run, figures, span),
+        _watched(run, figures, span),
+        _cost(run, span),
     ]
 
 
-def _loss(figures: KeyFigures, at: int | None) -> Tile:
+def _loss(figures: KeyFigures, span: Span | None) -> Tile:
     loss = figures.loss
     if loss is None:
-        return Tile("loss", "Loss", "-", "not logged: watcher.log(loss=...)")
-    older = f"step {loss.step:,}" if loss.step != at else ""
-    return _number(Tile("loss", loss.name, "", older), loss.value)
+        name = figures.loss_name
+        return Tile("loss", name or "Loss", "-", _unknown("not logged", span) if name else _NO_LOSS)
+    return _number(Tile("loss", loss.name, "", about_reading(loss, span)), loss.value)
 
 
-def _norm(run: Run, figures: KeyFigures, at: int | None) -> Tile:
+def _norm(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
     norm, kind = figures.gradient_norm, figures.gradient_kind or ""
     tile = Tile(
         "norm",
         "Gradient norm",
         "-",
-        f"of all {_KINDS[kind]}{_older(norm, at)}" if kind else "no backward pass yet",
+        f"of all {_KINDS[kind]}{_older(norm, span)}" if norm else _no_gradients(figures, span),
         address_of(run, "flow", kind=kind, stat="norm"),
         help="Square root of the sum of squares of all gradients captured in one step.",
     )
     return tile if norm is None else _number(tile, norm.value)
 
 
-def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, at: int | None) -> Tile:
+def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, span: Span | None) -> Tile:
     tile = Tile(
         which,
         f"{which.capitalize()} gradient",
         "-",
-        "all non-finite" if figures.gradient_kind else "",
+        "all non-finite" if figures.gradient_norm else _no_gradients(figures, span),
         help="By root mean square (RMS).",
     )
     if found is None or found.tap is None:
         return tile
-    address = layer_address(run, found.tap, found.step)
-    where = f"{found.tap.module or '(root)'}{_older(found, at)}"
+    address = layer_address(run, found.tap)
+    where = f"{found.tap.module or '(root)'}{_older(found, span)}"
     return _number(Tile(which, tile.title, "", where, address, help=tile.help), found.value)
 
 
-def _older(reading: Reading | None, at: int | None) -> str:
+def _no_gradients(figures: KeyFigures, span: Span | None) -> str:
+    """Return why there is no number about gradients."""
+    if figures.merged is not None:
+        return f"{words_of(*figures.merged)} have been merged"
+    return _unknown("not captured", span) if span is not None and span.held else "no backward pass yet"
+
+
+def _unknown(words: str, span: Span | None) -> str:
+    return words if span is None or not span.held else f"{words} in {span.values_words}"
+
+
+def _older(reading: Reading | None, span: Span | None) -> str:
     """Return the step of a value if the page shows another one: not every step is captured."""
-    return f", step {reading.step:,}" if reading is not None and reading.step != at else ""
+    words = "" if reading is None else about_reading(reading, span)
+    return f", {words}" if words else ""
 
 
-def _nonfinite(run: Run, figures: KeyFigures) -> Tile:
-    found = figures.nonfinite_modules
+def _nonfinite(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
+    found, held = figures.nonfinite_modules, span is not None and span.held
+    address = address_of(run, "flow", f="is:nan") if found else address_of(run, "flow")
+    title = "Non-finite layers"
+    if held and not figures.seen:
+        return Tile("nonfinite", title, "-", _unknown("not captured", span), address)
     detail = ""
     if found:
-        first = next((each for each in run.findings.current() if each.rule == "nonfinite"), None)
+        first = None if held else next((each for each in run.findings.current() if each.rule == "nonfinite"), None)
         detail = _few(found) if first is None else f"first: {first.module or '(root)'}"
         if first is not None and first.unseen:
             detail += " or another layer"
     elif figures.newest_step is not None:
-        detail = "all newest values are finite"
-    address = address_of(run, "flow", f="is:nan") if found else address_of(run, "flow")
-    return Tile("nonfinite", "Non-finite layers", thousands(len(found)), detail, address, tone="nan" if found else "")
+        detail = "all captured values are finite" if held else "all newest values are finite"
+    return Tile("nonfinite", title, thousands(len(found)), detail, address, tone="nan" if found else "")
 
 
 def _few(paths: tuple[str, ...]) -> str:
@@ -146,21 +164,23 @@ def _few(paths: tuple[str, ...]) -> str:
     return f"{paths[0] or '(root)'}{more}"
 
 
-def _watched(run: Run, figures: KeyFigures) -> Tile:
+def _watched(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
     share = f"of {figures.modules:,} {'module' if figures.modules == 1 else 'modules'}" if figures.modules else ""
-    return Tile("watched", "Modules captured", thousands(figures.modules_captured), share, address_of(run, "hooks"))
+    where = f", in {span.values_words}" if span is not None and span.held else ""
+    address = address_of(run, "hooks")
+    return Tile("watched", "Modules captured", thousands(figures.modules_captured), f"{share}{where}", address)
 
 
-def _cost(run: Run, cost: Cost) -> Tile:
-    return Tile(
-        "cost",
-        "Cost of watching",
-        cost.headline,
-        cost.terms,
-        address_of(run, "hooks"),
-        help="Share of the run's time that hookcore adds, averaged over all steps.",
-        is_words=cost.added is None,
-    )
+def _cost(run: Run, span: Span | None) -> Tile:
+    about = "Share of the run's time that hookcore adds, averaged over all steps."
+    tile = Tile("cost", "Cost of watching", "-", "", address_of(run, "hooks"), help=about)
+    if span is None or not span.held:
+        cost = cost_of(run)
+        return replace(tile, text=cost.headline, detail=cost.terms, is_words=cost.added is None)
+    told = newest_of(run.store, EFFECTIVE_COST, *reversed(span.values))
+    if told is None:
+        return replace(tile, detail=_unknown("not measured", span))
+    return replace(tile, text=f"adds {percent(told.value)}", detail=f"as measured up to step {told.step:,}")
 
 
 def _number(tile: Tile, value: float) -> Tile:
@@ -168,8 +188,8 @@ def _number(tile: Tile, value: float) -> Tile:
     return Tile(tile.key, tile.title, shown(value), tile.detail, tile.address, value, tone, tile.help)
 
 
-def layer_address(run: Run, tap: Tap, step: int) -> str:
-    """Return the address of a tap's layer at a step."""
+def layer_address(run: Run, tap: Tap, step: int | None = None) -> str:
+    """Return the address of a tap's layer, held at a step or as the page is."""
     phase = "" if tap.phase == "train" else tap.phase
     return address_of(
         run, "layer", module=tap.module, kind=tap.kind, index=tap.index, call=tap.call or "", phase=phase, step=step
@@ -177,15 +197,19 @@ def layer_address(run: Run, tap: Tap, step: int) -> str:
 
 
 def shown_alerts(
-    run: Run, last: int | None, most: int, capsules: Sequence[Capsule] = ()
+    run: Run, span: Span | None, most: int, capsules: Sequence[Capsule] = ()
 ) -> tuple[list[AlertLine], int, int]:
-    """Return the worst alerts that began by a step, their number, and the number of notes."""
-    alerts = [line for line in alert_lines(run) if last is None or line.step <= last]
-    notes = [
-        line
-        for line in finding_lines(run)
-        if line.severity == "info" and not line.is_quiet and (last is None or line.step <= last)
-    ]
+    """Return the worst alerts of today, or of the steps that the page is about, their number, and that of notes."""
+    first, last = (None, None) if span is None else span.values
+    if last is None:
+        alerts = alert_lines(run)
+        notes = [line for line in finding_lines(run) if line.severity == "info" and not line.is_quiet]
+    else:
+        lines = sorted(
+            all_lines(run, first, last), key=lambda line: (line.severity != "error", line.is_event, line.is_of_loss)
+        )
+        alerts = [line for line in lines if line.is_alert]
+        notes = [line for line in lines if not line.is_event and line.severity == "info" and not line.is_quiet]
     listed = (alerts + notes)[:most]
     modules = {line.module for line in listed}
     types = {module.path: module.type for module in run.store.modules() if module.path in modules}
@@ -194,9 +218,11 @@ def shown_alerts(
 
 def _explained(run: Run, alert: AlertLine, capsules: Sequence[Capsule]) -> AlertLine:
     cause = cause_of(alert.line, capsules)
-    if alert.finding is None or not cause:
+    if not cause:
         return alert
-    incident = incident_of(run.store.incidents(), alert.finding)
+    finding, incident = alert.finding, alert.line.incident
+    if finding is not None:
+        incident = incident_of(run.store.incidents(), finding)
     page = address_of(run, "events", event=alert.line.id)
     return replace(
         alert, cause=cause, incident=page if incident is None else address_of(run, "incident", id=incident.id)
@@ -204,46 +230,56 @@ def _explained(run: Run, alert: AlertLine, capsules: Sequence[Capsule]) -> Alert
 
 
 def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
-    if line.finding is None:
+    if line.tap is None:
         type_ = types.get(line.module, "") if line.module else ""  # an event of the run has no module
         return AlertLine(line, None, address_of(run, "events", event=line.id), type_)
-    address = layer_address(run, line.finding.tap, line.finding.since_step)
-    type_ = "" if line.finding.is_of_loss else types.get(line.module, "")
-    return AlertLine(line, spark_of_finding(run.store, line.finding), address, type_)
+    address = layer_address(run, line.tap, line.step)
+    type_ = "" if line.is_of_loss else types.get(line.module, "")
+    return AlertLine(line, _spark_of_line(run.store, line), address, type_)
+
+
+def _spark_of_line(store: Store, line: Line) -> Spark | None:
+    """Return the sparkline around an onset, with marks at non-finite values."""
+    if line.finding is not None:
+        return spark_of_finding(store, line.finding)
+    if line.incident is None or line.is_of_loss:
+        return None
+    return _spark_around(store, line.incident.culprit.number, "rms", line.step)
 
 
 def spark_of_finding(store: Store, finding: Finding) -> Spark | None:
     """Return the sparkline around the onset of a finding, with marks at non-finite values."""
     if finding.is_of_loss:
         return spark_of(np.arange(len(finding.spark)), np.array(finding.spark, float), None, may_be_log=True)
-    begin, end = max(0, finding.since_step - AROUND), finding.since_step + AROUND
-    series = store.series(finding.number, finding.stat, begin, end, POINTS)
+    return _spark_around(store, finding.number, finding.stat, finding.since_step)
+
+
+def _spark_around(store: Store, number: int, stat: str, step: int) -> Spark | None:
+    series = store.series(number, stat, max(0, step - AROUND), step + AROUND, POINTS)
     values = np.where(series.nonfinite > 0, np.nan, series.mean)
-    return spark_of(series.last_step, values, finding.since_step, may_be_log=True)
+    return spark_of(series.last_step, values, step, may_be_log=True)
 
 
 def scalar_lines(store: Store, most: int | None, span: Span | None) -> tuple[list[ScalarLine], int]:
     """Return the user's scalars in these steps, the loss first, and their number."""
     names = [name for name in store.scalar_names() if not name.startswith(OWN)]
     names.sort(key=loss_rank)
-    found = (_scalar_line(store, name, span) for name in names[:most])
-    return [line for line in found if line is not None], len(names)
+    return [_scalar_line(store, name, span) for name in names[:most]], len(names)
 
 
-def _scalar_line(store: Store, name: str, span: Span | None) -> ScalarLine | None:
-    first, last = (span.first, span.last) if span is not None else (None, None)
+def _scalar_line(store: Store, name: str, span: Span | None) -> ScalarLine:
+    first, last = (None, None) if span is None else span.values
+    newest = newest_of(store, name, last, first)
+    first, last, mark = (None, None, None) if span is None else (span.first, span.last, span.step)
     series = store.scalars(name, first, last, POINTS)
-    if not len(series.mean):
-        series = store.scalars(name, None, last, POINTS)
-    if not len(series.mean):
-        return None
-    step = int(series.last_step[-1])
-    newest = store.scalars(name, step, last, 1)
-    return ScalarLine(name, float(newest.mean[-1]), step, spark_of(series.last_step, series.mean))
+    spark = spark_of(series.last_step, series.mean, mark) if len(series.mean) else None
+    return ScalarLine(name, newest, spark)
 
 
-def why_empty(run: Run, figures: KeyFigures) -> str:
+def why_empty(run: Run, figures: KeyFigures, span: Span | None) -> str:
     """Return why there is no data and what to do, or an empty string."""
+    if span is not None and span.held and not figures.seen:
+        return nothing_in(run.store, span, "Nothing was captured in")
     if figures.newest_step is None:
         if run.state == "live":
             return "No step has been captured yet. Numbers appear after the first optimizer step or watcher.step()."

@@ -28,10 +28,10 @@ def capsules_of(request: Request, run: Run) -> list[Capsule]:
 
 def capsule_for(line: Line, capsules: Sequence[Capsule]) -> Capsule | None:
     """Return the saved step of a line: that of an event, or the first one while a finding lasted."""
-    if line.finding is None:
+    if line.is_event:
         known = line.name in _EVENTS
         return next((each for each in capsules if known and each.step == line.step), None)
-    return _capsule_between(line.finding.rule, line.step, line.until, capsules)
+    return _capsule_between(line.name, line.step, line.until, capsules)
 
 
 def capsule_of(incident: Incident, capsules: Sequence[Capsule]) -> Capsule | None:
@@ -58,6 +58,6 @@ def source_of(line: SourceLine) -> list[tuple[int, str]]:
 
 def cause_of(line: Line, capsules: Sequence[Capsule]) -> str:
     """Return what a replay said about a finding of bad tensors, if there was one."""
-    is_about_tensors = line.finding is not None and line.finding.rule == NONFINITE
+    is_about_tensors = not line.is_event and line.name == NONFINITE
     found = capsule_for(line, capsules) if is_about_tensors else None
     return found.explanation.sentence if found is not None and found.explanation is not None else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,7 +10,8 @@ from hookcore.findings import without_data
 
 from ...analysis.cost import cost_of
 from ...runs import Run
-from .event_list import finding_lines
+from .event_list import Line, finding_lines, incident_lines
+from .span import Span
 
 _STATES: Final = {
     "live": "Live",
@@ -48,21 +50,41 @@ def progress_of(run: Run) -> str:
     return f"{state}: {words}, {captured:,} captured{more}."
 
 
-def claim_of(run: Run, last: int | None = None) -> str:
+def claim_of(run: Run, span: Span | None = None) -> str:
     """Return a statement about a run without findings, with how much was examined."""
     steps = run.store.steps()
     if steps.first is None or steps.newest is None:
         return "Findings appear here once steps have been captured."
-    if last is not None:
-        return f"None of the current findings began by step {last:,}."
+    if span is not None and span.held:
+        return _claim_at(run, span)
     scope = run.findings.scope()
     stopped = {"crashed": "This run crashed. ", "interrupted": "This run was interrupted. "}.get(run.state, "")
-    lines = finding_lines(run)
-    acknowledged = sum(line.acknowledged for line in lines)
-    muted = sum(line.muted is not None and not line.acknowledged for line in lines)
+    known = _known_among(finding_lines(run))
     if scope.verdict == "problems":
-        counts = [f"{count:,} {word}" for count, word in ((acknowledged, "acknowledged"), (muted, "muted")) if count]
-        return f"{stopped}{', '.join([*counts, 'nothing new'])}. {scope.sentence}"
+        return f"{stopped}{', '.join([*known, 'nothing new'])}. {scope.sentence}"
     silent = len(without_data(run.store))
     rules = f" {silent:,} rule{' has' if silent == 1 else 's have'} nothing to look at: see Hooks." if silent else ""
     return f"{stopped}{scope.sentence}{rules}"
+
+
+def _claim_at(run: Run, span: Span) -> str:
+    """Return what is known of incidents in the steps of a page that lists no alert."""
+    first, last = span.values
+    lines = [] if last is None else incident_lines(run, first, last)
+    notes = sum(line.severity == "info" and not line.is_quiet for line in lines)
+    known = [*_known_among(lines), *([f"{notes:,} {'note' if notes == 1 else 'notes'}"] if notes else [])]
+    unknown = ""
+    if dropped := run.store.usage().merged["incidents"]:
+        alerts = f"{run.store.dropped_alerts:,} of them warnings or errors"
+        which = "incident" if dropped == 1 else "incidents"
+        unknown = f" {dropped:,} other {which} ({alerts}) dropped from memory may touch it."
+    if known:
+        return f"No new incident touches {span.values_words}: {', '.join(known)}.{unknown}"
+    return f"No incident touches {span.values_words}, judging by what was captured.{unknown}"
+
+
+def _known_among(lines: Sequence[Line]) -> list[str]:
+    """Return how many lines are acknowledged, and how many are muted."""
+    acknowledged = sum(line.acknowledged for line in lines)
+    muted = sum(line.muted is not None and not line.acknowledged for line in lines)
+    return [f"{count:,} {word}" for count, word in ((acknowledged, "acknowledged"), (muted, "muted")) if count]

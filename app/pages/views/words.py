@@ -80,7 +80,7 @@ KIND_WORDS: Final[dict[Kind, Word]] = {
         "Its size relative to the parameter (ratio) is the effective learning rate of this layer.",
     ),
     "probe": Word(
-        "What a function of yours computed of a tensor, every so many steps: watcher.probe(name, function).",
+        "What your function computed from a tensor, every few steps: watcher.probe(name, function).",
         "Its mean is the number, or the mean of the numbers, that the function returned.",
     ),
 }
@@ -168,9 +168,10 @@ KEYS: Final = (
         "Everywhere",
         (
             ("/", "find"),
-            ("Ctrl+K", "find"),
+            ("Ctrl+K", "find an action, a page, a layer, or a run"),
             ("t", "theme: system, light, dark"),
-            ("?", "this list"),
+            ("y", "take the tour of five steps"),
+            ("?", "keyboard shortcuts"),
             ("Esc", "clear the selection or the find box"),
         ),
     ),
@@ -179,9 +180,12 @@ KEYS: Final = (
         (
             ("c", "copy a link to this view"),
             ("Space", "pause, or follow the newest step"),
-            ("\u2190 \u2192", "one step back or forward"),
-            ("Shift+\u2190 \u2192", "ten steps back or forward"),
+            ("\u2190 \u2192", "one captured step back or forward"),
+            ("Shift+\u2190 \u2192", "ten captured steps back or forward"),
             ("[ ]", "more or fewer steps (zoom out or in)"),
+            ("n p", "next and previous incident or event"),
+            ("m", "annotate this step"),
+            ("w", "go to the timeline; Escape leaves it"),
         ),
     ),
     (
@@ -189,11 +193,12 @@ KEYS: Final = (
         (
             ("\u2190 \u2192 \u2191 \u2193", "move the cursor"),
             ("Enter", "open the item at the cursor"),
+            ("+ -", "zoom: the values of a chart of lines, the steps of a heatmap"),
             ("j k", "next and previous layer"),
             ("l", "logarithmic scale"),
             ("s", "smoothing"),
             ("f", "fit all rows, or readable rows"),
-            ("n p", "next and previous alert"),
+            ("n p", "next and previous event, in the list of the page Events"),
             ("e", "export"),
         ),
     ),

@@ -2,8 +2,11 @@
 
 export type Accepted = { run: string; number: number; look: string };
 export type Acknowledged = { run: string; key: string; acknowledged: boolean };
+export type Annotation = { step: number; text: string };
+export type Annotations = { run: string; annotations: Array<Annotation> };
 export type Apart = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null };
 export type Around = { name: string; steps: Array<number>; values: Array<Number> };
+export type Board = { charts: Array<PinnedChart> };
 export type Capsule = { id: string; step: number; reason: string; model: string; weights: string; time_s: Number; size: number; path: string; state: "explained" | "failed" | "running" | "saved"; failure: string; explanation: Explanation | null; incident: string };
 export type Capsules = { run: string; total: number; capsules: Array<Capsule> };
 export type ChannelTaps = { run: string; taps: Array<Tap> };
@@ -13,11 +16,14 @@ export type Command = { number: number; name: string; changes: Record<string, un
 export type ComparedLayer = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null; tap: Tap; numbers: [number, number]; first_step: Array<number>; last_step: Array<number>; difference: Array<Number> };
 export type ComparedScalar = { outcome: "NaN in both" | "different" | "no difference" | "not compared"; points: number; steps: number; parts_at: number | null; parts_by: number | null; largest: Number; share: Number; at_step: number | null; nonfinite: number; nonfinite_at: number | null; nonfinite_by: number | null; name: string };
 export type Comparison = { total: number; next: number | null; runs: [string, string]; kind: string | null; stat: string; tolerance: number; verdict: Verdict; first: Parting | null; parted: number; layers: Array<ComparedLayer>; logged: Array<ComparedScalar>; only_in: Record<string, Array<Tap>> };
+export type ComparisonHeatmap = { runs: [string, string]; kind: string | null; stat: string; rows: Array<DifferenceRow>; first_step: Array<number>; last_step: Array<number>; worst: Array<Array<Number>>; state: Array<Array<number>> };
 export type Coverage = { path: string; type: string; captured: boolean; kinds: Array<"input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update">; reason: string };
 export type CoverageList = { total: number; next: number | null; run: string; coverage: Array<Coverage> };
 export type DeliveryCounters = { produced: number; acknowledged: number; dropped: Record<string, number>; waiting: number; in_flight: number };
 export type DifferenceRow = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; group: number; numbers: [number, number] };
-export type Differences = { runs: [string, string]; kind: string | null; stat: string; rows: Array<DifferenceRow>; first_step: Array<number>; last_step: Array<number>; worst: Array<Array<Number>>; state: Array<Array<number>> };
+export type Differences = { inside: StepSample; outside: StepSample; compared: number; not_compared: number; layers: Array<DifferentLayer>; logged: Array<DifferentScalar> };
+export type DifferentLayer = { tap: Tap; share: Number; usual: Number | null; message: string; edges: Array<Number>; inside: Array<Number>; outside: Array<Number>; values: [number, number]; nonfinite: [number, number] };
+export type DifferentScalar = { name: string; share: Number; message: string; mean: [Number, Number]; low: [Number, Number]; high: [Number, Number] };
 export type ErrorMessage = { type: "error"; error: string };
 export type Event = { step: number; time_s: Number; name: string; message: string; severity: "error" | "info" | "warning"; module: string; count: number; key: string; acknowledged: boolean; muted: boolean };
 export type Events = { run: string; total: number; next: number; events: Array<Event> };
@@ -40,10 +46,18 @@ export type IncidentDetail = { id: string; key: string; rule: string; severity: 
 export type Incidents = { run: string; total: number; dropped: number; dropped_alerts: number; incidents: Array<Incident> };
 export type IncidentsMessage = { type: "incidents"; run: string; snapshot: boolean; incidents: Array<Incident> };
 export type Latest = { run: string; stats: Array<string>; taps: Array<LatestTap> };
-export type LatestTap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; step: number; values: Array<Number> };
+export type LatestTap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; step: number; values: Array<Number>; first_step: number };
+export type LayerSpread = { tap: Tap; low: Number; median: Number; high: Number; apart: Number; odd: number | null; odd_value: Number; finite: number; present: number };
+export type LayerSpreads = { total: number; next: number | null; run: string; kind: string; stat: string; first_step: number | null; step: number | null; layers: Array<LayerSpread> };
 export type Link = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; first_step: number };
 export type LiveRow = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; group: number; type: string };
-export type Module = { path: string; parent: string | null; type: string; parameters: number; trainable: number; aliases: Array<string>; shapes: Record<string, Array<number>>; coverage: Coverage | null; taps: Array<ModuleTap> };
+export type Media = { number: number; name: string; step: number; time_s: Number; type: string; nbytes: number; cut: boolean };
+export type MediaList = { total: number; next: number | null; run: string; media: Array<Media> };
+export type Model = { run: string; step: number | null; steps: Array<number>; why: string; parts: Array<number>; edges: Array<ModelEdge>; boxes: Array<ModelBox>; absent: Array<string> };
+export type ModelBox = { number: number; kind: "call" | "module" | "repeat"; module: string; call: number; phase: "eval" | "train"; type: string; source: string; inside: number | null; parts: Array<number>; edges: Array<ModelEdge>; period: number; same: number; how: "graph" | "identity" | "order"; computes: boolean; made_by: string; parameters: number; trainable: number; inputs: Array<ModelTensor>; outputs: Array<ModelTensor>; memory: number | null; flops: number | null; flops_unknown: string };
+export type ModelEdge = { source: number | null; target: number | null; carries: Array<number>; guessed: boolean };
+export type ModelTensor = { place: string; dtype: string; shape: Array<number> };
+export type Module = { path: string; parent: string | null; type: string; parameters: number; trainable: number; aliases: Array<string>; shapes: Record<string, Array<number>>; source: string; coverage: Coverage | null; taps: Array<ModuleTap> };
 export type ModuleTap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; values: Number | null; shape: Array<number> | null };
 export type Modules = { total: number; next: number | null; run: string; modules: Array<Module> };
 export type Mute = { rule: string; match: string; findings: number; incidents: number; events: number };
@@ -51,26 +65,35 @@ export type Mutes = { run: string; mutes: Array<Mute> };
 export type NotificationTarget = { name: string; sent: number; failed: number; works: boolean | null };
 export type Notifications = { targets: Array<NotificationTarget>; waiting: number; dropped: number };
 export type Number = number | "NaN" | "Infinity" | "-Infinity";
+export type Overlay = { what: string; group_by: string; lines: Array<OverlayLine>; without: Array<string> };
+export type OverlayLine = { run: string | null; name: string; group: string; source: string; first_step: Array<number>; last_step: Array<number>; mean: Array<Number>; min: Array<Number>; max: Array<Number>; nonfinite: Array<number>; runs: Array<number> };
 export type Overview = { run: string; state: string; first_step: number | null; newest_step: number | null; steps: number; steps_per_s: Number | null; loss: Reading | null; scalars: Array<Reading>; gradient_kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update" | null; gradient_norm: Reading | null; smallest_gradient: Reading | null; largest_gradient: Reading | null; nonfinite: number; nonfinite_modules: Array<string>; modules_captured: number; modules: number; taps: number; hook_cost: Number | null; every: number; budget: number | null; steps_left_out: number | null; cost: string; dropped: Record<string, number>; findings: Record<string, number>; muted: number };
 export type OwnRule = { name: string; where: string; off: string; calls: number; faults: number; mean_ms: Number; worst_ms: Number };
 export type PartUsage = { nbytes: number; limit: number };
 export type Parting = { step: number; tap: Tap };
+export type PinnedChart = { name: string; path: string; query: string };
 export type Problem = { error: string };
-export type Reading = { name: string; value: Number; step: number; tap: Tap | null };
+export type Rank = { rank: number; run: string; state: "crashed" | "ended" | "interrupted" | "live" | "lost"; host: string; device: string; local_rank: number; axes: Record<string, [number, number]>; newest_step: number | null; behind: number | null; seconds_per_step: Number; wait_s: Number; wait_share: Number; after_first_s: Number; was_last: number; late: number; missed: number; unknown_rows: number };
+export type RankMap = { run: string; tap: Tap | null; name: string; ranks: Array<number>; first_step: Array<number>; last_step: Array<number>; values: Array<Array<Number>>; newest: RankSpread | null };
+export type RankSpread = { first_step: number; last_step: number; low: Number; median: Number; high: Number; odd: number | null; ranks: number };
+export type RankSummary = { world: number; seen: number; live: number; missing: Array<number>; attempts: number };
+export type RankWaits = { name: string; steps: number; first_step: number; last_step: number; seconds_per_step: Number; latest: number | null };
+export type Ranks = { run: string; summary: RankSummary; steps: number; incomplete: number; partial: number; waiting: number; compared: number; unread: Array<number>; waits: RankWaits | null; ranks: Array<Rank> };
+export type Reading = { name: string; value: Number; step: number; tap: Tap | null; first_step: number };
 export type RemovedRun = { id: string; name: string; removed_s: Number; why: "deleted" | "disk" | "memory"; restorable: boolean };
 export type RemovedRuns = { total: number; runs: Array<RemovedRun> };
 export type RequestedMaps = { run: string; asked: Array<RequestedSnapshot>; left_out: number; look: string };
 export type RequestedSnapshot = { number: number; tap: Tap };
-export type Rollout = { run: string; step: number | null; steps: Array<number>; sample: number; samples: number; fuse: string; discard: number; gradient: boolean; layers: Array<RolloutLayer>; matrix: Array<Array<Number>> };
+export type Rollout = { run: string; step: number | null; steps: Array<number>; sample: number; samples: number; fuse: string; discard: number; gradient: boolean; layers: Array<RolloutLayer>; tokens: Array<string>; label: string; matrix: Array<Array<Number>> };
 export type RolloutLayer = { number: number; tap: Tap; heads: number; gradient: number | null };
 export type Row = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; group: number };
 export type RowsMessage = { type: "rows"; run: string; view: string; kind: string | null; stats: Array<string>; taps: number; rows: Array<LiveRow>; why?: string; scale?: ColorScale | null };
 export type Rule = { name: string; severity: "error" | "info" | "warning"; title: string; help: string; limits: Record<string, number>; causes: Array<string>; tries: Array<string>; known_as: string };
-export type Run = { id: string; name: string; notes: string; state: "crashed" | "ended" | "interrupted" | "live" | "lost"; failure: Failure | null; in_memory: boolean; folder: string; first_step: number | null; newest_step: number | null; steps: number; ended_at_step: number | null; taps: number; started_s: Number; host: string; pid: number | string; script: string; versions: Record<string, unknown>; settings: Record<string, unknown>; labels: Record<string, string>; counters: DeliveryCounters; usage: Usage };
-export type RunNews = { run: string; name: string; state: string; last_step: number | null; steps: number; taps: number; events: number; edits: number; paused: boolean };
+export type Run = { id: string; name: string; notes: string; state: "crashed" | "ended" | "interrupted" | "live" | "lost"; failure: Failure | null; partial: string; in_memory: boolean; folder: string; first_step: number | null; newest_step: number | null; steps: number; ended_at_step: number | null; taps: number; started_s: Number; ranks: RankSummary | null; rank: number | null; joint: string | null; host: string; pid: number | string; script: string; versions: Record<string, unknown>; settings: Record<string, unknown>; config: Record<string, boolean | number | number | string | null>; config_cut: number; facts: Record<string, boolean | number | number | string | null>; results: Record<string, Number>; tags: Array<string>; group: string; archived: boolean; labels: Record<string, string>; counters: DeliveryCounters; usage: Usage };
+export type RunNews = { run: string; name: string; state: string; last_step: number | null; steps: number; taps: number; events: number; edits: number; paused: boolean; flow_step: number | null };
 export type RunRule = { name: string; title: string; severity: "error" | "info" | "warning"; known_as: string; on: boolean; may_be_off: boolean; thresholds: Array<Threshold>; looks_at: number | null; needs: string };
 export type RunRules = { run: string; rules: Array<RunRule>; own: Array<OwnRule> };
-export type Runs = { total: number; next: string | null; runs: Array<Run> };
+export type Runs = { total: number; next: string | null; runs: Array<Run>; partial: string };
 export type RunsMessage = { type: "runs"; runs: Array<RunNews> };
 export type Scalars = { total: number; next: number | null; run: string; names: Array<string>; series: Array<Series> };
 export type ScalarsMessage = { type: "scalars"; run: string; snapshot: boolean; first_step: number; last_step: number; left_out: number; scalars: Array<Series> };
@@ -78,12 +101,14 @@ export type Scope = { verdict: "clear" | "problems" | "unknown"; sentence: strin
 export type Series = { name: string; tap: Tap | null; first_step: Array<number>; last_step: Array<number>; mean: Array<Number>; min: Array<Number>; max: Array<Number>; present?: Array<number> | null; nonfinite?: Array<number> | null };
 export type SeriesList = { total: number; next: number | null; run: string; stat: string; series: Array<Series> };
 export type Settings = { run: string; state: string; settings: Record<string, unknown>; waiting: Array<Command> };
-export type Snapshot = { number: number; asked: boolean; tap: Tap; step: number; time_s: Number; dtype: string; stored: string; shape: Array<number>; kept_shape: Array<number>; truncated: boolean; nbytes: number };
-export type SnapshotValues = { number: number; asked: boolean; tap: Tap; step: number; time_s: Number; dtype: string; stored: string; shape: Array<number>; kept_shape: Array<number>; truncated: boolean; nbytes: number; run: string; slice: string; values: unknown };
+export type Snapshot = { number: number; asked: boolean; tap: Tap; step: number; time_s: Number; dtype: string; stored: string; shape: Array<number>; kept_shape: Array<number>; truncated: boolean; nbytes: number; named: boolean };
+export type SnapshotNames = { run: string; number: number; axes: Array<number>; tokens: Array<Array<string>>; shared: boolean; labels: Array<string>; why: string };
+export type SnapshotValues = { number: number; asked: boolean; tap: Tap; step: number; time_s: Number; dtype: string; stored: string; shape: Array<number>; kept_shape: Array<number>; truncated: boolean; nbytes: number; named: boolean; run: string; slice: string; values: unknown };
 export type Snapshots = { total: number; next: number | null; run: string; snapshots: Array<Snapshot> };
 export type SourceLine = { file: string; line: number; function: string; source: Array<string>; first: number };
 export type StateMessage = { type: "state"; run: string; state: string; last_step: number | null };
 export type Statistics = { run: string; number: number; slice: string; shape: Array<number>; statistics: Record<string, Number> };
+export type StepSample = { run: string; first: number | null; last: number | null; steps: number };
 export type Suspect = { origin: "constant" | "given" | "operator" | "uninitialized"; operator: string; number: number; phase: string; node: string; stack: Array<SourceLine>; inputs: Array<TensorFacts>; output: TensorFacts | null; elements: Array<Array<number>>; bad: number };
 export type Tabular = {  };
 export type Tap = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string };
@@ -91,24 +116,35 @@ export type Taps = { total: number; next: number | null; run: string; taps: Arra
 export type TensorFacts = { name: string; shape: Array<number>; strides: Array<number>; dtype: string; device: string; nan: number; inf: number; min: number | null; max: number | null; mean: number | null; values: Array<string> };
 export type Threshold = { name: string; value: Number; default: Number; least: Number; most: Number; whole: boolean; help: string };
 export type Tiles = { run: string; number: number; slice: string; pool: string; total: number; tile_shape: Array<number>; factors: Array<number>; values: unknown };
+export type Timeline = { run: string; state: "crashed" | "ended" | "interrupted" | "live" | "lost"; first_step: number | null; newest_step: number | null; quantity: string; is_loss: boolean; captured: number; captured_first: Array<number>; captured_last: Array<number>; captured_all: boolean; marks: Array<TimelineMark>; line?: Series | null };
+export type TimelineMark = { step: number; first_step: number; last_step: number; severity: "error" | "info" | "warning"; title: string; module: string; count: number; incident: string; event: string };
 export type Unjudged = { rule: string; layers: number; of: number; captured: number; needed: number; sentence: string };
 export type Usage = { max_bytes: number; nbytes: number; parts: Record<string, PartUsage>; dropped: Record<string, number>; merged: Record<string, number> };
 export type Verdict = { outcome: "different" | "no difference" | "unknown"; message: string; steps_compared: number; steps_captured: [number, number]; steps_not_comparable: number };
+export type View = { name: string; query: string };
+export type Views = { views: Array<View> };
 export type Message = ErrorMessage | EventsMessage | IncidentsMessage | RowsMessage | RunsMessage | ScalarsMessage | StateMessage;
 /** The answer to GET of a path below api/v1. */
 export type AnswerOf<P extends string> =
   P extends `runs/${string}/modules` ? Modules :
+  P extends `snapshots/${string}/names` ? SnapshotNames :
   P extends `snapshots/${string}/statistics` ? Statistics :
   P extends `snapshots/${string}/tiles` ? Tiles :
-  P extends `compare/heatmap` ? Differences :
+  P extends `compare/heatmap` ? ComparisonHeatmap :
+  P extends `ranks/map` ? RankMap :
+  P extends `ranks/spread` ? LayerSpreads :
   P extends `incidents/${string}` ? IncidentDetail :
+  P extends `media/${string}` ? unknown :
   P extends `runs/${string}` ? Run :
   P extends `snapshots/${string}` ? SnapshotValues :
+  P extends `annotations` ? Annotations :
   P extends `attention-rollout` ? Rollout :
+  P extends `board` ? Board :
   P extends `capsules` ? Capsules :
   P extends `channels` ? Channels | ChannelTaps :
   P extends `compare` ? Comparison :
   P extends `coverage` ? CoverageList :
+  P extends `differences` ? Differences :
   P extends `events` ? Events :
   P extends `figure` ? Figure :
   P extends `findings` ? Findings :
@@ -119,9 +155,13 @@ export type AnswerOf<P extends string> =
   P extends `incidents` ? Incidents :
   P extends `latest` ? Latest :
   P extends `live` ? unknown :
+  P extends `media` ? MediaList :
+  P extends `model` ? Model :
   P extends `mutes` ? Mutes :
   P extends `notifications` ? Notifications :
+  P extends `overlay` ? Overlay :
   P extends `overview` ? Overview :
+  P extends `ranks` ? Ranks :
   P extends `removed-runs` ? RemovedRuns :
   P extends `report` ? unknown :
   P extends `rules` ? RunRules :
@@ -131,4 +171,6 @@ export type AnswerOf<P extends string> =
   P extends `settings` ? Settings :
   P extends `snapshots` ? Snapshots :
   P extends `taps` ? Taps :
+  P extends `timeline` ? Timeline :
+  P extends `views` ? Views :
   unknown;

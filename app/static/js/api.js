@@ -1,6 +1,8 @@
 // @ts-check
 /** REST from a page. Numbers that JSON can't represent arrive as words, which are converted here. */
 
+import { notePartial } from "./partial.js";
+
 const MAX_KEPT_ALIVE = 20_000; // characters, of up to three bytes
 const WORDS = new Map([
   ["NaN", NaN],
@@ -71,19 +73,21 @@ export function patternOf(path) {
  * @param {string} path
  * @param {any} [body]
  * @param {Record<string, any>} [query]
+ * @param {AbortSignal} [signal]
  * @returns {Promise<any>}
  */
-export async function send(method, path, body, query) {
+export async function send(method, path, body, query, signal) {
   const headers = { "Content-Type": "application/json", Accept: "application/json" };
   const text = body === undefined ? undefined : JSON.stringify(body);
   // keepalive: a change that is requested while the page closes is still made. Browsers limit the size of such
   // requests.
-  const request = { method, headers, keepalive: (text?.length ?? 0) < MAX_KEPT_ALIVE, body: text };
+  const request = { method, headers, keepalive: (text?.length ?? 0) < MAX_KEPT_ALIVE, body: text, signal };
   return answerOf(await fetch(urlOf(path, query), request));
 }
 
 /** @param {Response} response */
 async function answerOf(response) {
+  notePartial(response);
   // Errors of a proxy are HTML.
   const isJson = response.headers.get("Content-Type")?.includes("json");
   const said = isJson ? await response.json() : null;

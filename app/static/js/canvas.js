@@ -13,7 +13,7 @@ const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDo
 
 /** Returns the device pixels per CSS pixel, at most two: more would only take time. */
 export function pixelRatio() {
-  return Math.min(2, devicePixelRatio || 1);
+  return Math.min(2, globalThis.devicePixelRatio || 1);
 }
 
 /** Fits a canvas to its size on the screen, and returns a pen for CSS pixels on an empty canvas.

@@ -3,6 +3,7 @@
 import { copyText } from "./copy.js";
 import { h } from "./dom.js";
 import { count, number } from "./format.js";
+import { pin, pinOf } from "./pin.js";
 import { csvOf, download, fetchFile, fileName, jsonOf } from "./plot/files.js";
 import { Menu } from "./plot/menu.js";
 import { hasPython, pythonOf } from "./plot/python.js";
@@ -20,6 +21,7 @@ const MAX_ROWS = 1000;
  * @property {() => Promise<string>} [svg]
  * @property {() => Query | Query[] | null} [query] the same at full resolution from the server; without it, CSV and
  * JSON contain the table
+ * @property {boolean} [pins] false if it is on the board already
  */
 
 /** The cards of a page, so that one key serves them all. @type {WeakMap<object, Card[]>} */
@@ -49,10 +51,23 @@ export class Card {
       },
       "Table",
     );
+    this.pin = h(
+      "button",
+      {
+        class: "button small",
+        type: "button",
+        "aria-label": `Pin to the board: ${options.title}`,
+        title: "Pin to the board, which shows it of every run",
+        hidden: true,
+        onclick: () => void pin(pinOf(this.queries, this.options.title)),
+      },
+      "Pin",
+    );
     this.menu = new Menu("Export", options.title, () => this.items());
     const header = element.querySelector(":scope > header") ?? h("header", {}, h("h2", {}, options.title));
     if (!header.parentNode) element.prepend(header);
-    header.append(h("span", { class: "card-tools" }, this.toggle, this.menu.element));
+    this.tools = h("span", { class: "card-tools" }, this.toggle, this.pin, this.menu.element);
+    header.append(this.tools);
     element.append(this.table);
     register(page, this);
   }
@@ -65,8 +80,9 @@ export class Card {
     this.refresh();
   }
 
-  /** Updates the table if it is open. */
+  /** Updates the table if it is open, and whether the chart can be pinned. */
   refresh() {
+    this.pin.hidden = !this.page.mayChange || this.options.pins === false || !pinOf(this.queries, this.options.title);
     if (this.table.hidden) return;
     const { columns, rows } = this.options.table();
     const head = h(
@@ -159,10 +175,8 @@ export class Card {
     try {
       download(await make(), `${fileName(this.page.runName || this.page.name, this.options.title, part)}.${ending}`);
     } catch (error) {
-      toast(
-        `Exporting \u201c${this.options.title}\u201d as ${ending.toUpperCase()} failed: ${error instanceof Error ? error.message : error}`,
-        { kind: "error" },
-      );
+      const why = error instanceof Error ? error.message : error;
+      toast(`Exporting \u201c${this.options.title}\u201d as ${ending.toUpperCase()} failed: ${why}`, { kind: "error" });
     }
   }
 

@@ -18,6 +18,12 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** A text whose paths wrap between words: what `breakable` is in templates. @param {string} text @returns {Node[]} */
+export function breakable(text) {
+  const parts = text.split(/(?<=[/_=:\\])(?=\w)|(?<=\w\.)(?=[A-Za-z_])|(?<=[A-Za-z_]\.)(?=\d)/);
+  return parts.flatMap((part, place) => (place ? [h("wbr"), new Text(part)] : [new Text(part)]));
+}
+
 /** The element with this id; a page without it is a bug. @param {string} id @returns {any} */
 export function byId(id) {
   const found = document.getElementById(id);

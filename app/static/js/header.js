@@ -3,12 +3,16 @@
 
 import { copyText } from "./copy.js";
 import { byId } from "./dom.js";
+import { count } from "./format.js";
 import { showKeys } from "./keylist.js";
 import { startBadge } from "./live/badge.js";
 import { addNavigation, addStepping } from "./navigation.js";
+import { openPalette } from "./palette/index.js";
 import { Status } from "./statusline.js";
 import { setTheme, THEMES, theme } from "./theme.js";
+import { Timeline } from "./timeline/index.js";
 import { toast } from "./toast.js";
+import { startTour } from "./tour/index.js";
 
 /** @param {import("./page.js").Page} page */
 export function startFrame(page) {
@@ -17,14 +21,27 @@ export function startFrame(page) {
   const keys = byId("keys");
   keys.hidden = false;
   keys.addEventListener("click", () => showKeys(page.keys));
-  page.keys.add("?", "this list", () => showKeys(page.keys), { group: "Everywhere" });
+  startPalette(page);
+  page.keys.add("?", "keyboard shortcuts", () => showKeys(page.keys), { group: "Everywhere" });
   if (page.run !== null) {
     addStepping(page);
+    startTour(page);
     startLink(page);
     startFollow(page);
     startBadge(page);
+    if (document.getElementById("timeline")) new Timeline(page);
   }
   new Status(page).start();
+}
+
+/** @param {import("./page.js").Page} page */
+function startPalette(page) {
+  const button = byId("palette");
+  button.hidden = false;
+  button.addEventListener("click", () => openPalette(page));
+  page.keys.add("Ctrl+k", "find an action, a page, a layer, or a run", () => openPalette(page), {
+    group: "Everywhere",
+  });
 }
 
 /** @param {import("./page.js").Page} page */
@@ -47,23 +64,24 @@ function startTheme(page) {
 }
 
 /**
- * The address of this view, held at its step. For a live run it includes the steps shown right now.
+ * The address of this view, held at its step or range. For a live run it includes the steps shown right now.
  * @param {import("./page.js").Page} page
  */
-function linkOf(page) {
+async function linkOf(page) {
+  const { held, step, span, range } = page.follow;
   const url = new URL(location.href);
-  const { step, span } = page.follow;
-  if (step !== null) url.searchParams.set("step", String(step));
+  const shown = held ?? (range || step === null ? null : await page.captured.upTo(step));
+  if (shown !== null) url.searchParams.set("step", String(shown));
   if (span && page.runState === "live") url.searchParams.set("steps", `${span[0]}-${span[1]}`);
-  return url.href;
+  const words = shown !== null ? `step ${count(shown)}` : range ? `steps ${count(range[0])} to ${count(range[1])}` : "";
+  return { link: url.href, held: words ? `, held at ${words}` : "" };
 }
 
 /** @param {import("./page.js").Page} page */
 function startLink(page) {
   const button = byId("link");
   const copy = async () => {
-    const link = linkOf(page);
-    const held = page.follow.step === null ? "" : `, held at step ${page.follow.step.toLocaleString("en")}`;
+    const { link, held } = await linkOf(page);
     if (await copyText(link)) toast(`Link copied${held}`);
     else toast(`Your browser blocked copying. The link is ${link}`, { kind: "error" });
   };
@@ -77,18 +95,17 @@ function startFollow(page) {
   const { follow } = page;
   if (follow.fixed) return;
   const button = byId("follow");
-  const turn = () => {
-    if (follow.paused) follow.live();
-    else follow.hold();
+  const turn = async () => {
+    if (follow.paused) return follow.live();
+    const { step } = follow;
+    if (step === null) return;
+    const shown = await page.captured.upTo(step); // a newer step may have only logged values
+    if (!follow.paused) follow.hold(shown);
   };
   const show = () => {
-    button.hidden = follow.newest === null || (page.runState !== "live" && !follow.paused);
+    button.hidden = follow.newest === null || page.runState !== "live";
     button.dataset.does = follow.paused ? "live" : "pause";
-    byId("follow-words").textContent = follow.paused
-      ? page.runState === "live"
-        ? "Jump to live"
-        : "To the end"
-      : "Pause";
+    byId("follow-words").textContent = follow.paused ? "Jump to live" : "Pause";
   };
   button.addEventListener("click", turn);
   page.keys.add("Space", "pause, or follow the newest step", turn, { group: "Steps" });

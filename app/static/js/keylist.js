@@ -1,12 +1,13 @@
 // @ts-check
 /** The dialog with all keys, as they are at this moment on this page. */
 import { h } from "./dom.js";
+import { openDialog } from "./popup.js";
 
 /** @type {Record<string, string>} */
 const SIGNS = { ArrowLeft: "\u2190", ArrowRight: "\u2192", ArrowUp: "\u2191", ArrowDown: "\u2193", Escape: "Esc" };
 
 /** @param {string} key @returns {Node[]} */
-function keyCaps(key) {
+export function keyCaps(key) {
   const parts = key.split(" ").map((press) =>
     press
       .split("+")
@@ -39,16 +40,10 @@ export function showKeys(keys) {
   );
   const close = h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close");
   const help = h("a", { href: "help#keys-list" }, "More help");
-  const dialog = /** @type {HTMLDialogElement} */ (
-    h(
-      "dialog",
-      { class: "keylist", "aria-labelledby": "keylist-title" },
-      h("h2", { id: "keylist-title" }, "Keyboard shortcuts"),
-      h("div", { class: "columns" }, ...groups),
-      h("p", { class: "toolbar" }, close, help),
-    )
+  const dialog = openDialog(
+    { class: "keylist", "aria-labelledby": "keylist-title" },
+    h("h2", { id: "keylist-title" }, "Keyboard shortcuts"),
+    h("div", { class: "columns" }, ...groups),
+    h("p", { class: "toolbar" }, close, help),
   );
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
 }

@@ -41,6 +41,11 @@ export class Keys {
     }
   }
 
+  /** Every key with what it does. @returns {Key[]} */
+  get all() {
+    return [...this.#keys.values()];
+  }
+
   /** All keys, by group; those that do the same together.
    * @returns {Map<string, {keys: string[], words: string}[]>} */
   get groups() {

@@ -1,7 +1,7 @@
 // @ts-check
 /** The keys that lead from page to page and from step to step, and the find box. */
 import { count } from "./format.js";
-import { write } from "./state.js";
+import { keepSteps } from "./timeline/keep.js";
 
 const FAR = 10;
 
@@ -17,18 +17,6 @@ export function addNavigation(page) {
     nav.scrollLeft = current.offsetLeft - nav.offsetLeft - (nav.clientWidth - current.offsetWidth) / 2;
   keepSteps(page);
   startFind(page);
-}
-
-/** Links to the run's other pages show the steps that this page shows. @param {import("./page.js").Page} page */
-function keepSteps({ state }) {
-  const links = /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("a[data-keeps-steps]"));
-  const show = () => {
-    const query = write({ steps: state.get("steps"), step: state.get("step") }, state.defaults);
-    for (const link of links) link.setAttribute("href", (link.getAttribute("href") ?? "").split("?")[0] + query);
-  };
-  state.on("steps", show);
-  state.on("step", show);
-  show();
 }
 
 /** @param {import("./page.js").Page} page */
@@ -49,7 +37,7 @@ function startFind(page) {
   page.keys.add("Escape", "clear the selection or the find box", clear, { group: "Everywhere" });
   if (!find) return;
   page.keys.add(
-    "/, Ctrl+k",
+    "/",
     "find",
     () => {
       find.focus();
@@ -62,29 +50,32 @@ function startFind(page) {
 /** @param {import("./page.js").Page} page */
 export function addStepping(page) {
   const { follow, keys } = page;
+  /** Keys that are held down wait for each other. */
+  let moving = Promise.resolve();
   /** @param {number} by */
   const move = (by) => {
-    if (follow.step === null || follow.newest === null) return;
-    follow.hold(Math.min(follow.newest, Math.max(0, follow.step + by)));
-    page.announce(`Step ${count(follow.step ?? 0)}`);
+    moving = moving.then(async () => {
+      if (follow.step === null) return;
+      follow.hold(await page.captured.further(follow.step, by));
+      page.announce(`Step ${count(follow.step)}`);
+    });
   };
   /** @param {number} factor */
   const zoom = (factor) => {
     const span = follow.span;
     if (!span || follow.newest === null) return;
     const length = Math.max(2, Math.round((span[1] - span[0] + 1) * factor));
-    const window = follow.window;
-    if ("live" in window) return page.state.set({ steps: `live:${Math.min(length, 1_000_000)}` });
-    const middle =
-      follow.step !== null && follow.step >= span[0] && follow.step <= span[1] ? follow.step : (span[0] + span[1]) / 2;
+    if (page.runState === "live" && !follow.paused)
+      return page.state.set({ steps: length > follow.newest - follow.first ? "all" : `live:${length}` });
+    const middle = follow.held ?? (span[0] + span[1]) / 2;
     const from = Math.max(0, Math.round(middle - length / 2));
     follow.zoom(from, Math.min(follow.newest, from + length - 1));
   };
   const group = { group: "Steps" };
-  keys.add("ArrowLeft", "one step back", () => move(-1), group);
-  keys.add("ArrowRight", "one step forward", () => move(1), group);
-  keys.add("Shift+ArrowLeft", "ten steps back", () => move(-FAR), group);
-  keys.add("Shift+ArrowRight", "ten steps forward", () => move(FAR), group);
+  keys.add("ArrowLeft", "one captured step back", () => move(-1), group);
+  keys.add("ArrowRight", "one captured step forward", () => move(1), group);
+  keys.add("Shift+ArrowLeft", "ten captured steps back", () => move(-FAR), group);
+  keys.add("Shift+ArrowRight", "ten captured steps forward", () => move(FAR), group);
   keys.add("[", "more steps (zoom out)", () => zoom(2), group);
   keys.add("]", "fewer steps (zoom in)", () => zoom(0.5), group);
 }

@@ -9,9 +9,12 @@ import { Stream } from "./net.js";
 import { prefs } from "./prefs.js";
 import { Schedule } from "./schedule.js";
 import { State } from "./state.js";
+import { Captured } from "./timeline/captured.js";
+import { Clock } from "./timeline/clock.js";
+import { Notes } from "./timeline/notes.js";
 
-/** Every page has these in its address; a page adds its own. The steps of a finished run are all it has. */
-const SHARED = { f: "", steps: "live:500", step: "" };
+/** Every page has these in its address; a page adds its own. */
+const SHARED = { f: "", steps: "live:500", step: "", by: "step", tour: "" };
 
 /** @param {Record<string, string>} [defaults] */
 export function open(defaults = {}) {
@@ -25,10 +28,12 @@ export function open(defaults = {}) {
     static: folder = "",
     page: name = "",
     runState = "",
+    steps = SHARED.steps,
+    step = SHARED.step,
   } = document.body.dataset;
-  const steps = stepsOf(runState, first, newest);
-  const state = new State({ ...SHARED, steps, ...defaults });
+  const state = new State({ ...SHARED, steps, step, ...defaults });
   if (run !== null) prefer(state, runState);
+  const follow = new Follow(state, newest === "" ? null : Number(newest), Number(first));
   const page = {
     name,
     run,
@@ -38,7 +43,13 @@ export function open(defaults = {}) {
     folder,
     mayChange: mayChange === "yes",
     state,
-    follow: new Follow(state, newest === "" ? null : Number(newest)),
+    follow,
+    /** The captured steps, for keys and pointers. */
+    captured: new Captured({ run, follow }),
+    /** What stands on the axis of charts. */
+    clock: new Clock({ run, state, follow }),
+    /** What readers noted at steps. */
+    notes: new Notes(),
     cursor: new Cursor(),
     schedule: new Schedule(),
     stream: new Stream(),
@@ -67,14 +78,6 @@ export function open(defaults = {}) {
   startFrame(page);
   state.bind();
   return page;
-}
-
-/** The steps shown unless the address says otherwise: the newest ones of a live run, all of a finished one.
- * @param {string} runState @param {string} first @param {string} newest */
-export function stepsOf(runState, first, newest) {
-  return runState === "live" || newest === ""
-    ? SHARED.steps
-    : `live:${Math.max(2, Number(newest) - Number(first) + 1)}`;
 }
 
 /**

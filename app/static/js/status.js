@@ -4,6 +4,7 @@ import { count, pace } from "./format.js";
 
 /**
  * @typedef {object} Situation
+ * @property {[number, number] | null} range the steps that the reader chose
  * @property {string} run the run's state: live, ended, crashed, interrupted, lost, removed
  * @property {boolean} capturePaused
  * @property {boolean} broken whether the connection to the server is
@@ -22,12 +23,12 @@ const SEP = " \u00b7 ";
 
 /** The pill: its state (a class) and its words. @param {Situation} now @returns {{state: string, words: string}} */
 export function pillOf(now) {
-  const { run, newest, held, step } = now;
+  const { run, newest, held, step, range } = now;
+  const where = range ? `steps ${count(range[0])} to ${count(range[1])}` : `step ${count(step)}`;
   const at = newest === null ? "" : `step ${count(newest)}`;
   if (now.broken) return { state: "disconnected", words: joined("disconnected", at) };
   if (run !== "live") {
-    const where = run === "removed" ? "" : at;
-    return { state: run, words: held ? joined(`held at step ${count(step)}`, run) : joined(run, where) };
+    return { state: run, words: held ? joined(`held at ${where}`, run) : joined(run, run === "removed" ? "" : at) };
   }
   if (newest === null) return { state: "waiting", words: "waiting for the first step" };
   if (held)
@@ -35,7 +36,7 @@ export function pillOf(now) {
       state: "paused",
       words: joined(
         "paused",
-        now.waiting ? `${count(now.waiting)} new ${now.waiting === 1 ? "step" : "steps"}` : `step ${count(step)}`,
+        now.waiting ? `${count(now.waiting)} new ${now.waiting === 1 ? "step" : "steps"}` : where,
       ),
     };
   if (now.capturePaused) return { state: "paused", words: joined("capture paused", at) };
@@ -59,10 +60,12 @@ export function bannerOf(now) {
     return { kind: "disconnected", words: `The dashboard isn't responding.${shown} ${retry}` };
   }
   if (now.run === "lost") {
-    return {
-      kind: "lost",
-      words: `${now.newest === null ? "The training stopped responding before its first step" : `Nothing received from the training since step ${count(now.newest)}`}. It was killed, is stuck, or can't reach this server. If it reconnects, this page resumes automatically.`,
-    };
+    const what =
+      now.newest === null
+        ? "The training stopped responding before its first step"
+        : `Nothing received from the training since step ${count(now.newest)}`;
+    const why = "It was killed, is stuck, or can't reach this server.";
+    return { kind: "lost", words: `${what}. ${why} If it reconnects, this page resumes automatically.` };
   }
   if (now.run === "removed")
     return {

@@ -31,7 +31,7 @@ export class Status {
   start() {
     const { stream, follow, run } = this.page;
     if (run !== null)
-      stream.subscribe({ view: "runs", hz: Number(prefs.get("rate")) }, { json: (said) => this.hear(said) });
+      stream.subscribe({ view: "runs", run, hz: Number(prefs.get("rate")) }, { json: (said) => this.hear(said) });
     stream.on("state", (state) => {
       this.broken = state !== "open" && (this.broken || state !== "connecting");
       this.show();
@@ -98,6 +98,7 @@ export class Status {
       newest: follow.newest,
       step: follow.step,
       held: follow.paused,
+      range: follow.held === null ? follow.range : null,
       waiting: follow.waiting,
       rate: this.rate.at(performance.now()),
       drawing: page.schedule.rate,

@@ -8,7 +8,7 @@ import { Finder } from "./finder.js";
 import { isMarked, onKey } from "./tree/keys.js";
 import { layoutOf, ROW_PX, RowView, widthOf } from "./tree/rowView.js";
 import { Tools } from "./tree/tools.js";
-import { closedBut, fold, grow, nodesOf, rowsOf, worstOf } from "./treeRows.js";
+import { closedBut, fold, grow, nodesOf, rowsOf, worstBelow } from "./treeRows.js";
 
 const AROUND = 6; // rows above and below those that can be seen
 
@@ -153,7 +153,7 @@ export class Tree {
   worst(column, node) {
     let found = this.#worst.get(column.key);
     if (!found) {
-      found = worstOf(this.roots, column.rank ?? (() => 0));
+      found = worstBelow(this.roots, column.rank ?? (() => 0));
       this.#worst.set(column.key, found);
     }
     return /** @type {{module: Module, rank: number}} */ (found.get(node));

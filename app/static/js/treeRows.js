@@ -23,7 +23,7 @@ export { fold, grow, nodesOf } from "./tree/nodes.js";
  * its own first.
  * @param {Node[]} roots @param {(module: Module) => number} rank @returns {Map<Node, {module: Module, rank: number}>}
  * */
-export function worstOf(roots, rank) {
+export function worstBelow(roots, rank) {
   /** @type {Map<Node, {module: Module, rank: number}>} */
   const worst = new Map();
   for (const node of backwards(roots)) {
@@ -44,7 +44,7 @@ export function worstOf(roots, rank) {
 /** Which groups are to be closed so that those are seen for which `marked` holds, and as little else as can be.
  * @param {Node[]} roots @param {(module: Module) => boolean} marked @returns {Set<string>} */
 export function closedBut(roots, marked) {
-  const worst = worstOf(roots, (module) => (marked(module) ? 1 : 0));
+  const worst = worstBelow(roots, (module) => (marked(module) ? 1 : 0));
   return new Set(
     nodesOf(roots)
       .filter((node) => node.children.length && !node.children.some((child) => worst.get(child)?.rank))

@@ -11,3 +11,9 @@ export const KIND_WORDS = {
   update: "update",
   probe: "probe",
 };
+/** How the names begin of what is sampled from the machine. */
+export const SYSTEM = "hookcore/system/";
+/** When each step ended, and how fast the training is. */
+export const TIME = "hookcore/time_s";
+export const STEPS_RATE = "hookcore/system/rate/steps";
+export const SAMPLES_RATE = "hookcore/system/rate/samples";

@@ -21,7 +21,7 @@ export function worse(a, b) {
 }
 
 /** The worst of column[order[from]] to column[order[to - 1]]; without an order, of column[from] to column[to - 1].
- * @param {Uint32Array} column @param {number} from @param {number} to @param {Int32Array | null} [order] */
+ * @param {Uint32Array} column @param {number} from @param {number} to @param {ArrayLike<number> | null} [order] */
 export function worstOf(column, from, to, order = null) {
   let found = MISSING;
   let most = -1;

@@ -40,10 +40,11 @@ export class OnsetChart {
 
   show() {
     if (!this.#evidence) return;
-    const lines = linesOf(this.#evidence, this.page.state.get("stat"));
+    const stat = this.page.state.get("stat");
+    const lines = linesOf(this.#evidence, stat);
     const isAbove = lines.every(({ mean = [] }) => Array.from(mean).every((value) => !(value <= 0)));
     this.axis.scale = isAbove ? "log" : "symlog";
-    if (lines.length) this.chart.show(lines);
+    if (lines.length) this.chart.show(lines, stat);
     else this.chart.say("None of these tensors was captured around the first step.");
   }
 }

@@ -30,6 +30,7 @@ function lineOf(series, side, dashed, more) {
 }
 
 export class Overlay {
+  /** What was asked for last. */
   #asked = "";
   /** @type {number[][]} the numbers of the layer's taps, in A and in B */
   #numbers = [[], []];
@@ -61,9 +62,10 @@ export class Overlay {
 
   /** @param {string} module its name in A */
   async show(module) {
-    this.#asked = module;
     const { kind, stat } = this.asked();
-    this.heading.textContent = `${module || "(root)"}: ${kind} ${stat}`;
+    const about = `${module || "(root)"}: ${kind} ${stat}`;
+    this.#asked = about;
+    this.heading.textContent = about;
     try {
       const { layers } = await get("compare", {
         ...this.asked(),
@@ -71,11 +73,11 @@ export class Overlay {
         points: 1,
         limit: MAX_TAPS,
       });
-      if (this.#asked !== module) return;
+      if (this.#asked !== about) return;
       this.#numbers = [0, 1].map((place) => layers.map((layer) => layer.numbers[place]));
       if (!layers.length) return this.chart.say("Only one of the runs has this layer.");
       const answers = await Promise.all([0, 1].map((place) => get("series", this.query(place).query)));
-      if (this.#asked !== module) return;
+      if (this.#asked !== about) return;
       this.chart.show(
         answers.flatMap(({ series }, place) =>
           series.map((each) =>
@@ -87,9 +89,10 @@ export class Overlay {
             ),
           ),
         ),
+        about,
       );
     } catch (error) {
-      this.chart.say(/** @type {Error} */ (error).message);
+      if (this.#asked === about) this.chart.say(/** @type {Error} */ (error).message);
     }
   }
 }

@@ -93,7 +93,7 @@ export class Hand {
     const { plot, over, boxes, shown } = this.profile;
     const { clientWidth, clientHeight } = plot;
     if (!clientWidth || !boxes.length) return;
-    const pen = penOf(over, clientWidth, clientHeight, devicePixelRatio);
+    const pen = penOf(over, clientWidth, clientHeight);
     const page = colors();
     const pointed = this.at >= 0 ? this.at : this.placeOf(this.page.cursor.point.module);
     const [top, bottom] = [boxes[0], boxes[boxes.length - 1]];

@@ -55,7 +55,11 @@ export class PickedLine {
       y: { title: heat.options.stat, scale: /** @type {any} */ (page.state.get("y")) },
     });
     const mine = [...rows.keys()].filter((row) => rows[row].module === module);
-    this.#chart.show(mine.map((row) => lineOf(columns, row, labelOf(rows[row]))));
+    const { kind, stat } = heat.options;
+    this.#chart.show(
+      mine.map((row) => lineOf(columns, row, labelOf(rows[row]))),
+      `${module} ${kind} ${stat}`,
+    );
   }
 }
 

@@ -1,6 +1,7 @@
 // @ts-check
 /** The bars of one step as a table and as pictures. */
 
+import { pixelRatio } from "../canvas.js";
 import { number } from "../format.js";
 import { drawMarks, svgOf as svgOfMarks } from "../heat/pen.js";
 import { titledPng, titledSvg } from "../titled.js";
@@ -40,8 +41,7 @@ function titleOf({ page, step }) {
 /** @param {Profile} profile @returns {Promise<Blob>} */
 export function pngOf(profile) {
   const { clientWidth: width, clientHeight: height } = profile.plot;
-  const ratio = globalThis.devicePixelRatio || 1;
-  return titledPng(titleOf(profile), width, height, ratio, (pen) => drawMarks(pen, profile.marks));
+  return titledPng(titleOf(profile), width, height, pixelRatio(), (pen) => drawMarks(pen, profile.marks));
 }
 
 /** @param {Profile} profile */

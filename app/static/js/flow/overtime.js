@@ -111,11 +111,9 @@ export class OverTime {
   /** @param {number} shown */
   #say(shown) {
     const { rows } = this.heat;
-    const why = rows.length
-      ? shown
-        ? ""
-        : `The filter matches nothing: ${count(rows.length)} layers are hidden. Clear the find box, or select all types.`
-      : this.#why;
+    const hidden = `The filter matches nothing: ${count(rows.length)} layers are hidden.`;
+    const none = rows.length ? `${hidden} Clear the find box, or select all types.` : this.#why;
+    const why = rows.length && shown ? "" : none;
     if (this.empty.textContent !== why) this.empty.textContent = why;
     this.empty.hidden = !why;
     this.heat.plot.hidden = Boolean(why);

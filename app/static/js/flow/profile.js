@@ -113,6 +113,17 @@ export class Profile {
     this.soon();
   }
 
+  /** The steps that the bars are of, in words. */
+  get about() {
+    const { held, range } = this.page.follow;
+    if (held !== null)
+      return this.bits.some((bits) => bits.some((each) => each !== MISSING))
+        ? `step ${count(held)}`
+        : `Nothing was captured in step ${count(held)}`;
+    if (range) return `newest values in steps ${count(range[0])} to ${count(range[1])}`;
+    return this.step === null ? "" : `step ${count(this.step)}`;
+  }
+
   /** The step that the bars are of. @returns {number | null} */
   get step() {
     return this.values.reduce(
@@ -140,8 +151,9 @@ export class Profile {
       );
     });
     this.marks.push(...blockMarks(this.boxes[this.boxes.length - 1], this.shown, page));
-    drawMarks(penOf(this.canvas, width, height, devicePixelRatio), this.marks);
+    drawMarks(penOf(this.canvas, width, height), this.marks);
     this.hand.draw();
+    this.options.onLayers();
     if (this.step !== null)
       document.dispatchEvent(
         new CustomEvent("hookcore:drawn", { detail: { kind: "bars", step: this.step, ms: performance.now() - began } }),

@@ -49,8 +49,8 @@ export class Values {
 
   #query() {
     const { follow } = this.page;
-    const held = follow.paused && follow.step !== null ? { to: follow.step } : {};
-    return { view: "latest", kind: this.kind, stats: [this.stat()], hz: Number(prefs.get("rate")), ...held };
+    const asked = { view: "latest", kind: this.kind, stats: [this.stat()], hz: Number(prefs.get("rate")) };
+    return { ...asked, ...follow.values };
   }
 
   /** What was not seen since stays as it was. @param {import("../frames.js").Frame} frame */

@@ -44,7 +44,7 @@ export function svgOf(heat) {
  * @param {Heat} heat @returns {{columns: string[], rows: any[][]}} */
 export function tableOf(heat) {
   const { columns, rows, order, span } = heat;
-  const names = ["layer", "type", "value", "smallest", "largest", "non-finite since step"];
+  const names = [heat.noun, "type", "value", "smallest", "largest", "non-finite since step"];
   if (columns === null || !columns.length || span === null) return { columns: names, rows: [] };
   const at = Math.max(0, columns.find(heat.page.follow.step ?? span[1]));
   const since = onsets(columns);
@@ -53,7 +53,7 @@ export function tableOf(heat) {
     return [
       labelOf(rows[row]),
       rows[row].type ?? "",
-      cellValue(columns, at, row),
+      shownValue(heat, cellValue(columns, at, row)),
       low,
       high,
       Number.isFinite(since[row]) ? since[row] : null,
@@ -66,6 +66,12 @@ export function tableOf(heat) {
  * @param {import("../columns.js").Columns} columns @param {number} i @param {number} row */
 export function cellValue(columns, i, row) {
   return columns.bits(i)[row] === MISSING ? null : columns.value(i, row);
+}
+
+/** A value, or words for it if it is unknown whether it is NaN or an infinity.
+ * @param {Heat} heat @param {number | null} value */
+export function shownValue(heat, value) {
+  return heat.options.lumped && value !== null && !Number.isFinite(value) ? "NaN or Inf" : value;
 }
 
 /** @param {import("../columns.js").Columns} columns @param {number} row @returns {[number | null, number | null]} */

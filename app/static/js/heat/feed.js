@@ -7,6 +7,7 @@ const MAX_COLUMNS = 2000;
 const MAX_CELLS = 8e6; // of four bytes
 const WIDE = 50; // steps in one column, when many came at once (for example after the server was away)
 const AGAIN_MS = 30_000;
+const GROWTH = 1.25; // of a run that is shown whole, until its columns are requested again
 
 /** The largest number of columns for a number of rows. @param {number} rows */
 function mostColumns(rows) {
@@ -22,6 +23,7 @@ export function windowOf(follow, rows = 0) {
   const { span, window } = follow;
   if (!follow.paused || span === null) {
     const live = "live" in window ? window.live : 500;
+    if (live === Infinity) return { from: follow.first, columns: mostColumns(rows) };
     return { from: -live, columns: Math.min(mostColumns(rows), live) };
   }
   return { from: span[0], to: span[1], columns: Math.min(mostColumns(rows), span[1] - span[0] + 1) };
@@ -35,16 +37,26 @@ export function windowOf(follow, rows = 0) {
  */
 export function capacityOf(follow, rows = 0) {
   const { span, window } = follow;
-  const steps = "live" in window ? window.live : span ? span[1] - span[0] + 1 : 500;
+  const shown = span ? span[1] - span[0] + 1 : 500;
+  const steps = !("live" in window) ? shown : window.live === Infinity ? Math.ceil(shown * GROWTH) : window.live;
   const width = Math.ceil(steps / mostColumns(rows));
   return [Math.ceil(steps / width) + 1, width];
 }
+
+/**
+ * What takes the columns, such as a heatmap.
+ * @typedef {object} Taker
+ * @property {ArrayLike<unknown>} rows
+ * @property {{capacity: number, width: number} | null} [columns]
+ * @property {(rows: readonly import("../answers.js").LiveRow[], capacity: [number, number], quantity: string) => void} setRows
+ * @property {(frame: import("../frames.js").Frame) => void} take
+ */
 
 /** Subscribes for a heatmap, again whenever the steps or the query change. */
 export class Feed {
   #notBefore = -Infinity;
 
-  /** @param {import("../page.js").Page} page @param {import("./index.js").Heat} heat
+  /** @param {import("../page.js").Page} page @param {Taker} heat
    * @param {() => Record<string, any> | null} query kind, stat, rows, match; null while there is nothing to ask for
    * @param {import("../net.js").Handlers} [also] called after the heatmap */
   constructor(page, heat, query, also = {}) {
@@ -71,6 +83,13 @@ export class Feed {
         this.#unfold(frame);
       },
       json: (said) => also.json?.(said),
+    });
+    page.follow.on("newest", () => {
+      const { span, window, paused } = page.follow;
+      if (paused) return; // its steps stay
+      const [many, width] = [heat.columns?.capacity ?? 0, heat.columns?.width ?? 1];
+      if ("live" in window && window.live === Infinity && span && many && span[1] - span[0] >= many * width)
+        this.subscription.again();
     });
     this.renew();
   }

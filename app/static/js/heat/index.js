@@ -3,7 +3,8 @@
 
 import { Card } from "../card.js";
 import { Columns } from "../columns.js";
-import { KIND_WORDS } from "../vocabulary.js";
+import { h } from "../dom.js";
+import { kindWords } from "../kinds.js";
 import { pngOf, svgOf, tableOf } from "./export.js";
 import { sameRows, sorted } from "./rows.js";
 import { Screen } from "./screen.js";
@@ -16,6 +17,8 @@ import { Screen } from "./screen.js";
  * @property {string} title
  * @property {string} [kind] of the taps, for the label of the color scale
  * @property {string} [stat]
+ * @property {string} [noun] what a row is; a layer if not given
+ * @property {boolean} [lumped] whether an infinity stands for any value that is not finite, so that NaN is not known
  * @property {(row: Row, step: number) => void} [onPick] a click on a layer
  * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
  * @property {() => {path: string, query: Record<string, any>}} [query] the same numbers, asked of the server; for the
@@ -30,6 +33,8 @@ export class Heat {
   /** All rows that are shown, from the top, the pinned ones first. */
   order = new Int32Array(0);
   pinned = 0;
+  /** The rows that the reader zoomed in on, of those in the order. @type {Set<number> | null} */
+  only = null;
   /** Whether they stand in the model's order. */
   grouped = true;
   /** @type {import("./layout.js").Fit} */
@@ -50,6 +55,8 @@ export class Heat {
     this.page = page;
     this.options = options;
     this.screen = new Screen(page, this, /** @type {HTMLElement} */ (element.querySelector(".plot") ?? element));
+    this.reset = h("button", { class: "button small", type: "button", hidden: true }, "Reset zoom");
+    this.reset.addEventListener("click", () => this.zoomRows(null));
     const query = options.query ? { query: options.query } : {};
     this.card = element.matches("figure")
       ? new Card(page, element, {
@@ -60,7 +67,14 @@ export class Heat {
           ...query,
         })
       : null;
+    this.card?.tools.prepend(this.reset);
     page.follow.on("change", () => this.draw());
+    page.clock.on("change", () => this.draw());
+  }
+
+  /** What a row is. */
+  get noun() {
+    return this.options.noun ?? "layer";
   }
 
   /** What holds the picture. */
@@ -71,7 +85,7 @@ export class Heat {
   /** What the colors are of, in words. */
   get words() {
     const { kind = "", stat = "" } = this.options;
-    const of = [stat, KIND_WORDS[kind] ?? kind].filter(Boolean).join(" of ");
+    const of = [stat, kindWords(kind)].filter(Boolean).join(" of ");
     return [of, this.relative ? "relative to the row's median" : `${this.kind} scale`].filter(Boolean).join(", ");
   }
 
@@ -94,6 +108,7 @@ export class Heat {
     if (quantity !== this.#quantity) this.screen.forgetRange();
     this.#quantity = quantity;
     this.rows = rows;
+    if (others && this.only) this.zoomRows(null);
     this.columns = new Columns(rows.length, many, width);
     this.screen.forget();
     if (others) this.setOrder(rows.map((_, row) => row));
@@ -122,7 +137,22 @@ export class Heat {
     this.grouped = sort === "model";
     this.order = order;
     this.pinned = alone.size;
-    if (!same) this.screen.arrange();
+    // Of rows that the filter hides, a zoom would leave nothing.
+    if (this.only && !this.visible.some((row) => this.only?.has(row))) this.zoomRows(null);
+    else if (!same) this.screen.arrange();
+  }
+
+  /** The rows in sight, from the top: all in the order, or those that the reader zoomed in on. */
+  get visible() {
+    const { only, pinned } = this;
+    return only ? this.order.filter((row, place) => place < pinned || only.has(row)) : this.order;
+  }
+
+  /** Shows only some rows, or all again. @param {Iterable<number> | null} rows */
+  zoomRows(rows) {
+    this.only = rows && new Set(rows);
+    this.reset.hidden = !this.only;
+    this.screen.arrange();
   }
 
   /** @param {import("./layout.js").Fit} fit */

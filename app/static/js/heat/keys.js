@@ -44,8 +44,8 @@ export function moveBy(event, pointing) {
 function start({ at, heat, page }) {
   const span = heat.span;
   if (at !== null) return at;
-  if (span === null || !heat.order.length) return null;
-  return { row: heat.order[0], step: Math.min(span[1], Math.max(span[0], page.follow.step ?? span[1])), sharing: 1 };
+  if (span === null || !heat.visible.length) return null;
+  return { row: heat.visible[0], step: Math.min(span[1], Math.max(span[0], page.follow.step ?? span[1])), sharing: 1 };
 }
 
 /** @param {Pointing} pointing @param {number} rows @param {number} steps */
@@ -55,10 +55,10 @@ function go(pointing, rows, steps) {
   const span = heat.span;
   if (from === null || span === null) return;
   const begun = pointing.at === null;
-  const place = Math.min(heat.order.length - 1, Math.max(0, heat.order.indexOf(from.row) + (begun ? 0 : rows)));
+  const place = Math.min(heat.visible.length - 1, Math.max(0, heat.visible.indexOf(from.row) + (begun ? 0 : rows)));
   const step = Math.min(span[1], Math.max(span[0], from.step + (begun ? 0 : steps)));
   reveal(pointing, place);
-  pointing.point({ row: heat.order[place], step, sharing: 1 });
+  pointing.point({ row: heat.visible[place], step, sharing: 1 });
   read(pointing);
 }
 

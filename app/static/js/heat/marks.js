@@ -94,9 +94,10 @@ export function rowMarks(layout, rows, grouped, page) {
  * @param {Layout} layout
  * @param {[number, number]} span
  * @param {Record<string, string>} page
+ * @param {import("../timeline/clock.js").Clock} [clock] what the ticks say
  * @returns {Mark[]}
  */
-export function stepMarks(layout, span, page) {
+export function stepMarks(layout, span, page, clock) {
   const { plot } = layout;
   const bottom = plot.y + plot.h;
   const many = Math.max(1, plot.w / STEP_TICK_PX);
@@ -107,7 +108,7 @@ export function stepMarks(layout, span, page) {
     const near = x > plot.x + plot.w - 20 ? "right" : x < plot.x + 16 ? "left" : "center";
     return [
       { kind: "rect", x: x - 0.5, y: bottom, w: 1, h: 4, fill: page.quiet },
-      { kind: "text", x, y: bottom + 12, text: count(step), fill: page.quiet, align: near },
+      { kind: "text", x, y: bottom + 12, text: clock?.text(step, span) ?? count(step), fill: page.quiet, align: near },
     ];
   });
 }
@@ -168,12 +169,14 @@ function timesOf(decades) {
  * @param {Layout} layout
  * @param {string} words what the colors are of
  * @param {import("../colors.js").Palette} palette
- * @param {Record<string, string>} page @returns {Mark[]} */
-export function legendMarks(layout, words, palette, page) {
+ * @param {Record<string, string>} page
+ * @param {boolean} lumped whether NaN and infinities are one kind
+ * @returns {Mark[]} */
+export function legendMarks(layout, words, palette, page, lumped = false) {
   const y = layout.plot.y + layout.plot.h + 33;
   const entries = /** @type {[string, number, number | null][]} */ ([
-    ["NaN", palette.nan, palette.nanHatch],
-    ["Inf", palette.inf, palette.infHatch],
+    ...(lumped ? [] : [["NaN", palette.nan, palette.nanHatch]]),
+    [lumped ? "NaN or Inf" : "Inf", palette.inf, palette.infHatch],
     ["faded: not captured", palette.missing, null],
   ]);
   /** @type {Mark[]} */

@@ -52,8 +52,10 @@ export function svgOf(marks) {
     .map((mark) => {
       if (mark.kind === "rect")
         return `<rect x="${mark.x}" y="${mark.y}" width="${mark.w}" height="${mark.h}" fill="${mark.fill}"/>`;
-      const style = `font-family="${escaped(mark.mono ? MONO : SANS)}" font-size="${mark.mono ? SIZE.mono : SIZE.sans}"${mark.bold ? ' font-weight="600"' : ""}`;
-      return `<text x="${mark.x}" y="${mark.y}" fill="${mark.fill}" text-anchor="${anchors[mark.align]}" dominant-baseline="central" ${style}>${escaped(mark.text)}</text>`;
+      const [family, size] = mark.mono ? [MONO, SIZE.mono] : [SANS, SIZE.sans];
+      const font = `font-family="${escaped(family)}" font-size="${size}"${mark.bold ? ' font-weight="600"' : ""}`;
+      const place = `x="${mark.x}" y="${mark.y}" text-anchor="${anchors[mark.align]}" dominant-baseline="central"`;
+      return `<text ${place} fill="${mark.fill}" ${font}>${escaped(mark.text)}</text>`;
     })
     .join("\n");
 }

@@ -20,15 +20,17 @@ const HATCH_PX = 6;
  * @property {boolean} relative
  * @property {string} words what the colors are of
  * @property {Record<string, string>} page colors
+ * @property {boolean} lumped whether NaN and infinities are one kind
+ * @property {import("../timeline/clock.js").Clock} [clock]
  */
 
 /** All that stands around the cells. @param {Scene} scene */
-export function marksOf({ layout, span, painter, rows, grouped, relative, words, page }) {
+export function marksOf({ layout, span, painter, rows, grouped, relative, words, page, lumped, clock }) {
   return [
     ...rowMarks(layout, rows, grouped, page),
-    ...stepMarks(layout, span, page),
+    ...stepMarks(layout, span, page, clock),
     ...barMarks(layout, painter.scale, painter.palette, relative, page),
-    ...legendMarks(layout, words, painter.palette, page),
+    ...legendMarks(layout, words, painter.palette, page, lumped),
   ];
 }
 

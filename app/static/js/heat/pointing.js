@@ -9,13 +9,14 @@ import { wordsOf } from "./tip.js";
 import { turn } from "./zoom.js";
 
 const DRAG_PX = 5; // less is a click
+const ROWS_PX = 14;
 
 /** @typedef {{row: number, step: number, sharing: number}} Point a row of the data */
 
 export class Pointing {
   /** Where the reader points. @type {Point | null} */
   at = null;
-  /** The start and the current position of a drag. @type {{from: number, to: number} | null} */
+  /** The start and the current position of a drag. @type {import("./overlay.js").Drag | null} */
   #drag = null;
 
   /**
@@ -65,7 +66,7 @@ export class Pointing {
   #move(event) {
     const place = this.#placeOf(event);
     if (this.#drag !== null) {
-      this.#drag.to = place.offsetX;
+      Object.assign(this.#drag, { to: place.offsetX, bottom: place.offsetY });
       this.draw();
       if (this.#isDragged) return this.hide();
     }
@@ -79,7 +80,16 @@ export class Pointing {
   }
 
   get #isDragged() {
+    return this.#isWide || this.#isHigh;
+  }
+
+  get #isWide() {
     return this.#drag !== null && Math.abs(this.#drag.to - this.#drag.from) > DRAG_PX;
+  }
+
+  /** Whether it is about rows as well. A hand that moves along the steps is never quite level. */
+  get #isHigh() {
+    return this.#drag !== null && Math.abs(this.#drag.bottom - this.#drag.top) > ROWS_PX;
   }
 
   /**
@@ -115,24 +125,36 @@ export class Pointing {
   /** @param {PointerEvent} event */
   #press(event) {
     if (event.button !== 0) return;
-    const { offsetX } = this.#placeOf(event);
+    const { offsetX, offsetY } = this.#placeOf(event);
     const plot = this.screen.scene?.layout.plot;
     if (!plot || offsetX > plot.x + plot.w) return;
-    this.#drag = { from: offsetX, to: offsetX };
+    this.#drag = { from: offsetX, to: offsetX, top: offsetY, bottom: offsetY };
     this.screen.pad.setPointerCapture(event.pointerId);
   }
 
   /** @param {PointerEvent} event */
   #release(event) {
     const drag = this.#drag;
-    const dragged = this.#isDragged;
+    const [wide, high] = [this.#isWide, this.#isHigh];
     this.#drag = null;
     const { scene } = this.screen;
     if (drag === null || !scene) return;
-    if (!dragged) return this.pick(this.find(this.#placeOf(event)));
+    if (!wide && !high) return this.pick(this.find(this.#placeOf(event)));
+    if (high) this.#zoomRows(drag, scene.layout);
+    if (!wide) return this.draw();
     const [from, to] = [drag.from, drag.to].sort((a, b) => a - b).map((x) => stepAt(scene.layout, scene.span, x));
     if (to > from) this.page.follow.zoom(from, to);
     this.draw();
+  }
+
+  /** @param {import("./overlay.js").Drag} drag @param {import("./layout.js").Layout} layout */
+  #zoomRows({ top, bottom }, layout) {
+    const { plot } = layout;
+    const ends = [top, bottom].sort((a, b) => a - b).map((y) => Math.min(plot.y + plot.h - 1, Math.max(plot.y, y)));
+    const [first, last] = ends.map((y) => pixelAt(layout, y));
+    if (first < 0 || last < 0) return;
+    const rows = layout.shown.subarray(layout.starts[first], layout.starts[last + 1]);
+    if (rows.length && rows.length < this.heat.visible.length) this.heat.zoomRows(rows);
   }
 
   /** The reader means this one. @param {Point | null} point */
@@ -164,6 +186,6 @@ export class Pointing {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, scene.layout.width, scene.layout.height);
     drawCursor(pen, this, scene);
-    if (this.#isDragged && this.#drag) drawDrag(pen, this.#drag, scene.layout.plot);
+    if (this.#isDragged && this.#drag) drawDrag(pen, this.#drag, scene.layout.plot, this.#isWide, this.#isHigh);
   }
 }

@@ -35,7 +35,9 @@ export class Screen {
     this.page = page;
     this.heat = heat;
     this.plot = plot;
-    const words = `${heat.options.title}. Arrow keys move between layers and steps, Enter selects the layer, plus and minus zoom.`;
+    const { noun } = heat;
+    const keys = `Arrow keys move between ${noun}s and steps, Enter selects the ${noun}, plus and minus zoom.`;
+    const words = `${heat.options.title}. ${keys}`;
     this.spacer = h("div", { class: "heat-spacer" });
     this.pad = h("div", { class: "heat-pad", role: "application", tabindex: "0", "aria-label": words }, this.spacer);
     this.picture = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "heat-picture" }));
@@ -106,7 +108,19 @@ export class Screen {
     if (painter !== before && grid.have) texture.paint(grid, painter, grid.have);
     else if (fresh) texture.paint(grid, painter, fresh);
     const { rows, grouped, relative, words } = heat;
-    this.scene = { layout, span, grid, painter, rows, grouped, relative, words, page: colors() };
+    this.scene = {
+      layout,
+      span,
+      grid,
+      painter,
+      rows,
+      grouped,
+      relative,
+      words,
+      lumped: heat.options.lumped ?? false,
+      page: colors(),
+      clock: this.page.clock,
+    };
     drawScene(this.context, texture, this.scene, ratio);
     this.pointing.draw();
     if (this.#news && columns.length) tellDrawn(columns.last(columns.length - 1), performance.now() - began);
@@ -115,7 +129,7 @@ export class Screen {
 
   /** @param {number} ratio */
   #layOut(ratio) {
-    const { order, pinned, fit } = this.heat;
+    const { visible: order, pinned, fit } = this.heat;
     const { clientWidth, clientHeight } = this.plot;
     for (const canvas of [this.picture, this.over]) {
       const [width, height] = [Math.round(clientWidth * ratio), Math.round(clientHeight * ratio)];

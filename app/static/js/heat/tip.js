@@ -1,7 +1,8 @@
 // @ts-check
 /** The words of a heatmap's tooltip. */
 import { count, number } from "../format.js";
-import { cellValue } from "./export.js";
+import { isLocal } from "../kinds.js";
+import { cellValue, shownValue } from "./export.js";
 import { labelOf } from "./rows.js";
 
 /** Describes a cell: the layer, the step, the value.
@@ -11,13 +12,18 @@ export function wordsOf(heat, point) {
   const row = rows[point.row];
   const i = columns?.find(point.step) ?? -1;
   const value = columns && i >= 0 ? cellValue(columns, i, point.row) : null;
-  const said = value === null ? "not captured" : [heat.options.stat ?? "", number(value)].join(" ").trim();
+  const shown = shownValue(heat, value);
+  const words = typeof shown === "number" ? number(shown) : shown;
+  const said =
+    words === null
+      ? "not captured"
+      : [heat.options.stat ?? "", words, isLocal(heat.options.kind ?? "") ? "(local)" : ""].join(" ").trim();
   const step = columns && i >= 0 ? stepsOf(columns, i, point.step) : `step ${count(point.step)}`;
   const many =
     point.sharing > 1
-      ? `\nthe worst of ${point.sharing} layers here`
+      ? `\nthe worst of ${point.sharing} ${heat.noun}s here`
       : row.group > 1
-        ? `\nthe worst of the next ${row.group} layers`
+        ? `\nthe worst of the next ${row.group} ${heat.noun}s`
         : "";
   return `${labelOf(row)}${row.type ? ` (${row.type})` : ""}\n${step} \u00b7 ${said}${many}`;
 }

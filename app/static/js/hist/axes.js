@@ -1,19 +1,18 @@
 // @ts-check
 /** What stands around the picture of histograms: ticks, steps, and the step that is pointed at. */
-import { count, number } from "../format.js";
+import { number } from "../format.js";
 import { colors } from "../theme.js";
 import { STRIP } from "./paint.js";
 
 export const LEFT = 52;
 export const BOTTOM = 16;
-const FONT = "10.5px system-ui, sans-serif";
 const LETTERS = 11;
 
 /** @typedef {{width: number, height: number, ratio: number}} Size in CSS pixels, and device pixels for each */
 
 /**
  * Where a value stands, in CSS pixels from the top.
- * @param {import("./shape.js").SignedLog} axis
+ * @param {import("./shape.js").Values} axis
  * @param {number} value
  * @param {Size} size
  */
@@ -22,16 +21,12 @@ export function topOf(axis, value, { height, ratio }) {
 }
 
 /**
+ * Draws the values on the left.
  * @param {CanvasRenderingContext2D} pen
- * @param {import("./shape.js").SignedLog} axis
- * @param {[number, number]} span
+ * @param {import("./shape.js").Values} axis
  * @param {Size} size
  */
-export function drawAxes(pen, axis, span, size) {
-  pen.font = FONT;
-  pen.fillStyle = colors().quiet;
-  pen.textAlign = "right";
-  pen.textBaseline = "middle";
+export function drawValues(pen, axis, size) {
   let free = Infinity;
   for (const value of axis.ticks(Math.max(1, Math.floor(size.height / 55)))) {
     const y = topOf(axis, value, size);
@@ -40,11 +35,25 @@ export function drawAxes(pen, axis, span, size) {
     pen.fillText(number(value, { digits: 1 }), LEFT - 7, Math.max(6, Math.min(size.height - BOTTOM - 5, y)));
     pen.fillRect(LEFT - 4, Math.round(y), 3, 1);
   }
-  pen.textBaseline = "alphabetic";
-  pen.textAlign = "left";
-  pen.fillText(count(span[0]), LEFT, size.height - 3);
-  pen.textAlign = "right";
-  pen.fillText(count(span[1]), size.width, size.height - 3);
+}
+
+/** The box that a pointer draws. @param {CanvasRenderingContext2D} pen @param {import("./brush.js").Box} box
+ * @param {Size} size */
+export function drawBox(pen, { left, right, top, bottom }, { width, height }) {
+  const [x, y] = [Math.max(LEFT, left), Math.max(0, top)];
+  const [w, h] = [Math.min(width, right) - x, Math.min(height - BOTTOM, bottom) - y];
+  pen.globalAlpha = 0.25;
+  pen.fillStyle = colors().card;
+  pen.fillRect(x, y, w, h);
+  pen.globalAlpha = 1;
+  pen.lineWidth = 1;
+  for (const [color, by] of /** @type {[string, number][]} */ ([
+    [colors().card, 1],
+    [colors().ink, 0],
+  ])) {
+    pen.strokeStyle = color;
+    pen.strokeRect(x + 0.5 + by, y + 0.5 + by, w - 1 - 2 * by, h - 1 - 2 * by);
+  }
 }
 
 /** @param {CanvasRenderingContext2D} pen @param {number} step @param {[number, number]} span @param {Size} size */

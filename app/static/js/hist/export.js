@@ -1,5 +1,6 @@
 // @ts-check
 /** The wall as a picture: what is in sight, with its names. */
+import { pixelRatio } from "../canvas.js";
 import { imageOf } from "../plot/files.js";
 import { colors } from "../theme.js";
 
@@ -12,7 +13,7 @@ export async function pngOf(wall, title, of) {
   const boxes = tiles.map((tile) => tile.element.getBoundingClientRect());
   const [left, top] = [Math.min(...boxes.map((box) => box.left)), Math.min(...boxes.map((box) => box.top))];
   const [right, bottom] = [Math.max(...boxes.map((box) => box.right)), Math.max(...boxes.map((box) => box.bottom))];
-  const ratio = Math.min(2, devicePixelRatio || 1);
+  const ratio = pixelRatio();
   const canvas = document.createElement("canvas");
   canvas.width = (right - left + 2 * GAP) * ratio;
   canvas.height = (bottom - top + 2 * GAP + HEAD) * ratio;

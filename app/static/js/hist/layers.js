@@ -22,24 +22,30 @@ export async function modulesOf(run, signal) {
   return new Map(modules.map(({ path, type }, place) => [path, { type, place }]));
 }
 
-/** The layers of a kind with their newest values.
- * @param {string} run @param {string} kind @param {Map<string, Placed>} modules @param {AbortSignal} signal @returns
- * {Promise<Layer[]>} */
-export async function layersOf(run, kind, modules, signal) {
-  const said = await get("latest", { run, kind, limit: 100000 }, signal);
+/** The layers of a kind with their newest values in some steps.
+ * @param {string} run @param {string} kind @param {Map<string, Placed>} modules
+ * @param {{from?: number, to?: number}} steps @param {AbortSignal} signal @returns {Promise<Layer[]>} */
+export async function layersOf(run, kind, modules, steps, signal) {
+  const query = { run, kind, limit: 100000 };
+  const said = await get("latest", query, signal);
+  const shown = steps.to === undefined ? said : await get("latest", { ...query, ...steps }, signal);
+  const values = new Map(shown.taps.map((tap) => [tap.number, tap.values]));
   const column = (/** @type {string} */ name) => said.stats.indexOf(name);
   const [zero, spread, bad] = ["zero_fraction", "std", "nonfinite"].map(column);
-  return said.taps.map((tap) => ({
-    tap: Number(tap.number),
-    module: tap.module,
-    label: tap.label.slice(tap.module.length).trim(),
-    type: modules.get(tap.module)?.type ?? "",
-    place: modules.get(tap.module)?.place ?? modules.size,
-    zero: numberOf(tap.values[zero]),
-    spread: numberOf(tap.values[spread]),
-    bad: numberOf(tap.values[bad]),
-    drift: NaN,
-  }));
+  return said.taps.map((tap) => {
+    const at = values.get(tap.number) ?? []; // nothing if it wasn't captured in these steps
+    return {
+      tap: Number(tap.number),
+      module: tap.module,
+      label: tap.label.slice(tap.module.length).trim(),
+      type: modules.get(tap.module)?.type ?? "",
+      place: modules.get(tap.module)?.place ?? modules.size,
+      zero: numberOf(at[zero]),
+      spread: numberOf(at[spread]),
+      bad: numberOf(at[bad]),
+      drift: NaN,
+    };
+  });
 }
 
 /** Sets each layer's drift over the shown steps.

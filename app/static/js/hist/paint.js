@@ -23,7 +23,7 @@ export function levelOf(share) {
 }
 
 /** The bins of each row of pixels: the first, and the one after the last. Bins around zero share the rows of the band.
- * @param {Shape} shape @param {import("./shape.js").SignedLog} axis @param {number} rows
+ * @param {Shape} shape @param {import("./shape.js").Values} axis @param {number} rows
  * @returns {{from: Int32Array, to: Int32Array, band: [number, number], about: [number, number]}} `about`: the bins
  * that are summed up in the band */
 export function rowsOf(shape, axis, rows) {
@@ -40,6 +40,7 @@ export function rowsOf(shape, axis, rows) {
       [low, high] = [Math.min(low, shape.edges[bin]), Math.max(high, shape.edges[bin + 1])];
       continue;
     }
+    if (row(shape.edges[bin]) < 0 || row(shape.edges[bin + 1]) > rows) continue; // beyond a part of the axis
     const top = Math.max(0, Math.min(rows - 1, Math.round(row(shape.edges[bin + 1]))));
     const bottom = Math.max(top + 1, Math.min(rows, Math.round(row(shape.edges[bin]))));
     for (let y = top; y < bottom; y += 1) {
@@ -48,14 +49,15 @@ export function rowsOf(shape, axis, rows) {
     }
   }
   const top = Math.floor(row(high));
-  return { from, to, band: [top, Math.max(top + 1, Math.ceil(row(low)))], about };
+  const within = (/** @type {number} */ y) => Math.min(rows, Math.max(0, y));
+  return { from, to, band: [within(top), within(Math.max(top + 1, Math.ceil(row(low))))], about };
 }
 
 /**
  * Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the
  * edges.
  * @param {Uint32Array} pixels @param {number} width @param {number} height
- * @param {Shape} shape @param {import("./shape.js").SignedLog} axis @param {[number, number]} span first and last step
+ * @param {Shape} shape @param {import("./shape.js").Values} axis @param {[number, number]} span first and last step
  * @param {Palette} palette @param {number} empty the color of empty cells */
 export function paint(pixels, width, height, shape, axis, span, palette, empty) {
   const inner = height - 2 * STRIP;

@@ -21,7 +21,7 @@ export function stepsOf(shape, column) {
 /**
  * @param {Shape} shape
  * @param {Float64Array} ends
- * @param {import("./shape.js").SignedLog} axis
+ * @param {import("./shape.js").Values} axis
  * @param {{step: number, value: number}} at
  * @returns {string} lines
  */
@@ -43,7 +43,7 @@ export function say(shape, ends, axis, { step, value }) {
 /**
  * @param {Shape} shape
  * @param {number} column
- * @param {import("./shape.js").SignedLog} axis
+ * @param {import("./shape.js").Values} axis
  * @param {number} value
  * @param {number} total
  */

@@ -169,3 +169,36 @@ export class SignedLog {
     return [...side(-this.negative).map((value) => -value), 0, ...side(this.positive).reverse()];
   }
 }
+
+/** @typedef {SignedLog | AxisPart} Values an axis of values */
+
+/** A part of an axis, between two values. What lies outside has places below 0 and above 1. */
+export class AxisPart {
+  #from;
+  #length;
+
+  /** @param {SignedLog} axis @param {[number, number]} values its ends */
+  constructor(axis, [low, high]) {
+    this.axis = axis;
+    this.small = axis.small;
+    this.#from = axis.place(low);
+    this.#length = axis.place(high) - this.#from || 1;
+  }
+
+  /** @param {number} value */
+  place(value) {
+    return (this.axis.place(value) - this.#from) / this.#length;
+  }
+
+  /** @param {number} place */
+  value(place) {
+    return this.axis.value(this.#from + place * this.#length);
+  }
+
+  /** @param {number} [many] of a side, at most */
+  ticks(many = 3) {
+    const inside = this.axis.ticks(100).filter((value) => this.place(value) >= 0 && this.place(value) <= 1);
+    const every = Math.max(1, Math.ceil(inside.length / (2 * many)));
+    return inside.filter((_, place) => place % every === 0);
+  }
+}

@@ -6,12 +6,14 @@
 import { get } from "../api.js";
 import { h } from "../dom.js";
 import { Refresh } from "../live/refresh.js";
+import { visit } from "../timeline/keep.js";
 import { HistMap } from "./map.js";
 import { HistProfile } from "./profile.js";
 import { extentOf, SignedLog, shapeOf } from "./shape.js";
 
 const CHUNK = 120; // tiles that are made at once; more when the reader scrolls near the end
 const NARROW_CHUNK = 16; // in a single column
+const TAIL_LETTERS = 12; // of a name that is cut in its middle
 const NARROW_PX = 700;
 const MAX_ASKED = 50;
 const MAX_CACHED = 300; // answers, for tiles that come into view again
@@ -72,13 +74,15 @@ export class Wall {
     for (const layer of this.layers.slice(made, made + many)) {
       const plot = h("div", { class: "plot" });
       const address = this.page.address("layer", { module: layer.module });
+      const name = layer.module || "(root)";
+      const parts = [name.slice(0, -TAIL_LETTERS), name.slice(-TAIL_LETTERS)];
       const element = h(
         "article",
         { class: "tile" },
         h(
           "h3",
           { title: `${layer.module} ${layer.label}` },
-          h("a", { href: address }, layer.module || "(root)"),
+          h("a", { href: address }, ...parts.map((part) => h("span", {}, part))),
           h("span", { class: "quiet" }, ` ${layer.type} ${shortOf(layer.label)}`),
         ),
         plot,
@@ -110,7 +114,7 @@ export class Wall {
     const { state } = this.page;
     const { layer } = tile;
     const onOpen = (/** @type {number | null} */ step) =>
-      location.assign(this.page.address("layer", { module: layer.module, ...(step === null ? {} : { step }) }));
+      visit(this.page, "layer", { module: layer.module, ...(step === null ? {} : { step }) });
     const options = {
       title: `${layer.module} ${layer.label}`,
       height: HEIGHTS[state.get("size")] ?? HEIGHTS.m,

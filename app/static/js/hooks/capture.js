@@ -22,7 +22,8 @@ export class Capture {
   #paths = new Set();
   /** The number of modules that the applied settings select. @type {number | null} */
   #now = null;
-  #asked = 0;
+  /** The request for a preview of the form as it is. */
+  #asking = new AbortController();
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
   /** The changes by checkboxes, one at a time. @type {Promise<unknown>} */
@@ -82,27 +83,37 @@ export class Capture {
   /** Requests a preview. @param {number} [wait] milliseconds */
   look(wait = 0) {
     this.#draw();
-    clearTimeout(this.#timer);
+    const signal = this.#changed();
     this.#timer = setTimeout(async () => {
-      const asked = ++this.#asked;
       try {
-        const answer = await this.#previewOf(this.wanted);
-        if (asked === this.#asked) this.#take(answer); // else the form changed in the meantime
+        const answer = await this.#previewOf(this.wanted, signal);
+        if (!signal.aborted) this.#take(answer);
       } catch (error) {
-        if (asked === this.#asked) this.#show(/** @type {Error} */ (error).message, "error");
+        if (!signal.aborted) this.#show(/** @type {Error} */ (error).message, "error");
       }
     }, wait);
+  }
+
+  /** The form has changed: what was asked about it before is outdated. */
+  #changed() {
+    clearTimeout(this.#timer);
+    this.#asking.abort();
+    this.#asking = new AbortController();
+    return this.#asking.signal;
   }
 
   /** Switches modules on or off in the form. Returns the pattern that still excludes them.
    * @param {Switch} wanted @returns {Promise<string>} */
   switch(wanted) {
     const turn = this.#switching.then(async () => {
-      const answer = await this.#previewOf(this.wanted, wanted);
+      const { include, exclude } = this.wanted;
+      const answer = await this.#previewOf(this.wanted, undefined, wanted);
+      const now = this.wanted;
+      if (now.include !== include || now.exclude !== exclude)
+        throw new Error("The patterns were changed meanwhile: try again.");
       if (answer.blocked) return answer.blocked;
       this.#write({ include: answer.include.join("\n"), exclude: answer.exclude.join("\n") });
-      clearTimeout(this.#timer);
-      this.#asked += 1;
+      this.#changed();
       this.#take(answer);
       return "";
     });
@@ -110,10 +121,11 @@ export class Capture {
     return turn.catch(() => "");
   }
 
-  /** @param {Wanted} wanted @param {Switch} [change] @returns {Promise<Preview>} */
-  #previewOf({ include, exclude }, change) {
+  /** @param {Wanted} wanted @param {AbortSignal} [signal] @param {Switch} [change] @returns {Promise<Preview>} */
+  #previewOf({ include, exclude }, signal, change) {
     const draft = { include: patterns(include), exclude: patterns(exclude), ...(change ? { switch: change } : {}) };
-    return send("POST", `runs/${encodeURIComponent(this.form.dataset.run ?? "")}/selection`, draft);
+    const path = `runs/${encodeURIComponent(this.form.dataset.run ?? "")}/selection`;
+    return send("POST", path, draft, undefined, signal);
   }
 
   /** @param {Preview} answer */

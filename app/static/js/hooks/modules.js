@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
+import { visit } from "../timeline/keep.js";
 import { toast } from "../toast.js";
 import { Tree } from "../tree.js";
 import { nodesOf } from "../treeRows.js";
@@ -13,9 +14,10 @@ import { nodesOf } from "../treeRows.js";
  * calls: number,
  *   values: number, hooks: number}} Seen */
 
-/** @param {string} run @returns {Promise<Seen[]>} */
-export async function load(run) {
-  return /** @type {any} */ (await get(`runs/${encodeURIComponent(run)}/module-rows`));
+/** @param {string} run @param {{from?: number, to?: number}} steps of the values @param {AbortSignal} signal
+ * @returns {Promise<Seen[]>} */
+export async function load(run, steps, signal) {
+  return /** @type {any} */ (await get(`runs/${encodeURIComponent(run)}/module-rows`, steps, signal));
 }
 
 /**
@@ -57,7 +59,7 @@ export function makeTree(page, figure, capture) {
       value: ({ values }) => values,
       words: many,
       rank: ({ values }) => values,
-      help: "Values read in the newest captured step",
+      help: "Values read in the newest captured step, or in the steps that the page is about",
     },
     {
       key: "hooks",
@@ -110,8 +112,7 @@ export function makeTree(page, figure, capture) {
     else page.announce(byId("dry-run").textContent ?? "");
   }
 
-  const onPick = (/** @type {any} */ { path }) =>
-    location.assign(new URL(page.address("layer", { module: path }), document.baseURI));
+  const onPick = (/** @type {any} */ { path }) => visit(page, "layer", { module: path });
   const tree = new Tree(page, place, {
     title: "Modules",
     columns,

@@ -132,12 +132,14 @@ export function say(shape, order, { step, place }) {
 export function captionOf(shape, sort) {
   const rows =
     shape.group > 1
-      ? `${count(shape.channels)} channels in ${count(shape.rows)} rows: each row shows the largest value of ${count(shape.group)} neighboring channels, or NaN.`
+      ? `${count(shape.channels)} channels in ${count(shape.rows)} rows: ` +
+        `each row shows the largest value of ${count(shape.group)} neighboring channels, or NaN.`
       : `${count(shape.channels)} ${shape.channels === 1 ? "channel" : "channels"}.`;
   return sort ? `${rows} The ${sort} value of the newest shown step is on top.` : `${rows} Channel 0 is on top.`;
 }
 
-/** A row for each channel, in the order of the picture; a column for each span of steps. @param {Channels} shape @param {Uint32Array} order */
+/** A row for each channel, in the order of the picture; a column for each span of steps.
+ * @param {Channels} shape @param {Uint32Array} order */
 export function tableOf(shape, order) {
   const columns = Array.from(shape.first, (first) => `step ${count(first)}`);
   const rows = Array.from(order, (row) => [

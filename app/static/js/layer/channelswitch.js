@@ -4,7 +4,8 @@ import { get, patternOf, send } from "../api.js";
 import { byId } from "../dom.js";
 import { applied } from "../hooks/applied.js";
 
-/** @param {import("../page.js").Page} page @param {string} module @returns {() => Promise<void>} looks at the setting */
+/** @param {import("../page.js").Page} page @param {string} module
+ * @returns {() => Promise<void>} looks at the setting */
 export function startSwitch(page, module) {
   const [place, button, told] = [byId("channel-switch"), byId("capture-channels"), byId("channel-told")];
   const pattern = patternOf(module);

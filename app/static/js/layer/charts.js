@@ -53,7 +53,13 @@ export class Charts {
     return {
       plan,
       figure,
-      chart: new LineChart(this.page, figure, { title: plan.title, y: plan.y, query: () => this.#query(plan) }),
+      chart: new LineChart(this.page, figure, {
+        title: plan.title,
+        y: plan.y,
+        query: () => this.#query(plan),
+        // Shares are computed here, of several stats.
+        pins: plan.parts.every(({ make }) => make !== "shares"),
+      }),
     };
   }
 

@@ -1,6 +1,6 @@
 // @ts-check
 /** The charts of a module, by what was captured of it and by the tensor that is shown. Pure. */
-import { KIND_WORDS } from "../vocabulary.js";
+import { kindWords } from "../kinds.js";
 
 /** @typedef {{number: number | null, kind: string, index: string, call: number, phase: string, label: string}} Tap */
 /**
@@ -74,6 +74,8 @@ function atAGlance(taps) {
   const of = (/** @type {string[]} */ ...kinds) => kinds.flatMap((kind) => taps.filter((tap) => tap.kind === kind));
   const parts = (/** @type {Tap[]} */ some, /** @type {string} */ make) =>
     some.slice(0, MAX_LINES).map((tap) => ({ tap, name: shortOf(tap), make }));
+  const title = (/** @type {string} */ words, /** @type {Tap[]} */ some) =>
+    some.length > MAX_LINES ? `${words}, ${MAX_LINES} of ${some.length}` : words;
   const main = of("output").slice(0, 1);
   const shown = main.length ? main : of("input", "param", "param_grad", "update").slice(0, 1);
   const gradients = of("output_grad", "param_grad", "input_grad");
@@ -84,14 +86,15 @@ function atAGlance(taps) {
   if (gradients.length)
     plans.push({
       id: "gradients",
-      title: "Gradients: norm",
+      title: title("Gradients: norm", gradients),
       y: { title: "norm", scale: /** @type {const} */ ("log") },
       stats: ["norm"],
       parts: parts(gradients, "norm"),
     });
-  if (updates.length) plans.push(ratioOf(parts(updates, "ratio")));
+  if (updates.length) plans.push(ratioOf(parts(updates, "ratio"), title("Update-to-weight ratio", updates)));
   else if (shown.length) plans.push(percentilesOf(parts(shown, "fan"), `${wordOf(shown[0])}: percentiles`));
-  if (probes.length) plans.push({ ...valuesOf(parts(probes, "mean"), "Probes: mean"), id: "probes", stats: ["mean"] });
+  if (probes.length)
+    plans.push({ ...valuesOf(parts(probes, "mean"), title("Probes: mean", probes)), id: "probes", stats: ["mean"] });
   else if (shown.length) plans.push(sharesOf(parts([...shown, ...of("output_grad").slice(0, 1)], "shares")));
   return plans;
 }
@@ -117,11 +120,11 @@ function sharesOf(parts) {
   };
 }
 
-/** @param {Part[]} parts @returns {Plan} */
-function ratioOf(parts) {
+/** @param {Part[]} parts @param {string} [title] @returns {Plan} */
+function ratioOf(parts, title = "Update-to-weight ratio") {
   return {
     id: "ratio",
-    title: "Update-to-weight ratio",
+    title,
     y: { title: "norm of the update / norm of the weight", scale: "log" },
     stats: ["ratio"],
     parts,
@@ -145,7 +148,7 @@ export function distributionsOf(taps, choice) {
 
 /** A tap within its module, in short: `output`, `weight gradient`. @param {Tap} tap */
 export function shortOf(tap) {
-  const words = KIND_WORDS[tap.kind];
+  const words = kindWords(tap.kind);
   if (!tap.index) return words;
   if (tap.kind === "probe") return tap.index;
   if (tap.kind === "update") return `${tap.index} ${words}`;

@@ -6,6 +6,7 @@
 import { ApiError, numberOf } from "../api.js";
 import { byId, reveal } from "../dom.js";
 import { number } from "../format.js";
+import { notePartial } from "../partial.js";
 import { morph } from "./morph.js";
 import { Refresh } from "./refresh.js";
 
@@ -82,6 +83,7 @@ export class Parts {
     const address = `${this.page.address(this.place)}?${query}`;
     const answer = await fetch(address, { headers: { Accept: "text/html" }, signal });
     const html = await answer.text();
+    notePartial(answer, { isWhole: answer.ok });
     if (answer.status < 500)
       for (const [each, change] of wanted) if (this.#old.get(each) === change) this.#old.delete(each);
     if (!answer.ok) throw new ApiError(answer.status, "");

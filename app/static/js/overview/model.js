@@ -5,6 +5,7 @@ import { Finder } from "../finder.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
+import { visit } from "../timeline/keep.js";
 
 const MAX_ROWS = 10_000;
 
@@ -23,8 +24,6 @@ export class ModelPicture {
     this.cut = byId("model-cut");
     this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
     this.finder = new Finder(page, () => this.#choose());
-    /** Resolves when the first numbers are drawn. @type {Promise<void>} */
-    this.drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", () => keep(), { once: true }));
     const query = () => {
       const span = page.follow.span;
       return {
@@ -85,7 +84,8 @@ export class ModelPicture {
     this.plot.hidden = Boolean(words);
     if (this.empty.textContent !== words) this.empty.textContent = words;
     this.cut.hidden = !this.finder.text || this.#taps <= this.#rows.length;
-    this.cut.textContent = `The filter searches the first ${count(this.#rows.length)} of ${count(this.#taps)} layers here.`;
+    const searched = `${count(this.#rows.length)} of ${count(this.#taps)}`;
+    this.cut.textContent = `The filter searches the first ${searched} layers here.`;
   }
 
   /** @param {import("../heat/rows.js").Row} row @param {number} step */
@@ -99,6 +99,6 @@ export class ModelPicture {
       ...(phase && phase !== "train" ? { phase } : {}),
       step,
     };
-    location.assign(new URL(this.page.address("layer", query), document.baseURI));
+    visit(this.page, "layer", query);
   }
 }

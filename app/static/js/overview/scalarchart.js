@@ -6,10 +6,11 @@ import { Curve } from "../live/curve.js";
 import { LineChart } from "../plot/index.js";
 
 const POINTS = 1000;
+const MOST = 3 * POINTS; // of a run that is shown whole, until its points are requested again
 const HZ = 4;
 
 export class ScalarChart {
-  /** @type {{close: () => void} | null} */
+  /** @type {{close: () => void, change: (query: Record<string, any>) => void} | null} */
   #stream = null;
   /** @type {AbortController | null} */
   #asked = null;
@@ -17,8 +18,9 @@ export class ScalarChart {
   curve = new Curve();
 
   /** @param {import("../page.js").Page} page @param {string} name shown unless another one is chosen
-   * @param {(name: string, value: number) => void} [told] called with the newest drawn value */
-  constructor(page, name, told = () => {}) {
+   * @param {(name: string, value: number) => void} told called with the newest drawn value
+   * @param {Promise<unknown>} after what is needed more urgently than Plotly */
+  constructor(page, name, told, after) {
     this.told = told;
     this.page = page;
     this.usual = name;
@@ -28,10 +30,23 @@ export class ScalarChart {
       y: { title: "", scale: "linear" },
       legend: false,
       query,
+      after,
     });
+    this.#begin();
     page.state.on("scalar", () => this.show());
     page.follow.on("change", () => this.show());
     this.show();
+  }
+
+  /** Shows what came with the page, if it is what is to be shown. */
+  #begin() {
+    const { first } = byId("chart").dataset;
+    const { span } = this.page.follow;
+    const series = JSON.parse(document.getElementById("first-series")?.textContent ?? "null");
+    if (!series || !span || series.name !== this.name || Number(first) > span[0]) return;
+    this.curve.take(series, true);
+    this.#draw();
+    this.chart.draw(); // at once, so that it is in the first paint
   }
 
   /** Scalars may come later than the page. @param {string} usual */
@@ -53,7 +68,7 @@ export class ScalarChart {
   show() {
     const { follow } = this.page;
     const live = !follow.paused && "live" in follow.window ? follow.window.live : null;
-    const shown = JSON.stringify([this.name, live ?? follow.span]);
+    const shown = JSON.stringify([this.name, live === null ? follow.span : String(live)]);
     if (shown === this.#shown) return;
     this.#shown = shown;
     this.#stream?.close();
@@ -71,14 +86,16 @@ export class ScalarChart {
 
   /** @param {number} live */
   #follow(live) {
-    const wish = { view: "scalars", stats: [this.name], columns: POINTS, hz: HZ, from: -live };
+    const from = live === Infinity ? this.page.follow.first : -live;
+    const wish = { view: "scalars", stats: [this.name], columns: POINTS, hz: HZ, from };
     this.#stream = this.page.stream.subscribe(wish, {
       json: (said) => {
         if (said.type !== "scalars") return;
         const mine = said.scalars.find((each) => each.name === this.name);
         if (mine) this.curve.take(mine, said.snapshot);
         else if (said.snapshot) this.curve = new Curve();
-        this.curve.forget((this.page.follow.newest ?? 0) - live + 1);
+        if (live !== Infinity) this.curve.forget((this.page.follow.newest ?? 0) - live + 1);
+        else if (this.curve.length > MOST) this.#stream?.change(wish); // sent again, with fewer points
         this.#draw();
       },
     });
@@ -101,7 +118,7 @@ export class ScalarChart {
 
   #draw() {
     if (this.curve.length) {
-      this.chart.show([this.curve.line(this.name)]);
+      this.chart.show([this.curve.line(this.name)], this.name);
       const { newest } = this.curve;
       if (newest !== null) this.told(this.name, newest);
     } else this.chart.say(`${this.name} was not logged in these steps`);

@@ -16,9 +16,9 @@ import { open } from "../page.js";
 import { prefs } from "../prefs.js";
 import { toast } from "../toast.js";
 
-const FILTERS = ["severity", "name", "text", "in", "hide"];
+const FILTERS = ["severity", "name", "text", "hide"];
 
-const page = open({ severity: "", name: "", text: "", in: "", hide: "0", event: "", row: "0" });
+const page = open({ severity: "", name: "", text: "", hide: "0", event: "", row: "0" });
 const parts = new Parts(page, "events");
 const walk = new Walk(page);
 
@@ -37,7 +37,7 @@ byId("list").addEventListener("renewed", () => {
   if (key && key !== byId("detail").dataset.key) parts.now(["detail"]);
 });
 // Findings change with the steps; events, acknowledgements, and mutes don't need one.
-parts.follow(["timeline", "mutes", "list"]);
+parts.follow(["mutes", "list"], { held: true });
 page.events.on("news", () => parts.soon());
 listenToExplain(page, () => parts.now(["detail"]));
 prefs.on("numbers", () => dress(document));

@@ -5,7 +5,6 @@ import { Finder } from "../finder.js";
 import { PickedLine } from "../flow/line.js";
 import { OverTime } from "../flow/overtime.js";
 import { Profile } from "../flow/profile.js";
-import { startScrub } from "../flow/scrub.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
@@ -89,6 +88,7 @@ function sayCount() {
       ? profile.values[0].why
       : "Neither outputs nor their gradients are captured. The Hooks page shows which kinds are.";
   profile.plot.hidden = !layers.length;
+  byId("profile-step").textContent = profile.about;
 }
 
 /** Other layers are found. */
@@ -108,7 +108,6 @@ state.on("module", () => {
   overTime.heat.draw();
   ratio.draw();
 });
-startScrub(page);
 filter();
 
 /** The next layer, in the order that is seen. @param {number} by */

@@ -25,7 +25,9 @@ const wall = new Wall(page, byId("wall"));
 let layers = [];
 /** @type {Map<string, import("../hist/layers.js").Placed>} */
 let modules = new Map();
-const loading = told(load);
+/** The kind that the layers are of. */
+let loaded = "";
+const loading = told((signal) => (layers.length && loaded === state.get("kind") ? measure(signal) : load(signal)));
 const arranging = told(show);
 const live = new Refresh(async () => (layers.length ? wall.soon() : loading.now()), {
   min: LIVE_MS,
@@ -83,19 +85,43 @@ function whyEmpty() {
     ];
   if (follow.newest === null) return ["No steps yet. Histograms appear with the first captured step."];
   const gradient = state.get("kind").endsWith("grad") || state.get("kind") === "update";
+  const needs = gradient ? " Gradients need a backward pass, updates an optimizer step." : "";
+  const { from, to } = follow.values;
+  const where =
+    from === undefined
+      ? `${count(follow.newest + 1)} steps`
+      : from === to
+        ? `step ${count(to)}`
+        : `steps ${count(from)} to ${count(to)}`;
   return [
-    `None captured in ${count(follow.newest + 1)} steps.${gradient ? " Gradients need a backward pass, updates an optimizer step." : ""} The Hooks page shows which kinds are captured and why a module is not captured. You can turn kinds on there during the training.`,
+    `None captured in ${where}.${needs} The Hooks page shows which kinds are captured ` +
+      "and why a module is not captured. You can turn kinds on there during the training.",
   ];
 }
 
 /** Loads the layers of the selected kind. @param {AbortSignal} signal */
 async function load(signal) {
   if (!modules.size) modules = await modulesOf(run, signal);
-  const loaded = await layersOf(run, state.get("kind"), modules, signal);
+  const kind = state.get("kind");
+  const found = await layersOf(run, kind, modules, follow.values, signal);
   signal.throwIfAborted();
-  layers = loaded;
+  layers = found;
+  loaded = kind;
   wall.forget();
   await arranging.now();
+}
+
+/** The values of the layers are those of other steps. @param {AbortSignal} signal */
+async function measure(signal) {
+  const found = await layersOf(run, loaded, modules, follow.values, signal);
+  signal.throwIfAborted();
+  const known = new Map(found.map((layer) => [layer.tap, layer]));
+  for (const layer of layers) {
+    const { zero = NaN, spread = NaN, bad = NaN } = known.get(layer.tap) ?? {};
+    Object.assign(layer, { zero, spread, bad });
+  }
+  if (state.get("sort") === "model") card.refresh();
+  else await arranging.now();
 }
 
 /** Shows the server's error message. If the server doesn't answer, the banner says so.
@@ -112,7 +138,10 @@ function told(work) {
 state.on("kind", () => loading.now());
 for (const name of ["sort", "size", "view"]) state.on(name, () => arranging.now());
 state.on("range", () => wall.now());
-follow.on("change", () => wall.now());
+follow.on("change", () => {
+  wall.now();
+  void loading.now();
+});
 follow.on("newest", () => live.soon());
 page.keys.add(
   "v",

@@ -1,5 +1,5 @@
 // @ts-check
-import { send } from "../api.js";
+import { ApiError, send } from "../api.js";
 import { byId } from "../dom.js";
 import { Capture } from "../hooks/capture.js";
 import { startFiles } from "../hooks/files.js";
@@ -7,6 +7,7 @@ import { startInventory } from "../hooks/inventory.js";
 import { load, makeTree } from "../hooks/modules.js";
 import { listenToRules } from "../hooks/rules.js";
 import { Parts } from "../live/parts.js";
+import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { toast } from "../toast.js";
 
@@ -25,16 +26,17 @@ let coverage = figures.dataset.coverage;
 const capture = form && new Capture(page, form, { drafted: () => tree.draw(), obeyed: () => void settle() });
 const tree = makeTree(page, byId("modules"), capture);
 
-async function show() {
+const listing = new Refresh(async (signal) => {
   try {
-    const modules = await load(run);
-    tree.show(modules);
+    tree.show(await load(run, page.follow.values, signal));
     capture?.look();
     byId("modules-said").textContent = "";
   } catch (error) {
-    toast(/** @type {Error} */ (error).message, { kind: "error" });
+    // If the server doesn't answer, the banner says so, and it is asked again.
+    if (error instanceof ApiError) toast(error.message, { kind: "error" });
+    throw error;
   }
-}
+});
 
 /** After a change, asks the trainer for its hooks, and waits until it has reported what it captures now. */
 async function settle() {
@@ -51,9 +53,13 @@ page.events.on("news", () => page.follow.paused || parts.soon());
 figures.addEventListener("renewed", () => {
   if (figures.dataset.coverage === coverage) return;
   coverage = figures.dataset.coverage;
-  void show();
+  void listing.now();
+});
+page.follow.on("change", () => {
+  byId("hooks-now").hidden = !page.follow.paused;
+  void listing.now();
 });
 startInventory(page, () => parts.now());
 startFiles(page);
 listenToRules(run, byId("rules"), () => parts.now(["rules"]));
-void show();
+void listing.now();

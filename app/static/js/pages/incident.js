@@ -9,7 +9,7 @@ import { open } from "../page.js";
 import { prefs } from "../prefs.js";
 
 const given = document.getElementById("around")?.dataset ?? {};
-const page = open({ id: "", stat: given.stat ?? "", y: "", step: given.step ?? "", steps: given.steps ?? "" });
+const page = open({ id: "", stat: given.stat ?? "", y: "" });
 const parts = new Parts(page, "incident");
 const chart = given.steps ? new OnsetChart(page, page.state.get("id")) : null;
 

@@ -11,7 +11,17 @@ import { distributionsOf, plansOf } from "../layer/plan.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 
-const page = open({ kind: "", index: "", call: "", phase: "", smooth: "0", y: "", channels: "", order: "" });
+const page = open({
+  kind: "",
+  index: "",
+  call: "",
+  phase: "",
+  smooth: "0",
+  y: "",
+  channels: "",
+  order: "",
+  spread: "rms",
+});
 const layer = document.getElementById("layer");
 
 if (layer) start(layer.dataset.module ?? "");
@@ -42,11 +52,12 @@ async function start(module) {
   addKeys(page);
   page.state.on("change", (names) => {
     if (["kind", "index", "call", "phase"].some((name) => names.includes(name))) show();
-    if (names.includes("step")) parts.now(["values"]);
+    if (names.includes("spread")) parts.now(["ranks"]);
   });
   page.cursor.on("pin", ({ step }) => step !== null && step !== undefined && page.follow.hold(step));
-  parts.follow(["values"]);
-  page.events.on("news", () => parts.soon(["alerts"]));
+  parts.follow(["values", "ranks"], { held: true });
+  page.follow.on("change", () => parts.soon(["facts", "alerts"]));
+  page.events.on("news", () => page.follow.paused || parts.soon(["alerts"]));
   page.events.on("run", (run) => {
     if (known !== null && run.taps !== known) {
       void look();

@@ -15,15 +15,13 @@ const PATIENCE_MS = 1500;
 
 const usual = byId("model").dataset.kind ?? "";
 const page = open({ kind: usual, stat: "norm", y: "linear", smooth: "0", scalar: "", scalars: "", row: "0" });
+// Plotly is large, and would delay the heatmap's first numbers. The chart itself is in the first paint.
+const drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", keep, { once: true }));
+const after = Promise.race([drawn, new Promise((go) => setTimeout(go, PATIENCE_MS))]);
+const chart = new ScalarChart(page, byId("scalars").dataset.usual ?? "", showNewest, after);
 const parts = new Parts(page, "");
-
 startParts();
-// The heatmap comes first, because the line's library is large and would delay the first numbers.
-const picture = new ModelPicture(page, byId("model"));
-let chart = /** @type {ScalarChart | null} */ (null);
-const begin = () => (chart ??= new ScalarChart(page, byId("scalars").dataset.usual, showNewest));
-picture.drawn.then(begin);
-setTimeout(begin, PATIENCE_MS);
+new ModelPicture(page, byId("model"));
 
 function startParts() {
   parts.follow(undefined, { held: true });
@@ -33,7 +31,7 @@ function startParts() {
   page.state.on("row", () => parts.now(["values"]));
   prefs.on("numbers", () => dress(document));
   listenToSeen(page, () => parts.now(["findings", "news"]));
-  byId("scalars").addEventListener("renewed", () => chart?.know(byId("scalars").dataset.usual));
+  byId("scalars").addEventListener("renewed", () => chart.know(byId("scalars").dataset.usual ?? ""));
   listenToLinks(page);
 }
 

@@ -3,23 +3,43 @@
 import { byId } from "../dom.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
-import { edit, remove, restore } from "../runs/actions.js";
+import { archive, edit, remove, restore } from "../runs/actions.js";
+import { RunCharts } from "../runs/charts.js";
+import { rememberColumns } from "../runs/columns.js";
+import { startViews } from "../runs/views.js";
 import { toast } from "../toast.js";
 
 const MAX_MS = 10_000;
 
-const page = open({ sort: "started" });
+const LISTS = ["f", "sort", "columns", "group"]; // what of the address the server's list depends on
+const page = open({
+  sort: "started",
+  columns: "",
+  group: "",
+  metric: "loss",
+  tap: "",
+  stat: "rms",
+  band: "",
+  result: "",
+  setting: "",
+  smooth: "0",
+  y: "",
+  steps: "live:999999999",
+});
+rememberColumns(page);
 const list = /** @type {HTMLElement | null} */ (document.querySelector("[data-part=list]"));
 const parts = new Parts(page, "", { max: MAX_MS });
 const refresh = () => void parts.now();
-/** The selected runs and when they started, the last one last. They stay selected if a filter hides them.
- * @type {{run: string, started: number}[]} */
+/** The selected runs, the last one last. They stay selected if a filter hides them.
+ * @type {{run: string, name: string, group: string, started: number, live: boolean, archived: boolean}[]} */
 let ticked = [];
 /** Deleted runs that can still be restored. @type {Set<string>} */
 const gone = new Set();
 /** The removed runs that are listed. */
 let removed = listedAsGone();
 let known = "";
+/** @type {RunCharts | null} */
+let charts = null;
 
 page.stream.subscribe({ view: "runs", hz: 2 }, { json: hear });
 if (list) start(list);
@@ -35,17 +55,32 @@ function hear(said) {
   // Without runs, the page shows how to begin instead of the list.
   if ((list === null) === said.runs.length > 0) return location.reload();
   const now = JSON.stringify(said.runs);
-  if (now !== known) parts.soon();
+  if (now !== known) {
+    parts.soon();
+    charts?.refresh.soon();
+  }
   known = now;
 }
 
 /** @param {Element} body */
 function start(body) {
+  charts = new RunCharts(page, pick);
+  startViews(refresh);
   const compare = /** @type {HTMLButtonElement} */ (byId("compare"));
   compare.hidden = false;
   compare.addEventListener("click", () => {
     const [a, b] = ticked.toSorted((one, other) => one.started - other.started).map(({ run }) => run);
     location.assign(new URL(`compare?${new URLSearchParams({ a, b })}`, document.baseURI));
+  });
+  document.getElementById("bulk-archive")?.addEventListener("click", () => {
+    archive(ticked, !ticked.every((each) => each.archived), refresh);
+    ticked = [];
+    show();
+  });
+  document.getElementById("bulk-delete")?.addEventListener("click", () => {
+    const chosen = ticked.filter((each) => !each.live);
+    ticked = ticked.filter((each) => each.live);
+    remove(chosen, gone, show, refresh);
   });
   body.addEventListener("change", (event) => tick(/** @type {HTMLInputElement} */ (event.target)));
   body.addEventListener("click", (event) => {
@@ -53,14 +88,23 @@ function start(body) {
     const button = target.closest("[data-do]");
     const row = /** @type {HTMLElement | null} */ (button?.closest("tr") ?? null);
     if (row && button?.getAttribute("data-do") === "edit") edit(row, refresh);
-    if (row && button?.getAttribute("data-do") === "delete") remove(row, gone, show, refresh);
+    if (row && button?.getAttribute("data-do") === "delete") {
+      const next = row.nextElementSibling ?? row.previousElementSibling;
+      remove([{ run: row.dataset.run ?? "", name: row.dataset.name ?? "" }], gone, show, refresh);
+      /** @type {HTMLElement | null | undefined} */ (next?.querySelector("a"))?.focus();
+    }
     const link = /** @type {HTMLElement | null} */ (target.closest("[data-sort]"));
     if (!link) return;
     event.preventDefault();
     page.state.set({ sort: link.dataset.sort ?? "" }, { push: true });
   });
   body.addEventListener("renewed", show);
-  page.state.on("change", refresh);
+  page.state.on("change", (/** @type {string[]} */ names) => names.some((each) => LISTS.includes(each)) && refresh());
+  document.addEventListener("change", (event) => {
+    const select = /** @type {HTMLSelectElement} */ (event.target);
+    if (select.id === "grouping") page.state.set({ group: select.value }, { push: true });
+  });
+  show();
 }
 
 function listedAsGone() {
@@ -81,11 +125,21 @@ function announceGone() {
 
 /** @param {HTMLInputElement} box */
 function tick(box) {
-  const { run, started } = box.closest("tr")?.dataset ?? {};
-  if (!run) return;
+  const row = box.closest("tr");
+  const { run, name = "", started } = row?.dataset ?? {};
+  if (!row || !run) return;
   ticked = ticked.filter((each) => each.run !== run);
-  if (box.checked) ticked = [...ticked.slice(-1), { run, started: Number(started) }];
+  if (box.checked) ticked.push({ run, name, group: "", started: Number(started), live: false, archived: false });
   show();
+}
+
+/** Selects a run that was picked in a chart, or no longer. @param {string} run */
+function pick(run) {
+  const row = document.getElementById(`run-${run}`);
+  const box = /** @type {HTMLInputElement | null} */ (row?.querySelector("[data-do=tick]") ?? null);
+  if (!box) return;
+  box.checked = !box.checked;
+  tick(box);
 }
 
 /** Shows which runs are selected, and which are about to be deleted. */
@@ -94,11 +148,41 @@ function show() {
   for (const row of rows) {
     const run = row.dataset.run ?? "";
     row.toggleAttribute("data-gone", gone.has(run));
+    const its = ticked.find((each) => each.run === run);
     const box = /** @type {HTMLInputElement | null} */ (row.querySelector("[data-do=tick]"));
-    if (box) box.checked = ticked.some((each) => each.run === run);
+    if (box) box.checked = its !== undefined;
+    const { how, group = "" } = row.dataset;
+    if (its) Object.assign(its, { live: how === "live", archived: "archived" in row.dataset, group });
   }
+  showCharts([...rows].filter((row) => !gone.has(row.dataset.run ?? "")));
   const both = /** @type {HTMLButtonElement} */ (byId("compare"));
   both.disabled = ticked.length !== 2;
-  both.textContent = ticked.length ? `Compare ${ticked.length} of 2` : "Compare";
-  if (ticked.length === 2) both.textContent = "Compare both";
+  both.textContent = ticked.length === 1 ? "Compare 1 of 2" : ticked.length === 2 ? "Compare both" : "Compare";
+  showBulk();
+}
+
+/** Shows the runs of these rows, or the selected ones, in the charts, and their colors in the rows.
+ * @param {HTMLElement[]} rows */
+function showCharts(rows) {
+  if (!charts || !list) return;
+  const listed = rows.map(({ dataset: { run = "", name = "", group = "" } }) => ({ run, name, group }));
+  charts.choose(listed, ticked);
+  for (const sign of /** @type {NodeListOf<HTMLElement>} */ (list.querySelectorAll(".swatch"))) {
+    const run = sign.closest("tr")?.dataset.run;
+    sign.style.background = run ? charts.colorOf(run) : charts.colorOfGroup(sign.dataset.group ?? "");
+  }
+}
+
+/** Shows what can be done with all selected runs. */
+function showBulk() {
+  const bulk = document.getElementById("bulk");
+  if (!bulk) return;
+  bulk.hidden = ticked.length === 0;
+  const finished = ticked.filter((each) => !each.live).length;
+  const word = ticked.every((each) => each.archived) ? "Unarchive" : "Archive";
+  byId("bulk-archive").textContent = `${word} ${ticked.length}`;
+  const deleting = /** @type {HTMLButtonElement} */ (byId("bulk-delete"));
+  deleting.textContent = `Delete ${finished}`;
+  deleting.disabled = finished === 0;
+  deleting.title = finished < ticked.length ? "Live runs stay: stop their training before you delete them." : "";
 }

@@ -3,9 +3,12 @@
 import { get, only } from "../api.js";
 import { byId, h } from "../dom.js";
 import { Finder } from "../finder.js";
+import { ofParameters } from "../kinds.js";
 import { open } from "../page.js";
 import { Asking } from "../tensors/ask.js";
+import { addFollowing } from "../tensors/follow.js";
 import { listed, showList, snapshotsOf } from "../tensors/list.js";
+import { aboutStep, nearestOf } from "../tensors/nearest.js";
 import { Rolled } from "../tensors/rolled.js";
 import { Viewer } from "../tensors/viewer.js";
 import { toast } from "../toast.js";
@@ -30,7 +33,7 @@ const DEFAULTS = {
 const ROLLOUT = { image: "0", rollout: "", sample: "0", fuse: "mean", discard: "0", gradient: "0", position: "0" };
 
 const page = open({ ...DEFAULTS, ...ROLLOUT });
-const { state } = page;
+const { state, follow } = page;
 const run = /** @type {string} */ (page.run);
 const viewer = new Viewer(page);
 const rolled = new Rolled(page);
@@ -41,11 +44,18 @@ let kept = [];
  * @type {import("../answers.js").Snapshot | null}
  */
 let first = null;
+/** The request for the places of a module's tensors. */
+let placing = new AbortController();
 const finder = new Finder(page, () => showList(page, kept, finder, chosen()));
 
 /** The snapshot that is looked at. */
 function chosen() {
   if (state.get("snapshot")) return kept.find((each) => String(each.number) === state.get("snapshot"));
+  if (follow.paused)
+    return nearestOf(
+      listed(kept).filter((each) => finder.fits(each.tap.module)),
+      follow.values,
+    );
   const found = kept.find((each) => each.number === first?.number);
   if (found) return found;
   first = listed(kept).find((each) => finder.fits(each.tap.module)) ?? null;
@@ -67,17 +77,25 @@ async function load() {
 async function show() {
   const one = chosen();
   showList(page, kept, finder, one);
+  byId("viewer-note").textContent = one
+    ? aboutStep("A snapshot", one.step, follow.values, state.get("snapshot") !== "")
+    : "";
   await viewer.show(one ? [one, ...kept.filter((each) => String(each.number) === state.get("beside"))] : []);
   if (one) return;
   const empty = byId("viewer-empty");
   if (state.get("snapshot"))
-    empty.textContent = `Snapshot ${state.get("snapshot")} was discarded to make room for newer ones. Choose another one, or capture it again.`;
+    empty.textContent =
+      `Snapshot ${state.get("snapshot")} was discarded to make room for newer ones. ` +
+      "Choose another one, or capture it again.";
 }
 
 /** Where the module has more than one tensor of this kind: its parameters by name, the places of a nested output. */
 async function places() {
+  placing.abort();
+  placing = new AbortController();
   const select = byId("ask-form").elements.namedItem("index");
-  const found = state.get("module") ? await indicesOf(state.get("module"), state.get("kind")) : [];
+  const { module, kind } = state.values;
+  const found = module ? await indicesOf(module, kind, placing.signal) : [];
   byId("ask-index-row").hidden = found.length < 2 && (found[0] ?? "") === "";
   select.replaceChildren(
     ...(found.length ? found : [""]).map((index) => h("option", { value: index }, index || "the output")),
@@ -86,25 +104,30 @@ async function places() {
   select.value = state.get("index");
 }
 
-/** @param {string} module @param {string} kind @returns {Promise<string[]>} */
-async function indicesOf(module, kind) {
-  if (/^param|^update/.test(kind)) {
+/** @param {string} module @param {string} kind @param {AbortSignal} signal @returns {Promise<string[]>} */
+async function indicesOf(module, kind, signal) {
+  if (ofParameters(kind)) {
     // Also where parameters are not captured: their shapes are known.
-    const { modules } = await get(`runs/${encodeURIComponent(run)}/modules`, only(module));
+    const { modules } = await get(`runs/${encodeURIComponent(run)}/modules`, only(module), signal);
     return Object.keys(modules[0]?.shapes ?? {}).filter((name) => !/^(in|out)put\b/.test(name));
   }
-  const { taps } = await get("taps", { run, ...only(module), kind });
+  const { taps } = await get("taps", { run, ...only(module), kind }, signal);
   return [...new Set(taps.map((tap) => tap.index))];
 }
 
 /** @param {() => Promise<any>} work */
 const say = (work) => () =>
-  work().catch((error) => toast(`Can\u2019t load the snapshots: ${error.message}`, { kind: "error" }));
+  work().catch((error) => {
+    if (error.name !== "AbortError") toast(`Can\u2019t load the snapshots: ${error.message}`, { kind: "error" });
+  });
 
 new Asking(page, load, (number) =>
   state.set({ snapshot: String(number), beside: "", view: "", at: "", part: "", after: "" }),
 );
+// The next snapshot of the same tensor is looked at in the same way.
+addFollowing(page, { look: load, chosen, show: (number) => state.set({ snapshot: String(number) }) });
 for (const name of ["snapshot", "beside"]) state.on(name, say(show));
+follow.on("change", say(show));
 for (const name of ["module", "kind"]) state.on(name, say(places));
 setInterval(() => document.hidden || load().catch(() => undefined), LIVE_MS);
 say(async () => {

@@ -27,16 +27,44 @@ export class Axis {
     const air = (ends[1] - ends[0]) * AIR || (this.kind === "linear" ? Math.abs(ends[0]) * AIR || 1 : 0.5);
     /** Where it begins and ends, as `place` counts. @type {[number, number]} */
     this.range = [ends[0] - air, ends[1] + air];
+    this.#ends = this.range;
+  }
+
+  /** @type {[number, number]} */
+  #ends;
+
+  /** Shows only a part. @param {[number, number]} values its ends */
+  zoom([low, high]) {
+    const ends = [this.scale.bend(low), this.scale.bend(high)];
+    if (ends[1] > ends[0]) this.range = /** @type {[number, number]} */ (ends);
   }
 
   /** Where a value stands; what has no place (zero on a log axis) stands at the foot. @param {number} value */
   place(value) {
-    return Math.min(this.range[1], Math.max(this.range[0], this.scale.bend(value)));
+    return Math.min(this.#ends[1], Math.max(this.#ends[0], this.scale.bend(value)));
+  }
+
+  /** The values at two places. @param {[number, number]} places @returns {[number, number]} */
+  values([low, high]) {
+    return [this.scale.unbend(low), this.scale.unbend(high)];
+  }
+
+  /**
+   * The values of another part: so many times as much of the axis, moved by a share of it. Null if that is all.
+   * @param {number} times @param {number} [by] @returns {[number, number] | null} */
+  part(times, by = 0) {
+    const [low, high] = this.range;
+    const moved = (low + high) / 2 + by * (high - low);
+    const middle = Math.min(this.#ends[1], Math.max(this.#ends[0], moved));
+    const half = ((high - low) / 2) * times;
+    const slack = (this.#ends[1] - this.#ends[0]) * 1e-9; // what was bent to and fro is rounded
+    const isAll = times > 1 && middle - half <= this.#ends[0] + slack && middle + half >= this.#ends[1] - slack;
+    return isAll ? null : this.values([middle - half, middle + half]);
   }
 
   /** The ticks: values, not exponents. @param {number} [many] @returns {{at: number, text: string}[]} */
   ticks(many = 5) {
-    const [low, high] = this.range.map((bent) => this.scale.unbend(bent));
+    const [low, high] = this.values(this.range);
     return ticks(new Scale(this.kind, low, high), many).map((value) => ({
       at: this.scale.bend(value),
       text: number(value, FORM),

@@ -1,42 +1,19 @@
 // @ts-check
-/**
- * Charts of lines that a person inspects. The only module that calls Plotly: its settings are here and nowhere else.
- */
+/** Charts of lines that a person inspects. */
 import { Card } from "../card.js";
+import { number } from "../format.js";
 import { colors, onTheme } from "../theme.js";
 import { blobOf } from "./files.js";
+import { CONFIG, plotly } from "./library.js";
 import { LineFigure } from "./lines.js";
 import { Panel } from "./panel.js";
+import { sketchOf } from "./sketch.js";
 
 const GAP_MS = 250; // one chart is drawn at most four times a second,
 const MAX_LIVE = 4; // and no more than four of a page are there at once
-const CONFIG = {
-  displayModeBar: false,
-  displaylogo: false,
-  showSendToCloud: false,
-  responsive: false,
-  doubleClick: false,
-  scrollZoom: false,
-  showTips: false,
-};
 
-/** @type {Promise<any> | null} */
-let loading = null;
-
-/** Plotly, loaded when it is needed first. @returns {Promise<any>} */
-export function plotly() {
-  loading ??= new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = `${document.body.dataset.static}/vendor/plotly-cartesian.min.js`;
-    script.onload = () => resolve(/** @type {any} */ (globalThis).Plotly);
-    script.onerror = () => {
-      loading = null;
-      reject(new Error("the chart library did not load: reload the page"));
-    };
-    document.head.append(script);
-  });
-  return loading;
-}
+/** How much more of the values a key shows, and how far up. @type {Record<string, [number, number]>} */
+const ZOOMS = { "+": [0.5, 0], "=": [0.5, 0], "-": [2, 0], ArrowUp: [1, 0.2], ArrowDown: [1, -0.2] };
 
 /** Those that are drawn now; who was drawn last is last. @type {Set<LineChart>} */
 const live = new Set();
@@ -56,12 +33,19 @@ addEventListener("pageshow", ({ persisted }) => {
  * @property {import("./lines.js").YAxis} [y]
  * @property {boolean} [legend] false for a single line, which the title names
  * @property {import("../card.js").CardOptions["query"]} [query] the same at full resolution
+ * @property {boolean} [pins] false if it is on the board already
+ * @property {Promise<unknown>} [after] what Plotly waits for, because it is needed more urgently
  */
 export class LineChart {
   #drawnAt = -Infinity;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
   #alive = true;
+  #listens = false;
+  /** The last drawing. Plotly draws in several turns, and fails if its chart is gone by then. */
+  #drawing = Promise.resolve();
+  /** What is shown until Plotly is there. @type {SVGElement | null} */
+  #sketch = null;
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure @param {ChartOptions} options */
   constructor(page, element, options) {
@@ -74,24 +58,39 @@ export class LineChart {
       png: () => this.picture("png"),
       svg: async () => (await this.picture("svg")).text(),
       query: options.query,
+      pins: options.pins,
     });
+    this.card.tools.prepend(this.panel.reset);
+    this.panel.reset.addEventListener("click", () => this.resetZoom());
     const { plot } = this.panel;
     page.schedule.watch(plot);
+    plot.addEventListener("keydown", (event) => this.#hear(event));
     plot.addEventListener("seen", () => this.ask(true));
     const again = () => this.ask(true);
     this.ends = [
       onTheme(again),
       page.follow.on("change", again),
       page.cursor.on("move", () => this.point()),
+      page.clock.on("change", again),
+      page.notes.on("change", () => {
+        if (!this.#isDrawn) return;
+        this.panel.showNotes(this.figure);
+        this.point();
+      }),
       ...["smooth", "y"].map((name) => page.state.on(name, again)),
     ];
     this.panel.onSize = again;
-    plotly().then(again, (error) => this.say(error.message));
+    Promise.resolve(options.after)
+      .then(plotly)
+      .then(again, (error) => this.#sketch || this.say(error.message));
   }
 
-  /** @param {import("./thin.js").Line[]} lines */
-  show(lines) {
-    this.figure.lines = lines;
+  /** @param {import("./thin.js").Line[]} lines
+   * @param {string} [about] what they are of, in a chart whose subject changes: a zoom ends with its subject */
+  show(lines, about = "") {
+    this.figure.take(lines, about);
+    if (!this.figure.zoomed) this.#brushed = "";
+    this.panel.reset.hidden = !this.figure.zoomed;
     this.panel.say("");
     this.ask();
   }
@@ -116,44 +115,104 @@ export class LineChart {
   }
 
   draw() {
-    const { Plotly } = /** @type {any} */ (globalThis);
-    const { plot, width, height } = this.panel;
-    if (!Plotly || !this.#alive || !width || !this.figure.lines.length) return;
+    this.panel.measure();
+    const { width, height } = this.panel;
+    if (!this.#alive || !width || !this.figure.lines.length) return;
     this.#drawnAt = performance.now();
-    const { traces, layout } = this.figure.make(colors(), width, height);
-    const fresh = !live.delete(this);
-    live.add(this);
-    Plotly.react(plot, traces, layout, CONFIG).then(() => this.#told());
-    if (fresh) this.#listen();
+    const figure = this.figure.make(colors(), width, height);
+    if ("Plotly" in globalThis) this.#plot(figure);
+    else this.#showSketch(sketchOf(figure));
+    mark("hookcore:chart");
     this.panel.describe(this.figure.summary());
+    this.panel.showNotes(this.figure);
     this.point();
     this.card.refresh();
     makeRoom();
   }
 
+  /** @param {{traces: any[], layout: any}} figure */
+  #plot({ traces, layout }) {
+    live.delete(this);
+    live.add(this);
+    const { Plotly } = /** @type {any} */ (globalThis);
+    this.#drawing = Plotly.react(this.panel.plot, traces, layout, CONFIG).then(() => this.#told());
+    if (!this.#listens) this.#listen();
+  }
+
+  /** @param {SVGElement | null} sketch */
+  #showSketch(sketch) {
+    this.#sketch?.remove();
+    this.#sketch = sketch;
+    if (sketch) this.panel.plot.append(sketch);
+  }
+
   /** For who measures: when which step was there to be seen. */
   #told() {
-    if (!performance.getEntriesByName("hookcore:plot").length) performance.mark("hookcore:plot");
+    this.#showSketch(null);
+    mark("hookcore:plot");
     const detail = { kind: "plot", step: this.figure.newest, ms: performance.now() - this.#drawnAt };
     document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail }));
   }
 
+  get #isDrawn() {
+    return live.has(this) || this.#sketch !== null;
+  }
+
   /** The cursor's line and what the lines say there. */
   point() {
-    if (live.has(this)) this.panel.point(this.figure);
+    if (this.#isDrawn) this.panel.point(this.figure);
   }
 
   #listen() {
+    this.#listens = true;
     const plot = /** @type {any} */ (this.panel.plot);
-    plot.on("plotly_relayout", (/** @type {any} */ change) => {
-      const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      if (Number.isFinite(from) && Number.isFinite(to))
-        this.page.follow.zoom(Math.max(0, Math.ceil(from)), Math.max(0, Math.ceil(from), Math.floor(to)));
-    });
-    plot.on("plotly_doubleclick", () => {
-      this.page.follow.live();
-      this.page.state.set({ steps: this.page.state.defaults.steps });
-    });
+    plot.on("plotly_relayout", (/** @type {any} */ change) => this.#zoom(change));
+    plot.on("plotly_doubleclick", () => this.resetZoom());
+  }
+
+  /** A box was drawn: its width is the range of all charts, its height is of this one. @param {any} change */
+  #zoom(change) {
+    const { figure, page } = this;
+    const [low, high] = [change["yaxis.range[0]"], change["yaxis.range[1]"]];
+    if (Number.isFinite(low) && Number.isFinite(high) && figure.axis) figure.zoomed = figure.axis.values([low, high]);
+    const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    if (Number.isFinite(from) && Number.isFinite(to)) {
+      const first = Math.max(0, Math.ceil(page.clock.step(from)));
+      page.follow.zoom(first, Math.max(first, Math.floor(page.clock.step(to))));
+      if (figure.zoomed) this.#brushed = page.state.get("steps");
+    }
+    this.#showReset();
+  }
+
+  /** The values are zoomed by key, too. @param {KeyboardEvent} event */
+  #hear(event) {
+    const { figure } = this;
+    const how = ZOOMS[event.key];
+    const isMove = how?.[0] === 1;
+    if (!how || !figure.axis || event.ctrlKey || event.metaKey || event.altKey || (isMove && !figure.zoomed)) return;
+    event.preventDefault();
+    event.stopPropagation();
+    figure.zoomed = figure.axis.part(...how);
+    this.#showReset();
+    const [low, high] = figure.zoomed ?? [];
+    this.page.announce(figure.zoomed ? `${number(Number(low))} to ${number(Number(high))}` : "All values");
+  }
+
+  /** The range that came with the zoom of this chart. */
+  #brushed = "";
+
+  #showReset() {
+    this.panel.reset.hidden = !this.figure.zoomed;
+    this.ask(true);
+  }
+
+  /** Shows all values again, and the steps from before if they were chosen with them. */
+  resetZoom() {
+    const { state, follow } = this.page;
+    this.figure.zoomed = null;
+    if (this.#brushed && this.#brushed === state.get("steps")) follow.whole();
+    this.#brushed = "";
+    this.#showReset();
   }
 
   /** The chart as a file, with its title and its legend. @param {"png" | "svg"} format */
@@ -167,7 +226,14 @@ export class LineChart {
 
   /** Gives back what Plotly holds; it is drawn again when it comes into sight. */
   purge() {
-    if (live.delete(this)) /** @type {any} */ (globalThis).Plotly.purge(this.panel.plot);
+    this.#showSketch(null);
+    if (!live.delete(this)) return;
+    const purge = () => {
+      if (live.has(this)) return;
+      this.#listens = false;
+      /** @type {any} */ (globalThis).Plotly.purge(this.panel.plot);
+    };
+    this.#drawing.then(purge, purge);
   }
 
   /** It is no more. */
@@ -179,6 +245,11 @@ export class LineChart {
     this.panel.remove();
     this.card.remove();
   }
+}
+
+/** For who measures: when something was there first. @param {string} name */
+function mark(name) {
+  if (!performance.getEntriesByName(name).length) performance.mark(name);
 }
 
 /** Of more than four those make room that are out of sight. */

@@ -1,8 +1,8 @@
 // @ts-check
 /** What a chart of lines is made of: traces and layout for Plotly, words and a table for readers. No DOM. */
-import { count } from "../format.js";
-import { evenTicks } from "../scale.js";
+import { countTicks } from "../timeline/knots.js";
 import { axisOf } from "./axis.js";
+import { FONT } from "./library.js";
 import { drawn } from "./thin.js";
 import { tracesOf } from "./traces.js";
 import { summaryOf, tableOf } from "./words.js";
@@ -15,21 +15,35 @@ import { summaryOf, tableOf } from "./words.js";
 
 const MAX_POINTS = 1000;
 export const MARGIN = { l: 54, r: 14, t: 8, b: 28 };
-const FONT = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
 export class LineFigure {
   /** @type {import("./thin.js").Line[]} */
   lines = [];
   /** @type {import("./thin.js").Drawn[]} */
   drawn = [];
-  /** @type {[number, number]} */
+  /** The steps on the axis. @type {[number, number]} */
   range = [0, 1];
+  /** The values between which the reader zoomed in. @type {[number, number] | null} */
+  zoomed = null;
+  /** @type {import("./axis.js").Axis | null} */
+  axis = null;
+  /** What the lines are of. */
+  #about = "";
 
-  /** @param {{state: {optional(name: string): string}, follow: {span: [number, number] | null}}} page
+  /** @param {{state: {optional(name: string): string}, follow: {span: [number, number] | null}, clock?:
+   * import("../timeline/clock.js").Clock}} page
    * @param {{title: string, y?: YAxis, legend?: boolean}} options */
   constructor(page, options) {
     this.page = page;
     this.options = options;
+  }
+
+  /** Takes lines. A zoom is of its subject: the values of another one are shown whole.
+   * @param {import("./thin.js").Line[]} lines @param {string} about */
+  take(lines, about) {
+    if (about !== this.#about) this.zoomed = null;
+    this.#about = about;
+    this.lines = lines;
   }
 
   /** @returns {import("./axis.js").ScaleName} */
@@ -55,7 +69,14 @@ export class LineFigure {
       ...this.drawn.flatMap(({ raw, min, max }) => [raw, min, max]),
     ]);
     this.range = rangeOf(span, this.drawn);
-    const traces = tracesOf(this.lines, this.drawn, axis, colors);
+    if (this.zoomed && !alone) axis.zoom(this.zoomed);
+    this.axis = axis;
+    const traces = tracesOf(
+      this.lines,
+      this.drawn.map((points) => placed(points, this.page.clock)),
+      axis,
+      colors,
+    );
     return { traces, layout: layoutOf(this, axis, colors, width, height, alone) };
   }
 
@@ -86,6 +107,14 @@ export class LineFigure {
   }
 }
 
+/** The points where their steps stand on the axis. @param {import("./thin.js").Drawn} points
+ * @param {import("../timeline/clock.js").Clock} [clock] @returns {import("./thin.js").Drawn} */
+function placed(points, clock) {
+  if (!clock || clock.by === "step") return points;
+  const marks = points.marks.map((mark) => ({ ...mark, x: clock.place(mark.x) }));
+  return { ...points, x: points.x.map((step) => clock.place(step)), marks };
+}
+
 /**
  * The steps on the axis: those of the page, so that all charts of it agree.
  * @param {[number, number] | null} span
@@ -96,10 +125,7 @@ function rangeOf(span, many) {
   const firsts = many.filter(({ first }) => first.length).map(({ first }) => first[0]);
   const lasts = many.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);
   const [from, to] = span ?? [Math.min(...firsts, Infinity), Math.max(...lasts, -Infinity)];
-  if (!(from <= to)) return [0, 1];
-  // A run that has just begun must not fill only a corner of its window.
-  const begun = span && firsts.length ? Math.max(from, Math.min(...firsts)) : from;
-  return [Math.min(begun, to) - 0.5, to + 0.5];
+  return from <= to ? [from - 0.5, to + 0.5] : [0, 1];
 }
 
 /**
@@ -111,8 +137,10 @@ function rangeOf(span, many) {
  * @param {boolean} alone
  */
 function layoutOf(figure, axis, colors, width, height, alone) {
-  const [from, to] = figure.range;
-  const steps = evenTicks(from, to, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
+  const { clock } = figure.page;
+  const [from, to] = figure.range.map((step) => clock?.place(step) ?? step);
+  const many = Math.max(2, Math.floor(width / 110));
+  const steps = clock ? clock.ticks(from, to, many) : countTicks(from, to, many);
   const ticks = axis.ticks(Math.max(3, Math.floor(height / 42)));
   const common = {
     gridcolor: colors.line,
@@ -126,7 +154,6 @@ function layoutOf(figure, axis, colors, width, height, alone) {
   return {
     width,
     height,
-    uirevision: "page",
     margin: alone ? { l: 74, r: 20, t: 44, b: 74 } : MARGIN,
     paper_bgcolor: alone ? colors.card : "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
@@ -140,14 +167,13 @@ function layoutOf(figure, axis, colors, width, height, alone) {
       ...common,
       showgrid: false,
       range: [from, to],
-      tickvals: steps,
-      ticktext: steps.map((step) => count(step)),
-      ...(alone ? named("step") : {}),
+      tickvals: steps.map(({ at }) => at),
+      ticktext: steps.map(({ text }) => text),
+      ...(alone ? named(clock?.title ?? "step") : {}),
     },
     yaxis: {
       ...common,
       range: axis.range,
-      fixedrange: true,
       tickvals: ticks.map(({ at }) => at),
       ticktext: ticks.map(({ text }) => text),
       ...(alone ? named(y?.title) : {}),

@@ -1,18 +1,22 @@
 // @ts-check
 /** The place of a chart in the page: its drawing area, its legend with values, its cursor, its words. No Plotly. */
-import { h } from "../dom.js";
+import { breakable, h } from "../dom.js";
+import { count } from "../format.js";
 import { colors } from "../theme.js";
 import { MARGIN } from "./lines.js";
 import { colorOf, SIGNS } from "./traces.js";
-import { nearest, stepsAt, valueWords } from "./words.js";
+import { covering, nearest, stepsAt, valueWords } from "./words.js";
 
 const CLICK_PX = 4;
+const DOUBLE_MS = 300; // between two clicks
 let made = 0;
 
 export class Panel {
   width = 0;
   height = 0;
   words = "";
+  /** What was drawn last. @type {import("./lines.js").LineFigure | null} */
+  figure = null;
   /** Called when its size is another. */
   onSize = () => {};
   #gone = new AbortController();
@@ -35,22 +39,31 @@ export class Panel {
     this.plot = h("div", {
       class: "plot-area",
       role: "img",
+      tabindex: "0",
+      "aria-keyshortcuts": "+ - ArrowUp ArrowDown",
       "aria-label": options.title,
       "aria-describedby": `summary-${made}`,
     });
     this.line = h("div", { class: "plot-cursor", hidden: true });
+    this.notes = h("div", { class: "plot-notes", "aria-hidden": "true" });
     this.empty = h("p", { class: "empty", hidden: true });
     this.legend = h("ul", { class: "plot-legend" });
     this.at = h("li", { class: "quiet" });
     this.place.replaceChildren(
-      h("div", { class: "plot-frame" }, this.plot, this.line),
+      h("div", { class: "plot-frame" }, this.plot, this.notes, this.line),
       this.empty,
       this.legend,
       this.summary,
     );
+    this.reset = h("button", { class: "button small", type: "button", hidden: true }, "Reset zoom");
     this.watcher = new ResizeObserver(([entry]) => this.#resize(entry.contentRect));
     this.watcher.observe(this.plot);
     this.#followPointer();
+  }
+
+  /** Its size before the observer's first word, which comes a frame late. */
+  measure() {
+    if (!this.width) [this.width, this.height] = [this.plot.clientWidth, this.plot.clientHeight];
   }
 
   /** @param {DOMRectReadOnly} size */
@@ -61,33 +74,63 @@ export class Panel {
     this.onSize();
   }
 
-  /** The pointer is the page's cursor; a click pins it. */
+  /** The pointer is the page's cursor; a click holds the page of a run at its step. */
   #followPointer() {
     const { plot, page } = this;
-    let downAt = NaN;
+    let [downAt, downY, clickAt] = [NaN, NaN, -Infinity];
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    let later;
     plot.addEventListener("pointermove", (event) => page.cursor.move({ step: this.#stepAt(event.clientX) }, this), {
       capture: true,
     });
     plot.addEventListener("pointerleave", () => page.cursor.move({ step: null }, this));
-    plot.addEventListener("pointerdown", (event) => (downAt = event.clientX), { capture: true });
+    plot.addEventListener(
+      "pointerdown",
+      (event) => {
+        [downAt, downY] = [event.clientX, event.clientY];
+        clearTimeout(later); // the second click of two, which show the whole again
+      },
+      { capture: true },
+    );
     // Plotly covers the page while it drags: the end of a click may be heard elsewhere.
     addEventListener(
       "pointerup",
       (event) => {
-        if (Math.abs(event.clientX - downAt) < CLICK_PX && event.button === 0)
-          page.cursor.pin({ step: this.#stepAt(downAt) });
-        downAt = NaN;
+        const moved = Math.max(Math.abs(event.clientX - downAt), Math.abs(event.clientY - downY));
+        if (moved < CLICK_PX && event.button === 0) {
+          const step = this.#captured(this.#stepAt(downAt));
+          if (performance.now() - clickAt > DOUBLE_MS) later = setTimeout(() => this.#hold(step), DOUBLE_MS);
+          clickAt = performance.now();
+        }
+        [downAt, downY] = [NaN, NaN];
       },
       { capture: true, signal: this.#gone.signal },
     );
   }
 
+  /** @param {number} step */
+  #hold(step) {
+    this.page.cursor.pin({ step });
+    if (this.page.run !== null) this.page.follow.hold(step);
+  }
+
+  /** The step that is drawn nearest to another one. @param {number} step */
+  #captured(step) {
+    const found = this.figure?.drawn.flatMap((points) => points.last[nearest(points, step)] ?? []) ?? [];
+    return found.reduce(
+      (best, each) => (Math.abs(each - step) < Math.abs(best - step) ? each : best),
+      found[0] ?? step,
+    );
+  }
+
   /** @param {number} clientX */
   #stepAt(clientX) {
+    const { clock } = this.page;
     const [from, to] = this.range;
     const share =
       (clientX - this.plot.getBoundingClientRect().left - MARGIN.l) / Math.max(1, this.width - MARGIN.l - MARGIN.r);
-    return Math.round(Math.min(to - 0.5, Math.max(from + 0.5, from + share * (to - from))));
+    const [left, right] = [clock.place(from), clock.place(to)];
+    return Math.round(Math.min(to - 0.5, Math.max(from + 0.5, clock.step(left + share * (right - left)))));
   }
 
   /**
@@ -96,35 +139,67 @@ export class Panel {
    */
   point(figure) {
     this.range = figure.range;
+    this.figure = figure;
     const { step: pointed = null } = this.page.cursor.point;
     const step = pointed ?? this.page.follow.step;
     const [from, to] = figure.range;
     const shown =
       step !== null && step >= from && step <= to && (pointed !== null || this.page.state.get("step") !== "");
     this.line.hidden = !shown;
-    if (shown)
-      this.line.style.transform = `translateX(${MARGIN.l + ((step - from) / (to - from)) * (this.width - MARGIN.l - MARGIN.r)}px)`;
-    this.#tell(figure, step);
+    if (shown) this.line.style.transform = `translateX(${this.#alongOf(step)}px)`;
+    this.#tell(figure, step, pointed === null ? this.page.follow.held : null);
   }
 
-  /** @param {import("./lines.js").LineFigure} figure @param {number | null} step */
-  #tell(figure, step) {
+  /** Pixels from the left edge to a step. @param {number} step */
+  #alongOf(step) {
+    const { clock } = this.page;
+    const [left, right] = this.range.map((each) => clock.place(each));
+    return MARGIN.l + ((clock.place(step) - left) / (right - left || 1)) * (this.width - MARGIN.l - MARGIN.r);
+  }
+
+  /** A line at each step at which somebody noted something. @param {import("./lines.js").LineFigure} figure */
+  showNotes(figure) {
+    this.range = figure.range;
+    const [from, to] = this.range;
+    const shown = this.page.notes.all.filter(({ step }) => step >= from && step <= to);
+    const lines = shown.map(({ step, text }) => {
+      const line = h("div", { title: `Step ${count(step)}: ${text}` });
+      line.style.transform = `translateX(${this.#alongOf(step)}px)`;
+      return line;
+    });
+    if (lines.length || this.notes.children.length) this.notes.replaceChildren(...lines);
+  }
+
+  /** @param {import("./lines.js").LineFigure} figure @param {number | null} step
+   * @param {number | null} held then the values of this step only */
+  #tell(figure, step, held) {
     const palette = colors();
     const known = figure.drawn.find(({ x }) => x.length);
-    const words = known ? stepsAt(known, nearest(known, step)) : "";
+    const find = (/** @type {import("./thin.js").Drawn} */ points) =>
+      held === null ? nearest(points, step) : covering(points, held);
+    const words = held === null ? (known ? stepsAt(known, nearest(known, step)) : "") : `step ${count(held)}`;
+    const beside = step === null ? "" : this.page.clock.beside(step);
+    const note = step === null ? "" : this.page.notes.at(step);
     const items = figure.lines.flatMap((line, order) => {
       const points = figure.drawn[order];
       if (!points) return []; // new, and out of view: not drawn yet
-      const place = nearest(points, step);
+      const place = find(points);
       // Lines may have been captured at different steps, such as those of two runs.
       const own = stepsAt(points, place);
       const sign = h("span", { class: line.mean ? "sign" : "sign wide-sign", "aria-hidden": "true" });
       sign.style.color = colorOf(line, order, palette);
       if (line.dashed) sign.classList.add("dashed");
       const at = own && own !== words ? h("span", { class: "quiet" }, `at ${own}`) : null;
-      return h("li", {}, sign, line.name, h("b", { class: "number" }, valueWords(line, points, place)), at);
+      return h(
+        "li",
+        {},
+        sign,
+        h("span", { class: "name" }, ...breakable(line.name)),
+        h("b", { class: "number" }, valueWords(line, points, place)),
+        at,
+      );
     });
-    this.at.textContent = words;
+    this.at.textContent = [words, beside, note].filter(Boolean).join(" \u00b7 ");
     this.legend.replaceChildren(this.at, ...items, ...marksOf(figure));
   }
 

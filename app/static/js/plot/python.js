@@ -53,7 +53,8 @@ function callOf({ path, query }) {
   const call = `client.${method}(${[...first, ...named].join(", ")})`;
   if (!loops.length) return `${answer} = ${call}`;
   const keys = loops.length > 1 ? "(tap, stat)" : loops[0][0];
-  return `${answer} = {\n    ${keys}: ${call}\n${loops.map(([key, each]) => `    for ${key} in ${literal(each)}\n`).join("")}}`;
+  const each = loops.map(([key, values]) => `    for ${key} in ${literal(values)}\n`).join("");
+  return `${answer} = {\n    ${keys}: ${call}\n${each}}`;
 }
 
 /** Whether there is a call for it. @param {Query[]} asked */

@@ -90,11 +90,17 @@ export function nearest(points, step) {
   return low > 0 && Math.abs(x[low - 1] - step) < Math.abs(x[low] - step) ? low - 1 : low;
 }
 
+/** The index of the point that covers a step; -1 if there is none. @param {Drawn} points @param {number} step */
+export function covering(points, step) {
+  const place = nearest(points, step);
+  return place >= 0 && points.first[place] <= step && points.last[place] >= step ? place : -1;
+}
+
 /** The steps of a point in words; nothing if there is no point. @param {Drawn} points @param {number} place */
 export function stepsAt(points, place) {
-  return place < 0
-    ? ""
-    : `${points.first[place] === points.last[place] ? "step" : "steps"} ${stepWords(points.first[place], points.last[place])}`;
+  if (place < 0) return "";
+  const [first, last] = [points.first[place], points.last[place]];
+  return `${first === last ? "step" : "steps"} ${stepWords(first, last)}`;
 }
 
 /** What a line says at a point. @param {Line} line @param {Drawn} points @param {number} place */

@@ -1,8 +1,10 @@
 // @ts-check
-/** The actions on a run in the list: rename, edit notes, delete. */
+/** The actions on runs in the list: edit what is said of one, archive, delete. */
 import { get, send } from "../api.js";
 import { h } from "../dom.js";
 import { toast } from "../toast.js";
+
+/** @typedef {{run: string, name: string}} Chosen a run and its name */
 
 /** Replaces the name by a form. @param {HTMLElement} row @param {() => void} refresh */
 export async function edit(row, refresh) {
@@ -10,14 +12,14 @@ export async function edit(row, refresh) {
   if ("editing" in row.dataset) return;
   row.dataset.editing = "";
   const path = /** @type {const} */ (`runs/${row.dataset.run}`);
-  const name = /** @type {HTMLInputElement} */ (h("input", { "aria-label": "Name", maxlength: 1000, required: true }));
-  const notes = /** @type {HTMLTextAreaElement} */ (
-    h("textarea", { "aria-label": "Notes", rows: 2, maxlength: 20000, placeholder: "Notes" })
-  );
+  const name = field("input", "Name", { maxlength: 1000, required: true });
+  const tags = field("input", "Tags", { maxlength: 1000, placeholder: "Tags, separated by commas" });
+  const group = field("input", "Group", { maxlength: 200, placeholder: "Group" });
+  const notes = field("textarea", "Notes", { rows: 2, maxlength: 20000, placeholder: "Notes" });
   const before = [...cell.childNodes];
-  // Notes that arrive late must not overwrite what was typed.
-  let known = false;
-  notes.addEventListener("input", () => (known = true));
+  // What arrives late must not overwrite what was typed.
+  const typed = new Set();
+  for (const each of [tags, group, notes]) each.addEventListener("input", () => typed.add(each));
   const end = () => {
     delete row.dataset.editing;
     cell.replaceChildren(...before);
@@ -27,7 +29,12 @@ export async function edit(row, refresh) {
   const save = async (/** @type {Event} */ asked) => {
     asked.preventDefault();
     try {
-      await send("PATCH", path, { name: name.value.trim(), ...(known ? { notes: notes.value } : {}) });
+      await send("PATCH", path, {
+        name: name.value.trim(),
+        ...(typed.has(tags) ? { tags: tagsOf(tags.value) } : {}),
+        ...(typed.has(group) ? { group: group.value.trim() } : {}),
+        ...(typed.has(notes) ? { notes: notes.value } : {}),
+      });
       end();
     } catch (error) {
       toast(`Saving failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
@@ -39,7 +46,7 @@ export async function edit(row, refresh) {
     h("button", { class: "button main" }, "Save"),
     h("button", { class: "button", type: "button", onclick: end }, "Cancel"),
   );
-  const form = h("form", { class: "edit", onsubmit: save }, name, notes, buttons);
+  const form = h("form", { class: "edit", onsubmit: save }, name, tags, group, notes, buttons);
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") end();
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event);
@@ -50,36 +57,68 @@ export async function edit(row, refresh) {
   name.focus();
   try {
     const run = await get(path);
-    if (!known) notes.value = run.notes;
-    known = true;
+    if (!typed.has(tags)) tags.value = run.tags.join(", ");
+    if (!typed.has(group)) group.value = run.group;
+    if (!typed.has(notes)) notes.value = run.notes;
   } catch (error) {
     toast(`${/** @type {Error} */ (error).message}`, { kind: "error" });
     end();
   }
 }
 
-/** Removes a run from the list at once, and from the server unless the reader undoes it.
- * @param {HTMLElement} row @param {Set<string>} gone @param {() => void} show @param {() => void} refresh */
-export function remove(row, gone, show, refresh) {
-  const run = row.dataset.run ?? "";
-  const next = /** @type {HTMLElement | null} */ (row.nextElementSibling ?? row.previousElementSibling);
-  gone.add(run);
-  show();
-  /** @type {HTMLElement | null | undefined} */ (next?.querySelector("a"))?.focus();
-  const back = () => {
-    gone.delete(run);
+/** @param {string} tag @param {string} label @param {Record<string, any>} attributes @returns {HTMLInputElement} */
+function field(tag, label, attributes) {
+  return /** @type {HTMLInputElement} */ (h(tag, { "aria-label": label, ...attributes }));
+}
+
+/** The tags in a text, each once. @param {string} text */
+export function tagsOf(text) {
+  return [...new Set(text.split(",").map((each) => each.trim()))].filter(Boolean);
+}
+
+/** "first", or "3 runs". @param {Chosen[]} runs */
+function named(runs) {
+  return runs.length === 1 ? runs[0].name : `${runs.length} runs`;
+}
+
+/** Asks the same for each of some runs, and says which ones failed.
+ * @param {Chosen[]} runs @param {string} what @param {(run: Chosen) => Promise<unknown>} ask @returns the failed ones */
+async function forEach(runs, what, ask) {
+  const done = await Promise.allSettled(runs.map(ask));
+  const failed = runs.filter((_, place) => done[place].status === "rejected");
+  const why = /** @type {PromiseRejectedResult | undefined} */ (done.find(({ status }) => status === "rejected"));
+  if (why) toast(`${what} ${named(failed)} failed: ${why.reason.message}`, { kind: "error" });
+  return failed;
+}
+
+/** Removes runs from the list at once, and from the server unless the reader undoes it.
+ * @param {Chosen[]} runs @param {Set<string>} gone @param {() => void} show @param {() => void} refresh */
+export function remove(runs, gone, show, refresh) {
+  const back = (/** @type {Chosen[]} */ some) => {
+    for (const { run } of some) gone.delete(run);
     show();
   };
+  for (const { run } of runs) gone.add(run);
+  show();
   const forGood = async () => {
-    try {
-      await send("DELETE", `runs/${run}`);
-      refresh();
-    } catch (error) {
-      back();
-      toast(`Deleting failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-    }
+    back(await forEach(runs, "Deleting", ({ run }) => send("DELETE", `runs/${run}`)));
+    refresh();
   };
-  toast(`Deleted ${row.dataset.name}.`, { undo: back, done: forGood });
+  toast(`Deleted ${named(runs)}.`, { undo: () => back(runs), done: forGood });
+}
+
+/** Takes runs off the list, or puts them back. @param {Chosen[]} runs @param {boolean} archived
+ * @param {() => void} refresh */
+export async function archive(runs, archived, refresh) {
+  const ask = (/** @type {boolean} */ yes) =>
+    forEach(runs, "Archiving", ({ run }) => send("PATCH", `runs/${run}`, { archived: yes }));
+  const undo = async () => {
+    await ask(!archived);
+    refresh();
+  };
+  const failed = await ask(archived);
+  if (failed.length < runs.length) toast(`${archived ? "Archived" : "Restored"} ${named(runs)}.`, { undo });
+  refresh();
 }
 
 /** Brings a removed run back. @param {string} run @param {Set<string>} gone @param {() => void} refresh */

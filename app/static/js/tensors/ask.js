@@ -39,6 +39,15 @@ export function fateOfAll(fates) {
   return /** @type {Fate[]} */ (["gone", "asked", "waiting"]).find((fate) => fates.includes(fate)) ?? "came";
 }
 
+/** Why the trainer didn't capture a tensor that was asked for, as it said last. Pure.
+ * @param {readonly import("../answers.js").Event[]} missed events, oldest first
+ * @param {string | null} module null: any @param {number} since when it was asked for, in seconds */
+export function missedWords(missed, module, since) {
+  const isIts = (/** @type {import("../answers.js").Event} */ event) =>
+    Number(event.time_s) > since - CLOCKS_S && (module === null || event.module === module);
+  return missed.findLast(isIts)?.message;
+}
+
 /**
  * @typedef {{numbers: number[], label: string, module: string, since: number, line: HTMLElement, words: HTMLElement}}
  * Request
@@ -170,17 +179,13 @@ export class Asking {
    * @param {import("../answers.js").Event[]} missed events, oldest first
    */
   #tell(request, fates, missed) {
-    const why = missed.findLast(
-      (event) =>
-        Number(event.time_s) > request.since - CLOCKS_S &&
-        (request.numbers.length > 1 || event.module === request.module),
-    );
+    const why = missedWords(missed, request.numbers.length > 1 ? null : request.module, request.since);
     const came = fates.filter((fate) => fate === "came").length;
     const fate = fateOfAll(fates);
     const over = fate === "came" || fate === "gone" || (why && fate === "waiting");
     request.words.textContent =
       over && fate !== "came"
-        ? (why?.message ?? WORDS.gone[0])
+        ? (why ?? WORDS.gone[0])
         : fates.length > 1
           ? `${came} of ${fates.length} captured`
           : WORDS[fate][0];

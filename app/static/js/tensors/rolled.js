@@ -5,6 +5,8 @@ import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { count, number, percent } from "../format.js";
+import { Refresh } from "../live/refresh.js";
+import { aboutStep, nearestOf } from "./nearest.js";
 import { showScale } from "./scalebar.js";
 import { Tiles } from "./tiles.js";
 import { Trace } from "./trace.js";
@@ -42,6 +44,7 @@ export class Rolled {
     this.page = page;
     const { state } = page;
     this.figure = byId("rollout");
+    this.refresh = new Refresh((signal) => this.#look(signal));
     this.matrix = new Tiles(page, byId("rollout-matrix"), {
       title: "Attention rollout",
       height: 420,
@@ -54,6 +57,7 @@ export class Rolled {
       png: () => this.matrix.image(),
     });
     for (const name of TRIFLES) state.on(name, () => this.look());
+    page.follow.on("change", () => this.said && this.look());
     for (const name of ["position", "image"]) state.on(name, () => this.#showRow());
     byId("rollout-step").addEventListener("change", (/** @type {any} */ event) =>
       state.set({ rollout: event.target.value }),
@@ -77,16 +81,22 @@ export class Rolled {
   }
 
   /** Requests the rollout; without captured maps there is nothing to show. */
-  async look() {
+  look() {
+    return this.refresh.now();
+  }
+
+  /** @param {AbortSignal} signal */
+  async #look(signal) {
     byId("discard-words").textContent = percent(Number(this.page.state.get("discard"))).replace(".0", "");
     const problem = byId("rollout-problem");
     try {
-      const answer = await get("attention-rollout", this.query);
+      const answer = await this.#ask(signal);
       this.said = { ...answer, matrix: answer.matrix.map((row) => row.map(numberOf)) };
       problem.hidden = true;
       this.figure.hidden = !answer.layers.length;
       this.#show();
     } catch (error) {
+      if (signal.aborted) return;
       problem.hidden = false;
       problem.textContent = /** @type {any} */ (error).message;
       this.figure.hidden = false;
@@ -94,9 +104,20 @@ export class Rolled {
     }
   }
 
+  /** The rollout of the chosen step, or of the one nearest to those of the page. */
+  async #ask(/** @type {AbortSignal} */ signal) {
+    const { query, page } = this;
+    const answer = await get("attention-rollout", query, signal);
+    const steps = answer.steps.map((step) => ({ step }));
+    const near = query.step ? null : nearestOf(steps.reverse(), page.follow.values);
+    return near === null || near.step === answer.step
+      ? answer
+      : await get("attention-rollout", { ...query, step: near.step }, signal);
+  }
+
   #show() {
     if (!this.said?.layers.length) return;
-    const { layers, matrix, step, steps, sample, samples } = this.said;
+    const { label, layers, matrix, step, steps, sample, samples, tokens } = this.said;
     const size = matrix.length;
     byId("rollout-step").replaceChildren(
       ...[...steps].reverse().map((each) => h("option", { value: each, selected: each === step }, count(each))),
@@ -104,9 +125,21 @@ export class Rolled {
     const heads = layers.reduce((sum, layer) => sum + layer.heads, 0);
     const differ = layers.every((layer) => layer.gradient !== null);
     byId("gradient-row").hidden = !differ && this.page.state.get("gradient") !== "1";
-    byId("rollout-about").textContent =
-      `${layers.length} ${layers.length === 1 ? "layer" : "layers"} (${namesOf(layers)}), ${heads} heads, ${size} positions, sample ${sample} of ${samples}. Each row shows what a position of the last layer attends to before the first; rows sum to 1. Discard drops the smallest weights of each row, but never those of the first position.${differ ? "" : " Gradient weighting isn\u2019t available: no gradient reaches these weights."}`;
-    this.matrix.show({ values: Float32Array.from(matrix.flat()), shape: [1, size, size], shared: true });
+    const named = `${layers.length} ${layers.length === 1 ? "layer" : "layers"} (${namesOf(layers)})`;
+    const { follow, state } = this.page;
+    byId("rollout-about").textContent = [
+      ...[aboutStep("Maps", step ?? NaN, follow.values, state.get("rollout") !== "")].filter(Boolean),
+      `${named}, ${heads} heads, ${size} positions, sample ${sample} of ${samples}${label && ` (${label})`}.`,
+      "Each row shows what a position of the last layer attends to before the first; rows sum to 1.",
+      "Discard drops the smallest weights of each row, but never those of the first position.",
+      ...(differ ? [] : ["Gradient weighting isn\u2019t available: no gradient reaches these weights."]),
+    ].join(" ");
+    this.matrix.show({
+      values: Float32Array.from(matrix.flat()),
+      shape: [1, size, size],
+      shared: true,
+      names: { rows: tokens, columns: tokens },
+    });
     showScale(byId("rollout-scale"), this.matrix);
     this.#showRow();
     this.card.refresh();
@@ -123,14 +156,11 @@ export class Rolled {
     if (fits) byId("image-words").textContent = `show as a ${fits.side} \u00d7 ${fits.side} image`;
     this.row?.close();
     const element = byId("rollout-row");
-    element.replaceChildren(
-      h(
-        "p",
-        { class: "quiet small" },
-        `What position ${place} attends to${square ? ` (as a ${square.side} \u00d7 ${square.side} image)` : ""}. Click a row of the matrix to choose another position.`,
-      ),
-    );
-    const title = `What position ${place} attends to`;
+    const as = square ? ` (as a ${square.side} \u00d7 ${square.side} image)` : "";
+    const called = this.#called(place);
+    const words = `What position ${called} attends to${as}. Click a row of the matrix to choose another position.`;
+    element.replaceChildren(h("p", { class: "quiet small" }, words));
+    const title = `What position ${called} attends to`;
     if (square) {
       this.row = new Tiles(this.page, element, {
         title,
@@ -155,17 +185,23 @@ export class Rolled {
   /** @param {{row: number, column: number} | null} cell */
   #say(cell) {
     const words = cell
-      ? `position ${cell.row} \u2192 ${cell.column}: ${number(this.said?.matrix[cell.row]?.[cell.column])}`
+      ? `position ${this.#called(cell.row)} \u2192 ${this.#called(cell.column)}: ${number(this.said?.matrix[cell.row]?.[cell.column])}`
       : "\u00a0";
     byId("rollout-words").textContent = words;
     if (cell && this.figure.contains(document.activeElement)) this.page.announce(words);
   }
 
+  /** A position, and its token. @param {number} place */
+  #called(place) {
+    const token = this.said?.tokens[place];
+    return token === undefined ? String(place) : `${place} (${token})`;
+  }
+
   table() {
     const matrix = this.said?.matrix ?? [];
     return {
-      columns: ["position", ...matrix.map((_, place) => String(place))],
-      rows: matrix.map((row, place) => [place, ...row]).reverse(),
+      columns: ["position", ...matrix.map((_, place) => this.#called(place))],
+      rows: matrix.map((row, place) => [this.#called(place), ...row]).reverse(),
     };
   }
 }

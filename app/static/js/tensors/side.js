@@ -3,6 +3,7 @@
 import { get, numberOf, urlOf } from "../api.js";
 import { h } from "../dom.js";
 import { bytes, count, number, percent } from "../format.js";
+import { besides, NONE, wordsAt } from "./names.js";
 import { readNpy } from "./npy.js";
 import { indicesOf, sliceOf } from "./plan.js";
 import { showScale } from "./scalebar.js";
@@ -32,18 +33,33 @@ export class Side {
   /** @type {Record<string, number>} */
   statistics = {};
   slice = "";
+  /** @type {import("./names.js").Names} */
+  names = NONE;
 
-  /** @param {import("../page.js").Page} page @param {import("../answers.js").Snapshot} entry */
-  constructor(page, entry) {
+  /** @param {import("../page.js").Page} page @param {import("../answers.js").Snapshot} entry
+   * @param {number} [height] of its tiles, at most */
+  constructor(page, entry, height) {
     this.page = page;
     this.entry = entry;
+    this.height = height;
     this.about = h("p", { class: "quiet small" }, aboutOf(entry));
     this.plot = h("div", { class: "plot" });
     this.words = h("p", { class: "inspector", "aria-live": "off" }, "\u00a0");
     this.bar = h("div", { class: "scale-bar" });
     this.facts = h("dl", { class: "facts" });
     this.files = h("p", { class: "row" });
-    this.element = h("div", { class: "pane" }, this.about, this.plot, this.words, this.bar, this.facts, this.files);
+    this.why = h("p", { class: "quiet small", hidden: true });
+    this.element = h(
+      "div",
+      { class: "pane" },
+      this.about,
+      this.why,
+      this.plot,
+      this.words,
+      this.bar,
+      this.facts,
+      this.files,
+    );
   }
 
   /** Asks for what a look needs. @param {Look} look @param {AbortSignal} signal */
@@ -65,7 +81,8 @@ export class Side {
       ),
     );
     const most = Math.min(MAX_CELLS, Math.floor(Math.sqrt(MAX_VALUES / tiles)));
-    const [said, low, high] = await Promise.all([
+    const [names, said, low, high] = await Promise.all([
+      this.entry.named ? get(`${path}/names`, { run }, signal) : NONE,
       get(`${path}/statistics`, { run, slice: this.slice }, signal),
       trace
         ? tilesOf(path, { ...asked, columns: TRACE, pool: "min" }, signal)
@@ -83,6 +100,9 @@ export class Side {
     this.total = said.shape.slice(0, -2).reduce((a, b) => a * b, 1);
     this.data = { values: low.values, shape: /** @type {any} */ (low.shape), factors };
     this.high = high?.values ?? null;
+    this.names = names;
+    this.why.textContent = names.why;
+    this.why.hidden = !names.why;
   }
 
   /** @param {ReturnType<typeof import("./layout.js").rangeOf> | undefined} range shared with another side */
@@ -98,7 +118,7 @@ export class Side {
             title,
             onPoint: (place) => this.#say(place < 0 ? null : { tile: 0, row: 0, column: place }),
           })
-        : new Tiles(this.page, this.plot, { title, onPoint: (cell) => this.#say(cell) });
+        : new Tiles(this.page, this.plot, { title, height: this.height, onPoint: (cell) => this.#say(cell) });
     }
     if (this.picture instanceof Trace)
       this.picture.show(data.values, this.high ?? data.values, data.factors[1], this.statistics.count);
@@ -109,6 +129,13 @@ export class Side {
         shared: look.scale === "shared",
         whole: look.ends === "all",
         range: look.scale === "shared" ? range : undefined,
+        names: besides(this.names, {
+          dimensions: this.entry.kept_shape.length,
+          sample: look.picks[look.view.pickers.findIndex(({ axis }) => axis === 0)] ?? 0,
+          cells: [data.shape[1], data.shape[2]],
+          factors: data.factors,
+          part: look.part,
+        }),
       });
     showScale(this.bar, this.picture instanceof Tiles ? this.picture : null);
     this.#facts();
@@ -137,7 +164,10 @@ export class Side {
       look.view.draws === "trace" && squeezed
         ? `${number(value)} to ${number(this.high?.[place] ?? value)}`
         : number(value);
-    const words = `[${indices.join(", ")}]  ${told}${squeezed && look.view.draws !== "trace" ? `  (the ${look.pool === "max" ? "largest" : look.pool === "min" ? "least" : look.pool} of ${data.factors.join(" \u00d7 ")})` : ""}`;
+    const pooled = { max: "largest", min: "least" }[look.pool] ?? look.pool;
+    const of = squeezed && look.view.draws !== "trace" ? `  (the ${pooled} of ${data.factors.join(" \u00d7 ")})` : "";
+    const called = wordsAt(this.names, indices);
+    const words = `[${indices.join(", ")}]  ${told}${of}${called && `  ${called}`}`;
     this.words.textContent = words;
     if (document.activeElement === this.picture?.canvas) this.page.announce(words);
   }
@@ -190,7 +220,8 @@ export function aboutOf(entry) {
   const cut = entry.truncated
     ? ` \u00b7 only ${entry.kept_shape.join(" \u00d7 ")} was captured: the tensor exceeds the trainer's limit`
     : "";
-  return `step ${count(entry.step)} \u00b7 ${entry.shape.join(" \u00d7 ") || "one value"} \u00b7 ${entry.dtype} \u00b7 ${bytes(entry.nbytes)}${cut}`;
+  const shape = entry.shape.join(" \u00d7 ") || "one value";
+  return `${[`step ${count(entry.step)}`, shape, entry.dtype, bytes(entry.nbytes)].join(" \u00b7 ")}${cut}`;
 }
 
 /** @param {string} path @param {Record<string, any>} query @param {AbortSignal} signal */

@@ -5,13 +5,14 @@ import { paletteOf } from "../colors.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
 import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "./layout.js";
+import { drawNames, edgesOf } from "./names.js";
 
 const HEIGHT = 520;
 
 /** @typedef {{tile: number, row: number, column: number}} Cell */
-/** `shared`: one scale for all tiles; `whole`: from the minimum to the maximum.
+/** `shared`: one scale for all tiles; `whole`: from the minimum to the maximum; `names`: of the rows and the columns.
  * @typedef {{values: Float32Array | Float64Array, shape: [number, number, number], shared: boolean, whole?: boolean,
- *   range?: ReturnType<typeof rangeOf>}} Picture */
+ *   range?: ReturnType<typeof rangeOf>, names?: {rows: string[], columns: string[]}}} Picture */
 
 export class Tiles extends CanvasChart {
   /** @type {Picture | null} */
@@ -23,6 +24,8 @@ export class Tiles extends CanvasChart {
   /** @type {Cell | null} */
   at = null;
   causal = false;
+  /** Where names of rows and columns are. */
+  edges = { left: 0, top: 0 };
   /** The picture without the cursor. */
   #drawn = document.createElement("canvas");
 
@@ -64,10 +67,15 @@ export class Tiles extends CanvasChart {
     const width = /** @type {HTMLElement} */ (canvas.parentElement)?.clientWidth ?? 0;
     if (!picture || width < 20) return;
     const [tiles, rows, columns] = picture.shape;
-    this.layout = layoutOf(width, this.tall, tiles, rows, columns);
-    penOf(canvas, width, this.layout.height);
-    Object.assign(canvas.style, { width: `${width}px`, height: `${this.layout.height}px` });
-    const pen = penOf(this.#drawn, width, this.layout.height);
+    const names = tiles === 1 ? picture.names : undefined;
+    const measuring = /** @type {CanvasRenderingContext2D} */ (this.#drawn.getContext("2d"));
+    this.edges = names ? edgesOf(measuring, names, width) : { left: 0, top: 0 };
+    const { left: leftEdge, top: topEdge } = this.edges;
+    this.layout = layoutOf(width - leftEdge, this.tall, tiles, rows, columns);
+    const height = this.layout.height + topEdge;
+    penOf(canvas, width, height);
+    Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
+    const pen = penOf(this.#drawn, width, height);
     pen.imageSmoothingEnabled = false;
     const small = document.createElement("canvas");
     Object.assign(small, { width: columns, height: rows });
@@ -79,10 +87,17 @@ export class Tiles extends CanvasChart {
         pixelsOf(picture.values, tile * rows * columns, rows, columns, range, palette, this.causal),
       );
       small.getContext("2d")?.putImageData(image, 0, 0);
-      const [left, top] = cornerOf(this.layout, tile);
+      const [left, top] = this.#cornerOf(tile);
       pen.drawImage(small, left, top, this.layout.tileWidth, this.layout.tileHeight);
     }
+    if (names) drawNames(pen, names, this.edges, this.layout, [rows, columns]);
     this.#mark();
+  }
+
+  /** @param {number} tile @returns {[number, number]} */
+  #cornerOf(tile) {
+    const [left, top] = cornerOf(/** @type {import("./layout.js").Layout} */ (this.layout), tile);
+    return [left + this.edges.left, top + this.edges.top];
   }
 
   /** Shows the picture with the cursor. */
@@ -94,7 +109,7 @@ export class Tiles extends CanvasChart {
     pen.scale(pixelRatio(), pixelRatio());
     if (!this.at || !this.layout || !this.picture || this.at.tile >= this.picture.shape[0]) return;
     const [, rows, columns] = this.picture.shape;
-    const [left, top] = cornerOf(this.layout, this.at.tile);
+    const [left, top] = this.#cornerOf(this.at.tile);
     const [wide, high] = [this.layout.tileWidth / columns, this.layout.tileHeight / rows];
     pen.lineWidth = 1.5;
     for (const [color, by] of /** @type {[string, number][]} */ ([
@@ -115,7 +130,12 @@ export class Tiles extends CanvasChart {
   cellOf(event) {
     const box = this.canvas.getBoundingClientRect();
     return this.layout && this.picture
-      ? cellAt(this.layout, event.clientX - box.left, event.clientY - box.top, this.picture.shape)
+      ? cellAt(
+          this.layout,
+          event.clientX - box.left - this.edges.left,
+          event.clientY - box.top - this.edges.top,
+          this.picture.shape,
+        )
       : null;
   }
 
@@ -151,7 +171,7 @@ export class Tiles extends CanvasChart {
           : from.tile;
     const inside = tile > from.tile ? 0 : tile < from.tile ? columns - 1 : Math.max(0, Math.min(columns - 1, column));
     const cell = { tile, row: Math.max(0, Math.min(rows - 1, from.row - up)), column: inside };
-    const [box, [left, top]] = [this.canvas.getBoundingClientRect(), cornerOf(this.layout, tile)];
+    const [box, [left, top]] = [this.canvas.getBoundingClientRect(), this.#cornerOf(tile)];
     this.#point(
       cell,
       box.left + left + (cell.column / columns) * this.layout.tileWidth,

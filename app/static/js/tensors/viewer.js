@@ -86,6 +86,7 @@ export class Viewer {
           )
         : undefined;
     for (const side of this.sides) side.draw(range);
+    this.#label(look);
     byId("pool-row").hidden =
       !this.sides.some((side) => side.data && side.data.factors[0] * side.data.factors[1] > 1) ||
       look.view.draws === "trace";
@@ -116,6 +117,14 @@ export class Viewer {
       if (label) label.hidden = view.draws === "trace";
     }
     byId("zoom").hidden = view.draws === "trace" || entry.kept_shape.length < 2;
+  }
+
+  /** Shows what the chosen sample is called. @param {import("./side.js").Look} look */
+  #label({ view, picks }) {
+    const place = view.pickers.findIndex(({ axis }) => axis === 0);
+    const label = place < 0 ? "" : (this.sides[0]?.names.labels[picks[place]] ?? "");
+    const of = byId("pickers").querySelectorAll("label > span")[place];
+    if (of) of.textContent = `of ${view.pickers[place].size}${label && ` \u00b7 ${label}`}`;
   }
 
   /** @param {number} place @param {number} value */
@@ -162,9 +171,13 @@ export class Viewer {
     if (!data) return { columns: ["row"], rows: [] };
     const [tiles, rows, columns] = data.shape;
     if (tiles === 1 && rows * columns <= 20000) {
-      const line = (/** @type {number} */ row) => [row, ...data.values.subarray(row * columns, (row + 1) * columns)];
+      const names = /** @type {any} */ (this.sides[0].picture)?.picture?.names;
+      const line = (/** @type {number} */ row) => [
+        names?.rows[row] ? `${row} ${names.rows[row]}` : row,
+        ...data.values.subarray(row * columns, (row + 1) * columns),
+      ];
       return {
-        columns: ["row", ...Array.from({ length: columns }, (_, column) => String(column))],
+        columns: ["row", ...Array.from({ length: columns }, (_, at) => `${at} ${names?.columns[at] ?? ""}`.trim())],
         rows: Array.from({ length: rows }, (_, row) => line(rows - 1 - row)),
       };
     }

@@ -1,0 +1,20 @@
+"""The page Board: the charts that readers pinned, of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..api.board import charts_of
+from .page import RunPage
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardPage(RunPage):
+    """The pinned charts. The scripts draw them."""
+
+    name = "board"
+
+    def part_charts(self) -> dict[str, Any]:
+        """Return the charts."""
+        return {"charts": charts_of(self.runs)}

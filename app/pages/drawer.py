@@ -1,0 +1,79 @@
+"""The drawer: one layer next to what the reader looks at. Only parts, which any page can show in its drawer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import Query
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+
+from hookcore.records import KINDS, Phase
+
+from .frame import address_of
+from .page import Page, RunPage
+from .tensors import nearest_of
+from .views.drawer import box_of, call_of, snapshots_of
+from .views.layer import LayerView, layer_of, lines_of, values_of
+from .views.model import flops_words, forms_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawerPage(RunPage):
+    """A module, or one of its calls."""
+
+    name = "drawer"
+
+    module: Annotated[str, Query(max_length=1000)] = ""
+    call: Annotated[int, Query(ge=0, le=2**31)] = 0
+    phase: Annotated[Phase, Query()] = "train"
+
+    def respond(self) -> Response:
+        """Render the requested parts. Without any, lead to the page Layer."""
+        if self.part:
+            return Page.respond(self)
+        root = self.request.scope.get("root_path", "")
+        query = urlencode([("module", self.module), *self.shared.parts])
+        return RedirectResponse(f"{root}/{address_of(self.run, 'layer')}?{query}", 307)
+
+    @cached_property
+    def layer(self) -> LayerView:
+        """The module's facts."""
+        found = layer_of(self.run.store, self.module)
+        if found is None:
+            raise HTTPException(404, f"this run has no module {self.module[:200]!r}: reload the page")
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """Return the module."""
+        is_one_of_several = any(tap.call or tap.phase == "eval" for tap in self.layer.taps.taps)
+        this = "this call" if is_one_of_several else "this layer"  # that its tensors are of
+        return {"layer": self.layer, "this": this, "flops_words": flops_words, "forms_words": forms_words}
+
+    def part_about(self) -> dict[str, Any]:
+        """Return what the module is."""
+        return {"box": box_of(self.run.reader.model(self.values_in[1]), self.module, self.call, self.phase)}
+
+    def part_numbers(self) -> dict[str, Any]:
+        """Return the values of its tensors."""
+        taps = call_of(self.layer.taps, self.call, self.phase)
+        rows = values_of(self.run.store, taps, *self.values_in)
+        return {"rows": sorted(rows, key=lambda row: KINDS.index(row.tap.kind))}
+
+    def part_happened(self) -> dict[str, Any]:
+        """Return its incidents and events."""
+        return {"lines": lines_of(self.run, self.module, *self.listed_in)}
+
+    def part_kept(self) -> dict[str, Any]:
+        """Return the snapshot of one of its tensors that is nearest to the steps of the page."""
+        kept = dict(snapshots_of(self.run.store, self.module, self.call))
+        number = nearest_of(list(kept.items()), self.span)
+        if number is None:
+            return {"kept": None}
+        first, last = self.values_in
+        step = kept[number].step
+        is_about = first is None or last is None or first <= step <= last
+        return {"number": number, "kept": kept[number], "is_about": is_about}

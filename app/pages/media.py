@@ -1,0 +1,131 @@
+"""The page Media: images, texts, tables, and figures that the script logged, beside their steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hookcore.records import Snapshot
+from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
+from hookcore.store import Store
+
+from .page import RowNumber, RunPage, first_row_of_page
+from .views.span import ALL, Shared
+
+NAMES_A_PAGE: Final = 50
+MAX_STEPS: Final = 12  # of a name, to choose from
+MAX_LETTERS: Final = 20_000
+MAX_ROWS: Final = 100
+KINDS: Final = {IMAGE_TYPE: "image", TEXT_TYPE: "text", TABLE_TYPE: "table", FIGURE_TYPE: "figure"}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as far as it is shown."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The item of a name that is shown, and its neighbors."""
+
+    name: str
+    number: int
+    step: int
+    kind: str
+    cut: bool
+    text: str = ""
+    whole: bool = True  # whether all of a text is shown
+    table: Table | None = None
+    steps: tuple[int, ...] = ()  # of this name, the newest ones, ascending
+    count: int = 0  # of this name
+
+
+Numbered = Sequence[tuple[int, Snapshot]]
+
+
+def items_of(store: Store, first: int | None, last: int | None) -> tuple[dict[str, Numbered], dict[str, Numbered]]:
+    """Return the items of each name in these steps, and in all steps."""
+    named: dict[str, list[tuple[int, Snapshot]]] = {}
+    for number, each in store.numbered_media():
+        named.setdefault(each.tap.module, []).append((number, each))
+    inside: dict[str, Numbered] = {}
+    for name, pairs in named.items():
+        if found := [
+            pair
+            for pair in pairs
+            if (first is None or pair[1].step >= first) and (last is None or pair[1].step <= last)
+        ]:
+            inside[name] = found
+    return inside, dict(named)
+
+
+def _item(name: str, pair: tuple[int, Snapshot], every: Numbered) -> Item:
+    number, found = pair
+    steps = tuple(each.step for _, each in every)
+    kind = KINDS.get(found.dtype, "")
+    text, whole, table = "", True, None
+    if kind == "text":
+        text = found.values.tobytes().decode("utf-8", "replace")
+        whole = len(text) <= MAX_LETTERS
+        text = text[:MAX_LETTERS]
+    elif kind == "table":
+        table = _table(found.values.tobytes())
+    near = tuple(dict.fromkeys(steps))[-MAX_STEPS:]
+    return Item(
+        name,
+        number,
+        found.step,
+        kind if kind != "table" or table else "",
+        found.truncated,
+        text,
+        whole,
+        table,
+        near,
+        len(steps),
+    )
+
+
+def _table(data: bytes) -> Table | None:
+    """Return a table; None if a trainer sent something else."""
+    try:
+        said = json.loads(data)
+        rows = tuple(tuple("" if cell is None else str(cell) for cell in row) for row in said["rows"][:MAX_ROWS])
+        return Table(tuple(map(str, said["columns"])), rows, int(said["total"]))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a total of infinity; a very deep nest
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaPage(RunPage):
+    """The newest item of each name in the steps that the page is about."""
+
+    name = "media"
+
+    row: RowNumber = 0
+
+    @property
+    def usual(self) -> Shared:
+        """All steps, because media are seldom."""
+        return Shared(ALL)
+
+    def part_items(self) -> dict[str, Any]:
+        """Return the items."""
+        inside, named = items_of(self.run.store, *self.values_in)
+        first = first_row_of_page(self.row, len(inside), NAMES_A_PAGE)
+        items = [_item(name, inside[name][-1], named[name]) for name in [*inside][first : first + NAMES_A_PAGE]]
+        dropped = self.run.store.usage().dropped
+        lost = dropped.get("media_dropped", 0) + dropped.get("media_refused", 0)
+        return {
+            "items": items,
+            "names_first": first,
+            "names_a_page": NAMES_A_PAGE,
+            "names_inside": len(inside),
+            "names_total": len(named),
+            "media_lost": lost,
+        }

@@ -1,0 +1,209 @@
+"""The page Ranks: how far each rank of a distributed training is, how long it waits, and what sets one apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Annotated, Any, Final
+
+import numpy as np
+from fastapi import Query
+
+from hookcore import answers
+from hookcore.errors import ArgumentError
+from hookcore.records import KINDS, Kind
+from hookcore.records.vocabulary import DESYNC
+from hookcore.store import STAT_NAMES, TapList
+
+from ..analysis.rankmaps import Map, map_of
+from ..analysis.ranks import ranks_of
+from ..analysis.rankstores import every_store_of, stores_at
+from ..analysis.selection import finder_of
+from ..analysis.spreads import SORTS, Layers, SpreadSort, layers_of, spreads_of
+from ..formats import words_of as words_of_steps
+from ..runs import JointRun
+from ..runs.assembly import words_of
+from ..runs.ranked import joint_of, members_at, read_every
+from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
+from .views.moment import nothing_in
+from .views.rankvalues import ABOUT_WAITS, SECONDS, WAITS, chosen_value, logged_values, suggested_taps
+
+COLUMNS: Final = 8  # of the map: the table shows the newest values only
+MAX_ROWS: Final = 256  # of the table of ranks
+LAYERS_A_PAGE: Final = 100
+SLOW_STEPS: Final = 2  # a live rank that is further behind than this is named
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksPage(RunPage):
+    """The ranks of a run, one value by rank and step, and the spread of each layer over the ranks."""
+
+    name = "ranks"
+
+    value: Annotated[str, Query(max_length=2100, description="a logged value, or the label of a tap")] = ""
+    stat: Short = "rms"
+    kind: Short = ""
+    sort: Short = "apart"
+    row: RowNumber = 0
+    f: FindText = ""
+
+    @cached_property
+    def joint(self) -> JointRun | None:
+        """The run of all ranks; None for a single process."""
+        try:
+            return joint_of(self.run)
+        except ArgumentError:
+            return None
+
+    @property
+    def stat_name(self) -> str:
+        """The chosen statistic."""
+        return self.stat if self.stat in STAT_NAMES else "rms"
+
+    @cached_property
+    def shown_kind(self) -> Kind | None:
+        """The kind of the layers in the list: the chosen one, or the first of which there is something."""
+        found = {tap.kind for tap in self.joint.store.taps().taps} if self.joint is not None else set()
+        usual = next((kind for kind in KINDS if kind in found), None)
+        return next((kind for kind in KINDS if kind == self.kind), usual)
+
+    def values(self) -> dict[str, Any]:
+        """Return what can be chosen."""
+        joint = self.joint
+        if joint is None:
+            return {"joint": None}
+        read_every(self.runs, joint)
+        return {
+            "joint": joint,
+            "seconds": SECONDS,
+            "logged": logged_values(joint),
+            "taps": suggested_taps(joint),
+            "stat_name": self.stat_name,
+            "shown_kind": self.shown_kind,
+            "usual_kind": replace(self, kind="").shown_kind,
+            "kept": [*self.shared.parts, ("sort", self.sort), ("f", self.f)],
+        }
+
+    def part_summary(self) -> dict[str, Any]:
+        """Return how complete the sum of all ranks is, and who is late."""
+        joint = self.joint
+        if joint is None or self._ranks is None:
+            return {"ranks": None, "desync": [], "troubled": []}
+        ranks = self._ranks
+        by_state = {
+            "lost": [each.rank for each in ranks.ranks if each.state == "lost"],
+            "crashed": [each.rank for each in ranks.ranks if each.state == "crashed"],
+            "behind": [each.rank for each in ranks.ranks if each.state == "live" and (each.behind or 0) > SLOW_STEPS],
+        }
+        return {
+            "ranks": ranks,
+            "desync": [each for each in joint.store.incidents() if each.rule == DESYNC],
+            "troubled": [(word, words_of(some, -1)) for word, some in by_state.items() if some],
+            "wait_words": WAITS,
+            "about_waits": ABOUT_WAITS,
+        }
+
+    def part_newest(self) -> dict[str, Any]:
+        """Return the spread of the chosen value at the end of the steps shown."""
+        found, problem = self._found
+        spread = None if found is None else found.newest()
+        return {
+            "spread": spread,
+            "world": 0 if self.joint is None or spread is None else self._world_at(spread.last),
+            "problem": problem,
+        }
+
+    def _world_at(self, step: int) -> int:
+        """Return how many ranks the training had at a step: another attempt may have more or fewer."""
+        assert self.joint is not None
+        return max((each.place.world for each in members_at(self.joint, step)[0]), default=self.joint.world)
+
+    def part_table(self) -> dict[str, Any]:
+        """Return each rank with its newest value."""
+        if self.joint is None:
+            return {}
+        found = self._found[0]
+        return {
+            "ranks": self._ranks,
+            "rank_rows": MAX_ROWS,
+            "newest": {} if found is None else _newest_of(found),
+            "logged": logged_values(self.joint),
+            "stat_name": self.stat_name,
+            "seconds": SECONDS,
+            "about_waits": ABOUT_WAITS,
+        }
+
+    def part_layers(self) -> dict[str, Any]:
+        """Return how far the ranks are apart, layer by layer."""
+        found = self._layers
+        sort: SpreadSort = next((each for each in SORTS if each == self.sort), "apart")
+        places = [] if found is None else found.order(sort)
+        first = first_row_of_page(self.row, len(places), LAYERS_A_PAGE)
+        return {
+            "spread_steps": "" if found is None else words_of_steps(found.first_step, found.step),
+            "no_layers": self._why_no_layers(),
+            "layers": () if found is None else spreads_of(found, places[first : first + LAYERS_A_PAGE]),
+            "layers_total": len(places),
+            "layers_first": first,
+            "layers_a_page": LAYERS_A_PAGE,
+            "sort_name": sort,
+            "stat_name": self.stat_name,
+            "shown_kind": self.shown_kind,
+        }
+
+    @cached_property
+    def _ranks(self) -> answers.Ranks | None:
+        return None if self.joint is None else ranks_of(self.joint, *self.values_in)
+
+    @cached_property
+    def _wanted(self) -> TapList | None:
+        """The taps of the list of layers."""
+        if self.joint is None or self.shown_kind is None:
+            return None
+        fits = finder_of(self.run, self.f).fits
+        every: TapList = self.joint.store.taps(None, self.shown_kind)
+        return every.at([place for place, tap in enumerate(every.taps) if fits(tap.module)])
+
+    @cached_property
+    def _layers(self) -> Layers | None:
+        joint, wanted = self.joint, self._wanted
+        if joint is None or wanted is None or self.span is None:
+            return None
+        return layers_of(joint.store, partial(stores_at, joint), wanted, self.stat_name, *self.values_in)
+
+    def _why_no_layers(self) -> str:
+        """Return what to say in place of an empty list of layers."""
+        joint, span = self.joint, self.span
+        if self.f and self._wanted is not None and not self._wanted.taps:
+            return "No layer matches the filter."
+        if joint is not None and span is not None and span.held:
+            return nothing_in(joint.store, span, "No rank has a value of this kind in")
+        return "No step of this kind was captured by all ranks yet."
+
+    @cached_property
+    def _found(self) -> tuple[Map | None, str]:
+        """The chosen value by rank and step, or what is wrong with the choice."""
+        if self.joint is None or self.span is None:
+            return None, ""
+        try:
+            what = chosen_value(self.joint, self.value)
+        except ArgumentError as error:
+            return None, str(error)
+        try:
+            first, last = self.values_in
+            last = self.span.last if last is None else last
+            first = last - COLUMNS + 1 if first is None else max(first, last - COLUMNS + 1)
+            found = map_of(every_store_of(self.joint), what, self.stat_name, first, last, COLUMNS)
+        except ArgumentError:
+            return None, ""
+        return (found, "") if len(found.first) else (None, "")
+
+
+def _newest_of(found: Map) -> dict[int, float]:
+    """Return the newest value of each rank that has one near the end of the steps shown."""
+    newest = {}
+    for row, rank in enumerate(found.ranks):
+        known = np.flatnonzero(~np.isnan(found.values[row]))
+        if len(known):
+            newest[rank] = float(found.values[row, known[-1]])
+    return newest

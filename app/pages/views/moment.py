@@ -1,0 +1,98 @@
+"""What is known at a step, and what to say if nothing is: of which steps a value is, and which steps were captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hookcore.findings import Reading
+from hookcore.findings.keyfigures import newest_of
+from hookcore.store import Store
+
+from ...formats import words_of
+from .span import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The captured steps before and after one; None if there is none."""
+
+    before: int | None
+    after: int | None
+
+    verb: str = "captured"
+
+    @property
+    def words(self) -> str:
+        """Where to look instead, as a sentence; empty if there is nowhere."""
+        near = [f"{each:,}" for each in (self.before, self.after) if each is not None]
+        if not near:
+            return ""
+        return f"The nearest {self.verb} step{' is' if len(near) == 1 else 's are'} {' and '.join(near)}."
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the reader must know of a held step, and the steps to look at instead."""
+
+    words: str
+    instead: tuple[int, ...] = ()
+
+
+def note_of(store: Store, span: Span | None) -> Note | None:
+    """Return what must be known of the held step; None if it was captured and is still exact."""
+    if span is None or span.step is None:
+        return None
+    first, last = store.captured_rows(span.step, span.step)
+    if not len(first):
+        near = nearest_captured(store, span.step)
+        words = f"No tensor was captured in step {span.step:,}."
+        return Note(words, tuple(each for each in (near.before, near.after) if each is not None))
+    if first[0] == last[0]:
+        return None
+    return Note(f"{words_of(int(first[0]), int(last[0])).capitalize()} have been merged: values are their means.")
+
+
+def nearest_captured(store: Store, step: int) -> Nearest:
+    """Return the captured steps around a step, without it."""
+    before, after = None, None
+    reach = 64
+    known = store.steps()
+    while known.first is not None and known.newest is not None:
+        first, last = store.captured_rows(step - reach, step + reach)
+        before = next((int(each) for each in reversed(last) if each < step), None)
+        after = next((int(each) for each in first if each > step), None)
+        if (before is not None or step - reach < known.first) and (after is not None or step + reach > known.newest):
+            break
+        reach *= 8
+    return Nearest(before, after)
+
+
+def nearest_sampled(store: Store, names: Sequence[str], step: int) -> Nearest:
+    """Return the steps around one in which some scalars have values, without it."""
+    before, after = [], []
+    for name in names:
+        if (found := newest_of(store, name, step - 1)) is not None:
+            before.append(found.step)
+        later = store.scalars(name, step + 1, None, 10_000)
+        after += later.first_step[:1].tolist()
+    return Nearest(max(before, default=None), min(after, default=None), "sampled")
+
+
+def nothing_in(store: Store, span: Span, words: str) -> str:
+    """Return a sentence that there is nothing in the steps of a page: "Nothing was captured in" step 7."""
+    near = "" if span.step is None else nearest_captured(store, span.step).words
+    return f"{words} {span.values_words}. {near}".rstrip()
+
+
+def steps_of(first: int, last: int, span: Span | None) -> str:
+    """Return the steps of a value, if the reader can't know them: they aren't those that the page is about."""
+    if first < last:
+        return f"mean of {words_of(first, last)}"
+    about = None if span is None else span.step if span.step is not None else span.last
+    return "" if last == about else words_of(last, last)
+
+
+def about_reading(reading: Reading, span: Span | None) -> str:
+    """Return of which steps a reading is, unless the page says so."""
+    return steps_of(reading.first_step if reading.is_mean else reading.step, reading.step, span)

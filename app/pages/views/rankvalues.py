@@ -1,0 +1,51 @@
+"""What the page Ranks can show by rank and step, in words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hookcore.errors import ArgumentError
+from hookcore.records import Tap
+from hookcore.records.vocabulary import ELAPSED, GRADIENT_WAIT, OWN, REDUCTION_WAIT
+
+from ...runs import JointRun
+
+SECONDS: Final = "seconds per step"
+WAITS: Final[dict[str, str]] = {
+    REDUCTION_WAIT: "seconds of waiting for the reduction",
+    GRADIENT_WAIT: "seconds from the last local gradient to the optimizer step",
+}
+ABOUT_WAITS: Final[dict[str, str]] = {
+    REDUCTION_WAIT: (
+        "From the moment when a rank's last bucket of gradients was ready until all its reductions had ended, measured "
+        "by the communication hook. It contains the waiting for slower ranks and the communication itself."
+    ),
+    GRADIENT_WAIT: (
+        "From a rank's last local gradient of an activation to the optimizer step. It contains the waiting for slower "
+        "ranks, the communication itself, the gradients of the first layer's weights, and your own code in between."
+    ),
+}
+MAX_TAPS: Final = 500  # that the box suggests
+
+
+def logged_values(joint: JointRun) -> dict[str, str]:
+    """Return the logged values that can be chosen: words, and the name of each."""
+    names = joint.store.scalar_names()
+    own = {SECONDS: ELAPSED} | {WAITS[name]: name for name in WAITS if name in names}
+    return own | {name: name for name in names if not name.startswith(OWN)}
+
+
+def suggested_taps(joint: JointRun) -> list[str]:
+    """Return the labels of taps that the box suggests."""
+    return [tap.label for tap in joint.store.taps().taps[:MAX_TAPS]]
+
+
+def chosen_value(joint: JointRun, value: str) -> Tap | str:
+    """Return the logged value or the tap that words mean. Raises ArgumentError if there is neither."""
+    name = logged_values(joint).get(value or SECONDS)
+    if name is not None:
+        return name
+    try:
+        return joint.store.find_tap(value)[1]
+    except ArgumentError as error:
+        raise ArgumentError(f"{error}; or name a logged value, such as {SECONDS!r}") from None

@@ -1,0 +1,154 @@
+"""The columns of the list of runs that a reader chooses, or that show by themselves what differs between the runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+from urllib.parse import quote, unquote
+
+from hookcore.records import Value
+
+from ...runs.traits import Traits
+
+Kind: TypeAlias = Literal["about", "config", "results", "facts"]
+Cells: TypeAlias = Mapping[str, Mapping[str, Value]]  # by the run's id, by the column's name
+
+NONE: Final = "-"  # as the choice: no columns
+MAX_COLUMNS: Final = 20
+MAX_BY_THEMSELVES: Final = 5  # of the configuration
+MAX_CHOICES: Final = 300
+TAGS: Final = "tags"
+ABOUT: Final[dict[str, Callable[[Traits], Value]]] = {
+    TAGS: lambda run: ", ".join(run.tags),
+    "group": lambda run: run.run.group,
+    "notes": lambda run: run.run.notes,
+}
+TITLES: Final[dict[Kind, str]] = {
+    "about": "About the run",
+    "config": "Configuration",
+    "results": "Results",
+    "facts": "Recognized",
+}
+# Of runs without a configuration.
+_TELLING: Final = ("optimizer", "optimizer.lr", "parameters")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column, and how the address names it."""
+
+    name: str
+    kind: Kind
+
+    @property
+    def token(self) -> str:
+        """The name in the list of columns in an address, in which commas separate names."""
+        return quote(self.name, safe="")
+
+    @property
+    def words(self) -> str:
+        """The heading: the last part of a nested name."""
+        return self.name.capitalize() if self.kind == "about" else self.name.rpartition(".")[2] or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns that are shown, and all that can be."""
+
+    shown: tuple[Column, ...]
+    sorting: Column | None  # by which the list is sorted
+    choices: Mapping[str, tuple[Column, ...]]  # by title
+    more: int  # choices that there is no room for
+    chosen: bool  # by the reader, who may go back to those that show by themselves
+
+    @property
+    def after(self) -> Mapping[str, Sequence[Column]]:
+        """The shown columns by the column that they follow: numbers are near the loss, words near the end."""
+        about = [column for column in self.shown if column.kind == "about"]
+        values = [column for column in self.shown if column.kind != "about"]
+        return defaultdict(list, {"loss": values, "started": about})
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the shown columns."""
+        return {column.name for column in self.shown}
+
+
+def columns_of(
+    asked: Iterable[str], runs: Sequence[Traits], listed: Sequence[Traits] | None = None, sort: str = ""
+) -> Columns:
+    """Return the columns that an address names; if it names none, those that tell the listed runs apart.
+
+    The list is sorted by the column `sort`, which may be hidden.
+    """
+    tokens = [token for each in asked for token in each.split(",") if token]
+    known = _known(runs)
+    every = list(known.values())
+    if tokens:
+        wanted = dict.fromkeys(map(unquote, tokens))
+        # A name that no run has yet may come; until then, the column is empty.
+        shown = [known.get(name) or Column(name, "config") for name in wanted if name != NONE]
+    else:
+        shown = _by_themselves(every, runs if listed is None else listed)
+    choices: dict[Kind, list[Column]] = {kind: [] for kind in TITLES}
+    offered = list(dict.fromkeys([*shown, *every]))
+    for column in offered[:MAX_CHOICES]:
+        choices[column.kind].append(column)
+    titled = {TITLES[kind]: tuple(columns) for kind, columns in choices.items() if columns}
+    return Columns(
+        tuple(shown[:MAX_COLUMNS]), known.get(sort), titled, max(0, len(offered) - MAX_CHOICES), bool(tokens)
+    )
+
+
+def cells_of(columns: Iterable[Column], runs: Sequence[Traits]) -> Cells:
+    """Return the values of columns; a run without one has no cell."""
+    found: dict[str, dict[str, Value]] = {each.run.id: {} for each in runs}
+    for column in columns:
+        for each in runs:
+            if column.kind == "about":
+                found[each.run.id][column.name] = ABOUT[column.name](each)
+            elif column.name in (values := _values_of(each, column.kind)):
+                found[each.run.id][column.name] = values[column.name]
+            elif column.name in each.results():
+                found[each.run.id][column.name] = each.value(column.name)
+    return found
+
+
+def _values_of(run: Traits, kind: Kind) -> Mapping[str, Value]:
+    return run.run.info.config if kind == "config" else run.facts if kind == "facts" else {}
+
+
+def order_of(value: Value) -> tuple[int, float, str]:
+    """Return a sort key: numbers, then texts; NaN after all other numbers."""
+    if isinstance(value, str) or value is None:
+        return 2, 0.0, str(value or "").casefold()
+    return (1, 0.0, "") if value != value else (0, float(value), "")
+
+
+def _known(runs: Sequence[Traits]) -> dict[str, Column]:
+    parts: tuple[tuple[Kind, Callable[[Traits], Iterable[str]]], ...] = (
+        ("about", lambda _: ABOUT),
+        ("config", lambda run: run.run.info.config),
+        ("results", lambda run: run.results()),
+        ("facts", lambda run: run.facts),
+    )
+    known: dict[str, Column] = {}
+    for kind, names_of in parts:
+        for run in runs:
+            for name in names_of(run):
+                known.setdefault(name, Column(name, kind))
+    return known
+
+
+def _by_themselves(every: Sequence[Column], runs: Sequence[Traits]) -> list[Column]:
+    about = [column for column in every if column.kind == "about" and any(ABOUT[column.name](run) for run in runs)]
+    config = [column for column in every if column.kind == "config"]
+    telling = config or [column for column in every if column.name in _TELLING]
+    differing = [column for column in telling if _differs(column, runs)] or telling
+    return differing[:MAX_BY_THEMSELVES] + about
+
+
+def _differs(column: Column, runs: Sequence[Traits]) -> bool:
+    return len({repr(_values_of(each, column.kind).get(column.name)) for each in runs}) > 1

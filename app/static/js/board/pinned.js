@@ -1,0 +1,88 @@
+// @ts-check
+/** A chart of the board: what was pinned, of the run and the steps of the page. */
+import { get } from "../api.js";
+import { h } from "../dom.js";
+import { Refresh } from "../live/refresh.js";
+import { queryOf } from "../pin.js";
+import { LineChart } from "../plot/index.js";
+import { linesOf, scaleOf } from "./lines.js";
+
+const POINTS = 1000;
+const MAX_MS = 10_000;
+
+export class PinnedChart {
+  /** @param {import("../page.js").Page} page @param {HTMLElement} figure */
+  constructor(page, figure) {
+    const { name = "", path = "", query = "" } = figure.dataset;
+    this.page = page;
+    this.figure = figure;
+    this.path = /** @type {"series" | "scalars"} */ (path);
+    this.asked = queryOf(query);
+    this.chart = new LineChart(page, figure, {
+      title: name,
+      y: { title: "", scale: scaleOf(String(this.asked.stat ?? "")) },
+      query: () => ({ path: this.path, query: this.query }),
+      pins: false,
+    });
+    this.note = h("p", { class: "quiet small", role: "status" });
+    figure.append(this.note);
+    const unpin = figure.querySelector("[data-unpin]");
+    if (unpin) this.chart.card.tools.append(unpin);
+    const { plot } = this.chart.panel;
+    this.refresh = new Refresh((signal) => this.#load(signal), {
+      max: MAX_MS,
+      ready: () => page.schedule.isSeen(plot),
+    });
+    plot.addEventListener("seen", () => this.refresh.soon());
+    this.ends = [
+      page.follow.on("newest", () => page.follow.paused || this.refresh.soon()),
+      page.follow.on("change", () => void this.refresh.now()),
+    ];
+    void this.refresh.now();
+  }
+
+  get query() {
+    const { span } = this.page.follow;
+    return { ...this.asked, run: this.page.run, from: span?.[0], to: span?.[1], points: POINTS };
+  }
+
+  /** @param {AbortSignal} signal */
+  async #load(signal) {
+    try {
+      const found = await this.#ask(signal);
+      const lines = linesOf(found);
+      if (lines.length) this.chart.show(lines);
+      else this.chart.say("This run has no such values in these steps.");
+    } catch (error) {
+      if (signal.aborted) return;
+      this.chart.say(/** @type {Error} */ (error).message);
+      throw error;
+    }
+  }
+
+  /** A run may not have all layers of a chart. @param {AbortSignal} signal */
+  async #ask(signal) {
+    const { query } = this;
+    const taps = /** @type {string[]} */ (this.asked.tap ?? []);
+    try {
+      const { series } = await get(this.path, query, signal);
+      this.note.textContent = "";
+      return series;
+    } catch (error) {
+      if (signal.aborted || taps.length < 2) throw error;
+      const answers = await Promise.allSettled(taps.map((tap) => get(this.path, { ...query, tap }, signal)));
+      const there = answers.flatMap((each) => (each.status === "fulfilled" ? [each.value.series] : []));
+      if (!there.length) throw error;
+      const missing = taps.filter((_, place) => answers[place].status === "rejected");
+      this.note.textContent = `Not in this run: ${missing.join(", ")}.`;
+      return there.flat();
+    }
+  }
+
+  remove() {
+    this.refresh.stop();
+    for (const end of this.ends) end();
+    this.chart.remove();
+    this.figure.remove();
+  }
+}

@@ -1,0 +1,272 @@
+// @ts-check
+/** Draws one box: closed with its value, or the frame of an open one. */
+import { number as format } from "../format.js";
+import { MISSING } from "../worst.js";
+import { cellsOf, HEAD, LINE, STRIP, signOf } from "./sizes.js";
+import { INSIDE, isBad, NONE, numbersIn, spreadOf } from "./values.js";
+
+const SANS = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+const NAMES = 0.42; // the scale from which names can be read
+const BORDERS = 0.12;
+const RADIUS = 5;
+const FADED = 0.22; // what the find box doesn't match
+const DIGITS = { digits: 3 };
+
+/** @typedef {import("./draw.js").Scene} Scene @typedef {import("./arrange.js").Rect} Rect */
+
+/** A closed box. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect @param {number} times */
+export function drawBox(pen, scene, rect, times) {
+  const { number, x, y, w, h } = rect;
+  const { values, ink, page, found, view } = scene;
+  const faded = found !== null && !found.has(number);
+  if (faded) pen.globalAlpha = FADED;
+  const known = values.known[number] !== NONE;
+  const bits = values.bits[number];
+  const { fill, text } = known && bits !== MISSING ? ink.of(bits) : { fill: page.card, text: page.ink };
+  const repeat = times > 1;
+  if (view.scale < BORDERS) {
+    pen.fillStyle = known ? fill : page.quiet;
+    pen.fillRect(x, y, w, h);
+    outline(pen, scene, rect);
+    pen.globalAlpha = 1;
+    return;
+  }
+  if (repeat) stack(pen, page, rect);
+  body(pen, rect);
+  pen.fillStyle = fill;
+  pen.fill();
+  pen.lineWidth = 1;
+  pen.strokeStyle = known ? "rgb(0 0 0 / 28%)" : page.quiet;
+  pen.stroke();
+  if (known && bits !== MISSING && isBad(bits) && view.scale >= NAMES) hatch(pen, rect);
+  if (repeat) strip(pen, scene, rect, times);
+  if (view.scale >= NAMES) words(pen, scene, rect, text, times);
+  if (values.bad[number] && !isBad(bits)) flag(pen, scene, rect);
+  outline(pen, scene, rect);
+  pen.globalAlpha = 1;
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Rect} rect */
+function body(pen, { x, y, w, h }) {
+  pen.beginPath();
+  pen.roundRect(x, y, w, h, RADIUS);
+}
+
+/** Cards below the first one. @param {CanvasRenderingContext2D} pen @param {Record<string, string>} page @param {Rect} rect */
+function stack(pen, page, { x, y, w, h }) {
+  pen.lineWidth = 1;
+  for (const by of [6, 3]) {
+    pen.beginPath();
+    pen.roundRect(x + by, y + by, w, h, RADIUS);
+    pen.fillStyle = page.band;
+    pen.fill();
+    pen.strokeStyle = page.quiet;
+    pen.stroke();
+  }
+}
+
+/** The units of a repeat, each with its color. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect @param {number} times */
+function strip(pen, { tree, values, ink, page }, { number, x, y, w, h }, times) {
+  const { parts, period } = tree.boxes[number];
+  const cells = cellsOf(times);
+  const [left, top, wide] = [x + 6, y + h - STRIP - 5, (w - 12) / cells];
+  for (let cell = 0; cell < cells; cell += 1) {
+    const [from, to] = [cell, cell + 1].map((each) => Math.floor((each * times) / cells) * period);
+    let worst = MISSING;
+    for (let part = from; part < to; part += 1) {
+      const bits = values.bits[parts[part]];
+      if (worst === MISSING || (bits !== MISSING && (bits & 0x7fffffff) > (worst & 0x7fffffff))) worst = bits;
+    }
+    pen.fillStyle = worst === MISSING ? page.missing : ink.of(worst).fill;
+    pen.fillRect(left + cell * wide, top, Math.max(0.5, wide - (wide > 4 ? 1 : 0)), STRIP);
+  }
+  pen.lineWidth = 1;
+  pen.strokeStyle = "rgb(0 0 0 / 35%)";
+  pen.strokeRect(left - 0.5, top - 0.5, w - 11, STRIP + 1);
+}
+
+/** Not by color alone. @param {CanvasRenderingContext2D} pen @param {Rect} rect */
+function hatch(pen, { x, y, w, h }) {
+  pen.save();
+  body(pen, /** @type {any} */ ({ x, y, w, h }));
+  pen.clip();
+  pen.beginPath();
+  for (let at = x - h; at < x + w; at += 9) {
+    pen.moveTo(at, y + h);
+    pen.lineTo(at + h, y);
+  }
+  pen.lineWidth = 1.5;
+  pen.strokeStyle = "rgb(255 255 255 / 22%)";
+  pen.stroke();
+  pen.restore();
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect @param {string} color @param {number} times */
+function words(pen, { tree, values }, { number, x, y, w }, color, times) {
+  const left = x + 8;
+  const room = w - 16;
+  const box = tree.boxes[number];
+  const count = times > 1 ? `\u00d7${times}` : box.parts.length ? "\u25b8" : "";
+  pen.fillStyle = color;
+  pen.textBaseline = "middle";
+  pen.textAlign = "left";
+  pen.font = `600 12px ${SANS}`;
+  pen.fillText(cut(pen, tree.titleOf(number), room - (count ? count.length * 8 + 6 : 0)), left, y + 12);
+  if (count) {
+    pen.textAlign = "right";
+    pen.fillText(count, x + w - 8, y + 12);
+    pen.textAlign = "left";
+  }
+  pen.font = `11px ${SANS}`;
+  pen.globalAlpha *= 0.85;
+  pen.fillText(cut(pen, tree.typeOf(number), room), left, y + 12 + LINE);
+  pen.globalAlpha /= 0.85;
+  pen.fillText(valueWords(values, tree, number), left, y + 12 + 2 * LINE);
+}
+
+/** What a box is worth, in words. @param {import("./values.js").BoxValues} values @param {import("./tree.js").Tree} tree @param {number} number */
+export function valueWords(values, tree, number) {
+  if (values.known[number] === NONE) return "";
+  const bits = values.bits[number];
+  if (bits === MISSING) return "not captured";
+  const value = numbersIn(values.bits)[number];
+  if (isBad(bits)) return `\u2715 ${Number.isNaN(value) ? "NaN" : "infinite"}`;
+  if (values.known[number] !== INSIDE) return format(value, DIGITS);
+  const spread = spreadOf(values, tree.boxes[number].parts);
+  if (tree.boxes[number].kind === "repeat" && spread && spread[0] !== spread[1])
+    return `${format(spread[0], { digits: 2 })} to ${format(spread[1], { digits: 2 })}`;
+  return `\u2264 ${format(value, DIGITS)}`;
+}
+
+/** Texts as they fit, by font, room, and text. @type {Map<string, string>} */
+const fitted = new Map();
+const MOST_FITTED = 20_000;
+
+/** A text with an ellipsis in its middle if it is too long, as names differ at their ends.
+ * @param {CanvasRenderingContext2D} pen @param {string} text @param {number} room */
+function cut(pen, text, room) {
+  const key = `${pen.font} ${Math.round(room)} ${text}`;
+  let found = fitted.get(key);
+  if (found === undefined) {
+    if (fitted.size > MOST_FITTED) fitted.clear();
+    found = shortened(text, (each) => pen.measureText(each).width <= room);
+    fitted.set(key, found);
+  }
+  return found;
+}
+
+/** @param {string} text @param {(text: string) => boolean} fits */
+export function shortened(text, fits) {
+  if (!text || fits(text)) return text;
+  let [low, high] = [0, text.length - 1];
+  const made = (/** @type {number} */ letters) => {
+    const end = Math.floor((letters * 3) / 5);
+    return letters < 1 ? "" : `${text.slice(0, letters - end)}\u2026${end ? text.slice(-end) : ""}`;
+  };
+  while (low < high) {
+    const middle = Math.ceil((low + high) / 2);
+    if (fits(made(middle))) low = middle;
+    else high = middle - 1;
+  }
+  return made(low);
+}
+
+/** A mark on a box in which something isn't finite, though it is itself. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
+function flag(pen, { values, page }, { number, x, y, w }) {
+  pen.beginPath();
+  pen.arc(x + w - 2, y + 2, 6, 0, 2 * Math.PI);
+  pen.fillStyle = values.bad[number] & 0x007fffff ? page.nan : page.inf;
+  pen.fill();
+  pen.lineWidth = 1.5;
+  pen.strokeStyle = page.card;
+  pen.stroke();
+  pen.beginPath();
+  for (const side of [-1, 1]) {
+    pen.moveTo(x + w - 2 - 2.2, y + 2 - 2.2 * side);
+    pen.lineTo(x + w - 2 + 2.2, y + 2 + 2.2 * side);
+  }
+  pen.strokeStyle = "#fff";
+  pen.stroke();
+}
+
+/** What is selected, under the pointer, or where what isn't finite begins. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
+function outline(pen, { selected, pointed, origins, page, view }, { number, x, y, w, h }) {
+  const is = number === selected ? "selected" : number === pointed ? "pointed" : "";
+  const thick = Math.max(1, 1 / view.scale);
+  if (origins.has(number)) {
+    pen.lineWidth = 3 * thick;
+    pen.strokeStyle = page.ink;
+    pen.strokeRect(x - 1, y - 1, w + 2, h + 2);
+  }
+  if (!is) return;
+  pen.lineWidth = (is === "selected" ? 2.5 : 1.5) * thick;
+  pen.strokeStyle = page.accent;
+  pen.beginPath();
+  pen.roundRect(x - 3, y - 3, w + 6, h + 6, RADIUS + 3);
+  pen.stroke();
+}
+
+/** An open box, around its parts. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
+export function drawFrame(pen, scene, rect) {
+  const { number, x, y } = rect;
+  const { tree, values, ink, page, view } = scene;
+  const box = tree.boxes[number];
+  body(pen, rect);
+  pen.fillStyle = page.band;
+  pen.globalAlpha = 0.55;
+  pen.fill();
+  pen.globalAlpha = 1;
+  pen.lineWidth = Math.max(1, 0.6 / view.scale);
+  pen.strokeStyle = box.kind === "repeat" ? page.accent : page.line;
+  if (box.kind === "repeat") pen.setLineDash([6, 4]);
+  pen.stroke();
+  pen.setLineDash([]);
+  const known = values.known[number] !== NONE && values.bits[number] !== MISSING;
+  if (known && box.kind !== "repeat") {
+    pen.fillStyle = ink.of(values.bits[number]).fill;
+    pen.fillRect(x + 8, y + 7, 12, 12);
+  }
+  if (view.scale >= NAMES) heading(pen, scene, rect, known && box.kind !== "repeat" ? 26 : 10);
+  if (scene.selected === number || scene.pointed === number || scene.origins.has(number)) outline(pen, scene, rect);
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect @param {number} left */
+function heading(pen, { tree, values, page }, { number, x, y, w }, left) {
+  const box = tree.boxes[number];
+  const times = box.kind === "repeat" ? ` \u00d7${box.parts.length / box.period}` : "";
+  const value = box.kind === "repeat" ? "" : valueWords(values, tree, number);
+  pen.font = `600 12px ${SANS}`;
+  pen.textBaseline = "middle";
+  pen.textAlign = "left";
+  pen.fillStyle = box.kind === "repeat" ? page.accent : page.ink;
+  const name = cut(pen, `\u25be ${tree.titleOf(number)}${times}`, w - left - 10);
+  pen.fillText(name, x + left, y + HEAD / 2 + 1);
+  const used = pen.measureText(name).width;
+  pen.font = `11px ${SANS}`;
+  pen.fillStyle = page.quiet;
+  pen.fillText(
+    cut(pen, [box.kind === "repeat" ? "" : box.type, value].filter(Boolean).join("  "), w - left - used - 20),
+    x + left + used + 10,
+    y + HEAD / 2 + 1,
+  );
+}
+
+/** The operator of an open box that computes something itself. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
+export function drawCircle(pen, { tree, page, view }, { number, maker }) {
+  if (!maker || view.scale < BORDERS) return;
+  const sign = signOf(tree.boxes[number].made_by);
+  const wide = Math.max(20, sign.length * 6 + 12);
+  pen.beginPath();
+  pen.roundRect(maker.x - wide / 2, maker.y - 10, wide, 20, 10);
+  pen.fillStyle = page.card;
+  pen.fill();
+  pen.lineWidth = 1.2;
+  pen.strokeStyle = page.quiet;
+  pen.stroke();
+  if (view.scale < NAMES) return;
+  pen.fillStyle = page.ink;
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  pen.font = `${sign.length > 1 ? "" : "600 "}${sign.length > 1 ? 10 : 13}px ${SANS}`;
+  pen.fillText(sign, maker.x, maker.y + 0.5);
+}

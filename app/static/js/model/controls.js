@@ -1,0 +1,144 @@
+// @ts-check
+/** What stands around the picture: the steps and how fast they play, the legend, and what the picture shows. */
+import { makeBar, paintBar, swatch } from "../colorbar.js";
+import { byId, h } from "../dom.js";
+import { count } from "../format.js";
+import { prefs } from "../prefs.js";
+import { next, ZOOM } from "./keys.js";
+import { placeOf, speedAt, speedOf, speedWords } from "./play.js";
+import { quantityOf, short } from "./words.js";
+
+/** @param {import("./picture.js").Picture} picture */
+export function addControls(picture) {
+  const { page } = picture;
+  const on = (/** @type {string} */ id, /** @type {() => void} */ act) => byId(id).addEventListener("click", act);
+  on("zoom-in", () => picture.zoom(ZOOM));
+  on("zoom-out", () => picture.zoom(1 / ZOOM));
+  on("zoom-fit", () => picture.fit(true));
+  on("unfold", () => picture.unfoldAll());
+  on("fold", () => page.state.set({ folds: "" }));
+  on("found-next", () => next(picture, 1));
+  on("found-before", () => next(picture, -1));
+  startSteps(picture);
+  startLegend(picture);
+  startWords(picture);
+}
+
+/** @param {import("./picture.js").Picture} picture */
+function startSteps({ page, readings, steps }) {
+  const slider = /** @type {HTMLInputElement} */ (byId("model-step"));
+  const speed = /** @type {HTMLInputElement} */ (byId("model-speed"));
+  const button = byId("play");
+  button.addEventListener("click", () => steps.play());
+  slider.addEventListener("input", () => steps.go(Number(slider.value)));
+  speed.addEventListener("input", () => page.state.set({ speed: String(speedAt(Number(speed.value))) }));
+  const showSpeed = () => {
+    const now = speedOf(page);
+    if (document.activeElement !== speed) speed.value = String(placeOf(now));
+    speed.setAttribute("aria-valuetext", speedWords(now));
+    byId("speed-words").textContent = speedWords(now);
+  };
+  page.state.on("speed", showSpeed);
+  showSpeed();
+  const show = () => {
+    button.dataset.does = steps.playing ? "pause" : "play";
+    button.setAttribute("aria-label", steps.playing ? "Stop playing" : "Play the steps");
+    slider.max = String(Math.max(0, readings.captured - 1));
+    slider.disabled = readings.captured < 2;
+    slider.value = String(Math.max(0, readings.placeOf(steps.step)));
+    const text = stepWords(steps.step, readings);
+    slider.setAttribute("aria-valuetext", text);
+    byId("step-words").textContent = text;
+  };
+  steps.on("step", show);
+  readings.on("data", () => requestAnimationFrame(show));
+}
+
+/** @param {number | null} step @param {import("./readings.js").Readings} readings */
+function stepWords(step, { steps, captured }) {
+  if (step === null) return "no step yet";
+  if (steps !== null && steps.first !== steps.last)
+    return `steps ${count(steps.first)} to ${count(steps.last)}: worst values`;
+  return `step ${count(step)}${captured && steps === null ? ", not captured" : ""}`;
+}
+
+/** @param {import("./picture.js").Picture} picture */
+function startLegend(picture) {
+  const { readings, structure } = picture;
+  const bar = makeBar("Color scale");
+  const words = h("span", {});
+  const low = h("span", { class: "number" });
+  const high = h("span", { class: "number" });
+  const place = h("span", { class: "scale" }, low, bar, high);
+  const lines = h("span", { class: "quiet" });
+  byId("model-legend").replaceChildren(
+    words,
+    place,
+    swatch("nan", "NaN"),
+    swatch("inf", "infinite"),
+    swatch("missing", "not captured"),
+    h("span", {}, h("span", { class: "begins", "aria-hidden": "true" }), "begins here"),
+    lines,
+  );
+  const show = () => {
+    const { ink } = readings;
+    if (!ink) return;
+    const { scale } = ink.painter;
+    const signed = scale.low < 0 && scale.kind !== "log";
+    paintBar(bar, signed ? "diverging" : prefs.get("colors"));
+    words.textContent = `Color: ${quantityOf(picture)}, ${scale.kind} scale`;
+    low.textContent = short(scale.low);
+    high.textContent = short(scale.high);
+    place.hidden = !readings.color.rows.length;
+    lines.hidden = structure.tree?.model.step === null;
+    lines.textContent =
+      readings.gradient.rows.length && readings.lines
+        ? `Line width: gradient norm, ${short(readings.lines.low)} to ${short(readings.lines.high)}`
+        : "Lines: no gradients captured";
+  };
+  picture.on("ink", show);
+}
+
+/** @param {import("./picture.js").Picture} picture */
+function startWords(picture) {
+  const { structure, readings } = picture;
+  const empty = byId("model-empty");
+  const say = () => {
+    const { tree, arranged } = structure;
+    const why =
+      tree && !tree.boxes.length
+        ? "No modules yet. They appear with the first step of the training."
+        : structure.problem
+          ? `The boxes can\u2019t be placed: ${structure.problem}`
+          : "";
+    empty.hidden = !why;
+    empty.textContent = why;
+    for (const part of [picture.plot, byId("model-legend"), byId("model-play")]) part.hidden = Boolean(why);
+    if (!tree) return;
+    const { step, why: unknown, absent } = tree.model;
+    const modules = new Set(tree.boxes.filter(({ kind }) => kind !== "repeat").map(({ module }) => module)).size;
+    const shown = arranged ? `, ${many(arranged.rects.length, "box", "boxes")} shown` : "";
+    byId("model-count").textContent = `${many(modules, "module")}${shown}`;
+    byId("model-how").textContent = !tree.boxes.length
+      ? ""
+      : step === null
+        ? `The module tree, without the data flow. ${unknown}`
+        : `Data flow of step ${count(step)}`;
+    byId("model-absent").textContent = absent.length ? `${many(absent.length, "module")} didn\u2019t run in it` : "";
+    byId("model-absent").title = absent.slice(0, 40).join("\n");
+  };
+  const found = () => {
+    const { found: some, matches } = picture;
+    byId("model-found").hidden = some === null;
+    byId("found-words").textContent = many(matches.length, "match", "matches");
+    for (const id of ["found-next", "found-before"]) byId(id).disabled = !matches.length;
+  };
+  structure.on("arranged", say);
+  readings.on("rows", say);
+  picture.on("found", found);
+}
+
+/** @param {number} size @param {string} one @param {string} [several] */
+function many(size, one, several = `${one}s`) {
+  return `${count(size)} ${size === 1 ? one : several}`;
+}

@@ -1,0 +1,155 @@
+// @ts-check
+/**
+ * Draws the picture. What is outside of the window is skipped, and what would be too small to be seen is left out: names
+ * first, then borders. Lines of one color and width are one path.
+ */
+
+import { worstOf } from "../worst.js";
+import { drawBox, drawCircle, drawFrame } from "./boxes.js";
+import { timesOf } from "./tree.js";
+import { isBad } from "./values.js";
+
+const CURVES = 0.25; // the scale from which lines have round corners
+const ARROWS = 0.45;
+const ARROW = 5;
+const TURN = 7; // the radius of corners
+
+/** @typedef {import("./tree.js").Tree} Tree @typedef {import("./arrange.js").Arranged} Arranged @typedef {import("./arrange.js").Rect} Rect */
+
+/**
+ * What is drawn.
+ * @typedef {object} Scene
+ * @property {Tree} tree
+ * @property {Arranged} arranged
+ * @property {Set<number>} open
+ * @property {import("./view.js").View} view
+ * @property {import("./values.js").BoxValues} values
+ * @property {import("./ink.js").Ink} ink
+ * @property {(bits: number) => import("./ink.js").Stroke} stroke of a gradient
+ * @property {Uint32Array} gradients of the boxes' outputs, as bits
+ * @property {boolean} forward whether the values are those of the forward pass
+ * @property {Set<number>} origins where what is not finite begins
+ * @property {Set<number> | null} found what the find box matches; null: there is no text
+ * @property {number | null} selected
+ * @property {number | null} pointed
+ * @property {Record<string, string>} page the colors of the page
+ */
+
+/** @param {CanvasRenderingContext2D} pen for CSS pixels @param {Scene} scene @param {number} ratio device pixels of one */
+export function drawModel(pen, scene, ratio) {
+  const { view, arranged, open } = scene;
+  const { scale, x, y } = view;
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, view.width, view.height);
+  pen.setTransform(ratio * scale, 0, 0, ratio * scale, ratio * x, ratio * y);
+  const seen = view.seen;
+  const shown = arranged.rects.filter((rect) => isSeen(rect, seen));
+  for (const rect of shown) if (open.has(rect.number)) drawFrame(pen, scene, rect);
+  drawLines(pen, scene, seen);
+  for (const rect of shown)
+    if (!open.has(rect.number)) drawBox(pen, scene, rect, timesOf(scene.tree.boxes[rect.number]));
+    else if (rect.maker) drawCircle(pen, scene, rect);
+}
+
+/** @param {{x: number, y: number, w: number, h: number}} rect @param {[number, number, number, number]} seen */
+function isSeen({ x, y, w, h }, [left, top, right, bottom]) {
+  return x < right && y < bottom && x + w > left && y + h > top;
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {[number, number, number, number]} seen */
+function drawLines(pen, scene, [left, top, right, bottom]) {
+  const { arranged, view, page } = scene;
+  /** Lines that are drawn alike. @type {Map<string, {width: number, color: string, dashed: boolean, lines: import("./arrange.js").Line[]}>} */
+  const groups = new Map();
+  for (const line of arranged.lines) {
+    const [least, high, most, low] = line.around;
+    if (least > right || most < left || high > bottom || low < top) continue;
+    const { carries, guessed } = edgeOf(scene.tree, line);
+    const { width, state } = strokeOf(scene, carries);
+    const color = state === "nan" ? page.nan : state === "inf" ? page.inf : page.quiet;
+    const key = `${width} ${color} ${guessed}`;
+    const group = groups.get(key);
+    if (group) group.lines.push(line);
+    else groups.set(key, { width, color, dashed: guessed, lines: [line] });
+  }
+  for (const { width, color, dashed, lines } of groups.values()) {
+    pen.strokeStyle = pen.fillStyle = color;
+    pen.lineWidth = Math.max(width, 0.7 / view.scale);
+    pen.globalAlpha = color === page.quiet ? 0.55 : 0.9;
+    if (dashed) pen.setLineDash([5, 4]);
+    pen.beginPath();
+    for (const { points, turns } of lines)
+      if (turns) turn(pen, points, view.scale >= CURVES ? TURN : 0);
+      else trace(pen, points, view.scale >= CURVES);
+    pen.stroke();
+    if (dashed) pen.setLineDash([]);
+    if (view.scale >= ARROWS) arrows(pen, lines, width);
+  }
+  pen.globalAlpha = 1;
+}
+
+/** As wide as the gradient; where what flows forward isn't finite, that is what the line shows. @param {Scene} scene @param {readonly number[]} carries */
+function strokeOf({ values, gradients, stroke, forward }, carries) {
+  const found = stroke(worstOf(gradients, 0, carries.length, carries));
+  if (!forward) return found;
+  const flows = worstOf(values.bits, 0, carries.length, carries);
+  if (isBad(flows)) return stroke(flows);
+  return found.state === "plain" || found.state === "unknown" ? found : { ...found, width: 1 };
+}
+
+const OWN = { carries: /** @type {number[]} */ ([]), guessed: false };
+
+/** The edge of a line; the last one of an open box carries what it computed itself. @param {Tree} tree @param {import("./arrange.js").Line} line */
+export function edgeOf(tree, { level, at }) {
+  if (at >= 0) return tree.edgesOf(level)[at];
+  OWN.carries = [level];
+  return OWN;
+}
+
+/** A line with corners. @param {CanvasRenderingContext2D} pen @param {number[]} points @param {number} radius */
+function turn(pen, points, radius) {
+  const last = points.length - 2;
+  pen.moveTo(points[0], points[1]);
+  for (let at = 2; at < last; at += 2) {
+    const [x, y, toX, toY] = points.slice(at, at + 4);
+    const room = Math.min(
+      radius,
+      Math.hypot(toX - x, toY - y) / 2,
+      Math.hypot(x - points[at - 2], y - points[at - 1]) / 2,
+    );
+    pen.arcTo(x, y, toX, toY, room);
+  }
+  pen.lineTo(points[last], points[last + 1]);
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {number[]} points @param {boolean} round */
+function trace(pen, points, round) {
+  const last = points.length - 2;
+  pen.moveTo(points[0], points[1]);
+  if (last === 2 && round && Math.abs(points[1] - points[3]) > 1) {
+    const middle = (points[0] + points[2]) / 2;
+    pen.bezierCurveTo(middle, points[1], middle, points[3], points[2], points[3]);
+    return;
+  }
+  for (let at = 2; at < last; at += 2) {
+    const [x, y] = [points[at], points[at + 1]];
+    if (round && at + 2 < last) pen.quadraticCurveTo(x, y, (x + points[at + 2]) / 2, (y + points[at + 3]) / 2);
+    else if (round) pen.quadraticCurveTo(x, y, points[last], points[last + 1]);
+    else pen.lineTo(x, y);
+  }
+  if (!round || last === 2) pen.lineTo(points[last], points[last + 1]);
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {import("./arrange.js").Line[]} lines @param {number} width */
+function arrows(pen, lines, width) {
+  const size = ARROW + width / 2;
+  pen.beginPath();
+  for (const { points } of lines) {
+    const [x, y] = points.slice(-2);
+    pen.moveTo(x, y);
+    pen.lineTo(x - size, y - size * 0.6);
+    pen.lineTo(x - size, y + size * 0.6);
+    pen.closePath();
+  }
+  pen.fill();
+}

@@ -1,0 +1,246 @@
+// @ts-check
+/** The picture: which boxes it shows, what of it is in the window, and when it is drawn. */
+import { pixelRatio } from "../canvas.js";
+import { Card } from "../card.js";
+import { h } from "../dom.js";
+import { Emitter } from "../events.js";
+import { Finder } from "../finder.js";
+import { imageOf } from "../plot/files.js";
+import { prefs } from "../prefs.js";
+import { colors, onTheme } from "../theme.js";
+import { drawModel } from "./draw.js";
+import { brightOf, matchesOf } from "./matches.js";
+import { Minimap } from "./minimap.js";
+import { Place } from "./place.js";
+import { addPointing } from "./pointing.js";
+import { Readings } from "./readings.js";
+import { Steps } from "./steps.js";
+import { Structure } from "./structure.js";
+import { View } from "./view.js";
+import { tableOf } from "./words.js";
+
+const OTHER_PX = 40; // of another width, from which on the boxes are arranged anew
+const CALM_MS = 120;
+const LABEL =
+  "The model. Arrow keys move between boxes, Enter opens the drawer, Space folds and unfolds, plus and minus zoom, 0 shows all.";
+
+/**
+ * Emits "ink" when colors have changed, "select" with the box that was selected, "open" with one to look at, and "found" when
+ * other boxes match.
+ */
+export class Picture extends Emitter {
+  view = new View();
+  place = new Place(this.view);
+  /** The boxes that match, in the order of execution. @type {number[]} */
+  matches = [];
+  /** The boxes that stay bright; null: there is no text in the find box. @type {Set<number> | null} */
+  found = null;
+  /** @type {number | null} */
+  pointed = null;
+  /** Whether something has changed since the last drawing. */
+  #isOld = true;
+  /** The width for which the boxes are arranged. */
+  #width = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure */
+  constructor(page, element) {
+    super();
+    this.page = page;
+    this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
+    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "model-canvas" }));
+    this.pad = h("div", { class: "model-pad", tabindex: "0", role: "application", "aria-label": LABEL });
+    const small = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "model-minimap", "aria-hidden": "true" }));
+    this.plot.append(this.canvas, this.pad, small);
+    this.pen = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
+    this.structure = new Structure(page, () => Math.max(320, this.plot.clientWidth - 30));
+    this.readings = new Readings(page, this.structure);
+    this.steps = new Steps(page, this.readings);
+    this.minimap = new Minimap(small, (x, y) => this.#center(x, y));
+    this.finder = new Finder(page, () => this.#match());
+    this.card = new Card(page, element, {
+      title: "Model",
+      table: () => tableOf(this),
+      png: () => imageOf(this.canvas),
+      query: () => ({ path: "model", query: { step: page.follow.values.to } }),
+    });
+    addPointing(this);
+    this.#listen();
+  }
+
+  #listen() {
+    const { page, structure, readings } = this;
+    const again = () => this.draw();
+    new ResizeObserver(() => this.#resize()).observe(this.plot);
+    page.schedule.watch(this.plot);
+    this.plot.addEventListener("seen", again);
+    onTheme(() => readings.repaint());
+    prefs.on("colors", () => readings.repaint());
+    prefs.on("numbers", again);
+    structure.on("model", () => {
+      this.pointed = this.place.anchor = null;
+      this.#match();
+    });
+    structure.on("arranged", () => this.#arranged());
+    readings.on("data", () => {
+      this.steps.renew();
+      this.draw();
+    });
+    this.steps.on("step", again);
+    page.follow.on("change", again);
+    page.follow.on("newest", again);
+    page.state.on("y", again);
+    page.state.on("box", () => {
+      if (this.selected !== null) this.reveal(this.selected);
+      this.draw();
+    });
+  }
+
+  /** The box in the address. */
+  get selected() {
+    return this.structure.tree?.numbers.get(this.page.state.get("box")) ?? null;
+  }
+
+  #resize() {
+    const { clientWidth: width, clientHeight: height } = this.plot;
+    this.view.resize(width, height);
+    this.draw();
+    clearTimeout(this.#timer);
+    if (Math.abs(width - this.#width) > OTHER_PX) this.#timer = setTimeout(() => this.structure.rearrange(), CALM_MS);
+    this.#width = width;
+  }
+
+  #arranged() {
+    const { arranged } = this.structure;
+    if (!arranged) return; // the words around the picture say why
+    if (!this.#wasArranged) this.place.wanted = this.selected;
+    this.#wasArranged = true;
+    this.place.take(arranged);
+    this.draw();
+  }
+
+  #wasArranged = false;
+
+  fit(all = false) {
+    if (!this.structure.arranged || this.plot.clientWidth < 10) return;
+    this.place.fit(all);
+    this.draw();
+  }
+
+  /** The reader has moved the picture. */
+  moved() {
+    this.place.isMoved = true;
+    this.draw();
+  }
+
+  /** @param {number} factor */
+  zoom(factor) {
+    this.view.zoom(factor);
+    this.moved();
+  }
+
+  /** @param {number} x @param {number} y of the picture */
+  #center(x, y) {
+    const { view } = this;
+    view.move(view.width / 2 - (x * view.scale + view.x), view.height / 2 - (y * view.scale + view.y));
+    this.moved();
+  }
+
+  /** @param {number} number @returns {import("./arrange.js").Rect | null} */
+  rectOf(number) {
+    return this.structure.arranged?.rects.find((each) => each.number === number) ?? null;
+  }
+
+  /** Opens what is around a box, and brings it into the window. @param {number} number */
+  reveal(number) {
+    this.place.wanted = number;
+    const rect = this.rectOf(number);
+    if (!rect) return this.structure.reveal(number);
+    this.view.show(rect);
+    this.place.wanted = null;
+    this.draw();
+  }
+
+  /** Opens all boxes, and shows all of it. */
+  unfoldAll() {
+    if (this.structure.openAll()) this.place.fitSoon();
+    else this.fit(true);
+  }
+
+  /** @param {number} number */
+  toggle(number) {
+    const { tree } = this.structure;
+    if (!tree?.boxes[number].parts.length) return;
+    this.place.anchor = this.rectOf(number);
+    const opens = this.structure.toggle(number);
+    this.page.announce(`${tree.titleOf(number)} ${opens ? "unfolded" : "folded"}`);
+  }
+
+  /** Selects a box, and says so. @param {number | null} number */
+  select(number) {
+    const { tree } = this.structure;
+    this.page.state.set({ box: number === null || !tree ? "" : tree.idOf(number) });
+    this.emit("select", number);
+  }
+
+  #match() {
+    const { tree } = this.structure;
+    const { finder } = this;
+    if (!tree || !finder.ready) return;
+    this.matches = finder.text ? matchesOf(tree, (module) => finder.fits(module)) : [];
+    this.found = finder.text ? brightOf(tree, this.matches) : null;
+    this.emit("found");
+    this.draw();
+  }
+
+  draw() {
+    this.#isOld = true;
+    this.#soon();
+  }
+
+  #soon() {
+    if (this.page.schedule.isSeen(this.plot)) this.page.schedule.soon(this, () => this.#draw());
+  }
+
+  #draw() {
+    const began = performance.now();
+    const { structure, steps, readings, view, pen, canvas } = this;
+    if (steps.advance(began)) this.#isOld = true;
+    if (!this.#isOld) return steps.playing ? this.#soon() : undefined; // the next step isn't due
+    const { arranged, tree, open } = structure;
+    if (!arranged || !tree || !readings.values || !readings.gradients || this.plot.clientWidth < 10) return;
+    const ratio = pixelRatio();
+    const [width, height] = [Math.round(view.width * ratio), Math.round(view.height * ratio)];
+    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+    if ((!steps.playing || !readings.ink) && readings.paint(began)) this.emit("ink");
+    const { values, gradients, origins, stroke } = readings;
+    const scene = {
+      tree,
+      arranged,
+      open,
+      view,
+      values,
+      ink: /** @type {import("./ink.js").Ink} */ (readings.ink),
+      stroke,
+      gradients: gradients.bits,
+      forward: ["output", "input"].includes(readings.asked.kind),
+      origins: new Set([...origins].map((number) => tree.shownFor(number, open))),
+      found: this.found,
+      selected: this.selected,
+      pointed: this.pointed,
+      page: colors(),
+    };
+    drawModel(pen, scene, ratio);
+    this.minimap.draw(scene, began, steps.playing);
+    this.#isOld = false;
+    this.#tell(performance.now() - began);
+    if (steps.playing) this.#soon();
+  }
+
+  /** For benchmarks. @param {number} ms */
+  #tell(ms) {
+    if (!performance.getEntriesByName("hookcore:live").length) performance.mark("hookcore:live");
+    document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind: "model", step: this.steps.step, ms } }));
+  }
+}

@@ -1,0 +1,174 @@
+// @ts-check
+/** What the boxes are worth at the step that is shown: their values, gradients, colors, and where NaN begins. */
+import { paletteOf } from "../colors.js";
+import { Emitter } from "../events.js";
+import { prefs } from "../prefs.js";
+import { Range, Scale } from "../scale.js";
+import { MISSING } from "../worst.js";
+import { originsOf, reversed, sourcesOf } from "./feeding.js";
+import { Ink, strokeOf } from "./ink.js";
+import { Source } from "./source.js";
+import { BoxValues, isBad } from "./values.js";
+
+const SAMPLED = 24; // columns, for the range of the colors
+const GRADIENT = { kind: "output_grad", stat: "norm" };
+
+/** @typedef {import("../scale.js").Kind} Kind */
+
+/** Emits "data" when values have arrived, "rows" when what was captured is another, and "blank" at each step at which no box
+ * has a value, and at the first one after it. */
+export class Readings extends Emitter {
+  /** @type {BoxValues | null} */
+  values = null;
+  /** @type {BoxValues | null} */
+  gradients = null;
+  /** @type {Set<number>} */
+  origins = new Set();
+  /** The steps of the values; null if nothing was captured. @type {{first: number, last: number} | null} */
+  steps = null;
+  /** @type {Ink | null} */
+  ink = null;
+  /** @type {Scale | null} of the lines */
+  lines = null;
+  #range = new Range();
+  #lineRange = new Range();
+  #quantity = "";
+  #isBlank = false;
+  /** @type {number[][]} */
+  #sources = [];
+  /** @type {number[][]} */
+  #users = [];
+
+  /** @param {import("../page.js").Page} page @param {import("./structure.js").Structure} structure */
+  constructor(page, structure) {
+    super();
+    this.page = page;
+    this.structure = structure;
+    const told = { rows: () => this.#prepare(), frame: () => this.emit("data") };
+    const first = { ...told, rows: () => this.#begin() };
+    this.color = new Source(page, () => this.asked, first);
+    this.gradient = new Source(page, () => GRADIENT, first);
+    // The step that is held, where the window is so long that several steps share a column.
+    this.exact = new Source(page, () => this.#exactly(this.color, this.asked), told, [1, 1]);
+    this.exactGradient = new Source(page, () => this.#exactly(this.gradient, GRADIENT), told, [1, 1]);
+    structure.on("model", () => this.#prepare());
+    for (const name of ["kind", "stat"]) page.state.on(name, () => this.renew());
+  }
+
+  /** The kind and the stat of the colors. */
+  get asked() {
+    const { state } = this.page;
+    return { kind: state.get("kind") || this.usual, stat: state.get("stat") };
+  }
+
+  /** The kind that the server chose. */
+  usual = document.getElementById("model")?.dataset.kind ?? "output";
+
+  /** @param {Source} source @param {{kind: string, stat: string}} quantity */
+  #exactly({ columns }, quantity) {
+    const { held } = this.page.follow;
+    const wide = columns !== null && columns.width > 1;
+    return held !== null && wide ? { ...quantity, from: held, to: held, columns: 1 } : null;
+  }
+
+  renew() {
+    for (const source of [this.color, this.exact]) source.renew();
+  }
+
+  /** The columns are known, and so whether steps share them. */
+  #begin() {
+    this.#prepare();
+    for (const source of [this.exact, this.exactGradient]) source.renew();
+  }
+
+  #prepare() {
+    const { tree } = this.structure;
+    if (!tree) return;
+    this.values = new BoxValues(tree, this.color.rows);
+    this.gradients = new BoxValues(tree, this.gradient.rows);
+    this.#sources = sourcesOf(tree);
+    this.#users = reversed(this.#sources);
+    this.emit("rows");
+    this.emit("data");
+  }
+
+  /** Takes the values of a step. @param {number | null} step @param {boolean} held whether they must be of this very step */
+  show(step, held) {
+    const { values, gradients } = this;
+    if (!values || !gradients) return;
+    const at = (/** @type {Source} */ exact, /** @type {Source} */ source) =>
+      step === null ? null : ((held ? exact.at(step) : null) ?? source.at(step));
+    const found = at(this.exact, this.color);
+    const lines = at(this.exactGradient, this.gradient);
+    values.take(found && found.bits.length === this.color.rows.length ? found.bits : null);
+    gradients.take(lines && lines.bits.length === this.gradient.rows.length ? lines.bits : null);
+    this.steps = found;
+    const wasBlank = this.#isBlank;
+    this.#isBlank = values.bits.every((bits) => bits === MISSING);
+    if (wasBlank || this.#isBlank) this.emit("blank");
+    const { kind } = this.asked;
+    const backward = kind.endsWith("_grad");
+    const flows = ["output", "input", "output_grad", "input_grad"].includes(kind);
+    const isBadBox = (/** @type {number} */ box) => values.known[box] === 1 && isBad(values.bits[box]);
+    this.origins = new Set(flows ? originsOf(backward ? this.#users : this.#sources, isBadBox) : []);
+  }
+
+  /** Chooses the colors. @param {number} now in milliseconds @returns {boolean} whether they are others than before */
+  paint(now) {
+    const [ink, lines] = [this.ink, this.lines];
+    const quantity = JSON.stringify([this.asked, this.page.state.get("y")]);
+    if (quantity !== this.#quantity) this.#range.forget();
+    this.#quantity = quantity;
+    const kind = /** @type {Kind} */ (this.page.state.get("y"));
+    const [low, high] = this.#range.of(sampleOf(this.color), kind, now);
+    const signed = kind !== "log" && low < 0 && high > 0;
+    const most = Math.max(Math.abs(low), Math.abs(high));
+    const scale = signed ? new Scale(kind, -most, most) : new Scale(kind, low, high);
+    if (!this.ink?.painter.scale.equals(scale) || this.ink.quantity !== quantity)
+      this.ink = new Ink(scale, paletteOf(signed ? "diverging" : /** @type {any} */ (prefs.get("colors"))), quantity);
+    const found = new Scale("log", ...this.#lineRange.of(sampleOf(this.gradient), "log", now));
+    if (!found.equals(this.lines)) this.lines = found;
+    return this.ink !== ink || this.lines !== lines;
+  }
+
+  /** The theme or the color map is another. */
+  repaint() {
+    this.ink = null;
+    this.emit("data");
+  }
+
+  /** @param {number} bits */
+  stroke = (bits) => strokeOf(bits, this.gradient.rows.length ? this.lines : null);
+
+  /** The columns of the captured steps: of the colors, or of the lines where nothing has a color. */
+  get #columns() {
+    return this.color.columns?.length ? this.color.columns : this.gradient.columns;
+  }
+
+  /** The captured steps that are known: the first step of each column. */
+  get captured() {
+    return this.#columns?.length ?? 0;
+  }
+
+  /** @param {number} place @returns {number} */
+  stepOf(place) {
+    const columns = this.#columns;
+    return columns?.length ? columns.first(Math.max(0, Math.min(columns.length - 1, place))) : 0;
+  }
+
+  /** The place of the captured step at or before one; -1 if there is none. @param {number | null} step */
+  placeOf(step) {
+    const columns = this.#columns;
+    return columns && step !== null ? columns.find(step) : -1;
+  }
+}
+
+/** Values of some columns. @param {Source} source */
+function sampleOf({ columns }) {
+  if (!columns?.length) return new Float32Array();
+  const many = Math.min(SAMPLED, columns.length);
+  const found = new Float32Array(many * columns.rows);
+  for (let at = 0; at < many; at += 1)
+    found.set(columns.column(Math.round((at / Math.max(1, many - 1)) * (columns.length - 1))), at * columns.rows);
+  return found;
+}

@@ -1,0 +1,188 @@
+// @ts-check
+/** The boxes of a model: what is in what, their names, and which are open. Pure. */
+
+/** @typedef {import("../answers.js").Model} Model @typedef {import("../answers.js").ModelBox} Box */
+
+export const OUTSIDE = -1; // the place around all boxes
+const ROOT = "."; // the root module in an address: its path is empty
+const MOST_OPEN = 60; // boxes that are shown at first
+const MOST_LISTED = 200; // boxes that are opened by what is found
+
+/** The number of parts that a box has per unit. @param {Box} box */
+export function timesOf(box) {
+  return box.kind === "repeat" ? box.parts.length / box.period : 1;
+}
+
+export class Tree {
+  /** @param {Model} model */
+  constructor(model) {
+    this.model = model;
+    this.boxes = model.boxes;
+    /** @type {Map<string, number>} */
+    this.numbers = new Map(model.boxes.map((box) => [this.idOf(box.number), box.number]));
+    /** The boxes of each module. @type {Map<string, number[]>} */
+    this.byModule = new Map();
+    for (const { kind, module, number } of model.boxes)
+      if (kind !== "repeat") this.byModule.set(module, [...(this.byModule.get(module) ?? []), number]);
+    /** All boxes, parts before what they are in. */
+    this.fromInside = this.#order();
+  }
+
+  #order() {
+    const order = [];
+    const waiting = [...this.model.parts];
+    for (let number = waiting.pop(); number !== undefined; number = waiting.pop()) {
+      order.push(number);
+      waiting.push(...this.boxes[number].parts);
+    }
+    return order.reverse();
+  }
+
+  /** @param {number} number a box, or OUTSIDE */
+  partsOf(number) {
+    return number === OUTSIDE ? this.model.parts : this.boxes[number].parts;
+  }
+
+  /** @param {number} number a box, or OUTSIDE */
+  edgesOf(number) {
+    return number === OUTSIDE ? this.model.edges : this.boxes[number].edges;
+  }
+
+  /** What it is called in an address: it holds in a link to another run of the same model. @param {number} number
+   * @returns {string} */
+  idOf(number) {
+    const { kind, module, call, phase, parts } = this.boxes[number];
+    if (kind === "repeat") return `${this.idOf(parts[0])};r`;
+    return `${encodeURIComponent(module) || ROOT}${call ? `;${call}` : ""}${phase === "eval" ? ";e" : ""}`;
+  }
+
+  /** The boxes around one, the innermost first. @param {number} number */
+  around(number) {
+    const found = [];
+    for (let box = this.boxes[number].inside; box !== null; box = this.boxes[box].inside) found.push(box);
+    return found;
+  }
+
+  /** The path of a module as it stands in the box around it. @param {number} number @returns {string} */
+  shortOf(number) {
+    const { module, inside } = this.boxes[number];
+    if (!module) return "(root)";
+    const outer = inside === null ? "" : this.#moduleAround(inside);
+    const rest = outer && module.startsWith(outer) ? module.slice(outer.length).replace(/^[./]/, "") : module;
+    return rest || module;
+  }
+
+  /** @param {number} number @returns {string} */
+  #moduleAround(number) {
+    const box = this.boxes[number];
+    if (box.kind !== "repeat") return box.module;
+    return box.inside === null ? "" : this.#moduleAround(box.inside);
+  }
+
+  /** What stands in the box. @param {number} number @returns {string} */
+  titleOf(number) {
+    this.#titles[number] ??= this.#makeTitle(number);
+    return this.#titles[number];
+  }
+
+  /** @type {string[]} */
+  #titles = [];
+
+  /** @param {number} number */
+  #makeTitle(number) {
+    const box = this.boxes[number];
+    if (box.kind !== "repeat") {
+      const call = box.call ? ` call ${box.call}` : "";
+      return `${this.shortOf(number)}${call}${box.phase === "eval" ? " (eval)" : ""}`;
+    }
+    const [first, last] = [box.parts[0], box.parts[box.parts.length - box.period]];
+    const same = box.period > 1 || this.boxes[first].module === this.boxes[last].module;
+    if (same)
+      return box.parts
+        .slice(0, box.period)
+        .map((part) => this.shortOf(part))
+        .join(" \u00b7 ");
+    return `${this.shortOf(first)} \u2026 ${this.shortOf(last)}`;
+  }
+
+  /** The class, or what is in it. @param {number} number @returns {string} */
+  typeOf(number) {
+    this.#types[number] ??= this.#makeType(number);
+    return this.#types[number];
+  }
+
+  /** @type {string[]} */
+  #types = [];
+
+  /** @param {number} number */
+  #makeType(number) {
+    const box = this.boxes[number];
+    if (box.kind !== "repeat") return box.type;
+    return box.parts
+      .slice(0, box.period)
+      .map((part) => this.boxes[part].type)
+      .join(" \u00b7 ");
+  }
+
+  /** Boxes that are open at first: all on one level, from the outside, as long as few are shown. Repeats stay folded. */
+  openAtFirst() {
+    const open = /** @type {Set<number>} */ (new Set());
+    let shown = this.model.parts.length;
+    let level = [...this.model.parts];
+    while (level.length) {
+      const opened = level.filter((number) => this.boxes[number].kind !== "repeat" && this.boxes[number].parts.length);
+      level = opened.flatMap((number) => this.boxes[number].parts);
+      shown += level.length;
+      if (shown > MOST_OPEN) break;
+      for (const number of opened) open.add(number);
+    }
+    return open;
+  }
+
+  /** The boxes that are shown, outer ones before their parts. @param {Set<number>} open @returns {number[]} */
+  shown(open) {
+    const found = [];
+    const waiting = [...this.model.parts].reverse();
+    for (let number = waiting.pop(); number !== undefined; number = waiting.pop()) {
+      found.push(number);
+      if (open.has(number)) waiting.push(...[...this.boxes[number].parts].reverse());
+    }
+    return found;
+  }
+
+  /** The box that shows another: itself, or the outermost closed one around it.
+   * @param {number} number @param {Set<number>} open */
+  shownFor(number, open) {
+    const closed = this.around(number).filter((box) => !open.has(box));
+    return closed.at(-1) ?? number;
+  }
+
+  /** Opens what is around some boxes, as long as these aren't too many. @param {number[]} numbers @param {Set<number>} open */
+  reveal(numbers, open) {
+    const next = new Set(open);
+    for (const number of numbers.slice(0, MOST_LISTED)) for (const box of this.around(number)) next.add(box);
+    return next;
+  }
+}
+
+/** Which boxes are open, as the address has it: what differs from those that are open at first.
+ * @param {Tree} tree @param {Set<number>} open */
+export function writeFolds(tree, open) {
+  const usual = tree.openAtFirst();
+  const opened = [...open].filter((number) => !usual.has(number)).map((number) => tree.idOf(number));
+  const closed = [...usual].filter((number) => !open.has(number)).map((number) => `-${tree.idOf(number)}`);
+  return [...opened, ...closed].join(",");
+}
+
+/** @param {Tree} tree @param {string} text */
+export function readFolds(tree, text) {
+  const open = tree.openAtFirst();
+  for (const each of text.split(",").filter(Boolean)) {
+    const closes = each.startsWith("-") && !tree.numbers.has(each);
+    const number = tree.numbers.get(closes ? each.slice(1) : each);
+    if (number === undefined || !tree.boxes[number].parts.length) continue;
+    if (closes) open.delete(number);
+    else open.add(number);
+  }
+  return open;
+}

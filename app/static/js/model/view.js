@@ -1,0 +1,127 @@
+// @ts-check
+/** Which part of the picture is in the window: moved, zoomed, and fitted. Pure. */
+
+const MOST = 2.5; // CSS pixels of a unit of the picture
+const LEAST = 0.02;
+const EDGE = 60; // of the picture, that stays in the window
+const READABLE = 0.62; // a smaller scale shows no names: then only the width is fitted
+const MARGIN = 14;
+
+export class View {
+  scale = 1;
+  /** The picture's place in the window, in CSS pixels. */
+  x = 0;
+  y = 0;
+  width = 1;
+  height = 1;
+  /** @type {[number, number]} */
+  picture = [1, 1];
+
+  /** @param {number} width @param {number} height */
+  resize(width, height) {
+    this.width = width;
+    this.height = height;
+    this.#keep();
+  }
+
+  /** All of it, or at least its width, if names can be read then. @param {boolean} [all] even if they can't */
+  fit(all = false) {
+    const [wide, high] = this.picture;
+    const whole = Math.min((this.width - 2 * MARGIN) / wide, (this.height - 2 * MARGIN) / high, 1.2);
+    const scale = all || whole >= READABLE ? whole : Math.min(1, Math.max(READABLE, (this.width - 2 * MARGIN) / wide));
+    this.scale = Math.min(MOST, Math.max(LEAST, scale));
+    const fits = (/** @type {number} */ room, /** @type {number} */ size) =>
+      Math.max(MARGIN, (room - size * this.scale) / 2);
+    this.x = fits(this.width, wide);
+    this.y = high * this.scale < this.height ? fits(this.height, high) : MARGIN;
+  }
+
+  /** @param {number} right @param {number} down */
+  move(right, down) {
+    const [x, y] = [this.x, this.y];
+    this.x += right;
+    this.y += down;
+    this.#keep();
+    return this.x !== x || this.y !== y;
+  }
+
+  /** @param {number} factor @param {number} x in the window, what stays where it is @param {number} y */
+  zoom(factor, x = this.width / 2, y = this.height / 2) {
+    const scale = Math.min(MOST, Math.max(LEAST, this.scale * factor));
+    this.x = x - ((x - this.x) / this.scale) * scale;
+    this.y = y - ((y - this.y) / this.scale) * scale;
+    this.scale = scale;
+    this.#keep();
+  }
+
+  /** Brings a rectangle into the window. @param {{x: number, y: number, w: number, h: number}} rect */
+  show({ x, y, w, h }) {
+    const [left, top] = [x * this.scale + this.x, y * this.scale + this.y];
+    const [wide, high] = [w * this.scale, h * this.scale];
+    if (left < MARGIN || left + wide > this.width - MARGIN)
+      this.x += wide > this.width - 2 * MARGIN ? MARGIN - left : this.width / 2 - left - wide / 2;
+    if (top < MARGIN || top + high > this.height - MARGIN)
+      this.y += high > this.height - 2 * MARGIN ? MARGIN - top : this.height / 2 - top - high / 2;
+    this.#keep();
+  }
+
+  /** Brings a point of the picture to where another one was. @param {[number, number]} now @param {[number, number]} before */
+  anchor([x, y], [beforeX, beforeY]) {
+    this.move((beforeX - x) * this.scale, (beforeY - y) * this.scale);
+  }
+
+  /** A place in the window as one of the picture. @param {number} x @param {number} y @returns {[number, number]} */
+  at(x, y) {
+    return [(x - this.x) / this.scale, (y - this.y) / this.scale];
+  }
+
+  /** What of the picture is in the window: left, top, right, bottom. @returns {[number, number, number, number]} */
+  get seen() {
+    return [...this.at(0, 0), ...this.at(this.width, this.height)];
+  }
+
+  /** Whether all of it is in the window. */
+  get isWhole() {
+    const [left, top, right, bottom] = this.seen;
+    return left <= 0 && top <= 0 && right >= this.picture[0] && bottom >= this.picture[1];
+  }
+
+  /** A part of the picture stays in the window. */
+  #keep() {
+    const edge = (/** @type {number} */ size, /** @type {number} */ room) => Math.min(EDGE, size, room / 2);
+    const [wide, high] = [this.picture[0] * this.scale, this.picture[1] * this.scale];
+    this.x = Math.min(this.width - edge(wide, this.width), Math.max(edge(wide, this.width) - wide, this.x));
+    this.y = Math.min(this.height - edge(high, this.height), Math.max(edge(high, this.height) - high, this.y));
+  }
+}
+
+/** The box at a point of the picture, the innermost one; null if there is none.
+ * @template {{x: number, y: number, w: number, h: number}} R @param {readonly R[]} rects outer ones first
+ * @param {[number, number]} point @returns {R | null} */
+export function hit(rects, [x, y]) {
+  for (let place = rects.length - 1; place >= 0; place -= 1) {
+    const rect = rects[place];
+    if (x >= rect.x && x <= rect.x + rect.w && y >= rect.y && y <= rect.y + rect.h) return rect;
+  }
+  return null;
+}
+
+/** The next box in a direction, as the eye sees it: near, and not far off the line.
+ * @template {{x: number, y: number, w: number, h: number}} R @param {readonly R[]} rects @param {R} from
+ * @param {number} right @param {number} down @returns {R | null} */
+export function neighbor(rects, from, right, down) {
+  const middle = (/** @type {R} */ { x, y, w, h }) => [x + w / 2, y + h / 2];
+  const [x, y] = middle(from);
+  let best = null;
+  let least = Infinity;
+  for (const rect of rects) {
+    if (rect === from) continue;
+    const [toX, toY] = middle(rect);
+    const ahead = (toX - x) * right + (toY - y) * down;
+    const aside = Math.abs((toX - x) * down) + Math.abs((toY - y) * right);
+    if (ahead <= 1 || aside > 4 * ahead) continue;
+    const far = ahead + 2 * aside;
+    if (far < least) [best, least] = [rect, far];
+  }
+  return best;
+}

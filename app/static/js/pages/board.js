@@ -1,0 +1,34 @@
+// @ts-check
+/** The Board page: the charts that were pinned, of this run. */
+import { PinnedChart } from "../board/pinned.js";
+import { byId, reveal } from "../dom.js";
+import { open } from "../page.js";
+import { pin, unpin } from "../pin.js";
+import { toast } from "../toast.js";
+
+const page = open({ smooth: "0" });
+const place = byId("charts");
+reveal(place);
+const shown = new Map([...figures()].map((figure) => [figure, new PinnedChart(page, figure)]));
+
+place.addEventListener("click", (/** @type {MouseEvent} */ event) => {
+  const button = /** @type {HTMLElement} */ (event.target).closest("[data-unpin]");
+  const figure = /** @type {HTMLElement | null} */ (button?.closest("figure"));
+  if (figure) void remove(figure);
+});
+
+/** @param {HTMLElement} figure */
+async function remove(figure) {
+  const { name = "", path = "", query = "" } = figure.dataset;
+  if (!(await unpin(name))) return;
+  shown.get(figure)?.remove();
+  shown.delete(figure);
+  /** @type {HTMLElement | null} */ (document.querySelector("[data-unpin]"))?.focus(); // not lost with its button
+  byId("board-empty").hidden = shown.size > 0;
+  toast(`Unpinned ${name}`, { undo: () => void pin({ name, path, query }).then((done) => done && location.reload()) });
+}
+
+/** @returns {NodeListOf<HTMLElement>} */
+function figures() {
+  return place.querySelectorAll("figure");
+}

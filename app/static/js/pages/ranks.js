@@ -1,0 +1,19 @@
+// @ts-check
+/** The Ranks page: the server renders its parts, also when something has changed; the heatmap is drawn here. */
+import { listenToLinks, Parts } from "../live/parts.js";
+import { open } from "../page.js";
+import { RankMap } from "../ranks/map.js";
+
+const figure = document.getElementById("rank-map");
+const { kind = "" } = document.getElementById("layers")?.dataset ?? {};
+const page = open({ value: figure?.dataset.value ?? "", stat: "rms", kind, sort: "apart", row: "0" });
+if (figure) {
+  const parts = new Parts(page, "ranks", { max: 10_000 });
+  parts.follow(undefined, { held: true });
+  page.events.on("news", () => parts.soon(["summary"]));
+  page.state.on("value", () => parts.now(["newest", "table"]));
+  page.state.on("stat", () => parts.now(["newest", "table", "layers"]));
+  for (const name of ["kind", "sort", "row", "f"]) page.state.on(name, () => parts.now(["layers"]));
+  new RankMap(page, figure);
+  listenToLinks(page, (name) => name === "value" && figure.scrollIntoView({ block: "nearest" }));
+}

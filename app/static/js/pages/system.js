@@ -1,0 +1,19 @@
+// @ts-check
+/** The System page: the server renders the newest values, also when something has changed; the lines are drawn here. */
+import { byId } from "../dom.js";
+import { dress, Parts } from "../live/parts.js";
+import { open } from "../page.js";
+import { prefs } from "../prefs.js";
+import { SystemCharts } from "../system/charts.js";
+
+const page = open();
+const parts = new Parts(page, "system");
+const charts = new SystemCharts(page);
+const newest = byId("newest");
+const look = () => charts.show((newest.dataset.names ?? "").split(" ").filter(Boolean));
+
+parts.follow(["newest"], { held: true });
+page.events.on("news", () => page.follow.paused || parts.soon(["newest"]));
+prefs.on("numbers", () => dress(document));
+newest.addEventListener("renewed", look);
+look();

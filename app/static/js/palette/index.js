@@ -1,0 +1,170 @@
+// @ts-check
+/** The palette: everything that the page can do or lead to, found by typing. */
+import { h } from "../dom.js";
+import { count } from "../format.js";
+import { keyCaps } from "../keylist.js";
+import { openDialog } from "../popup.js";
+import { rank } from "./rank.js";
+import { actionsOf, layersOf, pagesOf, runsOf } from "./sources.js";
+
+const TYPED_MS = 100;
+const MOST_ACTIONS = 40;
+
+/** @typedef {import("./rank.js").Entry} Entry @typedef {import("./sources.js").Group} Group */
+
+class Palette {
+  /** @type {Entry[]} */
+  #entries = [];
+  #at = 0;
+  /** What the server found for the text. @type {Group[]} */
+  #found = [];
+  #problem = "";
+  #asking = new AbortController();
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+
+  /** @param {import("../page.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    this.actions = actionsOf(page); // before the dialog hides the page
+    this.pages = pagesOf();
+    this.list = h("div", { class: "palette-list", id: "palette-list", role: "listbox", "aria-label": "What is found" });
+    this.words = h("p", { class: "quiet small", role: "status" });
+    this.input = /** @type {HTMLInputElement} */ (
+      h("input", {
+        type: "search",
+        role: "combobox",
+        "aria-label": "Find actions, pages, layers, and runs",
+        "aria-expanded": "true",
+        "aria-controls": "palette-list",
+        "aria-autocomplete": "list",
+        placeholder: page.run === null ? "Actions, pages, runs" : "Actions, pages, layers, runs",
+        autocomplete: "off",
+        spellcheck: "false",
+        maxlength: 1000,
+      })
+    );
+    this.dialog = openDialog({ class: "palette", "aria-label": "Palette" }, this.input, this.list, this.words);
+    this.#listen();
+    this.#typed();
+  }
+
+  #listen() {
+    const { dialog, input } = this;
+    input.addEventListener("input", () => this.#typed());
+    dialog.addEventListener("keydown", (event) => this.#press(event));
+    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
+    dialog.addEventListener("close", () => {
+      clearTimeout(this.#timer);
+      this.#asking.abort();
+    });
+  }
+
+  /** @param {KeyboardEvent} event */
+  #press(event) {
+    const moves = /** @type {Record<string, number>} */ ({ ArrowDown: 1, ArrowUp: -1, PageDown: 8, PageUp: -8 });
+    const isAgain = event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey);
+    if (event.isComposing) return;
+    if (isAgain) this.dialog.close();
+    else if (event.key in moves) this.#move(moves[event.key]);
+    else if (event.key === "Enter") this.#choose(this.#entries[this.#at]);
+    else return;
+    event.preventDefault();
+  }
+
+  /** @param {number} by */
+  #move(by) {
+    const many = this.#entries.length;
+    if (!many) return;
+    const far = Math.min(many - 1, Math.max(0, this.#at + by));
+    this.#mark(Math.abs(by) === 1 ? (this.#at + by + many) % many : far);
+  }
+
+  /** @param {number} at */
+  #mark(at) {
+    this.#at = at;
+    const options = this.list.querySelectorAll("[role=option]");
+    for (const [place, option] of options.entries()) option.setAttribute("aria-selected", String(place === at));
+    const marked = options[at];
+    if (marked) {
+      this.input.setAttribute("aria-activedescendant", marked.id);
+      marked.scrollIntoView({ block: "nearest" });
+    } else this.input.removeAttribute("aria-activedescendant");
+  }
+
+  /** @param {Entry | undefined} entry */
+  #choose(entry) {
+    if (!entry) return;
+    this.dialog.close();
+    entry.go();
+  }
+
+  #typed() {
+    this.#at = 0;
+    clearTimeout(this.#timer);
+    this.#asking.abort();
+    this.#found = [];
+    this.#problem = "";
+    this.#show();
+    this.#timer = setTimeout(() => void this.#ask(), this.input.value ? TYPED_MS : 0);
+  }
+
+  async #ask() {
+    const text = this.input.value.trim();
+    this.#asking = new AbortController();
+    const { signal } = this.#asking;
+    const asked = [runsOf(this.page, text, signal)];
+    if (this.page.run !== null && text) asked.unshift(layersOf(this.page, text, signal));
+    const answers = await Promise.allSettled(asked);
+    if (signal.aborted) return;
+    this.#found = answers.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
+    // What the text means to the layers may be no query for runs, which says 400.
+    const failed = answers.filter((each) => each.status === "rejected" && !(each.reason?.status < 500));
+    this.#problem = failed.length ? "The server doesn\u2019t answer, so layers and runs are missing." : "";
+    this.#show();
+  }
+
+  /** What was marked stays marked if it is still there. */
+  #show() {
+    const marked = this.#at ? this.#entries[this.#at] : undefined;
+    const text = this.input.value;
+    const groups = [
+      { title: "Pages", entries: rank(text, this.pages, MOST_ACTIONS) },
+      ...(text ? this.#found : []),
+      { title: "Actions", entries: rank(text, this.actions, MOST_ACTIONS) },
+      ...(text ? [] : this.#found),
+    ].filter(({ entries }) => entries.length);
+    this.#entries = groups.flatMap(({ entries }) => entries);
+    let number = 0;
+    this.list.replaceChildren(
+      ...groups.map(({ title, entries }) =>
+        h(
+          "div",
+          { role: "group", "aria-label": title },
+          h("h3", { "aria-hidden": "true" }, title),
+          ...entries.map((entry) => this.#optionOf(entry, number++)),
+        ),
+      ),
+    );
+    const many = this.#entries.length;
+    this.words.textContent =
+      this.#problem || (many ? `${count(many)} found` : "Nothing found. Layers are found by a part of their path.");
+    this.#mark(marked ? Math.max(0, this.#entries.indexOf(marked)) : 0);
+  }
+
+  /** @param {Entry} entry @param {number} number */
+  #optionOf(entry, number) {
+    return h(
+      "div",
+      { role: "option", id: `palette-${number}`, "aria-selected": "false", onclick: () => this.#choose(entry) },
+      h("span", { class: "palette-name", title: entry.name.length > 60 ? entry.name : null }, entry.name),
+      entry.keys ? h("span", { class: "palette-hint" }, ...keyCaps(entry.keys)) : null,
+      entry.hint ? h("span", { class: "palette-hint quiet" }, entry.hint) : null,
+    );
+  }
+}
+
+/** @param {import("../page.js").Page} page */
+export function openPalette(page) {
+  if (!document.querySelector("dialog[open]")) new Palette(page);
+}

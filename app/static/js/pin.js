@@ -1,0 +1,86 @@
+// @ts-check
+/** Charts on the board: what a chart asks, without its run and its steps. */
+import { get, send } from "./api.js";
+import { shorten } from "./format.js";
+import { toast } from "./toast.js";
+import { SYSTEM } from "./vocabulary.js";
+
+const PATHS = ["series", "scalars"];
+const OF_RUN = ["run", "from", "to", "points", "limit", "after"];
+const MAX_NAME = 100;
+const MAX_QUERY = 3990;
+
+/** @typedef {{name: string, path: string, query: string}} Pin */
+
+/**
+ * What the board keeps of a chart; null if it can't show such a chart. Pure.
+ * @param {import("./plot/python.js").Query[]} queries
+ * @param {string} title
+ * @returns {Pin | null}
+ */
+export function pinOf(queries, title) {
+  const [asked] = queries;
+  if (queries.length !== 1 || !PATHS.includes(asked.path)) return null;
+  const about = [asked.query[asked.path === "series" ? "tap" : "name"] ?? []].flat().filter(Boolean).map(String);
+  if (!about.length) return null;
+  const given = Object.entries(asked.query).flatMap(([name, value]) =>
+    OF_RUN.includes(name) || value === undefined || value === null || value === ""
+      ? []
+      : [value].flat().map((each) => [name, String(each)]),
+  );
+  const query = new URLSearchParams(given).toString();
+  return query.length > MAX_QUERY ? null : { name: nameOf(asked.path, about, title), path: asked.path, query };
+}
+
+/** A logged value has its own name; a chart of the machine has its title; others begin with their layers.
+ * @param {string} path @param {string[]} about @param {string} title */
+function nameOf(path, about, title) {
+  if (path === "scalars")
+    return shorten(about.length === 1 && !about[0].startsWith(SYSTEM) ? about[0] : title, MAX_NAME);
+  const [layer, ...others] = new Set(about.map((label) => label.split(" ", 1)[0]));
+  const more = others.length ? ` and ${others.length} more` : "";
+  return shorten(`${layer}${more}: ${title}`, MAX_NAME);
+}
+
+/** A query string; what is repeated becomes a list. Pure. @param {string} text @returns {Record<string, string[]>} */
+export function queryOf(text) {
+  const given = new URLSearchParams(text);
+  return Object.fromEntries([...new Set(given.keys())].map((name) => [name, given.getAll(name)]));
+}
+
+/** A name that no other chart has; null if the chart is there already. Pure.
+ * @param {Pin} wanted @param {readonly Pin[]} charts @returns {string | null} */
+export function freeName({ name, path, query }, charts) {
+  if (charts.some((each) => each.path === path && each.query === query)) return null;
+  const taken = new Set(charts.map((each) => each.name));
+  for (let number = 1; ; number += 1) {
+    const free = number === 1 ? name : `${shorten(name, MAX_NAME - 6)} (${number})`;
+    if (!taken.has(free)) return free;
+  }
+}
+
+/** Keeps a chart. @param {Pin | null} wanted @returns {Promise<boolean>} whether it worked */
+export async function pin(wanted) {
+  if (!wanted) return false;
+  try {
+    const name = freeName(wanted, (await get("board")).charts);
+    if (name !== null) await send("PUT", "board", { ...wanted, name });
+    if (name === null) toast("This chart is on the board already.");
+    else toast(`Pinned to the board: ${name}`, { undo: () => void unpin(name) });
+    return true;
+  } catch (error) {
+    toast(`Pinning failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+    return false;
+  }
+}
+
+/** Takes a chart off. @param {string} name @returns {Promise<boolean>} whether it worked */
+export async function unpin(name) {
+  try {
+    await send("DELETE", "board", undefined, { name });
+    return true;
+  } catch (error) {
+    toast(`Unpinning failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+    return false;
+  }
+}

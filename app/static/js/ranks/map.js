@@ -1,0 +1,101 @@
+// @ts-check
+/** The heatmap of one value by rank and step. */
+import { get } from "../api.js";
+import { byId } from "../dom.js";
+import { Heat } from "../heat/index.js";
+import { Refresh } from "../live/refresh.js";
+import { bitsOf, mostColumns, rowsOf } from "./columns.js";
+
+const ROW_PX = 14;
+const AROUND_PX = 52; // axis and legend
+
+export class RankMap {
+  #ranks = 64; // as long as their number is unknown
+
+  /** @param {import("../page.js").Page} page @param {HTMLElement} figure */
+  constructor(page, figure) {
+    this.page = page;
+    this.figure = figure;
+    this.plot = /** @type {HTMLElement} */ (figure.querySelector(".plot"));
+    this.empty = byId("rank-map-empty");
+    this.heat = new Heat(page, figure, {
+      title: this.words,
+      noun: "rank",
+      lumped: true,
+      query: () => ({ path: "ranks/map", query: this.#query() }),
+      onPick: (row, step) => this.#open(Number(row.number), step),
+    });
+    this.heat.setScale("linear");
+    this.refresh = new Refresh((signal) => this.load(signal), { ready: () => page.schedule.isSeen(figure) });
+    page.schedule.watch(figure);
+    figure.addEventListener("seen", () => this.refresh.soon());
+    page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
+    page.follow.on("change", () => this.refresh.now());
+    for (const name of ["value", "stat"]) page.state.on(name, () => this.refresh.now());
+    void this.refresh.now();
+  }
+
+  get value() {
+    return this.page.state.get("value");
+  }
+
+  /** The name of a logged value that the words mean; "" for a tap. */
+  get #name() {
+    const options = /** @type {NodeListOf<HTMLOptionElement>} */ (document.querySelectorAll("#ranks-values option"));
+    return [...options].find((each) => each.value === this.value)?.dataset.name ?? "";
+  }
+
+  /** What is shown. */
+  get words() {
+    const words = this.#name ? this.value : `${this.page.state.get("stat")} of ${this.value}`;
+    return words[0].toUpperCase() + words.slice(1);
+  }
+
+  #query() {
+    const { page } = this;
+    const name = this.#name;
+    const span = page.follow.span;
+    const what = name ? { name } : { tap: this.value, stat: page.state.get("stat") };
+    const steps = span ? { from: span[0], to: span[1] } : {};
+    return { run: page.run, ...what, ...steps, columns: mostColumns(this.#ranks) };
+  }
+
+  /** @param {AbortSignal} signal */
+  async load(signal) {
+    const asked = this.#query();
+    byId("map-heading").textContent = this.words;
+    try {
+      const { ranks, first_step: first, last_step: last, values } = await get("ranks/map", asked, signal);
+      this.#ranks = ranks.length;
+      this.#say(first.length ? "" : "No rank has sent such a value in these steps.");
+      this.plot.style.setProperty(
+        "--heat-height",
+        `${Math.min(560, Math.max(130, ranks.length * ROW_PX + AROUND_PX))}px`,
+      );
+      Object.assign(this.heat.options, { title: this.words, stat: this.words });
+      this.heat.setRows(rowsOf(ranks), [mostColumns(ranks.length) + 1, 1], this.words);
+      const bits = bitsOf(values);
+      this.heat.take({ kind: "snapshot", k: first.length, n: ranks.length, bits, first, last });
+    } catch (error) {
+      if (signal.aborted) return;
+      this.#say(/** @type {Error} */ (error).message);
+      throw error;
+    }
+  }
+
+  /** @param {string} words */
+  #say(words) {
+    this.empty.hidden = !words;
+    this.plot.hidden = Boolean(words);
+    if (this.empty.textContent !== words) this.empty.textContent = words;
+  }
+
+  /** @param {number} rank @param {number} step */
+  #open(rank, step) {
+    const link = /** @type {HTMLAnchorElement | null} */ (document.querySelector(`#rank-${rank} th a`));
+    if (!link) return;
+    const address = new URL(link.href);
+    address.searchParams.set("step", String(step));
+    location.assign(address);
+  }
+}

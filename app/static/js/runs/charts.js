@@ -1,0 +1,294 @@
+// @ts-check
+/** The charts of the list of runs: values over steps, settings against results, and what differs. */
+import { get, numberOf } from "../api.js";
+import { byId, h } from "../dom.js";
+import { count, number, shorten } from "../format.js";
+import { Refresh } from "../live/refresh.js";
+import { FreeChart } from "../plot/free.js";
+import { LineChart } from "../plot/index.js";
+import { nameOf, parallel, scatter } from "./coordinates.js";
+import { colorsOfGroups, HUES, huesOf } from "./palette.js";
+import { differing, resultOf, resultsOf, telling, wordsOf } from "./settings.js";
+
+export const MAX_RUNS = 64; // in one answer of the server
+const POINTS = 400;
+const LIST = 1000;
+const MAX_ROWS = 60; // of what differs
+const GRADIENT_NORM = "gradient norm";
+const LAYER = "(layer)";
+const MAX_MS = 10_000;
+
+/** @typedef {import("../answers.js").Run} Run */
+/** @typedef {{run: string, name: string, group: string}} Listed */
+
+export class RunCharts {
+  /** @type {Listed[]} */
+  #wanted = [];
+  /** Whether the reader selected them, so that the filter says nothing about them. */
+  #areSelected = false;
+  /** @type {Run[]} */
+  #runs = [];
+  /** Of runs by their id, and of groups by their value. */
+  #colors = { runs: new Map(), groups: new Map() };
+  #tapsOf = "";
+
+  /** @param {import("../page.js").Page} page @param {(run: string) => void} onPick of a run in a chart */
+  constructor(page, onPick) {
+    this.page = page;
+    this.overlay = new LineChart(page, byId("overlay"), {
+      title: "Runs over steps",
+      query: () => ({ path: "overlay", query: this.#asked() }),
+    });
+    this.parallel = new FreeChart(page, byId("parallel"), { title: "Settings and results of runs", onPick });
+    this.scatter = new FreeChart(page, byId("scatter"), { title: "A setting against a result", onPick });
+    this.refresh = new Refresh((signal) => this.#load(signal), { max: MAX_MS });
+    for (const [id, name] of Object.entries({ metric: "metric", result: "result", setting: "setting" })) {
+      /** @type {HTMLSelectElement} */ (byId(id)).addEventListener("change", (event) =>
+        page.state.set({ [name]: /** @type {HTMLSelectElement} */ (event.target).value }),
+      );
+    }
+    for (const name of ["metric", "tap", "stat", "band", "group"]) page.state.on(name, () => void this.refresh.now());
+    for (const name of ["result", "setting"]) page.state.on(name, () => this.#drawSettings());
+  }
+
+  /** The color of a run, or of its group; "" if it isn't shown. @param {string} run @returns {string} */
+  colorOf(run) {
+    return this.#colors.runs.get(run) ?? "";
+  }
+
+  /** @param {string} group @returns {string} */
+  colorOfGroup(group) {
+    return this.#colors.groups.get(group) ?? "";
+  }
+
+  /** Which runs are shown: those that are selected, else all that are listed.
+   * @param {Listed[]} listed @param {Listed[]} selected */
+  choose(listed, selected) {
+    const wanted = selected.length ? selected : listed;
+    this.#areSelected = selected.length > 0;
+    const shown = new Set(listed.map(({ run }) => run));
+    const hidden = selected.filter(({ run }) => !shown.has(run)).length;
+    const about = selected.length
+      ? `of ${count(selected.length)} selected ${selected.length === 1 ? "run" : "runs"}${hidden ? `, ${count(hidden)} hidden by the filter` : ""}`
+      : `of all ${count(listed.length)} listed runs: select some to see only these`;
+    const more = wanted.length > MAX_RUNS ? `; showing the first ${MAX_RUNS}` : "";
+    byId("charts-about").textContent = about + more;
+    byId("charts").hidden = !wanted.length;
+    const before = JSON.stringify(this.#wanted);
+    this.#wanted = wanted.slice(0, MAX_RUNS).map(({ run, name, group }) => ({ run, name, group }));
+    if (JSON.stringify(this.#wanted) === before) return;
+    this.#color();
+    void this.refresh.now();
+  }
+
+  /** A color for each run, which stays if others are added after it; with groups, one for each of them. */
+  #color() {
+    const isGrouped = Boolean(this.page.state.get("group"));
+    const groups = isGrouped ? colorsOfGroups([...new Set(this.#wanted.map(({ group }) => group))]) : new Map();
+    const runs = isGrouped
+      ? new Map(this.#wanted.map(({ run, group }) => [run, groups.get(group)]))
+      : huesOf(this.#wanted.map(({ run }) => run).sort());
+    this.#colors = { runs, groups };
+  }
+
+  #asked() {
+    const { metric, tap, stat, group, band } = this.page.state.values;
+    const layer = metric === LAYER;
+    return {
+      runs: this.#wanted.map(({ run }) => run).join(),
+      scalar: layer ? null : metric || "loss",
+      tap: layer ? tap : null,
+      stat: layer ? stat : null,
+      group_by: group || null,
+      band: group && band === "1" ? true : null,
+      points: POINTS,
+    };
+  }
+
+  /** @param {AbortSignal} signal */
+  async #load(signal) {
+    if (!this.#wanted.length) return;
+    const query = this.#areSelected ? "" : this.page.state.get("f");
+    const { runs } = await get("runs", { query, limit: LIST }, signal);
+    const known = new Map(runs.map((run) => [run.id, run]));
+    this.#runs = this.#wanted.flatMap(({ run }) => known.get(run) ?? []);
+    this.#offer();
+    this.#drawSettings();
+    await this.#drawOverlay(signal);
+  }
+
+  /** @param {AbortSignal} signal */
+  async #drawOverlay(signal) {
+    const asked = this.#asked();
+    if (asked.scalar === null && !asked.tap)
+      return this.overlay.say("Name a layer and its kind, such as: layers.0 output");
+    try {
+      const answer = await get("overlay", asked, signal);
+      const lines = answer.lines.map((line) => this.#lineOf(line));
+      for (const line of lines) this.page.follow.saw(line.last[line.last.length - 1] ?? 0);
+      if (lines.length) this.overlay.show(lines, answer.what);
+      else this.overlay.say(emptyWords(answer));
+    } catch (error) {
+      if (signal.aborted) throw error;
+      this.overlay.say(/** @type {Error} */ (error).message);
+    }
+  }
+
+  /** @param {import("../answers.js").OverlayLine} line @returns {import("../plot/thin.js").Line} */
+  #lineOf(line) {
+    const numbers = (/** @type {"mean" | "min" | "max"} */ part) => line[part].map(numberOf);
+    const isBand = line.run === null;
+    const merged = isBand || line.first_step.some((first, place) => first !== line.last_step[place]);
+    const { group } = this.page.state.values;
+    const words = isBand
+      ? `${group} ${line.name || "unknown"} (${count(Math.max(...line.runs))} runs)`
+      : shorten(line.name, 40);
+    return {
+      name: words,
+      first: line.first_step,
+      last: line.last_step,
+      mean: numbers("mean"),
+      min: merged ? numbers("min") : undefined,
+      max: merged ? numbers("max") : undefined,
+      nonfinite: line.nonfinite,
+      color: (line.run === null ? this.colorOfGroup(line.group) : this.colorOf(line.run)) || HUES[8],
+    };
+  }
+
+  /** Fills the choices of what can be shown. */
+  #offer() {
+    const { values } = this.page.state;
+    const scalars = resultsOf(this.#runs).filter((name) => name !== "recent_loss");
+    const metric = values.metric || "loss";
+    const options = [
+      ["loss", "loss"],
+      [GRADIENT_NORM, GRADIENT_NORM],
+      ...scalars.filter((name) => name !== "loss").map((name) => [name, shorten(name, 32)]),
+      ["hookcore/elapsed_s", "seconds per step"],
+      ["hookcore/system/rate/samples", "samples per second"],
+      [LAYER, "a layer's statistic\u2026"],
+    ];
+    offer(byId("metric"), options, metric);
+    for (const id of ["metric-tap", "metric-stat"]) byId(id).hidden = metric !== LAYER;
+    byId("band-choice").hidden = !values.group;
+    if (metric === LAYER) void this.#offerTaps();
+    const results = resultsOf(this.#runs);
+    offer(
+      byId("result"),
+      results.map((name) => [name, name === "recent_loss" ? "recent loss" : shorten(name, 32)]),
+      this.result,
+    );
+    const settings = telling(differing(this.#runs));
+    offer(
+      byId("setting"),
+      settings.map(({ name }) => [name, shorten(name, 32)]),
+      this.#settingIn(settings)?.name ?? "",
+    );
+  }
+
+  /** The result that settings are shown against. */
+  get result() {
+    const { result } = this.page.state.values;
+    return result || (resultsOf(this.#runs)[0] ?? "");
+  }
+
+  /** @param {import("./settings.js").Setting[]} settings */
+  #settingIn(settings) {
+    const { setting } = this.page.state.values;
+    return settings.find(({ name }) => name === setting) ?? settings[0];
+  }
+
+  /** Lists the taps of the first run, for who types a layer. */
+  async #offerTaps() {
+    const [run] = this.#runs;
+    if (!run || this.#tapsOf === run.id) return;
+    this.#tapsOf = run.id;
+    const { taps } = await get("taps", { run: run.id, limit: 2000 });
+    byId("metric-taps").replaceChildren(...taps.map(({ label }) => h("option", { value: label })));
+  }
+
+  #drawSettings() {
+    const different = differing(this.#runs);
+    const settings = telling(different);
+    const { result } = this;
+    const shown = {
+      runs: this.#runs,
+      settings,
+      result,
+      colorOf: (/** @type {Run} */ run) => this.colorOf(run.id) || HUES[8],
+    };
+    const there = this.#runs.length > 1 && settings.length > 0;
+    const why =
+      this.#runs.length < 2
+        ? "This chart needs two runs."
+        : "The runs have the same configuration. Give each its own: hookcore.watch(model, config={...}).";
+    const setting = this.#settingIn(settings);
+    if (there) this.parallel.show(parallel(shown));
+    else this.parallel.say(why);
+    if (there && result && setting) this.scatter.show(scatter(shown, setting));
+    else this.scatter.say(there ? "The runs logged no result." : why);
+    this.#drawDifferences(different);
+  }
+
+  /** @param {import("./settings.js").Setting[]} settings */
+  #drawDifferences(settings) {
+    const rows = settings.slice(0, MAX_ROWS);
+    const { result } = this;
+    byId("config-differences").hidden = this.#runs.length < 2;
+    byId("differences-about").textContent = settings.length
+      ? `${count(settings.length)} ${settings.length === 1 ? "setting" : "settings"}${settings.length > rows.length ? `; showing ${count(rows.length)}` : ""}`
+      : "nothing in the configuration";
+    const head = h(
+      "tr",
+      {},
+      h("th", { scope: "col" }, "Setting"),
+      ...this.#runs.map((run) => {
+        const sign = h("span", { class: "swatch", "aria-hidden": "true" });
+        sign.style.background = this.colorOf(run.id);
+        return h("th", { scope: "col", title: nameOf(run) }, sign, shorten(nameOf(run), 20));
+      }),
+    );
+    const line = (/** @type {string} */ name, /** @type {string} */ title, /** @type {string[]} */ cells) =>
+      h(
+        "tr",
+        {},
+        h("th", { scope: "row", title }, shorten(name, 32)),
+        ...cells.map((text) => h("td", { title: text }, shorten(text, 24))),
+      );
+    const body = rows.map(({ name, source, values }) =>
+      line(
+        name,
+        source === "facts" ? `${name}, recognized` : name,
+        this.#runs.map((run) => wordsOf(values.get(run.id))),
+      ),
+    );
+    if (result)
+      body.push(
+        line(
+          result,
+          result,
+          this.#runs.map((run) => number(resultOf(run, result))),
+        ),
+      );
+    byId("config-differences")
+      .querySelector("table")
+      ?.replaceChildren(h("thead", {}, head), h("tbody", {}, ...body));
+  }
+}
+
+/** @param {import("../answers.js").Overlay} answer */
+function emptyWords({ what, without }) {
+  return `None of ${without.length === 1 ? "the one run" : `the ${count(without.length)} runs`} has ${what}.`;
+}
+
+/** Fills a select, unless it is the same already. @param {HTMLSelectElement} select @param {string[][]} options value
+ * and words @param {string} chosen */
+function offer(select, options, chosen) {
+  const known = options.some(([value]) => value === chosen) || !chosen ? options : [...options, [chosen, chosen]];
+  const text = JSON.stringify(known);
+  if (select.dataset.offered !== text) {
+    select.dataset.offered = text;
+    select.replaceChildren(...known.map(([value, words]) => h("option", { value, title: value }, words)));
+  }
+  select.value = chosen;
+}

@@ -1,0 +1,77 @@
+// @ts-check
+/** The charts of the System page. A chart stays as long as its plan does. */
+import { byId, h } from "../dom.js";
+import { count } from "../format.js";
+import { LineChart } from "../plot/index.js";
+import { SystemFeed } from "./feed.js";
+import { lineOf, plansOf } from "./plan.js";
+
+const FULL = 10_000; // points of an export
+
+export class SystemCharts {
+  /** @type {{plan: import("./plan.js").Plan, chart: LineChart, figure: HTMLElement}[]} */
+  #shown = [];
+  #names = "";
+
+  /** @param {import("../page.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    this.place = byId("charts");
+    this.feed = new SystemFeed(page);
+    this.feed.on("data", () => this.#draw());
+    this.feed.on("error", ({ message }) => {
+      for (const { chart } of this.#shown) chart.say(`${message}. The chart will retry.`);
+    });
+  }
+
+  /** @param {string[]} names of all sampled scalars; a GPU may come later */
+  show(names) {
+    if (names.join() === this.#names) return;
+    this.#names = names.join();
+    for (const { chart, figure } of this.#shown) {
+      chart.remove();
+      figure.remove();
+    }
+    const plans = plansOf(names);
+    this.#shown = plans.map((plan) => this.#make(plan));
+    this.place.hidden = !plans.length;
+    this.feed.show(plans.flatMap(({ parts }) => parts.map(({ name }) => name)));
+  }
+
+  /** @param {import("./plan.js").Plan} plan */
+  #make(plan) {
+    const figure = h(
+      "figure",
+      { class: "card chart", id: `chart-${plan.id}` },
+      h("header", {}, h("h2", {}, plan.title)),
+      h("div", { class: "plot" }),
+    );
+    this.place.append(figure);
+    const query = () => {
+      const { span } = this.page.follow;
+      const name = plan.parts.map((part) => part.name);
+      return { path: "scalars", query: { run: this.page.run, name, from: span?.[0], to: span?.[1], points: FULL } };
+    };
+    const y = { title: plan.title, fixed: true, low: 0 };
+    return {
+      plan,
+      figure,
+      chart: new LineChart(this.page, figure, { title: plan.title, y, query, legend: plan.parts.length > 1 }),
+    };
+  }
+
+  #draw() {
+    const { span } = this.page.follow;
+    const words = span
+      ? `Nothing was sampled in steps ${count(span[0])} to ${count(span[1])}: show more steps.`
+      : "No steps yet.";
+    for (const { plan, chart } of this.#shown) {
+      const lines = plan.parts.flatMap(({ name, words, color }) => {
+        const found = this.feed.find(name);
+        return found?.first.length ? [lineOf(found, words, plan.unit, color)] : [];
+      });
+      if (lines.length) chart.show(lines);
+      else chart.say(words);
+    }
+  }
+}

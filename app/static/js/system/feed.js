@@ -1,0 +1,82 @@
+// @ts-check
+/** The sampled values: everything at first, then only what is newer while the page follows. */
+import { get } from "../api.js";
+import { Emitter } from "../events.js";
+import { Curve } from "../live/curve.js";
+import { Refresh } from "../live/refresh.js";
+
+const POINTS = 1000;
+const AT_ONCE = 50; // names in a request
+const EVERY_MS = 2000; // the machine is sampled no more often
+
+/** Emits "data" when the curves have changed, "error" with the server's error. */
+export class SystemFeed extends Emitter {
+  /** @type {string[]} */
+  #names = [];
+  /** @type {Map<string, Curve>} */
+  #curves = new Map();
+  /** The step from which on points may be missing; null if all are. @type {number | null} */
+  #from = null;
+
+  /** @param {import("../page.js").Page} page */
+  constructor(page) {
+    super();
+    this.page = page;
+    const ready = () => this.#from === null || !page.follow.paused;
+    this.refresh = new Refresh((signal) => this.#ask(signal), { min: EVERY_MS, ready });
+    page.follow.on("change", () => this.load());
+    page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
+    // While no step ends, samples are added to the last one, which is no newer step.
+    setInterval(() => page.follow.paused || this.refresh.soon(), 2 * EVERY_MS);
+  }
+
+  /** @param {string[]} names */
+  show(names) {
+    this.#names = names;
+    this.load();
+  }
+
+  /** @param {string} name @returns {import("../plot/thin.js").Line | null} */
+  find(name) {
+    return this.#curves.get(name)?.line(name) ?? null;
+  }
+
+  /** Loads everything again. */
+  load() {
+    this.#from = null;
+    void this.refresh.now();
+  }
+
+  /** @param {AbortSignal} signal */
+  async #ask(signal) {
+    const { span, paused } = this.page.follow;
+    if (!span || !this.#names.length) return this.emit("data");
+    const whole = this.#from === null;
+    const [from, to] = [this.#from ?? span[0], paused ? span[1] : null];
+    const parts = Array.from({ length: Math.ceil(this.#names.length / AT_ONCE) }, (_, place) =>
+      this.#names.slice(place * AT_ONCE, (place + 1) * AT_ONCE),
+    );
+    try {
+      const answers = await Promise.all(
+        parts.map((name) => get("scalars", { run: this.page.run, name, from, to, points: POINTS }, signal)),
+      );
+      signal.throwIfAborted();
+      if (whole) this.#curves.clear();
+      for (const series of answers.flatMap((answer) => answer.series)) this.#take(series, whole);
+      for (const curve of this.#curves.values()) curve.forget(span[0]);
+      const lasts = [...this.#curves.values()].map((curve) => curve.line("").last);
+      this.#from = Math.min(...lasts.map((last) => last[last.length - 1] ?? span[0]), span[1]);
+      this.emit("data");
+    } catch (error) {
+      if (!signal.aborted) this.emit("error", error);
+      throw error;
+    }
+  }
+
+  /** @param {import("../answers.js").Series} series @param {boolean} whole */
+  #take(series, whole) {
+    const curve = this.#curves.get(series.name) ?? new Curve();
+    this.#curves.set(series.name, curve);
+    curve.take(series, whole);
+  }
+}

@@ -1,0 +1,101 @@
+// @ts-check
+/** What readers noted at steps: the server draws it on the timeline, where charts find it. */
+import { send } from "../api.js";
+import { h } from "../dom.js";
+import { Emitter } from "../events.js";
+import { count } from "../format.js";
+import { openDialog } from "../popup.js";
+import { toast } from "../toast.js";
+
+const MAX_TEXT = 500;
+
+/** @typedef {{step: number, text: string}} Note */
+
+/** Emits "change" when there are others. */
+export class Notes extends Emitter {
+  /** @type {readonly Note[]} */
+  all = [];
+
+  constructor() {
+    super();
+    this.read();
+  }
+
+  /** Reads what is on the timeline. */
+  read() {
+    const drawn = /** @type {NodeListOf<HTMLElement>} */ (
+      globalThis.document?.querySelectorAll("#timeline-line .note")
+    );
+    const found = [...(drawn ?? [])].map(({ dataset }) => ({ step: Number(dataset.step), text: dataset.note ?? "" }));
+    if (JSON.stringify(found) === JSON.stringify(this.all)) return;
+    this.all = found;
+    this.emit("change");
+  }
+
+  /** @param {number} step @returns {string} */
+  at(step) {
+    return this.all.find((each) => each.step === step)?.text ?? "";
+  }
+}
+
+/** Asks for what to note at a step. @param {import("../page.js").Page} page @param {number} step
+ * @param {() => unknown} done after a change */
+export function writeNote(page, step, done) {
+  const text = page.notes.at(step);
+  const area = /** @type {HTMLTextAreaElement} */ (
+    h("textarea", {
+      maxlength: MAX_TEXT,
+      required: true,
+      "aria-labelledby": "note-title",
+      placeholder: "What happened here?",
+    })
+  );
+  area.value = text;
+  const problem = h("p", { class: "error", role: "alert", hidden: true });
+  const remove = h("button", { class: "button", type: "button", onclick: () => change("DELETE") }, "Remove");
+  const form = h(
+    "form",
+    { method: "dialog" },
+    h("h2", { id: "note-title" }, `Annotate step ${count(step)}`),
+    area,
+    problem,
+    h(
+      "p",
+      { class: "toolbar" },
+      h("button", { class: "button main" }, "Save"),
+      text ? remove : null,
+      h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Cancel"),
+    ),
+  );
+  /** @param {"POST" | "DELETE"} method */
+  async function change(method) {
+    const { run } = page;
+    for (const each of buttons) each.disabled = true; // one request at a time
+    problem.hidden = true;
+    try {
+      if (method === "DELETE") await send(method, "annotations", undefined, { run, step });
+      else await send(method, "annotations", { run, step, text: area.value });
+    } catch (error) {
+      // The dialog stays, with what was typed. Toasts would be behind it.
+      const words = `The note was not saved: ${/** @type {Error} */ (error).message}`;
+      if (!dialog.isConnected) return toast(words, { kind: "error" });
+      problem.textContent = words;
+      problem.hidden = false;
+      for (const each of buttons) each.disabled = false;
+      return;
+    }
+    dialog.close();
+    page.announce(`Step ${count(step)} ${method === "DELETE" ? "is no longer annotated" : "annotated"}`);
+    void done();
+  }
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (area.value.trim() && !buttons[0].disabled) void change("POST");
+  });
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey))
+      /** @type {HTMLFormElement} */ (form).requestSubmit();
+  });
+  const buttons = form.querySelectorAll("button");
+  const dialog = openDialog({ class: "note-dialog", "aria-labelledby": "note-title" }, form);
+}
