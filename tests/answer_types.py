@@ -9,7 +9,7 @@ from typing import Any, Final, get_args
 from hookcore import answers
 from hookcore.answers.base import Answer
 from hookcore.answers.live import Messages
-from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS, SAMPLES_RATE, STEPS_RATE, SYSTEM, TIME
 from hookcore_app import assets
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
@@ -88,7 +88,7 @@ def _object_of(schema: dict[str, Any], omits_defaults: bool) -> str:
 
 
 def vocabulary() -> str:
-    """Return the text of the module with the words for kinds."""
+    """Return the text of the module with the words for kinds, and the names that scripts know."""
     lines = (f"  {kind}: {json.dumps(words)}," for kind, words in KIND_WORDS.items())
     return "\n".join(
         (
@@ -98,6 +98,12 @@ def vocabulary() -> str:
             "export const KIND_WORDS = {",
             *lines,
             "};",
+            "/** How the names begin of what is sampled from the machine. */",
+            f"export const SYSTEM = {json.dumps(SYSTEM)};",
+            "/** When each step ended, and how fast the training is. */",
+            f"export const TIME = {json.dumps(TIME)};",
+            f"export const STEPS_RATE = {json.dumps(STEPS_RATE)};",
+            f"export const SAMPLES_RATE = {json.dumps(SAMPLES_RATE)};",
             "",
         )
     )

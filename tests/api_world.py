@@ -25,7 +25,8 @@ from hookcore.records import (
 )
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.sketch import bins_of
-from hookcore.wire import RunInfo
+from hookcore.records.vocabulary import REDUCTION_WAIT
+from hookcore.wire import Description, Place, RunInfo
 from hookcore_app.main import create_app
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
@@ -118,6 +119,25 @@ def attend(run: Run) -> Run:
     weights = np.full((1, 2, 2, 2), 0.5, np.float32)
     run.store.add_snapshot(Snapshot(tap, STEPS, 1.0, "float32", weights.shape, weights))
     return run
+
+
+def fill_ranks(runs: Runs, job: str = "4f2a", world: int = 2, steps: int = STEPS, **others: Any) -> None:
+    """Fill the runs of a training's ranks. The values of the nth one are n times as large, and so is its step time."""
+    ranks = []
+    for rank in range(world):
+        axes = {"data": (rank, world)}
+        place = Place(job=job, rank=rank, world=world, local_rank=rank, device=f"cuda:{rank}", axes=axes)
+        ranks.append(open_run(runs, f"{job}-{rank}", **{"name": f"ddp rank {rank}", "place": place, **others}))
+        ranks[-1].store.announce(TAPS)
+        ranks[-1].store.describe(MODULES, COVERAGE, HOOKS)
+        joint = ranks[-1].joint
+        assert joint is not None
+        joint.describe_of(ranks[-1], Description(0, tuple(MODULES), tuple(COVERAGE), tuple(HOOKS)))
+    for step in range(steps):
+        for rank, run in enumerate(ranks):
+            values = [value_at(step, row) * (1 + rank) for row in range(len(TAPS))]
+            scalars = {"loss": (1.0 + rank) / (step + 1), REDUCTION_WAIT: 0.1 * (world - 1 - rank)}
+            run.take_record(make_frame(step, values, scalars=scalars, elapsed_s=0.25 * (1 + rank)))
 
 
 class World:

@@ -15,10 +15,11 @@ from starlette.testclient import TestClient
 from hookcore import wire
 from hookcore.records import Event, Frame, Tap
 from hookcore_app.main import App, create_app
-from hookcore_app.runs import Runs
+from hookcore_app.runs import JointRun, Run, Runs
 from hookcore_app.serving.server import Server, complete, listen, make_server
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, stats_of
+from tests.waiting import wait_for
 
 TOKEN = "t" * 40
 READ_TOKEN = "r" * 40
@@ -109,6 +110,21 @@ class Served:
 
     def get(self, path: str) -> bytes:
         return self.ask(f"GET {path} HTTP/1.1\nHost: 127.0.0.1\nConnection: close")
+
+
+def run_named(server: Served, name: str) -> Run:
+    """Wait until the run has ended, and return it."""
+    run = next(each for each in server.runs.all() if each.name == name)
+    wait_for(lambda: run.state == "ended")
+    return run
+
+
+def joint_named(server: Served, name: str, world: int) -> JointRun:
+    """Wait until the run of all ranks has ended, and return it, if no rank and no step of a rank is missing."""
+    run = run_named(server, name)
+    assert isinstance(run, JointRun)
+    assert (run.world, run.missing(), run.assembly.incomplete, run.assembly.partial) == (world, [], 0, 0)
+    return run
 
 
 def read_all(connection: socket.socket) -> bytes:

@@ -20,7 +20,7 @@ def _asked(line: str) -> tuple[str, str]:
     path = re.sub(r"^(/api/v1/(?:removed-)?runs)/[\w-]+", r"\1/{run}", re.findall(r'"\$URL([^?"]*)', line)[0])
     path = re.sub(r"/incidents/[\w-]+", "/incidents/{incident}", path)
     path = re.sub(r"/capsules/[\w-]+", "/capsules/{capsule}", path)
-    return method[1].lower() if method else "get", re.sub(r"/snapshots/\d+", "/snapshots/{number}", path)
+    return method[1].lower() if method else "get", re.sub(r"/(snapshots|media)/\d+", r"/\1/{number}", path)
 
 
 def _paths() -> dict[str, Any]:

@@ -37,7 +37,7 @@ schema.app = WORLD.app
 @pytest.mark.slow
 @schema.exclude(path_regex=ELSEWHERE).parametrize()
 @settings(
-    max_examples=40,
+    max_examples=25,
     derandomize=True,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],

@@ -149,9 +149,9 @@ def test_metrics_are_those_of_the_server_in_the_format_of_prometheus(world: Worl
         'hookcore_run_newest_step{run="one"} 3.0',
         'hookcore_run_newest_step{run="two"} 1.0',
         'hookcore_run_frames_total{run="two"} 2.0',
-        "hookcore_memory_limit_bytes 2000000000.0",
+        "hookcore_memory_limit_bytes 2e+09",
         "hookcore_live_clients 0.0",
-        'hookcore_run_info{run="two",name="bad\\"name\\\\\\n",state="live"} 1.0',
+        'hookcore_run_info{name="bad\\"name\\\\\\n",run="two",state="live"} 1.0',
     }
     assert expected <= set(lines)
 

@@ -7,6 +7,7 @@ import os
 import tracemalloc
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,21 @@ def test_a_run_continued_after_a_restart_loses_no_step_when_its_parts_are_merged
     found, archive = read(kept.folder)
     assert not archive.damages
     require_each_once(found, range(20))
+
+
+def test_an_event_that_was_saved_before_its_frame_is_not_doubled_when_the_frame_comes_again(tmp_path: Path) -> None:
+    """The server was killed between two files, or before its queue of frames was empty."""
+    kept, store = writer(tmp_path)
+    write_each(kept, store, range(5))
+    late = Event(6, 1.5, "settings-changed", "paused: true -> false")
+    store.append(replace(plain_frame(6, TAPS), events=(late,)))  # not passed to the writer
+    kept.write()
+    found, _ = read(kept.folder)
+    assert (found.steps().newest, list(found.events())) == (4, [late])
+    for step in (5, 6, 7):
+        again = (late,) if step == 6 else (replace(late, step=7),) if step == 7 else ()
+        found.append(replace(plain_frame(step, TAPS), events=again))
+    assert [event.step for event in found.events()] == [6, 7]
 
 
 @pytest.mark.parametrize("before", [9, 13, 21])

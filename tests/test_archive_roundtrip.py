@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.archive import load_into, read_archive
+from hookcore.archive.files import joined
 from hookcore.store import Store
 from tests.archive_world import (
     COVERAGE,
@@ -68,6 +71,31 @@ def test_a_run_without_frames_can_be_saved_and_read(tmp_path: Path) -> None:
     sink, store = keep(tmp_path)
     sink.close()
     require_same(store, reload(tmp_path))
+
+
+def test_owners_of_rows_are_kept_and_missing_in_parts_of_older_releases(tmp_path: Path) -> None:
+    frames = [plain_frame(step) for step in range(4)]
+    given = [replace(frames[0], owners=np.full(len(frames[0].taps), -1, np.int32)), frames[1]]
+    given += [replace(each, owners=np.arange(len(each.taps), dtype=np.int32)) for each in frames[2:]]
+    sink, _ = keep(tmp_path)
+    for frame in given:
+        sink.send(frame)
+    sink.close()
+    assert owners_in(tmp_path) == [None if each.owners is None else each.owners.tolist() for each in given]
+    # A slow machine writes several parts.
+    for part in (kept_in(tmp_path) / "stats").glob("*.parquet"):
+        table = pq.read_table(part)
+        older, newer = table.slice(0, len(table) // 2).drop_columns(["owner"]), table.slice(len(table) // 2)
+        assert joined([older, newer])["owner"].null_count >= len(older)
+        pq.write_table(table.drop_columns(["owner"]), part)
+    assert owners_in(tmp_path) == [None] * 4
+
+
+def owners_in(folder: Path) -> list[list[int] | None]:
+    archive = read_archive(kept_in(folder))
+    found = [None if each.owners is None else each.owners.tolist() for each in archive.frames()]
+    assert not archive.damages
+    return found
 
 
 def test_the_secret_of_a_run_is_in_none_of_its_files(tmp_path: Path) -> None:

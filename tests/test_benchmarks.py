@@ -9,6 +9,13 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 
+def test_the_docs_name_each_benchmark() -> None:
+    docs = (ROOT / "docs" / "benchmarks.md").read_text()
+    runnable = [path.stem for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text()]
+    assert len(runnable) > 10
+    assert [name for name in runnable if f"python -m benchmarks.{name} " not in docs] == []
+
+
 def test_each_benchmark_finds_everything_that_it_imports() -> None:
     names = [f"benchmarks.{path.stem}" for path in sorted((ROOT / "benchmarks").glob("*.py"))]
     assert len(names) > 10

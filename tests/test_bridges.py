@@ -86,6 +86,10 @@ class Stuck(Recording):
         super().write(step, time_s, numbers)
 
 
+def _bridges() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == tee.THREAD]
+
+
 # -- the summary --
 
 
@@ -125,6 +129,7 @@ def test_an_uncaptured_step_has_only_its_scalars() -> None:
 def test_tensorboard_reads_the_values_of_the_store(tmp_path: Path) -> None:
     _, watcher = train(bridge=f"tensorboard:{tmp_path}", kinds=["output", "param_grad"])
     assert watcher.errors == []
+    wait_for(lambda: not _bridges())  # on a busy machine, it needs longer than closing waits
     accumulator = import_module("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
     events = accumulator(str(tmp_path))
     events.Reload()

@@ -16,7 +16,21 @@ from hookcore_app import cli
 from hookcore_app.cli import flags, table
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("demo", "run", "serve", "open", "status", "stop", "link", "logout", "report", "check", "replay", "doctor")
+COMMANDS = (
+    "demo",
+    "run",
+    "serve",
+    "open",
+    "status",
+    "stop",
+    "link",
+    "logout",
+    "report",
+    "check",
+    "collect",
+    "replay",
+    "doctor",
+)
 # Handed from one of our processes to another; not for users.
 INTERNAL = {"HOOKCORE_LISTEN_FD", "HOOKCORE_LOCK_FD", "HOOKCORE_RUN_PYTHONPATH"}
 

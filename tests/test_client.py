@@ -91,6 +91,13 @@ def test_runs_are_found_renamed_and_deleted(world: Served, client: Client) -> No
     assert [run.id for run in client.runs()] == ["one"]
 
 
+def test_steps_are_annotated(client: Client) -> None:
+    assert [each.text for each in client.annotate(3, "first", run="one")] == ["first"]
+    assert [(each.step, each.text) for each in client.annotate(1, "before")] == [(1, "before"), (3, "first")]
+    assert [each.step for each in client.remove_annotation(3)] == [1]
+    assert [each.step for each in client.annotations("one")] == [1]
+
+
 def test_the_description_of_a_run_is_the_one_that_was_sent(client: Client) -> None:
     modules = client.modules()
     assert [(each.path, each.type, each.parent) for each in modules] == [

@@ -241,6 +241,7 @@ def _run(
     world, numbers = World(), []
     # The scaler is noticed only when it lets an optimizer step, so it does that once before anything is counted.
     with watch(world.model, **given) as watcher:
+        watcher.log(place=-1.0)  # a name that is logged first is always of the running step
         if scaler:
             scaled(world)
         for place, turn in enumerate(turns):

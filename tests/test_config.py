@@ -78,6 +78,10 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "notify": (),
         "rules": {"thresholds": {}, "functions": ()},
         "name": "train",
+        "config": {"values": {}, "cut": 0},
+        "tags": (),
+        "group": "",
+        "notes": "",
     }
 
 

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from pathlib import Path
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hookcore
 from hookcore import hooks
 from hookcore.records import STATS
+from hookcore.records.vocabulary import GRADIENT_WAIT, REDUCTION_WAIT
+from tests.ranks import run_ranks
 
 WORLD = 2
+LATE_S = 0.05
+WAITS = (REDUCTION_WAIT, GRADIENT_WAIT)
 STEPS = 3
 
 
-def _train(rank: int, folder: str, watched: bool) -> None:
+def _train(rank: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store-{watched}", rank=rank, world_size=WORLD)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
     try:
-        torch.save(_run(rank, watched), f"{folder}/{rank}-{watched}.pt")
+        for watched in (False, True):
+            torch.save(_run(rank, watched), f"{folder}/{rank}-{watched}.pt")
+        for hooked in (False, True):
+            torch.save(_wait(rank, folder, hooked), f"{folder}/{rank}-waits-{hooked}.pt")
     finally:
         dist.destroy_process_group()
 
@@ -62,18 +68,65 @@ def _run(rank: int, watched: bool) -> dict[str, Any]:
     return answer
 
 
+def _wait(rank: int, folder: str, hooked: bool) -> dict[str, Any]:
+    """Train steps in which rank 1 begins its backward pass `LATE_S` after rank 0 has finished its own part."""
+    store = dist.FileStore(f"{folder}/late-{hooked}", WORLD)  # type: ignore[attr-defined]
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
+    step = 0
+
+    def finish() -> None:
+        if rank == 0:
+            store.set(f"{step}", "done")
+
+    def reduce(_: Any, bucket: Any) -> Any:
+        finish()
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+    with hookcore.watch(model, budget=None, memory="16MB", server=None) as watcher:
+        record = hooks.on_communication(parallel, reduce) if hooked else None
+        for step in range(STEPS):
+            given = torch.randn(5, 6, requires_grad=True)
+            if not hooked:
+                given.register_hook(lambda _: finish())
+            loss = parallel(given).square().mean()
+            if rank == 1:
+                store.wait([f"{step}"])
+                time.sleep(LATE_S)
+            loss.backward()
+            optimizer.step()
+        assert watcher.flush()
+        known = watcher.store.scalar_names()
+        assert record is None or record.errors == 0
+        assert not watcher.errors
+        return {name: watcher.store.scalars(name).mean.tolist() for name in WAITS if name in known}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    folder = tmp_path_factory.mktemp("ranks")
+    run_ranks(_train, (str(folder),), WORLD)
+    return lambda name: torch.load(folder / f"{name}.pt")
+
+
 @pytest.mark.slow
-def test_both_ranks_are_captured_and_train_as_unwatched() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for watched in (False, True):
-            mp.spawn(_train, (folder, watched), nprocs=WORLD)
-        answers = {
-            (rank, watched): torch.load(Path(folder) / f"{rank}-{watched}.pt")
-            for rank in range(WORLD)
-            for watched in (False, True)
-        }
+@pytest.mark.parametrize(("hooked", "name"), [(True, REDUCTION_WAIT), (False, GRADIENT_WAIT)])
+def test_a_rank_knows_how_long_it_waited_for_the_gradients_of_others(
+    answers: Callable[[str], Any], hooked: bool, name: str
+) -> None:
+    first, second = (answers(f"{rank}-waits-{hooked}") for rank in range(WORLD))
+    assert list(first) == list(second) == [name]
+    # The first step was taken before it was known who reduces.
+    assert len(first[name]) == len(second[name]) == STEPS - 1
+    assert all(seconds >= LATE_S for seconds in first[name])
+    assert all(seconds >= 0 for seconds in second[name])
+
+
+@pytest.mark.slow
+def test_both_ranks_are_captured_and_train_as_unwatched(answers: Callable[[str], Any]) -> None:
     for rank in range(WORLD):
-        plain, seen = answers[rank, False], answers[rank, True]
+        plain, seen = answers(f"{rank}-False"), answers(f"{rank}-True")
         assert seen["errors"] == []
         for name, value in plain["weights"].items():
             assert torch.equal(value, seen["weights"][name])
@@ -86,4 +139,4 @@ def test_both_ranks_are_captured_and_train_as_unwatched() -> None:
         assert sum(value**2 for value in after[-len(after) // STEPS :]) ** 0.5 == pytest.approx(
             last.norm().item(), rel=1e-5
         )
-    assert answers[0, True]["norms"] == answers[1, True]["norms"]
+    assert answers("0-True")["norms"] == answers("1-True")["norms"]

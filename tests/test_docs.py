@@ -29,6 +29,7 @@ LANGUAGES = {
     "sh": "tests/test_docs_commands.py",
     "js": "tests/browser/test_live_example.py",
     "nginx": "tests/test_proxy.py",
+    "yaml": "tests/test_kubernetes.py",
     "text": "",
 }
 MAX_EXEMPT = 3  # in all pages together: examples should run

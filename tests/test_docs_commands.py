@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -29,13 +30,14 @@ from hookcore.capsules import record
 from hookcore.config import SETTINGS
 from hookcore.dashboard.capsules import folder_of, path_of, prepare
 from hookcore.dashboard.process import status, stop_dashboard
+from hookcore.records import Snapshot, Tap
 from hookcore_app import cli
-from tests.api_world import attend, fill, open_run
+from tests.api_world import attend, fill, fill_ranks, open_run
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of
 from tests.serving import TOKEN, Served, served
 from tests.webhook import webhook
 
-MAX_EXEMPT = 5  # blocks of all pages together that need Docker or another machine, and benchmarks of minutes
+MAX_EXEMPT = 6  # blocks of all pages together for Docker, clusters, other machines, or minutes
 PATIENCE_S = 250.0
 WITH_COMMANDS = [page for page in PAGES if any(not block.exempt for block in blocks_of(page, "sh"))]
 # A command that runs until it is stopped is stopped after its expected output; `make` only prints its commands.
@@ -51,7 +53,7 @@ curl() {
 }
 hookcore() {
     case $1 in
-        serve | open) until_it_says "http://" hookcore "$@" ;;
+        serve | open | collect) until_it_says "http://" hookcore "$@" ;;
         demo) command hookcore "$@" --steps 3 ;;
         *) command hookcore "$@" ;;
     esac
@@ -75,7 +77,10 @@ for _ in range(20):
 def world() -> Iterator[Served]:
     with webhook() as hook, served(lost_after_s=10_000.0, notify=(hook.url,)) as server:
         for name in ("old", "run-2", "run-1"):
-            attend(fill(open_run(server.runs, name, started_s=2.0)))
+            run = attend(fill(open_run(server.runs, name, started_s=2.0)))
+            text = np.frombuffer(b"some words", np.uint8)
+            run.store.add_snapshot(Snapshot(Tap("words", "output"), 3, 0.0, "text/plain", text.shape, text))
+        fill_ranks(server.runs, started_s=1.0)
         saved = folder_of(server.runs.all()[0].id)
         save_step(saved)
         yield server
@@ -192,7 +197,7 @@ def test_a_flag_that_a_page_names_belongs_to_some_command(page: Path) -> None:
     known = {flag for command in _commands().values() for flag in _flags_of(command)}
     named = {code.split()[0].partition("=")[0] for code in inline_code_of(page) if re.match(r"--[a-z]", code)}
     # Flags of Docker, and of the benchmarks.
-    assert named - known <= {"--gpus", "--threads", "--clock", "--quick", "--everything"}
+    assert named - known <= {"--gpus", "--threads", "--clock", "--quick", "--everything", "--only"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -1,4 +1,4 @@
-"""The Events page: lines of findings and events, their filter, the timeline, and the origin of a finding."""
+"""The Events page: lines of findings and events, their filter, and the origin of a finding."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from hookcore.incidents import Incident, Link
 from hookcore.records import Event, Kind, Tap
 from hookcore_app.pages import summary_of
 from hookcore_app.pages.views.event_list import Filter, Line, all_lines, markdown_of
 from hookcore_app.pages.views.provenance import provenance_of
-from hookcore_app.pages.views.timeline import COLUMNS, timeline_of
 from hookcore_app.runs import Run
 from tests.build import make_info
 from tests.live_world import frame
@@ -81,9 +81,6 @@ def test_findings_and_events_are_one_list_the_newest_first(world: World) -> None
         (Filter(fits_module=lambda path: path != "net.0"), False),
         (Filter(text="BROKE"), True),
         (Filter(text="held"), False),
-        (Filter(first=6), False),
-        (Filter(first=5, last=5), True),
-        (Filter(last=4), False),
         (Filter(hides_seen=True), True),
     ],
 )
@@ -91,15 +88,49 @@ def test_a_filter_selects_lines_that_meet_all_its_conditions(wanted: Filter, fit
     assert wanted.fits(_line()) is fits
 
 
-def test_a_lasting_finding_matches_all_its_steps() -> None:
-    assert Filter(first=8, last=9).fits(_line(5, until=10))
+def test_acknowledged_lines_can_be_hidden() -> None:
     assert not Filter(hides_seen=True).fits(_line(acknowledged=True))
 
 
-def test_an_ongoing_finding_matches_all_steps_since_its_onset(world: World) -> None:
-    found = [line.step for line in all_lines(_run(world)) if Filter(first=80, last=90).fits(line)]
-    assert found == [BAD_FROM]
-    assert not Filter(first=8, last=9).fits(_line(5))
+def test_in_some_steps_there_are_their_events_and_the_incidents_that_touch_them(world: World) -> None:
+    run = _run(world)
+    run.store.add_event(Event(20, 1.0, "settings-changed", "every 1 -> 2"))
+    run.store.add_event(Event(80, 1.0, "settings-changed", "every 2 -> 1"))
+
+    def found(first: int | None, last: int) -> list[tuple[int, str]]:
+        return [(line.step, line.name) for line in all_lines(run, first, last)]
+
+    assert found(None, 59) == [(20, "settings-changed")]
+    assert found(None, 60) == [(60, "nonfinite"), (20, "settings-changed")]
+    assert found(70, 79) == [(60, "nonfinite")], "it lasts"
+    assert found(10, 15) == []
+
+
+def test_an_incident_is_told_as_it_was_known_at_a_step(world: World) -> None:
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.announce(tuple(Tap(f"layers.{place}", "output") for place in range(3)))
+    for step in range(100):
+        bad = {1} if 60 <= step < 70 else {1, 2} if 70 <= step < 80 else set()
+        run.store.append(frame(step, [math.nan if place in bad else 1.0 for place in range(3)]))
+    (before,) = all_lines(run, None, 65)
+    assert before.message == "The output of layers.1 had NaN first, at step 60."
+    assert (before.severity, before.until, before.is_ongoing) == ("error", None, True)
+    (during,) = all_lines(run, None, 75)
+    assert during.message.endswith("1 other module followed.")
+    (after,) = all_lines(run, None, 90)
+    assert after.message.endswith("All tensors were finite again at step 80; 1 other module had followed.")
+    assert (after.until, after.is_ongoing) == (79, False)
+    assert before.id == during.id == after.id
+
+
+def test_a_message_that_was_found_later_says_when() -> None:
+    tap = Tap("layers.1", "output")
+    incident = Incident(
+        "exploding", Link(1, tap, 60), 50.0, 60, 90, None, 30, told=70, message="the output has grown since step 60"
+    )
+    assert incident.as_of(65).sentence.startswith("Found at step 70: the output has grown since step 60")
+    assert incident.as_of(70).sentence.startswith("The output has grown since step 60")
 
 
 def test_a_markdown_copy_stays_a_table_whatever_the_messages_contain() -> None:
@@ -109,23 +140,6 @@ def test_a_markdown_copy_stays_a_table_whatever_the_messages_contain() -> None:
     assert r"a \| b \*c\* \<d\>" in row
     assert r"# Events of \[x\]" in text
     assert "No events." in markdown_of([], "Events", "http://box/")
-
-
-def test_the_timeline_shows_one_error_among_thousands_of_notes() -> None:
-    lines = [_line(step, severity="info") for step in range(1000) for _ in range(3)] + [_line(500)]
-    timeline = timeline_of(lines, 0, 999)
-    assert len(timeline.columns) == COLUMNS
-    column = next(each for each in timeline.columns if each.first <= 500 <= each.last)
-    assert {bar.severity for bar in column.bars} == {"error", "info"}
-    assert all(bar.height >= 2 and bar.y >= 0 for each in timeline.columns for bar in each.bars)
-    assert column.words.endswith("1 error, 30 info")
-
-
-def test_the_columns_of_a_timeline_partition_the_steps() -> None:
-    for length in (1, 7, 100, 333):
-        columns = timeline_of([_line(step) for step in range(10, 10 + length)], 10, 9 + length).columns
-        assert [each.first for each in columns[1:]] == [each.last + 1 for each in columns[:-1]]
-        assert (columns[0].first, columns[-1].last) == (10, 9 + length)
 
 
 def test_the_provenance_names_the_phase_what_came_before_and_what_followed(world: World) -> None:

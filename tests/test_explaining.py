@@ -153,7 +153,7 @@ def test_a_replay_that_dies_or_takes_too_long_is_told(layers: Any, tmp_path: Pat
     slow, dies = save(layers.Slow(tmp_path / "flag"), torch.ones(2, 4)), save(layers.Dies(), torch.ones(2, 4))
     (tmp_path / "flag").touch()
     with served(lost_after_s=10_000.0) as server, Client(server.url, TOKEN) as client:
-        for run, max_s, why in ((slow, 8.0, "took more than 8 s"), (dies, 240.0, "a signal (SIGKILL)")):
+        for run, max_s, why in ((slow, 3.0, "took more than 3 s"), (dies, 240.0, "a signal (SIGKILL)")):
             server.app.state.explainer = Explainer(max_s=max_s)
             server.runs.open(make_info(run))
             found = explained(client, run)
@@ -254,4 +254,5 @@ def test_an_address_outside_of_the_folder_is_refused(server: Served) -> None:
     server.runs.open(make_info("one"))
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request)
+    refused.value.close()
     assert refused.value.code == 404

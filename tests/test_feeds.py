@@ -69,5 +69,5 @@ def test_the_page_links_them() -> None:
     before, after = text.partition('id="fed-by"')[2].split("</p>")[:2]
     assert 'href="runs/one/layer?module=layers.0"' in before
     assert ">(root) ?</a>" in after
-    assert 'title="guessed by the order of execution"' in after
+    assert 'title="guessed from the order of execution"' in after
     assert 'id="fed-by"' not in world.client.get("/runs/one/layer?module=head").text

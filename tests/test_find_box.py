@@ -66,6 +66,17 @@ def test_an_answer_lists_whichever_modules_are_fewer(world: World) -> None:
     assert world.json("runs/one/find", f="!is:root") == {"problem": "", "fits": False, "paths": [""]}
 
 
+def test_the_palette_gets_the_first_modules_in_their_order_and_how_many_there_are(world: World) -> None:
+    every = [each["path"] for each in world.json("runs/one/modules")["modules"]]
+    assert world.json("runs/one/find", f="", limit=2) == {"problem": "", "total": len(every), "paths": every[:2]}
+    layers = [path for path in every if "layers" in path]
+    found = world.json("runs/one/find", f="LAYERS", limit=1)
+    assert found == {"problem": "", "total": len(layers), "paths": layers[:1]}
+    wrong = world.json("runs/one/find", f="re:(", limit=5)
+    assert (wrong["total"], wrong["paths"]) == (0, [])
+    assert "not a regular expression" in wrong["problem"]
+
+
 def test_dead_modules_are_the_findings_of_the_server(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = SimpleNamespace(rule="dead", module="layers.0")
     monkeypatch.setattr(FindingsCache, "current", lambda self: (dead,))

@@ -32,12 +32,10 @@ from torch import nn
 import hookcore
 
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-hookcore.watch(model, budget=None)
-for step in range(100_000):
-    optimizer.zero_grad()
+watcher = hookcore.watch(model, budget=None)
+for step in range(100_000):  # without torch's optimizers, whose import takes a third of the time of this script
     model(torch.randn(4, 4)).square().mean().backward()
-    optimizer.step()
+    watcher.step()
     if step > {steps} and os.path.exists(sys.argv[1]):
         {end}
     time.sleep(0.002)
@@ -114,6 +112,24 @@ def check(run: Run, how: str) -> None:
         assert ENDED in event.message
         assert event.severity == "error"
         assert event.step == run.store.steps().newest
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        ({"host": "box"}, " (on box)"),
+        ({"pid": 7}, " (process 7)"),
+        ({}, ""),
+        ({"pid": 7, "host": "b"}, " (process 7 on b)"),
+    ],
+)
+def test_the_event_of_a_lost_trainer_names_what_is_known_of_it(known: dict[str, Any], words: str) -> None:
+    now = 0.0
+    world = make_world(clock=lambda: now)
+    world.take(make_batch(make_info("one", **known), range(3)))
+    now = 100.0
+    LostMarks(world.runs).mark()
+    assert messages(world.runs)["one"][0].startswith(f"The trainer{words} sent nothing more after step 2.")
 
 
 def test_a_silent_trainer_is_marked_once_for_each_silence_with_what_is_known_of_its_process() -> None:

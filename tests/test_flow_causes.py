@@ -158,7 +158,7 @@ def test_in_a_training_the_module_that_was_added_later_is_named() -> None:
         watcher.flush()
     watcher.close()
     assert watcher.store is not None
-    (incident,) = watcher.store.incidents()
+    (incident, _) = watcher.store.incidents()  # the other one is that of the loss
     assert (incident.culprit.tap, incident.first_step) == (Tap("late", "output"), 9)
 
 
@@ -181,7 +181,7 @@ def test_calls_that_are_measured_together_may_each_have_been_first() -> None:
                 model(torch.randn(2, 4), bad if step == 4 else -1).sum().backward()
                 watcher.step()
             watcher.flush()
-            (told[bad],) = watcher.store.incidents()
+            (told[bad], _) = watcher.store.incidents()  # the other one is that of the loss
     assert told[3].culprit.tap == Tap("b", "output", call=3)
     assert "What went into it was finite: the output of a" in told[3].known
     assert "measured together" not in told[3].sentence
@@ -210,7 +210,7 @@ def test_a_mask_is_not_called_finite() -> None:
             model(torch.randn(2, 5, 4), step == 4).pow(2).sum().backward()
             watcher.step()
         watcher.flush()
-        (incident,) = watcher.store.incidents()
+        (incident, _) = watcher.store.incidents()  # the other one is that of the loss
     assert incident.culprit.tap.module == "scores"
     assert "What went into it was finite: the output of a." in incident.sentence
     assert "What mask put into it has the infinities of a mask." in incident.sentence

@@ -19,7 +19,9 @@ from torch.package import PackageExporter
 
 from hookcore import hooks
 from hookcore.errors import ArgumentError, HookError
+from hookcore.hooks import saved
 from hookcore.hooks.saved import top_pair
+from hookcore.internals import top_saved_pair
 from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 # -- steps ---------------------------------------------------------------------------------------------------------
@@ -169,6 +171,7 @@ def test_only_the_innermost_pair_is_called() -> None:
     assert calls == ["inner", "outer"]
 
 
+@pytest.mark.skipif(top_saved_pair is None, reason="this torch can't say which pair is on top")
 def test_a_pair_removed_out_of_order_leaves_the_others_in_order() -> None:
     packs = [lambda tensor: tensor.detach() for _ in range(3)]
     first = hooks.on_saved_tensors(packs[0], same)
@@ -182,6 +185,25 @@ def test_a_pair_removed_out_of_order_leaves_the_others_in_order() -> None:
     first.remove()
     second.remove()
     assert top_pair() is None
+
+
+def test_where_torch_cannot_say_which_pair_is_on_top_a_lower_one_stays_until_it_is_on_top(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(saved, "_read_top", None)
+    packed: list[torch.Tensor] = []
+    lower = hooks.on_saved_tensors(lambda tensor: packed.append(tensor), same)
+    upper = hooks.on_saved_tensors(same, same)
+    with pytest.raises(HookError, match="Remove the later one first"):
+        lower.remove()
+    x = torch.ones(2, requires_grad=True)
+    counts = []
+    for handle in (upper, lower, lower):
+        x.exp()
+        counts.append(len(packed))
+        handle.remove()
+    x.exp()
+    assert [*counts, len(packed)] == [0, 1, 1, 1]
 
 
 def test_a_pair_belongs_to_its_thread() -> None:

@@ -330,6 +330,7 @@ def test_names_notes_and_acknowledgements_survive_a_restart(tmp_path: Path) -> N
     run = world.runs.get(INFO.id)
     assert run is not None
     run.acknowledge("a:b")
+    world.client.post("/api/v1/annotations", json={"run": INFO.id, "step": 2, "text": "why?"})
     stop(world)
 
     world = start(settings, 1)
@@ -346,6 +347,7 @@ def test_names_notes_and_acknowledgements_survive_a_restart(tmp_path: Path) -> N
     assert run is not None
     assert run.loaded
     assert run.quiet.acknowledged == {"a:b": 2}
+    assert run.annotations == {2: "why?"}
     stop(world)
 
 

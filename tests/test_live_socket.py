@@ -552,6 +552,15 @@ def test_the_latest_values_at_a_step_are_those_that_each_tap_had_then() -> None:
     assert found[0].last == [1]
 
 
+def test_the_latest_values_in_some_steps_are_not_those_from_before() -> None:
+    run = make_run()
+    put(run, frame(0, [1.0, 2.0], new=2), frame(1, [3.0], [0]), frame(2, [4.0, 5.0]))
+    asked = heatmap(view="latest", stat=None, stats=["rms"], **{"from": 1, "to": 1})
+    (found,) = [each for each in bodies_of(run, asked, None, mark_of(run)) if each.kind == 1]
+    assert found.values[0, 0].tolist() == 3.0
+    assert found.values.view("<u4")[0, 1].tolist() == ABSENT
+
+
 def test_the_latest_values_at_a_merged_step_are_the_worst_around_it() -> None:
     run = open_run(Runs(ServerSettings(memory=2**21)))
     put(run, frame(0, [0.0] * 50, new=50))
@@ -561,6 +570,16 @@ def test_the_latest_values_at_a_merged_step_are_the_worst_around_it() -> None:
     found = [each for each in bodies_of(run, asked, None, mark_of(run)) if each.kind == 1]
     assert all(math.isnan(value) for value in found[0].values.ravel())
     assert ABSENT not in found[0].values.view("<u4")
+
+
+def test_the_latest_values_from_step_zero_are_the_worst_since_then() -> None:
+    run = open_run(Runs(ServerSettings(memory=2**21)))
+    put(run, frame(0, [0.0] * 50, new=50))
+    put(run, *(frame(step, [math.nan if step == 10 else float(step)] * 50) for step in range(1, 3000)))
+    assert run.store.latest(last=2700).numbers.size == 0, "this test is about steps that are no longer exact"
+    asked = heatmap(view="latest", stat=None, stats=["rms"], **{"from": 0, "to": 2700})
+    found = [each for each in bodies_of(run, asked, None, mark_of(run)) if each.kind == 1]
+    assert all(math.isnan(value) for value in found[0].values.ravel())
 
 
 def test_the_rows_have_the_types_of_their_modules() -> None:

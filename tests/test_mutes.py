@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import hookcore
+from hookcore.incidents import Found
+from hookcore.incidents.standing import MAX_STANDING
 from hookcore.patterns import Facts
 from hookcore.reading import Mute, Quiet, quiet
 from hookcore.records import Event, Tap
@@ -18,6 +20,7 @@ from hookcore.store import Store
 from hookcore_app.cli import main
 from hookcore_app.notifying import Lookout
 from hookcore_app.pages.frame import alerts_of
+from hookcore_app.pages.views.span import span_of
 from hookcore_app.pages.views.verdict import claim_of
 from hookcore_app.runs import Run
 from hookcore_app.runs.shelf import PAGE_FILE
@@ -82,6 +85,34 @@ def test_a_muted_rule_is_listed_and_counted_but_is_no_alert(world: World) -> Non
     assert change(world, "DELETE", rule="nonfinite", match="layers.*")["mutes"] == []
     assert alerts_of(run).severities == ("error", "warning")
     assert world.json("overview")["muted"] == 0
+
+
+def test_a_page_held_at_a_step_says_which_incidents_touch_it(world: World) -> None:
+    run = run_of(world)
+    change(world, "POST", rule="nonfinite")
+    held = span_of(run, step="45")
+    assert claim_of(run, held) == "No new incident touches step 45: 1 muted."
+    change(world, "DELETE", rule="nonfinite")
+    (incident,) = run.store.incidents()
+    run.quiet.acknowledge(incident.key, 59)
+    assert claim_of(run, held) == "No new incident touches step 45: 1 acknowledged."
+    assert claim_of(run, span_of(run, step="10")) == "No incident touches step 10, judging by what was captured."
+    assert claim_of(run, span_of(run, steps="5-50")) == "No new incident touches steps 5 to 50: 1 acknowledged."
+
+
+def test_a_page_held_at_a_step_says_that_incidents_were_dropped(world: World) -> None:
+    run = run_of(world)
+    many = range(20, 20 + MAX_STANDING + 5)
+    run.store.judge([Found(f"rule {each}", "warning", 0, 1.0, 0.0, each, None, "odd", ((0, each),)) for each in many])
+    claim = claim_of(run, span_of(run, step="0"))
+    assert claim.endswith("5 other incidents (5 of them warnings or errors) dropped from memory may touch it.")
+
+
+def test_a_note_touches_its_step(world: World) -> None:
+    run = open_run(world.runs, "run-2")
+    append(run.store, 0, [1.0], TAPS[:1])
+    run.store.judge([Found("odd", "info", 0, 1.0, 0.0, 0, 0, "odd", ((0, 0),))])
+    assert claim_of(run, span_of(run, step="0")) == "No new incident touches step 0: 1 note."
 
 
 def test_a_mute_covers_only_what_matches(world: World) -> None:

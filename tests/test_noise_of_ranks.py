@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hookcore
 from hookcore import probes
+from tests.ranks import run_ranks
 
 WORLD, STEPS = 2, 6
 
@@ -75,7 +75,7 @@ def _gradient(model: nn.Module, batch: torch.Tensor, passes: int) -> torch.Tenso
 def _results(passes: int, parallel: bool = True) -> dict[tuple[int, bool], dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for watched in (False, True):
-            mp.spawn(_train, (folder, passes, watched, parallel), nprocs=WORLD)
+            run_ranks(_train, (folder, passes, watched, parallel), WORLD)
         return {
             (rank, watched): torch.load(Path(folder) / f"{rank}-{watched}.pt")
             for rank in range(WORLD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import sys
 import threading
@@ -29,7 +30,7 @@ from hookcore_app.settings import ServerSettings
 from tests.build import frame, make_info, stats_of
 from tests.harness import random_state
 from tests.serving import BEARER, READ_TOKEN, TOKEN, Served, World, make_batch, make_world, served
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE_S, wait_for
 from tests.webhook import PASSWORD, PATH_SECRET, Webhook, webhook
 
 
@@ -67,7 +68,7 @@ def test_an_incident_is_sent_once_with_its_sentence_and_its_link(hook: Webhook) 
         told.put(note(7, link="http://box/runs/run-1/events"))
     wait_for(lambda: hook.messages)
     told.put(note(7))
-    told.close()
+    told.close(PATIENCE_S)
     (message,) = hook.messages
     assert message["title"] == "hookcore: error in run-1"
     assert message["message"] == "error: number 7.\nhttp://box/runs/run-1/events"
@@ -86,7 +87,7 @@ def test_later_incidents_wait_and_are_sent_together(hook: Webhook) -> None:
     told.put(note(0, run="run-2"))
     assert told.counters.waiting == 4
     assert len(hook.messages) == 1
-    told.close()  # sends what waits
+    told.close(PATIENCE_S)  # sends what waits
     first, second = hook.messages
     assert first["type"] == "warning"
     assert second["title"] == "hookcore: 4 incidents in 2 runs"
@@ -101,7 +102,7 @@ def test_what_finds_no_room_is_counted_and_mentioned(hook: Webhook) -> None:
         told.put(note(number))
     assert (told.counters.waiting, told.counters.dropped) == (MAX_WAITING, 5)
     told.start()
-    told.close()
+    told.close(PATIENCE_S)
     (message,) = hook.messages
     assert message["title"] == f"hookcore: {MAX_WAITING + 5} incidents in run-1"
     assert message["message"].splitlines()[-1] == f"and {MAX_WAITING + 5 - MAX_SHOWN} more"
@@ -122,7 +123,7 @@ def test_a_failing_target_is_tried_three_times_counted_and_reported_once(hook: W
     hook.status = 200
     told.put(note(3))
     wait_for(lambda: told.targets[0].works)
-    told.close()
+    told.close(PATIENCE_S)
     assert [each["message"] for each in hook.messages] == ["error: number 3."]
     (failure,) = failures
     assert "notification to JSON failed" in failure
@@ -133,7 +134,7 @@ def test_a_broken_target_does_not_keep_the_others_from_being_told(hook: Webhook)
     told.start()
     told.put(note(1))
     wait_for(lambda: hook.messages)
-    told.close()
+    told.close(PATIENCE_S)
     assert [(each.name, each.sent, each.failed) for each in told.targets] == [("JSON 1", 0, 1), ("JSON 2", 1, 0)]
 
 
@@ -156,7 +157,7 @@ def test_a_look_that_raises_is_reported_once_and_the_next_one_is_made(hook: Webh
     told = Notifier(targets_of([hook.url]), failures.append, look, 0.0)
     told.start()
     wait_for(lambda: len(looks) > 3)
-    told.close()
+    told.close(PATIENCE_S)
     assert failures == ["incidents could not be read for notifications: ValueError: no incidents"]
 
 
@@ -171,7 +172,7 @@ def test_without_a_target_there_is_no_thread() -> None:
     told = Notifier((), pytest.fail)
     told.start()
     assert threading.active_count() == before
-    told.close()
+    told.close(PATIENCE_S)
 
 
 # -- addresses --
@@ -197,7 +198,7 @@ def test_nothing_that_is_logged_or_shown_contains_an_address(
         told.put(note(1))
         told.start()
         wait_for(lambda: told.targets[0].failed)
-        told.close()
+        told.close(PATIENCE_S)
     out, err = capfd.readouterr()
     for secret in (PASSWORD, PATH_SECRET):
         assert secret not in f"{caplog.text}{out}{err}{failures}{told.targets}{told.counters}"
@@ -209,7 +210,7 @@ def test_a_message_leaves_the_process_as_it_was(hook: Webhook) -> None:
     assert told.test()
     assert (random_state(), threading.active_count()) == before
     assert "apprise" not in sys.modules
-    told.close()
+    told.close(PATIENCE_S)
 
 
 def test_a_process_that_does_not_answer_is_a_failure(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +327,7 @@ def test_no_page_answer_or_metric_shows_an_address(hook: Webhook) -> None:
         for secret in (PASSWORD, PATH_SECRET, "json://"):
             assert secret not in answer.text.replace("json://HOST", ""), path
     assert "JSON" in world.client.get("/settings", headers=BEARER).text
-    assert 'hookcore_notifications_total{target="JSON",result="sent"} 0.0' in world.client.get("/metrics").text
+    assert 'hookcore_notifications_total{result="sent",target="JSON"} 0.0' in world.client.get("/metrics").text
 
 
 def test_a_test_message_is_for_owners_and_says_whether_it_arrived(hook: Webhook) -> None:
@@ -431,7 +432,9 @@ def test_a_training_without_a_server_sends_a_message_itself(hook: Webhook) -> No
     model = Fragile()
     with hookcore.watch(model, server=None, budget=None, notify=hook.url, name="mine") as watcher:
         train(model, 5)
-    assert hook.messages[0]["title"] == "hookcore: error in mine"
+    wait_for(lambda: hook.messages)  # closing doesn't wait that long on a busy machine
+    # What is found soon after the first one is in the same message.
+    assert re.fullmatch(r"hookcore: (error|\d incidents) in mine", hook.messages[0]["title"])
     assert "NaN first, at step 3" in hook.bodies
     assert "http" not in hook.bodies
     assert watcher.errors == []
@@ -446,6 +449,7 @@ def test_a_training_that_crashes_tells_so_and_one_that_is_interrupted_does_not(h
 
     with pytest.raises(RuntimeError):
         broken(RuntimeError("out of memory"))
+    wait_for(lambda: hook.messages)
     assert [message["title"].partition(" in ")[0] for message in hook.messages] == ["hookcore: error"]
     assert "The training crashed in step 2: RuntimeError: out of memory" in hook.bodies
     with pytest.raises(KeyboardInterrupt):

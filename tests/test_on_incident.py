@@ -207,12 +207,11 @@ def test_a_fault_in_a_callback_is_counted_and_shown_and_others_are_still_called(
         watcher.on_incident(calls.append, at=at)
         train(model, BAD + 1)
         if at == "step":
-            wait_for(lambda: len(watcher._recorder.steps.boundary._waiting) == 2)
+            wait_for(lambda: len(watcher._recorder.steps.boundary._waiting) >= 2)
         train(model, 3)
         wait_for(lambda: calls, "the other callback")
-        count = len({each.id for each in calls})
     (error, *_) = watcher.errors
-    assert watcher.error_count == count
+    assert watcher.error_count == len({each.id for each in calls})
     assert error.name == "hook-error"
     assert "broken" in error.message
     assert "ValueError: mine" in error.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any
@@ -13,12 +14,14 @@ from starlette.testclient import TestClient
 
 from hookcore.config import SETTINGS
 from hookcore.findings import RULES
-from hookcore.records import KINDS, STAT_COLUMN, Event, Tap
+from hookcore.records import KINDS, STAT_COLUMN, Event, ModuleRecord, Tap
+from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES
 from hookcore_app import assets
 from hookcore_app.figures.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages import frame, hooks, settings
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
+from tests.api_world import fill_ranks
 from tests.build import make_info
 from tests.serving import (
     READ_TOKEN,
@@ -227,8 +230,11 @@ def test_settings_begin_with_the_run_that_the_reader_comes_from(client: TestClie
 def test_settings_show_memory_versions_and_licenses(client: TestClient) -> None:
     text = client.get("/settings").text
     assert "of 2 GB used" in text
-    assert assets.plotly_version() in text
-    assert "vendor/plotly-LICENSE.txt" in text
+    for each in assets.vendored():
+        assert re.fullmatch(r"\d+\.\d+\.\d+", each.version)
+        assert each.version in text
+        assert each.text in text
+        assert (assets.FOLDER / each.text).read_text().startswith("MIT License")
     packages = {package.name: package for package in settings.packages()}
     assert packages["fastapi"].license == "MIT"
     assert all(package.version and package.license for package in packages.values())
@@ -242,6 +248,34 @@ def test_diagnostics_contain_no_secret_and_no_module_name() -> None:
     for secret in (TOKEN, READ_TOKEN, "secret"):
         assert secret not in told
     assert "'numpy'" in told
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/flow", "/layer?module=a", "/histograms", "/differences", "/tensors", "/model", "/hooks", "/ranks"],
+)
+def test_menus_name_kinds_in_words_and_keep_their_names_as_values(path: str) -> None:
+    world = make_world()
+    run = _open(world, "live", (1.0,))
+    run.store.describe([ModuleRecord("a", "Linear", None)])
+    fill_ranks(world.runs, job="many")
+    run_id = "ranks-many" if path == "/ranks" else "live"
+    page = world.client.get(f"/runs/{run_id}{path}", headers=HTML).text
+    _expect_words(page)
+
+
+def test_the_menu_of_the_comparison_names_kinds_in_words(client: TestClient) -> None:
+    _expect_words(client.get("/compare?runs=old,new", headers=HTML).text)
+
+
+def _expect_words(page: str) -> None:
+    options = re.findall(r"<option([^>]*)>([^<]*)</option>", page)
+    options += re.findall(r'<input type="checkbox" name="kinds"([^>]*)>\s*<span[^>]*>([^<]*)', page)
+    found = {kind[1]: text for given, text in options if (kind := re.search(r'value="(\w+)"', given))}
+    kinds = {kind: text.partition(" (")[0] for kind, text in found.items() if kind in KINDS}
+    assert kinds
+    assert kinds == {kind: KIND_TITLES[kind] for kind in kinds}
+    assert not {text.strip() for _, text in options} & {"output_grad", "param_grad", "input_grad"}
 
 
 def test_help_explains_every_stat_kind_and_rule_with_an_anchor(client: TestClient) -> None:
@@ -356,3 +390,20 @@ def test_a_constant_with_rounding_differences_is_drawn_as_a_flat_line() -> None:
     spark = spark_of(np.arange(50), values)
     assert spark is not None
     assert len({float(y) for y in re.findall(r" ([\d.]+)", spark.path)}) == 1
+
+
+def test_the_line_of_the_overview_comes_with_the_page_and_is_that_of_rest(world: World, client: TestClient) -> None:
+    block = re.compile(r'<script type="application/json" id="first-series">(.*?)</script>', re.DOTALL)
+    for query, asked in (("", {}), ("?scalar=lr", {"name": "lr"}), ("?steps=0-1&scalar=loss", {"from": 0, "to": 1})):
+        found = block.search(client.get(f"/runs/old{query}", headers=HTML).text)
+        assert found, query
+        given = client.get("/api/v1/scalars", params={"run": "old", "name": "loss"} | asked).json()
+        assert json.loads(found[1]) == given["series"][0]
+    odd = "</script><b>"
+    run = world.runs.get("new")
+    assert run
+    run.store.append(make_frame(2, scalars={odd: math.nan}))
+    found = block.search(client.get("/runs/new", params={"scalar": odd}, headers=HTML).text)
+    assert found
+    assert (json.loads(found[1])["name"], json.loads(found[1])["mean"]) == (odd, ["NaN"])
+    assert not block.search(client.get("/runs/old?scalar=unknown", headers=HTML).text)

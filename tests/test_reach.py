@@ -24,7 +24,6 @@ PROBES = {
     "attention-entropy-collapse": hookcore.probes.attention_entropy,
 }
 UPDATES = {"unchanged-tensor", "bf16-update-lost", "large-update", "stalled"}
-LOSSES = {"loss", "loss-spike", "loss-not-decreasing", "overfit"}
 OUTPUTS = {"dead", "tensor-variance", "poor-weight-initialization", "saturated-activation"}
 GRADIENTS = {"no-gradient", "gradient-clipped-always", "all-zero"}
 
@@ -62,11 +61,13 @@ def test_a_run_without_data_has_only_the_rules_of_the_trainer() -> None:
         "frozen-by-mistake",
         "duplicate-in-optimizers",
         "stalled-training",
+        "desync",  # for which a single process has no use
     }
+    assert reach_of(Store(2**22))["desync"].needs == "several ranks of one training"
 
 
 def test_a_default_watch_says_what_it_can_not_find() -> None:
-    assert set(without_data(trained((), {}, evaluates=True))) == UPDATES | LOSSES | {*PROBES, "batch-norm-drift"}
+    assert set(without_data(trained((), {}, evaluates=True))) == UPDATES | {"overfit", *PROBES, "batch-norm-drift"}
 
 
 def test_everything_has_data_if_everything_is_captured() -> None:
@@ -86,7 +87,6 @@ def test_everything_has_data_if_everything_is_captured() -> None:
         (("output",), ("loss",), UPDATES | GRADIENTS),
         (("param_grad",), ("loss",), UPDATES | OUTPUTS | {"all-zero"}),
         (("update",), ("loss",), UPDATES - {"large-update", "stalled"} | OUTPUTS | GRADIENTS | {"vanishing"}),
-        (("output", "output_grad", "param_grad"), ("val_loss",), UPDATES | LOSSES),
     ],
 )
 def test_a_rule_needs_the_kinds_that_it_reads(
@@ -94,6 +94,11 @@ def test_a_rule_needs_the_kinds_that_it_reads(
 ) -> None:
     store = trained(logged, {}, evaluates=False, kinds=kinds)
     assert set(without_data(store)) == silent | {*PROBES, "batch-norm-drift", "overfit"}
+
+
+def test_the_loss_that_was_found_is_one_to_look_at_beside_that_of_a_validation() -> None:
+    store = trained(("val_loss",), {}, evaluates=False)
+    assert set(without_data(store)) == UPDATES | {*PROBES, "batch-norm-drift"}
 
 
 def test_a_rule_that_is_off_is_not_missed() -> None:

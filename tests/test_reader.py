@@ -16,7 +16,7 @@ from hookcore.answers import Tabular
 from hookcore.archive import load_into, read_archive
 from hookcore.errors import HookcoreError
 from hookcore.reading import Client, Reader, StoreReader
-from hookcore.records import KINDS, Snapshot
+from hookcore.records import KINDS, Snapshot, Tap
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app.formats import json_of
 from tests.archive_world import COVERAGE, HOOKS, MODULES, STORE_BYTES, Trainer, keep, kept_in, make_info
@@ -39,6 +39,8 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
     for step in range(STEPS):
         values = np.random.default_rng(step).normal(size=5).astype(np.float32)
         sink.send(Snapshot(tap, step, 0.0, "float32", (5,), values))
+    text = np.frombuffer(b"some words", np.uint8)
+    sink.send(Snapshot(Tap("words", "output"), 3, 0.0, "text/plain", text.shape, text))
     sink.close()
     reopened = Store(STORE_BYTES)
     load_into(reopened, read_archive(kept_in(folder)))
@@ -66,6 +68,7 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "coverage": {"match": matches, "captured": maybe(st.booleans())},
     "hooks": {},
     "flow": {"step": maybe(st.integers(0, 20))},
+    "model": {"step": maybe(st.integers(0, 20))},
     "series": {"tap": taps, "stat": stats, "points": points, **steps},
     "stats": {"tap": taps, "stats": st.lists(stats, min_size=1, max_size=4, unique=True), "points": points, **steps},
     "many_series": {"match": matches, "kind": maybe(kinds), "stat": stats, "points": points, **steps},
@@ -108,6 +111,8 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     },
     "incidents": {"rule": maybe(st.sampled_from(["nonfinite", "none"])), **steps},
     "incident": {"id": st.sampled_from(INCIDENTS)},
+    "media": {"name": st.sampled_from([None, "words", "none"]), **steps},
+    "media_content": {"number": st.just(0)},
     "snapshots": {"match": matches, "kind": maybe(kinds)},
     "tensor": {"number": st.just(7), "slice": st.sampled_from(["", "0", ":,1:", "...,0"])},
 }

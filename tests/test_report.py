@@ -20,8 +20,9 @@ from hookcore.records import Coverage, Event, Failure, ModuleRecord, Tap
 from hookcore.store import Store
 from hookcore_app import figures
 from hookcore_app.cli import main
-from hookcore_app.report import MAX_BYTES, report_of
+from hookcore_app.report import MAX_BYTES, View, report_of
 from hookcore_app.report.pictures import line_of, picture_of
+from hookcore_app.report.view import alerts_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.saved import show
 from hookcore_app.settings import ServerSettings
@@ -37,6 +38,12 @@ EVIL = '</script><script>window.stolen = 1</script><img src=http://evil.example/
 def browser() -> Iterator[Browser]:
     with chromium() as found:
         yield found
+
+
+def text_in(html: str) -> str:
+    """Return what a report says, without its scripts."""
+    bare = re.sub(r"<(script|style).*?</\1>", "", html, flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", " ", bare).split())
 
 
 def make_run(name: str = "run-1", layers: int = 5, steps: int = 60, **others: Any) -> Run:
@@ -68,7 +75,7 @@ def test_a_report_contains_key_figures_findings_coverage_settings_and_events_wit
         "budget",
         "Gradient norm",
         "<b>Usual causes:</b> " + html_of(RULES["nonfinite"].causes[0]),
-        "Rules with nothing to look at in this run: saturated-activation, overfit, ",
+        "Rules without data in this run: saturated-activation, overfit, ",
     ):
         assert told in html
     assert "data:image/png;base64," in html
@@ -298,3 +305,52 @@ def test_pictures_mark_non_finite_values() -> None:
     assert line.count("<circle") == 1
     world = World()
     assert picture_of(world.run.store.heatmap("output", "rms")).startswith("data:image/png;base64,iVBOR")
+
+
+# --- Some steps of a run ---------------------------------------------------------------------------------------------
+
+
+def test_a_report_of_some_steps_has_no_number_and_no_incident_of_another() -> None:
+    run = make_run()
+    whole, before = text_in(report_of(run).decode()), text_in(report_of(run, View(10, 40, 30)).decode())
+    assert "Report of a training run" in whole
+    assert "NaN first, at step 50" in whole or "non-finite" in whole.lower()
+    assert "Report of step 30, made" in before
+    assert "Step 30 the run is" in before
+    assert "59" not in before.split("Findings")[0]
+    assert "loss 0.03226 at step 30" in before  # 1 / 31
+    assert "Non-finite 0 modules" in before
+    assert "None of the incidents that are in memory touches step 30." in before
+    assert "steps 10 to 40" in before  # of the charts
+    assert "Step 30, layer by layer" in before
+    assert "Cost of watching" not in before
+    assert "something happened" not in before  # in step 3
+    first = text_in(report_of(run, View(at=0)).decode())
+    assert "Step 0, layer by layer (rms) from the input" in first
+    assert "newest step" not in first
+    after = text_in(report_of(run, View(45)).decode())
+    assert "Report of steps 45 to 59" in after
+    assert "at step 50" in after
+    assert "loss 0.01667 at step 59" in after
+
+
+def test_an_incident_in_a_report_is_as_it_was_known_at_its_step() -> None:
+    run = make_run()
+    (row,) = [each for each in alerts_of(run.store, (), View(0, 59, 50)) if each.rule == "nonfinite"]
+    (incident,) = [each for each in run.store.incidents() if each.rule == "nonfinite"]
+    assert (row.since_step, row.severity, row.message) == (50, "error", incident.as_of(50).sentence)
+    assert not [each for each in alerts_of(run.store, (), View(0, 59, 49)) if each.rule == "nonfinite"]
+
+
+def test_steps_that_the_run_does_not_have_are_an_error_that_says_which_it_has() -> None:
+    world = World()
+    assert "outside of the run, which has 0 to 19" in world.error("report", 400, first=10**6)
+    assert "outside of the steps" in world.error("report", 400, at=10**6)
+    assert "give the earlier step as from" in world.error("report", 400, first=3, last=2)
+
+
+def test_a_held_overview_links_to_the_report_of_its_step() -> None:
+    world = World()
+    page = world.client.get(f"/runs/{world.run.id}", params={"step": "1", "steps": "0-1"}).text
+    assert f'href="api/v1/report?run={world.run.id}&amp;from=0&amp;to=1&amp;at=1"' in page
+    assert f'href="api/v1/report?run={world.run.id}"' in world.client.get(f"/runs/{world.run.id}").text

@@ -307,17 +307,20 @@ def test_a_saved_run_keeps_a_nan_among_many_skipped_steps(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("trouble", "rule", "module"),
+    ("trouble", "rule", "modules"),
     [
-        ("nan", "nonfinite", "standardize"),
-        ("vanishing", "vanishing", "stem"),
-        ("exploding", "exploding", "blocks.4.conv"),
-        ("dead-relu", "dead", "blocks.1.relu"),
-        ("spike", "spike", "head"),
+        ("nan", "nonfinite", {"standardize"}),
+        # Every layer shrinks, and the gradients of the first two fall below the limit within one step of each other:
+        # which one is first depends on the last bits, and so on the processor.
+        ("vanishing", "vanishing", {"stem", "blocks.0.relu"}),
+        # The same here, for the last two layers: with AVX2 it is the first one, with AVX-512 the second.
+        ("exploding", "exploding", {"blocks.4.conv", "head"}),
+        ("dead-relu", "dead", {"blocks.1.relu"}),
+        ("spike", "spike", {"head"}),
     ],
 )
 def test_each_trouble_of_the_demo_stays_named_after_it_is_merged_and_read_again(
-    trouble: str, rule: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trouble: str, rule: str, modules: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "hookcore.commands.demo.training.watch",
@@ -326,7 +329,8 @@ def test_each_trouble_of_the_demo_stays_named_after_it_is_merged_and_read_again(
     store = train_demo(Demo(trouble=trouble, at=100, steps=300, most_per_s=0), lambda _: None).store
     known = {each.id: each for each in store.incidents()}
     incident = next(each for each in known.values() if each.rule == rule)
-    assert incident.culprit.tap.module == module
+    module = incident.culprit.tap.module
+    assert module in modules
     assert 100 <= incident.first_step <= 130
     assert incident.told <= incident.first_step + 40
     assert incident.evidence is not None

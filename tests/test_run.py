@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from hookcore.archive import Archive, read_archive
+from hookcore.records.vocabulary import FOUND_LOSS, is_loss
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PLAIN = [sys.executable]
@@ -36,12 +39,17 @@ def run(
     )
 
 
-def both(folder: Path, source: str, *arguments: str, **environment: str) -> tuple[Any, Any]:
-    """Return the results of a script under Python and under `hookcore run`."""
+def watch(folder: Path, source: str, *arguments: str, **environment: str) -> Any:
+    """Return the result of a script under `hookcore run`."""
     script = folder / "script.py"
     script.write_text(source)
-    plain = run([*PLAIN, script, *arguments], folder, **environment)
-    return plain, run([*WATCHED, script, *arguments], folder, **environment)
+    return run([*WATCHED, script, *arguments], folder, **environment)
+
+
+def both(folder: Path, source: str, *arguments: str, **environment: str) -> tuple[Any, Any]:
+    """Return the results of a script under Python and under `hookcore run`."""
+    watched = watch(folder, source, *arguments, **environment)
+    return run([*PLAIN, folder / "script.py", *arguments], folder, **environment), watched
 
 
 def assert_same_weights(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
@@ -58,36 +66,64 @@ def kept_in(folder: Path) -> Archive:
     return read_archive(found)
 
 
-# What each script trains, and in how many steps.
+# What each script trains, in how many steps, and the losses that are known of it without any `log`.
 CASES = {
-    "loop": ({"Sequential/0", "Sequential/3"}, 12),
-    "gan": ({"Generator/net.0", "Discriminator/net.2"}, 20),
-    "accumulation": ({"Sequential/0", "Sequential/2"}, 5),
-    "encoder": ({"Tagger/encoder.layers.1.linear2", "Tagger/head"}, 6),
-    "compiled": ({"Sequential"}, 8),
-    "huggingface": ({"GPT2LMHeadModel/transformer.h.0.mlp.c_fc", "GPT2LMHeadModel/lm_head"}, 4),
-    "lightning_trainer": ({"Lit/net.0", "Lit/net.2"}, 8),
-    "workers": ({"Model/net.0", "Model/net.2"}, 4),
+    "loop": ({"Sequential/0", "Sequential/3"}, 12, {FOUND_LOSS}),
+    "gan": ({"Generator/net.0", "Discriminator/net.2"}, 20, {FOUND_LOSS, f"{FOUND_LOSS}2"}),
+    "accumulation": ({"Sequential/0", "Sequential/2"}, 5, {FOUND_LOSS}),
+    "encoder": ({"Tagger/encoder.layers.1.linear2", "Tagger/head"}, 6, {FOUND_LOSS}),
+    "compiled": ({"Sequential"}, 8, {FOUND_LOSS}),
+    "huggingface": (
+        {"GPT2LMHeadModel/transformer.h.0.mlp.c_fc", "GPT2LMHeadModel/lm_head"},
+        4,
+        {FOUND_LOSS, "train_loss"},
+    ),
+    "lightning_trainer": ({"Lit/net.0", "Lit/net.2"}, 8, {"loss"}),
+    "workers": ({"Model/net.0", "Model/net.2"}, 4, {FOUND_LOSS}),
 }
 
 
-def test_every_script_is_run_here() -> None:
+# Scripts of which a test starts several processes.
+OF_RANKS = {"elastic", "parallel", "ranks", "ranks_lightning"}
+
+
+def test_every_script_is_run_here_or_by_the_tests_of_ranks() -> None:
     names = {file.stem for file in SCRIPTS.glob("*.py")} - {"__init__"}
-    assert names == {*CASES, "parallel"}
+    assert names == {*CASES, *OF_RANKS}
+
+
+def run_plainly(script: Path, result: Path, patch: pytest.MonkeyPatch) -> None:
+    """Run a script unwatched, for its result alone: here, where torch is imported already, if it starts no process."""
+    if script.stem == "workers":  # a spawned process imports the main script
+        plain = run([*PLAIN, script, result], result.parent)
+        assert plain.returncode == 0, plain.stderr
+        return
+    patch.setattr(sys, "argv", [str(script), str(result)])
+    patch.chdir(result.parent)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as `run` does: sums of several threads have other last bits
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            runpy.run_path(str(script), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_an_unmodified_script_ends_with_the_same_weights_and_is_captured(name: str, tmp_path: Path) -> None:
-    script, (modules, steps) = SCRIPTS / f"{name}.py", CASES[name]
-    plain = run([*PLAIN, script, tmp_path / "plain"], tmp_path)
-    assert plain.returncode == 0, plain.stderr
+def test_an_unmodified_script_ends_with_the_same_weights_and_is_captured(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, (modules, steps, losses) = SCRIPTS / f"{name}.py", CASES[name]
+    run_plainly(script, tmp_path / "plain", monkeypatch)
     watched = run([*WATCHED, "--keep", tmp_path / "kept", "--budget", "none", script, tmp_path / "watched"], tmp_path)
     assert watched.returncode == 0, watched.stderr
     assert_same_weights(torch.load(tmp_path / "plain"), torch.load(tmp_path / "watched"))
     archive = kept_in(tmp_path / "kept")
     assert modules <= {tap.module for tap in archive.taps() if tap.kind == "output_grad"}
     assert {frame.step for frame in archive.frames()} == set(range(steps))
+    assert {logged for frame in archive.frames() for logged in frame.scalars if is_loss(logged)} == losses
 
 
 @pytest.mark.slow
@@ -145,7 +181,7 @@ def test_child_processes_of_a_script_are_not_watched(tmp_path: Path) -> None:
         "code = 'import sys, torch; print(\"hookcore.watcher\" in sys.modules)'\n"
         "print(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout)\n"
     )
-    _, watched = both(tmp_path, source)
+    watched = watch(tmp_path, source)
     assert watched.stdout.strip() == "False"
 
 
@@ -211,7 +247,7 @@ def test_a_signal_during_a_training_does_what_it_does_under_python(number: signa
 
 def test_a_script_that_never_imports_torch_never_waits_for_it(tmp_path: Path) -> None:
     source = "import sys\nprint({'torch', 'numpy', 'hookcore.watcher'} & set(sys.modules))\n"
-    _, watched = both(tmp_path, source)
+    watched = watch(tmp_path, source)
     assert watched.stdout.strip() == "set()"
 
 
@@ -224,14 +260,14 @@ def test_checking_whether_torch_is_installed_watches_nothing(tmp_path: Path) -> 
         "import torch\n"
         "print('hookcore.watcher' in sys.modules, 'exec_module' in vars(torch.__spec__.loader))\n"
     )
-    _, watched = both(tmp_path, source)
+    watched = watch(tmp_path, source)
     assert watched.stdout.splitlines() == ["False", "True False"]
 
 
 @pytest.mark.slow
 def test_a_failure_of_watching_is_reported_and_does_not_reach_the_script(tmp_path: Path) -> None:
     source = "import os\nos.environ['HOOKCORE_EVERY'] = 'often'\nimport torch\nprint('trained')\n"
-    _, watched = both(tmp_path, source)
+    watched = watch(tmp_path, source)
     assert (watched.returncode, watched.stdout) == (0, "trained\n")
     assert watched.stderr.startswith("hookcore: this run is not watched: HOOKCORE_EVERY='often' is invalid")
 
@@ -243,10 +279,62 @@ def test_a_failure_of_watching_is_reported_and_does_not_reach_the_script(tmp_pat
         (["-m"], "there is nothing to run"),
         (["--every", "0", "train.py"], "HOOKCORE_EVERY='0' is invalid|HOOKCORE_EVERY=0 is invalid"),
         (["--evry", "2", "train.py"], "unrecognized arguments"),
-        (["--epochs", "2", "train.py"], "flags come before the script, the script's arguments"),
+        (["--evry", "2", "train.py"], "Did you mean '--every'"),
+        (["--url", "http://box:8642", "train.py"], "Did you mean '--server'"),
+        (["--url=http://box:8642", "train.py"], "Did you mean '--server'"),
+        (["--epochs", "2", "train.py"], "Flags come before the script, the script's arguments"),
     ],
 )
 def test_the_error_for_an_invalid_command_says_what_to_change(arguments: list[str], words: str, tmp_path: Path) -> None:
     told = run([*WATCHED, *arguments], tmp_path)
     assert told.returncode == 2
     assert re.search(words, told.stderr)
+
+
+ARGPARSE = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("-w", "--width", type=int, default=4)
+parser.add_argument("--betas", type=float, nargs=2, default=[0.9, 0.99])
+parser.add_argument("--seed", type=int, default=3)
+options = parser.parse_args()
+model = torch.nn.Linear(2, options.width)
+optimizer = torch.optim.Adam(model.parameters(), lr=options.lr, betas=options.betas)
+for _ in range(3):
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+"""
+
+HYDRA = """
+import time
+import hydra, torch
+
+@hydra.main(version_base=None, config_path=".", config_name="options")
+def train(options):
+    model = torch.nn.Linear(2, options.model.width)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
+    for _ in range(3):
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+    time.sleep(1)  # a training lasts; when the function has returned, Hydra has forgotten its configuration
+
+train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "arguments", "config"),
+    [
+        (ARGPARSE, ["-w", "8", "--betas", "0.5", "0.6"], {"lr": 0.1, "width": 8, "betas": "[0.5, 0.6]", "seed": 3}),
+        (HYDRA, ["model.width=8"], {"model.width": 8, "model.depth": 2, "lr": 0.5, "twice": 8}),
+    ],
+)
+def test_the_options_that_a_script_has_read_are_its_configuration(
+    source: str, arguments: list[str], config: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "options.yaml").write_text("lr: 0.5\nmodel: {width: 4, depth: 2}\ntwice: ${model.width}\n")
+    result = watch(tmp_path, source, *arguments, HOOKCORE_KEEP=str(tmp_path / "kept"))
+    assert result.returncode == 0, result.stderr
+    assert kept_in(tmp_path / "kept").info.config == config

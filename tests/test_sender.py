@@ -244,7 +244,7 @@ def test_data_that_waited_for_an_absent_server_arrives(receiver: Receiver, sink:
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(5))
     wait_for(lambda: sink.trouble)
-    assert sink.counters == DeliveryCounters(produced=5, waiting=5)
+    wait_for(lambda: sink.counters == DeliveryCounters(produced=5, waiting=5))  # not while it tries again
     with serving(receiver, port):
         wait_for(lambda: sink.counters.acknowledged == 5)
     assert receiver.stored == list(range(5))
@@ -297,14 +297,15 @@ def test_a_server_that_never_answers_delays_nothing(sink: HttpSink) -> None:
 
 
 def test_a_slow_server_gets_everything_in_fewer_batches(receiver: Receiver, url: str, sink: HttpSink) -> None:
-    def slowly(batch: Batch) -> None:
-        time.sleep(0.1)
+    all_sent = threading.Event()
 
-    receiver.before = slowly
+    def answer_late(batch: Batch) -> None:
+        assert all_sent.wait(DEADLINE_S)
+
+    receiver.before = answer_late
     sink.start(Address(url))
-    for step in range(100):
-        sink.send(a_frame(step, (TAP,) if step == 0 else ()))
-        time.sleep(0.001)
+    _send(sink, range(100))
+    all_sent.set()
     sink.close()
     assert receiver.stored == list(range(100))
     assert sum(1 for batch in receiver.batches if batch.items) < 50
@@ -459,22 +460,40 @@ def test_a_server_that_moved_is_found_again(receiver: Receiver, sink: HttpSink) 
     assert receiver.headers[-1]["Authorization"] == "Bearer new"
 
 
-def test_an_absent_server_is_reported_once_and_its_losses_at_the_end(
+def test_an_absent_server_is_reported_once_and_its_losses_only_to_those_who_listen(
     sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink_module, "WARN_AFTER_S", 0.0)
-    caplog.set_level(logging.WARNING, "hookcore")
+    caplog.set_level(logging.INFO, "hookcore")
     sink.close_s = 0.3
     sink.start(Address(f"http://127.0.0.1:{_free_port()}"), advice="Look into the log.")
     _send(sink, range(2))
     wait_for(lambda: sink._failures > 3)
     sink.close()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
     first, last = (record.getMessage() for record in caplog.records)
     assert first.startswith("hookcore: the server isn't accepting frames (")
     assert "refused" in first
     assert first.endswith("Look into the log.")
-    assert last.startswith("hookcore: the run has ended, and 2 of its 2 captured steps and snapshots did not reach")
+    assert last.startswith("hookcore: the run has ended, and 2 of its 2 frames and snapshots did not reach")
     assert last.endswith(": 2 not sent in time. Look into the log.")
+
+
+def test_a_server_that_took_something_before_it_went_away_is_reported_and_so_is_what_was_lost(
+    receiver: Receiver, sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "WARN_AFTER_S", 0.0)
+    sink.close_s = 0.3
+    with serving(receiver) as url:
+        sink.start(Address(url))
+        _send(sink, range(2))
+        wait_for(lambda: sink.counters.acknowledged == 2)
+    sink.send(a_frame(2))
+    wait_for(lambda: sink._failures > 3)
+    sink.close()
+    first, last = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
+    assert "isn't accepting frames" in first
+    assert "1 of its 3 frames" in last
 
 
 def test_an_unanswered_short_run_is_reported_at_its_end(sink: HttpSink, caplog: pytest.LogCaptureFixture) -> None:
@@ -482,7 +501,7 @@ def test_an_unanswered_short_run_is_reported_at_its_end(sink: HttpSink, caplog: 
     sink.start(Address(f"http://127.0.0.1:{_free_port()}"))
     sink.close()
     (record,) = caplog.records
-    assert "0 of its 0 captured steps" in record.getMessage()
+    assert "0 of its 0 frames" in record.getMessage()
 
 
 def test_the_end_reports_dropped_and_unanswered_items_and_nothing_if_all_arrived(
@@ -502,9 +521,9 @@ def test_the_end_reports_dropped_and_unanswered_items_and_nothing_if_all_arrived
     _send(cut_off, range(1))
     cut_off.close()
     gap, unanswered = (record.getMessage() for record in caplog.records)
-    assert "1 of its 3 captured steps" in gap
+    assert "1 of its 3 frames" in gap
     assert gap.endswith("1 dropped because too many waited.")
-    assert "1 of its 1 captured steps" in unanswered
+    assert "1 of its 1 frames" in unanswered
     assert "(it answered 500" in unanswered
     assert unanswered.endswith("1 sent without an answer.")
 

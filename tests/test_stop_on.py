@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookcore.errors import ArgumentError
 from hookcore.frameworks.stopping import AGREE_EVERY, Stopping
+from tests.ranks import run_ranks
 from tests.zoo.case import mean_square, mlp
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -160,7 +160,7 @@ def train_rank(rank: int, folder: str) -> None:
 
 
 def test_all_ranks_stop_in_the_same_step_after_an_incident_on_one(tmp_path: Path) -> None:
-    mp.spawn(train_rank, (str(tmp_path),), nprocs=WORLD)
+    run_ranks(train_rank, (str(tmp_path),), WORLD)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD))
     assert first == second
     assert AGREE_EVERY - 1 <= first < STEPS

@@ -239,6 +239,40 @@ def test_the_latest_values_of_a_tap_outlive_the_exact_rows() -> None:
     assert (found.steps.tolist(), found.values[:, 0].tolist()) == ([0, 2999], [5.0, 1.0])
 
 
+def test_the_newest_values_in_some_steps_are_exact_or_say_of_which_merged_steps_they_are_the_mean() -> None:
+    store = Store(2**20)
+    for step in range(0, 3_000, 3):
+        rows = {0: [float(step)], 2: [np.nan if step == 303 else 1.0]} if step % 2 else {0: [float(step)], 1: [-1.0]}
+        store.append(frame(step, rows, TAPS if step == 0 else ()))
+    exact = store.newest(first=2_997, last=2_997)
+    assert np.array_equal(exact.values[0], store.latest().values[0], equal_nan=True)
+    assert store.newest(first=2_996, last=2_996).numbers.tolist() == [], "this step was not captured"
+    old = store.newest(first=303, last=303)
+    assert old.numbers.tolist() == [0, 1, 2]
+    assert old.first_steps[0] <= 303 <= old.steps[0]
+    assert old.first_steps[0] < old.steps[0], "this test is about steps that are merged"
+    merged = store.series(0, "mean", 303, 303)
+    mean = old.values[0, STAT_NAMES.index("mean")]
+    assert (old.first_steps[0], old.steps[0], mean) == (merged.first_step[0], merged.last_step[0], merged.mean[0])
+    assert old.values[2, STAT_NAMES.index("nan")] == 1, "one NaN in eight steps must not be an eighth"
+    both = store.newest(first=0, last=2_999)
+    assert both.steps.tolist() == store.latest().steps.tolist()
+    assert store.newest(stat="mean", sort="-mean", limit=1, first=303, last=303).taps == (TAPS[1],)
+    assert store.newest("output_grad", first=300, last=310).taps == (TAPS[2],)
+
+
+def test_captured_rows_are_every_captured_step_once(store: Store) -> None:
+    assert [ends.tolist() for ends in store.captured_rows()] == [[1, 3], [1, 3]]
+    assert [ends.tolist() for ends in store.captured_rows(2, 2)] == [[], []]
+    assert [ends.tolist() for ends in store.captured_rows(2)] == [[3], [3]]
+    for step in range(4, 3_000):
+        store.append(frame(step, {0: [1.0]}))
+    first, last = store.captured_rows()
+    assert (first[0], last[-1]) == (1, 2_999)
+    assert (first[1:] > last[:-1]).all()
+    assert [ends.tolist() for ends in Store(2**20).captured_rows()] == [[], []]
+
+
 def test_scalars_count_non_finite_values_separately(store: Store) -> None:
     loss = store.scalars("loss")
     assert loss.present.tolist() == [1, 1]
@@ -293,9 +327,9 @@ def test_snapshots_are_copied_and_the_oldest_make_room() -> None:
         values[:] = step
         store.add_snapshot(Snapshot(TAPS[0], step, 0.0, "float64", (5000,), values))
     kept = store.snapshots()
-    assert [snapshot.step for snapshot in kept] == [7, 8, 9]
+    assert [snapshot.step for snapshot in kept] == [8, 9]
     assert all((snapshot.values == snapshot.step).all() for snapshot in kept)
-    assert store.usage().dropped["snapshots_dropped"] == 7
+    assert store.usage().dropped["snapshots_dropped"] == 8
     store.add_snapshot(Snapshot(TAPS[0], 10, 0.0, "float64", (50_000,), np.zeros(50_000)))
     assert store.usage().dropped["snapshots_refused"] == 1
     assert [event.name for event in store.events()] == ["snapshot-refused"]

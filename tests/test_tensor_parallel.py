@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import hookcore
 from hookcore.records import Tap
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 RANKS = 2
@@ -66,4 +66,4 @@ def work(rank: int, meeting: str, home: str) -> None:
 
 @pytest.mark.slow
 def test_each_rank_shows_its_own_part_and_never_a_partial_sum_as_the_output(tmp_path: Path) -> None:
-    multiprocessing.spawn(work, (str(tmp_path / "meeting"), str(tmp_path)), nprocs=RANKS)
+    run_ranks(work, (str(tmp_path / "meeting"), str(tmp_path)), RANKS)

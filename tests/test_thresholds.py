@@ -16,7 +16,7 @@ from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.findings import RULES, THRESHOLDS, chosen_in, findings_of, follow, read_choices, started_with
 from hookcore.findings.choices import MAX_CHANGES, changed, changes_in, words_of
-from hookcore.findings.finding import RuleName
+from hookcore.findings.rules import RuleName
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.wire import Batch, EndItem
@@ -200,7 +200,7 @@ def test_the_pages_show_the_table(world: World) -> None:
     assert 'value="21"' in page
     assert "every value" not in page
     assert '<span class="badge">no data</span>' in page
-    assert "It has nothing to look at in this run: it needs a probe with hookcore.probes.dead_channels." in page
+    assert "This run has no data for this rule: it needs a probe with hookcore.probes.dead_channels." in page
     assert "times its usual value" in world.client.get("/help").text
 
 

@@ -59,7 +59,7 @@ def test_the_same_scalar_is_the_loss_everywhere(world: World) -> None:
 )
 def test_a_loss_is_recognized_by_the_last_part_of_its_name(name: str, yes: bool) -> None:
     assert is_loss(name) is yes
-    assert (loss_rank(name) < 3) is yes
+    assert (loss_rank(name) < 4) is yes
 
 
 def test_nan_has_one_color_in_pictures_charts_and_pages() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from .browsing import Visit, chromium, visiting
+from .browsing import Visit, chosen, visiting
 from .site import Site, running
 
 HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    with chromium() as started:
+    with chosen() as started:
         yield started
 
 
@@ -70,11 +70,16 @@ def paths_of(site: Site, name: str) -> dict[str, str]:
     return {
         "runs": "",
         "overview": f"runs/{run}",
+        "model": f"runs/{run}/model",
         "flow": f"runs/{run}/flow",
         "layers": f"runs/{run}/layer",
         "layer": f"runs/{run}/layer?module=encoder.layers.1.linear1",
         "histograms": f"runs/{run}/histograms",
+        "differences": f"runs/{run}/differences",
         "tensors": f"runs/{run}/tensors",
+        "media": f"runs/{run}/media",
+        "board": f"runs/{run}/board",
+        "system": f"runs/{run}/system",
         "hooks": f"runs/{run}/hooks",
         "events": f"runs/{run}/events",
         "incident": f"runs/{run}/incident?id=nonfinite-40",

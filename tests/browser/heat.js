@@ -1,8 +1,8 @@
 /* A heatmap with made numbers on an open page, for tests: window.probe. */
 async ({ rows, steps, nanRow, nanStep, fit }) => {
   const at = (name) => import(new URL(`${document.body.dataset.static}/js/${name}`, document.baseURI).href);
-  const [{ Heat }, { Emitter }, { Schedule }, { Cursor }, { Keys }] = await Promise.all(
-    ["heat/index.js", "events.js", "schedule.js", "cursor.js", "keys.js"].map(at),
+  const [{ Heat }, { Emitter }, { Schedule }, { Cursor }, { Keys }, { Clock }] = await Promise.all(
+    ["heat/index.js", "events.js", "schedule.js", "cursor.js", "keys.js", "timeline/clock.js"].map(at),
   );
   const figure = document.createElement("figure");
   figure.className = "card chart";
@@ -29,9 +29,11 @@ async ({ rows, steps, nanRow, nanStep, fit }) => {
     zoom: (from, to) => zooms.push([Math.round(from), Math.round(to)]),
   });
   Object.defineProperties(follow, { span: { get: () => [newest - steps + 1, newest] }, newest: { get: () => newest } });
+  const state = Object.assign(new Emitter(), { get: () => "", optional: () => "" });
   const page = {
     follow,
-    state: Object.assign(new Emitter(), { get: () => "", optional: () => "" }),
+    state,
+    clock: new Clock({ run: null, state, follow }),
     cursor: new Cursor(),
     schedule: new Schedule(),
     keys: new Keys(null),

@@ -118,14 +118,16 @@ def test_acknowledged_lines_can_be_hidden_and_restored(visit: Open, paths: Paths
         expect(rows.first.locator("[data-seen]")).to_have_attribute("aria-pressed", "false")
 
 
-def test_a_click_on_the_timeline_shows_only_its_steps(visit: Open, paths: Paths) -> None:
+def test_the_list_has_what_touches_the_steps_of_the_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("bad")["events"])
-        tab.page.locator("#timeline svg a rect.hit").first.click()
-        tab.page.wait_for_url(re.compile(r"in=\d+-\d+"))
+        tab.goto(paths("bad")["events"] + "?steps=10-30")
+        expect(tab.page.locator("#list")).to_contain_text("No events in steps 10 to 30.")
+        tab.page.get_by_role("button", name="Show the default steps").click()
         expect(tab.page.locator("#list tr[data-key]").first).to_be_visible()
-        tab.page.locator("#timeline header a").click()
-        tab.page.wait_for_function("() => !location.search.includes('in=')")
+        tab.page.get_by_label("Step", exact=True).fill("45")
+        tab.page.keyboard.press("Enter")
+        expect(tab.page.locator("#list h2 + span")).to_contain_text("up to step 45")
+        expect(tab.page.locator("#list")).to_contain_text("had NaN first, at step 40")
 
 
 def test_the_list_is_copied_as_markdown(visit: Open, paths: Paths) -> None:

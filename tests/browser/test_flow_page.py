@@ -88,16 +88,14 @@ def test_every_control_is_in_the_url_and_the_url_sets_every_control(visit: Open,
             ".map((each) => [each.name, each.type === 'checkbox' ? Number(each.checked) + '' : each.value]))"
         )
         assert found == dict(pair.split("=") for pair in query.split("&") if not pair.startswith("step"))
-        expect(tab.page.locator("#scrub-words")).to_have_text("step 30")
+        expect(tab.page.locator("#profile-step")).to_have_text("step 30")
         tab.page.get_by_label("Kind").select_option("param_grad")
         tab.page.get_by_label("relative").uncheck()
         assert "kind=param_grad" in tab.page.url
         assert "relative" not in tab.page.url
 
 
-def test_the_slider_holds_the_page_at_its_step_and_the_bars_show_that_step(
-    visit: Open, paths: Paths, site: Site
-) -> None:
+def test_a_held_page_has_the_bars_of_its_step(visit: Open, paths: Paths, site: Site) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["flow"])
         opened(tab.page)
@@ -106,7 +104,8 @@ def test_the_slider_holds_the_page_at_its_step_and_the_bars_show_that_step(
             tab.page.locator("#profile .card-table tbody tr", has_text="encoder.layers.1.linear2").locator("td").nth(2)
         )
         expect(cell).to_have_text("NaN")
-        tab.page.locator("#scrub").fill("30")
+        tab.page.get_by_label("Step", exact=True).fill("30")
+        tab.page.keyboard.press("Enter")
         expect(tab.page.locator("#status-words")).to_have_text(re.compile("held at step 30"))
         expect(cell).not_to_have_text("NaN")
         assert "step=30" in tab.page.url
@@ -162,8 +161,10 @@ def test_a_live_run_advances_and_stops_while_it_is_paused(visit: Open, paths: Pa
         becomes(page, "new Set(steps.filter(({ kind }) => kind === 'heat').map(({ step }) => step)).size > 3")
         becomes(page, "new Set(steps.filter(({ kind }) => kind === 'bars').map(({ step }) => step)).size > 3")
         page.get_by_role("button", name="Pause").click()
-        words = page.locator("#scrub-words")
-        held = words.inner_text()
+        words = page.locator("#profile-step")
+        expect(page).to_have_url(re.compile(r"[?&]step=\d+"))
+        held = f"step {page.evaluate('Number(new URLSearchParams(location.search).get(`step`)).toLocaleString(`en`)')}"
+        expect(words).to_have_text(held)
         expect(page.locator("#status-words")).to_have_text(re.compile(r"[2-9] new steps|\d\d new steps"))
         assert words.inner_text() == held
         page.get_by_role("button", name="Jump to live").click()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.waiting import wait_for
 
@@ -194,3 +194,17 @@ def test_the_picture_follows_the_theme_and_the_color_map(visit: Open) -> None:
         tab.page.emulate_media(color_scheme="dark")
         becomes(tab.page, f"probe.heat.screen.scene.painter.palette.nan !== {before}")
         assert tab.page.evaluate("probe.nanPixels().length") > 0
+
+
+def test_a_zoom_of_rows_ends_when_a_filter_leaves_none_of_them(visit: Open) -> None:
+    with visit() as tab:
+        tab.goto("help")
+        make(tab.page, **SMALL)
+        reset = tab.page.locator("#probe").get_by_role("button", name="Reset zoom")
+        tab.page.evaluate("probe.heat.zoomRows([3, 4, 5])")
+        tab.page.evaluate("probe.heat.setOrder([4, 5, 6])")
+        assert tab.page.evaluate("[...probe.heat.visible]") == [4, 5]
+        expect(reset).to_be_visible()
+        tab.page.evaluate("probe.heat.setOrder([10, 11])")
+        assert tab.page.evaluate("[...probe.heat.visible]") == [10, 11]
+        expect(reset).to_be_hidden()

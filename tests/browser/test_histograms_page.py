@@ -120,7 +120,7 @@ def test_the_view_is_in_the_url_and_restored_from_it(visit: Open, paths: Paths) 
         tab.goto(paths("ended")["histograms"])
         drawn(tab.page)
         tab.page.select_option("select[name=kind]", "param_grad")
-        expect(tab.page.locator("#wall-title")).to_have_text("Gradients of parameters of each layer")
+        expect(tab.page.locator("#wall-title")).to_have_text("Gradients of weights of each layer")
         for name, value in (("sort", "spread"), ("range", "shared"), ("size", "s"), ("view", "ridges")):
             tab.page.select_option(f"select[name={name}]", value)
             assert f"{name}={value}" in tab.page.url

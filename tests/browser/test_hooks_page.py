@@ -124,7 +124,7 @@ def test_kinds_and_cadence_take_effect_in_the_trainer_when_applied(visit: Open, 
     with visit() as tab:
         page = tab.page
         tab.goto(paths("live")["hooks"])
-        page.get_by_label("update", exact=True).check()
+        page.get_by_label("updates", exact=True).check()
         page.locator("#every").fill("2")
         page.get_by_role("button", name="Apply").click()
         expect(page.locator("#capture-told")).to_have_attribute("data-state", "applied")

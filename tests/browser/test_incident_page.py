@@ -46,7 +46,7 @@ def test_the_saved_step_is_explained_here_too(visit: Open, paths: Paths) -> None
     with visit() as tab:
         tab.goto(paths("bad")["incident"])
         cause = tab.page.locator("#cause")
-        expect(cause).to_contain_text("Step 40 was")
+        expect(cause).to_contain_text("Step 40 was", timeout=90_000)  # another page may have asked for its replay
         explain = cause.get_by_role("button", name="Explain", exact=True)
         if explain.count():  # the page Events may have done it already
             explain.click()

@@ -92,7 +92,7 @@ def test_an_uncaptured_layer_says_why(visit: Open, paths: Paths) -> None:
         expect(page.locator("#values")).to_contain_text("not captured")
         expect(page.locator("#charts > .empty")).to_contain_text("Nothing was captured", timeout=PATIENCE_MS)
         expect(page.locator("#charts figure:visible")).to_have_count(0)
-        expect(page.locator("#missing")).to_contain_text("param")
+        expect(page.locator("#missing")).to_contain_text("weights")
 
 
 def test_the_list_of_layers_is_filtered_while_typing(visit: Open, paths: Paths, site: Site) -> None:
@@ -143,11 +143,11 @@ def test_values_at_a_step_are_those_of_that_step(visit: Open, paths: Paths, site
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
         page = tab.page
-        field = page.get_by_label("Values at step")
+        field = page.get_by_label("Step", exact=True)
         field.fill("20")
         field.press("Enter")
         page.locator("#values").scroll_into_view_if_needed()
-        expect(page.locator("#values h2")).to_have_text("At step 20")
+        expect(page.locator("#values header")).to_contain_text("in step 20")
         first = page.locator("#values tbody tr").first
         expect(first.locator("td").first).to_have_text("20")
         assert float(first.locator("data").first.get_attribute("value") or "nan") == said["mean"][0]
@@ -156,7 +156,7 @@ def test_values_at_a_step_are_those_of_that_step(visit: Open, paths: Paths, site
         page.locator("h1").click()
         page.keyboard.press("ArrowRight")
         page.locator("#values").scroll_into_view_if_needed()
-        expect(page.locator("#values h2")).to_have_text("At step 21")
+        expect(page.locator("#values header")).to_contain_text("in step 21")
         expect(field).to_have_value("21")
 
 

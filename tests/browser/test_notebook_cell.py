@@ -69,6 +69,13 @@ def test_the_live_page_is_in_the_cell_without_buttons_and_continues(
         expect(inside.locator("h1, h2").first).to_be_visible()
         expect(inside.locator(BUTTONS)).to_have_count(0)
         expect(inside.locator("body")).to_contain_text("29")
+        side, main = inside.locator("nav.side").bounding_box(), inside.locator("main").bounding_box()
+        assert side is not None
+        assert main is not None
+        assert side["height"] < 50, "pages are one row, without a sidebar"
+        assert main["width"] > 0.95 * side["width"] > 800
+        tab = inside.get_by_role("link", name="Open in a new tab")
+        expect(tab).to_have_attribute("target", "_blank")
         watcher.log(loss=7.5)
         watcher.step()
         expect(inside.locator("body")).to_contain_text("30")  # by the stream, on the same page

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Download, Locator, Page, expect
+import pytest
+from playwright.sync_api import Download, Locator, Page, Route, expect
 
 import hookcore
 from tests.waiting import wait_for
@@ -21,6 +23,10 @@ from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
 BAD_AT = 40  # from this step on, there are NaNs in the run "bad"
+BOX = """(where) => {
+  const { left, top, width, height } = document.querySelector(where).getBoundingClientRect();
+  return [left, top, width, height];
+}"""
 GRADIENTS = "#chart-gradients"
 VALUES = "#chart-values"
 
@@ -182,7 +188,7 @@ def test_zooming_one_chart_zooms_all_and_holds_the_page(visit: Open, paths: Path
             shown = f"document.querySelector('{name} .js-plotly-plot').layout.xaxis.range"
             wait_for(lambda shown=shown: page.evaluate(shown) == [first - 0.5, last + 0.5], f"{name} shows these steps")
         page.locator("#follow").click()
-        page.wait_for_url("**steps=live*", timeout=PATIENCE_MS)
+        expect(page).not_to_have_url(re.compile("steps="), timeout=PATIENCE_MS)  # the usual ones of a live run
 
 
 def test_the_pointed_step_is_marked_in_every_chart(visit: Open, paths: Paths) -> None:
@@ -264,4 +270,43 @@ def test_the_charts_of_a_live_run_continue(visit: Open, paths: Paths) -> None:
         plot = f"document.querySelector('{VALUES} .js-plotly-plot')"
         held = int(page.evaluate("new URLSearchParams(location.search).get('step')"))
         expect(page.locator("#status")).to_contain_text("new step", timeout=PATIENCE_MS)
-        assert page.evaluate(f"{plot}.layout.xaxis.range")[1] <= held + 1
+        last = page.evaluate(f"{plot}.layout.xaxis.range")[1]
+        assert last >= held
+        expect(page.locator("#status")).to_contain_text(re.compile(r"[2-9] new steps|\d\d new steps"))
+        assert page.evaluate(f"{plot}.layout.xaxis.range")[1] == last
+
+
+def test_the_first_chart_needs_neither_plotly_nor_a_request_and_stands_where_plotly_draws_it(
+    visit: Open, paths: Paths
+) -> None:
+    with visit() as tab:
+        page = tab.page
+        library: list[Route] = []
+        asked: list[str] = []
+        page.route("**/plotly-cartesian.min.js", lambda route: library.append(route))
+        page.on("request", lambda request: asked.append(request.url) if "/scalars?" in request.url else None)
+        tab.goto(paths("bad")["overview"])
+        sketch = page.locator("#chart .plot-sketch")
+        expect(sketch).to_be_visible()
+        expect(page.locator("#chart .plot-legend")).to_contain_text("step 59")
+        words = sketch.locator("text").all_text_contents()
+        line = page.evaluate(BOX, "#chart .plot-sketch svg path[fill=none]")
+        wait_for(lambda: library, "Plotly is requested in the end")
+        for route in library:
+            route.continue_()
+        expect(page.locator("#chart .main-svg").first).to_be_attached()
+        expect(sketch).to_have_count(0)
+        assert words == [*ticks(page, "#chart"), *ticks(page, "#chart", "x")]
+        assert page.evaluate(BOX, "#chart .scatterlayer path.js-line") == pytest.approx(line, abs=1.5)
+
+
+def test_a_chart_whose_library_does_not_load_still_shows_its_lines(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.page.route("**/plotly-cartesian.min.js", lambda route: route.abort())
+        tab.forgiven = ("plotly-cartesian", "ERR_FAILED")
+        tab.goto(paths("ended")["overview"])
+        expect(tab.page.locator("#chart .plot-sketch")).to_be_visible()
+        with tab.page.expect_event("requestfailed", lambda request: "plotly" in request.url):
+            tab.goto(paths("ended")["overview"] + "?step=30")
+        expect(tab.page.locator("#chart .plot-sketch")).to_be_visible()
+        expect(tab.page.locator("#chart .plot-legend")).to_contain_text("step 30")

@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from hookcore.wire import encode
-from tests.build import make_info
+from hookcore_app.serving import server_thread
+from tests.build import append, make_info, open_run
 from tests.serving import BATCH, make_batch
 
 from .browsing import visiting
@@ -32,7 +33,7 @@ def test_the_page_of_a_run_that_has_not_arrived_yet_opens_by_itself(browser: Bro
     with running(tmp_path) as site, visiting(browser, site.url) as tab:
         tab.forgiven = ("404",)
         tab.goto("runs/to-come/hooks")
-        expect(tab.page.locator("#awaited")).to_have_text(re.compile("opens by itself"))
+        expect(tab.page.locator("#awaited")).to_have_text(re.compile("opens automatically"))
         batch = encode(make_batch(make_info("to-come"), [0, 1]))
         urllib.request.urlopen(urllib.request.Request(f"{site.url}/api/v1/ingest", batch, BATCH)).close()
         expect(tab.page.locator("#status")).to_be_visible()
@@ -75,8 +76,10 @@ def test_two_selected_runs_are_compared_the_older_one_first(visit: Open, site: S
         button = tab.page.locator("#compare")
         expect(button).to_be_disabled()
         for name in ("live", "ended", "bad"):
-            tab.page.get_by_role("checkbox", name=f"Compare {name}", exact=True).check()
-        expect(tab.page.locator("[data-do=tick]:checked")).to_have_count(2)
+            tab.page.get_by_role("checkbox", name=f"Select {name}", exact=True).check()
+        expect(tab.page.locator("[data-do=tick]:checked")).to_have_count(3)
+        expect(button).to_be_disabled()
+        tab.page.get_by_role("checkbox", name="Select live", exact=True).uncheck()
         button.click()
         tab.page.wait_for_url(re.compile(r"compare\?"))
         runs = sorted((site.run(name) for name in ("ended", "bad")), key=lambda run: run["started_s"])
@@ -87,10 +90,12 @@ def test_a_selected_run_that_the_filter_hides_is_compared_too(visit: Open, site:
     with visit() as tab:
         page = tab.page
         tab.goto("")
-        page.get_by_role("checkbox", name="Compare bad", exact=True).check()
+        page.get_by_role("checkbox", name="Select bad", exact=True).check()
         page.locator("#search").fill("live")
         expect(page.locator("tr[data-run]")).to_have_count(1)
-        page.get_by_role("checkbox", name="Compare live", exact=True).check()
+        page.get_by_role("checkbox", name="Select live", exact=True).check()
+        expect(page.locator("#charts-about")).to_have_text("of 2 selected runs, 1 hidden by the filter")
+        expect(page.locator("#config-differences thead th")).to_have_count(3)
         page.locator("#compare").click()
         page.wait_for_url(f"**/compare?a={site.run('bad')['id']}&b={site.run('live')['id']}*")
 
@@ -105,17 +110,23 @@ def small_site(empty_site: Site) -> Site:
 def test_a_run_is_renamed_and_annotated(browser: Browser, small_site: Site) -> None:
     with visiting(browser, small_site.url) as tab:
         tab.goto("")
-        tab.page.get_by_role("button", name="Rename first").click()
-        name = tab.page.get_by_label("Name", exact=True)
+        tab.page.get_by_role("button", name="Edit first").click()
+        name = tab.page.get_by_role("textbox", name="Name", exact=True)
         expect(name).to_be_focused()
         name.fill("<b>better</b>")
-        tab.page.get_by_label("Notes", exact=True).fill("lr 3e-4\nsecond line")
+        tab.page.get_by_role("textbox", name="Notes", exact=True).fill("lr 3e-4\nsecond line")
+        tab.page.get_by_role("textbox", name="Tags", exact=True).fill("best, sweep,,best")
+        tab.page.get_by_role("textbox", name="Group", exact=True).fill("widths")
         assert tab.axe() == []
         tab.page.get_by_role("button", name="Save").click()
         expect(tab.page.get_by_role("link", name="<b>better</b>")).to_be_visible()
-        expect(tab.page.locator(".notes")).to_have_text("lr 3e-4\nsecond line")
-        assert small_site.get("runs")["runs"][0]["name"] == "<b>better</b>"
-        tab.page.get_by_role("button", name="Rename <b>better</b>").click()
+        expect(tab.page.locator(".notes .text")).to_have_text("lr 3e-4\nsecond line")
+        run = small_site.get("runs")["runs"][0]
+        assert (run["name"], run["tags"], run["group"]) == ("<b>better</b>", ["best", "sweep"], "widths")
+        tab.page.get_by_role("link", name="sweep", exact=True).click()  # finds all runs with the tag
+        expect(tab.page.locator("tr[data-run]")).to_have_count(1)
+        expect(tab.page.locator("#search")).to_have_value('tag:"sweep"')
+        tab.page.get_by_role("button", name="Edit <b>better</b>").click()
         tab.page.keyboard.press("Escape")
         expect(tab.page.get_by_role("link", name="<b>better</b>")).to_be_visible()
 
@@ -133,6 +144,78 @@ def test_a_deleted_run_can_be_restored_and_is_otherwise_removed(browser: Browser
         tab.page.locator(".toast").get_by_role("button", name="Close").click()
         expect(tab.page.locator("main")).to_contain_text("No runs yet")
         assert small_site.get("runs")["total"] == 0
+
+
+def test_selected_runs_are_archived_and_deleted_together_with_undo(browser: Browser, small_site: Site) -> None:
+    small_site.train("second", "--steps", "3")
+    small_site.run("second", 3, "ended")
+    with visiting(browser, small_site.url) as tab:
+        page, rows = tab.page, tab.page.locator("tr[data-run]:not([data-gone])")
+        tab.goto("")
+        expect(page.locator("#bulk")).to_be_hidden()
+        for box in page.locator("[data-do=tick]").all():
+            box.check()
+        page.get_by_role("button", name="Delete 2").click()
+        expect(rows).to_have_count(0)
+        page.get_by_role("button", name="Undo").click()
+        expect(rows).to_have_count(2)
+        page.get_by_role("checkbox", name="Select first").check()
+        page.get_by_role("button", name="Archive 1").click()
+        expect(rows).to_have_count(1)
+        page.get_by_role("link", name="1 archived").click()
+        expect(rows).to_have_count(1)
+        assert [run["archived"] for run in small_site.get("runs")["runs"]] == [False, True]
+        page.get_by_role("checkbox", name="Select first").check()
+        page.get_by_role("button", name="Unarchive 1").click()
+        expect(page.locator("#total")).not_to_contain_text("archived")
+        tab.goto("")
+        for box in page.locator("[data-do=tick]").all():
+            box.check()
+        page.get_by_role("button", name="Delete 2").click()
+        page.locator(".toast").get_by_role("button", name="Close").first.click()
+        expect(page.locator("main")).to_contain_text("No runs yet")
+
+
+def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> None:
+    server = server_thread.start(port=0)
+    long = "a-name-that-is-much-too-long-for-its-column-and-differs-at-its-end-"
+    for place, lr in enumerate((0.01, 0.5, 0.1)):
+        config = {"lr": lr, "seed": 1, "model.width": 8 * place, "path": "/data/" * 30}
+        run = open_run(server.runs, f"run-{place}", name=f"{long}{place}", config=config, tags=("sweep",))
+        append(run.store, 0, [], scalars={"loss": 1.0, "accuracy": lr})
+    headings = "[...document.querySelectorAll('thead th')].map(each => each.innerText.trim()).join()"
+    order = "[...document.querySelectorAll('tr[data-run]')].map(row => row.dataset.run.at(-1)).join('')"
+    with visiting(browser, str(server.url).rstrip("/") + "/") as tab:
+        page = tab.page
+        tab.goto("")
+        assert ",lr,width," in page.evaluate(headings)  # what differs
+        page.get_by_role("columnheader", name="lr").get_by_role("link").click()
+        page.wait_for_function(f"() => {order} === '021'")
+        page.locator("#columns summary").click()
+        page.locator("#columns").get_by_label("accuracy").check()
+        page.locator("#columns").get_by_label("path").check()
+        page.locator("#columns").get_by_label("model.width").uncheck()
+        page.wait_for_function(f"() => {headings}.includes(',lr,accuracy,path,')")
+        assert tab.axe() == []
+        page.keyboard.press("Escape")
+        expect(page.locator("#columns form")).to_be_hidden()
+        heights = page.evaluate("[...document.querySelectorAll('tr[data-run]')].map(row => row.offsetHeight)")
+        assert max(heights) < 50  # one line, however long the names and values are
+        tab.goto("")
+        page.wait_for_function(f"() => {headings}.includes(',lr,accuracy,path,')")
+        page.locator("#columns summary").click()
+        page.get_by_role("button", name="Choose by what differs").click()
+        page.wait_for_function(f"() => {headings}.includes(',lr,width,')")
+    server.stop()
+
+
+def test_a_query_that_is_wrong_says_so_beside_the_box(visit: Open) -> None:
+    with visit() as tab:
+        tab.goto("")
+        tab.page.locator("#search").fill("state:crash")
+        expect(tab.page.get_by_role("alert")).to_contain_text("Did you mean 'crashed'?")
+        tab.page.locator("#search").fill("state:crashed")
+        expect(tab.page.get_by_role("alert")).to_be_hidden()
 
 
 def test_a_deleted_run_is_removed_when_the_page_is_closed(browser: Browser, small_site: Site) -> None:

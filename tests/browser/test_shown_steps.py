@@ -80,7 +80,7 @@ def test_a_held_page_shows_one_step_in_cards_scalars_table_and_status(visit: Ope
     with visit() as tab:
         tab.goto(f"{RUN}?step=120")
         expect(tab.page.locator("#status-words")).to_have_text("held at step 120 · ended")
-        expect(tab.page.locator("#figures .glance")).to_contain_text("Values shown are from step 120.")
+        expect(tab.page.locator("#figures .glance")).to_contain_text("Values are from step 120.")
         expect(tab.page.locator("#chart .main-svg").first).to_be_visible()  # its line continues to the last step
         expect(tab.page.locator("#figure-loss .value")).to_have_text("9,880")
         expect(tab.page.locator("#scalar-loss data")).to_have_text("9,880")

@@ -192,8 +192,10 @@ def test_all_attention_maps_are_requested_and_rolled_out(
         expect(tab.page.locator("#asked li").last).to_contain_text("possible attention map")
         expect(tab.page.locator("#rollout")).to_be_visible()
         expect(tab.page.locator("#rollout-about")).to_contain_text("2 heads, 36 positions")
-        tab.page.locator("#rollout-matrix canvas").hover(position={"x": 10, "y": 10})
-        expect(tab.page.locator("#rollout-words")).to_have_text(re.compile(r"position \d+ \u2192 \d+: 0?\.?\d"))
+        tab.page.locator("#rollout-matrix canvas").hover(position={"x": 100, "y": 100})
+        expect(tab.page.locator("#rollout-words")).to_have_text(
+            re.compile(r"position \d+ \(r\d c\d\) \u2192 \d+ \(r\d c\d\): 0?\.?\d")
+        )
         tab.page.locator("input[name=discard]").fill("0.5")
         expect(tab.page.locator("#discard-words")).to_have_text("50%")
         assert "discard=0.5" in tab.page.url
@@ -202,7 +204,8 @@ def test_all_attention_maps_are_requested_and_rolled_out(
             tab.page.select_option("#rollout-step", oldest)
         tab.page.fill("input[name=position]", "7")
         tab.page.keyboard.press("Tab")
-        expect(tab.page.locator("#rollout-row")).to_contain_text("position 7 attends to")
+        expect(tab.page.locator("#rollout-row")).to_contain_text("position 7 (r1 c1) attends to")
+        expect(tab.page.locator("#rollout-about")).to_contain_text(re.compile(r"sample 0 of 32 \(quarter \d\)"))
         tab.page.locator("#rollout .button", has_text="Table").click()
         row = [float(text) for text in tab.page.locator("#rollout tbody tr").first.locator("td").all_inner_texts()]
         assert sum(row) == pytest.approx(1, abs=1e-2)

@@ -1,8 +1,9 @@
 """A real training that the page tests watch: a small CNN whose features are read by a small transformer.
 
-python -m tests.browser.trainer URL [--name NAME] [--steps N] [--pause SECONDS] [--bad-at STEP]
+python -m tests.browser.trainer URL [--name NAME] [--steps N] [--pause SECONDS] [--bad-at STEP] [--gpus]
 
-It trains for its number of steps, or forever. `--bad-at` makes one layer's weights NaN at that step.
+It trains for its number of steps, or forever. `--bad-at` makes one layer's weights NaN at that step. `--gpus`
+pretends that two GPUs are in use.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
+from hookcore.recorder import recorder
+from tests.gpus import Nvml, device
 
 SIDE, FEATURES, CLASSES = 8, 16, 4
+POSITIONS = [f"r{row} c{column}" for row in range(SIDE - 2) for column in range(SIDE - 2)]  # after two convolutions
 
 
 class Net(nn.Module):
@@ -57,7 +61,10 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     parser.add_argument("--bad-at", type=int, default=-1)
     parser.add_argument("--rate", type=float, default=0.01)
+    parser.add_argument("--gpus", action="store_true")
     given = parser.parse_args()
+    if given.gpus:
+        vars(recorder).update(cuda_devices=lambda: [device(0, "GPU-a"), device(1, "GPU-b")], open_nvml=Nvml)
     torch.manual_seed(1)
     generator = torch.Generator().manual_seed(2)
     model = Net()
@@ -68,6 +75,8 @@ def main() -> None:
         if step == given.bad_at:
             with torch.no_grad():
                 model.encoder.layers[1].linear1.weight[0, 0] = float("nan")
+        watcher.tokens(POSITIONS)
+        watcher.labels([f"quarter {quarter}" for quarter in quarters.tolist()])
         loss = nn.functional.cross_entropy(model(pictures), quarters)
         optimizer.zero_grad()
         loss.backward()

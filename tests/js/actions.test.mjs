@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { restore } from "../../app/static/js/runs/actions.js";
+import { restore, tagsOf } from "../../app/static/js/runs/actions.js";
+import { chosen } from "../../app/static/js/runs/columns.js";
 
 test("a deleted run that is brought back is no longer hidden in the list", async (context) => {
   const asked = [];
@@ -15,4 +16,15 @@ test("a deleted run that is brought back is no longer hidden in the list", async
   assert.deepEqual([...gone], ["two"]);
   assert.deepEqual(asked, [["POST", "api/v1/removed-runs/one/restore"]]);
   assert.ok(refreshed);
+});
+
+test("tags are separated by commas, and each counts once", () => {
+  assert.deepEqual(tagsOf(" best, my sweep,,best "), ["best", "my sweep"]);
+  assert.deepEqual(tagsOf(" "), []);
+});
+
+test("a column that is chosen comes last, and without columns the choice is none", () => {
+  assert.equal(chosen(["lr", "loss"], "act", true), "lr,loss,act");
+  assert.equal(chosen(["lr", "loss"], "lr", false), "loss");
+  assert.equal(chosen(["lr"], "lr", false), "-");
 });

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fateOf, fateOfAll } from "../../app/static/js/tensors/ask.js";
+import { fateOf, fateOfAll, missedWords } from "../../app/static/js/tensors/ask.js";
 import { squareOf } from "../../app/static/js/tensors/rolled.js";
 
 test("a request is asked, waiting, came, or cannot come any more", () => {
@@ -17,6 +17,17 @@ test("a request is asked, waiting, came, or cannot come any more", () => {
   assert.equal(fateOfAll(["came", "waiting"]), "waiting");
   assert.equal(fateOfAll(["came", "came"]), "came");
   assert.equal(fateOfAll(["came", "gone"]), "gone");
+});
+
+test("why a tensor didn't come is what was said of it, and after it was asked for", () => {
+  const missed = [
+    { time_s: 100, module: "a", message: "a, long ago" },
+    { time_s: 205, module: "a", message: "a, now" },
+    { time_s: 210, module: "b", message: "b, now" },
+  ];
+  assert.equal(missedWords(missed, "a", 200), "a, now");
+  assert.equal(missedWords(missed, null, 200), "b, now");
+  assert.equal(missedWords(missed, "a", 300), undefined);
 });
 
 test("positions of a picture are a square, with a class token before it or without", () => {

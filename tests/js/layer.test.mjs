@@ -36,6 +36,15 @@ test("a module with everything gets its output, gradients, update ratio and shar
   );
 });
 
+test("a chart of more tensors than it has lines says how many there are", () => {
+  const many = Array.from({ length: 7 }, (_, place) => tap("param_grad", `w${place}`));
+  const [gradients] = plansOf(many, NOTHING).filter(({ id }) => id === "gradients");
+  assert.equal(gradients.title, "Gradients: norm, 4 of 7");
+  assert.equal(gradients.parts.length, 4);
+  const [few] = plansOf(LINEAR, NOTHING).filter(({ id }) => id === "gradients");
+  assert.equal(few.title, "Gradients: norm");
+});
+
 test("a module without parameters gets the percentiles of its output instead of a ratio", () => {
   assert.deepEqual(
     plansOf(LINEAR.slice(2, 4), NOTHING).map(({ id }) => id),

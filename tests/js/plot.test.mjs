@@ -314,3 +314,16 @@ test("what the client has no call for is not offered", () => {
   assert.ok(!hasPython([{ path: "nonsense", query: {} }]));
   assert.ok(!hasPython([]));
 });
+
+test("a zoom of the values ends with the subject of the chart", () => {
+  const figure = new LineFigure(page({}), { title: "x" });
+  const range = () => figure.make(COLORS, 400, 200).layout.yaxis.range.map(Math.round);
+  figure.take([line([0, 100])], "loss");
+  figure.zoomed = [0, 10];
+  figure.take([line([0, 100, 100])], "loss");
+  assert.deepEqual(figure.zoomed, [0, 10]);
+  assert.ok(range()[1] <= 10);
+  figure.take([line([0, 1000])], "accuracy");
+  assert.equal(figure.zoomed, null);
+  assert.ok(range()[1] >= 1000);
+});

@@ -3,22 +3,8 @@ import { test } from "node:test";
 import { numberOf, urlOf } from "../../app/static/js/api.js";
 import { Cursor } from "../../app/static/js/cursor.js";
 import { Emitter } from "../../app/static/js/events.js";
-import { Follow, readSteps } from "../../app/static/js/follow.js";
 import { changesOf } from "../../app/static/js/hooks/changes.js";
-import { stepsOf } from "../../app/static/js/page.js";
 import { read, State, write } from "../../app/static/js/state.js";
-
-class FakeState extends Emitter {
-  defaults = { step: "" };
-  values = { steps: "live:500", step: "" };
-  get(name) {
-    return this.values[name];
-  }
-  set(changes) {
-    Object.assign(this.values, changes);
-    for (const name of Object.keys(changes)) this.emit(name);
-  }
-}
 
 test("an address holds what differs from the defaults, and what is not ours", () => {
   const defaults = { f: "", sort: "model", steps: "live:500" };
@@ -36,43 +22,6 @@ test("a parameter that the page doesn't have is an error, unless a shared chart 
   assert.equal(state.get("sort"), "value");
   assert.throws(() => state.get("srot"), /no parameter srot/);
   assert.equal(state.optional("srot"), "");
-});
-
-test("steps are a live window or a range, and anything else is the usual window", () => {
-  assert.deepEqual(readSteps("live:200"), { live: 200 });
-  assert.deepEqual(readSteps("1000-1500"), { from: 1000, to: 1500 });
-  for (const wrong of ["", "live:", "9-3", "x", "1-", "-5"]) assert.deepEqual(readSteps(wrong), { live: 500 });
-});
-
-test("a held page keeps its steps and counts the new ones; back to live it shows them", () => {
-  const follow = new Follow(new FakeState(), 100);
-  assert.equal(follow.paused, false);
-  follow.hold();
-  follow.saw(110);
-  follow.saw(105);
-  assert.deepEqual([follow.paused, follow.step, follow.waiting, follow.newest], [true, 100, 10, 110]);
-  assert.deepEqual(follow.span, [0, 100]);
-  follow.live();
-  assert.deepEqual([follow.paused, follow.step, follow.waiting], [false, 110, 0]);
-  follow.zoom(20.4, 50.6);
-  assert.deepEqual([follow.paused, follow.span], [true, [20, 51]]);
-});
-
-test("a page that was opened held shows the step it is held at, and what came until it was opened", () => {
-  const state = new FakeState();
-  state.values.step = "30";
-  assert.deepEqual(new Follow(state, 59).span, [0, 59]);
-  assert.deepEqual(new Follow(state, 10_000).span, [30, 529]);
-  assert.deepEqual(new Follow(state, null).span, [0, 30]);
-});
-
-test("a page about certain steps is neither held nor live", () => {
-  const state = new FakeState();
-  state.defaults = { step: "40" };
-  Object.assign(state.values, { step: "40", steps: "1-90" });
-  const follow = new Follow(state, 100);
-  follow.saw(110);
-  assert.deepEqual([follow.fixed, follow.paused, follow.waiting, follow.span], [true, false, 0, [1, 90]]);
 });
 
 test("the cursor tells a move once, with who moved it", () => {
@@ -126,12 +75,4 @@ test("only what was changed is asked of the trainer, as the interface takes it",
   });
   assert.deepEqual(changesOf(before, { ...before, budget: "0.7" }), { budget: 0.007 });
   assert.deepEqual(changesOf({ ...before, include: "a" }, before), { include: null });
-});
-
-test("a finished run is shown whole and a live one by its newest steps", () => {
-  assert.equal(stepsOf("live", "0", "9000"), "live:500");
-  assert.equal(stepsOf("ended", "0", "699"), "live:700");
-  assert.equal(stepsOf("crashed", "100", "129"), "live:30");
-  assert.equal(stepsOf("ended", "", ""), "live:500");
-  assert.equal(stepsOf("kept", "5", "5"), "live:2");
 });

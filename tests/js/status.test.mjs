@@ -50,6 +50,7 @@ test("every state of a run has its words", () => {
   assert.equal(words("crashed"), "crashed \u00b7 step 12,345");
   assert.equal(words("removed"), "removed");
   assert.equal(words("ended", { held: true, step: 40 }), "held at step 40 \u00b7 ended");
+  assert.equal(words("ended", { held: true, step: 60, range: [20, 60] }), "held at steps 20 to 60 \u00b7 ended");
   assert.deepEqual(pillOf({ ...live, newest: null, step: null }), {
     state: "waiting",
     words: "waiting for the first step",

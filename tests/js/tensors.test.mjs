@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "../../app/static/js/tensors/layout.js";
+import { besides, NONE, strideOf, wordsAt } from "../../app/static/js/tensors/names.js";
 import { readNpy } from "../../app/static/js/tensors/npy.js";
 import { indicesOf, isAttention, sliceOf, viewsOf } from "../../app/static/js/tensors/plan.js";
 import { zoomed } from "../../app/static/js/tensors/zoom.js";
@@ -137,4 +138,38 @@ test("zooming halves and doubles what is seen, stays inside, and ends at the who
   for (let times = 0; times < 20; times += 1) part = zoomed([100, 80], part, "in");
   assert.deepEqual([part.rows[1] - part.rows[0], part.columns[1] - part.columns[0]], [4, 4]);
   assert.equal(zoomed([3, 2], null, "in"), null);
+});
+
+test("a cell is called by its tokens and its sample, and several by none", () => {
+  const names = {
+    axes: [2, 3],
+    tokens: [
+      ["the", "cat"],
+      ["a", "dog"],
+    ],
+    shared: false,
+    labels: ["one", "two"],
+    why: "",
+  };
+  assert.equal(wordsAt(names, ["1", "0", "0", "1"]), "two: a \u2192 dog");
+  assert.equal(wordsAt(names, ["0", "0", "0\u20131", "1"]), "one");
+  assert.equal(wordsAt({ ...names, axes: [1], labels: [] }, ["0", "1", "5"]), "cat");
+  assert.equal(
+    wordsAt({ ...names, shared: true, tokens: [["x", "y"]], labels: [] }, ["7", "0", "1", "0"]),
+    "y \u2192 x",
+  );
+  assert.equal(wordsAt(NONE, ["0", "1"]), "");
+  assert.equal(wordsAt(names, ["9", "0", "0", "0"]), "");
+});
+
+test("names stand beside the last two dimensions of a picture, from the first cell of its part on", () => {
+  const names = { ...NONE, axes: [2, 3], tokens: [["a", "b", "c", "d"]], shared: true };
+  const picture = /** @type {any} */ ({ dimensions: 4, sample: 3, cells: [2, 4], factors: [1, 1], part: null });
+  assert.deepEqual(besides(names, picture), { rows: ["a", "b"], columns: ["a", "b", "c", "d"] });
+  const part = { rows: [2, 4], columns: [1, 3] };
+  assert.deepEqual(besides(names, { ...picture, cells: [2, 2], part }), { rows: ["c", "d"], columns: ["b", "c"] });
+  assert.deepEqual(besides(names, { ...picture, factors: [2, 1] }), { rows: [], columns: ["a", "b", "c", "d"] });
+  assert.deepEqual(besides({ ...names, axes: [2] }, picture), { rows: ["a", "b"], columns: [] });
+  assert.equal(besides({ ...names, axes: [1] }, picture), undefined);
+  assert.deepEqual([strideOf(24), strideOf(12), strideOf(5)], [1, 1, 3]);
 });

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { closedBut, compare, fold, grow, nodesOf, rowsOf, worstOf } from "../../app/static/js/treeRows.js";
+import { closedBut, compare, fold, grow, nodesOf, rowsOf, worstBelow } from "../../app/static/js/treeRows.js";
 
 const all = { closed: new Set(), test: () => true, sort: null };
 const paths = (shown) => shown.rows.map(({ node }) => node.path);
@@ -131,18 +131,18 @@ test("folding loses no module and invents none", () => {
 test("a closed group tells of its worst child, and so does a folded row", () => {
   const rank = (module) => Number(module.bad ?? false);
   const roots = grow(blocks);
-  const worst = worstOf(roots, rank);
+  const worst = worstBelow(roots, rank);
   assert.equal(worst.get(roots[0]).module.path, "layers.4.mlp");
   const folded = fold(roots);
   const at = nodesOf(folded).findLast(({ path }) => path === "layers.*.mlp");
-  assert.equal(worstOf(folded, rank).get(at).module.path, "layers.4.mlp");
+  assert.equal(worstBelow(folded, rank).get(at).module.path, "layers.4.mlp");
 });
 
 test("the worst of a node is the largest rank of it and all below it", () => {
   const modules = random(11);
   const rank = ({ path }) => (path.length * 7919) % 101;
   const roots = grow(modules);
-  const worst = worstOf(roots, rank);
+  const worst = worstBelow(roots, rank);
   for (const node of nodesOf(roots))
     assert.equal(worst.get(node).rank, Math.max(...nodesOf([node]).map((each) => rank(each.members[0]))));
 });

@@ -3,8 +3,9 @@
 import sys
 import tempfile
 
-import torch
-import transformers
+import transformers  # before torch, which must not matter
+
+import torch  # isort: skip
 
 if __name__ == "__main__":
     transformers.set_seed(3)

@@ -1,0 +1,112 @@
+"""A server with what strains a layout: endless names and errors, 2,000 modules, 30 runs, and a run without a step."""
+
+from __future__ import annotations
+
+import urllib.request
+from typing import Any, Final
+
+import numpy as np
+
+from hookcore import wire
+from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, SketchBlock, Tap
+from hookcore.records.sketch import bins_of
+from tests.build import frame, make_info, stats_of
+from tests.serving import BATCH
+
+from .site import Site
+
+STEPS: Final = 60
+RUNS: Final = 30
+MODULES: Final = 2_000
+BAD_AT: Final = 40
+LONG: Final = ".".join(("transformer", *(f"a_block_with_a_descriptive_name_{each}" for each in range(6)), "attention"))
+LONGEST: Final = "w" * 200  # no place to wrap
+TYPE: Final = "RotaryGroupedQueryAttentionWithSlidingWindowAndSinks"
+ERROR: Final = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    f"of which 1.02 GiB is free. {'/home/someone/experiments/checkpoints/' * 3}latest.pt "
+    f"0x{'deadbeef' * 20} " + "Including non-PyTorch memory, this process has 78.07 GiB memory in use. " * 4
+)
+
+
+def fill(site: Site) -> None:
+    """Send everything."""
+    send(
+        site,
+        "long",
+        [*(f"{LONG}.{each}.projection" for each in range(6)), LONGEST],
+        name=f"{'many words ' * 16}{'x' * 60}",
+    )
+    send(site, "many", [f"model.layers.{each // 8}.{'abcdefgh'[each % 8]}" for each in range(MODULES)])
+    post(site, wire.Batch(run=make_info("bare", name="no step yet")))
+    for each in range(RUNS):
+        lr = 3e-4 * (each + 1)
+        info = make_info(
+            f"sweep-{each}",
+            name=f"sweep-{each}-lr-{lr:g}-with-warmup-and-cosine-decay-and-a-long-tail-of-words",
+            config={"lr": lr, "optimizer": "AdamW" * 8, "data.path": "/data/" * 20},
+            tags=("sweep", f"a-tag-with-a-long-name-{each}"),
+            group="a group with a name of several words",
+            notes="What was tried, and why it did not work out in the end. " * 5,
+            started_s=1.7e9 + each,
+        )
+        one = frame(0, stats_of(1, 1.0, nan=0, inf=0), scalars={"loss": 2.5})
+        items = (wire.frame_item(0, one), wire.EndItem(1, 0))
+        post(site, wire.Batch(run=info, taps=(Tap("a", "output"),), items=items))
+
+
+def send(site: Site, run: str, paths: list[str], name: str = "") -> None:
+    """Send a run that crashed. One with a name has long texts in all places, and more kinds."""
+    info = make_info(
+        run,
+        name=name or run,
+        script=f"/home/someone/{'experiments/' * 8}train.py",
+        host="a-host-of-a-cluster." * 4 + "net",
+        config={"a.setting.with.a.long.name." * 3: "a value of several words " * 6, "lr": 1e-3},
+        tags=("a-tag-that-is-longer-than-others",),
+        notes=ERROR,
+        started_s=1.7e9,
+    )
+    kinds: tuple[Any, ...] = ("output", "output_grad", *(("param", "update") if name else ()))
+    taps = tuple(Tap(path, kind, "weight" if kind in ("param", "update") else "") for path in paths for kind in kinds)
+    post(site, wire.Batch(run=info, description=describe(paths, TYPE if name else "Linear")))
+    for first in range(0, STEPS, 5):
+        frames = [wire.frame_item(step, make_frame(step, len(taps), bool(name))) for step in range(first, first + 5)]
+        failure = Failure("crashed", STEPS - 1, ERROR, f"Traceback\n{ERROR}\n" * 4)
+        end = [wire.EndItem(STEPS, STEPS - 1, failure)] if first + 5 == STEPS else []
+        announced: dict[str, Any] = {"taps": taps} if first == 0 else {"taps_from": len(taps)}
+        post(site, wire.Batch(run=info, items=(*frames, *end), **announced))
+
+
+def describe(paths: list[str], kind: str) -> wire.Description:
+    """Return modules of one class, and a hook on each of the first ones."""
+    source, spy = f"{'models/' * 12}net.py:1234", f"{TYPE}.observe.<locals>.spy"
+    modules = tuple(
+        ModuleRecord(each, kind, None, 10**9, 10**9, (), (("weight", (8192, 8192)),), source=source) for each in paths
+    )
+    coverage = tuple(Coverage(each, kind, True, ("output", "output_grad")) for each in paths)
+    hooks = tuple(
+        HookRecord("module", each, "forward", spy, f"{'libs/' * 20}spy.py:3", False, 7, ("prepend",), False, ERROR)
+        for each in paths[:3]
+    )
+    return wire.Description(1, modules, coverage, hooks)
+
+
+def make_frame(step: int, rows: int, is_long: bool) -> Frame:
+    """Return a frame with a histogram of each tensor, and NaN at the end."""
+    bad = (np.arange(rows) < 2) & (step >= BAD_AT)
+    counts = np.full(rows, 8, np.uint32)
+    block = SketchBlock(np.arange(rows + 1, dtype=np.uint32), bins_of(np.full(rows, 1.0 + step)), counts)
+    scalars = {"loss": 1e-5 * (STEPS - step)}
+    if is_long:
+        scalars |= {f"validation/a_metric_with_a_long_name/{LONG}/{each}": 1234567.891 for each in range(5)}
+    events = (Event(step, 1.7e9, "note", ERROR, "error", LONG),) if is_long and step in (7, 30) else ()
+    stats = stats_of(rows, 1.0 + step, count=8, nan=8 * bad, inf=0)
+    return frame(step, stats, sketches=block, scalars=scalars, events=events, time_s=1.7e9 + step)
+
+
+def post(site: Site, batch: wire.Batch) -> None:
+    """Send a batch that must be accepted."""
+    asked = urllib.request.Request(f"{site.url}/api/v1/ingest", wire.encode(batch), BATCH)
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        assert answer.status == 200

@@ -1,0 +1,35 @@
+"""The page Differences in a browser: it keeps the steps of other pages, and a choice is sent at once."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from .conftest import Open
+from .test_every_page import Paths
+
+
+def test_the_steps_of_another_page_are_those_that_are_compared(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["overview"] + "?steps=20-29")
+        tab.page.get_by_role("navigation", name="Pages").get_by_role("link", name="Differences").click()
+        expect(tab.page.locator("main")).to_contain_text(re.compile(r"\d+ captured steps, 20 to 29"))
+        tab.page.get_by_label("Step", exact=True).fill("25")
+        tab.page.keyboard.press("Enter")
+        expect(tab.page.locator("main")).to_contain_text("step 25 against")
+
+
+def test_a_choice_is_sent_and_leads_to_the_layer(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["differences"] + "?steps=40-50")
+        tab.page.locator("#differences-form [name=kind]").select_option("output")
+        expect(tab.page).to_have_url(re.compile("kind=output"))
+        expect(tab.page.locator("#range-chip")).to_contain_text("steps 40\u201350")
+        articles = tab.page.locator(".different article")
+        expect(articles.first).to_contain_text("apart")
+        assert set(re.findall(r"\boutput(?:_grad)?\b", " ".join(articles.locator("h3").all_inner_texts()))) == {
+            "output"
+        }
+        articles.first.get_by_role("link").click()
+        expect(tab.page).to_have_url(re.compile(r"/layer\?module=.*steps=40-50"))

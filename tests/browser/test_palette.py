@@ -1,0 +1,84 @@
+"""The palette: every action, page, layer, and run, found by typing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from playwright.sync_api import Route, expect
+
+from tests.waiting import wait_for
+
+from .conftest import Open
+from .site import Site
+
+Paths = Callable[[str], dict[str, str]]
+
+
+def test_layers_pages_runs_and_actions_are_found_and_opened_by_keyboard(visit: Open, paths: Paths, site: Site) -> None:
+    run = site.run("ended")["id"]
+    every = site.get(f"runs/{run}/modules?limit=1000")["modules"]
+    expected = [each["path"] for each in every if "linear1" in each["path"]]
+    with visit() as tab:
+        tab.goto(paths("ended")["overview"] + "?step=30")
+        page = tab.page
+        page.keyboard.press("Control+k")
+        box = page.get_by_role("combobox", name="Find actions, pages, layers, and runs")
+        expect(box).to_be_focused()
+        page.keyboard.type("linear1")
+        layers = page.get_by_role("group", name="Layers").get_by_role("option")
+        expect(layers).to_have_text(expected)
+        page.keyboard.press("ArrowDown")
+        chosen = page.locator("[aria-selected=true]").inner_text()
+        assert chosen == expected[1]
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_contain_text(chosen)
+        assert "step=30" in page.url, "the held step goes along"
+        page.keyboard.press("Control+k")
+        page.keyboard.type("gradient fl")
+        page.keyboard.press("Enter")
+        expect(page.locator("h1")).to_have_text("Gradient flow")
+        page.keyboard.press("Control+k")
+        page.keyboard.type("theme")
+        page.keyboard.press("Enter")
+        expect(page.locator("html")).to_have_attribute("data-theme", "light")
+        page.keyboard.press("Control+k")
+        page.keyboard.type("bad")
+        page.get_by_role("group", name="Runs").get_by_role("option", name=re.compile("^bad")).click()
+        expect(page.locator(".run-name")).to_have_text("bad")
+
+
+def test_what_is_marked_stays_marked_when_an_answer_arrives(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["overview"])
+        page = tab.page
+        waiting: list[Route] = []
+        page.route("**/find?*", lambda route: waiting.append(route))
+        page.keyboard.press("Control+k")
+        page.keyboard.type("s")
+        options = page.get_by_role("group", name="Actions").get_by_role("option")
+        page.keyboard.press("ArrowUp")
+        expect(options.last).to_have_attribute("aria-selected", "true")
+        wait_for(lambda: waiting, "the layers are asked for")
+        waiting[0].continue_()
+        expect(page.get_by_role("group", name="Layers")).to_be_visible()
+        expect(options.last).to_have_attribute("aria-selected", "true")
+
+
+def test_it_can_be_closed_says_if_nothing_is_found_and_passes_axe_on_a_phone(visit: Open, paths: Paths) -> None:
+    with visit(theme="dark", size=(390, 844)) as tab:
+        tab.goto(paths("bad")["flow"])
+        page = tab.page
+        page.get_by_role("button", name="Find actions, pages, layers, and runs").click()
+        expect(page.get_by_role("group", name="Pages")).to_be_visible()
+        expect(page.get_by_role("option", name=re.compile("Copy a link"))).to_have_count(1)
+        assert tab.axe() == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.keyboard.type("nothing is called so")
+        expect(page.locator("dialog.palette [role=status]")).to_contain_text("Nothing found")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Control+k")
+        expect(page.locator("dialog")).to_have_count(0)
+        page.keyboard.press("Control+k")
+        page.keyboard.press("Escape")
+        expect(page.locator("dialog")).to_have_count(0)

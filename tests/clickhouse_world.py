@@ -1,0 +1,194 @@
+"""What tests of ClickHouse share: a server for all of them, a database for each, and counts of what is in it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from starlette.testclient import TestClient
+
+from hookcore.delivery.http import Address, HttpSink
+from hookcore.records import STATS, Frame, SketchBlock, Tap
+from hookcore.wire import Batch, EndItem, RunInfo, decode_answer, encode, frame_item
+from hookcore_app.clickhouse.names import number_of_run
+from hookcore_app.clickhouse.tables import LEVELS, SKETCH_LEVELS
+from hookcore_app.collector.inserter import Inserter
+from hookcore_app.collector.service import create_collector
+from hookcore_app.settings import CollectorSettings, ServerSettings
+from tests.build import frame
+from tests.clickhouse_nodes import Node
+from tests.receiver import a_run
+from tests.serving import BATCH, TOKEN
+from tests.waiting import wait_for
+
+TAPS = tuple(Tap(f"layers.{number}", "output") for number in range(5))
+NEVER_S = float("inf")
+_databases = itertools.count()
+
+
+def new_database(url: str) -> str:
+    """Return the address of a database that no other test uses."""
+    return f"{url.rpartition('/')[0]}/test_{next(_databases)}_{secrets.token_hex(4)}"
+
+
+def database_of(url: str) -> str:
+    return url.rpartition("/")[2].partition("?")[0]
+
+
+def a_frame(step: int, new_taps: tuple[Tap, ...] = (), value: float | None = None) -> Frame:
+    """Return a frame of all taps with sketches; its means tell its step."""
+    stats = np.full((len(TAPS), len(STATS)), float(step) if value is None else value)
+    stats[:, :4] = 8, 0, 0, 0
+    start = np.arange(len(TAPS) + 1, dtype=np.uint32)
+    block = SketchBlock(start, np.full(len(TAPS), 100 + step % 7, np.uint16), np.full(len(TAPS), 8, np.uint32))
+    return frame(step, stats, new_taps, sketches=block, scalars={"loss": 1.0 / (step + 1)})
+
+
+def count_once(nodes: Sequence[Node], database: str, frames: Mapping[str, int]) -> None:
+    """Assert that each frame of each run is stored once on some node: in rows and sketches, and on every level."""
+    for run_id, count in frames.items():
+        run, rows = number_of_run(run_id), count * len(TAPS)
+        of_run, of_taps = f"WHERE run = {run}", f"WHERE run = {run} AND lane < {len(TAPS)}"
+        node = next(each for each in nodes if _numbers(each, database, f"SELECT count() FROM items {of_run}")[0])
+        expected = {
+            f"SELECT count() FROM items {of_run} AND kind = 0": count,
+            f"SELECT uniqExact(number) FROM items {of_run} AND kind = 0": count,
+            f"SELECT count() FROM rows {of_taps}": rows,
+            f"SELECT uniqExact(lane, step) FROM rows {of_taps}": rows,
+            f"SELECT sum(arraySum(counts)) FROM sketches {of_run}": rows * 8,
+        }
+        for level in LEVELS:
+            expected[f"SELECT sum(present) FROM rollups {of_taps} AND level = {level}"] = rows
+            expected[f"SELECT sum(rms_n) FROM rollups {of_taps} AND level = {level}"] = rows
+        for level in SKETCH_LEVELS:
+            sums = f"SELECT sum(arraySum(`sumsMap.count`)) FROM sketch_rollups {of_taps} AND level = {level}"
+            expected[sums] = rows * 8
+        assert {sql: _numbers(node, database, sql)[0] for sql in expected} == expected
+
+
+def _numbers(node: Node, database: str, sql: str) -> list[int]:
+    return [int(each) for each in node.ask(sql, database).split()]
+
+
+@contextmanager
+def collecting(url: str, spool: Path, port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `hookcore collect` before ClickHouse until the end of the block, which may kill it."""
+    command = [sys.executable, "-m", "hookcore_app.cli", "collect", "--to", url, "--spool", str(spool)]
+    environment = {**os.environ, "HOOKCORE_TOKEN": TOKEN}
+    with (
+        tempfile.TemporaryDirectory() as home,
+        subprocess.Popen(
+            [*command, "--port", str(port), *flags],
+            env={**environment, "HOOKCORE_HOME": home},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+
+
+class Collector:
+    """A collector whose segments are cut and inserted when the test says so."""
+
+    def __init__(self, folder: Path, url: str, insert: float = 0.0) -> None:
+        given = CollectorSettings(url, spool=str(folder / "spool"), sync=NEVER_S, insert=insert)
+        self.app = create_collector(ServerSettings(), given)
+        self.client = TestClient(self.app, base_url="http://127.0.0.1:8643", raise_server_exceptions=False)
+        inserter = self.app.state.forwarder
+        assert isinstance(inserter, Inserter)
+        self.inserter, self.lanes = inserter, self.app.state.lanes
+
+    def post(self, batch: Batch) -> int:
+        response = self.client.post("/api/v1/ingest", content=encode(batch), headers=BATCH)
+        assert response.status_code == 200, response.text
+        return decode_answer(response.content).acknowledged
+
+    def send(self, steps: range, run: str = "run", **others: object) -> None:
+        items = tuple(frame_item(step, a_frame(step)) for step in steps)
+        taps = {"taps": TAPS} if steps.start == 0 else {"taps_from": len(TAPS)}
+        self.post(Batch(run=a_run(run), items=items, **taps, **others))  # type: ignore[arg-type]
+
+    def end(self, step: int, run: str = "run") -> None:
+        self.post(Batch(run=a_run(run), taps_from=len(TAPS), items=(EndItem(step, step),)))
+
+    def wait(self) -> None:
+        """Insert everything that is complete."""
+        wait_for(lambda: not any(lane.records() for lane in self.lanes.all()), "the last insert")
+
+    def stop(self) -> None:
+        self.inserter.close()
+        self.lanes.close()
+
+
+class Trainers:
+    """Trainers that send frames to a collector from threads, until the end of a block."""
+
+    def __init__(self, port: int, count: int = 3, infos: Sequence[RunInfo] = ()) -> None:
+        """Start trainers for these runs, whose clocks are as far off as their starts; else for new ones."""
+        infos = infos or [a_run(f"{secrets.token_hex(5)}-{number}") for number in range(count)]
+        self.port = port
+        self.infos = {info.id: info for info in infos}
+        self.sinks = {info.id: HttpSink(info, close_s=60) for info in infos}
+        for sink in self.sinks.values():
+            sink.start(Address(f"http://127.0.0.1:{port}", TOKEN))
+        self.frames = dict.fromkeys(self.sinks, 0)
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._send, args=(run,)) for run in self.sinks]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> Trainers:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+        for sink in self.sinks.values():
+            sink.abandon()
+
+    def _send(self, run: str) -> None:
+        while not self._stopping.wait(0.02):
+            step = self.frames[run]
+            made = a_frame(step, TAPS if step == 0 else ())
+            self.sinks[run].send(replace(made, time_s=self.infos[run].started_s + step / 50))
+            self.frames[run] += 1
+
+    def finish(self, patience_s: float = 60.0) -> dict[str, int]:
+        """End the trainings and wait until everything is acknowledged; return how many frames each run has."""
+        self._stopping.set()
+        for run, sink in self.sinks.items():
+            assert sink.flush(patience_s), (run, sink.counters)
+            sink.close()
+            assert not sink.counters.dropped, sink.counters
+        return self.frames
+
+
+def wait_until_stored(nodes: Sequence[Node], database: str, frames: Mapping[str, int]) -> None:
+    """Wait until as many frames are stored as were acknowledged."""
+
+    def is_stored() -> bool:
+        with suppress(OSError, RuntimeError):
+            runs = ", ".join(str(number_of_run(run)) for run in frames)
+            sql = f"SELECT count() FROM items WHERE rows > 0 AND run IN ({runs})"
+            counts = (_numbers(node, database, sql)[0] for node in nodes)
+            return sum(counts) >= sum(frames.values())
+        return False
+
+    wait_for(is_stored, "the last insert")

@@ -1,0 +1,39 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Emitter } from "../../app/static/js/events.js";
+import { Follow } from "../../app/static/js/follow.js";
+import { Source } from "../../app/static/js/model/source.js";
+
+/** A page of a run that is shown whole, and what it subscribed to. */
+function open(held = "") {
+  const values = { steps: "all", step: held };
+  const state = Object.assign(new Emitter(), {
+    defaults: { steps: "all", step: "" },
+    get: (name) => values[name] ?? "",
+  });
+  const asked = [];
+  const stream = {
+    subscribe: (query) => {
+      asked.push(query);
+      return { close: () => {}, change: (other) => asked.push(other) };
+    },
+  };
+  return { page: { state, stream, follow: new Follow(state, 100) }, asked };
+}
+
+test("a page that is held at a step subscribes once, however many steps follow", () => {
+  const { page, asked } = open("50");
+  const told = { rows: () => {}, frame: () => {} };
+  const source = new Source(page, () => ({ kind: "output", from: 50, to: 50, columns: 1 }), told, [1, 1]);
+  source.setRows([{}]);
+  for (let step = 101; step < 200; step += 1) page.follow.saw(step);
+  assert.equal(asked.length, 1);
+});
+
+test("a run that is shown whole is requested again when its steps no longer fit", () => {
+  const { page, asked } = open();
+  const source = new Source(page, () => ({ kind: "output" }), { rows: () => {}, frame: () => {} }, [120, 1]);
+  source.setRows([{}]);
+  for (let step = 101; step < 130; step += 1) page.follow.saw(step);
+  assert.ok(asked.length > 1);
+});

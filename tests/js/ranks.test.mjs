@@ -1,0 +1,38 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { labelOf } from "../../app/static/js/heat/rows.js";
+import { isLocal, kindWords } from "../../app/static/js/kinds.js";
+import { bitsOf, mostColumns, rowsOf } from "../../app/static/js/ranks/columns.js";
+import { INFINITE, MISSING } from "../../app/static/js/worst.js";
+
+test("values by rank become columns of bits, and words become what they mean", () => {
+  const bits = bitsOf([
+    [1, "NaN"],
+    [2, "Infinity"],
+    [-3, 0.5],
+  ]);
+  const floats = new Float32Array(bits.buffer);
+  assert.deepEqual([...floats.subarray(0, 3)], [1, 2, -3]);
+  assert.deepEqual([bits[3], bits[4], floats[5]], [MISSING, INFINITE, 0.5]);
+  assert.equal(bitsOf([]).length, 0);
+});
+
+test("many ranks get fewer columns", () => {
+  assert.equal(mostColumns(8), 400);
+  assert.ok(mostColumns(64) * 64 <= 60_000);
+  assert.ok(mostColumns(1024) >= 20);
+  assert.equal(mostColumns(0), 400);
+});
+
+test("ranks are rows of a heatmap", () => {
+  assert.deepEqual(rowsOf([0, 5]).map(labelOf), ["rank 0", "rank 5"]);
+});
+
+test("local gradients are named as such, where the page says so", () => {
+  assert.equal(kindWords("output_grad"), "output gradient");
+  globalThis.document = { body: { dataset: { local: "output_grad" } } };
+  assert.equal(kindWords("output_grad"), "output gradient (local)");
+  assert.equal(kindWords("param_grad"), "parameter gradient");
+  assert.ok(!isLocal(""));
+  delete globalThis.document;
+});

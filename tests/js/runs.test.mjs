@@ -1,0 +1,101 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { shorten } from "../../app/static/js/format.js";
+import { parallel, scatter } from "../../app/static/js/runs/coordinates.js";
+import { colorsOfGroups, HUES, huesOf } from "../../app/static/js/runs/palette.js";
+import { axisOf, differing, resultsOf, telling } from "../../app/static/js/runs/settings.js";
+
+const COLORS = { quiet: "#777", ink: "#000", line: "#ccc", card: "#fff" };
+
+function run(id, config, facts = {}, results = {}) {
+  return { id, name: `<b>${id}</b>`, config, facts, results };
+}
+
+const RUNS = [
+  run(
+    "a",
+    { lr: 0.001, act: "relu", seed: 1 },
+    { optimizer: "SGD", "optimizer.lr": 0.001, "git.commit": "1" },
+    { loss: 2, recent_loss: 1.5 },
+  ),
+  run(
+    "b",
+    { lr: 0.1, act: "gelu", seed: 1 },
+    { optimizer: "SGD", "optimizer.lr": 0.1, "git.commit": "2" },
+    { loss: 1, recent_loss: 0.5 },
+  ),
+  run("c", { lr: 1, act: "relu", seed: 1, extra: true }, { optimizer: "Adam", "optimizer.lr": 1 }, { loss: "NaN" }),
+];
+
+test("settings that differ are listed once, without what is the same or always differs", () => {
+  const names = differing(RUNS).map(({ name }) => name);
+  assert.deepEqual(names, ["lr", "act", "extra", "optimizer"]);
+  assert.deepEqual(
+    telling(differing(RUNS)).map(({ name }) => name),
+    ["lr", "act", "optimizer"], // only one run has `extra`
+  );
+});
+
+test("results are those that most runs have, the recent loss first", () => {
+  assert.deepEqual(resultsOf(RUNS), ["loss", "recent_loss"]);
+  assert.deepEqual(resultsOf(RUNS.slice(0, 2)), ["recent_loss", "loss"]);
+});
+
+test("an axis is logarithmic for values of several magnitudes, and names texts in their order", () => {
+  const log = axisOf("lr", [0.001, 0.1, 10]);
+  assert.equal(log.kind, "log");
+  assert.deepEqual([0.001, 0.1, 10].map(log.at), [0, 0.5, 1]);
+  const linear = axisOf("width", [8, 16]);
+  assert.deepEqual([linear.kind, linear.at(12), linear.at(null), linear.at(Number.NaN)], ["linear", 0.5, null, null]);
+  const words = axisOf("act", ["relu", "gelu", null, "relu"]);
+  assert.deepEqual([words.kind, words.at("gelu"), words.at("relu"), words.at(null)], ["words", 0, 1, null]);
+  assert.equal(axisOf("same", [3, 3]).at(3), 0.5);
+  const many = axisOf(
+    "seed",
+    Array.from({ length: 30 }, (_, place) => place),
+  );
+  assert.ok(many.ticks.length <= 7);
+  assert.ok(many.ticks.every(({ at }) => at >= 0 && at <= 1));
+});
+
+test("parallel coordinates have a line for each run, and no text of the user as a tag", () => {
+  const shown = { runs: RUNS, settings: telling(differing(RUNS)), result: "loss", colorOf: () => "#123456" };
+  const figure = parallel(shown);
+  const { traces, layout } = figure.make(COLORS, 600, 300);
+  assert.deepEqual(
+    traces.map(({ y }) => y.map((place) => place !== null)),
+    [
+      [true, true, true, true],
+      [true, true, true, true],
+      [true, true, true, false], // its loss is NaN
+    ],
+  );
+  assert.deepEqual(layout.xaxis.ticktext, ["lr", "act", "optimizer", "loss"]);
+  assert.ok(!JSON.stringify(traces.map(({ hovertemplate }) => hovertemplate)).includes("<b><b>"));
+  assert.deepEqual(figure.table().rows[0], ["<b>a</b>", 0.001, "relu", "SGD", 2]);
+});
+
+test("a scatter plot leaves out runs without the setting or a finite result", () => {
+  const [setting] = differing(RUNS);
+  const { traces } = scatter({ runs: RUNS, settings: [], result: "loss", colorOf: () => "#123456" }, setting).make(
+    COLORS,
+    600,
+    300,
+  );
+  assert.deepEqual(traces[0].customdata, ["a", "b"]);
+  assert.deepEqual(traces[0].y, [1, 0]);
+});
+
+test("groups of numbers have a scale of colors, others have hues of their own", () => {
+  const scale = colorsOfGroups(["1", "0.1", "10", ""]);
+  assert.equal(new Set(scale.values()).size, 4);
+  assert.equal(scale.get("0.1"), "#6062d6");
+  assert.deepEqual([...colorsOfGroups(["b", "a"]).values()], HUES.slice(0, 2));
+  assert.equal(huesOf(Array.from({ length: 11 }, (_, place) => `run ${place}`)).get("run 10"), HUES[0]);
+});
+
+test("a long name is shortened in its middle", () => {
+  assert.equal(shorten("short"), "short");
+  assert.equal(shorten("a-very-long-name-that-ends-in-42", 12).length, 12);
+  assert.ok(shorten("a-very-long-name-that-ends-in-42", 12).endsWith("in-42"));
+});

@@ -1,0 +1,45 @@
+"""The board: charts that are pinned once and shown of every run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hookcore_app.runs.views import BOARD_FILE, Views
+from tests.api_world import World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_chart_is_pinned_replaced_shown_of_every_run_and_unpinned(world: World) -> None:
+    chart = {"name": "<head>: norm", "path": "series", "query": "tap=layers.0+output&stat=norm"}
+    assert world.client.put("/api/v1/board", json={**chart, "query": "tap=x&stat=norm"}).status_code == 200
+    assert world.client.put("/api/v1/board", json=chart).json() == {"charts": [chart]}
+    page = world.client.get(f"/runs/{world.run.id}/board").text
+    assert "&lt;head&gt;: norm" in page
+    assert 'data-query="tap=layers.0+output&amp;stat=norm"' in page
+    (link,) = re.findall(r'href="(api/v1/series\?[^"]*)"', page)
+    assert world.client.get("/" + link.replace("&amp;", "&")).json()["series"]
+    assert world.client.delete("/api/v1/board", params={"name": "head"}).status_code == 404
+    assert world.client.delete("/api/v1/board", params={"name": chart["name"]}).status_code == 204
+    assert world.client.get("/api/v1/board").json() == {"charts": []}
+    assert "Nothing is pinned" in world.client.get(f"/runs/{world.run.id}/board").text
+
+
+@pytest.mark.parametrize("wrong", [{"path": "runs"}, {"name": ""}, {"query": "a#b"}, {"more": 1}])
+def test_only_charts_of_values_over_steps_are_pinned(world: World, wrong: dict[str, object]) -> None:
+    chart = {"name": "loss", "path": "scalars", "query": "name=loss", **wrong}
+    assert world.client.put("/api/v1/board", json=chart).status_code == 422
+    assert world.client.get("/api/v1/board").json() == {"charts": []}
+
+
+def test_the_board_survives_a_restart_beside_the_views(tmp_path: Path) -> None:
+    Views(tmp_path, BOARD_FILE, "charts").save("loss", "scalars?name=loss")
+    Views(tmp_path).save("mine", "sort=loss")
+    assert dict(Views(tmp_path, BOARD_FILE, "charts").all()) == {"loss": "scalars?name=loss"}
+    assert dict(Views(tmp_path).all()) == {"mine": "sort=loss"}

@@ -1,0 +1,298 @@
+"""A store whose memory is small and whose past is in ClickHouse answers like one that has room for everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookcore.records import STATS, Frame, SketchBlock, Tap
+from hookcore.store import Store
+from hookcore.wire import frame_item
+from hookcore_app.clickhouse import past
+from hookcore_app.clickhouse.address import ClusterAddress
+from hookcore_app.clickhouse.client import Cluster, UnreachableError
+from hookcore_app.clickhouse.levels import EXACT, Budget, pieces_of
+from hookcore_app.clickhouse.names import number_of_run
+from hookcore_app.clickhouse.native import Answer
+from hookcore_app.clickhouse.past import RunPast
+from hookcore_app.clickhouse.schema import connect
+from hookcore_app.clickhouse.segments import Piece, blocks_of
+from hookcore_app.clickhouse.tables import LEVELS
+from tests.build import frame
+from tests.clickhouse_nodes import running
+
+TAPS: Final = tuple(Tap(f"layers.{number}", "output" if number else "param_grad") for number in range(4))
+STEPS: Final = 20_000
+SMALL: Final = 2**20
+
+
+# -- which levels ------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 10**7), st.integers(0, 10**6), st.sampled_from([EXACT, *LEVELS]))
+def test_pieces_cover_every_step_of_a_span_once_in_whole_buckets(first: int, length: int, level: int) -> None:
+    pieces = list(pieces_of(first, first + length, level, LEVELS))
+    assert pieces[0].first == first
+    assert pieces[-1].last == first + length
+    for one, two in pairwise(pieces):
+        assert one.last + 1 == two.first
+    for piece in pieces:
+        assert piece.first % (1 << piece.level) == 0 or piece.level == EXACT
+        assert (piece.last + 1) % (1 << piece.level) == 0 or piece.level == EXACT
+    rows = sum((piece.last - piece.first + 1) >> piece.level for piece in pieces if piece.level != level)
+    assert rows <= 2 * 3 * len(LEVELS) + 2 * 8
+
+
+@pytest.mark.parametrize(("steps", "level"), [(1000, EXACT), (16_384, EXACT), (20_000, 3), (10**6, 9), (10**7, 13)])
+def test_a_series_of_a_thousand_points_reads_at_most_a_few_thousand_rows(steps: int, level: int) -> None:
+    found = Budget(1000, 16_384, 4000).level(steps, LEVELS)
+    assert found == level
+    assert found == EXACT or 1000 <= steps >> found <= 4000
+
+
+def test_a_heatmap_reads_finer_buckets_the_fewer_rows_it_has() -> None:
+    budgets = [Budget(500, max(4000, 2_000_000 // taps), 2_000_000 // taps) for taps in (1, 10, 100, 1000, 10_000)]
+    levels = [each.level(10**6, LEVELS) for each in budgets]
+    assert levels == [EXACT, 3, 7, 9, 9]
+
+
+# -- the same answers --------------------------------------------------------------------------------------------------
+
+
+class Both:
+    """A run in a large store, and in a small one with a past."""
+
+    def __init__(self, cluster: Cluster, run: str, made: list[Frame], small: int = SMALL) -> None:
+        self.whole, self.small = Store(600_000_000), Store(small)
+        for store in (self.whole, self.small):
+            store.announce(TAPS)
+        shard = cluster.shards[0]
+        items = [frame_item(number, each) for number, each in enumerate(made)]
+        before = -1
+        for segment, first in enumerate(range(0, len(items), 9000)):
+            part = items[first : first + 9000]
+            piece = Piece(number_of_run(run), 20_000, 0, 0, len(TAPS), before, part)
+            for table, block in blocks_of(f"spool of {run}", segment, [piece]).items():
+                shard.insert(table.name, block)
+            before = max(item.step for item in part)
+        for each in made:
+            self.whole.append(each)
+            self.small.append(each)
+        self.past = RunPast(shard, run, self.small.steps)
+        self.small.past = self.past
+
+    def same(self, question: str, *asked: Any, **named: Any) -> None:
+        """Assert that both answer a question in the same way."""
+        one, other = (getattr(store, question)(*asked, **named) for store in (self.whole, self.small))
+        assert not self.past.trouble
+        for name in one.__dataclass_fields__:
+            expected, found = getattr(one, name), getattr(other, name)
+            if isinstance(expected, np.ndarray):
+                assert np.array_equal(expected, found, equal_nan=expected.dtype.kind == "f"), (question, asked, name)
+            elif not name.startswith("_"):
+                assert expected == found, (question, asked, name)
+
+
+def a_run(steps: int, stride: int = 1, seed: int = 1, parts: bool = True) -> list[Frame]:
+    """Return the frames of a run with values that aren't finite, taps that come and go, and parts of steps."""
+    random = np.random.default_rng(seed)
+    everything = random.lognormal(0, 2, (steps, 4, len(STATS)))
+    everything[:, :, :4] = 64, 0, 0, 3
+    everything[:, :, 10:12] = 1, 64
+    bins, losses = random.integers(1800, 2300, (steps, 4)).astype(np.uint16), random.random(steps)
+    made = []
+    for place in range(steps):
+        step = place * stride
+        numbers = np.arange(4) if place % 5 else np.array([0, 2])
+        stats = everything[place, : len(numbers)]
+        if place % 997 == 7:
+            stats[1, [1, 4, 8]] = 2, math.nan, math.nan
+        block = SketchBlock(
+            np.arange(len(numbers) + 1, dtype=np.uint32),
+            bins[place, : len(numbers)],
+            np.full(len(numbers), 64, np.uint32),
+        )
+        scalars = {"loss": math.inf if place == 500 else float(losses[place])}
+        made.append(frame(step, stats, numbers=numbers, sketches=block, scalars=scalars, time_s=1000.0 + step))
+        if parts and place % 300 == 3:
+            made.append(frame(step, stats[:1] * 2, numbers=numbers[:1], scalars={"loss": 2.0}, time_s=1000.5 + step))
+    return made
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running() as nodes:
+        made = connect(ClusterAddress.of(nodes.url), "a test")
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def short(cluster: Cluster) -> Both:
+    """A run that memory has merged, and that ClickHouse answers exactly."""
+    return Both(cluster, "short", a_run(6000))
+
+
+@pytest.fixture(scope="module")
+def sparse(cluster: Cluster) -> Both:
+    """A run of which one step in a hundred was captured."""
+    return Both(cluster, "sparse", a_run(3000, stride=100, seed=3))
+
+
+@pytest.fixture(scope="module")
+def long(cluster: Cluster) -> Both:
+    return Both(cluster, "long", a_run(STEPS, seed=2, parts=False))
+
+
+SPANS: Final = [(None, None), (100, 5000), (None, 1200), (5990, None), (2, 2), (777, 1003)]
+pytestmark = pytest.mark.slow
+
+
+def test_memory_has_merged_most_of_these_runs(short: Both, sparse: Both, long: Both) -> None:
+    for each in (short, sparse, long):
+        assert each.small.usage().merged["stats"] > 1000
+        assert each.whole.usage().merged["stats"] == 0
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_answers_are_the_same_to_the_bit_where_clickhouse_is_exact(short: Both, span: tuple[Any, Any]) -> None:
+    first, last = span
+    for points in (10_000, 100, 7):
+        for stat in ("rms", "mean", "nan", "zero_fraction", "nonfinite", "ratio"):
+            short.same("series", 1, stat, first, last, points)
+        for name in ("loss", "hookcore/time_s"):
+            short.same("scalars", name, first, last, points)
+    for columns in (1000, 63, 1):
+        short.same("heatmap", "output", "rms", None, first, last, columns)
+    short.same("heatmap", "output", "nan", "layers.2", first, last, 40, 1)
+    short.same("histograms", 2, first, last, 50, 20)
+    short.same("quantiles", 0, [0.1, 0.5], first, last, 50)
+
+
+@pytest.mark.parametrize("span", [(None, None), (30_000, 250_000), (12_345, 54_321)])
+def test_answers_are_the_same_if_few_steps_were_captured(sparse: Both, span: tuple[Any, Any]) -> None:
+    first, last = span
+    for points in (5000, 100):
+        sparse.same("series", 2, "rms", first, last, points)
+        sparse.same("scalars", "loss", first, last, points)
+    sparse.same("heatmap", "output", "rms", None, first, last, 200)
+    sparse.same("histograms", 1, first, last, 50, 20)
+
+
+@pytest.mark.parametrize("step", [0, 3, 5, 1234, 5800])
+def test_the_newest_values_before_any_step_are_known(short: Both, step: int) -> None:
+    short.same("latest", last=step)
+    short.same("latest", first=max(0, step - 1), last=step, sort="rms")
+
+
+def test_points_of_a_long_run_have_exactly_what_the_steps_have_that_they_name(long: Both) -> None:
+    everything = long.whole.series(1, "rms", points=STEPS)
+    for span in ((None, None), (1000, 19_900), (1234, 18_777)):
+        found = long.small.series(1, "rms", *span, points=300)
+        assert 250 <= len(found.first_step) <= 300
+        for place, (first, last) in enumerate(zip(found.first_step.tolist(), found.last_step.tolist(), strict=True)):
+            inside = (everything.first_step >= first) & (everything.first_step <= last)
+            known = everything.mean[inside & ~np.isnan(everything.mean)]
+            assert found.present[place] == everything.present[inside].sum()
+            assert found.nonfinite[place] == everything.nonfinite[inside].sum()
+            assert np.array_equal([found.min[place], found.max[place]], [known.min(), known.max()])
+            assert np.isclose(found.mean[place], known.mean(), rtol=1e-12)
+        asked = (everything.first_step >= (span[0] or 0)) & (everything.first_step <= (span[1] or STEPS))
+        assert found.present.sum() == everything.present[asked].sum()
+
+
+@pytest.mark.parametrize("span", [(None, None), (1000, 19_900), (1234, 18_777)])
+def test_a_heatmap_of_a_long_run_shows_every_extreme_and_counts_every_step(
+    long: Both, span: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(past, "MOST_CELL_ROWS", 1000)
+    asked = ("output", "rms", None, *span, 150)
+    exact, found = long.whole.heatmap(*asked), long.small.heatmap(*asked)
+    assert np.array_equal(exact.first_step, found.first_step)
+    assert np.array_equal(exact.present.sum(axis=1), found.present.sum(axis=1))
+    assert np.array_equal(exact.nonfinite.sum(axis=1), found.nonfinite.sum(axis=1))
+    fine = (exact.nonfinite == 0) & (found.nonfinite == 0)
+    assert (found.worst[fine] >= exact.worst[fine]).all(), "a bucket in two columns shows in both"
+    assert (found.worst[fine] == exact.worst[fine]).mean() > 0.4
+    assert set(found.worst[fine]) <= set(long.whole.rows(found.numbers, "rms").high.ravel())
+
+
+def test_histograms_of_a_long_run_count_every_value(long: Both) -> None:
+    exact, found = long.whole.histograms(1, columns=100, bins=40), long.small.histograms(1, columns=100, bins=40)
+    assert np.array_equal(exact.edges, found.edges)
+    assert np.array_equal(exact.counts.sum(axis=0), found.counts.sum(axis=0))
+    assert len(found.first_step) > 60
+
+
+def test_what_is_not_stored_yet_comes_from_memory_without_a_gap(cluster: Cluster) -> None:
+    """ClickHouse lags behind by more than memory has exactly."""
+    made = a_run(6000, seed=5, parts=False)
+    both = Both(cluster, "lagging", made)
+    both.past._stored, both.past._asked_at = 3000, math.inf
+    series = both.small.series(1, "rms", points=6000)
+    assert (series.first_step[1:] > series.last_step[:-1]).all()
+    assert series.present.sum() == both.whole.series(1, "rms", points=6000).present.sum()
+    heat, exact = (store.heatmap("output", "rms", columns=100) for store in (both.small, both.whole))
+    assert np.array_equal(heat.present.sum(axis=1), exact.present.sum(axis=1))
+    counts = [store.histograms(1, columns=50, bins=30).counts.sum() for store in (both.small, both.whole)]
+    assert counts[0] == counts[1]
+
+
+def test_rules_read_memory_only_and_the_page_is_told_why_old_steps_are_coarse(cluster: Cluster) -> None:
+    both = Both(cluster, "away", a_run(3000, seed=6))
+    memory = Store(SMALL)
+    memory.announce(TAPS)
+    for each in a_run(3000, seed=6):
+        memory.append(each)
+    with both.small.in_memory():
+        found = both.small.series(1, "rms", points=3000)
+    assert np.array_equal(found.first_step, memory.series(1, "rms", points=3000).first_step)
+    (node,) = both.past._shard.nodes
+    address, node.address = node.address, type(node.address)("127.0.0.1", 9)
+    node.close()
+    try:
+        away = both.small.series(1, "rms", points=3000)
+        assert np.array_equal(away.first_step, found.first_step)
+        assert "127.0.0.1:9" in both.past.trouble
+        assert both.small.heatmap("output", "rms", columns=50).present.sum() > 0
+        assert both.small.latest(last=10) is not None
+    finally:
+        node.address = address
+    both.past._asked_at = -math.inf
+    assert len(both.small.series(1, "rms", points=3000).first_step) > len(found.first_step)
+    both.small.heatmap("output", "rms", columns=50)
+    both.small.latest(last=10)
+    assert not both.past.trouble
+
+
+def test_what_cannot_be_read_stays_missing_whatever_else_is_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Both(cluster, "partly", a_run(3000, seed=6))
+    shard, read = both.past._shard, both.past._shard.read
+
+    def reads_no_sketches(sql: str) -> Answer:
+        if " FROM sketch" in sql:
+            raise UnreachableError("the disk is broken")
+        return read(sql)
+
+    monkeypatch.setattr(shard, "read", reads_no_sketches)
+    both.small.histograms(1, columns=50, bins=20)
+    assert "the disk is broken" in both.past.trouble
+    both.small.series(1, "rms", points=3000)
+    both.past._asked_at = -math.inf
+    both.past.stored_until()
+    assert "the disk is broken" in both.past.trouble, "the histogram on the page still lacks its old steps"
+    monkeypatch.setattr(past, "TROUBLED_S", 0.0)
+    assert not both.past.trouble, "nobody has asked again for a while"
+    monkeypatch.setattr(past, "TROUBLED_S", 1000.0)
+    monkeypatch.setattr(shard, "read", read)
+    both.small.histograms(1, columns=50, bins=20)
+    assert not both.past.trouble

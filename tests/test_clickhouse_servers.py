@@ -1,0 +1,362 @@
+"""`hookcore serve --store clickhouse://...`: servers that share their runs, and say so when a part of them is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hookcore.errors import ArgumentError
+from hookcore.wire import Batch, EndItem, frame_item
+from hookcore_app.clickhouse import client as clickhouse_client
+from hookcore_app.clickhouse.address import ClusterAddress
+from hookcore_app.clickhouse.client import Cluster as Client
+from hookcore_app.clickhouse.names import number_of_run, rank_shards
+from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
+from hookcore_app.cluster import opening, retention, shared
+from hookcore_app.cluster.retention import Retention, days_of
+from hookcore_app.serving import server as serving
+from hookcore_app.settings import ServerSettings
+from tests.clickhouse_nodes import Cluster, running
+from tests.clickhouse_world import TAPS, Collector, a_frame, database_of, new_database
+from tests.receiver import a_run
+from tests.serving import World, make_batch, make_world
+from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slow
+Serve = Callable[..., World]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Cluster]:
+    with running() as made:
+        yield made
+
+
+@pytest.fixture
+def url(nodes: Cluster) -> str:
+    return new_database(nodes.url)
+
+
+@pytest.fixture
+def collector(tmp_path: Path, url: str) -> Iterator[Collector]:
+    made = Collector(tmp_path, url)
+    made.inserter.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return a function that starts a server over ClickHouse."""
+    with ExitStack() as stack:
+
+        def start(url: str, **settings: object) -> World:
+            world = make_world(store=url, **settings)
+            stack.callback(world.app.state.shared.close)
+            world.app.state.shared.start()
+            return world
+
+        yield start
+
+
+def _listed(world: World) -> dict[str, dict[str, object]]:
+    answer = world.client.get("/api/v1/runs").json()
+    return {run["id"]: run for run in answer["runs"]}
+
+
+def _frames(world: World, run: str) -> int:
+    found = world.runs.get(run)
+    return found.store.steps().count if found is not None and found.loaded else 0
+
+
+# -- several servers ---------------------------------------------------------------------------------------------------
+
+
+def test_two_servers_show_the_same_runs_and_the_same_edits(url: str, collector: Collector, serve: Serve) -> None:
+    one, two = serve(url), serve(url)
+    collector.send(range(20))
+    collector.send(range(10), "other")
+    for world in (one, two):
+        wait_for(lambda world=world: _frames(world, "run") == 19 and _frames(world, "other") == 9, "the frames")
+    one.client.patch("/api/v1/runs/run", json={"name": "renamed", "tags": ["good"], "notes": "because"})
+    wait_for(lambda: _listed(two)["run"]["name"] == "renamed", "the edit")
+    shown = two.runs.get("run")
+    assert shown is not None
+    assert (shown.tags, shown.notes) == (("good",), "because")
+    late = serve(url)
+    assert _listed(late)["run"]["name"] == "renamed"
+    two.client.delete("/api/v1/runs/other")
+    wait_for(lambda: "other" not in _listed(one), "the removal")
+    assert "other" not in _listed(serve(url))
+    assert one.client.post("/api/v1/removed-runs/other/restore").status_code == 200
+    wait_for(lambda: "other" in _listed(two), "the restored run")
+
+
+def test_thresholds_that_are_changed_on_one_server_hold_on_the_others(
+    url: str, collector: Collector, serve: Serve
+) -> None:
+    one, two = serve(url), serve(url)
+    collector.send(range(20))
+    for world in (one, two):
+        wait_for(lambda world=world: _frames(world, "run") == 19, "the frames")
+    run = one.runs.get("run")
+    assert run is not None
+    run.change_rules({"dead": False})
+    other = two.runs.get("run")
+    assert other is not None
+    wait_for(lambda: other.store.rules.get("dead") is False, "the change")
+    assert other.rules == run.rules
+
+
+def test_a_server_that_dies_takes_nothing_with_it(url: str, collector: Collector, serve: Serve) -> None:
+    one, two = serve(url), serve(url)
+    collector.send(range(20))
+    wait_for(lambda: _frames(one, "run") == _frames(two, "run") == 19, "the frames")
+    one.app.state.shared.close()
+    collector.send(range(20, 40))
+    wait_for(lambda: _frames(two, "run") == 39, "the frames")
+    again = serve(url)
+    series = [each.client.get("/api/v1/series?run=run&stat=mean&tap=0").json() for each in (two, again)]
+    assert series[0] == series[1]
+    assert len(series[0]["series"][0]["first_step"]) == 39
+
+
+def test_a_command_of_any_server_reaches_the_trainer_through_its_collector(
+    url: str, collector: Collector, serve: Serve
+) -> None:
+    one, two = serve(url), serve(url)
+    collector.send(range(20))
+    for world in (one, two):
+        wait_for(lambda world=world: _frames(world, "run") == 19, "the frames")
+    numbers = []
+    for world in (two, one, two):
+        asked = world.client.post("/api/v1/snapshots?run=run", json={"tap": 0})
+        assert asked.status_code == 202, asked.text
+        numbers.append(asked.json()["number"])
+    assert numbers == sorted(numbers), "a trainer ignores a command with a lower number than one that it knows"
+    (lane,) = collector.lanes.all()
+    wait_for(lambda: [each.number for each in lane.commands] == numbers, "the commands")
+    assert {each.tap for each in lane.commands} == {TAPS[0]}
+    done = Batch(run=a_run("run"), taps_from=len(TAPS), commands_done=numbers[1])
+    collector.post(done)
+    wait_for(lambda: [each.number for each in lane.commands] == numbers[2:], "the last command")
+
+
+def test_such_a_server_takes_no_batches_and_says_where_they_should_go(url: str, serve: Serve) -> None:
+    world = serve(url)
+    refused = world.post(make_batch(a_run("run"), [1]))
+    assert refused.status_code == 403
+    assert "hookcore collect --to" in refused.text
+    assert "secret" not in refused.text
+
+
+def test_a_run_beyond_the_length_of_the_list_is_found_by_its_link(
+    url: str, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "MAX_LISTED", 1)
+    monkeypatch.setattr(shared, "RECENT_S", 0)
+    for run in ("a", "b", "c"):
+        collector.send(range(5), run)
+        collector.end(5, run)
+    collector.wait()
+    wait_for(lambda: _signs(url) == 3, "the list")
+    world = serve(url)
+    assert world.client.get("/api/v1/runs").json()["partial"] == "2 older runs aren't listed; their links work"
+    for run in ("a", "b", "c"):
+        assert world.client.get(f"/api/v1/runs/{run}").json()["steps"] == 5
+    missing = world.client.get("/api/v1/runs/nothing")
+    assert missing.status_code == 404
+    assert "2 older runs" in missing.text
+
+
+def _client(url: str) -> Client:
+    return connect(ClusterAddress.of(url), "a test")
+
+
+def _signs(url: str) -> int:
+    cluster = _client(url)
+    found = cluster.shards[0].read("SELECT uniqExact(run) AS count FROM runs").one("count")
+    cluster.close()
+    return found
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_a_database_of_a_later_release_is_refused_at_the_start(url: str, serve: Serve) -> None:
+    cluster = _client(url)
+    cluster.shards[0].do("INSERT INTO versions SELECT 99, now(), 'hookcore 9'")
+    cluster.close()
+    with pytest.raises(SchemaError, match=r"a later release has written it\. Use that one"):
+        serve(url)
+
+
+def test_a_wrong_password_is_refused_at_the_start_and_a_server_that_is_away_is_not(url: str, serve: Serve) -> None:
+    with pytest.raises(clickhouse_client.ClickHouseError, match="Wrong password"):
+        serve(url.replace("secret", "wrong"))
+    world = serve("clickhouse://127.0.0.1:9/runs")
+    answer = world.client.get("/api/v1/runs")
+    assert answer.json()["runs"] == []
+    assert "Runs of 127.0.0.1:9 may be missing" in answer.headers["hookcore-partial"]
+    assert "Runs of 127.0.0.1:9 may be missing" in world.client.get("/", headers={"Accept": "text/html"}).text
+
+
+def test_settings_that_do_not_go_together_are_refused() -> None:
+    settings = ServerSettings(store="clickhouse://box/runs", keep="somewhere")
+    with pytest.raises(ArgumentError, match="keep and store are both set"):
+        serving._with_folder(settings, {})
+    with pytest.raises(ArgumentError, match="retain='30' is invalid: use a number of days such as 30d"):
+        days_of("30")
+    with pytest.raises(ArgumentError, match="is not an address of ClickHouse"):
+        make_world(store="http://box")
+
+
+# -- a shard that is down ----------------------------------------------------------------------------------------------
+
+
+def test_a_shard_that_is_down_hides_nothing_silently(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clickhouse_client, "CONNECT_S", 1.0)
+    names = [f"run-{number}" for number in range(20)]
+    here = [next(name for name in names if rank_shards(name, 2)[0] == shard) for shard in (0, 1)]
+    with running(shards=2) as nodes:
+        collector = Collector(tmp_path, nodes.url)
+        collector.inserter.start()
+        try:
+            for name in here:
+                collector.send(range(30), name)
+            world = serve(nodes.url)
+            wait_for(lambda: all(_frames(world, name) == 29 for name in here), "the frames")
+            nodes.nodes[0].kill()
+            wait_for(lambda: world.client.get("/api/v1/runs").json()["partial"], "the note")
+            listed = world.client.get("/api/v1/runs")
+            assert {run["id"] for run in listed.json()["runs"]} == set(here)
+            assert f"127.0.0.1:{nodes.nodes[0].port}" in listed.headers["hookcore-partial"]
+            assert "secret" not in listed.headers["hookcore-partial"]
+            for name in here:  # what is in memory is shown, with the note
+                answer = world.client.get(f"/api/v1/series?run={name}&stat=mean&tap=0")
+                assert len(answer.json()["series"][0]["first_step"]) == 29
+                assert answer.headers["hookcore-partial"]
+            collector.send(range(30, 50), here[1])
+            wait_for(lambda: _frames(world, here[1]) == 49, "the frames of the other shard")
+            late = serve(nodes.url)
+            assert set(_listed(late)) == {here[1]}
+            missing = late.client.get(f"/api/v1/runs/{here[0]}")
+            assert missing.status_code == 404
+            assert "may be missing" in missing.text
+            nodes.nodes[0].start()
+            nodes.nodes[0].wait()
+            for each in (world, late):
+                wait_for(lambda each=each: set(_listed(each)) == set(here), "the other shard")
+                wait_for(lambda each=each: "hookcore-partial" not in each.client.get("/api/v1/runs").headers, "the end")
+        finally:
+            collector.stop()
+
+
+def test_a_run_that_can_not_be_opened_now_says_so(
+    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "FULL", 0.0)  # no run is read before somebody opens it
+    with running() as nodes:
+        collector = Collector(tmp_path, nodes.url)
+        collector.inserter.start()
+        try:
+            collector.send(range(30))
+            world = serve(nodes.url)
+            wait_for(lambda: "run" in _listed(world), "the list")
+            nodes.nodes[0].kill()
+            answer = world.client.get("/api/v1/series?run=run&stat=mean&tap=0")
+            assert answer.status_code == 503
+            assert answer.json()["error"].startswith("partial: ClickHouse can't be read now")
+            page = world.client.get("/runs/run", headers={"Accept": "text/html"})
+            assert page.status_code == 503
+            assert "partial" in page.text
+        finally:
+            collector.stop()
+
+
+# -- how long runs are kept --------------------------------------------------------------------------------------------
+
+
+def test_days_whose_runs_have_been_silent_for_long_enough_are_dropped_everywhere(
+    url: str, nodes: Cluster, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    for name, days in (("old", 40), ("still", 40), ("new", 1)):
+        began = int(now - days * 86_400) + (86_400 if name == "still" else 0)  # a day of its own
+        items = tuple(frame_item(step, a_frame(step)) for step in range(20))
+        info = msgspec.structs.replace(a_run(name), started_s=began)
+        collector.post(Batch(run=info, taps=TAPS, items=items))
+        collector.post(Batch(run=info, taps_from=len(TAPS), items=(EndItem(20, 20),)))
+    collector.wait()
+    cluster = _client(url)
+    shard = cluster.shards[0]
+    wait_for(lambda: shard.read("SELECT uniqExact(run) AS count FROM runs").one("count") == 3, "the list")
+    collector.inserter.close()  # or it would write newer signs of life
+    # Nobody waits for days in a test: the signs of life of one run become old.
+    old, node = number_of_run("old"), nodes.nodes[0]
+    day = shard.read(f"SELECT toString(any(day)) AS day FROM runs WHERE run = {old}").texts("day")[0].decode()
+    node.ask(
+        f"INSERT INTO runs SELECT day, run, id, version, now() - 31 * 86400, content FROM runs WHERE run = {old}",
+        database_of(url),
+    )
+    node.ask("OPTIMIZE TABLE runs FINAL", database_of(url))
+    assert Retention("").keep(shard) == []
+    assert Retention("60d").keep(shard) == []
+    keeping = Retention("30d")
+    assert keeping.keep(shard) == [day]
+    assert keeping.keep(shard) == [], "not again so soon"
+    monkeypatch.setattr(retention, "EVERY_S", 0.0)
+    assert keeping.keep(shard) == []
+    left = shard.read("SELECT id FROM runs ORDER BY id").texts("id")
+    assert left == [b"new", b"still"]
+    for table in ("rows", "rollups", "sketches", "sketch_rollups", "items", "lanes"):
+        assert shard.read(f"SELECT count() AS count FROM {table} WHERE run = {old}").one("count") == 0, table
+        assert shard.read(f"SELECT count() AS count FROM {table} WHERE run = {number_of_run('still')}").one("count")
+    cluster.close()
+
+
+def test_runs_whose_day_was_dropped_leave_the_list_of_every_server(
+    url: str, nodes: Cluster, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "UNLIST_LOOKS", 1)
+    began = int(time.time() - 40 * 86_400)
+    for name, started_s in (("old", began), ("deleted", began), ("new", int(time.time()))):
+        info = msgspec.structs.replace(a_run(name), started_s=started_s)
+        items = tuple(frame_item(step, a_frame(step)) for step in range(20))
+        collector.post(Batch(run=info, taps=TAPS, items=items))
+        collector.post(Batch(run=info, taps_from=len(TAPS), items=(EndItem(20, 20),)))
+    collector.wait()
+    one, two = serve(url), serve(url)
+    for world in (one, two):
+        wait_for(lambda world=world: sorted(_listed(world)) == ["deleted", "new", "old"], "the list")
+    one.client.delete("/api/v1/runs/deleted")
+    wait_for(lambda: "deleted" not in _listed(two), "the deletion")
+    two.client.get("/api/v1/series?run=old&stat=mean&tap=0")  # its values are in memory
+    collector.inserter.close()  # or it would write newer signs of life
+    day = nodes.nodes[0].ask(f"SELECT any(day) FROM runs WHERE run = {number_of_run('old')}", database_of(url))
+    for table in OF_RUNS:  # as another server's retention does
+        nodes.nodes[0].ask(f"ALTER TABLE {table.name} DROP PARTITION '{day}'", database_of(url))
+    for world in (one, two):
+        wait_for(lambda world=world: list(_listed(world)) == ["new"], "the end of the ghosts")
+        assert world.client.get("/api/v1/series?run=old&stat=mean&tap=0").status_code == 404
+        assert world.client.post("/api/v1/removed-runs/deleted/restore").status_code == 404
+
+
+def test_many_frames_with_few_values_make_a_run_long(
+    url: str, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "WHOLE_ROWS", 300)
+    monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
+    collector.send(range(20))  # with 100 values of taps
+    collector.end(20)
+    collector.wait()
+    answer = serve(url).client.get("/api/v1/series?run=run&stat=mean&tap=0")
+    assert "This run is long" in answer.headers["hookcore-partial"]
+    assert answer.json()["series"][0]["first_step"] == list(range(20))

@@ -1,0 +1,460 @@
+"""The configuration of a run, its tags, and the facts about it: as given, on the wire, on disk, and in answers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import json
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import hookcore
+from hookcore.archive import read_archive
+from hookcore.archive.layout import RUN_FILE
+from hookcore.config import Settings, facts_of_job, flatten
+from hookcore.config.flat import MAX_CHARACTERS, MAX_VALUES
+from hookcore.delivery import facts
+from hookcore.delivery.delivery import new_run
+from hookcore.errors import ArgumentError, WireError
+from hookcore.recorder.facts import facts_of_models, facts_of_optimizers, facts_of_packages
+from hookcore.recorder.options import options_of_script
+from hookcore.recorder.schedulers import facts_of_schedulers
+from hookcore.wire import RunInfo, decode_batch, encode
+from hookcore_app.runs.limits import MAX_VALUES as MAX_ON_THE_WIRE
+from hookcore_app.runs.limits import check, tamed
+from hookcore_app.serving import server_thread
+from tests.build import make_info
+from tests.serving import World, make_batch, make_world
+from tests.waiting import wait_for
+
+# --- Flat ------------------------------------------------------------------------------------------------------------
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Model:
+    width: int = 64
+    betas: tuple[float, ...] = (0.9, 0.99)
+    layers: list[dict[str, int]] = dataclasses.field(default_factory=lambda: [{"size": 3}, {"size": 5}])
+
+
+class Hostile:
+    """Raises whatever is done to it."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Broken(dict[str, Any]):
+    """A mapping whose items can't be read, as with an interpolation that leads nowhere."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+class Endless(OrderedDict[str, int]):
+    """A mapping that never ends and doesn't know its length."""
+
+    def keys(self) -> Any:
+        return iter(self)
+
+    def __iter__(self) -> Iterator[str]:
+        number = 0
+        while True:
+            yield f"key{number}"
+            number += 1
+
+    def __getitem__(self, name: str) -> int:
+        return 1
+
+    def __len__(self) -> int:
+        raise OverflowError
+
+
+def test_what_is_nested_is_flattened() -> None:
+    given = {
+        "lr": 0.1,
+        "model": Model(),
+        "data": argparse.Namespace(path=Path("/d"), size=SimpleNamespace(x=1)),
+        3: "x",
+    }
+    assert dict(flatten(given).values) == {
+        "lr": 0.1,
+        "model.width": 64,
+        "model.betas": "[0.9, 0.99]",
+        "model.layers.0.size": 3,
+        "model.layers.1.size": 5,
+        "data.path": "/d",
+        "data.size.x": 1,
+        "3": "x",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        (None, None),
+        (True, True),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (2**60, str(2**60)),
+        (Color.RED, "RED"),
+        (torch.float16, "torch.float16"),
+        (torch.device("cpu"), "cpu"),
+        (nn.ReLU, "ReLU"),
+        ({"b", "a"}, '["a", "b"]'),
+        ("\udcff", "\\udcff"),
+        (Hostile(), "(Hostile)"),
+        (object(), "<object object>"),  # the same in each process
+        ([Hostile()], '["(Hostile)"]'),
+    ],
+)
+def test_each_value_becomes_one_of_json_and_none_raises(given: object, value: object) -> None:
+    flat = flatten({"it": given})
+    assert dict(flat.values) == {"it": value}
+    assert type(flat.values["it"]) is type(value)
+    assert not flat.cut
+    json.dumps(dict(flat.values), allow_nan=False)
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_there() -> None:
+    assert dict(flatten({"bad": Broken(a=1), "good": 2}).values) == {"bad.a": "(KeyError)", "good": 2}
+
+
+def test_limits_hold_and_everything_that_is_cut_is_counted() -> None:
+    assert flatten({f"key{number}": number for number in range(MAX_VALUES + 7)}).cut == 7
+    long = flatten({f"key{number}": "x" * 1000 for number in range(MAX_VALUES)})
+    assert long.cut == MAX_VALUES  # shortened, or left out
+    assert sum(len(name) + len(str(value)) for name, value in long.values.items()) <= MAX_CHARACTERS
+    assert flatten({"n" * 1000: 1}).cut == 1
+    assert len(flatten(Endless()).values) == MAX_VALUES
+    assert flatten(Endless()).cut
+    loop: dict[str, Any] = {"a": 1}
+    loop["self"] = loop
+    assert len(flatten(loop).values) < 20
+
+
+def test_secrets_are_hidden_and_tokens_of_a_tokenizer_are_not() -> None:
+    given = {
+        "api_key": "s",
+        "db": {"password": "s"},
+        "url": "postgres://me:s@host/x",
+        "max_tokens": "8",
+        "pad_token": "p",
+    }
+    values = flatten(given).values
+    assert values["api_key"] == values["db.password"] == "(hidden)"
+    assert values["url"] == "postgres://(hidden)@host/x"
+    assert (values["max_tokens"], values["pad_token"]) == ("8", "p")
+
+
+# --- As settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [42, [1], "lr=1", Model, print, argparse])
+def test_a_configuration_without_names_is_an_error_that_shows_one_with_names(given: object) -> None:
+    with pytest.raises(ArgumentError, match=r"config=\{'lr': 0.001\}"):
+        Settings.of({}, config=given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("tags", [""]), ("tags", "x" * 51), ("tags", [str(n) for n in range(21)]), ("group", 3)]
+)
+def test_wrong_tags_and_groups_are_errors_that_say_what_is_allowed(name: str, given: object) -> None:
+    with pytest.raises(ArgumentError, match=f"{name} must be a string"):
+        Settings.of({}, **{name: given})
+
+
+def test_variables_say_the_same_as_arguments() -> None:
+    variables = {"HOOKCORE_CONFIG": "lr=0.1, model.width=64,fast=true", "HOOKCORE_TAGS": "a,b", "HOOKCORE_GROUP": "g"}
+    told = Settings.of(variables)
+    given = Settings.of({}, config={"lr": 0.1, "model": {"width": 64}, "fast": True}, tags=["a", "b", "a"], group="g")
+    assert (told.config, told.tags, told.group) == (given.config, given.tags, given.group)
+    assert Settings.of({"HOOKCORE_CONFIG": '{"lr": [1, 2]}'}).config.values == {"lr": "[1, 2]"}
+    with pytest.raises(ArgumentError, match="HOOKCORE_CONFIG"):
+        Settings.of({"HOOKCORE_CONFIG": "lr"})
+
+
+def test_the_description_of_a_run_is_no_setting_of_its_watch() -> None:
+    told = Settings.of({}, config={"lr": 1}, tags="a", group="g", notes="n").as_dict()
+    assert not told.keys() & {"config", "tags", "group", "notes"}
+
+
+# --- Facts -----------------------------------------------------------------------------------------------------------
+
+
+def test_options_on_the_command_line_are_the_configuration_of_a_run_that_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = ["--lr", "0.1", "--batch-size=8", "--amp", "-v", "3", "model.width=64", "+data/x=a", "file.txt"]
+    arguments += ["--betas", "0.9", "0.99", "--shift", "-2", "--seed", "1", "file.txt", "2", "--model", "small", "big"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    run = new_run(Settings.of({}), {})
+    assert run.config == {
+        "lr": 0.1,
+        "batch_size": 8,
+        "amp": True,
+        "model.width": 64,
+        "data.x": "a",
+        "betas": "[0.9, 0.99]",
+        "shift": -2,
+        "seed": 1,
+        "model": "small",
+    }
+    assert run.facts["arguments"] == " ".join(arguments)
+    assert new_run(Settings.of({}, config={"lr": 1}), {}).config == {"lr": 1}
+    monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "--f=/run/kernel.json"])
+    assert not new_run(Settings.of({}), {}).config
+    assert not new_run(Settings.of({}), {}).facts
+
+
+def test_arguments_are_shown_without_secrets() -> None:
+    shown = facts.arguments_text(
+        ["--wandb-key", "s3cret", "--token=s3cret", "--db", "x://me:s3cret@host", "--out", "a b"]
+    )
+    assert "s3cret" not in shown
+    assert shown.endswith("--out 'a b'")
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ["-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_a_commit_and_whether_known_files_changed_are_read_from_git(tmp_path: Path) -> None:
+    assert not facts.commit_of(tmp_path)
+    git(tmp_path, "init")
+    assert not facts.commit_of(tmp_path)  # no commit yet
+    (tmp_path / "train.py").write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "x")
+    (tmp_path / "untracked").write_text("1")
+    clean = facts.commit_of(tmp_path)
+    assert len(str(clean["git.commit"])) == 40
+    assert clean["git.dirty"] is False
+    (tmp_path / "train.py").write_text("2")
+    assert facts.commit_of(tmp_path) == {**clean, "git.dirty": True}
+    assert not facts.commit_of(tmp_path / "gone")
+
+
+def test_without_git_the_commit_is_unknown_and_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert facts.learn_commit(lambda _: None) is None
+    assert not facts.commit_of(Path())
+
+
+def test_models_and_optimizers_say_what_they_are() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.LazyLinear(3), nn.Linear(2, 1).to(torch.float16))
+    model[0].weight.requires_grad_(False)
+    found = facts_of_models([model, model[0]])
+    assert found == {"parameters": 13, "trainable": 5, "dtype": "float32, float16", "device": "cpu"}
+    assert not facts_of_models([])
+    groups: list[dict[str, Any]] = [{"params": [model[0].weight], "lr": 0.5}, {"params": [model[0].bias]}]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
+    told = facts_of_optimizers([optimizer, torch.optim.SGD(model[2].parameters(), lr=torch.tensor(0.25))])
+    assert told["optimizer"] == "AdamW"
+    assert (told["optimizer.group0.lr"], told["optimizer.group1.lr"]) == (0.5, 0.1)
+    assert told["optimizer.betas"] == "[0.9, 0.999]"
+    assert (told["optimizer2"], told["optimizer2.lr"]) == ("SGD", 0.25)
+
+
+def test_a_scheduler_that_warms_up_does_not_hide_the_learning_rate() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
+    torch.optim.lr_scheduler.LinearLR(optimizer, 0.01)
+    assert optimizer.param_groups[0]["lr"] == 0.005
+    assert facts_of_optimizers([optimizer])["optimizer.lr"] == 0.5
+
+
+def scheduled(make: Callable[[torch.optim.Optimizer], object], *, lr: float = 0.1) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=lr)
+    made = make(optimizer)
+    found = facts_of_schedulers([optimizer])
+    assert made is not None  # alive until here
+    return found
+
+
+def test_schedulers_are_found_though_no_optimizer_knows_its_own() -> None:
+    assert not scheduled(lambda _: "none")
+    cosine = scheduled(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10))
+    assert cosine == {"scheduler": "CosineAnnealingLR", "scheduler.T_max": 10, "scheduler.eta_min": 0.0}
+    plateau = scheduled(lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=3))
+    assert (plateau["scheduler"], plateau["scheduler.patience"]) == ("ReduceLROnPlateau", 3)
+    assert not plateau.keys() & {"scheduler.best", "scheduler.num_bad_epochs", "scheduler.optimizer"}
+    steps = scheduled(lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [3, 9]))
+    assert steps == {"scheduler": "MultiStepLR", "scheduler.milestones": "[3, 9]", "scheduler.gamma": 0.1}
+
+
+def test_a_scheduler_of_several_is_one_with_parts() -> None:
+    def make(optimizer: torch.optim.Optimizer) -> object:
+        parts: list[Any] = [lr_scheduler.LinearLR(optimizer), lr_scheduler.CosineAnnealingLR(optimizer, 10)]
+        return lr_scheduler.SequentialLR(optimizer, parts, [5])
+
+    found = scheduled(make)
+    assert (found["scheduler"], found["scheduler.parts"]) == ("SequentialLR", "LinearLR, CosineAnnealingLR")
+    assert (found["scheduler.milestones"], found["scheduler.CosineAnnealingLR.T_max"]) == ("[5]", 10)
+    assert "scheduler2" not in found
+
+
+def test_the_versions_of_imported_packages_are_known_without_running_lazy_modules() -> None:
+    found = facts_of_packages()
+    assert found["version.numpy"] == np.__version__
+    assert not found.keys() & {"version.torch", "version.json"}  # every run has the one, the other is Python's
+
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str) -> str:
+            raise AssertionError(name)
+
+    blocked: Any = None
+    sys.modules |= {"lazy_one": Lazy("lazy_one"), "blocked_one": blocked}
+    try:
+        assert facts_of_packages() == found
+    finally:
+        del sys.modules["lazy_one"], sys.modules["blocked_one"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "facts"),
+    [
+        ({}, {}),
+        ({"TORCHELASTIC_RUN_ID": "none"}, {"launcher": "torchrun"}),
+        ({"TORCHELASTIC_RUN_ID": "mine"}, {"launcher": "torchrun", "launcher.id": "mine"}),
+        ({"TORCHELASTIC_RUN_ID": "nonesuch-4"}, {"launcher": "torchrun", "launcher.id": "nonesuch-4"}),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "sweep", "SLURM_ARRAY_TASK_ID": "3", "TORCHELASTIC_RUN_ID": "x"},
+            {"launcher": "torchrun", "launcher.id": "x", "job": "Slurm 7", "job.name": "sweep", "job.task": "3"},
+        ),
+        ({"PBS_JOBID": "9.host", "PMI_RANK": "0"}, {"launcher": "MPI", "job": "PBS 9.host"}),
+    ],
+)
+def test_the_job_of_a_cluster_is_known_by_its_variables(variables: dict[str, str], facts: dict[str, str]) -> None:
+    assert facts_of_job(variables) == facts
+
+
+def test_options_of_argparse_are_found_with_defaults_among_those_of_libraries() -> None:
+    def act() -> None: ...
+
+    options = argparse.Namespace(lr=0.1, width=8, betas=[0.9, 0.99], api_key="s", action=act)
+    libraries = argparse.Namespace(quiet_library=True)
+    found = options_of_script(["lr"])
+    assert found is not None
+    assert found.values == {"lr": 0.1, "width": 8, "betas": "[0.9, 0.99]", "api_key": "(hidden)"}
+    assert libraries.quiet_library
+    assert options.lr
+
+
+# --- All the way -----------------------------------------------------------------------------------------------------
+
+
+def test_a_saved_run_has_its_configuration_and_facts(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with hookcore.watch(model, server=None, keep=tmp_path, config={"lr": 0.5, "x": Hostile()}, tags="a", notes="n"):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    (folder,) = tmp_path.iterdir()
+    run = read_archive(folder).info
+    assert (run.config, run.tags, run.group, run.notes) == ({"lr": 0.5, "x": "(Hostile)"}, ("a",), "", "n")
+    assert (run.facts["optimizer"], run.facts["optimizer.lr"], run.facts["parameters"]) == ("SGD", 0.5, 4)
+    assert (run.facts["batch.size"], run.facts["batch.shape"], run.facts["steps.trained"]) == (2, "[2, 3]", 1)
+
+
+def test_the_facts_of_an_optimizer_go_with_it(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
+    with hookcore.watch(model, server=None, keep=tmp_path):
+        for step in range(8):
+            if step == 4:
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    (folder,) = tmp_path.iterdir()
+    facts = read_archive(folder).info.facts
+    assert {name: value for name, value in facts.items() if name.startswith("optimizer")} == facts_of_optimizers(
+        [optimizer]
+    )
+
+
+def test_a_run_that_was_saved_before_there_were_configurations_is_read(tmp_path: Path) -> None:
+    with hookcore.watch(nn.Linear(3, 1), server=None, keep=tmp_path) as watcher:
+        watcher.step()
+    (folder,) = tmp_path.iterdir()
+    said = json.loads((folder / RUN_FILE).read_text())
+    for name in ("config", "config_cut", "facts", "tags", "group", "notes"):
+        del said["run"][name]
+    (folder / RUN_FILE).write_text(json.dumps(said))
+    run = read_archive(folder).info
+    assert (run.config, run.facts, run.tags, run.group) == ({}, {}, (), "")
+
+
+def test_a_trainer_tells_a_server_what_it_learns_later() -> None:
+    server, model = server_thread.start(port=0), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with hookcore.watch(model, server="thread", keep=None, config={"lr": 0.5}, group="g") as watcher:
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        client, (run,) = watcher.client(), watcher.client().runs()
+        wait_for(lambda: client.run(run.id).facts.get("optimizer") == "SGD")
+        run = client.run(run.id)
+    server.stop()
+    assert (run.config, run.group) == ({"lr": 0.5}, "g")
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world()
+
+
+def test_answers_have_the_configuration_of_a_run(world: World) -> None:
+    info = make_info(
+        "one", config={"lr": 0.1, "on": True, "none": None}, config_cut=2, tags=("a",), facts={"device": "cpu"}
+    )
+    world.take(decode_batch(encode(make_batch(info, [0]))))
+    (run,) = world.client.get("/api/v1/runs").json()["runs"]
+    assert run["config"] == {"lr": 0.1, "on": True, "none": None}
+    assert (run["config_cut"], run["tags"], run["facts"]) == (2, ["a"], {"device": "cpu"})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"config": {str(number): 1 for number in range(MAX_ON_THE_WIRE + 1)}},
+        {"facts": {"x": 2**60}},
+        {"config": {"x": "y" * 5000}},
+        {"tags": ("x",) * 100},
+        {"notes": "x" * 20_000},
+    ],
+)
+def test_a_server_refuses_more_than_hookcore_sends_and_lists_such_a_saved_run_without_it(odd: dict[str, Any]) -> None:
+    info: RunInfo = make_info("one", **odd)
+    with pytest.raises(WireError, match="batch"):
+        check(make_batch(info, [0]))
+    (name,) = odd
+    assert not getattr(tamed(info), name)
+
+
+def test_a_configuration_that_decodes_to_too_much_is_refused_before_it_is_decoded() -> None:
+    info = make_info("one", config={f"{number:05}" * 20: 0 for number in range(700)})
+    with pytest.raises(WireError, match="bytes of config"):
+        decode_batch(encode(make_batch(info, [0])))

@@ -1,0 +1,270 @@
+"""The loss of a script that logs none: what `backward()` was called on, compared with what the script computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import hookcore
+from hookcore import Watcher
+from hookcore.findings.loss import Losses
+from hookcore.recorder import foundloss
+from hookcore.recorder.foundloss import FIRST_STEPS, Sum
+from hookcore.records.vocabulary import FOUND_LOSS, is_loss
+
+STEPS = 6
+SECOND = f"{FOUND_LOSS}2"
+Loop = Callable[[nn.Module, torch.optim.Optimizer], Iterator[Any]]
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    inputs = torch.randn(4, 8)
+    return functional.cross_entropy(model(inputs), inputs.argmax(1) % 3)
+
+
+def trained(loop: Loop, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD) -> tuple[Watcher, list[Any]]:
+    """Return a closed watcher of a loop, which yields its own loss after each step."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        return watcher, list(loop(model, optimizer(model.parameters(), lr=0.1)))
+
+
+def found_in(watcher: Watcher, name: str = FOUND_LOSS) -> dict[int, float]:
+    if name not in watcher.store.scalar_names():
+        return {}
+    series = watcher.store.scalars(name)
+    return dict(zip(series.last_step.tolist(), series.mean.tolist(), strict=True))
+
+
+def assert_found(watcher: Watcher, own: list[float]) -> None:
+    assert found_in(watcher) == pytest.approx(dict(enumerate(own[FIRST_STEPS:], FIRST_STEPS)), rel=1e-6)
+    assert len(own) == STEPS
+
+
+def test_the_loss_is_what_backward_was_called_on() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            yield loss.item()
+
+    assert_found(*trained(loop))
+
+
+def test_micro_batches_add_up() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            losses = [loss_of(model) / 4 for _ in range(4)]
+            for loss in losses:
+                loss.backward()
+            optimizer.step()
+            yield sum(loss.item() for loss in losses)
+
+    assert_found(*trained(loop))
+
+
+def test_the_scale_of_a_scaler_is_divided_out() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            yield loss.item()
+
+    assert_found(*trained(loop))
+
+
+def test_weights_that_are_given_to_backward_count_and_several_tensors_add_up() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            one, two = loss_of(model), model(torch.ones(1, 8)).mean()
+            torch.autograd.backward([one, two], [torch.tensor(3.0), torch.tensor(0.5)])
+            optimizer.step()
+            yield 3 * one.item() + two.item() / 2
+
+    assert_found(*trained(loop))
+
+
+def test_a_gradient_penalty_is_part_of_it_but_what_grad_was_called_on_is_not() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            (slope,) = torch.autograd.grad(loss, [model[0].weight], create_graph=True)
+            loss = loss + slope.square().mean()
+            loss.backward()
+            optimizer.step()
+            yield loss.item()
+
+    assert_found(*trained(loop))
+
+
+def test_what_reaches_no_watched_parameter_is_not_the_loss() -> None:
+    other = nn.Linear(2, 1)
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            other(torch.ones(1, 2)).sum().backward()
+            loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            yield loss.item()
+
+    assert_found(*trained(loop))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_it_is_read_in_any_precision(dtype: torch.dtype) -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
+        model.to(dtype)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 8, dtype=dtype)).square().mean()
+            loss.backward()
+            optimizer.step()
+            yield loss.item()
+
+    assert_found(*trained(loop))
+
+
+def test_nothing_is_found_if_the_script_logs_a_loss_or_it_is_unknown() -> None:
+    def logging(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            yield watcher.log(train_loss=loss)
+
+    def vector(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            yield model(torch.randn(4, 8)).backward(torch.ones(4, 3))
+            optimizer.step()
+
+    def closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        def compute() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            return loss
+
+        for _ in range(STEPS):
+            optimizer.step(compute)  # type: ignore[arg-type]
+            yield
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        list(logging(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert [name for name in watcher.store.scalar_names() if is_loss(name)] == ["train_loss"]
+    assert not found_in(trained(vector)[0])
+    assert not found_in(trained(closure, torch.optim.LBFGS)[0])
+
+
+def test_a_loss_that_another_thing_logs_now_and_then_does_not_end_it() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+            yield watcher.log(**({"loss": 1.0} if step == STEPS - 2 else {"lr": 0.1, "val_loss": 2.0}))
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        list(loop(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert list(found_in(watcher)) == list(range(FIRST_STEPS, STEPS))
+
+
+def test_each_of_two_optimizers_has_its_own_and_rules_about_a_loss_take_neither() -> None:
+    torch.manual_seed(3)
+    maker, judge = nn.Linear(4, 2), nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (judge, maker)]
+    own: list[list[float]] = [[], []]
+    with hookcore.watch(server=None, budget=None) as watcher:
+        for _ in range(STEPS):
+            made, real = maker(torch.randn(8, 4)), torch.randn(8, 2)
+            losses = [functional.softplus(judge(made.detach())).mean(), functional.softplus(-judge(real)).mean()]
+            for loss in losses:
+                loss.backward()
+            optimizers[0].step()
+            own[0].append(sum(loss.item() for loss in losses))
+            loss = functional.softplus(-judge(made)).mean()
+            loss.backward()
+            optimizers[1].step()
+            own[1].append(loss.item())
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+    for name, place in ((FOUND_LOSS, 0), (SECOND, 1)):
+        assert list(found_in(watcher, name).values()) == pytest.approx(own[place][1:], rel=1e-6)
+    assert not Losses(watcher.store).series
+
+
+def test_a_loss_without_data_or_inside_a_transform_is_unknown() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            yield optimizer.step()
+
+    watcher, _ = trained(loop)
+    finder = watcher._recorder._collector.loss
+    finder.begin_pass([torch.empty((), device="meta")], [torch.ones(())])
+    finder.end_pass(counts=True)
+    assert finder.take(FIRST_STEPS, 0) == {}
+    finder.begin_pass([torch.ones(())], [None])
+    finder.end_pass(counts=True)
+    assert finder.take(FIRST_STEPS, 0) == {}
+
+
+def test_a_scale_of_zero_costs_no_frame() -> None:
+    assert Sum([3.0, 1.0]).resolve(0.0) == 4.0
+
+
+def test_passes_of_another_model_are_no_part_of_the_loss_between_captured_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(foundloss, "EVERY_S", 0.0)
+    torch.manual_seed(3)
+    model, stranger = nn.Linear(8, 3), nn.Linear(8, 1)
+    optimizer, own = torch.optim.SGD(model.parameters(), lr=0.1), []
+    with hookcore.watch(model, server=None, every=4, budget=None) as watcher:
+        for _ in range(120):
+            optimizer.zero_grad()
+            stranger(torch.randn(2, 8)).sum().add(1000.0).backward()
+            loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            own.append(loss.item())
+    found = found_in(watcher)
+    assert len(found) > 5
+    assert found == pytest.approx({step: own[step] for step in found}, rel=1e-6)
+
+
+def test_a_pass_from_an_edge_of_the_graph_has_an_unknown_loss_and_does_no_harm() -> None:
+    torch.manual_seed(3)
+    model = nn.Linear(8, 3)
+    first, second = (torch.optim.SGD([weight], lr=0.1) for weight in model.parameters())
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        for _ in range(STEPS):
+            edge = torch.autograd.graph.get_gradient_edge(loss_of(model))
+            torch.autograd.backward([edge])
+            for optimizer in (first, second):
+                optimizer.step()
+                optimizer.zero_grad()
+        assert watcher.current_step == STEPS
+        assert watcher.errors == []
+    assert found_in(watcher) == {}

@@ -1,0 +1,588 @@
+"""All ranks of a distributed training as one run: what it has, when ranks are late, lost, restarted, or differ."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hookcore import wire
+from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, Snapshot, Tap
+from hookcore.wire import DeliveryCounters, Description, EndItem, Place
+from hookcore_app.runs import JointRun
+from hookcore_app.runs.assembly import GRACE_S, LATE_S, words_of
+from hookcore_app.runs.shelf import Shelf
+from tests.build import frame, make_info, stats_of
+from tests.serving import World, make_world
+from tests.waiting import wait_for
+
+TAPS = (Tap("layer", "output"), Tap("layer", "param", "weight"))
+JOINT = "ranks-job"
+WORLD = 4
+
+
+@dataclass
+class Clock:
+    """A clock that a test sets."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Ranks:
+    """The trainers of a training, and the server they send to."""
+
+    server: World
+    clock: Clock
+    world: int = WORLD
+    run: str = "run"
+    sent: dict[str, int] = field(default_factory=dict)  # items, by run
+    restarted: set[int] = field(default_factory=set)  # ranks that a launcher without attempts started again
+
+    def send(self, rank: int, steps: Sequence[int], attempt: int = 0, **others: Any) -> wire.Answer:
+        """Send steps in which the rank's own output is its rank, and the weight that all have is 10."""
+        frames = [of_rank(rank, step, **others) for step in steps]
+        return self.post(rank, frames, attempt)
+
+    def post(self, rank: int, records: Sequence[Frame | Snapshot | EndItem], attempt: int = 0, **batch: Any) -> Any:
+        run = f"{self.run}-{rank}-{attempt}{'b' if rank in self.restarted else ''}"
+        first = self.sent.get(run, 0)
+        items = []
+        for number, record in enumerate(records, start=first):
+            if isinstance(record, EndItem):
+                items.append(EndItem(number, record.step, record.failure))
+            elif isinstance(record, Snapshot):
+                items.append(wire.snapshot_item(number, record))
+            else:
+                items.append(wire.frame_item(number, record))
+        self.sent[run] = first + len(records)
+        place = Place(job="job", rank=rank, world=self.world, local_rank=rank % 2, device="cpu", attempt=attempt)
+        info = make_info(
+            run, name=f"training rank {rank}", host=f"host{rank // 2}", place=place, started_s=1.0 + attempt
+        )
+        taps: dict[str, Any] = {"taps": TAPS} if first == 0 else {"taps_from": len(TAPS)}
+        return self.server.take(wire.Batch(**{"run": info, "items": tuple(items), **taps, **batch}))
+
+    def all(self, steps: Sequence[int], attempt: int = 0, **others: Any) -> None:
+        for rank in range(self.world):
+            self.send(rank, steps, attempt, **others)
+
+    def end(self, rank: int, step: int, failure: Failure | None = None, attempt: int = 0) -> None:
+        self.post(rank, [EndItem(0, step, failure)], attempt)
+
+    @property
+    def joint(self) -> JointRun:
+        found = self.server.runs.find(JOINT)
+        assert isinstance(found, JointRun)
+        return found
+
+    def series(self, tap: int = 0, stat: str = "mean") -> dict[int, float]:
+        if not self.joint.store.taps_known:
+            return {}
+        series = self.joint.store.series(tap, stat)
+        return dict(zip(series.first_step.tolist(), series.mean.tolist(), strict=True))
+
+    def events(self, name: str) -> list[str]:
+        return [event.message for event in self.joint.store.events() if event.name == name]
+
+
+def of_rank(rank: int, step: int, weight: float = 10.0, loss: float | None = None, **others: Any) -> Frame:
+    """Return a frame of a rank: four values of its own, all equal to the rank, and weights that all ranks have."""
+    own = stats_of(1, count=4, mean=rank, min=rank, max=rank, rms=rank, norm=2 * rank, parts=1, sketched=4)
+    shared = stats_of(1, count=9, mean=weight, min=weight, max=weight, rms=weight, norm=3 * weight, parts=1, sketched=9)
+    scalars = {"loss": float(rank) if loss is None else loss}
+    stats = np.concatenate([own, shared])
+    stats[:, STAT_COLUMN["ratio"]] = np.nan
+    owners = np.array([rank, 0], np.int32)
+    return frame(step, stats, owners=owners, scalars=scalars, **{"time_s": 100.0 + step, **others})
+
+
+@pytest.fixture
+def ranks() -> Ranks:
+    clock = Clock()
+    return Ranks(make_world(clock), clock)
+
+
+def test_ranks_are_one_run_with_the_values_of_all(ranks: Ranks) -> None:
+    ranks.all(range(3))
+    joint = ranks.joint
+    assert [run.id for run in ranks.server.runs.all()] == [JOINT]
+    assert len(ranks.server.runs.every()) == 1 + WORLD
+    assert (joint.name, joint.state, joint.world, joint.missing()) == ("training", "live", WORLD, [])
+    assert joint.info.key == ""
+    for stat, expected in {"count": 16, "mean": 1.5, "min": 0, "max": 3, "std": np.std([0, 1, 2, 3])}.items():
+        assert ranks.series(0, stat) == pytest.approx(dict.fromkeys(range(3), expected))
+    for stat, expected in {"count": 9, "mean": 10, "norm": 30}.items():
+        assert ranks.series(1, stat) == dict.fromkeys(range(3), expected)
+    loss = joint.store.scalars("loss")
+    assert loss.mean.tolist() == [1.5] * 3
+    assert joint.assembly.incomplete == 0
+    assert joint.assembly.compared == 3 * 3
+    assert joint.store.incidents() == []
+
+
+def test_a_step_waits_for_all_ranks(ranks: Ranks) -> None:
+    for rank in (3, 0, 1):
+        ranks.send(rank, range(5))
+        assert ranks.series() == {}
+    ranks.send(2, range(2))
+    assert list(ranks.series()) == [0, 1]
+    ranks.send(2, range(2, 5))
+    assert list(ranks.series()) == list(range(5))
+
+
+def test_a_second_part_of_a_step_is_part_of_it(ranks: Ranks) -> None:
+    ranks.all([0])
+    for rank in range(WORLD):
+        late = frame(0, stats_of(0), scalars={"accuracy": rank / 2}, time_s=100.0)
+        ranks.post(rank, [late])
+    ranks.all([1])
+    assert ranks.joint.store.scalars("accuracy").mean.tolist() == [0.75]
+    assert ranks.joint.store.scalars("loss").mean.tolist() == [1.5, 1.5]
+    assert ranks.series() == {0: 1.5, 1: 1.5}
+
+
+def test_ranks_that_are_not_there_yet_are_waited_for_and_then_named(ranks: Ranks) -> None:
+    for rank in (0, 1):
+        ranks.send(rank, range(3))
+    assert ranks.joint.missing() == [2, 3]
+    assert ranks.series() == {}
+    ranks.clock.now += GRACE_S + 1
+    ranks.joint.tick()
+    assert ranks.series() == dict.fromkeys(range(3), 0.5)
+    assert ranks.events("ranks-unseen") == [
+        "2 of 4 ranks have sent nothing yet: the sums from step 0 on are without them"
+    ]
+    assert ranks.joint.assembly.incomplete == 3
+    ranks.send(2, range(5))  # its first steps are too late
+    assert ranks.joint.missing() == [3]
+    assert ranks.joint.assembly.ranks[2].late == 2  # of three: the newest step can still grow
+    (message,) = ranks.events("rank-late")
+    assert "rank 2 sent step 0 when step 2 had been added up" in message
+    for rank in (0, 1, 2):
+        ranks.send(rank, range(5 if rank == 2 else 3, 7))
+    assert {step: value for step, value in ranks.series().items() if step > 2} == dict.fromkeys(range(3, 7), 1.0)
+
+
+def test_a_rank_that_falls_behind_holds_the_others_up_for_a_while_only(ranks: Ranks) -> None:
+    ranks.all([0])
+    for rank in range(3):
+        ranks.send(rank, [1, 2])
+    assert list(ranks.series()) == [0]
+    ranks.clock.now += LATE_S - 1
+    for rank in range(4):
+        ranks.send(rank, [] if rank == 3 else [3])
+    assert list(ranks.series()) == [0]
+    ranks.clock.now += 2
+    ranks.joint.tick()
+    assert ranks.series() == {0: 1.5, 1: 1.0, 2: 1.0}
+    assert ranks.joint.assembly.ranks[3].missed == 2
+    assert "step 1 was added up without rank 3" in ranks.events("rank-missing")[0]
+    ranks.send(3, [1, 2, 3])
+    assert ranks.series()[3] == 1.5
+
+
+def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
+    ranks.all([0])
+    ranks.clock.now += 10
+    for rank in range(3):
+        ranks.send(rank, [1])
+    ranks.clock.now += 6  # rank 3 has been silent for longer than the others
+    for rank in range(3):
+        ranks.send(rank, [])
+    ranks.joint.tick()
+    assert ranks.server.runs.get("run-3-0").state == "lost"  # type: ignore[union-attr]
+    assert ranks.joint.state == "live"
+    assert ranks.series() == {0: 1.5, 1: 1.0}
+    ranks.send(3, [1, 2])
+    for rank in range(3):
+        ranks.send(rank, [2])
+    assert ranks.series()[2] == 1.5
+
+
+def test_all_ranks_end(ranks: Ranks) -> None:
+    ranks.all(range(2))
+    for rank in range(WORLD):
+        assert ranks.joint.ended_at_step is None
+        ranks.end(rank, 1)
+    assert (ranks.joint.state, ranks.joint.ended_at_step) == ("ended", 1)
+
+
+def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> None:
+    ranks.all(range(2))
+    ranks.end(2, 1, Failure("crashed", 1, "ValueError: bad batch"))
+    assert ranks.joint.state == "live"
+    for rank in (0, 1, 3):
+        ranks.end(rank, 1, Failure("interrupted", 1, "SystemExit: 1"))
+    assert ranks.joint.state == "crashed"
+    assert ranks.joint.failure is not None
+    assert "rank" in ranks.joint.failure.error
+
+
+def test_a_restarted_training_goes_on_in_the_same_run(ranks: Ranks) -> None:
+    ranks.all(range(3))
+    for rank in range(WORLD):
+        ranks.send(rank, range(2), attempt=1)
+    assert list(ranks.series()) == list(range(5))
+    assert ranks.joint.world == WORLD
+    assert len(ranks.joint.members) == 2 * WORLD
+    assert [each.run.id for each in ranks.joint.current()] == [f"run-{rank}-1" for rank in range(WORLD)]
+    (message,) = ranks.events("restarted")
+    assert "its steps continue from 3 here" in message
+    ranks.send(1, [3])  # of the attempt before
+    assert list(ranks.series()) == list(range(5))
+    assert "rank 1 of an earlier attempt" in ranks.events("rank-of-before")[0]
+
+
+def test_a_new_rank_that_is_the_first_of_a_restarted_training_begins_it(ranks: Ranks) -> None:
+    ranks.world = 3
+    ranks.all(range(3))
+    ranks.world = 4
+    for rank in (3, 1, 0, 2):
+        ranks.send(rank, range(2), attempt=1)
+    assert list(ranks.series()) == list(range(5))
+    assert ranks.series()[4] == 1.5
+    assert [each.place.rank for each in ranks.joint.current()] == [0, 1, 2, 3]
+    assert ranks.joint.assembly.incomplete == 0
+
+
+def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_the_others(ranks: Ranks) -> None:
+    ranks.all(range(3))
+    ranks.restarted.add(1)
+    ranks.send(1, range(2))
+    for rank in (0, 2, 3):
+        ranks.send(rank, [3])
+    assert [each.run.id for each in ranks.joint.current()] == ["run-0-0", "run-1-0", "run-2-0", "run-3-0"]
+    ranks.clock.now += LATE_S + 1
+    for rank in (0, 2, 3):
+        ranks.send(rank, [4])
+    assert ranks.series()[3] == pytest.approx(5 / 3)
+    (message,) = ranks.events("rank-alone")
+    assert "rank 1 was started again, and counts from 0, while other ranks continue" in message
+    ranks.restarted |= {0, 2, 3}
+    for steps in ((), range(2, 4)):
+        for rank in (0, 2, 3, 1):
+            ranks.send(rank, steps)
+    assert ranks.joint.shift == 5
+    assert ranks.series()[5 + 3] == 1.5
+
+
+def test_a_straggler_of_an_attempt_of_which_nothing_else_was_seen_is_not_a_restart(ranks: Ranks) -> None:
+    ranks.all(range(2), attempt=1)
+    ranks.send(0, range(5), attempt=0)
+    ranks.all([2], attempt=1)
+    assert ranks.series() == dict.fromkeys(range(3), 1.5)
+    assert "rank 0 of an earlier attempt" in ranks.events("rank-of-before")[0]
+
+
+def test_a_rank_that_prepares_for_long_does_not_use_up_the_patience_for_the_others(ranks: Ranks) -> None:
+    ranks.send(0, [])
+    ranks.clock.now += GRACE_S * 2
+    ranks.all(range(2))
+    ranks.joint.tick()
+    assert ranks.series() == {0: 1.5, 1: 1.5}
+    assert ranks.joint.assembly.incomplete == 0
+
+
+def test_a_step_that_some_ranks_did_not_capture_shows_no_part_as_the_whole(ranks: Ranks) -> None:
+    ranks.all([0])
+    for rank in range(WORLD):
+        ranks.post(rank, [of_rank(rank, 1) if rank < 2 else frame(1, stats_of(0), scalars={"loss": float(rank)})])
+    ranks.all([2])
+    assert ranks.series() == {0: 1.5, 2: 1.5}
+    assert ranks.series(1) == dict.fromkeys(range(3), 10.0)  # the weights, which are the same on all ranks
+    assert ranks.joint.store.scalars("loss").mean.tolist() == [1.5] * 3
+    assert (ranks.joint.assembly.partial, ranks.joint.assembly.incomplete) == (1, 0)
+
+
+def test_a_nan_in_a_step_that_only_one_rank_captured_is_shown(ranks: Ranks) -> None:
+    ranks.all([0])
+    bad = of_rank(3, 1)
+    bad.stats[0, STAT_COLUMN["nan"]] = 2
+    for rank in range(WORLD):
+        ranks.post(rank, [bad if rank == 3 else frame(1, stats_of(0))])
+    (incident,) = ranks.joint.store.incidents()
+    assert (incident.rule, incident.first_step) == ("nonfinite", 1)
+    assert "It was in rank 3 of 4." in incident.sentence
+
+
+def test_a_value_that_is_logged_after_the_step_does_not_end_a_desync(ranks: Ranks) -> None:
+    for step in range(3):
+        for rank in range(WORLD):
+            ranks.send(rank, [step], weight=11.0 if rank == 2 else 10.0)
+        for rank in range(WORLD):
+            ranks.post(rank, [frame(step, stats_of(0), scalars={"accuracy": 1.0}, time_s=100.0 + step)])
+    (incident,) = ranks.joint.store.incidents()
+    assert (incident.first_step, incident.is_over) == (0, False)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 1, 3), (3, 2, 1, 0)])
+def test_the_odd_rank_is_named_whoever_is_first(ranks: Ranks, order: tuple[int, ...]) -> None:
+    for rank in order:
+        ranks.send(rank, [0], weight=11.0 if rank == 2 else 10.0)
+    (incident,) = ranks.joint.store.incidents()
+    assert incident.sentence.startswith("Rank 2 differs from the others")
+    assert ranks.series(1) == {0: 10.0}
+
+
+def test_values_that_ranks_should_have_in_common_and_do_not_are_an_incident(ranks: Ranks) -> None:
+    ranks.all(range(2))
+    for step in range(2, 30):
+        for rank in range(WORLD):
+            ranks.send(rank, [step], weight=11.0 if rank == 2 and step < 10 else 10.0)
+    (incident,) = ranks.joint.store.incidents()
+    assert (incident.rule, incident.severity, incident.first_step) == ("desync", "error", 2)
+    assert incident.culprit.tap == TAPS[1]
+    assert incident.sentence.startswith(
+        "Rank 2 differs from the others, although all should have the same values: at step 2, min of "
+        "layer param [weight] is 10 in ranks 0, 1 and 3, 11 in rank 2. It was no longer found at step 10."
+    )
+    assert incident.is_over
+
+
+def test_a_nan_in_one_rank_is_named_as_such(ranks: Ranks) -> None:
+    ranks.all(range(2))
+    for rank in range(WORLD):
+        bad = of_rank(rank, 2)
+        if rank == 3:
+            bad.stats[0, STAT_COLUMN["nan"]] = 2
+        ranks.post(rank, [bad])
+    (incident,) = ranks.joint.store.incidents()
+    assert incident.rule == "nonfinite"
+    assert "It was in rank 3 of 4." in incident.sentence
+
+
+def test_events_of_several_ranks_are_one_event_that_names_them(ranks: Ranks) -> None:
+    for rank in range(WORLD):
+        own = [Event(0, float(rank), "told", f"only rank {rank} says this.")] if rank == 1 else []
+        told = [Event(0, float(rank), "told", "a thing.")] if rank != 3 else []
+        ranks.send(rank, [0], events=(*told, *own))
+    messages = ranks.events("told")
+    assert messages == ["a thing (ranks 0-2)", "only rank 1 says this (rank 1)"]
+
+
+def test_the_words_for_ranks() -> None:
+    assert words_of([3], 4) == "rank 3"
+    assert words_of([0, 1, 2, 3], 4) == "all 4 ranks"
+    assert words_of([7, 0, 1, 2], 9) == "ranks 0-2 and 7"
+    assert words_of(range(0, 40, 2), 64) == "ranks 0, 2, 4, 6, 8, 10, 12 and 13 more"
+
+
+def test_modules_are_those_of_all_ranks_and_the_counters_are_sums(ranks: Ranks) -> None:
+    for rank in range(WORLD):
+        root = ModuleRecord("", "Model", None)
+        stage = ModuleRecord(f"stage{rank}", "Linear", "")
+        counters = DeliveryCounters(10, 8, {"queue-full": rank}, 2, 0)
+        ranks.post(rank, [of_rank(rank, 0)], description=Description(1, (root, stage)), counters=counters)
+        ranks.clock.now += 2
+    assert [each.path for each in ranks.joint.store.modules()] == ["", *(f"stage{rank}" for rank in range(WORLD))]
+    ranks.send(0, [])
+    assert ranks.joint.counters.produced == 4 * 10
+    assert ranks.joint.counters.dropped == {"queue-full": 0 + 1 + 2 + 3}
+
+
+def test_a_module_that_is_another_part_in_each_rank_has_no_outputs_in_the_run_of_all(ranks: Ranks) -> None:
+    """Stages of a pipeline: the whole model's output is that of the stage."""
+    root = ModuleRecord("", "Model", None)
+    for rank in range(WORLD):
+        children = [ModuleRecord("layer", "Block", ""), ModuleRecord(f"layer.{rank // 2}", "Linear", "layer")]
+        ranks.post(rank, [of_rank(rank, 0)], description=Description(1, (root, *children)))
+    assert ranks.series(0) == {}
+    assert ranks.series(1) == {0: 10.0}
+    for rank in range(WORLD):  # all have the same parts now
+        children = [ModuleRecord("layer", "Block", ""), ModuleRecord("layer.0", "Linear", "layer")]
+        ranks.post(rank, [of_rank(rank, 1)], description=Description(2, (root, *children)))
+    ranks.all([2])
+    assert ranks.series(0)[2] == 1.5
+
+
+def test_commands_reach_all_ranks_and_tensors_are_asked_of_the_lowest(ranks: Ranks) -> None:
+    ranks.all([0])
+    ranks.joint.ask("settings", changes={"paused": True})
+    ranks.joint.ask_snapshots([TAPS[0]])
+    answers = [ranks.send(rank, [1]) for rank in range(WORLD)]
+    names = [[command.name for command in answer.commands] for answer in answers]
+    assert names == [["settings", "snapshot"], *[["settings"]] * 3]
+
+
+def test_the_tensors_of_the_lowest_rank_are_shown(ranks: Ranks) -> None:
+    ranks.all([0])
+    for rank in (1, 0):
+        values = np.full(3, rank, np.float32)
+        ranks.post(rank, [Snapshot(TAPS[0], 0, 100.0, "float32", (3,), values)])
+    (snapshot,) = ranks.joint.store.snapshots()
+    assert snapshot.values.tolist() == [0.0] * 3
+
+
+def test_deleting_the_run_deletes_all_ranks_and_they_come_back_together(ranks: Ranks) -> None:
+    ranks.all(range(2))
+    assert ranks.server.runs.remove(JOINT)
+    assert ranks.server.runs.every() == []
+    (gone,) = ranks.server.runs.gone()
+    assert (gone.id, gone.name) == (JOINT, "training")
+    assert ranks.server.client.post(f"/api/v1/removed-runs/{JOINT}/restore").status_code == 200
+    assert [run.id for run in ranks.server.runs.all()] == [JOINT]
+    assert len(ranks.server.runs.every()) == 1 + WORLD
+    assert ranks.server.runs.gone() == []
+    assert ranks.series() == {0: 1.5, 1: 1.5}
+    ranks.all([2])
+    assert ranks.series() == {0: 1.5, 1: 1.5, 2: 1.5}
+
+
+def test_what_a_reader_writes_about_the_run_is_kept_with_it(ranks: Ranks) -> None:
+    ranks.all([0])
+    ranks.server.client.patch(f"/api/v1/runs/{JOINT}", json={"tags": ["good"], "group": "sweep", "archived": True})
+    ranks.all([1])
+    assert (ranks.joint.tags, ranks.joint.group, ranks.joint.archived) == (("good",), "sweep", True)
+    lead = ranks.joint.lead
+    assert (lead.tags, lead.group, lead.archived) == (("good",), "sweep", True)
+
+
+def test_processes_without_others_are_runs_of_their_own(ranks: Ranks) -> None:
+    ranks.world = 1
+    ranks.send(0, range(2))
+    assert [run.id for run in ranks.server.runs.all()] == ["run-0-0"]
+
+
+def test_nobody_can_send_to_the_run_of_all_ranks(ranks: Ranks) -> None:
+    ranks.all([0])
+    batch = wire.Batch(run=make_info(JOINT, key=""), items=())
+    assert ranks.server.post(batch).status_code in (403, 422)
+    batch = wire.Batch(run=make_info(JOINT), items=())
+    assert ranks.server.post(batch).status_code == 403
+
+
+@contextmanager
+def saved(folder: Path, **settings: Any) -> Iterator[Ranks]:
+    clock = Clock()
+    server = make_world(clock, keep=str(folder), **settings)
+    try:
+        yield Ranks(server, clock)
+    finally:
+        server.app.state.keeper.close()
+
+
+def everything(ranks: Ranks) -> list[Any]:
+    joint = ranks.joint
+    return [
+        [ranks.series(tap, stat) for tap in (0, 1) for stat in ("count", "mean", "std", "max", "norm")],
+        joint.store.scalars("loss").mean.tolist(),
+        [(each.rule, each.first_step, each.sentence) for each in joint.store.incidents()],
+        joint.ended_at_step,
+        joint.state,
+    ]
+
+
+def test_after_a_restart_the_run_is_what_it_was(tmp_path: Path) -> None:
+    with saved(tmp_path) as ranks:
+        ranks.all(range(20))
+        for rank in range(WORLD):
+            ranks.send(rank, range(20, 40), weight=10.0 + (rank == 1))
+        ranks.joint.name, ranks.joint.notes = "renamed", "noted"
+        ranks.joint.edited()
+        for rank in range(WORLD):
+            ranks.end(rank, 39)
+        before = everything(ranks)
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
+        listed = again.server.runs.get(JOINT)
+        assert isinstance(listed, JointRun)
+        assert (listed.loaded, listed.state, listed.name, listed.notes) == (False, "ended", "renamed", "noted")
+        assert listed.store.steps().newest == 39
+        assert everything(again) == before
+
+
+def test_a_killed_server_goes_on_with_the_ranks_in_any_order(tmp_path: Path) -> None:
+    with saved(tmp_path) as ranks:
+        ranks.all(range(10))
+        sent = ranks.sent
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
+        again.sent = sent
+        for rank in (2, 0, 3, 1):
+            again.send(rank, range(10, 15))
+        assert again.series() == dict.fromkeys(range(15), 1.5)
+        assert again.joint.assembly.incomplete == 0
+        assert again.joint.state == "live"
+
+
+def test_ranks_that_are_back_before_their_runs_are_listed_continue_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with saved(tmp_path) as ranks:
+        ranks.all(range(10))
+        sent = ranks.sent
+    listing = threading.Event()
+    runs = Shelf.runs
+    monkeypatch.setattr(Shelf, "runs", lambda shelf: (listing.wait(20), runs(shelf))[1])
+    with saved(tmp_path) as again:
+        again.sent = sent
+        assert again.server.runs.every() == []
+        first = threading.Thread(target=again.send, args=(1, range(10, 15)))
+        first.start()
+        wait_for(lambda: again.server.runs.get("run-1-0") is not None)
+        listing.set()
+        first.join()
+        for rank in (2, 0, 3):
+            again.send(rank, range(10, 15))
+        assert again.series() == dict.fromkeys(range(15), 1.5)
+        assert again.joint.assembly.incomplete == 0
+
+
+def test_a_rank_whose_saved_run_can_not_be_read_is_named(tmp_path: Path) -> None:
+    with saved(tmp_path) as ranks:
+        ranks.all(range(10))
+        for rank in range(WORLD):
+            ranks.end(rank, 9)
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
+        damaged = again.server.runs.get("run-1-0")
+        assert damaged is not None
+        assert damaged.folder is not None
+        (damaged.folder / "run.json").write_text("{")
+        again.server.runs.read(again.joint)
+        said = again.server.client.get("/api/v1/ranks", params={"run": JOINT}).json()
+        assert (said["unread"], said["steps"]) == ([1], 10)
+        (event,) = [event for event in again.joint.store.events() if event.name == "rank-not-read"]
+        assert event.severity == "warning"
+        assert "rank 1 can't be read, so the sum of all ranks is without it" in event.message
+        page = again.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+        assert "The saved run of rank 1 can't be read" in page
+
+
+def test_the_attempts_are_told_apart_after_a_restart(tmp_path: Path) -> None:
+    with saved(tmp_path) as ranks:
+        ranks.all(range(3))
+        for attempt in (1, 2):
+            for rank in reversed(range(WORLD)):
+                ranks.send(rank, range(2), attempt=attempt)
+        before = everything(ranks)[:3]
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + 3 * WORLD)
+        assert everything(again)[:3] == before
+        assert list(again.series()) == list(range(7))
+
+
+def test_a_run_whose_ranks_are_all_on_disk_leaves_memory_and_returns(tmp_path: Path) -> None:
+    with saved(tmp_path) as ranks:
+        ranks.all(range(10))
+        for rank in range(WORLD):
+            ranks.end(rank, 9)
+        before = everything(ranks)
+        joint = ranks.joint
+        wait_for(lambda: ranks.server.app.state.keeper.is_whole(joint))
+        ranks.clock.now += 1000
+        assert ranks.server.runs._unload(joint)
+        assert not joint.loaded
+        assert joint.steps == 10
+        assert ranks.server.runs.get(JOINT) is joint
+        assert everything(ranks) == before

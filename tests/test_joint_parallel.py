@@ -1,0 +1,223 @@
+"""Four gloo processes and a real server: the run of all ranks, split in any way, has the values of one process."""
+
+# mypy: disable-error-code="no-untyped-call"
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import hookcore
+from hookcore.records import Kind, Tap
+from hookcore.store import Store
+from tests.ranks import run_ranks
+from tests.serving import TOKEN, Served, joint_named, run_named, served
+
+pytestmark = pytest.mark.slow
+
+WORLD: Final = 4
+STEPS: Final = 3
+BATCH: Final = 8
+DRIFTS_AT: Final = 1
+OF_PARAMETERS: Final[tuple[Kind, ...]] = ("param", "param_grad", "update")
+KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad", *OF_PARAMETERS)
+EXACT: Final = ("count", "nan", "inf", "zero")
+CLOSE: Final = ("mean", "std", "min", "max", "rms", "norm")
+
+
+def make() -> nn.Sequential:
+    """Return a model of which no layer's rows are divisible by the number of ranks, but those of the middle."""
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 7), nn.Linear(7, 5)
+    return nn.Sequential(*layers).double()
+
+
+def batches() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(BATCH, 6, dtype=torch.float64, generator=generator) for _ in range(STEPS)]
+
+
+def loss_of(output: Tensor, _: Tensor | None = None) -> Tensor:
+    return output.square().mean()
+
+
+def train(
+    model: nn.Module,
+    watched: nn.Module,
+    url: str,
+    name: str,
+    backward: Callable[[Tensor], None] | None = None,
+    share: slice = slice(None),
+    after: Callable[[int], None] = lambda _: None,
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookcore.watch(watched, server=url, name=name, budget=None, kinds=KINDS):
+        for step, batch in enumerate(batches()):
+            optimizer.zero_grad()
+            if backward is None:
+                loss_of(model(batch[share])).backward()
+            else:
+                backward(batch)
+            optimizer.step()
+            after(step)
+
+
+def share_of(place: int, parts: int) -> slice:
+    size = BATCH // parts
+    return slice(place * size, (place + 1) * size)
+
+
+# --- On each rank ---------------------------------------------------------------------------------------------------
+
+
+def with_drift(rank: int, url: str) -> None:
+    """Train with copies of the parameters, of which one drifts away on rank 2."""
+    inner = make()
+
+    def drift(step: int) -> None:
+        if rank == 2 and step == DRIFTS_AT:
+            with torch.no_grad():
+                dict(inner.named_parameters())["4.bias"][3] += 0.5
+
+    train(DistributedDataParallel(inner), inner, url, f"drift rank {rank}", None, share_of(rank, WORLD), drift)
+
+
+def with_fsdp(rank: int, url: str) -> None:
+    model = make()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)  # 9 rows on four ranks, so one has none; 5 rows
+    train(model, model, url, f"fsdp rank {rank}", None, share_of(rank, WORLD))
+
+
+def with_two_axes(rank: int, url: str) -> None:
+    """Train two copies of a model that is split in two."""
+    model = make()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    parallelize_module(model, mesh["tensor"], {"2": ColwiseParallel(), "4": RowwiseParallel()})
+    for layer in (model[0], model):
+        fully_shard(layer, mesh=mesh["data"])
+    train(model, model, url, f"axes rank {rank}", None, share_of(rank // 2, 2))
+
+
+def with_tensor_parallel(rank: int, url: str) -> None:
+    model = make()
+    parallelize_module(model, init_device_mesh("cpu", (WORLD,)), {"2": ColwiseParallel(), "4": RowwiseParallel()})
+    train(model, model, url, f"tensor rank {rank}")
+
+
+def with_pipeline(rank: int, url: str) -> None:
+    """Train one stage of torch's own pipeline, with four micro-batches. A stage keeps the names of its layers."""
+    stage = nn.Sequential()
+    names = (("0", "1"), ("2", "3"), ("4",), ("5",))[rank]
+    for name, layer in make().named_children():
+        if name in names:
+            stage.add_module(name, layer)
+    pipe = PipelineStage(stage, rank, WORLD, torch.device("cpu"))
+    schedule = Schedule1F1B(pipe, WORLD, loss_fn=loss_of)
+
+    def step(batch: Tensor) -> None:
+        given = (batch,) if rank == 0 else ()
+        target: Any = {"target": torch.zeros(BATCH)} if rank == WORLD - 1 else {}
+        schedule.step(*given, **target)
+
+    train(stage, stage, url, f"pipeline rank {rank}", step)
+
+
+WAYS: Final = (with_drift, with_fsdp, with_two_axes, with_tensor_parallel, with_pipeline)
+
+
+def work(rank: int, folder: str, url: str) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "HOOKCORE_HOME": folder, "HOOKCORE_TOKEN": TOKEN}
+    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=WORLD)
+    for way in WAYS:
+        way(rank, url)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+# --- On the server --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(lambda: 1000.0) as found, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOOKCORE_TOKEN", TOKEN)
+        train(model := make(), model, found.url, "alone")
+        run_ranks(work, (str(tmp_path_factory.mktemp("ranks")), found.url), WORLD)
+        yield found
+
+
+def assert_same(found: Store, alone: Store, taps: list[Tap], scale: Callable[[Tap], float] = lambda _: 1.0) -> None:
+    assert taps
+    for tap in taps:
+        for stat in (*EXACT, *CLOSE):
+            one, all_ = alone.series(tap, stat), found.series(tap, stat)
+            assert one.first_step.tolist() == all_.first_step.tolist() == list(range(STEPS)), (tap, stat)
+            factor = scale(tap) if stat in CLOSE else 1.0
+            np.testing.assert_allclose(all_.mean, one.mean * factor, rtol=1e-9, atol=1e-14, err_msg=f"{tap} {stat}")
+
+
+def norms_of_gradients(store: Store) -> list[float]:
+    squares = [store.series(tap, "norm").mean ** 2 for tap in store.taps(None, "param_grad").taps]
+    return list(np.sqrt(np.sum(squares, axis=0)))
+
+
+@pytest.mark.parametrize("name", ["fsdp", "axes", "tensor", "pipeline"])
+def test_parameters_and_the_norm_of_all_gradients_are_those_of_one_process(server: Served, name: str) -> None:
+    alone, together = run_named(server, "alone").store, joint_named(server, name, WORLD).store
+    expected = [tap for kind in OF_PARAMETERS for tap in alone.taps(None, kind).taps]
+    assert len(expected) == 3 * 8
+    assert {tap for kind in OF_PARAMETERS for tap in together.taps(None, kind).taps} == set(expected)
+    assert_same(together, alone, expected)
+    assert norms_of_gradients(together) == pytest.approx(norms_of_gradients(alone), rel=1e-12)
+    assert together.incidents() == []
+
+
+SPLIT: Final = ("axes", "tensor")  # by tensor parallel layers
+
+
+@pytest.mark.parametrize(("name", "parts"), [("fsdp", 4), ("axes", 2), ("tensor", 1), ("pipeline", 4)])
+def test_outputs_and_their_gradients_are_those_of_one_process(server: Served, name: str, parts: int) -> None:
+    alone, together = run_named(server, "alone").store, joint_named(server, name, WORLD).store
+    missing = {Tap("4", "output")} if name in SPLIT else set()  # a rank has a part of each sum, which is added up later
+    if name == "pipeline":
+        missing = {Tap("", "output"), Tap("", "output_grad")}  # those of the stages aren't the model's
+    expected = {tap for kind in KINDS[:2] for tap in alone.taps(None, kind).taps} - missing
+    assert {tap for kind in KINDS[:2] for tap in together.taps(None, kind).taps if count_of(together, tap)} == expected
+
+    def scale(tap: Tap) -> float:
+        return parts if tap.kind == "output_grad" else 1.0  # of the loss of a rank, or of a micro-batch
+
+    assert_same(together, alone, sorted(expected, key=str), scale)
+
+
+def count_of(store: Store, tap: Tap) -> float:
+    return float(store.series(tap, "count").mean.sum())
+
+
+def test_the_rank_that_drifts_away_is_named_with_its_parameter_and_step(server: Served) -> None:
+    (incident,) = [each for each in joint_named(server, "drift", WORLD).store.incidents() if each.rule == "desync"]
+    assert incident.first_step == DRIFTS_AT + 1
+    assert (incident.culprit.tap.module, incident.culprit.tap.kind, incident.culprit.tap.index) == (
+        "4",
+        "param",
+        "bias",
+    )
+    assert incident.sentence.startswith("Rank 2 differs from the others")
+
+
+def test_the_ranks_know_the_axes_of_their_mesh(server: Served) -> None:
+    found = {each.place.rank: each.place.axes for each in joint_named(server, "axes", WORLD).current()}
+    assert found == {rank: {"data": (rank // 2, 2), "tensor": (rank % 2, 2)} for rank in range(WORLD)}

@@ -1,0 +1,261 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Images, texts, tables, and figures that a script logs: bounded, beside their steps, saved, and shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hookcore
+from hookcore.archive import read_archive
+from hookcore.errors import ArgumentError
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.media import MAX_WAITING, MediaQueue
+from hookcore.records import Snapshot, Tap
+from hookcore.store import Store
+from hookcore.watcher.media import (
+    MAX_BYTES,
+    MAX_CELL,
+    MAX_COLUMNS,
+    MAX_ROWS,
+    MAX_SIDE,
+    figure_content,
+    image_content,
+    table_content,
+    text_content,
+)
+from tests.build import make_info
+from tests.serving import make_world
+
+
+def pixels_of(png: bytes) -> np.ndarray[Any, Any]:
+    """Decode a PNG of this project without its own code: true color, without filters."""
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    place, data, size = 8, b"", (0, 0)
+    while place < len(png):
+        (length,), kind = struct.unpack(">I", png[place : place + 4]), png[place + 4 : place + 8]
+        body = png[place + 8 : place + 8 + length]
+        if kind == b"IHDR":
+            size = struct.unpack(">II", body[:8])
+        if kind == b"IDAT":
+            data += body
+        place += 12 + length
+    lines = np.frombuffer(zlib.decompress(data), np.uint8).reshape(size[1], 1 + 3 * size[0])
+    assert not lines[:, 0].any()
+    return lines[:, 1:].reshape(size[1], size[0], 3)
+
+
+RAMP = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (RAMP, RAMP),
+        (torch.from_numpy(RAMP.copy()), RAMP),
+        (torch.from_numpy(RAMP.copy()).permute(2, 0, 1), RAMP),
+        (RAMP / 255.0, RAMP),
+        (torch.tensor([[0.0, 1.0]], dtype=torch.bfloat16, requires_grad=True), np.array([[[0] * 3, [255] * 3]])),
+        (np.array([[True, False]]), np.array([[[255] * 3, [0] * 3]])),
+        (np.concatenate([RAMP, np.full((2, 4, 1), 9, np.uint8)], axis=2), RAMP),  # with alpha
+    ],
+    ids=["uint8", "tensor", "channels first", "floats", "bfloat16", "bool", "alpha"],
+)
+def test_an_image_has_its_own_pixels(image: Any, expected: Any) -> None:
+    content = image_content(image)
+    assert (pixels_of(content.data) == expected).all()
+    assert content.whole == len(content.data)
+
+
+def test_a_large_image_is_thinned_and_says_so() -> None:
+    content = image_content(np.zeros((MAX_SIDE * 2 + 1, 4), np.uint8))
+    assert pixels_of(content.data).shape == (683, 2, 3)
+    assert content.whole > len(content.data)
+    noise = np.random.default_rng(0).integers(0, 256, (MAX_SIDE, MAX_SIDE, 3), dtype=np.uint8)
+    content = image_content(noise)
+    assert len(content.data) <= MAX_BYTES < content.whole
+
+
+@pytest.mark.parametrize("image", [np.zeros(3), np.zeros((2, 2, 2)), np.full((2, 2), np.nan), np.full((2, 2), 1.5)])
+def test_what_is_no_image_is_refused(image: Any) -> None:
+    with pytest.raises(ArgumentError, match="an image"):
+        image_content(image)
+
+
+def test_a_text_is_cut_between_letters() -> None:
+    content = text_content("ä" * MAX_BYTES)
+    assert content.data.decode() == "ä" * (MAX_BYTES // 2)
+    assert content.whole == 2 * MAX_BYTES
+    assert text_content(3).data == b"3"
+
+
+def test_tables_of_all_kinds_are_the_same() -> None:
+    rows = [{"a": 1, "b": "x"}, {"a": float("nan"), "b": None}]
+    expected = {"columns": ["a", "b"], "rows": [[1, "x"], ["nan", None]], "total": 2}
+    assert json.loads(table_content(rows).data) == expected
+    columns = {"a": [1, np.float64("nan")], "b": ["x", None]}
+    assert json.loads(table_content(columns).data) == expected
+    tensors = {"a": torch.tensor([1, 2]), "b": np.array([0.5, 1.5])}
+    assert json.loads(table_content(tensors).data)["rows"] == [[1, 0.5], [2, 1.5]]
+    long = json.loads(table_content({"a": range(MAX_ROWS + 5)}).data)
+    assert (len(long["rows"]), long["total"]) == (MAX_ROWS, MAX_ROWS + 5)
+    wide = json.loads(table_content({f"{number}{'ä' * MAX_BYTES}": [] for number in range(MAX_COLUMNS)}).data)
+    assert [len(name) for name in wide["columns"]] == [MAX_CELL] * MAX_COLUMNS
+    assert wide["columns"][7].startswith("7ä")
+    assert wide["columns"][7].endswith("…")
+    with pytest.raises(ArgumentError, match="different lengths"):
+        table_content({"a": [1], "b": [1, 2]})
+    with pytest.raises(ArgumentError, match="a table of type int"):
+        table_content(3)
+
+
+def test_figures_are_taken_by_what_they_can() -> None:
+    plotly = SimpleNamespace(to_plotly_json=dict, to_json=lambda: '{"data":[],"layout":{}}')
+    assert figure_content(plotly).type == "application/vnd.plotly.v1+json"
+    matplotlib = SimpleNamespace(savefig=lambda buffer, format: buffer.write(b"PNG"))
+    assert (figure_content(matplotlib).type, figure_content(matplotlib).data) == ("image/png", b"PNG")
+    with pytest.raises(ArgumentError, match="a figure of type int"):
+        figure_content(3)
+    large = SimpleNamespace(to_plotly_json=dict, to_json=lambda: "x" * (MAX_BYTES + 1))
+    with pytest.raises(ArgumentError, match="fewer points"):
+        figure_content(large)
+
+
+def test_too_many_that_wait_are_left_out_and_counted() -> None:
+    events: list[str] = []
+    queue = MediaQueue(ErrorLog(None), lambda name, *_: events.append(name))  # type: ignore[arg-type]
+    for step in range(MAX_WAITING + 3):
+        queue.put("x", step, "text/plain", b"x", 1)
+    sent: list[Snapshot] = []
+    queue.ship(sent.append)  # type: ignore[arg-type]
+    assert (len(sent), queue.dropped, events) == (MAX_WAITING, 3, ["media-dropped"])
+    queue.put("x", 0, "text/plain", b"x", 1)
+    assert queue.waiting
+
+
+def train(watcher: Any, model: nn.Module, steps: int = 3) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        watcher.log_text("words", f"step {step}")
+        watcher.log_image("picture", torch.full((2, 2), step / 10))
+        watcher.log_table("table", {"step": [step]})
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+
+def test_what_a_training_logs_belongs_to_its_step_and_is_read_from_memory_and_from_disk(tmp_path: Path) -> None:
+    model = nn.Linear(4, 1)
+    with hookcore.watch(model, server=None, keep=tmp_path) as watcher:
+        train(watcher, model)
+        watcher.log_image("broken", "no image")
+    assert watcher.store is not None
+    reader = watcher.reader()
+    found = reader.media()
+    assert [(each.name, each.step) for each in found] == [
+        (name, step) for step in range(3) for name in ("words", "picture", "table")
+    ]
+    words = reader.media("words", first=1, last=1)
+    assert [reader.media_content(each.number) for each in words] == [b"step 1"]
+    assert reader.snapshots() == []  # which are tensors
+    assert any("no image" in error.message or "image" in error.message for error in watcher.errors)
+    with pytest.raises(ArgumentError, match="there is no item 99"):
+        reader.media_content(99)
+    (folder,) = tmp_path.iterdir()
+    store = Store(2**24)
+    for snapshot in read_archive(folder).snapshots():
+        store.add_snapshot(snapshot)
+    again = [(number, each.tap.module, each.step, each.values.tobytes()) for number, each in store.numbered_media()]
+    assert again == [(each.number, each.name, each.step, reader.media_content(each.number)) for each in found]
+
+
+def test_older_ones_make_room_and_keep_their_numbers() -> None:
+    store = Store(2**21)
+    for step in range(20):
+        values = np.full(10_000, step, np.uint8)
+        store.add_snapshot(Snapshot(Tap("x", "output"), step, 0.0, "image/png", (10_000,), values))
+    kept = store.numbered_media()
+    assert 0 < len(kept) < 20
+    assert all(number == each.step for number, each in kept)
+    assert store.usage().dropped["media_dropped"] == 20 - len(kept)
+
+
+def served(*items: tuple[str, int, str, bytes]) -> Any:
+    world = make_world()
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    for name, step, kind, data in items:
+        values = np.frombuffer(data, np.uint8)
+        run.store.add_snapshot(Snapshot(Tap(name, "output"), step, 1.0, kind, (len(values),), values))
+    return world.client
+
+
+def test_the_api_lists_them_and_returns_their_content_as_what_it_is() -> None:
+    client = served(
+        ("words", 1, "text/plain", b"<b>hello</b>"),
+        ("words", 2, "text/plain", b"x"),
+        ("odd", 3, "text/html", b"<script>"),
+    )
+    listed = client.get("/api/v1/media?run=one&name=words").json()
+    assert [(each["number"], each["step"], each["nbytes"]) for each in listed["media"]] == [(0, 1, 12), (1, 2, 1)]
+    assert client.get("/api/v1/media?run=one&from=2&to=2").json()["total"] == 1
+    answer = client.get("/api/v1/media/0?run=one")
+    assert (answer.content, answer.headers["content-type"]) == (b"<b>hello</b>", "text/plain; charset=utf-8")
+    assert client.get("/api/v1/media/2?run=one").headers["content-type"] == "application/octet-stream"
+    assert client.get("/api/v1/media/9?run=one").status_code == 404
+
+
+def test_the_page_leads_to_all_names() -> None:
+    client = served(*((f"name {number:03}", number % 7, "text/plain", b"x") for number in range(120)))
+    shown: set[str] = set()
+    path = "/runs/one/media?steps=0-6"
+    for page in ("1 to 50", "51 to 100", "101 to 120"):
+        html = client.get(path, headers={"Accept": "text/html"}).text
+        assert f"Names {page} of 120" in html
+        shown |= set(re.findall(r'<h2 title="(name \d+)"', html))
+        further = re.search(r'rel="next" href="(/?runs[^"]*)"', html)
+        path = "" if further is None else "/" + further[1].replace("&amp;", "&").lstrip("/")
+    assert len(shown) == 120
+    assert not path
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        b'{"columns": ' + b"[" * 100_000,
+        b'{"columns": ["a"], "rows": [[' + b"[" * 400 + b"]" * 400 + b']], "total": 1e999}',
+        b'{"columns": ["a"], "rows": 5, "total": 1}',
+    ],
+)
+def test_a_table_that_is_none_is_offered_as_a_file(table: bytes) -> None:
+    answer = served(("odd", 1, "application/json", table)).get("/runs/one/media", headers={"Accept": "text/html"})
+    assert answer.status_code == 200
+    assert "download>Download</a>" in answer.text
+
+
+def test_the_page_shows_the_newest_of_each_name_as_text_only() -> None:
+    table = json.dumps({"columns": ["a<b"], "rows": [[1], [None]], "total": 7}).encode()
+    client = served(
+        ("words", 1, "text/plain", b"old"),
+        ("words", 2, "text/plain", b"<b>new</b>"),
+        ("table", 2, "application/json", table),
+        ("bad", 2, "application/json", b"[]"),
+        ("picture", 2, "image/png", b"png"),
+    )
+    html = client.get("/runs/one/media", headers={"Accept": "text/html"}).text
+    assert "&lt;b&gt;new&lt;/b&gt;" in html
+    assert "<b>new</b>" not in html
+    assert "a&lt;b" in html
+    assert "2 of 7 rows" in html
+    assert 'src="api/v1/media/4?run=one"' in html
+    assert "This page can't show it" in html.replace("&#39;", "'")
+    assert "Nothing was logged" in served().get("/runs/one/media", headers={"Accept": "text/html"}).text

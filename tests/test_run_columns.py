@@ -1,0 +1,119 @@
+"""The columns of the list of runs: chosen ones, those that differ, their order, and archived runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from hookcore_app.pages.views.run_columns import MAX_CHOICES, MAX_COLUMNS, Columns, columns_of, order_of
+from hookcore_app.runs.traits import Traits
+from tests.build import append, open_run
+from tests.serving import World, make_world
+
+RUNS: dict[str, dict[str, Any]] = {
+    "one": {"config": {"lr": 0.5, "seed": 1, "act": "relu", "x,y": 1}, "tags": ("a",)},
+    "two": {"config": {"lr": 0.25, "seed": 1, "act": "<gelu>"}},
+    "three": {"facts": {"optimizer": "SGD"}},
+}
+
+
+@pytest.fixture
+def world() -> World:
+    world = make_world()
+    for place, (name, about) in enumerate(RUNS.items()):
+        append(open_run(world.runs, name, started_s=float(place), **about).store, 0, [], scalars={"loss": 1.0 + place})
+    return world
+
+
+def columns(world: World, *asked: str) -> Columns:
+    return columns_of(asked, [Traits(run) for run in world.runs.all()])
+
+
+def names(world: World, *asked: str) -> list[str]:
+    return [column.name for column in columns(world, *asked).shown]
+
+
+def listed(world: World, **query: Any) -> list[str]:
+    return re.findall(r'data-run="(\w+)"', world.client.get("/", params=query).text)
+
+
+def test_what_tells_the_runs_apart_is_shown_by_itself(world: World) -> None:
+    assert names(world) == ["lr", "seed", "act", "x,y", "tags"]  # the third has no configuration
+    world.runs.remove("three")
+    world.runs.remove("one")
+    assert names(world) == ["lr", "seed", "act"]  # nothing differs in a single run: what it has
+    assert not columns(world).chosen
+
+
+def test_chosen_columns_come_in_the_order_of_the_address_and_commas_in_names_are_no_separators(world: World) -> None:
+    token = next(column.token for column in columns(world).shown if column.name == "x,y")
+    assert names(world, f"loss,{token},lr") == names(world, "loss", f"{token},lr") == ["loss", "x,y", "lr"]
+    assert names(world, "-") == []
+    assert names(world, "lr,lr,to-come") == ["lr", "to-come"]
+    assert columns(world, "lr").chosen
+
+
+def test_a_configuration_may_have_a_value_called_as_something_of_the_run(world: World) -> None:
+    open_run(world.runs, "four", config={"name": "zz", "state": 7}, name="aa")
+    text = world.client.get("/", params={"columns": "name,state"}).text
+    assert re.findall(r'<span class="text">(\w+)</span>', text) == ["zz"]
+    assert 'data-sort="=name"' in text
+    assert 'data-sort="-started"' in text or 'data-sort="started"' in text
+    assert listed(world, sort="=name")[0] == "four"
+
+
+def test_columns_and_choices_are_bounded_and_what_is_left_out_is_counted(world: World) -> None:
+    assert len(names(world, ",".join(map(str, range(99))))) == MAX_COLUMNS
+    for number in range(MAX_CHOICES // 250 + 1):
+        open_run(world.runs, f"many-{number}", config={f"{number}-{each}": each for each in range(250)})
+    many = columns(world)
+    assert sum(map(len, many.choices.values())) == MAX_CHOICES
+    assert many.more > 0
+
+
+def test_a_page_shows_values_and_escapes_them(world: World) -> None:
+    text = world.client.get("/", params={"columns": "lr,act,loss"}).text
+    assert "&lt;gelu&gt;" in text
+    assert "<gelu>" not in text
+    assert re.findall(r'<span class="key">lr</span> ([\d.]+)', text) == ["0.25", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("lr", ["two", "one", "three"]),  # without a value: last
+        ("-lr", ["one", "two", "three"]),
+        ("act", ["two", "one", "three"]),
+        ("-loss", ["three", "two", "one"]),
+        ("started", ["three", "two", "one"]),
+        ("nonsense", ["three", "two", "one"]),
+    ],
+)
+def test_any_value_sorts_the_list(world: World, sort: str, order: list[str]) -> None:
+    assert listed(world, sort=sort) == order
+
+
+def test_numbers_sort_before_texts_and_nan_after_other_numbers() -> None:
+    values = ["b", float("nan"), 2, True, "A", -1.5]
+    assert [str(each) for each in sorted(values, key=order_of)] == ["-1.5", "True", "2", "nan", "A", "b"]
+
+
+def test_archived_runs_are_listed_when_a_query_asks_for_them(world: World) -> None:
+    world.client.patch("/api/v1/runs/one", json={"archived": True})
+    assert listed(world) == ["three", "two"]
+    assert "1 archived" in world.client.get("/").text
+    assert listed(world, f="archived:true") == ["one"]
+    assert listed(world, f="archived:false") == ["three", "two"]
+    assert world.client.get("/api/v1/runs").json()["total"] == 3  # REST lists what is asked for
+    assert world.client.get("/api/v1/runs", params={"query": "archived:false"}).json()["total"] == 2
+
+
+def test_tags_group_and_notes_are_edited_and_wrong_ones_refused(world: World) -> None:
+    said = {"tags": ["b", "c", "b"], "group": "g", "notes": "n"}
+    run = world.client.patch("/api/v1/runs/two", json=said).json()
+    assert (run["tags"], run["group"], run["notes"], run["name"]) == (["b", "c"], "g", "n", "two")
+    assert world.client.patch("/api/v1/runs/two", json={"tags": []}).json()["tags"] == []
+    for wrong in ({"tags": [""]}, {"tags": ["x" * 51]}, {"tags": ["x"] * 21}, {"archived": 1}, {"group": "x" * 201}):
+        assert world.client.patch("/api/v1/runs/two", json=wrong).status_code == 422

@@ -1,0 +1,268 @@
+# mypy: disable-error-code="no-untyped-call"
+"""The parts of a step: they add up to its time, and are unknown rather than wrong."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hookcore.config import Settings
+from hookcore.delivery.sinks import StoreSink
+from hookcore.recorder import Recorder
+from hookcore.recorder.machine import Throughput
+from hookcore.records.vocabulary import (
+    SAMPLES_RATE,
+    STEPS_RATE,
+    SYSTEM,
+    TIME_HOOKCORE,
+    TOKENS_RATE,
+)
+from hookcore.store import Store
+
+PARTS = ("before", "forward", "backward", "optimizer", "other", "hookcore")
+
+
+class Ticks:
+    """A clock that is advanced by what a test pretends to do, and by nothing else."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(torch.autograd.Function):
+    """Takes 20 seconds forward and 300 seconds backward."""
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, clock: Ticks) -> Tensor:
+        context.clock = clock
+        clock.now += 20
+        return inputs.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        context.clock.now += 300
+        return gradients[0], None
+
+
+class Model(nn.Module):
+    """A model whose passes take time."""
+
+    def __init__(self, clock: Ticks) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.clock = clock
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = Slow.apply(self.inner(inputs), self.clock)
+        return found * found  # which the backward pass needs
+
+
+class Sgd(torch.optim.SGD):
+    """An optimizer that takes 4,000 seconds."""
+
+    clock: Ticks
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.clock.now += 4000
+        return super().step(closure)
+
+
+@pytest.fixture
+def world() -> Iterator[SimpleNamespace]:
+    clock, store = Ticks(), Store(2**22)
+    recorder = Recorder(Settings.of({}, kinds=("output",), every=1, budget=None, server=None), StoreSink(store), clock)
+    model = Model(clock)
+    optimizer = Sgd(model.parameters(), lr=0.1)
+    optimizer.clock = clock
+    recorder.watch(model)
+    recorder.attach()
+    try:
+        yield SimpleNamespace(clock=clock, store=store, recorder=recorder, model=model, optimizer=optimizer)
+    finally:
+        recorder.close()
+
+
+def train(world: SimpleNamespace, steps: int = 4, call: Callable[..., Tensor] | None = None) -> None:
+    for _ in range(steps):
+        world.clock.now += 1  # the data
+        output = (call or world.model)(torch.randn(2, 4, requires_grad=True))
+        world.clock.now += 50000  # the loss
+        output.sum().backward()
+        world.optimizer.step()
+        world.optimizer.zero_grad()
+
+
+def parts_of(world: SimpleNamespace) -> dict[int, dict[str, float]]:
+    """Return the parts of each measured step, after everything has arrived."""
+    world.recorder.close()
+    found: dict[int, dict[str, float]] = {}
+    for part in PARTS:
+        name = f"{SYSTEM}time/{part}"
+        if name in world.store.scalar_names():
+            series = world.store.scalars(name)
+            for step, value in zip(series.first_step.tolist(), series.mean.tolist(), strict=True):
+                found.setdefault(step, {})[part] = value
+    return found
+
+
+def test_each_part_has_the_time_that_was_spent_in_it(world: SimpleNamespace) -> None:
+    train(world)
+    found = parts_of(world)
+    expected = {"before": 1.0, "forward": 20.0, "backward": 300.0, "optimizer": 4000.0, "other": 50000.0}
+    assert len(found) >= 2
+    assert all(parts == expected | {"hookcore": 0.0} for parts in found.values())
+
+
+def test_an_evaluation_counts_as_what_is_around_it(world: SimpleNamespace) -> None:
+    def call(inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            world.model(inputs)
+        output: Tensor = world.model(inputs)
+        with torch.no_grad():
+            world.model(inputs)
+        return output
+
+    train(world, call=call)
+    parts = parts_of(world)[3]
+    assert (parts["before"], parts["forward"], parts["other"]) == (21.0, 20.0, 50020.0)
+
+
+def test_what_a_checkpoint_computes_again_is_part_of_the_backward_pass(world: SimpleNamespace) -> None:
+    train(world, call=lambda inputs: checkpoint(world.model, inputs, use_reentrant=False))
+    parts = parts_of(world)[3]
+    assert (parts["forward"], parts["backward"]) == (20.0, 320.0)
+
+
+def test_micro_batches_are_added(world: SimpleNamespace) -> None:
+    def call(inputs: Tensor) -> Tensor:
+        world.model(inputs).sum().backward()
+        output: Tensor = world.model(inputs)
+        return output
+
+    train(world, call=call)
+    parts = parts_of(world)[3]
+    assert (parts["before"], parts["forward"], parts["backward"], parts["other"]) == (1.0, 40.0, 600.0, 50000.0)
+
+
+def test_a_step_in_which_the_model_raised_is_not_known_and_the_next_one_is(world: SimpleNamespace) -> None:
+    raising = itertools.chain([False] * 3, [True], itertools.repeat(False))
+
+    def call(inputs: Tensor) -> Tensor:
+        if next(raising):
+            with pytest.raises(RuntimeError):
+                world.model(torch.randn(2, 5))
+        output: Tensor = world.model(inputs)
+        return output
+
+    train(world, 6, call)
+    found = parts_of(world)
+    assert 3 not in found
+    assert found[2]["forward"] == found[4]["forward"] == 20.0
+
+
+def test_the_forward_and_backward_passes_of_a_closure_are_not_the_optimizers(world: SimpleNamespace) -> None:
+    for _ in range(4):
+        world.clock.now += 1
+
+        def closure() -> Tensor:
+            world.optimizer.zero_grad()
+            loss: Tensor = world.model(torch.randn(2, 4)).sum()
+            loss.backward()
+            return loss
+
+        world.optimizer.step(closure)
+    parts = parts_of(world)[3]
+    assert (parts["forward"], parts["backward"]) == (20.0, 300.0)
+    assert parts["before"] + parts["optimizer"] == 4001.0
+
+
+def test_steps_that_the_user_ends_are_measured_too(world: SimpleNamespace) -> None:
+    for _ in range(4):
+        world.clock.now += 1
+        world.model(torch.randn(2, 4)).sum().backward()
+        world.recorder.steps.end_by_user()
+    parts = parts_of(world)[2]
+    assert (parts["before"], parts["forward"], parts["backward"], parts["optimizer"]) == (1.0, 20.0, 300.0, 0.0)
+
+
+def test_a_step_without_a_call_of_the_model_has_no_parts(world: SimpleNamespace) -> None:
+    weights = list(world.model.parameters())
+    train(world, 2)
+    for _ in range(3):
+        sum(weight.sum() for weight in weights).backward()  # type: ignore[union-attr]
+        world.optimizer.step()
+    assert max(parts_of(world)) == 1
+
+
+def test_a_compiled_model_is_measured_from_outside(world: SimpleNamespace) -> None:
+    compiled = torch.compile(nn.Linear(4, 4), backend="eager")
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
+    world.recorder.watch(compiled)
+    for _ in range(4):
+        world.clock.now += 1
+        compiled(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    parts = parts_of(world)[3]
+    assert (parts["before"], parts["other"]) == (1.0, 0.0)
+
+
+def test_hookcores_own_time_is_in_no_other_part(world: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    note = type(world.recorder.parameters).before_step
+
+    def slow(self: Any, *args: Any) -> Any:
+        world.clock.now += 7
+        return note(self, *args)
+
+    monkeypatch.setattr(type(world.recorder.parameters), "before_step", slow)
+    train(world)
+    parts = parts_of(world)[3]
+    assert (parts["optimizer"], parts["hookcore"]) == (4000.0, 7.0)
+    assert TIME_HOOKCORE in world.store.scalar_names()
+
+
+def test_steps_are_measured_more_and_more_rarely(world: SimpleNamespace) -> None:
+    class Quick(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            world.clock.now += 0.125
+            return super().forward(inputs)
+
+    model = Quick(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    world.recorder.watch(model)
+    for _ in range(100):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    measured = sorted(parts_of(world))
+    gaps = [after - before for before, after in itertools.pairwise(measured)]
+    assert gaps[:3] == [2, 4, 8]
+    assert set(gaps[3:]) == {16}
+
+
+@pytest.mark.parametrize(("given", "tokens"), [(torch.zeros(8, 32, dtype=torch.int64), 256), (torch.zeros(8, 32), 0)])
+def test_integers_in_rows_are_tokens(given: Tensor, tokens: int) -> None:
+    store = Store(2**22)
+    recorder = Recorder(Settings.of({}, server=None), StoreSink(store))
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 1)) if tokens else nn.Linear(32, 1)
+    recorder.watch(model)
+    recorder.attach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(given).sum().backward()
+        optimizer.step()
+    steps = iter((0, 20))
+    throughput = Throughput(lambda: next(steps), lambda: recorder.models.roots)
+    throughput.read(0.0)
+    found = throughput.read(2.0).numbers
+    recorder.close()
+    expected = {STEPS_RATE: 10.0, SAMPLES_RATE: 80.0} | ({TOKENS_RATE: 10.0 * tokens} if tokens else {})
+    assert found == expected

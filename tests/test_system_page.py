@@ -1,0 +1,150 @@
+"""The machine in REST and on the pages System and Overview, read from a run's scalars and labels."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from hookcore.records.vocabulary import (
+    CPU_MACHINE,
+    CPU_PROCESS,
+    MACHINE_LABEL,
+    MEMORY_PROCESS,
+    SAMPLES_RATE,
+    SENSORS_LABEL,
+    STEPS_RATE,
+    SYSTEM,
+)
+from tests.build import frame, make_info, stats_of
+from tests.serving import make_world
+
+HTML = {"Accept": "text/html"}
+HOST = {CPU_PROCESS: 1.26, CPU_MACHINE: 2.0, MEMORY_PROCESS: 4.5e9, STEPS_RATE: 8.52, SAMPLES_RATE: 1272.4}
+GPU = {"utilization": 87.0, "memory": 20e9, "allocated": 5e9, "reserved": 8e9, "power": 312.5, "temperature": 61.0}
+
+
+def sampled(*samples: dict[str, float], labels: dict[str, str] | None = None) -> Any:
+    """Return the client of a server with a run "one", in which every tenth step has a sample."""
+    world = make_world()
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    for step in range(10 * len(samples)):
+        scalars = {"loss": 1.0} | ({} if step % 10 else samples[step // 10])
+        run.store.append(frame(step, stats_of(0), scalars=scalars, labels=labels or {} if not step else {}))
+    return world.client
+
+
+def text_of(client: Any, path: str) -> str:
+    """Return the words of a page."""
+    answer = client.get(path, headers=HTML)
+    assert answer.status_code == 200
+    main = answer.text.partition("<main")[2]
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", main)).replace(" ,", ",")
+
+
+def gpu(index: int, **values: float) -> dict[str, float]:
+    return {f"{SYSTEM}gpu{index}/{name}": value for name, value in values.items()}
+
+
+def test_samples_are_scalars_of_the_api() -> None:
+    client = sampled(HOST, HOST | {CPU_PROCESS: 0.5})
+    names = client.get("/api/v1/scalars?run=one&match=hookcore/system/*").json()["names"]
+    assert names == list(HOST)
+    (series,) = client.get(f"/api/v1/scalars?run=one&name={CPU_PROCESS}").json()["series"]
+    assert (series["first_step"], series["mean"]) == ([0, 10], [1.26, 0.5])
+
+
+def test_the_page_says_the_newest_values_or_those_of_the_held_step() -> None:
+    labels = {MACHINE_LABEL: "4 cores, 16 GB of memory", f"{MACHINE_LABEL} gpu0": "NVIDIA H100, 80 GB"}
+    client = sampled(HOST | gpu(0, **GPU), HOST | gpu(0, **GPU | {"utilization": 3.0}), labels=labels)
+    text = text_of(client, "/runs/one/system")
+    assert "4 cores, 16 GB of memory GPU 0: NVIDIA H100, 80 GB" in text
+    assert "sampled up to step 10." in text
+    assert "GPU 0 3% 20 GB in use, 5 GB in tensors, 312 W, 61 °C" in text
+    assert "CPU 1.3 cores 2.0 cores by all processes" in text
+    assert "Samples per second 1,272" in text
+    assert "Steps per second 8.5" in text
+    held = text_of(client, "/runs/one/system?step=0")
+    assert "Sampled in step 0." in held
+    assert "GPU 0 87%" in held
+    between = text_of(client, "/runs/one/system?step=9")
+    assert "GPU 0 87%" not in between
+    assert "The machine was not sampled in step 9." in between
+    assert "The nearest sampled steps are 0 and 10." in between
+    some = text_of(client, "/runs/one/system?steps=0-9")
+    assert "The values were sampled up to step 0, in steps 0 to 9." in some
+    assert "GPU 0 87%" in some
+
+
+def test_the_overview_says_it_in_a_line() -> None:
+    labels = {MACHINE_LABEL: "4 cores, 16 GB of memory", "optimizer": "SGD"}
+    page = sampled(HOST | gpu(0, **GPU), HOST | gpu(0, **GPU | {"utilization": 3.0}), labels=labels)
+    text = text_of(page, "/runs/one")
+    assert "GPU 0 3%, 1,272 samples/s, 4.5 GB of memory" in text
+    assert "optimizer: SGD" in text
+    assert "16 GB" not in text  # the page System says how large the machine is
+    assert "GPU 0 87%, 1,272" in text_of(page, "/runs/one?step=0")
+    assert "GPU 0" not in text_of(page, "/runs/one?step=9")
+    assert "CPU 1.3 cores, 1,272 samples/s, 4.5 GB of memory" in text_of(sampled(HOST), "/runs/one")
+    assert 'id="machine"' not in sampled({}).get("/runs/one", headers=HTML).text
+
+
+def test_without_sensors_the_page_says_why_and_shows_what_torch_reserved() -> None:
+    labels = {SENSORS_LABEL: "not read: the package nvidia-ml-py is not installed"}
+    text = text_of(sampled(HOST | gpu(2, allocated=5e9, reserved=8e9, retries=3.0), labels=labels), "/runs/one/system")
+    assert "GPU 2 8 GB reserved 5 GB in tensors, 3 allocator retries" in text
+    assert "temperature are not read: the package nvidia-ml-py is not installed." in text
+
+
+@pytest.mark.parametrize(
+    ("samples", "query", "words"),
+    [
+        (({},), "", "sampled every two seconds"),
+        ((), "", "The machine was not sampled."),
+        (({}, HOST), "?step=5", "The machine was not sampled in step 5."),
+        ((HOST,), "?step=x&steps=y", "sampled up to step 0."),
+    ],
+)
+def test_a_page_without_samples_says_what_will_appear(
+    samples: tuple[dict[str, float], ...], query: str, words: str
+) -> None:
+    assert words in text_of(sampled(*samples), f"/runs/one/system{query}")
+
+
+def test_a_part_is_rendered_alone_with_the_names_that_scripts_draw() -> None:
+    part = sampled(HOST).get("/runs/one/system?part=newest", headers=HTML).text
+    assert f'data-names="{" ".join(HOST)}"' in part
+    assert "<main" not in part
+
+
+def test_the_time_of_a_step_needs_no_sample() -> None:
+    times = {f"{SYSTEM}time/{name}": 0.002 for name in ("before", "forward", "backward", "optimizer", "other")}
+    client = sampled(HOST | times, times, times, HOST | times)
+    held = text_of(client, "/runs/one/system?step=10")
+    assert "Time of step 10: 10 ms" in held
+    assert "The machine was not sampled in step 10." in held
+    assert "The nearest sampled steps are 0 and 30." in held
+    never = text_of(sampled(times), "/runs/one/system")
+    assert "Time of step 0: 10 ms" in never
+    assert "The machine was not sampled." in never
+
+
+def test_the_time_of_the_newest_measured_step_is_split() -> None:
+    parts = {"before": 0.001, "forward": 0.003, "backward": 0.005, "optimizer": 0.0005, "other": 0.0005}
+    times = {f"{SYSTEM}time/{name}": seconds for name, seconds in parts.items()}
+    client = sampled(HOST | times | {f"{SYSTEM}time/hookcore": 0.01}, HOST | times | {f"{SYSTEM}rate/tokens": 4096.0})
+    text = text_of(client, "/runs/one/system")
+    assert "Time of step 10: 10 ms before the model 10% 1 ms forward 30% 3 ms backward 50% 5 ms" in text
+    assert "hookcore 50%" not in text  # that was another step
+    assert "Tokens per second 4,096" in text
+    held = text_of(client, "/runs/one/system?step=0")
+    assert "Time of step 0: 20 ms" in held
+    assert "hookcore 50% 10 ms" in held
+    bar = client.get("/runs/one/system", headers=HTML).text.partition('class="shares"')[2].partition("</svg>")[0]
+    assert '<rect class="share-backward" x="40.0%" width="50.0%"' in bar
+    assert (
+        "CPU 1.3 cores, 1,272 samples/s, 4,096 tokens/s, 4.5 GB of memory, 10 ms for step 10, 50% of it backward"
+        in text_of(client, "/runs/one")
+    )
