@@ -10,6 +10,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.parse
 import urllib.request
@@ -27,7 +28,7 @@ from tests.sketches import block_of, sketch_of
 
 VARIANTS: Final = 8  # different steps in turn, so that merging meets changing bins
 COUNT: Final = 65_536  # of every tap in every frame: a frame that was stored twice would double it
-SERVE: Final = [sys.executable, "-m", "hookcore_app.cli", "serve"]
+COMMAND: Final = [sys.executable, "-m", "hookcore_app.cli"]
 # For this benchmark's servers, and known to all processes that it starts.
 TOKEN: Final = os.environ.setdefault("HOOKCORE_TOKEN", secrets.token_urlsafe(32))
 AUTHORIZED: Final = {"Authorization": f"Bearer {TOKEN}"}
@@ -49,8 +50,7 @@ class ServerProcess:
     @property
     def cpu_s(self) -> float:
         """Return its processor time so far."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+        return cpu_s(self.process)
 
     def get(self, path: str) -> bytes:
         """Return the answer to a query."""
@@ -59,17 +59,32 @@ class ServerProcess:
         return found
 
 
+def cpu_s(process: psutil.Process) -> float:
+    """Return the processor time of a process so far."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
 def open_url(url: str) -> Any:
     """Open an answer for reading."""
     return urllib.request.urlopen(urllib.request.Request(url, headers=AUTHORIZED), timeout=60)
 
 
 @contextmanager
-def server_process(*flags: str) -> Iterator[ServerProcess]:
-    """Run a server on a free port until the end of the block."""
-    port = _free_port()
-    command = [*SERVE, "--host", "127.0.0.1", "--port", str(port), *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as started:
+def server_process(*flags: str, name: str = "serve", port: int = 0) -> Iterator[ServerProcess]:
+    """Run a server, or the command called `name`, on a port, or on a free one, until the end of the block."""
+    port = port or free_port()
+    command = [*COMMAND, name, "--host", "127.0.0.1", "--port", str(port), *flags]
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home,  # its runs are not those of the user
+        subprocess.Popen(
+            command,
+            env={**os.environ, "HOOKCORE_HOME": home},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as started,
+    ):
         try:
             server = ServerProcess(f"http://127.0.0.1:{port}", psutil.Process(started.pid))
             _wait_for(server, started)
@@ -82,7 +97,8 @@ def server_process(*flags: str) -> Iterator[ServerProcess]:
                 started.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody uses."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -112,10 +128,11 @@ class Sender:
         name: str = "",
         memory: int = 0,
         description: wire.Description | None = None,
+        place: wire.Place | None = None,
     ) -> None:
         run_id = name or secrets.token_hex(6)
         self.info = wire.RunInfo(
-            id=run_id, key=secrets.token_hex(16), name=run_id, started_s=time.time(), memory=memory
+            id=run_id, key=secrets.token_hex(16), name=run_id, started_s=time.time(), memory=memory, place=place
         )
         self.names = tuple(Tap(f"layers.{tap}", "output") for tap in range(taps)) if isinstance(taps, int) else taps
         self.taps, self.acknowledged, self.step = len(self.names), -1, 0
@@ -145,6 +162,11 @@ class Sender:
         self.step += frames
         self.acknowledged = answer.acknowledged
         return ended
+
+    def end(self) -> None:
+        """End the run."""
+        end = wire.EndItem(self.step, self.step - 1)
+        self.post(wire.encode(wire.Batch(run=self.info, taps_from=self.taps, items=(end,))))
 
     def repeat(self) -> None:
         """Repeat the last request, as after a lost answer."""
@@ -204,6 +226,17 @@ def pace(hz: float, times: int) -> Iterator[int]:
         if delay > 0:
             time.sleep(delay)
         yield number
+
+
+def metric(process: ServerProcess, name: str) -> float:
+    """Return the sum of a metric over its labels."""
+    return sum_of(process.get("/metrics"), name)
+
+
+def sum_of(metrics: bytes, name: str) -> float:
+    """Return the sum of a metric over its labels, of what a server or a collector says."""
+    lines = metrics.decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
 def describe(name: str, seconds: Sequence[float], unit: str = "ms") -> dict[str, float]:

@@ -10,9 +10,10 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.ranks import run_ranks
 
 from .case import Case, Outcome, Training, diagnose, judge
 from .nonfinite import AT, EVER, FORWARD, Breaks
@@ -42,7 +43,7 @@ RANKED: Final = {"in one rank, once": AT, "in one rank, since": EVER}
 def judge_ranks(name: str) -> list[Outcome]:
     """Train in two processes, and return what was found in each rank's run."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_train, (name, folder), nprocs=RANKS)
+        run_ranks(_train, (name, folder), RANKS)
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(RANKS)]
 
 

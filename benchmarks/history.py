@@ -1,0 +1,199 @@
+"""Long runs in ClickHouse, and how long their questions take: of the store's past alone, and of a server over it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+import hookcore
+from benchmarks import traffic
+from hookcore import wire
+from hookcore.records import STAT_COLUMN, STATS, Tap
+from hookcore.store import StepRange
+from hookcore.store.heatmap import Columns
+from hookcore_app.clickhouse.address import ClusterAddress
+from hookcore_app.clickhouse.client import Shard
+from hookcore_app.clickhouse.names import day_of, number_of_run
+from hookcore_app.clickhouse.past import RunPast
+from hookcore_app.clickhouse.schema import connect
+from hookcore_app.clickhouse.segments import Piece, blocks_of
+from hookcore_app.clickhouse.tables import ITEMS, LANES, ROLLUPS, ROWS, RUNS
+from hookcore_app.clickhouse.writing import Sign, names_block, signs_block, without_key
+from tests.clickhouse_nodes import running
+
+SERIES_MS: Final = 50.0
+HEATMAP_MS: Final = 500.0
+POINTS: Final = 1000
+COLUMNS: Final = 500
+SEGMENT_ROWS: Final = 200_000
+ASKED: Final = ("rms", "mean", "std", "max", "norm")
+STARTED_S: Final = time.time() - 86_400.0
+_SPAN: Final = None, None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """How much there is, and how often it is asked for."""
+
+    ranks: int
+    steps: int  # of each rank, with one tap and one scalar
+    taps: int  # of the wide run
+    wide_steps: int
+    times: int
+
+
+def ask_long_runs(history: History) -> None:
+    """Insert runs, then ask for a tap of all ranks, and for a heatmap."""
+    print(
+        f"\n{history.ranks} ranks with {history.steps:,} steps, and a run of {history.taps:,} taps with "
+        f"{history.wide_steps:,} steps in ClickHouse",
+        flush=True,
+    )
+    with running() as nodes:
+        cluster = connect(ClusterAddress.of(nodes.url), hookcore.__version__)
+        shard, began = cluster.shards[0], time.perf_counter()
+        shard.prepare()
+        ranks = [
+            _info(f"rank-{rank}", wire.Place(job="long", rank=rank, world=history.ranks))
+            for rank in range(history.ranks)
+        ]
+        wide = _info("wide", None)
+        for info, taps, steps in ((ranks[0], 1, history.steps), (wide, history.taps, history.wide_steps)):
+            _insert(shard, info, taps, steps)
+        for info in ranks[1:]:
+            _copy(shard, ranks[0], info)
+        for info in ranks:
+            _announce(shard, info, 1, history.steps)
+        _announce(shard, wide, history.taps, history.wide_steps)
+        while shard.read("SELECT count() AS count FROM system.merges").one("count"):
+            time.sleep(0.5)
+        rows = shard.read("SELECT count() AS count FROM rows").one("count")
+        print(f"  {rows:,} rows, inserted and copied in {time.perf_counter() - began:.0f} s", flush=True)
+        _ask_past(shard, [each.id for each in ranks], history)
+        with traffic.server_process("--store", nodes.url, "--memory", "2GB") as server:
+            _ask_server(server, [each.id for each in ranks], history)
+        cluster.close()
+
+
+# -- filling -----------------------------------------------------------------------------------------------------------
+
+
+def _info(run: str, place: wire.Place | None) -> wire.RunInfo:
+    return wire.RunInfo(id=run, key="key of the benchmark", name=run, started_s=STARTED_S, place=place)
+
+
+def _insert(shard: Shard, info: wire.RunInfo, taps: int, steps: int) -> None:
+    """Insert a run as a collector does, without sketches."""
+    random = np.random.default_rng(taps)
+    at_once = max(1, SEGMENT_ROWS // (taps + 1))
+    for segment, first in enumerate(range(0, steps, at_once)):
+        items = list(_frames(random, range(first, min(steps, first + at_once)), taps))
+        piece = Piece(number_of_run(info.id), day_of(STARTED_S), 0, 0, taps, first - 1, items)
+        for table, block in blocks_of(f"spool of {info.id}", segment, [piece]).items():
+            shard.insert(table.name, block)
+
+
+def _frames(random: np.random.Generator, steps: range, taps: int) -> Iterator[wire.FrameItem]:
+    stats = random.lognormal(0, 1, (len(steps), taps, len(STATS)))
+    stats[:, :, [STAT_COLUMN[name] for name in ("nan", "inf", "zero")]] = 0
+    stats[:, :, STAT_COLUMN["count"]] = traffic.COUNT
+    numbers, start = np.arange(taps, dtype="<u4").tobytes(), np.zeros(taps + 1, "<u4").tobytes()
+    for step, values in zip(steps, stats, strict=True):
+        loss = {"loss": float(values[0, STAT_COLUMN["mean"]])}
+        yield wire.FrameItem(step, step, STARTED_S + step / 100, numbers, values.tobytes(), start, b"", b"", (), loss)
+
+
+def _copy(shard: Shard, one: wire.RunInfo, other: wire.RunInfo) -> None:
+    """Copy a run inside of ClickHouse, which is faster."""
+    assert other.place is not None
+    changed = {"run": f"toUInt64({number_of_run(other.id)})", "rank": f"toUInt32({other.place.rank})"}
+    for table in (ROWS, ROLLUPS, ITEMS):
+        columns = ", ".join(changed.get(name, f"`{name}`") for name in table.columns)
+        where = f"run = {number_of_run(one.id)}"
+        shard.do(f"INSERT INTO {table.name} SELECT {columns} FROM {table.name} WHERE {where}")
+
+
+def _announce(shard: Shard, info: wire.RunInfo, taps: int, steps: int) -> None:
+    """List a run that has ended, with the names of its taps."""
+    run, day, end = number_of_run(info.id), day_of(STARTED_S), wire.EndItem(steps, steps - 1)
+    for table, block in blocks_of(f"end of {info.id}", 0, [Piece(run, day, 0, 0, taps, steps - 1, [end])]).items():
+        shard.insert(table.name, block)
+    names = {number: Tap(f"layers.{number}", "output") for number in range(taps)}
+    shard.insert(LANES.name, names_block(run, day, names, ["loss"]))
+    sign = Sign(
+        without_key(info), wire.DeliveryCounters(), "spool", 0.0, steps, steps, -1, True, end, 0, steps - 1, steps
+    )
+    shard.insert(RUNS.name, signs_block([(run, day, sign)], 1))
+
+
+# -- asking ------------------------------------------------------------------------------------------------------------
+
+
+def _ask_past(shard: Shard, ranks: Sequence[str], history: History) -> None:
+    whole = StepRange(0, history.steps - 1, history.steps, history.steps)
+    pasts = [RunPast(shard, rank, lambda: whole) for rank in ranks]
+    wide_steps = StepRange(0, history.wide_steps - 1, history.wide_steps, history.wide_steps)
+    wide = RunPast(shard, "wide", lambda: wide_steps)
+    taps, columns = list(range(history.taps)), Columns(0, history.wide_steps - 1, COLUMNS)
+    for past in (*pasts, wide):
+        past.stored_until()
+
+    def series(turn: int) -> None:
+        for past in pasts:
+            found = past.rows(ASKED[turn % len(ASKED)], [0], _SPAN, POINTS)
+            assert found is not None
+            assert int(found.present.sum()) == history.steps
+
+    def heatmap(turn: int) -> None:
+        found = wide.cells(ASKED[turn % len(ASKED)], taps, columns, _SPAN)
+        assert found is not None
+        assert np.isfinite(found.low).all()
+
+    one = _time(f"series of {POINTS:,} points, {len(ranks)} ranks", series, history.times)
+    traffic.judge("series of all ranks from ClickHouse, p50", one["p50"], SERIES_MS, "ms")
+    other = _time(f"heatmap of {history.taps:,} x {COLUMNS}", heatmap, history.times)
+    traffic.judge("heatmap from ClickHouse, p50", other["p50"], HEATMAP_MS, "ms")
+
+
+def _ask_server(server: traffic.ServerProcess, ranks: Sequence[str], history: History) -> None:
+    """Ask a server that has the newest part in memory: the first question opens the run."""
+
+    def opened(path: str) -> float:
+        began = time.perf_counter()
+        server.get(path)
+        return time.perf_counter() - began
+
+    firsts = [opened(f"/api/v1/series?run={rank}&tap=0&stat=rms&points=1") for rank in ranks]
+    print(
+        f"  opened in {max(firsts):.1f} s at most for a rank, {opened('/runs/wide'):.1f} s for the wide run", flush=True
+    )
+
+    def series(turn: int) -> None:
+        for rank in ranks:
+            stat = ASKED[turn % len(ASKED)]
+            found = json.loads(server.get(f"/api/v1/series?run={rank}&tap=0&stat={stat}&points={POINTS}"))
+            assert sum(found["series"][0]["present"]) == history.steps
+
+    def heatmap(turn: int) -> None:
+        stat = ASKED[turn % len(ASKED)]
+        server.get(f"/api/v1/heatmap?run=wide&kind=output&stat={stat}&columns={COLUMNS}&rows={history.taps}")
+
+    _time(f"the same series by REST, {len(ranks)} requests", series, history.times)
+    _time("the same heatmap by REST", heatmap, history.times)
+    _time("page Overview of a rank", lambda _: server.get(f"/runs/{ranks[0]}"), history.times)
+    _time("page Overview of the wide run", lambda _: server.get("/runs/wide"), history.times)
+
+
+def _time(name: str, ask: Callable[[int], object], times: int) -> dict[str, float]:
+    ask(-1)
+    seconds = []
+    for turn in range(times):
+        began = time.perf_counter()
+        ask(turn)
+        seconds.append(time.perf_counter() - began)
+    return traffic.describe(name, seconds)
