@@ -28,10 +28,12 @@ export PYTHONDONTWRITEBYTECODE =
 AT_ONCE ?= 3
 TORCH ?= 2.13.0
 AGAIN ?= --reruns 2
+# Of the pages' tests: chromium, or firefox, which is Debian's. Not taken from the environment, where it means something else.
+BROWSER := chromium
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test lint types scripts quick pages slow matrix bench image format clean
+.PHONY: help demo test lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow matrix bench image format clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -39,28 +41,39 @@ help:  ## this list
 demo: $(DEMO)  ## train a small network with the dashboard open, including all setup; DEMO_FLAGS="--trouble nan"
 	@$(BIN)/hookcore demo $(DEMO_FLAGS)
 
-test: $(STAMP)  ## everything that CI checks, including all setup
-	$(MAKE) --no-print-directory --jobs 2 --output-sync lint types scripts
-	$(MAKE) --no-print-directory quick
-	$(MAKE) --no-print-directory --jobs 2 --output-sync pages slow
+# What needs one core runs beside what leaves one: pip beside the checks of the scripts, mypy beside the last tests.
+test:  ## everything that CI checks, including all setup
+	@$(call need,$(HAS_ALL),$(ALL_PACKAGES))
+	$(MAKE) --no-print-directory --jobs 2 --output-sync $(STAMP) lint-scripts types-scripts scripts
+	$(MAKE) --no-print-directory lint-python quick
+	$(MAKE) --no-print-directory --jobs 3 --output-sync types-python pages slow
 
-lint: $(STAMP) $(NODE_STAMP)  ## style of Python, scripts, and styles
+lint: lint-python lint-scripts  ## style of Python, scripts, and styles
+
+lint-python: $(STAMP)
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+
+lint-scripts: $(NODE_STAMP)
 	$(NODE_BIN)/biome ci --error-on-warnings
 
-types: $(STAMP) $(NODE_STAMP)  ## types: mypy --strict, and tsc over the scripts
+types: types-python types-scripts  ## types: mypy --strict, and tsc over the scripts
+
+types-python: $(STAMP)
 	$(BIN)/mypy --strict
+
+types-scripts: $(NODE_STAMP)
 	$(NODE_BIN)/tsc
 
 quick: $(STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --durations 15 -m "not slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --durations 15 $(AGAIN) -m "not slow and not browser"
 
-scripts: $(STAMP)  ## the tests of the pages' pure modules, in Node
+scripts: $(NODE_STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
 
-pages: $(STAMP)  ## the pages in a real browser
-	$(BIN)/python -m pytest -q -n $$((($(AT_ONCE) + 1) / 2)) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
+pages: $(STAMP)  ## the pages in a real browser; BROWSER=firefox for Debian's Firefox
+	$(if $(filter firefox,$(BROWSER)),@$(call need,command -v firefox-esr,firefox-esr))
+	TEST_BROWSER=$(BROWSER) $(BIN)/python -m pytest -q -n $$((($(AT_ONCE) + 1) / 2)) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
 	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadgroup --durations 15 $(AGAIN) -m "slow and not browser"
@@ -111,12 +124,14 @@ $(DEMO): pyproject.toml constraints.txt $(KERNEL)
 
 # Requirements and the packages that contain them: Python's venv module to install with; a C++ compiler with Python's
 # headers for torch.compile's tests, a browser for the pages' tests, openssl for the certificates of the TLS tests,
-# nginx for those of a reverse proxy, curl for the commands in the documentation, npm for the checkers of the scripts.
+# nginx for those of a reverse proxy, ClickHouse and ZooKeeper for those of the second store, curl for the commands in the documentation, npm for the checkers of the scripts.
 HAS_VENV = $(PYTHON) -c 'import ensurepip, venv'
 HAS_ALL = command -v g++ && command -v chromium-headless-shell && command -v openssl && command -v npm && command -v curl && \
-	PATH="$$PATH:/usr/sbin" command -v nginx && \
+	export PATH="$$PATH:/usr/sbin" && command -v nginx && command -v clickhouse-server && command -v clickhouse-client && \
+	command -v java && ls /usr/share/java/zookeeper.jar && \
 	$(PYTHON) -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")'
 ALL_PACKAGES = python3-venv python3-dev g++ chromium-headless-shell openssl nginx curl \
+	clickhouse-server clickhouse-client zookeeperd \
 	$(shell command -v npm >/dev/null || echo nodejs npm)  # a Node from elsewhere has an npm that conflicts with Debian's
 
 # Install Debian packages unless a command shows that they are installed.
