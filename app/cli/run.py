@@ -18,7 +18,7 @@ EXAMPLES: Final = """
   HOOKCORE_URL=http://box:8642 hookcore run train.py
                                                    sends to a server elsewhere
   torchrun --nproc-per-node 2 --no-python hookcore run train.py
-                                                   each process is a separate run
+                                                   watches each process; the ranks are one run
 """
 
 
