@@ -205,6 +205,19 @@ def test_an_incident_keeps_its_culprit_first_step_and_message() -> None:
     assert (incident.severity, incident.last_step, incident.told, incident.is_over) == ("error", 30, 10, False)
 
 
+def test_an_incident_that_became_worse_is_as_serious_at_a_step_as_it_was_then() -> None:
+    (incident,) = looked(
+        (10, [found(1, 4, severity="info")]),
+        (20, [found(1, 4)]),
+        (30, [found(1, 4)]),
+        (40, [found(1, 4, severity="error")]),
+        (50, [found(1, 4, severity="info")]),  # the worst stays
+    )
+    then = {step: incident.as_of(step).severity for step in (5, 10, 19, 20, 39, 40, 60)}
+    assert then == {5: "info", 10: "info", 19: "info", 20: "warning", 39: "warning", 40: "error", 60: "error"}
+    assert incident.as_of(25).as_of(15).severity == "info"
+
+
 def test_an_incident_is_over_if_two_looks_do_not_find_it_and_may_come_back() -> None:
     first = (10, [found(0, 4)])
     assert [each.recovered for each in looked(first, (100, []))] == [None]

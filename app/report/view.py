@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from hookcore.errors import ArgumentError
 from hookcore.findings import Finding
-from hookcore.incidents import NONFINITE, Incident
+from hookcore.incidents import Incident
 from hookcore.records import Severity
 from hookcore.store import Store
 
@@ -67,7 +66,7 @@ class Past:
     """An incident as it was known at a step, as a row of the table of findings."""
 
     rule: str
-    severity: Severity | Literal[""]  # empty if it may have become worse after the step
+    severity: Severity
     module: str
     kind: str
     since_step: int
@@ -86,6 +85,5 @@ def alerts_of(store: Store, current: Sequence[Finding], view: View) -> Sequence[
 
 def _past(incident: Incident, last: int) -> Past:
     then, tap = incident.as_of(last), incident.culprit.tap
-    severity = then.severity if incident.last_step <= last or incident.rule == NONFINITE else ""
     # The sentence says what followed.
-    return Past(incident.rule, severity, tap.module, tap.kind, incident.first_step, then.sentence, 0)
+    return Past(incident.rule, then.severity, tap.module, tap.kind, incident.first_step, then.sentence, 0)

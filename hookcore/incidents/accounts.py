@@ -62,6 +62,7 @@ class Accounts:
             version=standing.version,
             message=found.message,
             level=standing.severity,
+            milder=standing.milder,
             usual=found.usual,
             told=standing.told,
             short=found.is_short,

@@ -101,6 +101,7 @@ class Incident:
     version: int = 0  # of all incidents of the run, when this one changed last
     message: str = ""  # of the rule; empty for non-finite values
     level: Severity = "error"  # the worst so far
+    milder: tuple[tuple[int, Severity], ...] = ()  # what it was before, each up to the step in which it was found worse
     usual: float = float("nan")  # what the value was before; NaN if unknown
     told: int = -1  # the newest step when it was found
     short: bool = False  # it is about single steps, of which there may be several
@@ -148,6 +149,8 @@ class Incident:
             taps=len(chain) if later else self.taps,
             modules=(len(others) if later else self.modules) if known else 0,
             message=f"found at step {self.told:,}: {self.message}" if late else self.message,
+            level=next((before for until, before in self.milder if step < until), self.level),
+            milder=tuple(each for each in self.milder if each[0] <= step),
         )
 
     @property

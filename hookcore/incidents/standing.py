@@ -34,6 +34,7 @@ class Standing:
     gathering: Gathering | None
     missed: int | None = None  # the step of the first look since that didn't
     over: int | None = None
+    milder: tuple[tuple[int, Severity], ...] = ()  # its severities before, each up to the step that made it worse
     times: int = 0  # how often it was found
     version: int = 0
 
@@ -54,7 +55,9 @@ class Standing:
         worse = SEVERITIES.index(found.severity) < SEVERITIES.index(self.severity)
         new = [each for each in found.members if each[0] not in self.onsets]
         self.onsets.update((number, max(onset, self.found.since)) for number, onset in new)
-        self.severity = found.severity if worse else self.severity
+        if worse:
+            self.milder += ((step, self.severity),)
+            self.severity = found.severity
         self.times += 1
         self.last, self.missed = step if found.until is None else found.until, None
         return worse or bool(new)
