@@ -551,6 +551,11 @@ def test_the_body_of_a_request_is_bounded(local: World) -> None:
         assert local.client.put("/echo", content=b" " * size, headers=BEARER).status_code == status
 
 
+def test_json_that_is_nested_too_deeply_is_refused_with_that_reason(local: World) -> None:
+    told = local.client.put("/api/v1/views", content="[" * 100_000, headers=BEARER | {"content-type": "application/json"})
+    assert (told.status_code, told.json()["error"][:31]) == (400, "the body is nested too deeply: ")
+
+
 def test_a_catastrophic_expression_is_answered_quickly(local: World) -> None:
     local.post(make_batch(make_info(), [0], taps=50), **BEARER)
     for pattern in ("re:(a+)+$", "re:(layer|layer.|l.*)*x{1,50}y", "re:((.*)*)*!", "*" * 900 + "x"):

@@ -129,6 +129,7 @@ def test_the_time_of_a_step_needs_no_sample() -> None:
     never = text_of(sampled(times), "/runs/one/system")
     assert "Time of step 0: 10 ms" in never
     assert "The machine was not sampled." in never
+    assert "Time of step 0: 10 ms, 20% of it before the model" in text_of(sampled(times), "/runs/one")
 
 
 def test_the_time_of_the_newest_measured_step_is_split() -> None:

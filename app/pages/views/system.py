@@ -118,16 +118,19 @@ def machine_of(run: Run, first: int | None = None, last: int | None = None) -> M
 
 
 def summary_of(run: Run, first: int | None = None, last: int | None = None) -> Gauge | None:
-    """Return the value that says most about the machine in these steps, with others; None without samples."""
+    """Return the value that says most about the machine in these steps, with others; None if nothing is known."""
     found = machine_of(run, first, last)
     by_key = {gauge.key: gauge for gauge in found.gauges}
     head = next((gauge for gauge in found.gauges if gauge.key.startswith("gpu")), by_key.get("cpu"))
-    if head is None:
-        return None
     words = {"samples": "samples/s", "tokens": "tokens/s", "memory": "of memory"}
     said = [f"{by_key[key].text} {after}" for key, after in words.items() if key in by_key]
     if (time := found.time) is not None:
-        said.append(f"{time.text} for step {time.step:,}, {time.longest.share} of it {time.longest.words}")
+        part = f"{time.longest.share} of it {time.longest.words}"
+        if head is None:
+            return Gauge("machine", f"Time of step {time.step:,}:", time.text, part)
+        said.append(f"{time.text} for step {time.step:,}, {part}")
+    if head is None:
+        return None
     return Gauge("machine", head.title, head.text, ", ".join(said))
 
 

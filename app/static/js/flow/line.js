@@ -11,6 +11,8 @@ export class PickedLine {
   /** @type {LineChart | null} */
   #chart = null;
   #shownAt = -Infinity;
+  /** The module that the chart is called after, also in its files. */
+  #title = "";
 
   /** @param {import("../page.js").Page} page @param {import("../heat/index.js").Heat} heat */
   constructor(page, heat) {
@@ -50,6 +52,11 @@ export class PickedLine {
     this.pin.setAttribute("aria-pressed", String(this.pins.includes(module)));
     const { columns, rows } = heat;
     if (!columns?.length) return;
+    if (this.#title !== module) {
+      this.#chart?.remove();
+      this.#chart = null;
+      this.#title = module;
+    }
     this.#chart ??= new LineChart(page, figure, {
       title: module,
       y: { title: heat.options.stat, scale: /** @type {any} */ (page.state.get("y")) },

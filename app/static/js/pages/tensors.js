@@ -44,6 +44,8 @@ let kept = [];
  * @type {import("../answers.js").Snapshot | null}
  */
 let first = null;
+/** Of the requests for the snapshots: how many were sent, and which is the newest that was answered. */
+let [asked, answered] = [0, 0];
 /** The request for the places of a module's tensors. */
 let placing = new AbortController();
 const finder = new Finder(page, () => showList(page, kept, finder, chosen()));
@@ -64,8 +66,13 @@ function chosen() {
 
 /** The snapshots of now; what is shown of them follows. */
 async function load() {
+  asked += 1;
+  const turn = asked;
+  const now = await snapshotsOf(run);
+  if (turn < answered) return kept;
+  answered = turn;
   const before = kept.map((each) => each.number).join();
-  kept = await snapshotsOf(run);
+  kept = now;
   if (before !== kept.map((each) => each.number).join()) {
     if (!before && !state.get("snapshot")) await show();
     else showList(page, kept, finder, chosen());
