@@ -552,7 +552,9 @@ def test_the_body_of_a_request_is_bounded(local: World) -> None:
 
 
 def test_json_that_is_nested_too_deeply_is_refused_with_that_reason(local: World) -> None:
-    told = local.client.put("/api/v1/views", content="[" * 100_000, headers=BEARER | {"content-type": "application/json"})
+    told = local.client.put(
+        "/api/v1/views", content="[" * 100_000, headers=BEARER | {"content-type": "application/json"}
+    )
     assert (told.status_code, told.json()["error"][:31]) == (400, "the body is nested too deeply: ")
 
 
