@@ -24,6 +24,8 @@ from torch.package.package_exporter import PackageExporter
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_iter as tree_iter
 from torch.utils._pytree import tree_map as tree_map
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as _dataloader
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket as GradBucket
@@ -226,6 +228,15 @@ def zero_all(tensors: list[Tensor]) -> None:
         tensor.zero_()
 
 
+# The methods in which a thread starts a DataLoader, or waits for a batch. None of them if the private class is another
+# one: data loading is then not seen.
+_BATCHES: Final[Any] = getattr(_dataloader, "_BaseDataLoaderIter", object)
+LOADER_METHODS: Final[tuple[tuple[type, str], ...]] = (
+    ((DataLoader, "__iter__"), (_BATCHES, "__next__"))
+    if "__iter__" in vars(DataLoader) and "__next__" in vars(_BATCHES)
+    else ()
+)
+
 # Dynamo
 
 # Older releases break the graph where a hook is registered on a tensor inside it. 2.6 and 2.8 were tried; in 2.10, the
@@ -252,6 +263,17 @@ def skip_frames(codes: Iterable[CodeType], all_codes: Callable[[], Iterable[Code
     strategy = frames._FrameExecStrategy(skip, skip)
     for code in codes:
         frames.set_code_exec_strategy(code, strategy)
+
+
+def skip_frame(code: CodeType) -> None:
+    """Keep Dynamo out of the frame of this code, but not out of those below it."""
+    frames = _C._dynamo.eval_frame
+    if not SKIPS_BELOW:
+        frames.skip_code(code)
+        return
+    frames.set_code_exec_strategy(
+        code, frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    )
 
 
 def has_graphs(code: CodeType) -> bool:

@@ -21,6 +21,7 @@ from hypothesis import settings
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
+from hookcore.internals import LOADER_METHODS
 from tests.waiting import PATIENCE_S
 
 # No test starts a dashboard or touches the user's own unless it asks for that. Child processes inherit this.
@@ -57,6 +58,7 @@ def _process_state() -> dict[str, Any]:
     tables = {name: dict(getattr(torch_modules, name)) for name in MODULE_TABLES}
     tables |= {name: dict(getattr(torch_optimizers, name)) for name in OPTIMIZER_TABLES}
     tables["engine"] = torch.autograd.Variable._execution_engine
+    tables["loading"] = [vars(owner)[name] for owner, name in LOADER_METHODS]
     return {**tables, "_global_is_full_backward_hook": torch_modules._global_is_full_backward_hook}
 
 

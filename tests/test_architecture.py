@@ -92,7 +92,7 @@ ROOMS: dict[str, set[str]] = {
         "recorder",
     },
     "frameworks": {"config", "watcher"},
-    "commands": {"errors", "records", "config", "dashboard", "reading", "observe", "watcher"},
+    "commands": {"errors", "records", "config", "dashboard", "reading", "observe", "hooks", "watcher"},
     "__init__": {"errors", "reading", "ownrules", "hooks", "watcher", "tracing"},
 }
 WITHOUT_TORCH = {

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hookcore
+from hookcore.records.vocabulary import TIME_LOADING
 from tests.harness import digest, read_step, seed_all, watch
 from tests.zoo.case import mean_square, mlp
 
@@ -30,7 +31,7 @@ def quiet() -> Iterator[None]:
 
 
 def compare(train: Callable[[], nn.Module]) -> hookcore.Watcher:
-    """Train unwatched and watched, compare, and return the closed watcher."""
+    """Train unwatched and watched, compare, and return the closed watcher, which has seen a loader of torch's."""
 
     def weights() -> str:
         seed_all()
@@ -41,6 +42,7 @@ def compare(train: Callable[[], nn.Module]) -> hookcore.Watcher:
         assert weights() == expected
         assert watcher.flush()
         assert watcher.errors == []
+    assert TIME_LOADING in watcher.store.scalar_names()
     return watcher
 
 

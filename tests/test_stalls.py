@@ -6,13 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import hookcore
 from hookcore.findings import findings_of
+from hookcore.hooks.loading import observe_loading
 from hookcore.recorder.stalls import FACTOR, FIRST_STEP, LEAST_S, LOOK_S, QUIET_S, WORK, Stalls
 from hookcore.records.vocabulary import ENDED, STALLED
 
@@ -68,6 +71,18 @@ def waits_in_loop(world: World) -> None:
     for step in range(40):
         if step == 32:
             world.block()
+        world.end_step()
+
+
+def waits_for_data(world: World) -> None:
+    class Rows(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            for step in range(40):
+                if step == 32:
+                    world.block()
+                yield step
+
+    for _ in DataLoader(Rows(), batch_size=None):
         world.end_step()
 
 
@@ -132,6 +147,15 @@ def test_a_training_that_waits_in_its_loop_is_told_once_with_the_line_and_that_i
         assert message.startswith("no step has ended for 6 min, and the training has been waiting in test_stalls.py:")
         assert "(block), in threading.py (wait) since; its longest step took 1 s" in message
     assert world.names == [STALLED, ENDED[STALLED]]
+
+
+def test_a_loop_that_waits_for_its_data_is_told_with_its_own_line() -> None:
+    handle = observe_loading(Mock())
+    with training(waits_for_data) as world:
+        world.pass_time(2 * LEAST_S)
+        ((_, message),) = world.told
+    handle.remove()
+    assert "(waits_for_data), in threading.py (wait) since" in message
 
 
 @pytest.mark.parametrize("train", [waits_behind_loop, waits_outside, saves_in_loop, waits_for_others])

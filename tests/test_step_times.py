@@ -4,29 +4,36 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, IterableDataset
 
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import Recorder
 from hookcore.recorder.machine import Throughput
+from hookcore.recorder.steptimes import StepTimes
 from hookcore.records.vocabulary import (
     SAMPLES_RATE,
     STEPS_RATE,
     SYSTEM,
+    TIME_BACKWARD,
     TIME_HOOKCORE,
+    TIME_LOADING,
     TOKENS_RATE,
 )
 from hookcore.store import Store
 
-PARTS = ("before", "forward", "backward", "optimizer", "other", "hookcore")
+PARTS = ("loading", "before", "forward", "backward", "optimizer", "other", "hookcore")
 
 
 class Ticks:
@@ -92,8 +99,13 @@ def world() -> Iterator[SimpleNamespace]:
         recorder.close()
 
 
-def train(world: SimpleNamespace, steps: int = 4, call: Callable[..., Tensor] | None = None) -> None:
-    for _ in range(steps):
+def train(
+    world: SimpleNamespace,
+    steps: int = 4,
+    call: Callable[..., Tensor] | None = None,
+    batches: Iterable[Any] = itertools.repeat(None),
+) -> None:
+    for _, _ in zip(range(steps), batches, strict=False):
         world.clock.now += 1  # the data
         output = (call or world.model)(torch.randn(2, 4, requires_grad=True))
         world.clock.now += 50000  # the loss
@@ -141,6 +153,219 @@ def test_what_a_checkpoint_computes_again_is_part_of_the_backward_pass(world: Si
     train(world, call=lambda inputs: checkpoint(world.model, inputs, use_reentrant=False))
     parts = parts_of(world)[3]
     assert (parts["forward"], parts["backward"]) == (20.0, 320.0)
+
+
+class Rows(IterableDataset):  # type: ignore[type-arg]
+    """Rows that take 600,000 seconds each."""
+
+    def __init__(self, clock: Ticks, source: Iterable[Any]) -> None:
+        self.clock, self.source = clock, source
+
+    def __iter__(self) -> Iterator[int]:
+        for number, _ in enumerate(self.source):
+            self.clock.now += 600_000
+            yield number
+
+
+def loader_of(world: SimpleNamespace, source: Iterable[Any] = range(99)) -> DataLoader[Any]:
+    return DataLoader(Rows(world.clock, source), batch_size=None)
+
+
+BARE = {"before": 1.0, "forward": 20.0, "backward": 300.0, "optimizer": 4000.0, "other": 50000.0, "hookcore": 0.0}
+
+
+def test_waiting_for_a_data_loader_is_a_part_of_its_own(world: SimpleNamespace) -> None:
+    train(world, batches=loader_of(world))
+    found = parts_of(world)
+    assert len(found) >= 2
+    assert all(parts == BARE | {"loading": 600_000.0} for parts in found.values())
+
+
+def test_the_start_of_a_data_loader_and_its_end_count_too(world: SimpleNamespace) -> None:
+    class Order(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            world.clock.now += 7_000_000
+            return super().__iter__()
+
+    for _ in range(4):
+        train(world, 2, batches=DataLoader([0, 1, 2], batch_size=None, sampler=Order([0])))
+    found = parts_of(world)
+    assert len(found) >= 2
+    assert all(parts == BARE | {"loading": 7_000_000.0} for parts in found.values())
+
+
+def test_a_loader_that_reads_from_a_loader_counts_once(world: SimpleNamespace) -> None:
+    train(world, batches=loader_of(world, loader_of(world)))
+    assert parts_of(world)[3] == BARE | {"loading": 1_200_000.0}
+
+
+def test_what_is_loaded_between_micro_batches_is_data_loading(world: SimpleNamespace) -> None:
+    batches = iter(loader_of(world))
+
+    def call(inputs: Tensor) -> Tensor:
+        next(batches)
+        world.model(inputs).sum().backward()
+        next(batches)
+        output: Tensor = world.model(inputs)
+        next(batches)  # for the next step
+        return output
+
+    train(world, call=call)
+    parts = parts_of(world)[3]
+    assert (parts["loading"], parts["before"], parts["other"]) == (1_800_000.0, 1.0, 50000.0)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("seen", [False, True])
+def test_what_an_evaluation_loads_is_part_of_the_evaluation(world: SimpleNamespace, whole: bool, seen: bool) -> None:
+    """Gradients are disabled in the whole loop, or when the model is called: then the call shows what it was for."""
+
+    def evaluate() -> None:
+        with torch.set_grad_enabled(not whole):
+            for _ in loader_of(world, range(2)):
+                with torch.no_grad():
+                    if seen or not whole:
+                        world.model(torch.randn(2, 4))
+
+    batches = iter(loader_of(world))
+
+    def call(inputs: Tensor) -> Tensor:
+        evaluate()
+        next(batches)
+        output: Tensor = world.model(inputs)
+        evaluate()
+        return output
+
+    train(world, call=call)
+    parts = parts_of(world)[3]
+    spent = 1_200_000.0 + 40.0 * (seen or not whole)
+    assert (parts["loading"], parts["before"], parts["other"]) == (600_000.0, 1.0 + spent, 50000.0 + spent)
+
+
+def test_a_model_without_gradients_that_helps_the_training_takes_no_batch_from_it(world: SimpleNamespace) -> None:
+    def call(inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            world.model(inputs)  # a teacher
+        output: Tensor = world.model(inputs)
+        return output
+
+    train(world, call=call, batches=loader_of(world))
+    assert parts_of(world)[3] == BARE | {"loading": 600_000.0, "before": 21.0}
+
+
+def test_only_an_evaluation_that_uses_a_loader_makes_no_part(world: SimpleNamespace) -> None:
+    def call(inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            for _ in loader_of(world, range(2)):
+                world.model(inputs)
+        output: Tensor = world.model(inputs)
+        return output
+
+    train(world, call=call)
+    assert parts_of(world)[3] == BARE | {"before": 1_200_041.0}
+
+
+def test_steps_that_load_nothing_have_no_time_of_loading_once_there_was_a_loader(world: SimpleNamespace) -> None:
+    train(world)
+    train(world, batches=loader_of(world))
+    train(world, 6)
+    found = parts_of(world)
+    assert "loading" not in found[1]
+    assert found[max(found)] == BARE | {"loading": 0.0}
+
+
+def test_what_another_thread_loads_costs_the_training_nothing(world: SimpleNamespace) -> None:
+    batches = iter(loader_of(world))
+
+    def call(inputs: Tensor) -> Tensor:
+        ahead = threading.Thread(target=next, args=(batches,))
+        ahead.start()
+        ahead.join()
+        output: Tensor = world.model(inputs)
+        return output
+
+    train(world, call=call)
+    assert parts_of(world)[3] == BARE | {"before": 600_001.0}
+
+
+def test_two_watchers_see_the_same_loading(world: SimpleNamespace) -> None:
+    store = Store(2**22)
+    other = Recorder(
+        Settings.of({}, kinds=("output",), every=1, budget=None, server=None), StoreSink(store), world.clock
+    )
+    other.watch(world.model)
+    other.attach()
+    train(world, batches=loader_of(world))
+    other.close()
+    train(world, batches=loader_of(world))
+    assert set(store.scalars(TIME_LOADING).mean.tolist()) == {600_000.0}
+    assert all(parts["loading"] == 600_000.0 for parts in parts_of(world).values())
+
+
+def test_an_error_of_the_data_that_the_loop_survives_leaves_the_parts_known(world: SimpleNamespace) -> None:
+    class Broken(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[int]:
+            world.clock.now += 5_000_000
+            raise OSError("no disk")
+
+    def call(inputs: Tensor) -> Tensor:
+        with pytest.raises(OSError, match="no disk"):
+            next(iter(DataLoader(Broken(), batch_size=None)))
+        output: Tensor = world.model(inputs)
+        return output
+
+    train(world, call=call)
+    assert parts_of(world)[3] == BARE | {"loading": 5_000_000.0}
+
+
+def test_a_step_that_ends_inside_a_loader_is_not_known(world: SimpleNamespace) -> None:
+    class Training(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[int]:
+            for number in range(8):
+                train(world, 1)
+                yield number
+
+    for _ in DataLoader(Training(), batch_size=None):
+        world.clock.now += 3
+    assert parts_of(world) == {}
+
+
+NAMES = ("load", "empty", "outer", "idle", "evaluate", "backward", "train")
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.booleans(), st.integers(1, 9)), max_size=24))
+def test_the_parts_add_up_to_the_time_of_the_step(events: list[tuple[str, bool, int]]) -> None:
+    clock = Ticks()
+    times = StepTimes(clock)
+    times.prompt = True
+    times.begin(None)
+    for name, trains, seconds in [*events, ("train", True, 1)]:
+        clock.now += 1000
+        if name in ("load", "empty", "outer"):
+            times.enter_loading()
+            if name == "outer":
+                times.enter_loading()
+                clock.now += seconds
+                times.leave_loading(True, trains)
+            clock.now += seconds
+            times.leave_loading(name != "empty", trains)
+        elif name == "evaluate":
+            times.saw_evaluation()
+            clock.now += seconds
+        elif name == "backward":
+            times.enter(TIME_BACKWARD)
+            clock.now += seconds
+            times.leave(TIME_BACKWARD)
+        elif name == "train":
+            times.enter_model(1)
+            clock.now += seconds
+            times.leave_model(1)
+    times.prompt = True
+    parts = times.take(True)
+    assert sum(parts.values()) == clock.now
+    loads = sum(1 for name, _, _ in events if name in ("load", "empty", "outer"))
+    assert (TIME_LOADING in parts) <= bool(loads)
+    assert not [name for name in parts if not name.startswith(SYSTEM)]
 
 
 def test_micro_batches_are_added(world: SimpleNamespace) -> None:

@@ -143,9 +143,19 @@ def test_the_time_of_the_newest_measured_step_is_split() -> None:
     held = text_of(client, "/runs/one/system?step=0")
     assert "Time of step 0: 20 ms" in held
     assert "hookcore 50% 10 ms" in held
+    assert "“Before the model” is data loading, and everything else" in held
     bar = client.get("/runs/one/system", headers=HTML).text.partition('class="shares"')[2].partition("</svg>")[0]
     assert '<rect class="share-backward" x="40.0%" width="50.0%"' in bar
     assert (
         "CPU 1.3 cores, 1,272 samples/s, 4,096 tokens/s, 4.5 GB of memory, 10 ms for step 10, 50% of it backward"
         in text_of(client, "/runs/one")
     )
+
+
+def test_data_loading_is_the_first_part_and_is_told_apart_from_the_rest_before_the_model() -> None:
+    parts = {"before": 0.001, "forward": 0.001, "backward": 0.002, "optimizer": 0.0, "other": 0.0, "loading": 0.006}
+    client = sampled(HOST | {f"{SYSTEM}time/{name}": seconds for name, seconds in parts.items()})
+    text = text_of(client, "/runs/one/system")
+    assert "Time of step 0: 10 ms data loading 60% 6 ms before the model 10% 1 ms forward" in text
+    assert "“Data loading” is the time that it waited for a DataLoader. “Before the model” is everything else" in text
+    assert "10 ms for step 0, 60% of it data loading" in text_of(client, "/runs/one")

@@ -140,6 +140,8 @@ class Dispatcher:
         plan.root.note_wrapper()
         if torch.is_grad_enabled():
             self.times.enter_model(id(plan))
+        else:
+            self.times.saw_evaluation()
         if self.keeper is not None and (model := plan.ref()) is not None:
             with DisableTorchFunction():
                 self.keeper.entered(plan.path, model, args, keywords_of(module))

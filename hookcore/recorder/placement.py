@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from hookcore import hooks
 from hookcore.config import Settings
 from hookcore.hooks.engine import BackwardHandle, BackwardObserver, observe_backward
+from hookcore.hooks.loading import UNSEEN, LoadingHandle, LoadingObserver, observe_loading
 from hookcore.recorder.attachment import Attachment
 from hookcore.recorder.calls import Observer
 from hookcore.recorder.dispatch import Dispatcher
@@ -34,23 +35,31 @@ class Placement:
     """Registers the hooks of one recorder, and removes them."""
 
     def __init__(
-        self, settings: Settings, dispatcher: Dispatcher, models: Models, emit: Callable[[str, str], None]
+        self,
+        settings: Settings,
+        dispatcher: Dispatcher,
+        models: Models,
+        loading: LoadingObserver,
+        emit: Callable[[str, str], None],
     ) -> None:
         self._compiled, self._attach = settings.compiled, settings.attach
         self._dispatcher = dispatcher
         self._models = models
+        self._loading = loading
         self._emit = emit
         self._attachment: Attachment | None = None
-        self._handles: list[hooks.HookHandle] = []
-        self._backward_handle: BackwardHandle | None = None
+        self._handles: list[hooks.HookHandle | BackwardHandle | LoadingHandle] = []
 
     def attach(self, observer: StepObserver, step: int, captured: bool) -> None:
         """Register every hook."""
         self._handles = [
             hooks.on_optimizer_step_pre(None, observer.saw_step_begin),
             hooks.on_optimizer_step(None, observer.saw_step_end),
+            observe_backward(observer),
+            observe_loading(self._loading),
         ]
-        self._backward_handle = observe_backward(observer)
+        if UNSEEN:
+            self._emit("loading-unseen", UNSEEN)
         if self._models.discovers:
             self._handles.append(hooks.on_module_registration(self._models.saw_registration))
         self._attachment = self._new_attachment()
@@ -79,9 +88,6 @@ class Placement:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self._backward_handle is not None:
-            self._backward_handle.remove()
-            self._backward_handle = None
 
     @property
     def attached(self) -> bool:

@@ -34,6 +34,7 @@ from hookcore.recorder.flows import Flows
 from hookcore.recorder.idle import Idle
 from hookcore.recorder.in_graphs import feasible
 from hookcore.recorder.keeper import MakeKeeper
+from hookcore.recorder.loading import Loading
 from hookcore.recorder.machine import Throughput, cuda_devices
 from hookcore.recorder.media import MediaQueue
 from hookcore.recorder.models import Models
@@ -78,7 +79,7 @@ class Recorder:
         self._facts = facts or Facts()
         self._between = Between()
         self._lock = threading.RLock()  # threads that train at the same time end their steps one after another
-        plans, current, scale = PlanTable(), CurrentStep(), LossScale()
+        plans, current, scale, times = PlanTable(), CurrentStep(), LossScale(), StepTimes(clock)
         self.errors = ErrorLog(current)
         capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_USE))
         arena = CpuArena(capacity, settings.sketch_values)
@@ -90,7 +91,7 @@ class Recorder:
             statistics,
             self.errors,
             lambda: self.steps.saw_pending_call(),
-            StepTimes(clock),
+            times,
             self._names,
         )
         self.parameters = Parameters(plans, statistics, settings.kinds)
@@ -118,7 +119,8 @@ class Recorder:
             lambda: self.description.request(),
             self.request_capsule,
         )
-        self.placement = Placement(settings, self.dispatcher, self.models, self.emit)
+        loading = Loading(times, current, self.errors, self._lock)
+        self.placement = Placement(settings, self.dispatcher, self.models, loading, self.emit)
         columns, passes = ChannelColumns(self.errors, self.emit), PassProbes(plans, statistics, self.emit)
         self.probes = Probes(plans, statistics, current, self.emit, self._collector.add_label, columns, passes)
         self.probes.choose_channels(settings.channels)

@@ -133,10 +133,12 @@ def _frames(frame: FrameType | None, skips: bool = True) -> Iterator[FrameType]:
 
 
 def _until_library(frames: list[FrameType]) -> list[FrameType]:
-    """Return the frames before the first one of torch or Python itself, which may move while it waits."""
+    """Return the frames before the first one of torch, of ours, or of Python itself, which may move while it waits."""
     for place, frame in enumerate(frames):
         name = frame.f_code.co_filename
-        if name.startswith(_TORCH) or (name.startswith(_PYTHON) and not name[len(_PYTHON) :].startswith(_PACKAGES)):
+        if name.startswith((_TORCH, _OURS)) or (
+            name.startswith(_PYTHON) and not name[len(_PYTHON) :].startswith(_PACKAGES)
+        ):
             return frames[:place]
     return frames
 

@@ -12,12 +12,18 @@ from hookcore.records.vocabulary import (
     TIME_BEFORE,
     TIME_FORWARD,
     TIME_HOOKCORE,
+    TIME_LOADING,
     TIME_OPTIMIZER,
     TIME_OTHER,
 )
 
 FIRST_S: Final = 0.25  # between the first two steps that are measured; then twice as long each time,
 EVERY_S: Final = 2.0  # until it is this long
+
+_LOADED: Final = "loaded"  # the time of batches that no model was called with yet: they may be an evaluation's
+
+
+_PARTS: Final = (TIME_LOADING, _LOADED, TIME_BEFORE, TIME_FORWARD, TIME_BACKWARD, TIME_OPTIMIZER, TIME_OTHER)
 
 
 class StepTimes:
@@ -34,6 +40,8 @@ class StepTimes:
         self._stack: list[str] = []  # the running parts; those inside others are no longer in these
         self._base = TIME_BEFORE  # of what is outside of all parts
         self._model = 0  # the running model, by id
+        self._evaluates = False  # whether what was loaded is an evaluation's, as far as is known
+        self._has_loader = False  # whether the training has got batches from a DataLoader
         self._meter: Meter | None = None
         self._mark = self._spent = 0.0  # when the running part began, by both clocks
         self._thread = 0
@@ -47,8 +55,8 @@ class StepTimes:
         """Start to measure a step."""
         now = self._now()
         self._due_at, self._pause = now + self._pause, min(EVERY_S, 2 * self._pause)
-        self._parts = dict.fromkeys((TIME_BEFORE, TIME_FORWARD, TIME_BACKWARD, TIME_OPTIMIZER, TIME_OTHER), 0.0)
-        self._stack, self._base, self._model = [], TIME_BEFORE, 0
+        self._parts = dict.fromkeys(_PARTS, 0.0)
+        self._stack, self._base, self._model, self._evaluates = [], TIME_BEFORE, 0, False
         self._meter, self._mark, self._spent = meter, now, 0.0
         self._thread = threading.get_ident()
 
@@ -83,7 +91,8 @@ class StepTimes:
         running = self._stack[-1:]
         if running in ([], [TIME_OPTIMIZER]):
             self.enter(TIME_FORWARD)
-            self._model, self._base = model, TIME_OTHER
+            self._assign_loaded(TIME_LOADING)
+            self._model, self._base, self._evaluates = model, TIME_OTHER, False
         elif running == [TIME_FORWARD] and model == self._model:  # its last call raised, so its end is unknown
             self._parts = None
 
@@ -93,6 +102,33 @@ class StepTimes:
             self.leave(TIME_FORWARD)
             self._model, self.prompt = 0, False
 
+    def saw_evaluation(self) -> None:
+        """Note a call of a model without gradients. Unless one with gradients follows, it got what was loaded."""
+        parts = self._parts
+        if self.active and parts is not None and not self._stack:
+            self._evaluates = parts[_LOADED] > 0
+
+    def enter_loading(self) -> None:
+        """Start to load data, maybe inside of another loader."""
+        if self.active:
+            self._turn()
+            if self._evaluates:
+                self._assign_loaded(self._base)
+            self._stack.append(_LOADED)
+
+    def leave_loading(self, brought: bool, for_training: bool) -> None:
+        """End it. `brought`: there is a batch, which `for_training` can't be for, if gradients are disabled."""
+        if not self.active:
+            return
+        self._turn()
+        if self._stack[-1:] != [_LOADED]:
+            self._parts = None
+            return
+        self._stack.pop()
+        if self._evaluates and not brought:  # the evaluation has had its last batch
+            self._assign_loaded(self._base)
+        self._evaluates = brought and not for_training
+
     def take(self, is_known: bool) -> dict[str, float]:
         """End the step. Return its parts in seconds, or nothing if they aren't known."""
         parts, meter = self._parts, self._meter
@@ -101,7 +137,18 @@ class StepTimes:
         self._parts = self._meter = None
         if parts is None or not is_known or not self.prompt or self._stack or self._base == TIME_BEFORE:
             return {}
+        parts[self._base if self._evaluates else TIME_LOADING] += parts.pop(_LOADED)
+        self._has_loader = self._has_loader or parts[TIME_LOADING] > 0
+        if not self._has_loader:
+            del parts[TIME_LOADING]
         return parts if meter is None else parts | {TIME_HOOKCORE: self._spent}
+
+    def _assign_loaded(self, part: str) -> None:
+        """Count what was loaded as a part of the step."""
+        parts = self._parts
+        if parts is not None:
+            parts[part] += parts[_LOADED]
+            parts[_LOADED] = 0.0
 
     def _turn(self) -> None:
         """Add the time since the last call to the running part, without that of hookcore's code."""

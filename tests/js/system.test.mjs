@@ -39,14 +39,14 @@ test("a line is in the units of its chart, with a band only where samples were m
 });
 
 test("the parts of a step are lines of one chart, in milliseconds", () => {
-  const [plan] = plansOf(own(["time/hookcore", "time/forward", "time/before"]));
+  const [plan] = plansOf(own(["time/hookcore", "time/forward", "time/before", "time/loading"]));
   assert.equal(plan.title, "Time of a step, ms");
   assert.deepEqual(
     plan.parts.map(({ words }) => words),
-    ["before the model", "forward", "hookcore"],
+    ["data loading", "before the model", "forward", "hookcore"],
   );
   const line = { name: "x", first: [3], last: [3], mean: [0.25], min: [0.25], max: [0.25] };
   assert.deepEqual(lineOf(line, "forward", plan.unit).mean, [250]);
   const colors = plan.parts.map(({ color }) => lineOf(line, "x", plan.unit, color).color);
-  assert.equal(new Set(colors).size, 3);
+  assert.equal(new Set(colors).size, 4);
 });

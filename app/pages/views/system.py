@@ -26,6 +26,7 @@ from hookcore.records.vocabulary import (
     TIME_BEFORE,
     TIME_FORWARD,
     TIME_HOOKCORE,
+    TIME_LOADING,
     TIME_OPTIMIZER,
     TIME_OTHER,
     TOKENS_RATE,
@@ -39,6 +40,7 @@ Detail = tuple[str, Write]  # the name of a scalar, and how its value is said
 
 # The parts of a step in their order, and their words.
 _PARTS: Final = {
+    TIME_LOADING: "data loading",
     TIME_BEFORE: "before the model",
     TIME_FORWARD: "forward",
     TIME_BACKWARD: "backward",
@@ -78,6 +80,10 @@ class StepTime:
     step: int
     text: str
     parts: tuple[Share, ...]
+
+    @property
+    def has_loading(self) -> bool:
+        return any(part.words == _PARTS[TIME_LOADING] for part in self.parts)
 
     @property
     def longest(self) -> Share:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hookcore.commands.doctor.findings import Finding
 from hookcore.config import Settings
 from hookcore.errors import ArgumentError
+from hookcore.hooks.loading import UNSEEN
 from hookcore.observe import cpu
 from hookcore.records import Coverage
 from hookcore.watcher import Watcher, watch
@@ -24,8 +25,8 @@ _UNSEEN: Final = "not called"
 
 
 def examine() -> list[Finding]:
-    """Check the devices, the kernel, and the compiler."""
-    return [*_devices(), _kernel(), _compiler()]
+    """Check the devices, the kernel, the compiler, and whether data loading can be timed."""
+    return [*_devices(), _kernel(), _compiler(), *([Finding("note", "data loading", UNSEEN)] if UNSEEN else [])]
 
 
 def _devices() -> Iterator[Finding]:

@@ -20,6 +20,7 @@ const MACHINE = [
     "Time of a step, ms",
     MS,
     [
+      ["time/loading", "data loading", "#0e97a7"],
       ["time/before", "before the model", "#e07b17"],
       ["time/forward", "forward", "#2f7ed8"],
       ["time/backward", "backward", "#7b61d9"],
