@@ -28,12 +28,12 @@ from hookcore.config.flat import MAX_CHARACTERS, MAX_VALUES
 from hookcore.delivery import facts
 from hookcore.delivery.delivery import new_run
 from hookcore.errors import ArgumentError, WireError
-from hookcore.recorder.facts import facts_of_models, facts_of_optimizers, facts_of_packages
+from hookcore.recorder.facts import Facts, facts_of_models, facts_of_optimizers, facts_of_packages
 from hookcore.recorder.options import options_of_script
 from hookcore.recorder.schedulers import facts_of_schedulers
+from hookcore.records.values import MAX_VALUES as MAX_IN_MESSAGE
 from hookcore.wire import RunInfo, decode_batch, encode
-from hookcore_app.runs.limits import MAX_VALUES as MAX_ON_THE_WIRE
-from hookcore_app.runs.limits import check, tamed
+from hookcore_app.runs.limits import check, shortened, tamed
 from hookcore_app.serving import server_thread
 from tests.build import make_info
 from tests.serving import World, make_batch, make_world
@@ -268,12 +268,12 @@ def test_without_git_the_commit_is_unknown_and_no_thread_starts(monkeypatch: pyt
 def test_models_and_optimizers_say_what_they_are() -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.LazyLinear(3), nn.Linear(2, 1).to(torch.float16))
     model[0].weight.requires_grad_(False)
-    found = facts_of_models([model, model[0]])
+    found = facts_of_models([model, model[0]]).values
     assert found == {"parameters": 13, "trainable": 5, "dtype": "float32, float16", "device": "cpu"}
-    assert not facts_of_models([])
+    assert not facts_of_models([]).values
     groups: list[dict[str, Any]] = [{"params": [model[0].weight], "lr": 0.5}, {"params": [model[0].bias]}]
     optimizer = torch.optim.AdamW(groups, lr=0.1)
-    told = facts_of_optimizers([optimizer, torch.optim.SGD(model[2].parameters(), lr=torch.tensor(0.25))])
+    told = facts_of_optimizers([optimizer, torch.optim.SGD(model[2].parameters(), lr=torch.tensor(0.25))]).values
     assert told["optimizer"] == "AdamW"
     assert (told["optimizer.group0.lr"], told["optimizer.group1.lr"]) == (0.5, 0.1)
     assert told["optimizer.betas"] == "[0.9, 0.999]"
@@ -284,7 +284,7 @@ def test_a_scheduler_that_warms_up_does_not_hide_the_learning_rate() -> None:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.5)
     torch.optim.lr_scheduler.LinearLR(optimizer, 0.01)
     assert optimizer.param_groups[0]["lr"] == 0.005
-    assert facts_of_optimizers([optimizer])["optimizer.lr"] == 0.5
+    assert facts_of_optimizers([optimizer]).values["optimizer.lr"] == 0.5
 
 
 def scheduled(make: Callable[[torch.optim.Optimizer], object], *, lr: float = 0.1) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def scheduled(make: Callable[[torch.optim.Optimizer], object], *, lr: float = 0.
     made = make(optimizer)
     found = facts_of_schedulers([optimizer])
     assert made is not None  # alive until here
-    return found
+    return dict(found.values)
 
 
 def test_schedulers_are_found_though_no_optimizer_knows_its_own() -> None:
@@ -318,7 +318,7 @@ def test_a_scheduler_of_several_is_one_with_parts() -> None:
 
 
 def test_the_versions_of_imported_packages_are_known_without_running_lazy_modules() -> None:
-    found = facts_of_packages()
+    found = facts_of_packages().values
     assert found["version.numpy"] == np.__version__
     assert not found.keys() & {"version.torch", "version.json"}  # every run has the one, the other is Python's
 
@@ -329,7 +329,7 @@ def test_the_versions_of_imported_packages_are_known_without_running_lazy_module
     blocked: Any = None
     sys.modules |= {"lazy_one": Lazy("lazy_one"), "blocked_one": blocked}
     try:
-        assert facts_of_packages() == found
+        assert facts_of_packages().values == found
     finally:
         del sys.modules["lazy_one"], sys.modules["blocked_one"]
 
@@ -380,20 +380,50 @@ def test_a_saved_run_has_its_configuration_and_facts(tmp_path: Path) -> None:
     assert (run.facts["batch.size"], run.facts["batch.shape"], run.facts["steps.trained"]) == (2, "[2, 3]", 1)
 
 
-def test_the_facts_of_an_optimizer_go_with_it(tmp_path: Path) -> None:
-    model = nn.Linear(3, 1)
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
-    with hookcore.watch(model, server=None, keep=tmp_path):
-        for step in range(8):
-            if step == 4:
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
-            model(torch.ones(2, 3)).sum().backward()
-            optimizer.step()
-    (folder,) = tmp_path.iterdir()
-    facts = read_archive(folder).info.facts
-    assert {name: value for name, value in facts.items() if name.startswith("optimizer")} == facts_of_optimizers(
-        [optimizer]
-    )
+NO_MODELS: Any = SimpleNamespace(roots=(), changes=0)
+
+
+def met(*optimizers: torch.optim.Optimizer, times: int = 0) -> Any:
+    """Return what a recorder knows of these optimizers, of which it has met more by now."""
+    return SimpleNamespace(met=times or len(optimizers), optimizers=lambda: list(optimizers))
+
+
+def test_the_facts_of_an_optimizer_go_with_it() -> None:
+    facts, weights = Facts(), list(nn.Linear(3, 1).parameters())
+    assert (facts.news(NO_MODELS, met(torch.optim.Adam(weights))) or {})["facts"]["optimizer"] == "Adam"
+    replaced = torch.optim.SGD(weights, lr=0.25)
+    found = (facts.news(NO_MODELS, met(replaced, times=2)) or {})["facts"]
+    assert {name: value for name, value in found.items() if name.startswith("optimizer")} == facts_of_optimizers(
+        [replaced]
+    ).values
+
+
+def test_facts_are_looked_up_again_if_the_first_look_failed() -> None:
+    facts, optimizer = Facts(), torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.25)
+    changing: Any = met(optimizer)
+    changing.optimizers = lambda: [None]  # as a dict that the training changes raises, too
+    with pytest.raises(AttributeError):
+        facts.news(NO_MODELS, changing)
+    assert (facts.news(NO_MODELS, met(optimizer)) or {})["facts"]["optimizer.lr"] == 0.25
+
+
+def test_facts_fit_into_a_message_and_what_is_left_out_is_counted() -> None:
+    optimizers = []
+    for _ in range(9):
+        groups = [{"params": list(nn.Linear(1, 1).parameters()), "lr": 1 / (place + 1)} for place in range(20)]
+        optimizers.append(torch.optim.SGD(groups))
+    facts = Facts()
+    facts.hear({f"launcher.{number}": number for number in range(MAX_IN_MESSAGE - 200)})
+    assert facts.news(NO_MODELS, met(*optimizers))
+    facts.hear({"steps.trained": 7})
+    known = facts.news(NO_MODELS, met(*optimizers)) or {}
+    assert len(known["facts"]) == MAX_IN_MESSAGE
+    assert known["facts"]["steps.trained"] == 7
+    said = facts_of_optimizers(optimizers)
+    assert said.cut > 8 * 4  # the groups after the 16th of each
+    assert known["facts_cut"] > said.cut
+    info = make_info("one", **known)
+    assert shortened(info) == info
 
 
 def test_a_run_that_was_saved_before_there_were_configurations_is_read(tmp_path: Path) -> None:
@@ -439,9 +469,6 @@ def test_answers_have_the_configuration_of_a_run(world: World) -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        {"config": {str(number): 1 for number in range(MAX_ON_THE_WIRE + 1)}},
-        {"facts": {"x": 2**60}},
-        {"config": {"x": "y" * 5000}},
         {"tags": ("x",) * 100},
         {"notes": "x" * 20_000},
     ],
@@ -454,7 +481,18 @@ def test_a_server_refuses_more_than_hookcore_sends_and_lists_such_a_saved_run_wi
     assert not getattr(tamed(info), name)
 
 
+@pytest.mark.parametrize("name", ["config", "facts"])
+def test_a_server_leaves_out_what_is_too_much_of_a_description_and_says_how_much(world: World, name: str) -> None:
+    fine = {str(number): number for number in range(MAX_IN_MESSAGE)}
+    odd = {"large": 2**60, "long": "y" * 5000, "n" * 5000: 1, "nan": float("nan")}
+    info = make_info("one", **{name: odd | fine | {"more": 1}, f"{name}_cut": 3})
+    assert getattr(tamed(info), name) == fine
+    world.take(make_batch(info, [0]))
+    run = world.client.get("/api/v1/runs/one").json()
+    assert (run[name], run[f"{name}_cut"], run["newest_step"]) == (fine, 3 + 5, 0)
+
+
 def test_a_configuration_that_decodes_to_too_much_is_refused_before_it_is_decoded() -> None:
-    info = make_info("one", config={f"{number:05}" * 20: 0 for number in range(700)})
+    info = make_info("one", config={f"{number:05}" * 20: 0 for number in range(1400)})
     with pytest.raises(WireError, match="bytes of config"):
         decode_batch(encode(make_batch(info, [0])))

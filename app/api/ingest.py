@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, Final
 
+import msgspec
 import zstandard
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
@@ -103,6 +104,7 @@ def _file(request: Request, body: bytearray, encoding: str) -> Response:
     try:
         data = unpack(body, encoding, state.settings.max_body)
         batch = wire.decode_batch(data, most_decoded(state.settings))
+        batch = msgspec.structs.replace(batch, run=limits.shortened(batch.run))
         limits.check(batch)
     except OverflowError as error:
         raise intake.refuse(413, str(error)) from None

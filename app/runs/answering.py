@@ -54,6 +54,7 @@ def run_of(run: Run) -> answers.Run:
         config=plain(info.config),
         config_cut=info.config_cut,
         facts=plain(info.facts),
+        facts_cut=info.facts_cut,
         results={name: Number(value) for name, value in Traits(run).result_values().items()},
         tags=run.tags,
         group=run.group,

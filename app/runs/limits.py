@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from hookcore.errors import WireError
 from hookcore.records import Event, Names, Tap, Value
+from hookcore.records.values import first_values
 from hookcore.wire import (
     LATEST_TIME_S,
     MAX_TEXT,
@@ -38,9 +39,9 @@ MAX_AXES: Final = 16  # of a device mesh
 MAX_LONG_TEXT: Final = 16_384  # a message with its traceback
 MAX_TAGS: Final = 50
 MAX_NAMES: Final = 50_000  # of the tokens and samples of a snapshot
-MAX_VALUES: Final = 400  # of a configuration, and facts
 MAX_IN_SETTINGS: Final = 5_000  # values
 DEEPEST_SETTINGS: Final = 6
+VALUES: Final = ("config", "facts")
 PATTERNS: Final = frozenset({"include", "exclude", "kinds", "phases"})
 LISTS: Final = frozenset({"kinds", "phases"})
 NUMBERS: Final = frozenset({"every", "budget"})
@@ -79,9 +80,8 @@ def _check_run(run: RunInfo) -> None:
     _require(0 <= run.pid < WHOLE and 0 <= run.memory < WHOLE, "a run's process or memory out of range")
     _require(0 <= run.started_s < LATEST_TIME_S, f"a run that started {run.started_s} s after 1970")
     _check_settings(run.settings)
-    for name in ("config", "facts"):
-        _check_values(name, getattr(run, name))
-    _require(0 <= run.config_cut < WHOLE, f"{run.config_cut} values cut from a configuration")
+    for name in (_cut(each) for each in VALUES):
+        _require(0 <= getattr(run, name) < WHOLE, f"{name}={getattr(run, name)}")
     _check_tags(run.tags)
     _check_texts((run.group,))
     _check_texts((run.notes,), MAX_LONG_TEXT)
@@ -101,16 +101,33 @@ def _check_place(place: Place) -> None:
         _require(0 <= at < size <= MAX_WORLD, f"coordinate {at} on an axis {name[:80]!r} of {size}")
 
 
-def _check_values(name: str, values: dict[str, Value]) -> None:
-    """Check a flat mapping: plain values, and few enough to go with each batch."""
-    _require(len(values) <= MAX_VALUES, f"{len(values)} values in its {name}, and {MAX_VALUES} are allowed")
-    _check_texts((*values, *(each for each in values.values() if isinstance(each, str))))
-    _require(_is_plain(values, 1), f"numbers in its {name} that JSON cannot say")
-
-
 def _check_tags(tags: tuple[str, ...]) -> None:
     _require(len(tags) <= MAX_TAGS, f"{len(tags)} tags, and {MAX_TAGS} are allowed")
     _check_texts(tags)
+
+
+def shortened(run: RunInfo) -> RunInfo:
+    """Return a run's description with a configuration and facts within the limits; what is left out is counted.
+
+    The description goes with each batch, so if it were refused, the whole run would be lost.
+    """
+    changes: dict[str, Any] = {}
+    for name in VALUES:
+        given: dict[str, Value] = getattr(run, name)
+        kept, _ = first_values({key: value for key, value in given.items() if _is_value(key, value)})
+        if len(kept) < len(given):
+            changes |= {name: kept, _cut(name): getattr(run, _cut(name)) + len(given) - len(kept)}
+    return replace(run, **changes) if changes else run
+
+
+def _cut(name: str) -> str:
+    return f"{name}_cut"
+
+
+def _is_value(name: str, value: Value) -> bool:
+    """Return whether a value can be shown: JSON can say it, and no text of it is too long."""
+    texts = (name, value) if isinstance(value, str) else (name,)
+    return all(len(text) <= MAX_TEXT for text in texts) and _is_plain(value, 0)
 
 
 def tamed(run: RunInfo) -> RunInfo:
@@ -122,8 +139,6 @@ def tamed(run: RunInfo) -> RunInfo:
             fitting[name] = value
     started_s = run.started_s if 0 <= run.started_s < LATEST_TIME_S else 0.0
     checks: tuple[tuple[str, Callable[[Any], None]], ...] = (
-        ("config", lambda values: _check_values("config", values)),
-        ("facts", lambda values: _check_values("facts", values)),
         ("tags", _check_tags),
         ("group", lambda text: _check_texts((text,))),
         ("notes", lambda text: _check_texts((text,), MAX_LONG_TEXT)),
@@ -134,7 +149,7 @@ def tamed(run: RunInfo) -> RunInfo:
             check_one(getattr(run, name))
         except WireError:
             dropped[name] = type(getattr(run, name))()
-    return replace(run, started_s=started_s, settings=fitting, **dropped)
+    return replace(shortened(run), started_s=started_s, settings=fitting, **dropped)
 
 
 def _check_settings(settings: dict[str, Any]) -> None:

@@ -54,6 +54,7 @@ class Run(Answer, frozen=True):
     config: Annotated[dict[str, Value], Meta(description="what its user says that it trains with, flattened")]
     config_cut: Annotated[int, Meta(description="values of the configuration that were left out or shortened")]
     facts: Annotated[dict[str, Value], Meta(description="recognized: optimizer, parameters, device, commit, ...")]
+    facts_cut: Annotated[int, Meta(description="facts that were left out or shortened")]
     results: Annotated[
         dict[str, Number],
         Meta(description="the newest values of what it logged; `recent_loss` is the mean of the loss's last tenth"),

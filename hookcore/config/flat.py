@@ -49,11 +49,14 @@ class Flat:
     cut: int = 0
 
 
-def flatten(given: object) -> Flat:
-    """Flatten a mapping, a namespace, or a dataclass: `{"model": {"width": 8}}` becomes `{"model.width": 8}`."""
+def flatten(given: object, left_out: int = 0) -> Flat:
+    """Flatten a mapping, a namespace, or a dataclass: `{"model": {"width": 8}}` becomes `{"model.width": 8}`.
+
+    `left_out`: how many values of it were left out before.
+    """
     flattening = _Flattening()
     flattening.add("", given, 0)
-    return Flat(flattening.values, flattening.cut)
+    return Flat(flattening.values, flattening.cut + left_out)
 
 
 def value_of_text(text: str) -> Value:

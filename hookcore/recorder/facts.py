@@ -16,9 +16,11 @@ from hookcore.internals import DisableTorchFunction
 from hookcore.recorder.schedulers import facts_of_schedulers
 from hookcore.recorder.tree import parameters_of
 from hookcore.records import Value, text_of
+from hookcore.records.values import first_values
 
 if TYPE_CHECKING:
     from hookcore.recorder.models import Models
+    from hookcore.recorder.owners import Owners
     from hookcore.recorder.roots import Root
 
 MAX_OPTIMIZERS: Final = 8
@@ -27,6 +29,8 @@ MAX_PACKAGES: Final = 64
 MAX_VERSION: Final = 40  # characters
 MAX_MODELS: Final = 8
 MAX_SEARCHES: Final = 4  # a loop may make an optimizer for every batch
+MAX_FAILURES: Final = 8  # in a row, of looking at the same models and optimizers
+_SOURCES: Final = ("models", "batches", "packages", "optimizers", "schedulers")  # the last two can be large
 _DESCRIBED: Final = frozenset({"torch", "hookcore"})  # whose versions every run has
 
 
@@ -35,96 +39,108 @@ class Facts:
 
     def __init__(self) -> None:
         self._find_options: Callable[[], Flat | None] = lambda: None
-        self._seen = (0, 0, 0, 0)
-        self._known: dict[str, Value] = {}  # replaced, never changed, as other threads read it
-        self._of: dict[str, Mapping[str, Value]] = {}  # the newest facts of each source
+        self._seen: tuple[object, ...] = ()
+        self._met = 0  # optimizers, when schedulers were looked for
+        self._heard: dict[str, Value] = {}  # replaced, never changed, as other threads read it
+        self._of: dict[str, Flat] = {}  # the newest facts of each source
         self._config: dict[str, Any] = {}  # and how much of it was cut, as fields of the description
         self._told: dict[str, Any] = {}
-        self._searches = 0
+        self._searches = self._failures = 0
         self._lock = threading.Lock()
 
     def hear(self, facts: Mapping[str, Value]) -> None:
         """Receive facts from elsewhere: from the command line, or from git's thread."""
         with self._lock:
-            self._known = {**self._known, **facts}
+            self._heard = {**self._heard, **facts}
 
     def ask(self, find_options: Callable[[], Flat | None]) -> None:
         """Take the configuration from this function, once the script trains."""
         self._find_options = find_options
 
-    def news(self, models: Models, optimizers: Sequence[Optimizer]) -> dict[str, Any] | None:
-        """Return the known fields of the run's description; None if there is no more than at the last call."""
+    def news(self, models: Models, owners: Owners) -> dict[str, Any] | None:
+        """Return the known fields of the run's description; None if there is no more than at the last call.
+
+        If the training changes what is looked at, this may raise; the next call looks again.
+        """
         fed = sum(root.batch is not None for root in models.roots)
-        now = len(models.roots), models.changes, fed, len(optimizers)
+        now = len(models.roots), models.changes, fed, owners.met
         if now != self._seen:
-            are_new, self._seen = now[3] > self._seen[3], now
+            self._failures += 1  # until it succeeds; what always raises is given up
+            if self._failures >= MAX_FAILURES:
+                self._seen = now
             with DisableTorchFunction():
-                self._look(models.roots, optimizers)
-                if are_new and self._searches < MAX_SEARCHES:
-                    self._searches += 1
-                    self._search(optimizers)
-        known = {"facts": self._known, **self._config}
+                self._look(models.roots, owners)
+            self._seen, self._failures = now, 0
+        known = self._known()
         if known == self._told:
             return None
         self._told = known
         return known
 
-    def _look(self, roots: Sequence[Root], optimizers: Sequence[Optimizer]) -> None:
+    def _known(self) -> dict[str, Any]:
+        """Return the fields of the description. What comes last is cut first."""
+        sources = [self._of[name] for name in _SOURCES if name in self._of]
+        merged = dict(self._heard)
+        for source in sources:
+            merged |= source.values
+        facts, left_out = first_values(merged)
+        return {"facts": facts, "facts_cut": left_out + sum(each.cut for each in sources), **self._config}
+
+    def _look(self, roots: Sequence[Root], owners: Owners) -> None:
+        optimizers, met = owners.optimizers(), owners.met
         tops = [top for root in roots if (top := root.ref()) is not None]
         found = {"models": facts_of_models(tops), "batches": facts_of_batches(roots)}
         for source, facts in {**found, "optimizers": facts_of_optimizers(optimizers)}.items():
-            if facts:  # what is gone, at the end of the training, was the same before
-                self._replace(source, facts)
-
-    def _replace(self, source: str, facts: Mapping[str, Value]) -> None:
-        """Receive all facts of a source, which has replaced what it was before: of another optimizer, for example."""
-        with self._lock:
-            old = self._of.get(source, {})
-            self._known = {**{name: value for name, value in self._known.items() if name not in old}, **facts}
-            self._of[source] = facts
+            if facts.values:  # what is gone, at the end of the training, was the same before
+                self._of[source] = facts
+        if met > self._met and self._searches < MAX_SEARCHES:
+            self._search(optimizers)
+            self._met = met
 
     def _search(self, optimizers: Sequence[Optimizer]) -> None:
         """Look for facts that nothing leads to, once the training has begun: by then, they are there."""
-        self._replace("schedulers", facts_of_schedulers(optimizers))
-        self._replace("packages", facts_of_packages())
+        self._searches += 1
+        self._of["schedulers"] = facts_of_schedulers(optimizers)
+        self._of["packages"] = facts_of_packages()
         options = self._find_options()
         if options is not None:
             self._config = {"config": dict(options.values), "config_cut": options.cut}
 
 
-def facts_of_models(models: Iterable[nn.Module]) -> dict[str, Value]:
+def facts_of_models(models: Iterable[nn.Module]) -> Flat:
     """Return the number of parameters, and their dtypes and devices, the most frequent first."""
     parameters = list({id(each): each for model in models for each in parameters_of(model)}.values())
     known = [each for each in parameters if not isinstance(each, nn.UninitializedParameter)]
     if not known:
-        return {}
+        return Flat()
     dtypes, devices = Counter[str](), Counter[str]()
     for each in known:
         dtypes[str(each.dtype).removeprefix("torch.")] += each.numel()
         devices[str(each.device)] += each.numel()
-    return {
+    found = {
         "parameters": sum(each.numel() for each in known),
         "trainable": sum(each.numel() for each in known if each.requires_grad),
         "dtype": _listed(dtypes),
         "device": _listed(devices),
     }
+    return Flat(found)
 
 
 def _listed(counts: Counter[str]) -> str:
     return ", ".join(name for name, _ in counts.most_common())
 
 
-def facts_of_batches(roots: Iterable[Root]) -> dict[str, Value]:
+def facts_of_batches(roots: Iterable[Root]) -> Flat:
     """Return the shape and dtype of the first tensor that each model was given to train with."""
     found: dict[str, Any] = {}
     batches = [root.batch for root in roots if root.batch is not None]
     for number, (shape, dtype) in enumerate(batches[:MAX_MODELS], 1):
         name = "batch" if number == 1 else f"batch{number}"
         found |= {f"{name}.size": shape[0], f"{name}.shape": list(shape), f"{name}.dtype": dtype}
-    return dict(flatten(found).values)
+    return flatten(found, left_out=3 * len(batches[MAX_MODELS:]))
 
 
-def facts_of_packages() -> dict[str, Value]:
+def facts_of_packages() -> Flat:
     """Return the versions of the imported packages that have one."""
     found: dict[str, Value] = {}
     known = sys.stdlib_module_names | _DESCRIBED
@@ -134,16 +150,17 @@ def facts_of_packages() -> dict[str, Value]:
             version = getattr(module, "__dict__", {}).get("__version__")
             if isinstance(version, str):
                 found[f"version.{text_of(name)}"] = cut_text(text_of(version), MAX_VERSION)
-    return dict(sorted(found.items())[:MAX_PACKAGES])
+    return Flat(dict(sorted(found.items())[:MAX_PACKAGES]), max(0, len(found) - MAX_PACKAGES))
 
 
-def facts_of_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, Value]:
+def facts_of_optimizers(optimizers: Sequence[Optimizer]) -> Flat:
     """Return the class and the hyperparameters of each optimizer and each of its groups.
 
     What all groups have in common is `optimizer.lr`; what differs is `optimizer.group1.lr`. A second optimizer is
     `optimizer2`.
     """
     found: dict[str, Any] = {}
+    left_out = len(optimizers[MAX_OPTIMIZERS:])
     for number, optimizer in enumerate(optimizers[:MAX_OPTIMIZERS], 1):
         name = "optimizer" if number == 1 else f"optimizer{number}"
         groups = [_hyperparameters(group) for group in optimizer.param_groups]
@@ -157,7 +174,8 @@ def facts_of_optimizers(optimizers: Sequence[Optimizer]) -> dict[str, Value]:
             else:
                 shown = enumerate(values[:MAX_GROUPS])
                 found |= {f"{name}.group{place}.{option}": value for place, value in shown}
-    return dict(flatten(found).values)
+                left_out += len(values[MAX_GROUPS:])
+    return flatten(found, left_out)
 
 
 def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,7 @@ class Owners:
         self._parameters = parameters
         self._find_model = find_model
         self._owners: dict[int, Owner] = {}
+        self.met = 0  # optimizers so far, those included that are gone
         self._witnesses: list[Parameter] = []
         self._known = (-1, False)  # how many parameters there were when the witnesses were chosen, and whether early
 
@@ -95,6 +96,7 @@ class Owners:
         if owner is None or owner.ref() is not optimizer:
             owners = self._owners
             owner = owners[key] = Owner(weakref.ref(optimizer, lambda _: owners.pop(key, None)))
+            self.met += 1
         if owner.state != (*state, self._parameters.adopted):
             owned = self._parameters.owned(optimizer)  # which may adopt some
             if not owned and self._find_model(optimizer):

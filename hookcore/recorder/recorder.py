@@ -379,7 +379,7 @@ class Recorder:
         """Tell the sink the place of this process, and facts, whenever more of them is known."""
         self._tell_place()
         try:
-            known = self._facts.news(self.models, self.steps.clock.owners.optimizers())
+            known = self._facts.news(self.models, self.steps.clock.owners)
         except Exception as error:  # attributes of the user's models and optimizers can do anything
             self.errors.record("facts of the run", error)
         else:

@@ -9,9 +9,8 @@ from typing import Any, Final
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hookcore.config import flatten
+from hookcore.config import Flat, flatten
 from hookcore.recorder.instances import instances_of
-from hookcore.records import Value
 
 MAX_SCHEDULERS: Final = 8
 _PARTS: Final = "_schedulers"  # of a scheduler that consists of others
@@ -22,7 +21,7 @@ _STATE: Final = frozenset(
 )
 
 
-def facts_of_schedulers(optimizers: Sequence[Optimizer]) -> dict[str, Value]:
+def facts_of_schedulers(optimizers: Sequence[Optimizer]) -> Flat:
     """Return the class and the hyperparameters of each scheduler.
 
     Those of a scheduler that consists of others are `scheduler.LinearLR.total_iters`. A second scheduler is
@@ -38,7 +37,7 @@ def facts_of_schedulers(optimizers: Sequence[Optimizer]) -> dict[str, Value]:
         name = "scheduler" if number == 1 else f"scheduler{number}"
         found[name] = type(each).__name__
         found |= {f"{name}.{option}": value for option, value in _hyperparameters(each).items()}
-    return dict(flatten(found).values)
+    return flatten(found, left_out=len(whole[MAX_SCHEDULERS:]))
 
 
 def _optimizer_of(scheduler: LRScheduler) -> Any:

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from hookcore.errors import WireError
+from hookcore.records.values import MAX_BYTES
 from hookcore.wire.items import DTYPES, LATEST_TIME_S, frame_item, frame_of, snapshot_item, snapshot_of
 from hookcore.wire.messages import (
     CONTENT_TYPE,
@@ -33,7 +34,6 @@ from hookcore.wire.messages import (
 from hookcore.wire.weigh import weigh
 
 MAX_DECODED_BYTES: Final = 384 * 2**20  # of a batch in memory, once decoded
-MAX_SETTINGS_BYTES: Final = 65_536
 WEIGHED_FROM_BYTES: Final = 256 * 2**10  # smaller messages can't take much memory
 
 
@@ -71,8 +71,8 @@ def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -
     run = _decode(_sizes, data).run
     for name in run.__struct_fields__:
         size = len(getattr(run, name))
-        if size > MAX_SETTINGS_BYTES:
-            raise WireError(f"a batch has {size} bytes of {name}; at most {MAX_SETTINGS_BYTES} are allowed")
+        if size > MAX_BYTES:
+            raise WireError(f"a batch has {size} bytes of {name}; at most {MAX_BYTES} are allowed")
     batch = _decode(_batches, data)
     if batch.schema != SCHEMA:
         raise WireError(f"a batch of schema {batch.schema}; this server reads schema {SCHEMA}: use the same hookcore")

@@ -50,6 +50,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Value] = {}  # what its user says that it trains with, flattened: "model.width"
     config_cut: int = 0  # values that were left out or shortened
     facts: dict[str, Value] = {}  # what was recognized without being told
+    facts_cut: int = 0
     tags: tuple[str, ...] = ()
     group: str = ""
     notes: str = ""
