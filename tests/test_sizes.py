@@ -115,6 +115,24 @@ def test_attention_belongs_to_the_module_that_computes_it(kernel: bool) -> None:
     }
 
 
+def test_a_module_that_only_calls_another_has_no_operations_of_its_own() -> None:
+    class Wrap(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)  # the calls have the same nodes
+
+    found = by_name(train(nn.Sequential(Wrap(nn.Linear(8, 8)), Wrap(Wrap(Attention()))), lambda: torch.randn(3, 5, 8)))
+    assert {name: size.flops for name, size in found.items() if size.flops} == {
+        "0.inner": 2 * 15 * 8 * 8,
+        "1.inner.inner.qkv": 2 * 15 * 8 * 24,
+        "1.inner.inner.out": 2 * 15 * 8 * 8,
+        "1.inner.inner": 2 * 2 * 3 * 2 * 5 * 5 * 4,
+    }
+
+
 def test_grouped_queries_of_attention() -> None:
     class Grouped(nn.Module):
         def __init__(self) -> None:

@@ -133,7 +133,8 @@ def _with(size: CallSize, work: Work) -> CallSize:
 
 def _by_call(spans: Iterable[tuple[int, int, int]], work: dict[int, Work]) -> Iterator[tuple[int, Work]]:
     """Yield the work of each node with the place of the innermost call around it, if it has one that counts nodes."""
-    waiting = sorted(spans, key=lambda span: (span[0], -span[1]))
+    # Of calls with the same nodes, the one that returned last is around the others.
+    waiting = sorted(reversed(list(spans)), key=lambda span: (span[0], -span[1]))
     around: list[tuple[int, int]] = []  # the ends and places of the calls that are open
     at = 0
     for number in sorted(work):
