@@ -13,7 +13,7 @@ from torch.nn import functional
 import hookcore
 from hookcore import Watcher
 from hookcore.findings.loss import Losses
-from hookcore.recorder import foundloss
+from hookcore.recorder import clock, foundloss
 from hookcore.recorder.foundloss import FIRST_STEPS, Sum
 from hookcore.records.vocabulary import FOUND_LOSS, is_loss
 
@@ -70,6 +70,39 @@ def test_micro_batches_add_up() -> None:
             yield sum(loss.item() for loss in losses)
 
     assert_found(*trained(loop))
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_passes_whose_gradients_were_thrown_away_do_not_count(monkeypatch: pytest.MonkeyPatch, is_alone: bool) -> None:
+    if is_alone:  # a single optimizer, for which it doesn't matter which pass reached it
+        monkeypatch.setattr(clock, "FIRST_STEPS", 1)
+
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
+        for step in range(STEPS):
+            (loss_of(model) * float("inf")).backward()  # a bad batch; the first pass of SAM or of FGSM
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            losses = [loss_of(model) / 2 for _ in range(2)]
+            for loss in losses:
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield sum(loss.item() for loss in losses)
+
+    watcher, own = trained(loop)
+    assert (watcher._recorder.steps.clock._alone is not None) == is_alone
+    assert_found(watcher, own)
+
+
+def test_the_loss_is_unknown_if_the_gradients_of_some_parameters_were_thrown_away() -> None:
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            model[0].zero_grad()
+            loss_of(model).backward()
+            yield optimizer.step()
+
+    assert not found_in(trained(loop)[0])
 
 
 def test_the_scale_of_a_scaler_is_divided_out() -> None:

@@ -7,14 +7,15 @@ a step in each kind of loop.
 
 New gradients are noticed at a few parameters of each optimizer, the *witnesses*: their `.grad` is compared before and
 after each backward pass. Nothing can free it in between, so equal means unchanged. If a single optimizer runs and no
-scaler steps it, it doesn't matter which pass reached it, and nothing is compared.
+scaler steps it, it doesn't matter which pass reached it, and nothing is compared but what became of the gradients
+between two passes of a step.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Final, Protocol
 
 from torch import Tensor
@@ -26,7 +27,7 @@ from hookcore.internals import current_graph_task
 from hookcore.recorder.owners import Owner, Owners
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.scalers import scales_until_now
-from hookcore.recorder.witnesses import Mark, marks_of, was_reset
+from hookcore.recorder.witnesses import Fate, Mark, fate_of, marks_of, was_reset
 
 FIRST_STEPS: Final = 64  # steps after which all optimizers are known
 ATTEMPTS: Final = 16  # resets of the gradients after which manual updates are assumed, even if none is seen
@@ -75,6 +76,7 @@ class Clock:
         self.step = 0
         self.manual = False  # only the user ends steps, by `watcher.step()`
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
+        self.fate: Fate = "kept"  # of the gradients of the step's earlier passes, when the running pass began
         self.begins_late = False  # the forward pass of a step that begins now has already run
         self._due = False  # an optimizer stepped inside the running pass
         self._decided = False  # whether an optimizer ever stepped
@@ -237,12 +239,14 @@ class Clock:
         if self.many_threads:
             return
         if self._alone is not None:
+            self.fate = self._fate_of(self._alone.witnesses.tensors)
             self._looked_at, self._marks = [], []
             return
         if not self.stepping and not self.manual:
             self.begins_late = True
             self.notice_end()
             self.begins_late = False
+        self.fate = self._fate_of(self.owners.tensors_to_compare(), self._reached)
         self.owners.choose_witnesses(early=self.step < FIRST_STEPS or not self._decided)
         self._looked_at = self.owners.tensors_to_compare()
         self._marks = marks_of(self._looked_at)
@@ -256,6 +260,7 @@ class Clock:
             reached = True
         elif self._alone is not None:
             reached = True
+            self._marks = marks_of(self._alone.witnesses.tensors)
             self._parameters.note_pass(self._alone.witnesses.keys)
         else:
             reached = self._look_at_witnesses()
@@ -268,6 +273,17 @@ class Clock:
             self.passes += 1
             if not self._decided:
                 self._count_by_hand()
+
+    def _fate_of(self, tensors: list[Tensor], reached: Set[int] | None = None) -> Fate:
+        """Return what became of the gradients of this step's passes, at those tensors that they reached, by id."""
+        if not self._passed:
+            return "kept"
+        if len(tensors) != len(self._marks):
+            return "unknown"
+        marked = zip(tensors, self._marks, strict=True)
+        of_pass = [(t, mark) for t, mark in marked if mark is not None and (reached is None or id(t) in reached)]
+        fates = {fate_of(tensor, mark) for tensor, mark in of_pass}
+        return "unknown" if len(fates) > 1 else next(iter(fates), "kept")
 
     def _look_at_witnesses(self) -> bool:
         tensors, before = self._looked_at, self._marks

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.scalars import number_of, scalar_of
+from hookcore.recorder.witnesses import Fate
 from hookcore.records.vocabulary import FOUND_LOSS, LOGGED_LOSS, loss_rank
 
 FIRST_STEPS: Final = 2  # after which it is known whether the script logs its loss
@@ -19,7 +20,7 @@ EVERY_S: Final = 0.05  # between two uncaptured steps whose loss is found
 
 
 class FoundLoss:
-    """The sum over the backward passes of a step, because their gradients are added.
+    """The sum over the backward passes of a step, because their gradients are added, since these were last reset.
 
     It is unknown if anything but single numbers was passed to `backward()`. Nothing waits for a device.
     """
@@ -47,10 +48,12 @@ class FoundLoss:
         if step < FIRST_STEPS and not self.is_logged:
             self.is_logged = any(loss_rank(name) <= LOGGED_LOSS for name in names)
 
-    def begin_pass(self, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
-        """Read what a backward pass starts from, and with which weights."""
+    def begin_pass(self, tensors: Sequence[Any], weights: Sequence[Any], earlier: Fate = "kept") -> None:
+        """Read what a backward pass starts from, and with which weights. `earlier`: the gradients of earlier passes."""
         if not self._wanted:
             return
+        if earlier != "kept":
+            self._step = [] if earlier == "reset" else None
         self._pass = None
         if len(tensors) == len(weights) <= MAX_TENSORS:
             numbers = [_number(tensor, weight) for tensor, weight in zip(tensors, weights, strict=True)]

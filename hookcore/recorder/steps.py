@@ -165,7 +165,7 @@ class Steps:
         self._current.begin_pass(accumulates)
         if accumulates:
             self.clock.pass_begins()  # which may notice the end of the last step
-            self._collector.loss.begin_pass(tensors, weights)
+            self._collector.loss.begin_pass(tensors, weights, self.clock.fate)
             self._probes.passes.begin()
 
     @ends_steps

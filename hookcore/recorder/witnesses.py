@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from torch import Tensor
+from torch import Tensor, strided
 
 from hookcore.recorder.parameters import Parameter
 
 READABLE: Final = 4096  # values of a gradient that are read to see whether they are zero
 
 Mark = tuple[int, int] | None  # a gradient's identity and version
+Fate = Literal["kept", "reset", "unknown"]  # of gradients
 
 
 class Witnesses:
@@ -68,16 +69,23 @@ def marks_of(tensors: list[Tensor]) -> list[Mark]:
     return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
 
 
-def was_reset(tensor: Tensor, after: Mark) -> bool:
-    """Return whether a gradient was set to None or to zero since."""
-    if after is None:
-        return False
+def fate_of(tensor: Tensor, after: Mark) -> Fate:
+    """Return what has become of a gradient since: whether it was set to None or to zero."""
     grad = tensor.grad
     if grad is None:
-        return True
-    if (id(grad), grad._version) == after or not grad.is_cpu or grad.numel() > READABLE or type(grad) is not Tensor:
-        return False
-    return not bool(grad.detach().any())
+        return "reset"
+    if (id(grad), grad._version) == after:
+        return "kept"
+    if not grad.is_cpu or type(grad) is not Tensor or grad.layout is not strided:
+        return "unknown"
+    if bool(grad.detach().flatten()[:READABLE].any()):
+        return "kept"
+    return "reset" if grad.numel() <= READABLE else "unknown"
+
+
+def was_reset(tensor: Tensor, after: Mark) -> bool:
+    """Return whether a gradient was set to None or to zero since."""
+    return after is not None and fate_of(tensor, after) == "reset"
 
 
 def spread(items: list[Any], many: int) -> list[Any]:
