@@ -246,6 +246,34 @@ def test_each_of_two_optimizers_has_its_own_and_rules_about_a_loss_take_neither(
     assert not Losses(watcher.store).series
 
 
+@pytest.mark.parametrize("updates_once", [False, True])
+def test_the_loss_of_a_step_that_a_scaler_skips_is_that_of_its_optimizer(updates_once: bool) -> None:
+    torch.manual_seed(3)
+    maker, judge = nn.Linear(4, 2), nn.Linear(2, 1)
+    scaler, own = torch.amp.GradScaler("cpu", init_scale=8.0), []
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (judge, maker)]
+    with hookcore.watch(nn.ModuleList([maker, judge]), server=None, budget=None) as watcher:
+        for turn in range(STEPS):
+            for place, optimizer in enumerate(optimizers):
+                for model in (maker, judge):
+                    model.zero_grad()
+                is_bad, total = (turn, place) in ((3, 1), (4, 0)), 0.0
+                for weight in (1.0, float("inf") if is_bad else 2.0):  # two micro-batches
+                    loss = judge(maker(torch.randn(8, 4))).mean() * weight
+                    scaler.scale(loss).backward()
+                    total += loss.item()
+                    watcher.log(turn=turn)
+                scaler.step(optimizer)
+                if place or not updates_once:
+                    scaler.update()
+                own.append(float("nan") if is_bad else total)
+    found = [found_in(watcher, name) for name in (FOUND_LOSS, SECOND)]
+    for step in range(FIRST_STEPS, 2 * STEPS):
+        assert found[step % 2][step] == pytest.approx(own[step], rel=1e-6, nan_ok=True)
+        assert step not in found[1 - step % 2]
+    assert [event.step for event in watcher.store.events(name="skipped-step")] == [7, 8]
+
+
 def test_a_loss_without_data_or_inside_a_transform_is_unknown() -> None:
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         for _ in range(STEPS):

@@ -299,7 +299,7 @@ class Clock:
         for owner in self.owners if self._decided else ():
             owner.witnesses.note_reached(reached)
             owner.witnesses.explain(now if owner.witnesses.tensors is tensors else None)
-            owner.scaler.note_pass()
+            owner.scaler.note_pass(owner.ref())
         return bool(reached)
 
     # -- steps that no optimizer ends -------------------------------------------------------------------------------
@@ -312,10 +312,13 @@ class Clock:
         if (not self.passes and not self._by_hand) or self.many_threads or threading.get_ident() != self._thread:
             return False
         if self._decided:
-            skipped = next((owner for owner in self.owners if owner.owns and owner.scaler.attempted(owner.ref())), None)
-            if skipped is not None:
-                self.tick(skipped.scaler.live())
-            return skipped is not None
+            owners = [owner for owner in self.owners if owner.owns]
+            skipped = max(owners, key=lambda owner: owner.scaler.attempts(owner.ref()), default=None)
+            if skipped is None or not skipped.scaler.attempts(skipped.ref()):
+                return False
+            self._last = skipped  # the step is its own, though it didn't take it
+            self.tick(skipped.scaler.live())
+            return True
         changed = self._weights_changed()
         if not changed and not self._was_reset():
             if self.begins_late and self._by_hand and not self.passes and self._marks:

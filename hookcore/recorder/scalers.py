@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
+from enum import IntEnum
 from typing import Any
 
 from torch import Tensor
@@ -14,14 +15,23 @@ from torch.optim import Optimizer
 from hookcore.internals import SCALER_STEPS
 
 
+class Attempt(IntEnum):
+    """What a scaler did since the last pass."""
+
+    NONE = 0
+    ANY = 1  # it was updated, so it tried to step some optimizer
+    OWN = 2  # it tried to step this optimizer
+
+
 class ScalerLink:
     """The scaler that steps one optimizer, once it is found."""
 
-    __slots__ = ("_ref", "_states")
+    __slots__ = ("_ref", "_stage", "_states")
 
     def __init__(self) -> None:
         self._ref: weakref.ref[GradScaler] | None = None
-        self._states: Any = None  # the scaler's table of optimizers when the last pass ended
+        self._states: Any = None  # the scaler's table of optimizers when the last pass ended, which an update replaces
+        self._stage: OptState | None = None  # that of the optimizer in it
 
     @property
     def found(self) -> bool:
@@ -48,18 +58,28 @@ class ScalerLink:
                 return
             frame = frame.f_back
 
-    def note_pass(self) -> None:
-        """Remember the scaler's table of optimizers when a pass has ended."""
+    def note_pass(self, optimizer: Optimizer | None) -> None:
+        """Remember what the scaler has done with the optimizer when a pass has ended."""
         if self._ref is not None and (scaler := self._ref()) is not None:
             self._states = scaler._per_optimizer_states
+            self._stage = _stage_in(self._states, optimizer)
 
-    def attempted(self, optimizer: Optimizer | None) -> bool:
+    def attempts(self, optimizer: Optimizer | None) -> Attempt:
         """Return whether the scaler tried to step since the last pass, by traces that need no look at a device."""
         scaler = self.live()
         if scaler is None:
-            return False
+            return Attempt.NONE
         states = scaler._per_optimizer_states
-        return states is not self._states or states.get(id(optimizer), {}).get("stage") is OptState.STEPPED
+        is_new = states is not self._states
+        stepped_before = _stage_in(self._states, optimizer) is OptState.STEPPED and self._stage is not OptState.STEPPED
+        if stepped_before or (is_new and _stage_in(states, optimizer) is OptState.STEPPED):
+            return Attempt.OWN
+        return Attempt.ANY if is_new else Attempt.NONE
+
+
+def _stage_in(states: Any, optimizer: Optimizer | None) -> OptState | None:
+    stage: OptState | None = None if states is None else states.get(id(optimizer), {}).get("stage")
+    return stage
 
 
 def scales_until_now(scaler: GradScaler, attempts: int) -> list[float]:
