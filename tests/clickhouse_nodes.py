@@ -32,7 +32,7 @@ _CONFIG: Final = """<yandex>
 <path>{folder}/data/</path><tmp_path>{folder}/tmp/</tmp_path><users_config>users.xml</users_config>
 <default_profile>default</default_profile><default_database>default</default_database>
 <mark_cache_size>100000000</mark_cache_size><keep_alive_timeout>3</keep_alive_timeout><timezone>UTC</timezone>
-{zookeeper}
+{also}
 </yandex>
 """
 _CLUSTERED: Final = """<zookeeper>
@@ -114,12 +114,12 @@ def free_ports(number: int) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def make_node(folder: Path, zookeeper: str = "") -> Node:
-    """Return a server that isn't started yet."""
+def make_node(folder: Path, also: str = "") -> Node:
+    """Return a server that isn't started yet, with these parts of its configuration."""
     for each in ("data", "tmp"):
         (folder / each).mkdir(parents=True)
     http, tcp, interserver = free_ports(3)
-    about = {"folder": folder, "http": http, "tcp": tcp, "interserver": interserver, "zookeeper": zookeeper}
+    about = {"folder": folder, "http": http, "tcp": tcp, "interserver": interserver, "also": also}
     (folder / "config.xml").write_text(_CONFIG.format(**about))
     (folder / "users.xml").write_text(_USERS)
     assert Path(_SERVER).exists(), "Debian's package clickhouse-server is missing: `make test` as root installs it"
@@ -165,8 +165,8 @@ class Cluster:
 
 
 @contextmanager
-def running(shards: int = 1, replicas: int = 1) -> Iterator[Cluster]:
-    """Run ClickHouse: a single server, or a cluster with ZooKeeper."""
+def running(shards: int = 1, replicas: int = 1, *, also: str = "") -> Iterator[Cluster]:
+    """Run ClickHouse: a single server, or a cluster with ZooKeeper. All have also these parts of a configuration."""
     folder = Path(tempfile.mkdtemp(prefix="hookcore-clickhouse-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -180,8 +180,8 @@ def running(shards: int = 1, replicas: int = 1) -> Iterator[Cluster]:
             cluster.shards.append([])
             for replica in range(replicas):
                 names = {"shard": f"s{shard}", "replica": f"r{replica}"}
-                also = _CLUSTERED.format(port=zookeeper.port, **names) if zookeeper else ""
-                node = make_node(folder / f"{shard}-{replica}", also)
+                clustered = _CLUSTERED.format(port=zookeeper.port, **names) if zookeeper else ""
+                node = make_node(folder / f"{shard}-{replica}", clustered + also)
                 cluster.shards[-1].append(node)
         if zookeeper is not None:
             wait_for(lambda: is_answering(zookeeper), "the start of ZooKeeper")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ DOWN_S: Final = 1.0  # for which a server that failed isn't asked again, if ther
 MISSING_TABLE: Final = 60
 # What another replica may be able to do: it is read-only, has lost ZooKeeper, or is about to stop.
 OF_REPLICA: Final = frozenset({203, 209, 210, 225, 236, 242, 279, 285, 319, 999})
+_UNKNOWN_ISSUERS: Final = frozenset({18, 19, 20, 21})  # of certificates: OpenSSL's X509_V_ERR_...
 _ERROR: Final = re.compile(r"Code: (\d+)")
 _SAID: Final = re.compile(r"DB::Exception: (.*?)(?:, e\.what\(\)|\. \(|$)", re.DOTALL)
 
@@ -127,6 +129,18 @@ def _error(body: bytes) -> ClickHouseError:
     return ClickHouseError((said[1] if said else text)[:500], int(code[1]) if code else 0)
 
 
+def _trouble_of(error: Exception) -> str:
+    """Return why there is no answer, and what to do if it is a matter of settings."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        told = f"its certificate is refused ({error.verify_message})"
+        if error.verify_code in _UNKNOWN_ISSUERS:
+            told += ": set HOOKCORE_CA_FILE to a file with the certificate (PEM) of the authority that issued it"
+        return told
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed ({error.reason or error}): use the server's https_port, or clickhouse:// for http_port"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 class Shard:
     """The replicas of one part of the data. Whichever answers is asked."""
 
@@ -191,7 +205,7 @@ class Shard:
         for node in sorted(self.nodes, key=lambda node: node.down_until):
             with contextlib.suppress(UnreachableError):
                 return self._at(node, do)
-        raise UnreachableError(self._troubles())
+        raise UnreachableError(self.trouble)
 
     def _at(self, node: Node, do: Callable[[Node], bytes]) -> bytes:
         try:
@@ -207,7 +221,7 @@ class Shard:
             self._note(node, str(error))
         except (OSError, http.client.HTTPException) as error:
             node.close()
-            self._note(node, f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            self._note(node, _trouble_of(error))
         else:
             node.trouble, node.down_until = "", float("-inf")
             return found
@@ -217,7 +231,9 @@ class Shard:
     def _note(node: Node, trouble: str) -> None:
         node.trouble, node.down_until = trouble, time.monotonic() + DOWN_S
 
-    def _troubles(self) -> str:
+    @property
+    def trouble(self) -> str:
+        """What each server said last."""
         return "; ".join(f"{node.address.name}: {node.trouble or 'not asked'}" for node in self.nodes)
 
     def close(self) -> None:
@@ -227,9 +243,11 @@ class Shard:
 
 
 class Cluster:
-    """All shards. Each has runs of its own."""
+    """All shards. Each has runs of its own. Raises ArgumentError if the certificates to trust can't be read."""
 
     def __init__(self, address: ClusterAddress, prepare: Callable[[Node], None] = lambda node: None) -> None:
+        if address.encrypted:
+            trusted()  # a file that can't be used is refused here, not in some thread
         self.address = address
         self.shards: Sequence[Shard] = [Shard(address, number, prepare) for number in range(len(address.shards))]
 

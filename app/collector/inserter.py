@@ -11,7 +11,7 @@ from typing import Final
 
 from hookcore.errors import HookcoreError
 
-from ..clickhouse.client import Cluster, Shard
+from ..clickhouse.client import Cluster, Shard, UnreachableError
 from ..clickhouse.names import number_of_run
 from ..clickhouse.writing import claims_of, is_stored
 from ..metrics import Metric
@@ -122,6 +122,10 @@ class Inserter:
 
     def _next(self, shard: Shard) -> Job | None:
         shard.prepare()
+        if not shard.is_reachable:  # said also while nothing waits
+            self._note(shard.number, UnreachableError(shard.trouble))
+        elif self._slots[shard.number].is_empty:
+            self._clear(shard)
         if not self._repeated[shard.number]:
             for job in self._cutter.repeat(shard):
                 self._slots[shard.number].put(job)
@@ -146,9 +150,7 @@ class Inserter:
                     self._stopping.wait(pause_s(failures))
             else:
                 return
-            if self._troubles.get(shard.number):
-                logger.warning("hookcore: %s can be reached again", shard.name)
-            self._troubles[shard.number] = ""
+            self._clear(shard)
 
     def _insert(self, shard: Shard, job: Job) -> None:
         """Insert what is left of a job. Whatever raises, it can be called again."""
@@ -186,6 +188,11 @@ class Inserter:
             logger.warning(message, text, exc_info=not isinstance(error, HookcoreError))
         self._troubles[shard] = text
 
+    def _clear(self, shard: Shard) -> None:
+        if self._troubles.get(shard.number):
+            logger.warning("hookcore: %s can be reached again", shard.name)
+        self._troubles[shard.number] = ""
+
 
 def _insert_each(shard: Shard, blocks: list[Block]) -> None:
     """Insert blocks that may be repeated."""
@@ -208,6 +215,12 @@ class _Slot:
         """Whether another job may be prepared."""
         with self._changed:
             return len(self._jobs) < 2 and not self._lost
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no job."""
+        with self._changed:
+            return not self._jobs
 
     def put(self, job: Job) -> None:
         """Add a job. One whose predecessors were removed since it was prepared is removed, too."""

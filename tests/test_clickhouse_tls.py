@@ -1,0 +1,113 @@
+"""ClickHouse over TLS: a collector and a server trust what they are told to trust, and say why they refuse the rest."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from hookcore.errors import ArgumentError
+from hookcore_app.clickhouse.address import PASSWORD as VARIABLE
+from hookcore_app.clickhouse.address import ClusterAddress
+from hookcore_app.clickhouse.client import UnreachableError
+from hookcore_app.clickhouse.schema import connect
+from tests.clickhouse_nodes import PASSWORD, USER, Node, free_ports, running
+from tests.clickhouse_world import Collector, collecting, count_once, wait_until_stored
+from tests.proxying import CERTIFICATE
+from tests.serving import make_world
+from tests.waiting import wait_for
+
+_HTTPS: Final = """<https_port>{port}</https_port><openSSL><server>
+<certificateFile>{folder}/cert.pem</certificateFile><privateKeyFile>{folder}/key.pem</privateKeyFile>
+<verificationMode>none</verificationMode></server></openSSL>"""
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("clickhouse-tls")]  # one worker has the server
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """A server with TLS on one port and without on another, its certificate, and one of somebody else."""
+
+    node: Node
+    port: int
+    certificate: Path
+    other: Path
+
+    def url(self, database: str, scheme: str = "clickhouses", port: int = 0, host: str = "127.0.0.1") -> str:
+        return f"{scheme}://{USER}@{host}:{port or self.port}/{database}"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folders = [tmp_path_factory.mktemp(name) for name in ("ours", "other")]
+    for folder in folders:
+        subprocess.run(CERTIFICATE.split(), cwd=folder, check=True, capture_output=True)
+    ours, other = (folder / "cert.pem" for folder in folders)
+    (port,) = free_ports(1)
+    with running(also=_HTTPS.format(port=port, folder=folders[0])) as nodes:
+        yield Secured(nodes.nodes[0], port, ours, other)
+
+
+@pytest.fixture
+def trust(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKCORE_CA_FILE", str(secured.certificate))
+    monkeypatch.setenv(VARIABLE, PASSWORD)
+
+
+def test_a_collector_that_does_not_trust_the_certificate_says_so_and_keeps_everything_until_it_does(
+    secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(f"{PASSWORD}\n")
+    url = f"{secured.url('stored')}?password_file={secret}"
+    monkeypatch.setenv("HOOKCORE_CA_FILE", str(secured.other))
+    first = Collector(tmp_path, url)
+    first.inserter.start()
+    wait_for(lambda: caplog.messages, "the warning, before there is data")
+    first.send(range(10))
+    first.end(10)
+    first.stop()
+    (said, *_) = caplog.messages
+    assert f"127.0.0.1:{secured.port}: its certificate is refused (" in said
+    assert "set HOOKCORE_CA_FILE to a file with the certificate (PEM) of the authority that issued it" in said
+    assert "what arrives waits in the spool" in said
+    assert not any(PASSWORD in each for each in caplog.messages)
+    assert "stored" not in secured.node.ask("SHOW DATABASES", "default").split()
+
+    monkeypatch.setenv("HOOKCORE_CA_FILE", str(secured.certificate))
+    with collecting(url, tmp_path / "spool", *free_ports(1), "--insert", "0.1"):
+        wait_until_stored([secured.node], "stored", {"run": 10})
+    count_once([secured.node], "stored", {"run": 10})
+
+    monkeypatch.setenv(VARIABLE, PASSWORD)
+    world = make_world(store=secured.url("stored"))
+    world.app.state.shared.start()
+    try:
+        assert world.client.get("/api/v1/runs/run").json()["steps"] == 10
+    finally:
+        world.app.state.shared.close()
+
+
+@pytest.mark.usefixtures("trust")
+def test_what_does_not_fit_the_server_is_named(secured: Secured) -> None:
+    plain = secured.node.port
+    for url, message in (
+        (secured.url("a", host="127.1"), r"its certificate is refused \(.*not valid for '127\.1'"),
+        (secured.url("a", port=plain), r"TLS failed \(.*use the server's https_port, or clickhouse:// for http_port"),
+    ):
+        cluster = connect(ClusterAddress.of(url), "a test")
+        with pytest.raises(UnreachableError, match=message):
+            cluster.shards[0].read("SELECT 1 AS one")
+        cluster.close()
+    cluster = connect(ClusterAddress.of(secured.url("a")), "a test")
+    assert cluster.shards[0].read("SELECT 1 AS one").one("one") == 1
+    cluster.close()
+
+
+def test_a_file_without_certificates_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOKCORE_CA_FILE", str(tmp_path / "nothing.pem"))
+    with pytest.raises(ArgumentError, match=r"can't use HOOKCORE_CA_FILE=.*nothing\.pem.*give a file with PEM"):
+        connect(ClusterAddress.of("clickhouses://box/runs"), "a test")
