@@ -11,11 +11,13 @@ import msgspec
 import pytest
 
 from hookcore.errors import ArgumentError
+from hookcore.records import Failure
 from hookcore.wire import Batch, EndItem, frame_item
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import Cluster as Client
 from hookcore_app.clickhouse.names import number_of_run, rank_shards
+from hookcore_app.clickhouse.record import Extent
 from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
 from hookcore_app.cluster import opening, retention, shared
 from hookcore_app.cluster.retention import Retention, days_of
@@ -279,6 +281,22 @@ def test_a_run_that_can_not_be_opened_now_says_so(
             assert "partial" in page.text
         finally:
             collector.stop()
+
+
+def test_a_crash_that_arrives_while_the_run_is_read_is_shown_once(
+    url: str, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "FULL", 0.0)  # no run is read before somebody opens it
+    world = serve(url)
+    collector.send(range(5))
+    end = EndItem(5, 4, Failure("crashed", 4, "ValueError: bad batch"))
+    collector.post(Batch(run=a_run("run"), taps_from=len(TAPS), items=(end,)))
+    wait_for(lambda: _listed(world).get("run", {}).get("state") == "crashed", "the end")
+    monkeypatch.setattr(shared, "extent_of", lambda *of: Extent(1, 4))  # as it was before the end came
+    run = world.runs.find("run")
+    assert run is not None
+    wait_for(lambda: run.acknowledged == 5, "the rest")
+    assert [event.name for event in run.store.events()].count("crashed") == 1
 
 
 # -- how long runs are kept --------------------------------------------------------------------------------------------

@@ -96,10 +96,10 @@ def events_of(shard: Shard, run: int, before: int, most: int) -> list[Event]:
     return [msgspec.msgpack.decode(content, type=Event) for content in reversed(found.texts("content"))]
 
 
-def end_of(shard: Shard, run: int) -> EndItem | None:
-    """Return how a run ended, if it did."""
-    sql = f"SELECT head FROM items WHERE run = {run} AND kind = {END} ORDER BY number DESC LIMIT 1"
-    heads = shard.read(sql).texts("head")
+def end_of(shard: Shard, run: int, last: int) -> EndItem | None:
+    """Return how a run ended, if its items up to `last` say so."""
+    where = f"run = {run} AND kind = {END} AND number < {last + 1}"
+    heads = shard.read(f"SELECT head FROM items WHERE {where} ORDER BY number DESC LIMIT 1").texts("head")
     item = item_of(heads[0], b"") if heads else None
     return item if isinstance(item, EndItem) else None
 

@@ -308,7 +308,7 @@ class SharedRuns:
         stored = StoredRun(shard, entry.number, extent.last)
         beginning = fill(store, RunPast(shard, run.id, store.steps), stored, extent.rows)
         store.rules = run.rules  # also those that were changed after the last step
-        end = end_of(shard, entry.number)
+        end = end_of(shard, entry.number, stored.last)  # a later one comes with the items that follow
         if end is not None:
             store.settle()
             if end.failure is not None:
