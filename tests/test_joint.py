@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 
 from hookcore import wire
 from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, Snapshot, Tap
+from hookcore.store import Store
 from hookcore.wire import DeliveryCounters, Description, EndItem, Place
-from hookcore_app.runs import JointRun
+from hookcore_app.runs import Changes, JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S, LATE_S, words_of
+from hookcore_app.runs.keep import Keeper
+from hookcore_app.runs.rounds import Rounds
 from hookcore_app.runs.shelf import Shelf
 from tests.build import frame, make_info, stats_of
 from tests.serving import World, make_world
@@ -53,10 +57,17 @@ class Ranks:
         frames = [of_rank(rank, step, **others) for step in steps]
         return self.post(rank, frames, attempt)
 
-    def post(self, rank: int, records: Sequence[Frame | Snapshot | EndItem], attempt: int = 0, **batch: Any) -> Any:
+    def post(
+        self, rank: int, records: Sequence[Frame | Snapshot | EndItem], attempt: int = 0, **batch: Any
+    ) -> wire.Answer:
+        return self.server.take(self.batch(rank, records, attempt, **batch))
+
+    def batch(
+        self, rank: int, records: Sequence[Frame | Snapshot | EndItem], attempt: int = 0, **batch: Any
+    ) -> wire.Batch:
         run = f"{self.run}-{rank}-{attempt}{'b' if rank in self.restarted else ''}"
         first = self.sent.get(run, 0)
-        items = []
+        items: list[Any] = []
         for number, record in enumerate(records, start=first):
             if isinstance(record, EndItem):
                 items.append(EndItem(number, record.step, record.failure))
@@ -66,11 +77,10 @@ class Ranks:
                 items.append(wire.frame_item(number, record))
         self.sent[run] = first + len(records)
         place = Place(job="job", rank=rank, world=self.world, local_rank=rank % 2, device="cpu", attempt=attempt)
-        info = make_info(
-            run, name=f"training rank {rank}", host=f"host{rank // 2}", place=place, started_s=1.0 + attempt
-        )
+        started_s = 1.0 + attempt + 500 * (rank in self.restarted)
+        info = make_info(run, name=f"training rank {rank}", host=f"host{rank // 2}", place=place, started_s=started_s)
         taps: dict[str, Any] = {"taps": TAPS} if first == 0 else {"taps_from": len(TAPS)}
-        return self.server.take(wire.Batch(**{"run": info, "items": tuple(items), **taps, **batch}))
+        return wire.Batch(**{"run": info, "items": tuple(items), **taps, **batch})
 
     def all(self, steps: Sequence[int], attempt: int = 0, **others: Any) -> None:
         for rank in range(self.world):
@@ -266,14 +276,113 @@ def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_the_others(ra
     for rank in (0, 2, 3):
         ranks.send(rank, [4])
     assert ranks.series()[3] == pytest.approx(5 / 3)
+    ranks.joint.tick()
     (message,) = ranks.events("rank-alone")
-    assert "rank 1 was started again, and counts from 0, while other ranks continue" in message
+    assert "rank 1 was started again, and counts from 0, but most other ranks were not" in message
     ranks.restarted |= {0, 2, 3}
     for steps in ((), range(2, 4)):
         for rank in (0, 2, 3, 1):
             ranks.send(rank, steps)
     assert ranks.joint.shift == 5
     assert ranks.series()[5 + 3] == 1.5
+    (message,) = ranks.events("rank-joined-late")
+    assert "rank 1 has steps from 0 on, but the sum of all ranks has only those from 2 on" in message
+
+
+def alone(ranks: Ranks) -> None:
+    """Rank 1 crashes after ten steps and starts again, alone; the others continue to step 13."""
+    ranks.all(range(10))
+    ranks.restarted.add(1)
+    ranks.send(1, range(3))
+    for step in range(10, 14):
+        for rank in (0, 2, 3):
+            ranks.send(rank, [step])
+    ranks.clock.now += LATE_S + 1
+    ranks.joint.tick()
+
+
+def test_a_rank_that_starts_again_alone_does_not_continue_the_run_of_others_that_have_ended(ranks: Ranks) -> None:
+    alone(ranks)
+    for rank in (0, 2, 3):
+        ranks.send(rank, [14])
+        ranks.end(rank, 14)
+    ranks.send(1, range(3, 6))
+    ranks.end(1, 5)
+    assert list(ranks.series()) == list(range(15))
+    assert (ranks.joint.ended_at_step, ranks.joint.shift, ranks.events("restarted")) == (14, 0, [])
+
+
+def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_others_that_are_silent(ranks: Ranks) -> None:
+    alone(ranks)  # the others have been silent for long
+    ranks.send(1, range(3, 5))
+    for step in (14, 15):
+        for rank in (0, 2, 3):
+            ranks.send(rank, [step])
+    assert list(ranks.series()) == list(range(16))
+    assert (ranks.events("restarted"), ranks.events("rank-of-before")) == ([], [])
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_a_rank_that_starts_again_alone_stays_out_after_a_restart_of_the_server(
+    tmp_path: Path, is_readable: bool
+) -> None:
+    with saved(tmp_path) as ranks:
+        alone(ranks)
+        before, others = ranks.series(), {"sent": ranks.sent, "restarted": ranks.restarted}
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD + 1)
+        again.sent, again.restarted = others["sent"], others["restarted"]  # type: ignore[assignment]
+        first = again.server.runs.get("run-1-0")
+        assert first is not None
+        assert first.folder is not None
+        if not is_readable:
+            (first.folder / "run.json").write_text("{")
+        for rank in (0, 2, 3):
+            again.send(rank, [14])
+        again.clock.now += GRACE_S + 1
+        again.joint.tick()
+        assert list(again.series()) == list(range(15))
+        if is_readable:
+            assert again.series() == before | {14: before[13]}
+        else:
+            assert again.series() == dict.fromkeys(range(15), before[13])
+            assert again.joint.assembly.incomplete == 15
+        assert len(again.events("rank-alone")) == 1
+
+
+def test_ranks_that_all_start_again_lose_no_step_whoever_is_first(ranks: Ranks) -> None:
+    ranks.all(range(3))
+    ranks.restarted |= set(range(WORLD))
+    for rank in (2, 0, 3, 1):
+        ranks.send(rank, range(2))
+    assert ranks.series() == dict.fromkeys(range(5), 1.5)
+    assert (ranks.joint.assembly.incomplete, ranks.events("rank-alone")) == (0, [])
+
+
+def test_a_rank_that_started_again_twice_takes_part_with_its_newest_run() -> None:
+    """Alone at first, and then with the others; whoever is first, and in whichever order runs are found on disk."""
+    started = {
+        "0a": 1.0,
+        "1a": 1.0,
+        "2a": 1.0,
+        "3a": 1.0,
+        "1b": 100.0,
+        "0c": 301.0,
+        "2c": 302.0,
+        "3c": 300.0,
+        "1c": 303.0,
+    }
+    runs = {name: Run(make_info(name, started_s=at), Store(2**20), count(), Changes()) for name, at in started.items()}
+    places = {name: Place(job="job", rank=int(name[0]), world=WORLD) for name in runs}
+    for order in (list(runs), sorted(runs), sorted(runs, reverse=True)):
+        rounds = Rounds()
+        for name in order:
+            (rounds.admit if order == list(runs) else rounds.admit_unordered)(runs[name], places[name])
+        assert [[each.run.id for each in rounds.of(turn)] for turn in range(3)] == [
+            ["0a", "1a", "2a", "3a"],
+            ["0c", "1c", "2c", "3c"],
+            [],
+        ]
 
 
 def test_a_straggler_of_an_attempt_of_which_nothing_else_was_seen_is_not_a_restart(ranks: Ranks) -> None:
@@ -462,7 +571,7 @@ def test_nobody_can_send_to_the_run_of_all_ranks(ranks: Ranks) -> None:
 
 
 @contextmanager
-def saved(folder: Path, **settings: Any) -> Iterator[Ranks]:
+def saved(folder: Path | str, **settings: Any) -> Iterator[Ranks]:
     clock = Clock()
     server = make_world(clock, keep=str(folder), **settings)
     try:
@@ -557,6 +666,71 @@ def test_a_rank_whose_saved_run_can_not_be_read_is_named(tmp_path: Path) -> None
         assert "rank 1 can't be read, so the sum of all ranks is without it" in event.message
         page = again.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
         assert "The saved run of rank 1 can't be read" in page
+
+
+def test_a_rank_whose_folder_can_not_be_read_at_the_start_is_said_to_be_missing_and_why(tmp_path: Path) -> None:
+    with saved(tmp_path) as ranks:
+        ranks.all(range(3))
+        for rank in range(WORLD):
+            ranks.end(rank, 2)
+        folder = ranks.server.runs.get("run-1-0").folder  # type: ignore[union-attr]
+    assert folder is not None
+    (folder / "run.json").write_text("{")
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == WORLD)
+        (message,) = again.events("rank-not-read")
+        assert f"a saved run can't be read: {folder} is not a saved run" in message
+        assert "By its name, it may be of this training, and rank 1 is missing" in message
+        page = again.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+        assert "1 saved run with the name of this training can't be read" in page
+
+
+@pytest.mark.parametrize("late", [None, 3])
+def test_ranks_that_save_their_runs_elsewhere_are_added_up_together_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int | None
+) -> None:
+    monkeypatch.setattr(Keeper, "_folder_for", lambda keeper, info, may: tmp_path)  # as trainers of a dashboard may
+    with saved("") as ranks:
+        ranks.all(range(10))
+        sent = ranks.sent
+    with saved("") as again:
+        again.sent = dict(sent)
+        order = [rank for rank in (2, 0, 3, 1) if rank != late]
+        asked = [again.server.post(again.batch(rank, [of_rank(rank, 10)])).status_code for rank in order]
+        assert asked == [429] * (len(order) - 1) + [200 if late is None else 429]
+        if late is not None:
+            again.clock.now += GRACE_S + 1
+        again.sent = dict(sent)
+        for rank in order:
+            again.send(rank, range(10, 15))
+        assert again.series() == (dict.fromkeys(range(15), 1.5) if late is None else {})
+        again.clock.now += GRACE_S - 1
+        if late is not None:
+            again.send(late, range(10, 15))
+            assert again.joint.assembly.incomplete == 10
+            assert again.series() == dict.fromkeys(range(10), 1.0) | dict.fromkeys(range(10, 15), 1.5)
+            assert "rank 3 has steps from 0 on" in again.events("rank-joined-late")[0]
+        else:
+            assert again.joint.assembly.incomplete == 0
+
+
+def test_a_rank_that_arrives_while_the_run_is_read_changes_nothing_of_it(tmp_path: Path) -> None:
+    with saved(tmp_path) as ranks:
+        ranks.all(range(10))
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
+        joint = again.server.runs.get(JOINT)
+        assert isinstance(joint, JointRun)
+        recorded = joint.recorded
+
+        def meanwhile(runs: Sequence[Run]) -> Any:
+            place = Place(job="job", rank=0, world=WORLD, attempt=1)
+            again.server.runs.open(make_info("run-0-1", name="training rank 0", place=place, started_s=2.0))
+            return recorded(runs)
+
+        joint.recorded = meanwhile
+        assert again.series() == dict.fromkeys(range(10), 1.5)
+        assert joint.store.usage().max_bytes > 2**20
 
 
 def test_the_attempts_are_told_apart_after_a_restart(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from hookcore.records.vocabulary import ELAPSED
 from hookcore.store import Store
 
 from ..runs import JointRun
-from ..runs.joint import Member
 from ..runs.ranked import summary_of
+from ..runs.rounds import Member
 from .rankstores import stores_of
 from .stragglers import Waits, waits_of
 
@@ -41,7 +41,8 @@ def ranks_of(joint: JointRun, first: int | None = None, last: int | None = None)
     ranks = tuple(_rank_of(joint, each, newest[each.place.rank], farthest, waits) for each in current)
     counts = assembly.steps, assembly.incomplete, assembly.partial, assembly.waiting, assembly.compared
     unread = tuple(each.place.rank for each in current if each.run.id in joint.unread)
-    return answers.Ranks(joint.id, summary_of(joint), *counts, unread, _waits_of(waits), ranks)
+    unlisted = len(joint.unlisted_folders())
+    return answers.Ranks(joint.id, summary_of(joint), *counts, unread, unlisted, _waits_of(waits), ranks)
 
 
 def _waits_of(waits: Waits | None) -> answers.RankWaits | None:

@@ -36,6 +36,7 @@ class RankProgress:
     measures: bool = False  # some of its frames had rows
     late: int = 0  # frames that came too late for the sum
     missed: int = 0  # steps that were added up without it
+    begins: int = 0  # the sum lacks its steps before this one
     unknown_rows: int = 0  # rows whose owner is unknown in its newest frame
     lanes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # of its taps
 
@@ -89,7 +90,7 @@ class Assembly:
         self._left_out = np.zeros(0, bool)  # taps of these modules
         self.compared = 0  # rows that were compared with those of another rank
         self.trouble: list[tuple[str, str]] = []  # names and messages of events to add
-        self._emit, self._max_bytes, self._clock = emit, max_bytes, clock
+        self._emit, self.max_bytes, self._clock = emit, max_bytes, clock
         self._taps: dict[Tap, int] = {}
         self._new_taps: list[Tap] = []
         self._repeated = Repeated()
@@ -125,10 +126,6 @@ class Assembly:
         """Whether it still waits for ranks that have sent nothing, or that may return."""
         return self._patient_until is None or self._clock() <= self._patient_until
 
-    def be_impatient(self) -> None:
-        """Don't wait for ranks that have sent nothing yet."""
-        self._patient_until = float("-inf")
-
     def be_patient(self) -> None:
         """Wait for ranks that have sent nothing yet, for a while."""
         self._patient_until = self._clock() + GRACE_S
@@ -149,11 +146,12 @@ class Assembly:
     def _is_parted(self, tap: Tap) -> bool:
         return tap.module in self._parted and tap.kind not in PARAMETER_KINDS
 
-    def join(self, rank: int, world: int, taps: Callable[[], Sequence[Tap]]) -> None:
-        """Expect frames of a rank. One that was there before is back, with taps of its own."""
+    def join(self, rank: int, world: int, taps: Callable[[], Sequence[Tap]], begins: int = 0) -> None:
+        """Expect frames of a rank that may be back, with taps of its own. The sum lacks its steps before `begins`."""
         self.world = max(self.world, world)
         known = self.ranks.setdefault(rank, RankProgress(rank))
         known.taps, known.lanes, known.open, known.newest = taps, np.empty(0, np.int64), True, self.newest
+        known.begins = begins
 
     def leave(self, rank: int) -> None:
         """Expect no more frames of a rank."""
@@ -200,7 +198,7 @@ class Assembly:
         is_seen = len(self.ranks) >= self.world or not self.is_patient
         if is_seen and all(each.newest >= step for each in self.ranks.values() if each.open):
             return True
-        return self._clock() - pending.since > LATE_S or self.nbytes > self._max_bytes
+        return self._clock() - pending.since > LATE_S or self.nbytes > self.max_bytes
 
     def _put(self, rank: int, frame: Frame) -> None:
         if self._patient_until is None:
@@ -218,7 +216,7 @@ class Assembly:
         # Taps are numbered when a step is finished, rank by rank, so that their order doesn't depend on who was first.
         if pending.waiting or self._has_new_taps(rank, frame):
             pending.waiting.append((rank, frame))
-            pending.nbytes += frame.stats.nbytes + frame.sketches.bins.nbytes * 3 + _FRAME_BYTES
+            pending.nbytes += bytes_of(frame)
         else:
             self._add(pending.rows, rank, frame)
         about, before = _without_rows(frame), pending.frames.get(rank)
@@ -378,13 +376,18 @@ class Assembly:
                 f"{unseen:,} of {self.world:,} ranks have sent nothing yet: the sums from step {step:,} on are without "
                 f"them",
             )
-        self.incomplete += bool(missing) or unseen > 0
+        self.incomplete += bool(missing) or unseen > 0 or any(step < each.begins for each in self.ranks.values())
 
     def tell(self, name: str, rank: int, message: str) -> None:
         """Report something about a rank once."""
         if (name, rank) not in self._told:
             self._told.add((name, rank))
             self.trouble.append((name, message))
+
+
+def bytes_of(frame: Frame) -> int:
+    """Return about how much memory a frame takes."""
+    return frame.stats.nbytes + frame.sketches.bins.nbytes * 3 + _FRAME_BYTES
 
 
 def words_of(ranks: Iterable[int], world: int) -> str:

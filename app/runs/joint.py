@@ -5,15 +5,17 @@ from __future__ import annotations
 import heapq
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from hookcore.answers.runs import State
-from hookcore.archive import Recorded
+from hookcore.archive import SUFFIX, Recorded, folder_name
 from hookcore.errors import HookcoreError
 from hookcore.incidents import Found
 from hookcore.records import Command, Event, Frame, Snapshot, Tap
@@ -23,9 +25,10 @@ from hookcore.store.copies import Difference
 from hookcore.store.rankstep import MAX_WORLD
 from hookcore.wire import Description, EndItem, Place
 
-from .assembly import Assembly, words_of
+from .assembly import GRACE_S, Assembly, words_of
 from .commands import Ask
 from .gone import Gone
+from .rounds import WAITING, Held, Member, Rounds
 from .run import Run, say
 from .structures import Structures
 
@@ -36,8 +39,7 @@ PREFIX: Final = "ranks-"  # of the id, before the job
 EDITED: Final = ("notes", "tags", "group", "archived", "quiet", "annotations")
 COUNT_EVERY_S: Final = 1.0  # between two sums of the ranks' counters
 _OF_RANK: Final = re.compile(r" rank \d+$")
-BEFORE_ALL: Final = -1  # the round of a rank that arrives after a later attempt began, without others of its own
-NO_ROUND: Final = -2
+NO_ROUND: Final = -1
 MAX_GROUPS: Final = 4  # of ranks with the same value, that a message names
 _SHARE: Final = 4  # the steps that wait for ranks may take a quarter of the store's size
 
@@ -54,29 +56,26 @@ def as_joint(gone: Gone) -> Gone:
 
 
 @dataclass(slots=True)
-class Member:
-    """A rank's run. A rank that was restarted has several."""
-
-    run: Run
-    place: Place
-    round: int = 0  # how often the training was restarted before
-
-
-@dataclass(slots=True)
 class JointRun(Run):
     """The run of all ranks. Its members feed it; commands go to them."""
 
-    members: dict[str, Member] = field(default_factory=dict)  # by the run's id
+    rounds: Rounds = field(default_factory=Rounds)
     make_store: Callable[[], Store] = Store
     until_listed: Callable[[], None] = lambda: None  # waits until the runs on disk are known
     recorded: Callable[[Sequence[Run]], Mapping[str, Recorded | HookcoreError]] = lambda runs: {}  # what is kept
+    unlisted: Mapping[Path, str] = field(default_factory=dict)  # folders that couldn't be listed, and why
     unread: set[str] = field(default_factory=set)  # runs of ranks that are saved, and can't be read
     assembly: Assembly = field(init=False)
     shifts: dict[int, int] = field(default_factory=dict)  # of the steps of each round
-    _rounds: int = NO_ROUND  # the one whose steps are added up
+    _round: int = NO_ROUND  # the one whose steps are added up
     _structures: Structures = field(default_factory=Structures)
     _joined: dict[str, int] = field(default_factory=dict)  # ranks of the runs that the assembly expects
+    _held: dict[str, Held] = field(default_factory=dict)  # by run: what ranks sent that were started again
+    _follows: bool = False  # frames of trainers were taken, besides what is on disk
+    _reading: bool = False
+    _gathers_until: float = float("-inf")  # ranks that continue saved runs wait for each other
     _counted_at: float = float("-inf")
+    _shaping: threading.Lock = field(default_factory=threading.Lock)  # the order of the members, and the outline
 
     def __post_init__(self) -> None:
         Run.__post_init__(self)
@@ -85,14 +84,20 @@ class JointRun(Run):
     def _begin(self) -> None:
         self.assembly = Assembly(self._store_step, max(self.store.usage().max_bytes // _SHARE, 2**22), self.clock)
         self.store.name_ranks(self._words_of_bad)
-        self.shifts, self._rounds, self._joined = {}, NO_ROUND, {}
+        self.shifts, self._round, self._joined, self._held = {}, NO_ROUND, {}, {}
+        self._follows = False
 
     @property
     def shift(self) -> int:
         """By how much the steps of the current round are shifted here."""
-        return self.shifts.get(self._rounds, 0)
+        return self.shifts.get(self._round, 0)
 
     # -- its members -------------------------------------------------------------------------------------------------
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """The runs of all ranks, by their ids."""
+        return self.rounds.members
 
     @property
     def world(self) -> int:
@@ -100,25 +105,8 @@ class JointRun(Run):
         return max((each.place.world for each in self.current()), default=0)
 
     def current(self) -> list[Member]:
-        """Return the newest run of each rank of the current round, by rank."""
-        current = self._current_round()
-        by_rank = {each.place.rank: each for each in self.members.values() if each.round == current}
-        return [by_rank[rank] for rank in sorted(by_rank)]
-
-    def _current_round(self) -> int:
-        """Return the newest round that isn't only some rank's, started again while the others continue."""
-        rounds: dict[int, list[Member]] = {}
-        for each in self.members.values():
-            rounds.setdefault(each.round, []).append(each)
-        newest, *earlier = sorted(rounds, reverse=True) or [0]
-        for before in earlier:
-            here = {each.place.rank for each in rounds[newest]}
-            if _attempt_of(rounds[newest]) > _attempt_of(rounds[before]) or not any(
-                each.run.state == "live" for each in rounds[before] if each.place.rank not in here
-            ):
-                break
-            newest = before
-        return newest
+        """Return the run of each rank of the newest round, by rank."""
+        return self.rounds.current()
 
     @property
     def lead(self) -> Run:
@@ -135,15 +123,13 @@ class JointRun(Run):
         """Add a rank's run. One of a rank that has another run already is a restart (the list's lock must be held)."""
         if run.id in self.members:
             return
-        self.members[run.id] = Member(run, place, self._round_of(place))
-        if not self.loaded:  # runs on disk are found in any order
-            every = sorted(self.members.values(), key=lambda each: (each.place.attempt, each.run.info.started_s))
-            self.members.clear()
-            for each in every:
-                each.round = self._round_of(each.place)
-                self.members[each.run.id] = each
-        run.joint = self
-        self._follow_lead()
+        with self._shaping:  # a thread that reads the ranks from disk fills the store, and goes by their order
+            is_listed = not self.loaded and not self._reading
+            (self.rounds.admit_unordered if is_listed else self.rounds.admit)(run, place)
+            run.joint = self
+            self._follow_lead()
+            if is_listed:
+                self._outline()
 
     def locate(self, run: Run, place: Place) -> None:
         """Note what else became known of a rank's place: its device, and its coordinates on a mesh."""
@@ -151,23 +137,10 @@ class JointRun(Run):
         if member is not None:
             member.place = place
 
-    def _round_of(self, place: Place) -> int:
-        """Return the round of a rank's next run: a later one than its last, with its attempt.
-
-        Launchers that don't count attempts always say 0.
-        """
-        attempts = {each.round: each.place.attempt for each in self.members.values()}
-        own = max((each.round for each in self.members.values() if each.place.rank == place.rank), default=None)
-        fitting = [each for each in attempts if attempts[each] == place.attempt and (own is None or each > own)]
-        if fitting:
-            return max(fitting) if own is None else min(fitting)
-        if attempts and place.attempt < min(attempts.values()):
-            return BEFORE_ALL
-        return max(attempts, default=-1) + 1
-
     def dismiss(self, run: Run) -> None:
         """Forget a rank's run that was removed. What it added stays."""
-        self.members.pop(run.id, None)
+        with self._shaping:
+            self.rounds.dismiss(run)
         run.joint = None
 
     def _follow_lead(self) -> None:
@@ -182,8 +155,6 @@ class JointRun(Run):
             self.name, self.summary = _OF_RANK.sub("", lead.name), lead.summary
             for name in EDITED:
                 setattr(self, name, getattr(lead, name))
-        if not self.loaded:
-            self._outline()
 
     def _outline(self) -> None:
         every = [each.run.store.steps() for each in self.members.values()]
@@ -238,6 +209,7 @@ class JointRun(Run):
             return
         try:
             self._let_go()
+            self._give_up()
             self.assembly.advance()
             self._end()
             self._tell()
@@ -249,7 +221,7 @@ class JointRun(Run):
         """Don't wait for ranks that have ended, or are gone."""
         for run_id, rank in list(self._joined.items()):
             member = self.members.get(run_id)
-            if member is None or self._is_over(member.run):
+            if member is None or (member.round == self._round and self._is_over(member.run)):
                 self.assembly.leave(rank)
 
     def _is_over(self, run: Run) -> bool:
@@ -262,12 +234,12 @@ class JointRun(Run):
         if member is None:
             return
         self.seen_at = self.clock()
-        rank = self._rank_in_round(member)
+        self._follows |= isinstance(record, Frame)
+        rank = self._rank_in_round(member, record.step)
         if rank is None:
             if isinstance(record, Frame):
-                self._leave_out(member)
-            return
-        if isinstance(record, Frame):
+                self._leave_out(member, record)
+        elif isinstance(record, Frame):
             if not self.assembly.ranks[rank].open:
                 self.assembly.return_(rank)
             self.assembly.take(rank, _shifted(record, self.shift))
@@ -281,36 +253,74 @@ class JointRun(Run):
         if self.clock() - self._counted_at >= COUNT_EVERY_S:
             self._count()
 
-    def _leave_out(self, member: Member) -> None:
-        rank, without = member.place.rank, "the sum of all ranks is without its steps. The rank's own run has them"
-        if member.round < self._rounds:
-            message = f"rank {rank} of an earlier attempt still sends frames: {without}"
-            self.assembly.tell("rank-of-before", rank, message)
-        else:
-            message = f"rank {rank} was started again, and counts from 0, while other ranks continue: {without}"
-            self.assembly.tell("rank-alone", rank, message)
-        self._tell()
+    def _leave_out(self, member: Member, frame: Frame) -> None:
+        """Hold a frame of a rank that was started again, as most others may follow; leave out any other."""
+        if member.round != WAITING:
+            self._tell_left_out(member)
+            return
+        self._held.setdefault(member.run.id, Held(self.clock())).take(frame)
+        self._give_up()
 
-    def _rank_in_round(self, member: Member) -> int | None:
-        """Return the member's rank if it belongs to the current round, which it may begin."""
-        if member.round < self._rounds or member.round > self._current_round():
+    def _give_up(self) -> None:
+        """Leave out ranks that were started again, and that others didn't follow in time."""
+        is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
+        for run_id, held in list(self._held.items()):
+            if not held.given_up and (is_much or self.clock() - held.since > GRACE_S):
+                held.give_up()
+                self._tell_left_out(self.members.get(run_id))
+
+    def _tell_left_out(self, member: Member | None) -> None:
+        if member is None:
+            return
+        rank, without = member.place.rank, "the sum of all ranks is without its steps. The rank's own run has them"
+        if member.round != WAITING:
+            self.assembly.tell("rank-of-before", rank, f"rank {rank} of an earlier attempt sent frames: {without}")
+        else:
+            message = f"rank {rank} was started again, and counts from 0, but most other ranks were not: {without}"
+            self.assembly.tell("rank-alone", rank, message)
+
+    def _rank_in_round(self, member: Member, step: int | None = None) -> int | None:
+        """Return the member's rank if it belongs to the current round, which it may begin, with a step of its own."""
+        if member.round < max(self._round, 0):
             return None
-        if member.round > self._rounds:
-            self.assembly.begin_round()
-            self.shifts[member.round] = self.assembly.newest + 1
-            if self._rounds != NO_ROUND:
-                message = (
-                    f"the training was restarted (attempt {member.round + 1}): its steps continue from "
-                    f"{self.shifts[member.round]:,} here, and count from 0 in the runs of the ranks"
-                )
-                say(self, "restarted", message)
-            self._rounds, self._joined = member.round, {}
-            self.ended_at_step, self.failure = None, None
-        rank = member.place.rank
+        if member.round > self._round:
+            self._begin_round(member.round)
         if member.run.id not in self._joined:
-            self._joined[member.run.id] = rank
-            self.assembly.join(rank, member.place.world, lambda: member.run.store.taps().taps)
-        return rank
+            self._join(member, step)
+        return member.place.rank
+
+    def _begin_round(self, number: int) -> None:
+        self.assembly.begin_round()
+        self.shifts[number] = self.assembly.newest + 1
+        if self._round != NO_ROUND:
+            message = (
+                f"the training was restarted (attempt {number + 1}): its steps continue from "
+                f"{self.shifts[number]:,} here, and count from 0 in the runs of the ranks"
+            )
+            say(self, "restarted", message)
+        self._round, self._joined = number, {}
+        self.ended_at_step, self.failure = None, None
+        for member in self.rounds.of(number):
+            held = self._held.pop(member.run.id, None)
+            for frame in () if held is None else held.frames:
+                if member.run.id not in self._joined:
+                    self._join(member, frame.step)
+                self.assembly.take(member.place.rank, _shifted(frame, self.shift))
+
+    def _join(self, member: Member, step: int | None) -> None:
+        """Expect frames of a rank from a step on. If it has earlier ones, the sum is without them."""
+        run, rank = member.run, member.place.rank
+        first = run.store.steps().first
+        is_late = step is not None and first is not None and first < step
+        begins = step + self.shift if step is not None and (is_late or run.id in self.unread) else 0
+        self._joined[run.id] = rank
+        self.assembly.join(rank, member.place.world, lambda: run.store.taps().taps, begins)
+        if is_late:
+            message = (
+                f"rank {rank} has steps from {first:,} on, but the sum of all ranks has only those from {step:,} on, "
+                f"because the server learned too late that they belong to it. The rank's own run has them"
+            )
+            self.assembly.tell("rank-joined-late", rank, message)
 
     def _store_step(self, frame: Frame, differences: Sequence[Difference] | None) -> None:
         if frame.new_taps:
@@ -381,11 +391,22 @@ class JointRun(Run):
 
     # -- from disk ---------------------------------------------------------------------------------------------------
 
-    def expect_disk(self) -> None:
-        """Read the ranks from disk before the first frame is taken, because the server was restarted."""
+    def expect_disk(self, gathers: bool) -> None:
+        """Read the ranks from disk before the first frame is taken, because the server was restarted.
+
+        `gathers` says that no folder is known before its trainer is back, so that ranks must wait for each other.
+        """
         with self.lock:
-            if not self.assembly.steps and not self.assembly.waiting:
-                self.loaded = False
+            if self._follows:
+                return
+            self.loaded = False
+            if gathers and self._gathers_until == float("-inf"):
+                self._gathers_until = self.clock() + GRACE_S
+
+    @property
+    def gathers(self) -> bool:
+        """Whether ranks that are back must wait for others, so that their saved runs are added up together."""
+        return self.clock() < self._gathers_until and bool(self.missing())
 
     def read_all(self) -> None:
         """Read the runs of all ranks from disk, and add them up again."""
@@ -395,40 +416,65 @@ class JointRun(Run):
 
     def _read_all(self) -> None:
         self.until_listed()
-        self.store = self.make_store()
-        self._begin()
-        self.assembly.be_impatient()
-        self.ended_at_step, self.failure = None, None
-        members = sorted(self.members.values(), key=lambda each: (each.round, each.place.rank))
-        kept = self.recorded([each.run for each in members])
-        for turn in sorted({each.round for each in members}):
-            in_turn = [(each, kept.get(each.run.id)) for each in members if each.round == turn]
-            self._read_round([(each, found) for each, found in in_turn if not isinstance(found, HookcoreError | None)])
-        self._say_unread(members, kept)
-        self.loaded = True
+        with self._shaping:
+            self._reading = True
+        try:
+            self._read_rounds()
+            self.loaded = True
+        finally:
+            self._reading = False
         self._judge()
         self.assembly.be_patient()
         self._let_go()
         self._end()
         self._tell()
 
+    def _read_rounds(self) -> None:
+        self.store = self.make_store()
+        self._begin()
+        self.ended_at_step, self.failure = None, None
+        members = sorted(self.members.values(), key=lambda each: (each.round, each.place.rank))
+        kept = self.recorded([each.run for each in members])
+        for turn in sorted({each.round for each in members}):
+            in_turn = [(each, kept.get(each.run.id)) for each in members if each.round == turn]
+            readable = [(each, found) for each, found in in_turn if not isinstance(found, HookcoreError | None)]
+            if turn >= 0:
+                self._read_round(readable)
+            else:
+                for each, _ in readable:
+                    self._tell_left_out(each)
+        self._say_unread(members, kept)
+
     def _say_unread(self, members: Sequence[Member], kept: Mapping[str, Recorded | HookcoreError]) -> None:
         self.unread.clear()
         for each in members:
             why = kept.get(each.run.id)
-            if isinstance(why, HookcoreError):
-                self.unread.add(each.run.id)
-                rank = f"the saved run of rank {each.place.rank}"
-                message = f"{rank} can't be read, so the sum of all ranks is without it: {why}"
-                say(self, "rank-not-read", message, "warning")
+            if isinstance(why, HookcoreError) and each.run.store.steps().newest is not None:
+                self.lack(each.run, each.place.rank, why)
+        for unlisted in self.unlisted_folders().values():
+            ranks, verb = words_of(self.missing(), -1), "is" if len(self.missing()) == 1 else "are"
+            named = f"By its name, it may be of this training, and {ranks} {verb} missing"
+            say(self, "rank-not-read", f"a saved run can't be read: {unlisted}. {named}", "warning")
+
+    def lack(self, run: Run, rank: int, why: HookcoreError) -> None:
+        """Note that the saved run of a rank can't be read."""
+        self.unread.add(run.id)
+        message = f"the saved run of rank {rank} can't be read, so the sum of all ranks is without it: {why}"
+        say(self, "rank-not-read", message, "warning")
+
+    def unlisted_folders(self) -> dict[Path, str]:
+        """Return the folders that can't be read and have this training's name, and why, if ranks are missing."""
+        if not self.unlisted or not self.missing():
+            return {}
+        begin = folder_name(_OF_RANK.sub("", self.current()[0].run.info.name), "").removesuffix(SUFFIX)
+        return {path: why for path, why in list(self.unlisted.items()) if path.name.startswith(begin)}
 
     def _read_round(self, members: list[tuple[Member, Recorded]]) -> None:
         for member, archive in members:
-            if self._rank_in_round(member) is not None:
-                rank = self.assembly.ranks[member.place.rank]
-                taps = archive.taps()
-                rank.taps = lambda taps=taps: taps  # type: ignore[misc]
-                self._describe(member.run, archive.modules(), archive.coverage(), archive.hooks())
+            self._rank_in_round(member)
+            taps = archive.taps()
+            self.assembly.ranks[member.place.rank].taps = lambda taps=taps: taps  # type: ignore[misc]
+            self._describe(member.run, archive.modules(), archive.coverage(), archive.hooks())
         streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
         for _, _, _, member, frame in heapq.merge(*streams):
             self.assembly.take(member.place.rank, _shifted(frame, self.shift))
@@ -475,10 +521,6 @@ class JointRun(Run):
                 setattr(lead, name, getattr(self, name))
             lead.edited()
         Run.edited(self)
-
-
-def _attempt_of(members: Sequence[Member]) -> int:
-    return max(each.place.attempt for each in members)
 
 
 def _frames_of(member: Member, archive: Recorded, place: int) -> Iterator[tuple[int, int, int, Member, Frame]]:

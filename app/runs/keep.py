@@ -104,6 +104,8 @@ class Keeper:
             archive = read_archive(path)
         except HookcoreError as error:
             say(run, "damaged", f"this run's files can't be read: {error}", "warning")
+            if isinstance(run.joint, JointRun) and run.info.place is not None:
+                run.joint.lack(run, run.info.place.rank, error)
             return
         if archive.key_hash and archive.key_hash != key_hash(run.info.key):
             raise WrongKeyError(f"another trainer started the run {run.id}: each trainer needs its own run")
@@ -113,7 +115,7 @@ class Keeper:
             run.seen_events = run.store.events_after(0)[0]
             self._continue(run, run.info, DiskCounters.of(path))
             if isinstance(run.joint, JointRun):
-                run.joint.expect_disk()
+                run.joint.expect_disk(gathers=not self._is_ours(path))
 
     @staticmethod
     def _continue(run: Run, info: RunInfo, counters: DiskCounters) -> None:
@@ -302,7 +304,7 @@ class Keeper:
         shelf = self._shelf_of(Path(self._settings.keep) / "any")
         try:
             for path in shelf.runs()[:MAX_LISTED]:
-                call_logged(path, lambda path: list_run(self._runs, path, self.note))
+                call_logged(path, lambda path: list_run(self._runs, path, self.note), self._runs.unlisted)
         finally:
             self._listed.set()
         for path in shelf.trashed():

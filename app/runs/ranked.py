@@ -8,7 +8,8 @@ from hookcore import answers
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind
 
-from .joint import JointRun, Member
+from .joint import JointRun
+from .rounds import Member
 from .run import Run
 from .runs import Runs
 

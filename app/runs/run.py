@@ -42,7 +42,7 @@ GONE_AFTER_S: Final = 2.0  # of silence: the last batch of a process that has en
 
 
 class AwayError(HookcoreError):
-    """A batch arrived for a run that is only on disk. The run is loaded before the trainer repeats the batch."""
+    """A batch arrived for a run that must be read from disk before. Its trainer repeats the batch."""
 
 
 class OnDisk(Protocol):
@@ -72,6 +72,10 @@ class Joint(Protocol):
     @property
     def id(self) -> str:
         """Its id."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether ranks that are back must wait for others, so that their saved runs are added up together."""
 
     def take_of(self, run: Run, record: Frame | Snapshot | EndItem) -> None:
         """Take what a rank's run has taken."""
@@ -286,6 +290,9 @@ class Run:
         with self.lock:
             if self.from_disk:
                 raise AwayError(f"the run {self.id} has just left memory: send again")
+            if self.joint is not None and self.joint.gathers:
+                self.seen_at = self.clock()
+                raise AwayError(f"the run {self.id} waits for the other ranks of its training: send again")
             if batch.retained > self.acknowledged:
                 # Lost with the server that acknowledged it. The trainer sends it again, and the rest after it.
                 self.seen_at = self.clock()

@@ -47,6 +47,7 @@ class Runs:
         self.disk: Disk | None = None
         folder = Path(settings.keep) if settings.keeps else None
         self.views, self.board = Views(folder), Views(folder, BOARD_FILE, "charts")
+        self.unlisted: dict[Path, str] = {}  # folders of runs that can't be read, and why
         self._own_rules = rules_in(settings.rules_file) if settings.rules_file else ()
         self._clock = clock
         self._lock = threading.Lock()
@@ -161,7 +162,7 @@ class Runs:
         joint.until_listed = lambda: None if self.disk is None else self.disk.wait_until_listed()
         joint.recorded = lambda runs: {} if self.disk is None else self.disk.recorded(runs)
         joint.make_store = lambda: follow(Store(self.store_bytes(joint.info.memory)), joint.rule_changes)
-        joint.loaded = run.loaded
+        joint.loaded, joint.unlisted = run.loaded, self.unlisted
         return joint
 
     def _new(self, info: RunInfo, memory: int) -> Run:

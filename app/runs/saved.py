@@ -61,7 +61,7 @@ def show_all(runs: Runs, path: Path) -> list[Run]:
         return [show(runs, path)]
     shown: list[Run] = []
     for folder in folders:
-        call_logged(folder, lambda folder: shown.append(list_run(runs, folder)))
+        call_logged(folder, lambda folder: shown.append(list_run(runs, folder)), runs.unlisted)
     if not shown:
         raise ArgumentError(f"{path} contains no readable run: give a folder with runs (*{SUFFIX}), or one of them")
     return shown
@@ -164,9 +164,11 @@ def _whole(said: object) -> int | None:
     return said if isinstance(said, int) and 0 <= said < 2**53 else None
 
 
-def call_logged(path: Path, call: Callable[[Path], Any]) -> None:
-    """Call a function for a folder; log an error, because one damaged run must not hide the others."""
+def call_logged(path: Path, call: Callable[[Path], Any], failed: dict[Path, str] | None = None) -> None:
+    """Call a function for a folder; log and note an error, because one damaged run must not hide the others."""
     try:
         call(path)
     except (HookcoreError, OSError, ValueError, TypeError) as error:
         logger.warning("hookcore: %s can't be listed: %s", path, error)
+        if failed is not None:
+            failed[path] = str(error)

@@ -55,6 +55,7 @@ class Ranks(Tabular, frozen=True):
     waiting: Annotated[int, Meta(description="steps that wait for some rank")]
     compared: Annotated[int, Meta(description="rows that were compared with the same row of another rank")]
     unread: Annotated[tuple[int, ...], Meta(description="ranks whose saved runs can't be read, so the sum lacks them")]
+    unlisted: Annotated[int, Meta(description="folders with its name that can't be read, if ranks are missing")]
     waits: Annotated[RankWaits | None, Meta(description="null if fewer than two ranks know how long they wait")]
     ranks: tuple[Rank, ...]
 
