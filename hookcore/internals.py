@@ -205,6 +205,21 @@ def active_wrapper() -> Any:
     return getattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
+def communication_hooks(model: DistributedDataParallel) -> list[tuple[Any, Any]]:
+    """Return the model's own list of communication hooks with their states; built-in ones aren't in it."""
+    hooks: list[tuple[Any, Any]] = required(model, "_comm_hooks")
+    return hooks
+
+
+# The hooks that all-reduce over the group in their state, or over all processes if it is None, and the one by which
+# DistributedDataParallel reduces in mixed precision. All ranks then have the same gradients.
+_HOOKS: Final = "torch.distributed.algorithms.ddp_comm_hooks"
+REDUCING_HOOKS: Final = frozenset(
+    f"{_HOOKS}.default_hooks.{name}" for name in ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook")
+)
+MIXED_PRECISION_HOOK: Final = f"{_HOOKS}.mixed_precision_hooks._reducer_allreduce_and_upcast_hook"
+
+
 def default_store() -> Any:
     """Return the store by which the processes of the default process group met. Asks no other process."""
     from torch.distributed import distributed_c10d

@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -215,6 +217,24 @@ def with_ddp_unreduced(rank: int, world: int) -> Rows:
     return rows
 
 
+def with_hook(rank: int, world: int, hook: Any) -> Rows:
+    """Train with another way to reduce gradients, which is registered after the watch has begun."""
+    model = make()
+    with recorded(model) as rows:
+        parallel = DistributedDataParallel(model)
+        parallel.register_comm_hook(None, hook)
+        train(parallel, model, shares(rank, world))
+    return rows
+
+
+def with_all_reduce(rank: int, world: int) -> Rows:
+    return with_hook(rank, world, allreduce_hook)
+
+
+def with_own_hook(rank: int, world: int) -> Rows:
+    return with_hook(rank, world, noop_hook)
+
+
 def with_fsdp(rank: int, world: int) -> Rows:
     model = make()
     if world == 4:
@@ -298,7 +318,17 @@ def with_stages(rank: int, world: int) -> Rows:
 
 
 WAYS: Final = {
-    2: (with_ddp, with_ddp_in_two_passes, with_ddp_unreduced, with_fsdp, with_tp, by_hand, with_stages),
+    2: (
+        with_ddp,
+        with_ddp_in_two_passes,
+        with_ddp_unreduced,
+        with_all_reduce,
+        with_own_hook,
+        with_fsdp,
+        with_tp,
+        by_hand,
+        with_stages,
+    ),
     4: (with_ddp, with_fsdp, with_hsdp, with_fsdp_and_tp),
 }
 
@@ -342,6 +372,7 @@ Measured = dict[int, dict[str, list[Rows]]]
 CASES: Final = [
     (2, "with_ddp"),
     (2, "with_ddp_in_two_passes"),
+    (2, "with_all_reduce"),
     (2, "with_fsdp"),
     (4, "with_ddp"),
     (4, "with_fsdp"),
@@ -396,6 +427,16 @@ def test_gradients_before_the_reduction_are_not_said_to_be_equal(measured: Measu
     for key in local:
         assert first[key][0] == second[key][0] == UNKNOWN_OWNER
         assert first[key][1].tolist() != second[key][1].tolist()
+
+
+@pytest.mark.slow
+def test_weights_are_not_said_to_be_equal_if_a_hook_may_not_reduce(measured: Measured) -> None:
+    ranks = measured[2]["with_own_hook"]
+    for rank, rows in enumerate(ranks):
+        for (_, tap), (owner, _, _) in rows.items():
+            assert owner == (UNKNOWN_OWNER if tap.kind in OF_PARAMETERS else rank), tap
+    key = (1, Tap("0", "param", "weight"))
+    assert ranks[0][key][1].tolist() != ranks[1][key][1].tolist()
 
 
 @pytest.mark.slow

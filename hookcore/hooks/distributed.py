@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hookcore.errors import ArgumentError, HookError
 from hookcore.hooks.checks import describe, require_callable
 from hookcore.hooks.handle import HookHandle, registering
+from hookcore.internals import MIXED_PRECISION_HOOK, REDUCING_HOOKS, communication_hooks
 
 if TYPE_CHECKING:
     from hookcore.internals import GradBucket
@@ -290,13 +291,30 @@ def on_communication(
 
 def newest_reduction(model: DistributedDataParallel) -> Exposed | None:
     """Return how the newest backward pass ended, as far as `on_communication` records this model."""
-    logs = [state.log for _, state in model._comm_hooks if isinstance(state, _Recorder)]
+    logs = [state.log for _, state in communication_hooks(model) if isinstance(state, _Recorder)]
     return logs[0].newest() if logs and logs[0] is not None else None
+
+
+def reduces_whole_group(model: DistributedDataParallel) -> bool:
+    """Return whether the gradients are the same on all ranks of the model's group once they are reduced.
+
+    False if that isn't known: a communication hook may reduce over fewer ranks, seldom, or never.
+    """
+    return all(_reduces(hook, state, model.process_group) for hook, state in communication_hooks(model))
+
+
+def _reduces(hook: Any, state: Any, group: Any) -> bool:
+    if hook is reduce_and_record:
+        return state.hook is None or _reduces(state.hook, state.state, group)
+    name = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', '')}"
+    if name in REDUCING_HOOKS and (state is None or isinstance(state, dist.ProcessGroup)):
+        return dist.get_process_group_ranks(state) == dist.get_process_group_ranks(group)
+    return name == MIXED_PRECISION_HOOK
 
 
 def _find_recorder(model: DistributedDataParallel) -> _Recorder | None:
     """Return our recorder from an earlier, removed registration. Raise if another hook is in use."""
-    for hook, state in model._comm_hooks:
+    for hook, state in communication_hooks(model):
         if hook is reduce_and_record and isinstance(state, _Recorder) and state.log is None:
             return state
         name = getattr(hook, "__qualname__", describe(hook))
@@ -312,7 +330,8 @@ def _register(model: DistributedDataParallel, recorder: _Recorder) -> None:
         model.register_comm_hook(recorder, reduce_and_record)
     except RuntimeError as error:
         # Torch notes the hook before it asks the reducer, which refuses it if a built-in one is registered.
-        model._comm_hooks[:] = [pair for pair in model._comm_hooks if pair[1] is not recorder]
+        hooks = communication_hooks(model)
+        hooks[:] = [pair for pair in hooks if pair[1] is not recorder]
         raise HookError(
             f"Torch refused the communication hook: {error}. Torch takes one per model; a built-in one cannot be "
             "recorded. Register ours first, around your own hook."

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hookcore.hooks.distributed import reduces_whole_group
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.ranks import Ranks
@@ -39,12 +40,22 @@ class _Reducer:
     modules: set[int]  # by id
     syncs: bool  # whether ranks also wait for each other in the forward pass
     gradients: list[int] = field(default_factory=list)  # slots
+    weights: list[int] = field(default_factory=list)  # slots of parameters and their updates
 
     @property
-    def has_reduced(self) -> bool:
-        """Whether its last training pass reduced the gradients: one under `no_sync` leaves each rank its own."""
+    def reduces(self) -> bool:
+        """Whether it reduces gradients over its group, as far as is known."""
         module = self.ref()
-        return module is not None and bool(module.require_forward_param_sync)
+        return module is not None and reduces_whole_group(module)
+
+    @property
+    def local(self) -> list[int]:
+        """The slots whose values may differ between its ranks."""
+        module = self.ref()
+        if not self.reduces:
+            return self.gradients + self.weights
+        # Its last training pass leaves each rank its own gradients under `no_sync`.
+        return [] if module is not None and module.require_forward_param_sync else self.gradients
 
 
 @dataclass(slots=True)
@@ -89,8 +100,9 @@ class Replicas:
     @property
     def only_reduces(self) -> bool:
         """Whether ranks wait for each other when gradients are reduced, and nowhere else, as far as is known."""
-        is_split = any(tree.is_sharded for tree in self._trees.values())
-        return bool(self._reducers) and not is_split and not any(each.syncs for each in self._reducers)
+        if not self._reducers or any(tree.is_sharded for tree in self._trees.values()):
+            return False
+        return all(each.reduces and not each.syncs for each in self._reducers)
 
     def reducing(self) -> Iterator[DistributedDataParallel]:
         """Yield the modules that reduce gradients."""
@@ -108,7 +120,7 @@ class Replicas:
         if known < count:
             fresh = [self._owner(slot, self._table.taps[slot], place) for slot in range(known, count)]
             self._owners = np.concatenate([self._owners, np.array(fresh, np.int32)])
-        local = [slot for each in self._reducers if not each.has_reduced for slot in each.gradients]
+        local = [slot for each in self._reducers for slot in each.local]
         if not local:
             return self._owners
         owners: NDArray[np.int32] = self._owners.copy()
@@ -160,8 +172,7 @@ class Replicas:
     def _owner_of_parameter(self, slot: int, tap: Tap, parameter: Tensor | None) -> int:
         for reducer in self._reducers:
             if id(parameter) in reducer.parameters:
-                if tap.kind == "param_grad":
-                    reducer.gradients.append(slot)
+                (reducer.gradients if tap.kind == "param_grad" else reducer.weights).append(slot)
                 return reducer.owner
         return UNKNOWN_OWNER
 
