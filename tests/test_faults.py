@@ -270,15 +270,22 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
     model = mlp()
     inputs, optimizer = noise(5, 6), sgd(model.parameters())
     with watch(model) as watcher:
-        for _ in range(STEPS + 3):
+        for step in range(STEPS + 3):
+            for _ in range(60):
+                watcher._recorder.emit("own", str(step))
             mean_square(model(inputs)).backward()
             optimizer.step()
+            assert max(len(each.events) for each in watcher._recorder.shipper.worker._queue) <= 100 + 60 + 5
         go_on.set()
         assert watcher.flush()
         kept_steps = watcher.store.steps()
         assert kept_steps.newest == STEPS + 2
         dropped = watcher._recorder.shipper.worker.dropped
         assert dropped + kept_steps.count >= STEPS + 3  # dropped are also frames about the machine, between steps
+        own = watcher.store.events(name="own")
+        assert own[-1].message == str(STEPS + 2)
+        (lost,) = watcher.store.events(name="event-dropped")
+        assert len(own) + lost.count == 60 * (STEPS + 3)
 
 
 # --- Modules that behave badly --------------------------------------------------------------------------------------

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hookcore.archive.writer import ArchiveWriter
 from hookcore.delivery.http import outbox as outbox_module
 from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
-from hookcore.records import ModuleRecord, Tap
+from hookcore.delivery.sizes import size_of
+from hookcore.records import ModuleRecord, Names, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
+from hookcore.store import Store
 from hookcore.wire import Answer, Batch, DeliveryCounters, FrameItem, decode_batch, encode, frame_item, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
@@ -196,6 +201,19 @@ def test_bytes_are_bounded_too(outbox: Outbox) -> None:
     for step in range(4):
         outbox.put(a_frame(step, padding=3_000))
     assert outbox.counters == DeliveryCounters(produced=4, dropped={"queue-full": 2}, waiting=2)
+
+
+def test_names_of_a_snapshot_take_room_while_it_waits_to_be_sent_or_written(outbox: Outbox, tmp_path: Path) -> None:
+    values = np.zeros(4, np.float32)
+    small = Snapshot(Tap("a", "output"), 0, 0.0, "float32", (4,), values)
+    large = replace(small, names=Names((("a token of a tokenizer",) * 30,), True, ("the label of a sample",) * 30))
+    for record in (small, large, large):
+        outbox.put(record)
+    assert outbox.counters == DeliveryCounters(produced=3, dropped={"queue-full": 2}, waiting=1)
+    writer = ArchiveWriter(tmp_path, a_run(), Store(), start=False)
+    for record in (small, large):
+        writer.take(record)
+    assert writer._queued_bytes == size_of(small) + size_of(large)
 
 
 def test_delivered_items_take_no_room(outbox: Outbox) -> None:

@@ -17,6 +17,7 @@ from hookcore.archive.layout import folder_name
 from hookcore.archive.scribe import PART_S, Scribe
 from hookcore.archive.state import DiskCounters
 from hookcore.archive.tables import frame_tables, records_table, snapshots_table, taps_table
+from hookcore.delivery.sizes import size_of
 from hookcore.records import Event, Frame, Snapshot
 from hookcore.store import Store
 from hookcore.wire import EndItem, RunInfo
@@ -120,9 +121,9 @@ class ArchiveWriter:
                 return
             self._queue.append(_Entry(self._frames, number, record))
             self._frames += isinstance(record, Frame)
-            self._queued_bytes += _size_of(record)
+            self._queued_bytes += size_of(record)
             while self._queued_bytes > MAX_QUEUE_BYTES and len(self._queue) > 1:
-                self._queued_bytes -= _size_of(self._queue.popleft().record)
+                self._queued_bytes -= size_of(self._queue.popleft().record)
                 self._lost += 1
             is_due = self._queued_bytes > PART_BYTES or self._taken == 1  # a crash must not cost the whole run
         if is_due:
@@ -215,13 +216,13 @@ class ArchiveWriter:
     def _drop_excess(self) -> None:
         """If the disk is full, keep the newest records, up to one part, and drop the rest."""
         while self._queue and (self._queued_bytes > PART_BYTES or self._ending):
-            self._queued_bytes -= _size_of(self._queue.popleft().record)
+            self._queued_bytes -= size_of(self._queue.popleft().record)
             self._lost += 1
 
     def _stop(self, records: list[_Entry], why: str) -> None:
         with self._changed:
             self._queue.extendleft(reversed(records))
-            self._queued_bytes += sum(_size_of(entry.record) for entry in records)
+            self._queued_bytes += sum(size_of(entry.record) for entry in records)
             self._drop_excess()
             self._try_at = self._clock() + self._retry_s
             told, self._stopped = self._stopped, why
@@ -288,13 +289,6 @@ class _Entry:
 
 def _event(store: Store, name: str, message: str) -> Event:
     return Event(store.steps().newest or 0, time.time(), name, message, "warning")
-
-
-def _size_of(record: Frame | Snapshot) -> int:
-    if isinstance(record, Snapshot):
-        return record.values.nbytes + 500
-    block = record.sketches
-    return record.stats.nbytes + record.taps.nbytes + block.start.nbytes + block.bins.nbytes + block.counts.nbytes + 500
 
 
 def _sentence(error: Exception) -> str:

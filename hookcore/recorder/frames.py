@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hookcore.observe.device import Transfer
 
 NOTHING: Final = np.empty(0, np.int64)
+MAX_KEPT_EVENTS: Final = 100  # of dropped frames
 _LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
 
 
@@ -56,11 +57,21 @@ class RawFrame:
         """Drop the measurements, and keep the rest."""
         self.packed, self.transfers, self.scale = NOTHING, (), None
 
-    def inherit(self, dropped: RawFrame) -> None:
-        """Take over what must not be lost with an earlier frame: without the names, later numbers get other taps."""
+    def inherit(self, dropped: RawFrame) -> int:
+        """Take over what must not be lost with an earlier frame: without the names, later numbers get other taps.
+
+        Return how many of its events are lost nevertheless.
+        """
         self.new_taps = dropped.new_taps + self.new_taps
-        self.events = dropped.events + self.events
+        inherited, lost = newest_events(dropped.events)
+        self.events = inherited + self.events
         self.flow = self.flow or dropped.flow
+        return lost
+
+
+def newest_events(events: tuple[Event, ...]) -> tuple[tuple[Event, ...], int]:
+    """Return the events of dropped frames that are kept, and the number of the others."""
+    return events[-MAX_KEPT_EVENTS:], max(0, len(events) - MAX_KEPT_EVENTS)
 
 
 def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from hookcore.recorder.collector import skipped_step
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.flows import Flows
 from hookcore.recorder.foundloss import Sum
-from hookcore.recorder.frames import RawFrame, build_frames
+from hookcore.recorder.frames import MAX_KEPT_EVENTS, RawFrame, build_frames, newest_events
 from hookcore.recorder.scalars import number_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.worker import Worker
@@ -27,7 +27,6 @@ from hookcore.records.flow import Flow
 from hookcore.records.masks import LARGE, Masks
 from hookcore.records.vocabulary import OWN, SKIPPED
 
-MAX_UNSENT_EVENTS: Final = 100  # of frames that couldn't be sent
 MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _BAD_COLUMNS: Final = [STATS.index("nan"), STATS.index("inf")]
 _ENDS: Final = [STATS.index("min"), STATS.index("max")]
@@ -61,7 +60,9 @@ class Shipper:
     _unsent_events: tuple[Event, ...] = field(default=(), init=False)
     _unsent_flow: Flow | None = field(default=None, init=False)
     _failed: int = field(default=0, init=False)  # frames that couldn't be built or sent, since the last report
+    _failed_events: int = field(default=0, init=False)  # of these frames, beyond those that are sent later
     _reported_drops: int = field(default=0, init=False)
+    _reported_events: int = field(default=0, init=False)  # dropped ones
     _reported_escape: bool = field(default=False, init=False)
     _jumps: dict[str, JumpFinder] = field(default_factory=dict, init=False)
 
@@ -112,7 +113,8 @@ class Shipper:
         self._failed += 1
         self._unsent_taps += lost.new_taps
         self._unsent_flow = lost.flow or self._unsent_flow
-        self._unsent_events = (self._unsent_events + lost.events)[-MAX_UNSENT_EVENTS:]
+        self._unsent_events, lost_events = newest_events(self._unsent_events + lost.events)
+        self._failed_events += lost_events
 
     def _resolve(self, raw: RawFrame) -> None:
         """Wait for numbers on a device."""
@@ -190,14 +192,23 @@ class Shipper:
         """Add the taps and events of lost frames, and events that count those frames."""
         taps, events = self._unsent_taps + frame.new_taps, self._unsent_events + frame.events
         dropped, failed = self.worker.dropped - self._reported_drops, self._failed
+        dropped_events = self.worker.dropped_events - self._reported_events
+        lost = dropped_events + self._failed_events
         losses = (
-            (dropped, f"{dropped} frames were dropped: the recorder's thread could not keep up"),
-            (failed, f"{failed} frames were dropped: they could not be built or sent"),
+            ("frame-dropped", dropped, f"{dropped} frames were dropped: the recorder's thread could not keep up"),
+            ("frame-dropped", failed, f"{failed} frames were dropped: they could not be built or sent"),
+            (
+                "event-dropped",
+                lost,
+                f"{lost} events were dropped: of dropped frames, {MAX_KEPT_EVENTS} are kept",
+            ),
         )
-        for count, message in losses:
+        for name, count, message in losses:
             if count:
-                events += (Event(frame.step, time.time(), "frame-dropped", message, "warning", count=count),)
+                events += (Event(frame.step, time.time(), name, message, "warning", count=count),)
         self._reported_drops += dropped
-        lost = None if self._unsent_flow is None else replace(self._unsent_flow, step=frame.step)
-        self._unsent_taps, self._unsent_events, self._unsent_flow, self._failed = (), (), None, 0
-        return replace(frame, new_taps=taps, events=events, flow=frame.flow or lost)
+        self._reported_events += dropped_events
+        flow = None if self._unsent_flow is None else replace(self._unsent_flow, step=frame.step)
+        self._unsent_taps, self._unsent_events, self._unsent_flow = (), (), None
+        self._failed = self._failed_events = 0
+        return replace(frame, new_taps=taps, events=events, flow=frame.flow or flow)

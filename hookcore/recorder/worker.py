@@ -38,6 +38,7 @@ class Worker:
         self._busy = False
         self._stopping = threading.Event()
         self.dropped = 0
+        self.dropped_events = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hookcore-recorder", daemon=True)
 
@@ -55,7 +56,7 @@ class Worker:
                 oldest = self._queue.popleft()
                 self._bytes -= oldest.packed.nbytes
                 self.dropped += 1
-                self._queue[0].inherit(oldest)
+                self.dropped_events += self._queue[0].inherit(oldest)
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until everything so far has been handled. Return False if the time ran out."""

@@ -10,7 +10,8 @@ from itertools import takewhile
 from typing import Final, Literal
 
 from hookcore.delivery.http.fitting import fitted
-from hookcore.delivery.http.parcels import STRIKES, CurrentDescription, Entry, Parcel, size_of
+from hookcore.delivery.http.parcels import STRIKES, CurrentDescription, Entry, Parcel
+from hookcore.delivery.sizes import size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
 from hookcore.wire import Answer, DeliveryCounters, EndItem

@@ -10,7 +10,6 @@ from hookcore.delivery.http.fitting import fitted
 from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.wire import DeliveryCounters, Description, EndItem
 
-ENTRY_BYTES: Final = 500  # an item without its arrays and texts
 STRIKES: Final = 2  # a part that was refused this often by itself is dropped
 
 Described = TypeVar("Described", ModuleRecord, Coverage)
@@ -90,17 +89,3 @@ def _update(known: dict[str, Described], given: Sequence[Described]) -> bool:
             known[each.path] = each
             differs = True
     return differs
-
-
-def size_of(record: Frame | Snapshot) -> int:
-    """Return about how much memory a record takes."""
-    if isinstance(record, Snapshot):
-        return record.values.nbytes + ENTRY_BYTES
-    block = record.sketches
-    texts = sum(len(event.message) + ENTRY_BYTES for event in record.events)
-    names = sum(len(name) + 9 for name in record.scalars)
-    labels = sum(len(name) + len(text) for name, text in record.labels.items())
-    arrays = record.stats.nbytes + record.taps.nbytes + block.start.nbytes + block.bins.nbytes + block.counts.nbytes
-    flow = 0 if record.flow is None else record.flow.nbytes
-    arrays += 0 if record.owners is None else record.owners.nbytes
-    return arrays + texts + names + labels + flow + ENTRY_BYTES
