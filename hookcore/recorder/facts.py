@@ -117,7 +117,7 @@ def facts_of_models(models: Iterable[nn.Module]) -> Flat:
     for each in known:
         dtypes[str(each.dtype).removeprefix("torch.")] += each.numel()
         devices[str(each.device)] += each.numel()
-    found = {
+    found: dict[str, Value] = {
         "parameters": sum(each.numel() for each in known),
         "trainable": sum(each.numel() for each in known if each.requires_grad),
         "dtype": _listed(dtypes),
