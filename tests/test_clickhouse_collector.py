@@ -227,6 +227,27 @@ def test_a_collector_says_where_it_writes_without_the_password(collector: Collec
     assert "hookcore_inserted_segments_total 0.0" in metrics
 
 
+@pytest.mark.parametrize(("every", "expected"), [(1, [105.5, 111.0]), (12, [111.0, 117.0])])
+def test_live_runs_are_inserted_as_often_as_is_set_although_their_newest_steps_always_wait(
+    tmp_path: Path, url: str, every: int, expected: list[float]
+) -> None:
+    now = 100.0
+    collector = Collector(tmp_path, url, insert=5.0)
+    collector.inserter._cutter._clock = lambda: now
+    slot, cut_at = collector.inserter._slots[0], []
+    for turn in range(60):
+        for run in range(2):
+            step, is_due = divmod(turn - run * every // 2, every)  # half a step apart
+            if step >= 0 and not is_due:
+                collector.send(range(step, step + 1), f"run-{run}")
+        collector.inserter.step()
+        cut_at += [now for job in slot._jobs if job.cut is not None]
+        slot._jobs.clear()
+        now += 0.5
+    collector.stop()
+    assert cut_at[:2] == expected
+
+
 # -- killed ------------------------------------------------------------------------------------------------------------
 
 

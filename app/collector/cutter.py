@@ -118,14 +118,15 @@ class Cutter:
         self._hear(shard, feeds, now)
         room = MAX_BYTES - sum(feed.nbytes for feed in feeds)
         for feed in feeds:
-            room -= feed.fill(room, now) if room > 0 else 0
+            room -= feed.fill(room) if room > 0 else 0
         by_day: defaultdict[int, list[Feed]] = defaultdict(list)
+        ages_s: defaultdict[int, float] = defaultdict(float)
         for feed in feeds:
-            if feed.complete():
+            if (age_s := feed.age_s(now)) is not None:
                 by_day[feed.day].append(feed)
-        for _, ready in sorted(by_day.items()):
-            is_old = now - min(feed.since for feed in ready) >= self._insert_s
-            if is_old or sum(feed.rows for feed in ready) >= MIN_ROWS or room <= 0:
+                ages_s[feed.day] = max(ages_s[feed.day], age_s)
+        for day, ready in sorted(by_day.items()):
+            if ages_s[day] >= self._insert_s or sum(feed.rows for feed in ready) >= MIN_ROWS or room <= 0:
                 job = self._cut(shard, ready)
                 if job is not None:
                     return job

@@ -35,7 +35,7 @@ class Feed:
     items: list[Item] = field(default_factory=list)  # that are in no segment yet
     rows: int = 0  # of these items
     nbytes: int = 0
-    since: float = 0.0  # when the first of these items came
+    since: float | None = None  # when the first of these items could be inserted
     jobs: int = 0  # segments with items of this run that aren't inserted yet
     named_taps: int = 0  # whose names are in ClickHouse
     named_scalars: set[str] = field(default_factory=set)
@@ -58,14 +58,14 @@ class Feed:
         place = self.lane.info.place
         return (0, 0) if place is None else (place.rank, min(place.attempt, 2**32 - 1))
 
-    def fill(self, most_bytes: int, now: float) -> int:
+    def fill(self, most_bytes: int) -> int:
         """Read items from the spool, up to about so many bytes. Return how many bytes were read."""
         taken = 0
         for record in self.lane.records():
             if taken >= most_bytes:
                 break
             if record.last > self.read:
-                self._take(self._items_in([record]), now)
+                self._take(self._items_in([record]))
                 self.read = self.lane.read_until = record.last
                 taken += record.size
         if not self.items and not self.jobs:
@@ -81,11 +81,10 @@ class Feed:
                 self.lane.lose([record], "spool-damaged")
         return found
 
-    def _take(self, items: Iterable[Item], now: float) -> None:
+    def _take(self, items: Iterable[Item]) -> None:
         for item in items:
             if item.number <= self.read or not self._is_sound(item):
                 continue
-            self.since = self.since if self.items else now
             self.items.append(item)
             self._count(item, 1)
             self.end = item if isinstance(item, EndItem) else self.end
@@ -110,7 +109,7 @@ class Feed:
 
     def restart(self, before: int) -> None:
         """Read again what is not stored, because nothing of some segments was inserted."""
-        self.items, self.rows, self.nbytes = [], 0, 0
+        self.items, self.rows, self.nbytes, self.since = [], 0, 0, None
         self.read, self.before, self.jobs = self.lane.reread(), before, 0
         # The names may have been in a segment that was not inserted.
         self.named_taps, self.named_scalars, self.described = 0, set(), -1
@@ -121,6 +120,16 @@ class Feed:
         steps = [item.step if isinstance(item, FrameItem) else -1 for item in self.items]
         newest = max(steps, default=-1)
         return len(self.items) if is_over or newest < 0 else steps.index(newest)
+
+    def age_s(self, now: float) -> float | None:
+        """Return for how long something could have been inserted; None if there is nothing.
+
+        The newest step doesn't count: it always waits, so a run that goes on would always be old.
+        """
+        if not self.complete():
+            return None
+        self.since = now if self.since is None else self.since
+        return now - self.since
 
     def share(self, count: int, stored: Collection[int]) -> tuple[Share, Piece]:
         """Return the first items as a part of a segment, without those that are stored already."""
@@ -134,6 +143,7 @@ class Feed:
     def commit(self, count: int, is_cut: bool) -> None:
         """Let go of the first items: a segment has them, or ClickHouse had them all already."""
         taken, self.items = self.items[:count], self.items[count:]
+        self.since = None
         for item in taken:
             self._count(item, -1)
         self._count_steps(taken)
