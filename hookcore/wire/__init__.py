@@ -34,6 +34,7 @@ from hookcore.wire.messages import (
 from hookcore.wire.weigh import weigh
 
 MAX_DECODED_BYTES: Final = 384 * 2**20  # of a batch in memory, once decoded
+MAX_SETTINGS_BYTES: Final = 65_536
 WEIGHED_FROM_BYTES: Final = 256 * 2**10  # smaller messages can't take much memory
 
 
@@ -70,9 +71,9 @@ def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -
         weigh(data, most_bytes)
     run = _decode(_sizes, data).run
     for name in run.__struct_fields__:
-        size = len(getattr(run, name))
-        if size > MAX_BYTES:
-            raise WireError(f"a batch has {size} bytes of {name}; at most {MAX_BYTES} are allowed")
+        size, most = len(getattr(run, name)), MAX_SETTINGS_BYTES if name == "settings" else MAX_BYTES
+        if size > most:
+            raise WireError(f"a batch has {size} bytes of {name}; at most {most} are allowed")
     batch = _decode(_batches, data)
     if batch.schema != SCHEMA:
         raise WireError(f"a batch of schema {batch.schema}; this server reads schema {SCHEMA}: use the same hookcore")
