@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from hookcore import wire
 from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, Snapshot, Tap
+from hookcore.records.vocabulary import SAMPLES_RATE
 from hookcore.store import Store
 from hookcore.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore_app.runs import Changes, JointRun, Run
@@ -105,11 +107,18 @@ class Ranks:
         return [event.message for event in self.joint.store.events() if event.name == name]
 
 
-def of_rank(rank: int, step: int, weight: float = 10.0, loss: float | None = None, **others: Any) -> Frame:
+def of_rank(
+    rank: int,
+    step: int,
+    weight: float = 10.0,
+    loss: float | None = None,
+    more: dict[str, float] | None = None,
+    **others: Any,
+) -> Frame:
     """Return a frame of a rank: four values of its own, all equal to the rank, and weights that all ranks have."""
     own = stats_of(1, count=4, mean=rank, min=rank, max=rank, rms=rank, norm=2 * rank, parts=1, sketched=4)
     shared = stats_of(1, count=9, mean=weight, min=weight, max=weight, rms=weight, norm=3 * weight, parts=1, sketched=9)
-    scalars = {"loss": float(rank) if loss is None else loss}
+    scalars = {"loss": float(rank) if loss is None else loss, **(more or {})}
     stats = np.concatenate([own, shared])
     stats[:, STAT_COLUMN["ratio"]] = np.nan
     owners = np.array([rank, 0], np.int32)
@@ -159,6 +168,46 @@ def test_a_second_part_of_a_step_is_part_of_it(ranks: Ranks) -> None:
     assert ranks.joint.store.scalars("accuracy").mean.tolist() == [0.75]
     assert ranks.joint.store.scalars("loss").mean.tolist() == [1.5, 1.5]
     assert ranks.series() == {0: 1.5, 1: 1.5}
+
+
+def test_the_throughput_is_the_sum_of_the_ranks_that_have_batches_of_their_own(ranks: Ranks) -> None:
+    rate = {SAMPLES_RATE: 100.0}
+    for rank in (0, 1, 2):
+        ranks.send(rank, range(3), more=rate)
+    ranks.send(3, range(2))  # each rank samples in steps of its own
+    ranks.send(3, [2], more=rate)
+    ranks.all([3, 4])
+    ranks.send(1, [5], more={SAMPLES_RATE: 50.0})
+    for rank in (0, 2, 3):
+        ranks.send(rank, [5])
+    found = ranks.joint.store.scalars(SAMPLES_RATE)
+    assert dict(zip(found.first_step.tolist(), found.mean.tolist(), strict=True)) == {2: 400.0, 5: 350.0}
+    page = ranks.server.client.get(f"/runs/{JOINT}/system", headers={"Accept": "text/html"}).text
+    assert "4 ranks together" in page
+
+
+def test_the_throughput_of_ranks_that_may_see_the_same_batch_is_their_mean(ranks: Ranks) -> None:
+    for rank in range(WORLD):
+        shared = replace(of_rank(rank, 0), owners=np.array([-1, 0], np.int32), scalars={SAMPLES_RATE: 100.0 + rank})
+        ranks.post(rank, [shared])
+    assert ranks.joint.store.scalars(SAMPLES_RATE).mean.tolist() == [101.5]
+    page = ranks.server.client.get(f"/runs/{JOINT}/system", headers={"Accept": "text/html"}).text
+    assert "mean of the ranks" in page
+
+
+def test_the_throughput_of_stages_of_a_pipeline_is_that_of_one(ranks: Ranks) -> None:
+    """The whole model is there in each rank, as another part of it."""
+    root = ModuleRecord("", "Model", None)
+    for rank in range(WORLD):
+        children = [ModuleRecord("layer", "Block", ""), ModuleRecord(f"layer.{rank}", "Linear", "layer")]
+        stage = Tap(f"layer.{rank}", "output")
+        record = replace(of_rank(rank, 0), scalars={SAMPLES_RATE: 100.0})
+        batch = ranks.batch(rank, [record], description=Description(1, (root, *children)))
+        ranks.server.take(msgspec.structs.replace(batch, taps=(*TAPS, stage)))
+        own = frame(1, stats_of(1, count=4, parts=1), owners=np.array([rank], np.int32), scalars={SAMPLES_RATE: 100.0})
+        batch = ranks.batch(rank, [replace(own, taps=np.array([2], np.uint32))])
+        ranks.server.take(msgspec.structs.replace(batch, taps_from=3))
+    assert ranks.joint.store.scalars(SAMPLES_RATE).mean.tolist()[-1] == 100.0
 
 
 def test_ranks_that_are_not_there_yet_are_waited_for_and_then_named(ranks: Ranks) -> None:

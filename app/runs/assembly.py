@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -11,10 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import PARAMETER_KINDS, STAT_COLUMN, UNKNOWN_OWNER, Event, Frame, Kind, Tap
+from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, STAT_COLUMN, UNKNOWN_OWNER, Event, Frame, Kind, Tap
 from hookcore.store.copies import Difference, Rows
 from hookcore.store.rankstep import Repeated, StepOfRanks
 
+from .logged import Logged
 from .shares import Shares
 
 GRACE_S: Final = 10.0  # to wait for ranks that have sent nothing yet
@@ -88,6 +88,8 @@ class Assembly:
         self.shares = Shares()
         self._parted: frozenset[str] = frozenset()  # modules that are something else in each rank
         self._left_out = np.zeros(0, bool)  # taps of these modules
+        self._of_batches = np.zeros(0, bool)  # taps of activations and their gradients
+        self.logged = Logged()
         self.compared = 0  # rows that were compared with those of another rank
         self.trouble: list[tuple[str, str]] = []  # names and messages of events to add
         self._emit, self.max_bytes, self._clock = emit, max_bytes, clock
@@ -136,6 +138,7 @@ class Assembly:
         self.ranks.clear()
         self.world, self._patient_until = 0, None
         self.shares.forget_ranks()
+        self.logged.begin()
 
     def part(self, paths: frozenset[str]) -> None:
         """Leave out the outputs and inputs of modules that consist of different parts in different ranks."""
@@ -235,6 +238,8 @@ class Assembly:
         if new:
             fresh = [*self._taps][len(self._left_out) :]
             self._left_out = np.append(self._left_out, [self._is_parted(tap) for tap in fresh]).astype(bool)
+            batches = [tap.kind in ACTIVATION_KINDS for tap in fresh]
+            self._of_batches = np.append(self._of_batches, batches).astype(bool)
             known.lanes = np.append(known.lanes, [self._taps[tap] for tap in new]).astype(np.int64)
 
     def _add(self, rows: StepOfRanks, rank: int, frame: Frame) -> Rows:
@@ -301,7 +306,7 @@ class Assembly:
             sum_.block,
             taps,
             tuple(_events_of(pending.events, self.world)),
-            _mean_of([pending.scalars[rank] for rank in sorted(pending.scalars)]),
+            self.logged.merge(pending.scalars, self._ranks_with_batches(step)),
             max(frame.micro_batches for frame in frames),
             lead.grad_scale if len(scales) == 1 else None,
             {
@@ -322,10 +327,10 @@ class Assembly:
         taps, self._new_taps = tuple(self._new_taps), []
         events = tuple(_events_of([(rank, event) for event in frame.events], self.world))
         self._last_scalars.setdefault(rank, {}).update(frame.scalars)
-        means = _mean_of([self._last_scalars[each] for each in sorted(self._last_scalars)])
+        merged = self.logged.merge(self._last_scalars, self._ranks_with_batches(frame.step))
         part = replace(
             frame,
-            scalars={name: means[name] for name in frame.scalars},
+            scalars={name: merged[name] for name in frame.scalars if name in merged},
             taps=added.lanes.astype(np.uint32),
             stats=added.stats,
             sketches=added.block,
@@ -334,6 +339,15 @@ class Assembly:
             owners=None,
         )
         self._emit(part, rows.differences() if rows.compared else None)
+
+    def _ranks_with_batches(self, step: int) -> list[int] | None:
+        """Return the ranks that have batches of their own, of those that train in a step; None if that isn't known.
+
+        Stages of a pipeline see the same batch, so they count as one rank.
+        """
+        holders = self.shares.holders(self._of_batches & ~self._left_out)
+        trains = (each.rank for each in self.ranks.values() if each.open or each.newest >= step)
+        return None if holders is None else [rank for rank in trains if rank in holders]
 
     def _skipping(self, step: int, pending: _Pending) -> list[int]:
         """Return the ranks that didn't capture a step that others captured."""
@@ -423,16 +437,6 @@ def _without_rows(frame: Frame) -> Frame:
     none = np.empty(0, np.uint32)
     block = replace(frame.sketches, start=np.zeros(1, np.uint32), bins=np.empty(0, np.uint16), counts=none)
     return replace(frame, taps=none, stats=frame.stats[:0].copy(), sketches=block, owners=None)
-
-
-def _mean_of(scalars: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the mean of what several ranks logged under one name."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for each in scalars:
-        for name, value in each.items():
-            values[name].append(value)
-    # Equal values stay as they are: their sum may be rounded.
-    return {name: all_[0] if len(set(all_)) == 1 else sum(all_) / len(all_) for name, all_ in values.items()}
 
 
 def _events_of(events: Sequence[tuple[int, Event]], world: int) -> Iterable[Event]:

@@ -19,14 +19,18 @@ class Shares:
     def __init__(self) -> None:
         self._own: Flags = np.zeros((0, 0), bool)  # [tap, rank]
         self._unowned: Flags = np.zeros(0, bool)
+        self._version = 0  # of what was learned
+        self._holders: tuple[tuple[int, bytes], frozenset[int] | None] | None = None  # what was asked, and the answer
 
     def note(self, rank: int, lanes: Lanes, owners: NDArray[np.int32]) -> None:
         """Note the rows of a rank."""
         if not len(lanes):
             return
         self._grow(int(lanes.max()) + 1, rank + 1)
-        self._own[lanes[(owners == rank) | (owners < 0)], rank] = True
-        self._unowned[lanes[owners < 0]] = True
+        own, unowned = lanes[(owners == rank) | (owners < 0)], lanes[owners < 0]
+        if not (self._own[own, rank].all() and self._unowned[unowned].all()):
+            self._own[own, rank], self._unowned[unowned] = True, True
+            self._version += 1
 
     def lacking(self, lanes: Lanes, ranks: Collection[int]) -> Flags:
         """Return which taps are incomplete without these ranks."""
@@ -41,6 +45,20 @@ class Shares:
         known = lanes[lanes < len(self._own)]
         return bool(((self._own[known].sum(axis=1) > 1) & ~self._unowned[known]).any())
 
+    def holders(self, among: Flags) -> frozenset[int] | None:
+        """Return the ranks with values of their own of that one of these taps of which most have some.
+
+        None if there is no such tap, or if it isn't known of one who has what.
+        """
+        asked = (self._version, among.tobytes())
+        if self._holders is None or self._holders[0] != asked:
+            known = np.flatnonzero(among[: len(self._own)])
+            own = self._own[known]
+            is_known = bool(own.any()) and not self._unowned[known].any()
+            widest = np.flatnonzero(own[own.sum(axis=1).argmax()]) if is_known else ()
+            self._holders = asked, frozenset(map(int, widest)) if is_known else None
+        return self._holders[1]
+
     def is_unknown(self, lane: int) -> bool:
         """Return whether it isn't known if ranks have parts or copies of a tap."""
         return lane < len(self._unowned) and bool(self._unowned[lane])
@@ -48,6 +66,7 @@ class Shares:
     def forget_ranks(self) -> None:
         """Forget who has what, since the training was restarted."""
         self._own[:] = False
+        self._version += 1
 
     def _grow(self, lanes: int, ranks: int) -> None:
         known, width = self._own.shape

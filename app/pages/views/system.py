@@ -33,7 +33,7 @@ from hookcore.records.vocabulary import (
 )
 
 from ...figures.numerals import duration, shown, size
-from ...runs import Run
+from ...runs import JointRun, Run
 
 Write = Callable[[float], str]
 Detail = tuple[str, Write]  # the name of a scalar, and how its value is said
@@ -114,7 +114,11 @@ def machine_of(run: Run, first: int | None = None, last: int | None = None) -> M
     read = {name: found for name in names if (found := newest_of(store, name, last, first)) is not None}
     values = {name: found.value for name, found in read.items()}
     gpus = sorted({(int(match[2]), match[1]) for name in names if (match := _GPU.match(name))})
-    gauges = [*_speeds(values), *(_gpu(values, number, gpu) for number, gpu in gpus), *_loads(values)]
+    gauges = [
+        *_speeds(values, _about_rates(run)),
+        *(_gpu(values, number, gpu) for number, gpu in gpus),
+        *_loads(values),
+    ]
     labels = run.labels
     facts = [labels[MACHINE_LABEL]] if MACHINE_LABEL in labels else []
     facts += [f"GPU {number}: {labels[key]}" for number, gpu in gpus if (key := f"{MACHINE_LABEL} {gpu}") in labels]
@@ -158,10 +162,18 @@ def _percent(width: float) -> str:
     return "<1%" if 0 < width < 1 else f"{width:.0f}%"
 
 
-def _speeds(values: dict[str, float]) -> list[Gauge | None]:
+def _about_rates(run: Run) -> str:
+    """Return what the throughput of all ranks is; empty for a single process."""
+    if not isinstance(run, JointRun):
+        return ""
+    summed = run.assembly.logged.summed
+    return f"{summed:,} ranks together" if summed > 1 else "one rank" if summed else "mean of the ranks"
+
+
+def _speeds(values: dict[str, float], about: str) -> list[Gauge | None]:
     return [
-        _gauge(values, "samples", "Samples per second", SAMPLES_RATE, _few),
-        _gauge(values, "tokens", "Tokens per second", TOKENS_RATE, _few),
+        _gauge(values, "samples", "Samples per second", SAMPLES_RATE, _few, (SAMPLES_RATE, lambda rate: about)),
+        _gauge(values, "tokens", "Tokens per second", TOKENS_RATE, _few, (TOKENS_RATE, lambda rate: about)),
         _gauge(values, "steps", "Steps per second", STEPS_RATE, _few),
     ]
 
