@@ -8,6 +8,8 @@ import os
 import socket
 import subprocess
 import sys
+from collections import defaultdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import hookcore
 from hookcore.archive import read_archive
 from hookcore.config import launched, rank
 from hookcore.delivery import place as places
+from hookcore.watcher import watcher
 from hookcore.wire import Place
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -123,17 +126,17 @@ def test_a_launcher_that_starts_independent_tasks_is_believed_with_a_group(monke
         monkeypatch.delenv(variable)
     for variable, text in SLURM.items():
         monkeypatch.setenv(variable, text)
-    assert places.place_by_launcher(1) is None
+    assert places.place_by_launcher("1") is None
     tcp = ("tcp", "node0", "29500")
-    by_slurm, of_another = places.place_in_group(1, 5, 8, tcp), places.place_in_group(1, 1, 2, tcp)
+    by_slurm, of_another = places.place_in_group("1", 5, 8, tcp), places.place_in_group("1", 1, 2, tcp)
     assert by_slurm is not None
     assert of_another is not None
     assert (by_slurm.rank, by_slurm.world, by_slurm.local_rank) == (5, 8, 1)
     assert (of_another.rank, of_another.world) == (1, 2)
     assert by_slurm.job != of_another.job
-    assert places.place_in_group(1, 1, 2, ()) is None  # a store of somebody's own: who met there can't be known
-    assert places.place_in_group(1, 0, 1, tcp) is None
-    assert places.place_in_group(1, 1, 2, ("file", "/no/such/file")) is None
+    assert places.place_in_group("1", 1, 2, ()) is None  # a store of somebody's own: who met there can't be known
+    assert places.place_in_group("1", 0, 1, tcp) is None
+    assert places.place_in_group("1", 1, 2, ("file", "/no/such/file")) is None
 
 
 def test_a_file_where_the_ranks_met_counts_more_than_an_address_in_variables(
@@ -145,7 +148,7 @@ def test_a_file_where_the_ranks_met_counts_more_than_an_address_in_variables(
     for variable, text in (PAIR | HERE | {"RANK": "0"}).items():
         monkeypatch.setenv(variable, text)
     (tmp_path / "meeting").touch()
-    first, second = (places.place_in_group(1, each, 2, ("file", str(tmp_path / "meeting"))) for each in (0, 1))
+    first, second = (places.place_in_group("1", each, 2, ("file", str(tmp_path / "meeting"))) for each in (0, 1))
     assert first is not None
     assert second is not None
     assert (first.rank, first.local_rank, second.rank, second.local_rank) == (0, 0, 1, 1)
@@ -155,12 +158,43 @@ def test_a_file_where_the_ranks_met_counts_more_than_an_address_in_variables(
 def test_each_watch_of_a_process_is_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, text in TORCHRUN.items():
         monkeypatch.setenv(variable, text)
-    first, again, second = (places.place_by_launcher(number) for number in (1, 1, 2))
+    first, again, second = (places.place_by_launcher(watch) for watch in ("1", "1", "2"))
     assert first is not None
     assert second is not None
     assert first == again
     assert first.job != second.job
     assert len(first.job) == places.JOB_CHARACTERS
+
+
+class Teacher(nn.Linear):
+    """A model that only one rank watches."""
+
+
+class Student(nn.Linear):
+    """The model that all ranks train."""
+
+
+def test_a_watch_of_another_model_that_only_one_rank_makes_is_not_taken_for_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, text in TORCHRUN.items():
+        monkeypatch.setenv(variable, text)
+
+    def jobs(its_rank: str, *models: nn.Module) -> list[str]:
+        """Return the jobs of the watches of a fresh process."""
+        monkeypatch.setenv("RANK", its_rank)
+        monkeypatch.setattr(watcher, "_numbers", defaultdict(count))
+        found = []
+        for model in models:
+            with hookcore.watch(model, server=None) as watched:
+                place = watched._delivery.run.place
+            assert place is not None
+            found.append(place.job)
+        return found
+
+    first, second = jobs("0", Teacher(2, 2), Student(2, 2))
+    assert jobs("1", Student(2, 2), Student(2, 2))[0] == second
+    assert first != second
 
 
 # --- Real processes -------------------------------------------------------------------------------------------------

@@ -23,17 +23,16 @@ def mark(pid: int) -> str:
     return mark_of(pid) or f"{socket.gethostname()}/{pid}"
 
 
-def place_by_launcher(watch: int) -> Place | None:
+def place_by_launcher(watch: str) -> Place | None:
     """Return the place that the launcher alone makes certain; None before the process group exists, for most of them.
 
-    `watch` is the number of the watch in this process: the second one of every rank belongs to another run than the
-    first.
+    `watch` is what the watch has in common with those of other ranks, and with no other one of this process.
     """
     found = launched(mark)
     return _place(found, watch) if found is not None and found.is_certain else None
 
 
-def place_in_group(watch: int, rank: int, world: int, meeting: tuple[str, ...]) -> Place | None:
+def place_in_group(watch: str, rank: int, world: int, meeting: tuple[str, ...]) -> Place | None:
     """Return the place of a rank of the default process group, or None if its training can't be told from others.
 
     `meeting` is where the processes of the group met: `("tcp", host, port)`, `("file", path)`, or nothing.
@@ -67,8 +66,8 @@ def _is_here(meeting: tuple[str, ...]) -> bool:
     return meeting[0] == "file" or is_loopback(meeting[1])
 
 
-def _place(found: Launched, watch: int) -> Place:
-    texts = "\0".join((*found.job, str(watch)))
+def _place(found: Launched, watch: str) -> Place:
+    texts = "\0".join((*found.job, watch))
     job = hashlib.sha256(texts.encode(errors="surrogateescape")).hexdigest()[:JOB_CHARACTERS]
     return Place(job=job, rank=found.rank, world=found.world, local_rank=found.local_rank, attempt=found.attempt)
 

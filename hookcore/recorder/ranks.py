@@ -19,7 +19,7 @@ MAX_AXES: Final = 16
 class Ranks:
     """The place of this process, as far as it is known. The process group may be created long after the watch."""
 
-    def __init__(self, watch: int = 1) -> None:
+    def __init__(self, watch: str = "") -> None:
         self._watch = watch
         self.axes: dict[str, tuple[int, int]] = {}  # replaced, never changed, as other threads read it
         self.place: Place | None = place_by_launcher(watch)

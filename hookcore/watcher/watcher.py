@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -51,7 +52,8 @@ logger = logging.getLogger("hookcore")
 
 CLOSE_TIMEOUT_S: Final = 2.0
 Called = TypeVar("Called", bound=Callback)
-_numbers: Final = itertools.count(1)  # of the watches of this process
+# Numbers of the watches of this process, by the class of the model. Each number is used once.
+_numbers: Final[defaultdict[str, Iterator[int]]] = defaultdict(partial(itertools.count, 1))
 _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
 
@@ -61,7 +63,8 @@ class Watcher(WatchedRun):
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
         open_bridge, targets = bridge_for(settings.bridge, settings.name), targets_for(settings)
         own = OwnRules(own_rules(settings.rules.functions), "trainer")
-        ranks, self._facts = Ranks(next(_numbers)), Facts()
+        kind = "" if model is None else type(model).__name__
+        ranks, self._facts = Ranks(f"{kind} {next(_numbers[kind])}"), Facts()
         self._delivery = deliver(settings, _versions(), ranks.place)
         capsules = CapsulePlan(settings.capsule_when, partial(folder_of, self._delivery.run.id), settings.capsule_size)
         keeper = partial(CapsuleKeeper, capsules)
