@@ -20,8 +20,9 @@ from hookcore.records.vocabulary import SAMPLES_RATE
 from hookcore.store import Store
 from hookcore.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore_app.runs import Changes, JointRun, Run
-from hookcore_app.runs.assembly import GRACE_S, LATE_S, words_of
+from hookcore_app.runs.assembly import GRACE_S, LATE_S
 from hookcore_app.runs.keep import Keeper
+from hookcore_app.runs.rankwords import words_of
 from hookcore_app.runs.rounds import Rounds
 from hookcore_app.runs.shelf import Shelf
 from tests.build import frame, make_info, stats_of

@@ -22,8 +22,8 @@ from ..analysis.selection import finder_of
 from ..analysis.spreads import SORTS, Layers, SpreadSort, layers_of, spreads_of
 from ..formats import words_of as words_of_steps
 from ..runs import JointRun
-from ..runs.assembly import words_of
 from ..runs.ranked import joint_of, members_at, read_every
+from ..runs.rankwords import words_of
 from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
 from .views.moment import nothing_in
 from .views.rankvalues import ABOUT_WAITS, SECONDS, WAITS, chosen_value, logged_values, suggested_taps

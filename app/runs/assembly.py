@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -15,6 +15,7 @@ from hookcore.store.copies import Difference, Rows
 from hookcore.store.rankstep import Repeated, StepOfRanks
 
 from .logged import Logged
+from .rankwords import events_of
 from .shares import Shares
 
 GRACE_S: Final = 10.0  # to wait for ranks that have sent nothing yet
@@ -305,7 +306,7 @@ class Assembly:
             sum_.stats,
             sum_.block,
             taps,
-            tuple(_events_of(pending.events, self.world)),
+            tuple(events_of(pending.events, self.world)),
             self.logged.merge(pending.scalars, self._ranks_with_batches(step)),
             max(frame.micro_batches for frame in frames),
             lead.grad_scale if len(scales) == 1 else None,
@@ -325,7 +326,7 @@ class Assembly:
         if self._lacking:
             added = added.some(~np.isin(added.lanes, [*self._lacking]))
         taps, self._new_taps = tuple(self._new_taps), []
-        events = tuple(_events_of([(rank, event) for event in frame.events], self.world))
+        events = tuple(events_of([(rank, event) for event in frame.events], self.world))
         self._last_scalars.setdefault(rank, {}).update(frame.scalars)
         merged = self.logged.merge(self._last_scalars, self._ranks_with_batches(frame.step))
         part = replace(
@@ -404,23 +405,6 @@ def bytes_of(frame: Frame) -> int:
     return frame.stats.nbytes + frame.sketches.bins.nbytes * 3 + _FRAME_BYTES
 
 
-def words_of(ranks: Iterable[int], world: int) -> str:
-    """Name ranks: "rank 3", "ranks 0-3 and 7", "all 8 ranks"."""
-    known = sorted(set(ranks))
-    if len(known) == world:
-        return f"all {world:,} ranks"
-    parts: list[str] = []
-    begin = 0
-    for place, rank in enumerate(known):
-        if place + 1 == len(known) or known[place + 1] != rank + 1:
-            few = [str(each) for each in known[begin : place + 1]]
-            parts += few if len(few) < 3 else [f"{few[0]}-{few[-1]}"]
-            begin = place + 1
-    shown = parts if len(parts) <= 8 else [*parts[:7], f"{len(parts) - 7} more"]
-    text = " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]])) if shown else "no rank"
-    return text if not known else f"rank{'' if len(known) == 1 else 's'} {text}"
-
-
 def _joined(one: Frame, other: Frame) -> Frame:
     """Return what two parts of a rank's step say, without their rows."""
     return replace(
@@ -437,14 +421,3 @@ def _without_rows(frame: Frame) -> Frame:
     none = np.empty(0, np.uint32)
     block = replace(frame.sketches, start=np.zeros(1, np.uint32), bins=np.empty(0, np.uint16), counts=none)
     return replace(frame, taps=none, stats=frame.stats[:0].copy(), sketches=block, owners=None)
-
-
-def _events_of(events: Sequence[tuple[int, Event]], world: int) -> Iterable[Event]:
-    """Return each event once, with the ranks that had it."""
-    ranks: dict[Event, list[int]] = {}
-    for rank, event in events:
-        ranks.setdefault(replace(event, time_s=0.0), []).append(rank)
-    times = {replace(event, time_s=0.0): event.time_s for _, event in reversed(events)}
-    for event, its_ranks in ranks.items():
-        message = f"{event.message.rstrip('.')} ({words_of(its_ranks, world)})"
-        yield replace(event, time_s=times[event], message=message)

@@ -17,17 +17,17 @@ import msgspec
 from hookcore.answers.runs import State
 from hookcore.archive import SUFFIX, Recorded, folder_name
 from hookcore.errors import HookcoreError
-from hookcore.incidents import Found
-from hookcore.records import Command, Event, Frame, Snapshot, Tap
+from hookcore.records import Command, Frame, Snapshot
 from hookcore.records.vocabulary import DESYNC
 from hookcore.store import StepRange, Store
 from hookcore.store.copies import Difference
 from hookcore.store.rankstep import MAX_WORLD
 from hookcore.wire import Description, EndItem, Place
 
-from .assembly import GRACE_S, Assembly, words_of
+from .assembly import GRACE_S, Assembly
 from .commands import Ask
 from .gone import Gone
+from .rankwords import desync_of, of_rank, words_of
 from .rounds import WAITING, Held, Member, Rounds
 from .run import Run, say
 from .structures import Structures
@@ -40,7 +40,6 @@ EDITED: Final = ("notes", "tags", "group", "archived", "quiet", "annotations")
 COUNT_EVERY_S: Final = 1.0  # between two sums of the ranks' counters
 _OF_RANK: Final = re.compile(r" rank \d+$")
 NO_ROUND: Final = -1
-MAX_GROUPS: Final = 4  # of ranks with the same value, that a message names
 _SHARE: Final = 4  # the steps that wait for ranks may take a quarter of the store's size
 
 
@@ -262,16 +261,19 @@ class JointRun(Run):
         self._give_up()
 
     def _give_up(self) -> None:
-        """Leave out ranks that were started again, and that others didn't follow in time."""
+        """Leave out ranks that were started again, and that most others didn't follow in time."""
+        held = {run_id: member for run_id in self._held if (member := self.members.get(run_id)) is not None}
+        newest = max((member.round for member in held.values()), default=NO_ROUND)
+        if newest > self._round:
+            self._begin_round(newest)
         is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
-        for run_id, held in list(self._held.items()):
-            if not held.given_up and (is_much or self.clock() - held.since > GRACE_S):
-                held.give_up()
-                self._tell_left_out(self.members.get(run_id))
+        for run_id, each in self._held.items():
+            if not each.given_up and (is_much or self.clock() - each.since > GRACE_S):
+                each.give_up()
+                if run_id in held:
+                    self._tell_left_out(held[run_id])
 
-    def _tell_left_out(self, member: Member | None) -> None:
-        if member is None:
-            return
+    def _tell_left_out(self, member: Member) -> None:
         rank, without = member.place.rank, "the sum of all ranks is without its steps. The rank's own run has them"
         if member.round != WAITING:
             self.assembly.tell("rank-of-before", rank, f"rank {rank} of an earlier attempt sent frames: {without}")
@@ -335,7 +337,7 @@ class JointRun(Run):
         is_on = self.store.rules.get(DESYNC) is not False
         known = [each for each in differences if each.lane < len(taps) and is_on]
         if follower is not None:
-            follower.hold(DESYNC, _desync_of(step, known, taps) if known else None)
+            follower.hold(DESYNC, desync_of(step, known, taps) if known else None)
 
     def _words_of_bad(self, number: int, step: int) -> str:
         ranks = self.assembly.bad_ranks(number, step)
@@ -485,7 +487,7 @@ class JointRun(Run):
 
     def _read_events(self, member: Member, archive: Recorded) -> None:
         for event in archive.events():
-            self.store.add_event(_of_rank(replace(event, step=event.step + self.shift), member.place.rank))
+            self.store.add_event(of_rank(replace(event, step=event.step + self.shift), member.place.rank))
         if member.place.rank == min(self.assembly.ranks):
             for snapshot in archive.snapshots():
                 self.store.add_snapshot(replace(snapshot, step=snapshot.step + self.shift))
@@ -535,26 +537,3 @@ def _shifted(frame: Frame, steps: int) -> Frame:
     flow = None if frame.flow is None else replace(frame.flow, step=frame.flow.step + steps)
     events = tuple(replace(event, step=event.step + steps) for event in frame.events)
     return replace(frame, step=frame.step + steps, flow=flow, events=events)
-
-
-def _of_rank(event: Event, rank: int) -> Event:
-    return replace(event, message=f"{event.message.rstrip('.')} (rank {rank})")
-
-
-def _desync_of(step: int, differences: Sequence[Difference], taps: Sequence[Tap]) -> Found:
-    first = differences[0]
-    more = f", and so do {len(differences) - 1:,} other tensors" if len(differences) > 1 else ""
-    found = [f"{value:.9g} in {words_of(ranks, -1)}" for ranks, value in first.groups]
-    if len(found) > MAX_GROUPS:
-        found[MAX_GROUPS:] = [f"other values in {len(found) - MAX_GROUPS:,} more"]
-    what = f"{first.stat} of {taps[first.lane].label} is {', '.join(found)}{more}"
-    if first.odd:
-        who = words_of(first.odd, -1)
-        verb = "differs" if len(first.odd) == 1 else "differ"
-        message = f"{who} {verb} from the others, although all should have the same values: at step {step:,}, {what}"
-    else:
-        ranks = sorted(rank for ranks, _ in first.groups for rank in ranks)
-        message = f"{words_of(ranks, -1)} should have the same values, and don't: at step {step:,}, {what}"
-    members = tuple((each.lane, step) for each in differences)
-    value, expected = first.groups[-1][1], first.groups[0][1]
-    return Found(DESYNC, "error", first.lane, value, expected, step, None, message, members)
