@@ -1,4 +1,4 @@
-"""Real ClickHouse servers (Debian's 18.16) and ZooKeeper, each with its own folder and loopback ports."""
+"""ClickHouse servers, Debian's 18.16 or the engine of release 26, and ZooKeeper: own folders, and loopback ports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ USER: Final = "hookcore"
 PASSWORD: Final = "secret of the tests"
 DATABASE: Final = "runs"
 _SERVER: Final = "/usr/sbin/clickhouse-server"
+_MODERN: Final = Path(__file__).with_name("clickhouse_modern.py")
 _ZOOKEEPER: Final = "/etc/zookeeper/conf_example:/usr/share/java/zookeeper.jar"
 _CONFIG: Final = """<yandex>
 <logger><level>warning</level><log>{folder}/log</log><errorlog>{folder}/errors</errorlog></logger>
@@ -114,11 +116,13 @@ def free_ports(number: int) -> list[int]:
         return [int(probe.getsockname()[1]) for probe in probes]
 
 
-def make_node(folder: Path, also: str = "") -> Node:
+def make_node(folder: Path, also: str = "", modern: bool = False) -> Node:
     """Return a server that isn't started yet, with these parts of its configuration."""
     for each in ("data", "tmp"):
         (folder / each).mkdir(parents=True)
     http, tcp, interserver = free_ports(3)
+    if modern:
+        return Node([sys.executable, str(_MODERN), str(folder), str(http)], folder, http)
     about = {"folder": folder, "http": http, "tcp": tcp, "interserver": interserver, "also": also}
     (folder / "config.xml").write_text(_CONFIG.format(**about))
     (folder / "users.xml").write_text(_USERS)
@@ -165,8 +169,8 @@ class Cluster:
 
 
 @contextmanager
-def running(shards: int = 1, replicas: int = 1, *, also: str = "") -> Iterator[Cluster]:
-    """Run ClickHouse: a single server, or a cluster with ZooKeeper. All have also these parts of a configuration."""
+def running(shards: int = 1, replicas: int = 1, *, modern: bool = False, also: str = "") -> Iterator[Cluster]:
+    """Run ClickHouse: a single server, or a cluster with ZooKeeper; also a single server of release 26."""
     folder = Path(tempfile.mkdtemp(prefix="hookcore-clickhouse-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -181,7 +185,7 @@ def running(shards: int = 1, replicas: int = 1, *, also: str = "") -> Iterator[C
             for replica in range(replicas):
                 names = {"shard": f"s{shard}", "replica": f"r{replica}"}
                 clustered = _CLUSTERED.format(port=zookeeper.port, **names) if zookeeper else ""
-                node = make_node(folder / f"{shard}-{replica}", clustered + also)
+                node = make_node(folder / f"{shard}-{replica}", clustered + also, modern)
                 cluster.shards[-1].append(node)
         if zookeeper is not None:
             wait_for(lambda: is_answering(zookeeper), "the start of ZooKeeper")

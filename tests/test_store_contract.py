@@ -18,7 +18,7 @@ from hookcore.wire import Batch, Description, EndItem, Item, Place, RunInfo, fra
 from hookcore_app.clickhouse import record
 from hookcore_app.cluster import opening
 from tests.build import frame
-from tests.clickhouse_nodes import running
+from tests.clickhouse_nodes import Cluster, running
 from tests.clickhouse_world import Collector, new_database
 from tests.serving import World, make_world
 from tests.waiting import wait_for
@@ -112,21 +112,32 @@ class Servers:
     long: World  # it came later, and takes the runs for long ones
 
 
+def unhurried() -> float:
+    """Return the time of servers to which no trainer seems to be late, however slow this machine is."""
+    return 0.0
+
+
 def _has_all(world: World) -> bool:
     every = world.runs.every()
     return len(every) == 5 and all(run.loaded and run.ended_at_step is not None for run in every)
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def nodes() -> Iterator[Cluster]:
+    with running() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def servers(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder: Path = tmp_path_factory.mktemp("contract")
-    with running() as nodes, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         url = new_database(nodes.url)
-        followed = make_world(store=url)
+        followed = make_world(unhurried, store=url)
         followed.app.state.shared.start()
         collector = Collector(folder, url)
         collector.inserter.start()
-        memory = make_world(clock=lambda: 0.0)  # however slow this machine is, no trainer seems to be late
+        memory = make_world(unhurried)
         places = [Place(job="job", rank=rank, world=2) for rank in (0, 1)]
         trainings = [batches_of("one", 1), batches_of("two", 2)]
         trainings += [batches_of(f"rank-{place.rank}", 3 + place.rank, place) for place in places]
@@ -138,11 +149,11 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
                 wait_for(lambda: sum(run.loaded for run in followed.runs.every()) >= 4, "the first frames")
         collector.wait()
         wait_for(lambda: _has_all(followed), "the last frame")
-        opened = make_world(store=url)
+        opened = make_world(unhurried, store=url)
         opened.app.state.shared.start()
         for run in opened.runs.every():
             opened.runs.read(run)
-        long = make_world(store=url)
+        long = make_world(unhurried, store=url)
         long.app.state.shared.start()
         with patch.context() as small:
             small.setattr(opening, "WHOLE_ROWS", 100)

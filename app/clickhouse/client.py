@@ -28,6 +28,13 @@ DOWN_S: Final = 1.0  # for which a server that failed isn't asked again, if ther
 MISSING_TABLE: Final = 60
 # What another replica may be able to do: it is read-only, has lost ZooKeeper, or is about to stop.
 OF_REPLICA: Final = frozenset({203, 209, 210, 225, 236, 242, 279, 285, 319, 999})
+# What inserts ask of a server that knows these settings. Release 26 would insert blocks of several clients together. A
+# block must be an insert of its own: its hash and the name of its query say what has become of it.
+OF_INSERTS: Final = {
+    "async_insert": 0,
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    "max_partitions_per_insert_block": 0,  # signs of life are about runs of any number of days
+}
 _UNKNOWN_ISSUERS: Final = frozenset({18, 19, 20, 21})  # of certificates: OpenSSL's X509_V_ERR_...
 _ERROR: Final = re.compile(r"Code: (\d+)")
 _SAID: Final = re.compile(r"DB::Exception: (.*?)(?:, e\.what\(\)|\. \(|$)", re.DOTALL)
@@ -52,6 +59,7 @@ class Node:
     address: NodeAddress
     cluster: ClusterAddress
     is_prepared: bool = False  # its tables were checked
+    for_inserts: Mapping[str, Any] = field(default_factory=dict)  # those of OF_INSERTS that it knows
     down_until: float = float("-inf")
     trouble: str = ""
     _idle: list[tuple[float, http.client.HTTPConnection]] = field(default_factory=list)
@@ -174,7 +182,11 @@ class Shard:
         """
         sql = f"INSERT INTO {table} FORMAT Native"
         named: dict[str, Any] = {"query_id": f"hookcore-{name}-{table}"} if name else {}
-        self._any(lambda node: node.send(sql, block, timeout_s=INSERT_S, insert_quorum=self.quorum, **named))
+        self._any(
+            lambda node: node.send(
+                sql, block, timeout_s=INSERT_S, insert_quorum=self.quorum, **node.for_inserts, **named
+            )
+        )
 
     def do(self, sql: str) -> None:
         """Run a statement on some replica."""

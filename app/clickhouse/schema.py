@@ -10,7 +10,7 @@ from typing import Final
 from hookcore.errors import HookcoreError
 
 from .address import ClusterAddress
-from .client import Cluster, Node, quoted
+from .client import OF_INSERTS, Cluster, Node, quoted
 from .native import decode
 from .tables import (
     CLAIMS,
@@ -48,7 +48,11 @@ OF_RUNS: Final = (
     RUNS,
 )
 MODERN: Final = (20, 1)  # from this release on, columns have codecs
-_INTEGERS: Final = ("step", "number", "bucket", "lane", "chunk")  # ascending in most parts
+# What helps ZSTD: differences of what ascends in most parts, and no leading zeros of small counts.
+_CODECS: Final = {
+    **dict.fromkeys(("step", "number", "bucket", "lane", "chunk", "bins", "sumsMap.bin"), "Delta"),
+    **dict.fromkeys(("counts", "sumsMap.count"), "T64"),
+}
 
 
 class SchemaError(HookcoreError):
@@ -70,8 +74,8 @@ class Server:
         if self.path:
             engine = f"Replicated{engine}"
             arguments = [quoted(f"{self.path}/{table.name}"), "'{replica}'", *arguments]
-            # So many blocks are known by their hashes: a repetition of one is ignored.
-            settings += ", replicated_deduplication_window = 10000"
+            # So many blocks are known by their hashes, for a week: a repetition of one is ignored.
+            settings += ", replicated_deduplication_window = 10000, replicated_deduplication_window_seconds = 604800"
         columns = ", ".join(f"`{name}` {kind}{self._codec(name, kind)}" for name, kind in table.columns.items())
         return (
             f"CREATE TABLE IF NOT EXISTS {table.name} ({columns}) ENGINE = {engine}({', '.join(arguments)}) "
@@ -81,7 +85,7 @@ class Server:
     def _codec(self, name: str, kind: str) -> str:
         if self.version < MODERN or kind.startswith("AggregateFunction"):
             return ""
-        return " CODEC(Delta, ZSTD(1))" if name in _INTEGERS else " CODEC(ZSTD(1))"
+        return f" CODEC({', '.join(filter(None, (_CODECS.get(name), 'ZSTD(1)')))})"
 
 
 def _create_inlet(inlet: Inlet) -> Iterator[str]:
@@ -123,6 +127,7 @@ class Schema:
     def prepare(self, node: Node) -> None:
         """Create or migrate the tables of a server. Raises SchemaError if a later release has written them."""
         database = self.address.database
+        node.for_inserts = _known_to(node)
         node.send(f"CREATE DATABASE IF NOT EXISTS {_identifier(database)}", database=False)
         node.send(_VERSIONS)
         known = self._version_of(node)
@@ -163,6 +168,14 @@ class Schema:
                     "the address does: separate replicas by commas and shards by semicolons, and check the macros"
                 )
         return f"/clickhouse/hookcore/{self.address.database}/{shard}"
+
+
+def _known_to(node: Node) -> dict[str, int]:
+    """Return the settings of inserts that a server knows. Any other would be an error."""
+    names = ", ".join(map(quoted, OF_INSERTS))
+    sql = f"SELECT name FROM system.settings WHERE name IN ({names}) FORMAT Native"
+    known = decode(node.send(sql, database=False)).texts("name")
+    return {name: value for name, value in OF_INSERTS.items() if name.encode() in known}
 
 
 def _release_of(node: Node) -> tuple[int, ...]:
