@@ -32,7 +32,7 @@ OF_REPLICA: Final = frozenset({203, 209, 210, 225, 236, 242, 279, 285, 319, 999}
 # block must be an insert of its own: its hash and the name of its query say what has become of it.
 OF_INSERTS: Final = {
     "async_insert": 0,
-    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    "deduplicate_blocks_in_dependent_materialized_views": 1,  # else a repeated block counts twice in `rollups`
     "max_partitions_per_insert_block": 0,  # signs of life are about runs of any number of days
 }
 _UNKNOWN_ISSUERS: Final = frozenset({18, 19, 20, 21})  # of certificates: OpenSSL's X509_V_ERR_...
