@@ -25,6 +25,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE =
 # Tests at a time: one more than CI has cores, since many wait for a browser or a process. These may be run again,
 # because the machine may be shared. The pages' tests run beside the slow ones, which use the cores that a browser leaves.
+# The tests of a file run in one process, so that the servers and trainings that they share start once.
 AT_ONCE ?= 3
 TORCH ?= 2.13.0
 AGAIN ?= --reruns 2
@@ -76,7 +77,7 @@ pages: $(STAMP)  ## the pages in a real browser; BROWSER=firefox for Debian's Fi
 	TEST_BROWSER=$(BROWSER) $(BIN)/python -m pytest -q -n $$((($(AT_ONCE) + 1) / 2)) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadgroup --durations 15 $(AGAIN) -m "slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m "slow and not browser"
 
 matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.0 PYTHON=python3.12
 	.ci/matrix $(TORCH) $(PYTHON)

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # one worker builds and installs it, once
+pytestmark = pytest.mark.slow
 
 TRAIN = """
 import sys
