@@ -100,9 +100,13 @@ class Replicas:
     @property
     def only_reduces(self) -> bool:
         """Whether ranks wait for each other when gradients are reduced, and nowhere else, as far as is known."""
-        if not self._reducers or any(tree.is_sharded for tree in self._trees.values()):
-            return False
-        return all(each.reduces and not each.syncs for each in self._reducers)
+        is_split = any(tree.is_sharded for tree in self._trees.values())
+        return bool(self._reducers) and not is_split and not any(each.syncs for each in self._reducers)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients are reduced over all ranks of their groups, as far as is known."""
+        return all(each.reduces for each in self._reducers)
 
     def reducing(self) -> Iterator[DistributedDataParallel]:
         """Yield the modules that reduce gradients."""

@@ -44,5 +44,5 @@ class Waiting:
         if newest is not None and newest.ready_s > self._reported_s:
             self._reported_s = newest.ready_s
             self._add_scalars({REDUCTION_WAIT: newest})
-        elif isfinite(waited):
+        elif isfinite(waited) and self._replicas.reduces:
             self._add_scalars({GRADIENT_WAIT: waited})
