@@ -154,7 +154,7 @@ def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:
 
 
 def _layer_of(run: Run, line: Line) -> str:
-    if not line.module:
+    if not line.is_of_layer:
         return address_of(run, "flow", step=line.step)
     if line.tap is not None:
         return layer_address(run, line.tap, line.step)

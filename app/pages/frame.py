@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, TENSOR_KINDS, Severity
-from hookcore.records.vocabulary import KIND_TITLES
+from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS
 from hookcore.store import STAT_NAMES
 
 from .. import assets
@@ -218,7 +218,8 @@ def _make_templates() -> Environment:
         "words_of": words_of,
         "places": tuple(place for place in PLACES if place.key),
         "kinds": KINDS,
-        "kind_titles": KIND_TITLES,
+        "kind_names": KIND_WORDS,  # of one tensor
+        "kind_titles": KIND_TITLES,  # of several
         "tensor_kinds": TENSOR_KINDS,
         "stat_names": STAT_NAMES,
         "find_words": FIND_WORDS,
@@ -293,8 +294,12 @@ def path_of(page: str) -> str:
 
 
 def address_of(run: Run, page: str = "overview", **query: Any) -> str:
-    """Return the address of a page of a run, relative to the server's root."""
-    asked = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items() if value not in (None, ""))
+    """Return the address of a page of a run, relative to the server's root.
+
+    The query leaves out None and empty texts, but an empty `module` is the root.
+    """
+    given = {name: value for name, value in query.items() if value is not None and (value != "" or name == "module")}
+    asked = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in given.items())
     return f"runs/{quote(run.id, safe='')}{path_of(page)}{'?' + asked if asked else ''}"
 
 

@@ -121,8 +121,7 @@ class LayerPage(RunPage):
 def _way(request: Request, run: Run) -> Callable[[str], str]:
     """Return a function for the address of another module in the same view. The root has an empty path."""
     kept = {name: request.query_params[name] for name in KEPT if name in request.query_params}
-    others, root = address_of(run, "layer", **kept).partition("?")[2], f"{address_of(run, 'layer')}?module="
-    return lambda path: "&".join(filter(None, [address_of(run, "layer", module=path) if path else root, others]))
+    return lambda path: address_of(run, "layer", module=path, **kept)
 
 
 def _choice(run: Run, f: str, row: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Columns } from "../../app/static/js/columns.js";
+import { tableOf } from "../../app/static/js/heat/export.js";
 import { Feed } from "../../app/static/js/heat/feed.js";
 import { Grid } from "../../app/static/js/heat/grid.js";
 import { boxOf, layOut, pixelAt, ROW_PX, stepAt, xOf } from "../../app/static/js/heat/layout.js";
@@ -8,6 +9,7 @@ import { shortened } from "../../app/static/js/heat/marks.js";
 import { Painter } from "../../app/static/js/heat/paint.js";
 import { relativeTo, usualOf } from "../../app/static/js/heat/relative.js";
 import { blockOf, groupsOf, labelOf, onsets, sorted, startsOf } from "../../app/static/js/heat/rows.js";
+import { wordsOf } from "../../app/static/js/heat/tip.js";
 import { Scale } from "../../app/static/js/scale.js";
 import { badness, MISSING, NAN } from "../../app/static/js/worst.js";
 import { dice } from "./dice.mjs";
@@ -274,4 +276,40 @@ test("a place on the axis and a step are the same there and back", () => {
 
 test("badness of what is not sampled is below everything", () => {
   assert.ok(badness(MISSING) < badness(0));
+});
+
+/** A heatmap of one row whose columns are step 4, and steps 8 to 15. */
+function ofMergedSteps(held) {
+  const columns = new Columns(1, 4, 8);
+  columns.take(column(4, [1]));
+  columns.take({ ...column(8, [-3]), last: [15] });
+  const rows = [{ module: "a", label: "a output", type: "Linear", depth: 0, group: 1 }];
+  const page = { follow: { held, step: held ?? 15 } };
+  return { columns, rows, order: [0], noun: "layer", span: [0, 20], page, options: { stat: "mean" } };
+}
+
+test("a table at a held step has values of this step only", () => {
+  const at = (held) => {
+    const { columns, rows } = tableOf(ofMergedSteps(held));
+    return [columns[2], rows[0][2]];
+  };
+  assert.deepEqual(
+    [at(2), at(4), at(5)],
+    [
+      ["value", null],
+      ["value", 1],
+      ["value", null],
+    ],
+  );
+  assert.deepEqual(at(9), ["largest magnitude in steps 8 to 15", -3]);
+  assert.deepEqual(at(null), ["largest magnitude in steps 8 to 15", -3]);
+});
+
+test("a tip says that a value is the largest of several steps", () => {
+  const heat = ofMergedSteps(null);
+  const at = (step) => wordsOf(heat, { row: 0, step, sharing: 1 }).split("\n")[1];
+  assert.equal(at(9), "steps 8 to 15 \u00b7 mean -3, the largest magnitude of these steps");
+  assert.equal(at(4), "step 4 \u00b7 mean 1");
+  heat.options.merged = "mean";
+  assert.match(at(9), /, the mean of these steps$/);
 });

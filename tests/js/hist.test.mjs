@@ -4,7 +4,7 @@ import { heightOf, heightsOf, picked } from "../../app/static/js/hist/heights.js
 import { driftOf, ordered } from "../../app/static/js/hist/order.js";
 import { levelOf, paint, STRIP } from "../../app/static/js/hist/paint.js";
 import { binAt, say, tableOf } from "../../app/static/js/hist/say.js";
-import { columnAt, endsOf, extentOf, SignedLog, shapeOf } from "../../app/static/js/hist/shape.js";
+import { columnAt, columnOf, endsOf, extentOf, SignedLog, shapeOf } from "../../app/static/js/hist/shape.js";
 
 const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];
 
@@ -194,4 +194,13 @@ test("layers are sorted with the largest first, those of which nothing is known 
     ),
     [3, 0, NaN],
   );
+});
+
+test("a held step has a column only if it was captured", () => {
+  const shape = shapeOf({ ...answer([0, 10, 20], [[], [], []]), last_step: [0, 14, 20] });
+  assert.deepEqual(
+    [0, 5, 10, 12, 15, 20, 21].map((step) => columnOf(shape, step)),
+    [0, -1, 1, 1, -1, 2, -1],
+  );
+  assert.equal(columnAt(shape, endsOf(shape), 5), 0, "a pointer between two columns is in the drawn one");
 });

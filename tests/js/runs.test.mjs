@@ -71,7 +71,7 @@ test("parallel coordinates have a line for each run, and no text of the user as 
     ],
   );
   assert.deepEqual(layout.xaxis.ticktext, ["lr", "act", "optimizer", "loss"]);
-  assert.ok(!JSON.stringify(traces.map(({ hovertemplate }) => hovertemplate)).includes("<b><b>"));
+  assert.ok(!JSON.stringify(traces.map(({ hovertext }) => hovertext)).includes("<b><b>"));
   assert.deepEqual(figure.table().rows[0], ["<b>a</b>", 0.001, "relu", "SGD", 2]);
 });
 

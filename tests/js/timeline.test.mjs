@@ -8,7 +8,7 @@ import { aboutStep, nearestOf } from "../../app/static/js/tensors/nearest.js";
 import { Captured } from "../../app/static/js/timeline/captured.js";
 import { Clock } from "../../app/static/js/timeline/clock.js";
 import { sampleKnots, stepOf, timeKnots, timeText, timeTicks, valueAt } from "../../app/static/js/timeline/knots.js";
-import { added, isOfRun, kept } from "../../app/static/js/timeline/links.js";
+import { added, isOfRun, kept, Links } from "../../app/static/js/timeline/links.js";
 import { further, movedBy, nextMark, readStep, Strip, snapped } from "../../app/static/js/timeline/scale.js";
 
 class FakeState extends Emitter {
@@ -241,6 +241,20 @@ test("other links keep their own step, and the range only around it", () => {
   const once = added("runs/a/flow", SHARED);
   assert.equal(added(once, SHARED), once);
   assert.equal(added("runs/a/flow", { steps: "", step: "", by: "", range: null }), "runs/a/flow");
+});
+
+test("a link follows the held step each time it is pointed at, and keeps a step of its own", () => {
+  const links = new Links();
+  const [plain, own] = [{}, {}];
+  const at = (step) => ({ steps: "", step, by: "", range: null });
+  let href = links.added(plain, "runs/a/layer?module=x", at("100"));
+  assert.equal(href, "runs/a/layer?module=x&step=100");
+  href = links.added(plain, href, at("200"));
+  assert.equal(href, "runs/a/layer?module=x&step=200");
+  assert.equal(links.added(plain, href, at("")), "runs/a/layer?module=x");
+  assert.equal(links.added(plain, "runs/a/layer?module=x&step=7", at("200")), "runs/a/layer?module=x&step=7");
+  href = links.added(own, "runs/a/flow?step=3", at("100"));
+  assert.equal(links.added(own, href, at("200")), "runs/a/flow?step=3");
 });
 
 test("an incident opens at its own steps, and other runs and pages at theirs", () => {

@@ -15,7 +15,7 @@ export function numberOf(value) {
   return typeof value === "number" ? value : (WORDS.get(String(value)) ?? NaN);
 }
 
-/** An error message from the server. */
+/** An error message from the server; `status` is 0 if none answered. */
 export class ApiError extends Error {
   /** @param {number} status @param {string} sentence */
   constructor(status, sentence) {
@@ -35,10 +35,22 @@ export function urlOf(path, query = {}) {
   return `api/v1/${path}${text ? `?${text}` : ""}`;
 }
 
+/**
+ * `fetch`, whose error says what it means. @param {string} address @param {RequestInit} [request]
+ */
+export async function reach(address, request) {
+  try {
+    return await fetch(address, request);
+  } catch (error) {
+    if (error instanceof TypeError) throw new ApiError(0, "The dashboard isn\u2019t responding");
+    throw error;
+  }
+}
+
 /** @template {string} P @param {P} path @param {Record<string, any>} [query] @param {AbortSignal} [signal]
  * @returns {Promise<import("./answers.js").AnswerOf<P>>} */
 export async function get(path, query, signal) {
-  return answerOf(await fetch(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
+  return answerOf(await reach(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
 }
 
 /**
@@ -82,7 +94,7 @@ export async function send(method, path, body, query, signal) {
   // keepalive: a change that is requested while the page closes is still made. Browsers limit the size of such
   // requests.
   const request = { method, headers, keepalive: (text?.length ?? 0) < MAX_KEPT_ALIVE, body: text, signal };
-  return answerOf(await fetch(urlOf(path, query), request));
+  return answerOf(await reach(urlOf(path, query), request));
 }
 
 /** @param {Response} response */

@@ -64,6 +64,7 @@ export class Card {
       "Pin",
     );
     this.menu = new Menu("Export", options.title, () => this.items());
+    this.heading = element.querySelector(":scope > header :is(h2, h3)");
     const header = element.querySelector(":scope > header") ?? h("header", {}, h("h2", {}, options.title));
     if (!header.parentNode) element.prepend(header);
     this.tools = h("span", { class: "card-tools" }, this.toggle, this.pin, this.menu.element);
@@ -77,6 +78,18 @@ export class Card {
     this.table.hidden = !shown;
     this.toggle.setAttribute("aria-pressed", String(shown));
     this.element.classList.toggle("as-table", shown);
+    this.refresh();
+  }
+
+  /** Another subject names the card, its tools, and its files. @param {string} title */
+  rename(title) {
+    if (title === this.options.title) return;
+    this.options.title = title;
+    if (this.heading) this.heading.textContent = title;
+    this.table.setAttribute("aria-label", `${title}, as a table`);
+    this.toggle.setAttribute("aria-label", `Table: ${title}`);
+    this.pin.setAttribute("aria-label", `Pin to the board: ${title}`);
+    this.menu.rename(title);
     this.refresh();
   }
 

@@ -102,6 +102,12 @@ export class Columns {
     this.length += 1;
   }
 
+  /** Whether a column has values of several steps. */
+  get areMerged() {
+    for (let i = 0; i < this.length; i += 1) if (this.first(i) !== this.last(i)) return true;
+    return false;
+  }
+
   /** How many steps lie between two columns, about. */
   get pace() {
     return this.length > 1 ? (this.first(this.length - 1) - this.first(0)) / (this.length - 1) : 1;
@@ -153,5 +159,11 @@ export class Columns {
       else high = middle;
     }
     return low - 1;
+  }
+
+  /** The column that contains a step; -1 if the step was not captured. @param {number} step */
+  at(step) {
+    const i = this.find(step);
+    return i >= 0 && step <= this.last(i) ? i : -1;
   }
 }

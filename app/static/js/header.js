@@ -10,7 +10,7 @@ import { addNavigation, addStepping } from "./navigation.js";
 import { openPalette } from "./palette/index.js";
 import { Status } from "./statusline.js";
 import { setTheme, THEMES, theme } from "./theme.js";
-import { Timeline } from "./timeline/index.js";
+import { startTimeline } from "./timeline/late.js";
 import { toast } from "./toast.js";
 import { startTour } from "./tour/index.js";
 
@@ -29,7 +29,7 @@ export function startFrame(page) {
     startLink(page);
     startFollow(page);
     startBadge(page);
-    if (document.getElementById("timeline")) new Timeline(page);
+    startTimeline(page);
   }
   new Status(page).start();
 }

@@ -54,7 +54,8 @@ export class State extends Emitter {
     this.#take({ ...this.values, ...changes });
   }
 
-  /** Ties the form controls that carry `data-state` (their name is the state's) to the state, both ways. */
+  /** Ties the form controls that carry `data-state` (their name is the state's) to the state, both ways.
+   * @param {ParentNode} [root] */
   bind(root = document) {
     for (const control of root.querySelectorAll("[data-state]")) {
       const input = /** @type {HTMLInputElement} */ (control);

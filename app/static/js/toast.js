@@ -14,12 +14,16 @@ export function toast(text, { undo, done, kind } = {}) {
   const place = document.getElementById("toasts");
   if (!place) return;
   let timer = 0;
+  /** What had the focus before the message. @type {HTMLElement | null} */
+  let before = null;
   /** @param {(() => void) | undefined} then */
   const end = (then) => {
     if (!element.isConnected) return;
     clearTimeout(timer);
     removeEventListener("pagehide", leave);
+    const hadFocus = element.contains(document.activeElement);
     element.remove();
+    if (hadFocus) (before?.isConnected ? before : document.getElementById("main"))?.focus({ preventScroll: true });
     then?.();
   };
   const leave = () => end(done);
@@ -39,6 +43,9 @@ export function toast(text, { undo, done, kind } = {}) {
   // It stays while the pointer or the focus is on it.
   for (const begin of ["mouseenter", "focusin"]) element.addEventListener(begin, () => clearTimeout(timer));
   for (const over of ["mouseleave", "focusout"]) element.addEventListener(over, wait);
+  element.addEventListener("focusin", ({ relatedTarget: from }) => {
+    if (from instanceof HTMLElement && !element.contains(from)) before = from;
+  });
   place.append(element);
   addEventListener("pagehide", leave);
   wait();

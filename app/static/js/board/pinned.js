@@ -2,6 +2,7 @@
 /** A chart of the board: what was pinned, of the run and the steps of the page. */
 import { get } from "../api.js";
 import { h } from "../dom.js";
+import { isPassing } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { queryOf } from "../pin.js";
 import { LineChart } from "../plot/index.js";
@@ -55,7 +56,7 @@ export class PinnedChart {
       else this.chart.say("This run has no such values in these steps.");
     } catch (error) {
       if (signal.aborted) return;
-      this.chart.say(/** @type {Error} */ (error).message);
+      this.chart.fail(error);
       throw error;
     }
   }
@@ -69,8 +70,10 @@ export class PinnedChart {
       this.note.textContent = "";
       return series;
     } catch (error) {
-      if (signal.aborted || taps.length < 2) throw error;
+      if (signal.aborted || isPassing(error) || taps.length < 2) throw error;
       const answers = await Promise.allSettled(taps.map((tap) => get(this.path, { ...query, tap }, signal)));
+      const passing = answers.find((each) => each.status === "rejected" && isPassing(each.reason));
+      if (passing?.status === "rejected") throw passing.reason;
       const there = answers.flatMap((each) => (each.status === "fulfilled" ? [each.value.series] : []));
       if (!there.length) throw error;
       const missing = taps.filter((_, place) => answers[place].status === "rejected");

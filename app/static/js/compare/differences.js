@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { Finder } from "../finder.js";
 import { count } from "../format.js";
 import { Heat } from "../heat/index.js";
+import { failedWords } from "../live/failed.js";
 import { bitsOf } from "./bits.js";
 
 const COLUMNS = 300;
@@ -27,21 +28,19 @@ export class Differences {
     this.finder = new Finder(page, () => this.arrange(), { run });
   }
 
-  async load() {
+  /** @param {AbortSignal} signal */
+  async load(signal) {
     try {
-      const {
-        rows,
-        first_step: first,
-        last_step: last,
-        worst,
-        state,
-      } = await get("compare/heatmap", { ...this.asked(), columns: COLUMNS, rows: ROWS });
+      const query = { ...this.asked(), columns: COLUMNS, rows: ROWS };
+      const { rows, first_step: first, last_step: last, worst, state } = await get("compare/heatmap", query, signal);
+      signal.throwIfAborted();
       this.heat.setRows(rows, [Math.max(1, first.length), 1], "difference");
       this.heat.take({ kind: "snapshot", k: first.length, n: rows.length, bits: bitsOf(worst, state), first, last });
       this.arrange();
       this.finder.renew();
     } catch (error) {
-      this.said.textContent = /** @type {Error} */ (error).message;
+      if (!signal.aborted && !this.heat.rows.length) this.said.textContent = failedWords(error);
+      throw error;
     }
   }
 

@@ -1,6 +1,7 @@
 // @ts-check
 /** A layer, and the loss, of both runs in one chart: A as a line, B as a dashed one. */
 import { get, numberOf, patternOf } from "../api.js";
+import { kindWords } from "../kinds.js";
 import { LineChart } from "../plot/index.js";
 
 const POINTS = 1000;
@@ -30,8 +31,6 @@ function lineOf(series, side, dashed, more) {
 }
 
 export class Overlay {
-  /** What was asked for last. */
-  #asked = "";
   /** @type {number[][]} the numbers of the layer's taps, in A and in B */
   #numbers = [[], []];
 
@@ -60,24 +59,19 @@ export class Overlay {
     };
   }
 
-  /** @param {string} module its name in A */
-  async show(module) {
+  /** @param {string} module its name in A @param {AbortSignal} signal */
+  async show(module, signal) {
     const { kind, stat } = this.asked();
-    const about = `${module || "(root)"}: ${kind} ${stat}`;
-    this.#asked = about;
+    const about = `${module || "(root)"}: ${stat} of ${kindWords(kind)}`;
     this.heading.textContent = about;
     try {
-      const { layers } = await get("compare", {
-        ...this.asked(),
-        match: patternOf(module),
-        points: 1,
-        limit: MAX_TAPS,
-      });
-      if (this.#asked !== about) return;
+      const query = { ...this.asked(), match: patternOf(module), points: 1, limit: MAX_TAPS };
+      const { layers } = await get("compare", query, signal);
+      signal.throwIfAborted();
       this.#numbers = [0, 1].map((place) => layers.map((layer) => layer.numbers[place]));
       if (!layers.length) return this.chart.say("Only one of the runs has this layer.");
-      const answers = await Promise.all([0, 1].map((place) => get("series", this.query(place).query)));
-      if (this.#asked !== about) return;
+      const answers = await Promise.all([0, 1].map((place) => get("series", this.query(place).query, signal)));
+      signal.throwIfAborted();
       this.chart.show(
         answers.flatMap(({ series }, place) =>
           series.map((each) =>
@@ -92,7 +86,8 @@ export class Overlay {
         about,
       );
     } catch (error) {
-      if (this.#asked === about) this.chart.say(/** @type {Error} */ (error).message);
+      if (!signal.aborted) this.chart.fail(error, about);
+      throw error;
     }
   }
 }
@@ -101,7 +96,7 @@ export class Overlay {
  * @param {import("../page.js").Page} page
  * @param {HTMLElement | null} figure
  * @param {Side[]} sides
- * @returns {() => Promise<void>} shows the newest
+ * @returns {(signal: AbortSignal) => Promise<void>} shows the newest
  */
 export function makeLoss(page, figure, sides) {
   if (!figure) return async () => {};
@@ -111,14 +106,18 @@ export function makeLoss(page, figure, sides) {
     y: { title: name, scale: "linear" },
     query: () => sides.map(({ id }) => ({ path: "scalars", query: { name, points: POINTS, run: id } })),
   });
-  return async () => {
+  return async (signal) => {
     try {
-      const answers = await Promise.all(sides.map(({ id }) => get("scalars", { run: id, name, points: POINTS })));
+      const answers = await Promise.all(
+        sides.map(({ id }) => get("scalars", { run: id, name, points: POINTS }, signal)),
+      );
+      signal.throwIfAborted();
       chart.show(
         answers.flatMap(({ series }, place) => series.map((each) => lineOf(each, sides[place], place === 1, ""))),
       );
     } catch (error) {
-      chart.say(/** @type {Error} */ (error).message);
+      if (!signal.aborted) chart.fail(error);
+      throw error;
     }
   };
 }

@@ -7,6 +7,7 @@ import { ofParameters } from "../kinds.js";
 import { linesOf } from "../layer/lines.js";
 import { shortOf } from "../layer/plan.js";
 import { SeriesFeed } from "../layer/seriesfeed.js";
+import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/index.js";
 
@@ -34,6 +35,7 @@ export class DrawerCharts {
     this.figure = byId("drawer-lines");
     this.feed = new SeriesFeed(page);
     this.feed.on("data", () => this.#draw());
+    this.feed.on("error", (error) => this.#plan && this.#chart?.fail(error, this.#about));
     const place = byId("drawer-histogram");
     this.words = /** @type {HTMLElement} */ (place.querySelector("p"));
     this.histogram = new HistProfile(page, /** @type {HTMLElement} */ (place.querySelector(".plot")), {
@@ -71,11 +73,16 @@ export class DrawerCharts {
     if (this.#tap) void this.refresh.now();
   }
 
+  /** The tensors of the lines. */
+  get #about() {
+    return this.#plan?.parts.map(({ tap }) => tap.label).join() ?? "";
+  }
+
   #draw() {
     if (!this.#plan || !this.#chart) return;
     const lines = linesOf(this.#plan, (tap, stat) => this.feed.find(tap, stat));
     if (!this.#plan.parts.length) this.#chart.say(this.#none);
-    else if (lines.length) this.#chart.show(lines, this.#plan.parts.map(({ tap }) => tap.label).join());
+    else if (lines.length) this.#chart.show(lines, this.#about);
     else this.#chart.say("Nothing was captured in these steps.");
   }
 
@@ -91,7 +98,13 @@ export class DrawerCharts {
       columns: COLUMNS,
       bins: BINS,
     };
-    const said = await get("histograms", query, signal);
+    const said = await get("histograms", query, signal).catch((error) => {
+      if (!signal.aborted && this.histogram.canvas.hidden) {
+        this.words.hidden = false;
+        this.words.textContent = failedWords(error);
+      }
+      throw error;
+    });
     if (!("edges" in said) || signal.aborted) return;
     const none = !said.first_step.length;
     this.words.hidden = !none;

@@ -5,7 +5,9 @@
  */
 import { get, only } from "../api.js";
 import { byId } from "../dom.js";
+import { failedWords } from "../live/failed.js";
 import { Parts } from "../live/parts.js";
+import { Refresh } from "../live/refresh.js";
 import { DrawerCharts } from "./charts.js";
 import { DrawerTensor } from "./tensor.js";
 
@@ -14,7 +16,6 @@ import { DrawerTensor } from "./tensor.js";
 export class Drawer {
   /** @type {Layer | null} */
   layer = null;
-  #asking = new AbortController();
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element @param {() => void} [onClose] the reader closed it */
   constructor(page, element, onClose = () => {}) {
@@ -22,6 +23,7 @@ export class Drawer {
     this.element = element;
     this.parts = new Parts(page, "drawer", { root: element, query: () => this.#query(), ready: () => !this.closed });
     this.charts = new DrawerCharts(page);
+    this.refresh = new Refresh((signal) => this.#look(signal), { ready: () => !this.closed });
     this.tensor = new DrawerTensor(page, byId("drawer-tensor"));
     const close = () => {
       const isInside = element.contains(document.activeElement);
@@ -91,26 +93,26 @@ export class Drawer {
       this.charts.clear();
       this.tensor.close();
     }
-    void this.#look(layer);
+    void this.refresh.now();
   }
 
-  /** @param {Layer} layer */
-  async #look(layer) {
-    this.#asking.abort();
-    this.#asking = new AbortController();
-    const { signal } = this.#asking;
+  /** @param {AbortSignal} signal */
+  async #look(signal) {
+    const { layer } = this;
+    if (layer === null) return;
     try {
       const { taps } = await get("taps", { run: this.page.run, ...only(layer.module), limit: 1000 }, signal);
       if (!signal.aborted) this.charts.show(taps, layer);
     } catch (error) {
-      if (!signal.aborted) this.charts.say(/** @type {Error} */ (error).message);
+      if (!signal.aborted) this.charts.say(failedWords(error));
+      throw error;
     }
   }
 
   close() {
     this.layer = null;
     this.element.hidden = true;
-    this.#asking.abort();
+    this.refresh.stop();
     this.charts.clear();
     this.tensor.close();
   }

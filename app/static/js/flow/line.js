@@ -1,7 +1,7 @@
 // @ts-check
 /** The layer that was picked, as a line over the steps; its numbers are those of the heatmap above. */
 import { byId } from "../dom.js";
-import { cellValue } from "../heat/export.js";
+import { cellValue, mergedAs } from "../heat/export.js";
 import { labelOf } from "../heat/rows.js";
 import { LineChart } from "../plot/index.js";
 
@@ -59,15 +59,25 @@ export class PickedLine {
     }
     this.#chart ??= new LineChart(page, figure, {
       title: module,
-      y: { title: heat.options.stat, scale: /** @type {any} */ (page.state.get("y")) },
+      y: {
+        get title() {
+          return [heat.options.stat, heat.columns?.areMerged ? mergedWords(heat) : ""].filter(Boolean).join(", ");
+        },
+        scale: /** @type {any} */ (page.state.get("y")),
+      },
     });
     const mine = [...rows.keys()].filter((row) => rows[row].module === module);
     const { kind, stat } = heat.options;
     this.#chart.show(
-      mine.map((row) => lineOf(columns, row, labelOf(rows[row]))),
+      mine.map((row) => lineOf(columns, row, labelOf(rows[row]) + (columns.areMerged ? `, ${mergedWords(heat)}` : ""))),
       `${module} ${kind} ${stat}`,
     );
   }
+}
+
+/** What a value of several steps is. @param {import("../heat/index.js").Heat} heat */
+function mergedWords(heat) {
+  return `${mergedAs(heat)} of merged steps`;
 }
 
 /**

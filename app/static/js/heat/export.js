@@ -1,5 +1,6 @@
 // @ts-check
 /** A heatmap as a picture with its title, as SVG, and as a table. */
+import { count } from "../format.js";
 import { titledPng, titledSvg } from "../titled.js";
 import { MISSING } from "../worst.js";
 import { svgOf as svgOfMarks } from "./pen.js";
@@ -44,9 +45,18 @@ export function svgOf(heat) {
  * @param {Heat} heat @returns {{columns: string[], rows: any[][]}} */
 export function tableOf(heat) {
   const { columns, rows, order, span } = heat;
-  const names = [heat.noun, "type", "value", "smallest", "largest", "non-finite since step"];
-  if (columns === null || !columns.length || span === null) return { columns: names, rows: [] };
-  const at = Math.max(0, columns.find(heat.page.follow.step ?? span[1]));
+  const named = (/** @type {string} */ value) => [
+    heat.noun,
+    "type",
+    value,
+    "smallest",
+    "largest",
+    "non-finite since step",
+  ];
+  if (columns === null || !columns.length || span === null) return { columns: named("value"), rows: [] };
+  const { held, step } = heat.page.follow;
+  const at = held === null ? columns.find(step ?? span[1]) : columns.at(held);
+  const names = named(headingOf(heat, columns, at));
   const since = onsets(columns);
   const found = Array.from(order, (row) => {
     const [low, high] = extremes(columns, row);
@@ -62,10 +72,22 @@ export function tableOf(heat) {
   return { columns: names, rows: found.reverse() };
 }
 
+/** What the values of a column are. @param {Heat} heat @param {import("../columns.js").Columns} columns
+ * @param {number} i -1 is none */
+function headingOf(heat, columns, i) {
+  if (i < 0 || columns.first(i) === columns.last(i)) return "value";
+  return `${mergedAs(heat)} in steps ${count(columns.first(i))} to ${count(columns.last(i))}`;
+}
+
+/** What a value of several steps is. @param {Heat} heat */
+export function mergedAs({ options }) {
+  return options.merged ?? "largest magnitude";
+}
+
 /** The value of a cell; null if it was not captured.
- * @param {import("../columns.js").Columns} columns @param {number} i @param {number} row */
+ * @param {import("../columns.js").Columns} columns @param {number} i -1 is none @param {number} row */
 export function cellValue(columns, i, row) {
-  return columns.bits(i)[row] === MISSING ? null : columns.value(i, row);
+  return i < 0 || columns.bits(i)[row] === MISSING ? null : columns.value(i, row);
 }
 
 /** A value, or words for it if it is unknown whether it is NaN or an infinity.

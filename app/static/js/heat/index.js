@@ -19,6 +19,7 @@ import { Screen } from "./screen.js";
  * @property {string} [stat]
  * @property {string} [noun] what a row is; a layer if not given
  * @property {boolean} [lumped] whether an infinity stands for any value that is not finite, so that NaN is not known
+ * @property {string} [merged] what a value of several steps is; "largest magnitude" if not given
  * @property {(row: Row, step: number) => void} [onPick] a click on a layer
  * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
  * @property {() => {path: string, query: Record<string, any>}} [query] the same numbers, asked of the server; for the

@@ -88,8 +88,7 @@ function read(pointing) {
   reading = setTimeout(() => {
     const { at, heat, page } = pointing;
     if (at === null || !heat.columns) return;
-    const i = heat.columns.find(at.step);
-    const value = i >= 0 ? cellValue(heat.columns, i, at.row) : null;
+    const value = cellValue(heat.columns, heat.columns.at(at.step), at.row);
     page.announce(`${labelOf(heat.rows[at.row])}, step ${at.step}, ${value === null ? "not captured" : number(value)}`);
   }, READ_MS);
 }

@@ -8,7 +8,7 @@ import { colors } from "../theme.js";
 import { hideTip, showTip } from "../tip.js";
 import { heightOf, heightsOf, picked } from "./heights.js";
 import { tableOf as numbersOf, say, stepsOf } from "./say.js";
-import { columnAt, endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
+import { columnAt, columnOf, endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
 
 const RIDGES = 12;
 const PLACES = 100; // that the arrow keys visit on the axis
@@ -55,12 +55,20 @@ export class HistProfile extends CanvasChart {
     return this.shape ? numbersOf(this.shape) : { columns: ["step"], rows: [] };
   }
 
-  /** The column of the bars: the step under the cursor, the held step, or the newest. */
+  /** The column of the bars: the step under the cursor, the held step, or the newest; -1 if there is none. */
   get column() {
-    if (!this.shape) return -1;
-    const step = this.page.cursor.point.step ?? (this.page.follow.paused ? this.page.follow.step : null);
-    const found = step === null ? -1 : columnAt(this.shape, this.#ends, step);
-    return found < 0 ? this.shape.columns - 1 : found;
+    const { shape, page } = this;
+    if (!shape) return -1;
+    const { step = null } = page.cursor.point;
+    const pointed = step === null ? -1 : columnAt(shape, this.#ends, step);
+    if (pointed >= 0) return pointed;
+    const { held } = page.follow;
+    return held === null ? shape.columns - 1 : columnOf(shape, held);
+  }
+
+  /** Why there are no bars. */
+  get #missing() {
+    return `Not captured in step ${count(this.page.follow.held ?? 0)}`;
   }
 
   /** @override */
@@ -72,6 +80,7 @@ export class HistProfile extends CanvasChart {
     const pen = penOf(canvas, width, height);
     pen.font = FONT;
     const columns = this.mode === "bars" ? [this.column] : picked(shape.columns, RIDGES);
+    if (columns[0] < 0) return this.#say(pen);
     const room = height - BOTTOM;
     const tall = this.mode === "bars" ? room - 14 : room * 0.55;
     const table = tableOf(/** @type {any} */ (prefs.get("colors")));
@@ -89,6 +98,14 @@ export class HistProfile extends CanvasChart {
       );
     }
     this.#axis(pen, width, height, columns);
+  }
+
+  /** @param {CanvasRenderingContext2D} pen */
+  #say(pen) {
+    pen.fillStyle = colors().quiet;
+    pen.textBaseline = "alphabetic";
+    pen.textAlign = "left";
+    pen.fillText(this.#missing, 2, 10);
   }
 
   /** @param {CanvasRenderingContext2D} pen @param {number} width @param {number} height @param {number[]} columns */
@@ -148,6 +165,10 @@ export class HistProfile extends CanvasChart {
     if (!this.shape?.columns || !this.axis) return "";
     this.#at = Math.min(1, Math.max(0, place));
     const column = this.mode === "bars" ? this.column : this.shape.columns - 1;
+    if (column < 0) {
+      showTip(this.#missing, x, y);
+      return this.#missing;
+    }
     const at = { step: this.shape.first[column], value: this.axis.value(this.#at) };
     const words = say(this.shape, this.#ends, this.axis, at);
     showTip(words, x, y);

@@ -73,6 +73,12 @@ export function columnAt({ first, columns }, ends, step) {
   return low > 0 && step < ends[low - 1] ? low - 1 : -1;
 }
 
+/** The column that contains a step itself; -1 if the step was not captured. @param {Shape} shape @param {number} step */
+export function columnOf({ first, last, columns }, step) {
+  for (let column = 0; column < columns; column += 1) if (first[column] <= step && step <= last[column]) return column;
+  return -1;
+}
+
 const SMALL = 0.005; // of what is not zero: that much may lie in the band around zero
 const MAX_DECADES = 12;
 

@@ -20,6 +20,8 @@ export class Capture {
   /** The modules that the form's patterns would select. @type {Preview | null} */
   #preview = null;
   #paths = new Set();
+  /** The settings before the last change on this page. @type {Wanted | null | undefined} */
+  #before;
   /** The number of modules that the applied settings select. @type {number | null} */
   #now = null;
   /** The request for a preview of the form as it is. */
@@ -169,13 +171,24 @@ export class Capture {
     return true;
   }
 
-  /** The settings before the last change in this tab. They survive a reload. @returns {Wanted | null} */
+  /** The settings before the last change in this tab. They survive a reload, if the browser stores anything.
+   * @returns {Wanted | null} */
   get before() {
-    return JSON.parse(sessionStorage.getItem(this.#key) ?? "null");
+    if (this.#before !== undefined) return this.#before;
+    try {
+      return JSON.parse(sessionStorage.getItem(this.#key) ?? "null");
+    } catch {
+      return null;
+    }
   }
 
   set before(settings) {
-    sessionStorage.setItem(this.#key, JSON.stringify(settings));
+    this.#before = settings;
+    try {
+      sessionStorage.setItem(this.#key, JSON.stringify(settings));
+    } catch {
+      // It is known until the page closes.
+    }
     this.buttons.undo.hidden = !settings;
   }
 

@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
+import { kindWords } from "../kinds.js";
 import { visit } from "../timeline/keep.js";
 import { toast } from "../toast.js";
 import { Tree } from "../tree.js";
@@ -40,7 +41,7 @@ export function makeTree(page, figure, capture) {
       words: (words, { captured }) => `${captured ? "\u2713" : "\u2013"} ${words}`,
       help: "If not, the reason. A collapsed group shows the first uncaptured module in it.",
     },
-    { key: "kinds", title: "Kinds", width: 230, value: ({ kinds }) => kinds.join(", ") },
+    { key: "kinds", title: "Kinds", width: 230, value: ({ kinds }) => kinds.map(kindWords).join(", ") },
     {
       key: "calls",
       title: "Calls",

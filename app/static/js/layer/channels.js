@@ -6,6 +6,7 @@ import { makeBar, paintBar, swatch } from "../colorbar.js";
 import { copyText } from "../copy.js";
 import { byId, h } from "../dom.js";
 import { number } from "../format.js";
+import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { prefs } from "../prefs.js";
 import { onTheme } from "../theme.js";
@@ -24,6 +25,8 @@ const [FULL_COLUMNS, FULL_ROWS] = [500, 4096];
 export class ChannelView {
   /** @type {Tap[]} */
   #taps = [];
+  /** The probe that the picture is of. */
+  #drawn = "";
 
   /** @param {import("../page.js").Page} page @param {string} module */
   constructor(page, module) {
@@ -63,7 +66,7 @@ export class ChannelView {
     const paint = () => this.#paintLegend();
     prefs.on("colors", paint);
     onTheme(paint);
-    void startSwitch(page, module)();
+    void new Refresh(startSwitch(page, module)).now();
     byId("copy-probe").addEventListener("click", () => void this.#copy());
   }
 
@@ -96,8 +99,7 @@ export class ChannelView {
       if ("values" in /** @type {any} */ (said)) this.#show(/** @type {any} */ (said));
     } catch (error) {
       signal.throwIfAborted();
-      this.words.hidden = false;
-      this.words.textContent = /** @type {Error} */ (error).message;
+      if (!this.map.shape?.columns || this.#drawn !== this.tap?.label) this.#say(failedWords(error));
       throw error;
     }
   }
@@ -116,18 +118,24 @@ export class ChannelView {
 
   /** @param {import("../answers.js").Channels} said */
   #show(said) {
+    this.#drawn = this.tap?.label ?? "";
     const shape = channelsOf(said);
     const [sort, kind] = [this.page.state.get("order"), this.page.state.get("y")];
-    const nothing = !shape.columns;
-    this.words.hidden = !nothing;
-    this.words.textContent = nothing ? "No channels were captured in these steps." : "";
-    this.map.canvas.hidden = nothing;
-    byId("channel-legend").hidden = nothing;
-    this.caption.textContent = nothing ? "" : captionOf(shape, sort);
+    this.#say(shape.columns ? "" : "No channels were captured in these steps.");
+    if (shape.columns) this.caption.textContent = captionOf(shape, sort);
     const { span, paused, step } = this.page.follow;
     this.map.show(shape, { sort, kind, span, step: paused ? step : null });
     this.#paintLegend();
     this.tools.refresh();
+  }
+
+  /** Words in the place of the picture. @param {string} words "" shows the picture */
+  #say(words) {
+    this.words.hidden = !words;
+    this.words.textContent = words;
+    this.map.canvas.hidden = Boolean(words);
+    byId("channel-legend").hidden = Boolean(words);
+    if (words) this.caption.textContent = "";
   }
 
   #paintLegend() {

@@ -2,6 +2,7 @@
 /** The charts of a module. A chart stays as long as its plan does. */
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
+import { failedWords } from "../live/failed.js";
 import { LineChart } from "../plot/index.js";
 import { linesOf } from "./lines.js";
 import { SeriesFeed } from "./seriesfeed.js";
@@ -19,13 +20,18 @@ export class Charts {
     this.page = page;
     this.place = byId("charts");
     /** One sentence instead of four if there is no data. */
-    this.empty = h("p", { class: "empty", role: "status", hidden: true });
+    this.empty = h("p", { class: "empty", role: "status" }, "Loading\u2026");
     this.place.append(this.empty);
+    this.place.hidden = false;
     this.feed = new SeriesFeed(page);
     this.feed.on("data", () => this.#draw());
-    this.feed.on("error", ({ message }) => {
-      for (const { chart } of this.#shown) chart.say(`${message}. The chart will retry.`);
-    });
+    this.feed.on("error", (error) => this.fail(error));
+  }
+
+  /** Says why there are no charts, or no lines in them. @param {unknown} error */
+  fail(error) {
+    for (const { chart } of this.#shown) chart.fail(error);
+    if (!this.#shown.length) this.empty.textContent = failedWords(error);
   }
 
   /** @param {Plan[]} plans */
@@ -37,6 +43,7 @@ export class Charts {
         figure.remove();
       }
       this.#shown = plans.map((plan) => this.#make(plan));
+      this.empty.hidden = true;
     }
     this.feed.show(plans.map((plan) => ({ taps: tapsOf(plan), stats: plan.stats })));
   }
@@ -73,6 +80,7 @@ export class Charts {
   }
 
   #draw() {
+    if (!this.#shown.length) return; // it isn't known yet what there is to draw
     const { span } = this.page.follow;
     const words = span ? `Nothing was captured in steps ${count(span[0])} to ${count(span[1])}.` : "No steps yet.";
     const lines = this.#shown.map(({ plan }) => linesOf(plan, (tap, stat) => this.feed.find(tap, stat)));

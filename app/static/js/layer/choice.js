@@ -1,5 +1,6 @@
 // @ts-check
 /** The modules to choose from. While the reader types, the server's list replaces the shown one. */
+import { reach } from "../api.js";
 import { byId } from "../dom.js";
 import { Refresh } from "../live/refresh.js";
 
@@ -11,7 +12,7 @@ export function startChoice(page) {
   if (!document.getElementById("choice")) return;
   const refresh = new Refresh(
     async (signal) => {
-      const answer = await fetch(page.address("layer", { f: page.state.get("f") }), { signal });
+      const answer = await reach(page.address("layer", { f: page.state.get("f") }), { signal });
       if (answer.ok) renew(await answer.text());
     },
     { min: MIN_MS, max: MIN_MS },

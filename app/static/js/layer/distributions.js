@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { HistMap } from "../hist/map.js";
+import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { shortOf } from "./plan.js";
 
@@ -95,8 +96,9 @@ export class Distributions {
       } catch (error) {
         signal.throwIfAborted();
         failed = /** @type {Error} */ (error);
+        if (map.shape?.columns) continue; // what is drawn is still true
         words.hidden = false;
-        words.textContent = failed.message;
+        words.textContent = failedWords(error);
       }
     }
     if (failed) throw failed;

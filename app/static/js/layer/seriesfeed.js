@@ -8,6 +8,7 @@ import { leadOf } from "../smooth.js";
 
 const POINTS = 1000;
 const SMOOTH_POINTS = 4000; // smoothing needs unmerged points
+const MOST = 3; // times as many, until a curve is loaded whole again
 
 /** @typedef {{taps: (number | null)[], stats: string[]}} Ask */
 
@@ -61,6 +62,11 @@ export class SeriesFeed extends Emitter {
     return Number(this.page.state.get("smooth")) || 0;
   }
 
+  /** The points of a curve that is loaded whole. */
+  get #points() {
+    return this.#halfLife ? SMOOTH_POINTS : POINTS;
+  }
+
   /** @param {AbortSignal} signal */
   async #ask(signal) {
     const { span, paused } = this.page.follow;
@@ -69,7 +75,7 @@ export class SeriesFeed extends Emitter {
     const first = Math.max(0, span[0] - leadOf(this.#halfLife));
     const from = whole ? first : this.#lastStep;
     const to = whole && paused ? span[1] : null;
-    const points = whole && this.#halfLife ? SMOOTH_POINTS : POINTS;
+    const points = whole ? this.#points : POINTS;
     try {
       const answers = await Promise.all(
         this.asks.map(({ taps, stats }) =>
@@ -81,6 +87,8 @@ export class SeriesFeed extends Emitter {
       for (const series of answers.flatMap((answer) => answer.series)) this.#take(series, whole);
       if (!whole) for (const curve of this.#curves.values()) curve.forget(first);
       this.#loaded = [Math.max(this.#loaded?.[0] ?? first, first), span[1]];
+      // A whole run that is followed grows without end: it is loaded again, in fewer points.
+      if (!whole && [...this.#curves.values()].some(({ length }) => length > MOST * this.#points)) this.#loaded = null;
       this.emit("data");
     } catch (error) {
       if (!signal.aborted) this.emit("error", error);

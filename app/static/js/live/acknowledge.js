@@ -1,6 +1,7 @@
 // @ts-check
 /** Acknowledging findings and events, and undoing it. */
 import { send } from "../api.js";
+import { byId } from "../dom.js";
 import { toast } from "../toast.js";
 
 /** Handles clicks on all buttons with `data-seen` (a key). @param {import("../page.js").Page} page
@@ -22,12 +23,15 @@ export function listenToSeen(page, renew) {
     const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-seen]"));
     if (!button) return;
     const { seen: key = "", undone } = button.dataset;
-    const next = /** @type {HTMLElement | null} */ (
-      button.closest("li, tr")?.nextElementSibling?.querySelector("[data-seen]")
+    const line = button.closest("li, tr");
+    const next = /** @type {HTMLElement} */ (
+      line?.nextElementSibling?.querySelector("[data-seen]") ??
+        line?.previousElementSibling?.querySelector("[data-seen]") ??
+        byId("main")
     );
     if (!(await note(key, undone === undefined))) return;
-    // The line disappears, so the focus moves to the next one.
-    if (document.activeElement === button) next?.focus({ preventScroll: true });
+    // The line disappears, so the focus moves to the next one, or else to the one before.
+    if (document.activeElement === button) next.focus({ preventScroll: true });
     if (undone === undefined)
       toast("Acknowledged. You will be alerted if it happens again.", { undo: () => note(key, false) });
   });

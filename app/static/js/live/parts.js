@@ -3,7 +3,7 @@
  * The parts of a page that the server renders, also when something has changed: requested while they are in view, and
  * put in
  * place without disturbing the reader. */
-import { ApiError, numberOf } from "../api.js";
+import { ApiError, numberOf, reach } from "../api.js";
 import { byId, reveal } from "../dom.js";
 import { number } from "../format.js";
 import { notePartial } from "../partial.js";
@@ -81,7 +81,7 @@ export class Parts {
     const query = new URLSearchParams(this.query());
     for (const [element] of wanted) query.append("part", element.dataset.part ?? "");
     const address = `${this.page.address(this.place)}?${query}`;
-    const answer = await fetch(address, { headers: { Accept: "text/html" }, signal });
+    const answer = await reach(address, { headers: { Accept: "text/html" }, signal });
     const html = await answer.text();
     notePartial(answer, { isWhole: answer.ok });
     if (answer.status < 500)

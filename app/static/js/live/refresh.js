@@ -1,5 +1,6 @@
 // @ts-check
 /** Keeps something up to date: the one throttle of all pages. */
+import { isPassing } from "./failed.js";
 
 const RETRY_MS = 5000;
 
@@ -70,8 +71,7 @@ export class Refresh {
     try {
       await this.work(running.signal);
     } catch (error) {
-      const { status = 0 } = /** @type {{status?: number}} */ (error);
-      this.#isDue ||= !running.signal.aborted && (status === 0 || status >= 500);
+      this.#isDue ||= !running.signal.aborted && isPassing(error);
       wait = RETRY_MS;
     }
     if (this.#running !== running) return;

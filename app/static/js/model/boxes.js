@@ -118,9 +118,7 @@ function words(pen, { tree, values }, { number, x, y, w }, color, times) {
     pen.textAlign = "left";
   }
   pen.font = `11px ${SANS}`;
-  pen.globalAlpha *= 0.85;
   pen.fillText(cut(pen, tree.typeOf(number), room), left, y + 12 + LINE);
-  pen.globalAlpha /= 0.85;
   pen.fillText(valueWords(values, tree, number), left, y + 12 + 2 * LINE);
 }
 

@@ -26,14 +26,14 @@ export class Ink {
     const pixel = this.painter.color(bits);
     let found = this.#known.get(pixel);
     if (!found) {
-      found = { fill: cssOf(pixel), text: isDarkPixel(pixel) ? "#fff" : "#14181d" };
+      found = { fill: cssOf(pixel), text: isDarkPixel(pixel) ? "#fff" : "#000" };
       this.#known.set(pixel, found);
     }
     return found;
   }
 }
 
-/** Whether white text is read better on a color. @param {number} pixel */
+/** Whether white text is read better on a color than black text. @param {number} pixel */
 export function isDarkPixel(pixel) {
   const channel = (/** @type {number} */ shift) => {
     const share = ((pixel >> shift) & 255) / 255;

@@ -3,6 +3,7 @@
 import { get } from "../api.js";
 import { byId } from "../dom.js";
 import { Curve } from "../live/curve.js";
+import { Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/index.js";
 
 const POINTS = 1000;
@@ -12,8 +13,6 @@ const HZ = 4;
 export class ScalarChart {
   /** @type {{close: () => void, change: (query: Record<string, any>) => void} | null} */
   #stream = null;
-  /** @type {AbortController | null} */
-  #asked = null;
   #shown = "";
   curve = new Curve();
 
@@ -24,6 +23,7 @@ export class ScalarChart {
     this.told = told;
     this.page = page;
     this.usual = name;
+    this.refresh = new Refresh((signal) => this.#fetch(signal));
     const query = () => ({ path: "scalars", query: { run: page.run, name: this.name, ...this.#bounds } });
     this.chart = new LineChart(page, byId("chart"), {
       title: this.name || "Loss",
@@ -73,14 +73,13 @@ export class ScalarChart {
     this.#shown = shown;
     this.#stream?.close();
     this.#stream = null;
-    this.#asked?.abort();
-    const title = byId("chart").querySelector("h2");
-    if (title) title.textContent = this.name || "Loss";
+    this.refresh.stop();
+    this.chart.rename(this.name || "Loss");
     if (!this.name)
       return this.chart.say(
         "No scalars logged. Call watcher.log(loss=loss.item()) in your training loop to plot it here.",
       );
-    if (live === null) this.#fetch();
+    if (live === null) void this.refresh.now();
     else this.#follow(live);
   }
 
@@ -101,18 +100,17 @@ export class ScalarChart {
     });
   }
 
-  async #fetch() {
-    this.#asked = new AbortController();
+  /** @param {AbortSignal} signal */
+  async #fetch(signal) {
+    const { page, name } = this;
     try {
-      const answer = await get(
-        "scalars",
-        { run: this.page.run, name: this.name, points: POINTS, ...this.#bounds },
-        this.#asked.signal,
-      );
+      const answer = await get("scalars", { run: page.run, name, points: POINTS, ...this.#bounds }, signal);
+      signal.throwIfAborted();
       this.curve.take(answer.series[0], true);
       this.#draw();
     } catch (error) {
-      if (/** @type {Error} */ (error).name !== "AbortError") this.chart.say(/** @type {Error} */ (error).message);
+      if (!signal.aborted) this.chart.fail(error, name);
+      throw error;
     }
   }
 

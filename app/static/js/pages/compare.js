@@ -1,8 +1,10 @@
 // @ts-check
 /** Two runs side by side. The server says where they part; here are the pictures, and what is picked. */
+import { get } from "../api.js";
 import { Differences } from "../compare/differences.js";
 import { makeLoss, Overlay } from "../compare/overlay.js";
 import { byId, reveal } from "../dom.js";
+import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 
 const LIVE_MS = 10_000;
@@ -48,16 +50,13 @@ function startPictures() {
   const differences = figure && new Differences(page, figure, asked, sides[0].id, pick);
   const overlay = lines && new Overlay(page, lines, sides, asked);
   const showLoss = makeLoss(page, document.getElementById("loss-lines"), sides);
+  const layer = new Refresh(async (signal) => overlay?.show(state.get("module"), signal));
   const showLayer = () => {
     for (const row of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#layers tbody tr")))
       row.classList.toggle("picked", row.dataset.module === state.get("module"));
-    void overlay?.show(state.get("module"));
+    void layer.now();
   };
-  const all = () => {
-    void differences?.load();
-    void showLoss();
-    showLayer();
-  };
+  const pictures = new Refresh((signal) => Promise.all([differences?.load(signal), showLoss(signal)]));
   state.on("module", showLayer);
   byId("compared").addEventListener("click", (/** @type {MouseEvent} */ event) => {
     const row = /** @type {HTMLElement} */ (event.target).closest("a.pick")?.closest("tr");
@@ -65,8 +64,20 @@ function startPictures() {
     event.preventDefault();
     pick(row.dataset.module ?? "");
   });
-  all();
-  if (held.live === "yes") setInterval(() => document.hidden || page.follow.paused || all(), LIVE_MS);
+  showLayer();
+  void pictures.now();
+  if (held.live === "yes") follow(sides, [pictures, layer]);
+}
+
+/** Shows what is newer, as long as one of the runs is live. @param {import("../compare/overlay.js").Side[]} sides
+ * @param {Refresh[]} shown */
+function follow(sides, shown) {
+  const ask = new Refresh(async (signal) => {
+    const runs = await Promise.all(sides.map(({ id }) => get(`runs/${encodeURIComponent(id)}`, {}, signal)));
+    if (runs.every((run) => run.state !== "live")) clearInterval(timer);
+    for (const each of shown) each.soon(); // also once after the end
+  });
+  const timer = setInterval(() => page.follow.paused || ask.soon(), LIVE_MS);
 }
 
 reveal(document);

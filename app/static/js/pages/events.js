@@ -7,6 +7,7 @@
 import { listenToExplain } from "../alerts/explain.js";
 import { listenToMute } from "../alerts/mute.js";
 import { Walk } from "../alerts/walk.js";
+import { reach } from "../api.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
 import { Finder } from "../finder.js";
@@ -49,12 +50,16 @@ byId("copy").addEventListener("click", async (/** @type {MouseEvent} */ event) =
   event.preventDefault();
   const query = new URLSearchParams(location.search);
   query.set("format", "markdown");
-  const answer = await fetch(`${page.address("events")}?${query}`);
-  const copied = answer.ok && (await copyText(await answer.text()));
-  toast(
-    copied ? "Copied the list as a Markdown table" : "Copying failed. Open the button's link in a new tab instead",
-    copied ? {} : { kind: "error" },
-  );
+  try {
+    const answer = await reach(`${page.address("events")}?${query}`);
+    const copied = answer.ok && (await copyText(await answer.text()));
+    toast(
+      copied ? "Copied the list as a Markdown table" : "Copying failed. Open the button's link in a new tab instead",
+      copied ? {} : { kind: "error" },
+    );
+  } catch (error) {
+    toast(`Copying failed: ${/** @type {Error} */ (error).message}.`, { kind: "error" });
+  }
 });
 
 // On a phone, the details are below the list.

@@ -121,14 +121,23 @@ function walk(by) {
   page.announce(next || "(root)");
 }
 
-/** @param {string} name @param {string[]} values */
-const turn = (name, values) => () => {
+/** Turns a choice to its next value. @param {string} name @param {Record<string, string>} words of its values */
+const turn = (name, words) => () => {
+  const values = Object.keys(words);
   state.set({ [name]: values[(values.indexOf(state.get(name)) + 1) % values.length] });
-  page.announce(`${name}: ${state.get(name)}`);
+  page.announce(words[state.get(name)] ?? "");
 };
 
 page.keys.add("j", "next layer", () => walk(1));
 page.keys.add("k", "previous layer", () => walk(-1));
-page.keys.add("l", "log, linear, symmetric log", turn("y", ["log", "linear", "symlog"]));
-page.keys.add("f", "fit all rows, or readable rows", turn("rows", ["fit", "read"]));
-page.keys.add("r", "relative to each row's median", turn("relative", ["0", "1"]));
+page.keys.add(
+  "l",
+  "log, linear, symmetric log",
+  turn("y", { log: "Scale: log", linear: "Scale: linear", symlog: "Scale: symmetric log" }),
+);
+page.keys.add("f", "fit all rows, or readable rows", turn("rows", { fit: "All rows", read: "Readable rows" }));
+page.keys.add(
+  "r",
+  "relative to each row's median",
+  turn("relative", { 0: "Values as captured", 1: "Values relative to each row's median" }),
+);

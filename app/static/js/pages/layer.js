@@ -9,6 +9,7 @@ import { addKeys } from "../layer/keys.js";
 import { startPickers } from "../layer/pickers.js";
 import { distributionsOf, plansOf } from "../layer/plan.js";
 import { Parts } from "../live/parts.js";
+import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 
 const page = open({
@@ -28,7 +29,7 @@ if (layer) start(layer.dataset.module ?? "");
 else startChoice(page);
 
 /** @param {string} module its path */
-async function start(module) {
+function start(module) {
   /** @type {import("../layer/plan.js").Tap[]} */
   let taps = [];
   /** @type {number | null} */
@@ -44,11 +45,16 @@ async function start(module) {
     charts.show(plansOf(taps, { kind, index, call, phase }));
     distributions.show(distributionsOf(taps, { kind, index, call, phase }));
   };
-  const look = async () => {
-    taps = await tapsOf(module);
+  const look = new Refresh(async (signal) => {
+    try {
+      taps = await tapsOf(module, signal);
+    } catch (error) {
+      if (!signal.aborted) charts.fail(error);
+      throw error;
+    }
     show();
     channels.look();
-  };
+  });
   addKeys(page);
   page.state.on("change", (names) => {
     if (["kind", "index", "call", "phase"].some((name) => names.includes(name))) show();
@@ -60,15 +66,15 @@ async function start(module) {
   page.events.on("news", () => page.follow.paused || parts.soon(["alerts"]));
   page.events.on("run", (run) => {
     if (known !== null && run.taps !== known) {
-      void look();
+      look.soon();
       parts.soon();
     }
     known = run.taps;
   });
-  await look();
+  void look.now();
 }
 
-/** @param {string} module */
-async function tapsOf(module) {
-  return (await get("taps", { run: page.run, ...only(module), limit: 1000 })).taps;
+/** @param {string} module @param {AbortSignal} signal */
+async function tapsOf(module, signal) {
+  return (await get("taps", { run: page.run, ...only(module), limit: 1000 }, signal)).taps;
 }

@@ -4,6 +4,7 @@ import { get, only } from "../api.js";
 import { byId, h } from "../dom.js";
 import { Finder } from "../finder.js";
 import { ofParameters } from "../kinds.js";
+import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { Asking } from "../tensors/ask.js";
 import { addFollowing } from "../tensors/follow.js";
@@ -136,8 +137,10 @@ addFollowing(page, { look: load, chosen, show: (number) => state.set({ snapshot:
 for (const name of ["snapshot", "beside"]) state.on(name, say(show));
 follow.on("change", say(show));
 for (const name of ["module", "kind"]) state.on(name, say(places));
-setInterval(() => document.hidden || load().catch(() => undefined), LIVE_MS);
+const fresh = new Refresh(load, { min: LIVE_MS });
+setInterval(() => page.runState === "live" && fresh.soon(), LIVE_MS);
+page.events.on("run", () => fresh.soon()); // also what came last
 say(async () => {
   await Promise.all([load(), places()]);
   await show();
-})();
+})().then(() => kept.length || fresh.soon());

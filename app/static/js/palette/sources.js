@@ -53,10 +53,7 @@ export async function layersOf(page, text, signal) {
     await get(path, { f: text, limit: MOST_LAYERS }, signal)
   );
   const title = total > paths.length ? `Layers, the first ${paths.length} of ${count(total)}` : "Layers";
-  const entries = paths.map((module) => ({
-    name: module || "(root)",
-    go: () => visit(page, "layer", module ? { module } : {}),
-  }));
+  const entries = paths.map((module) => ({ name: module || "(root)", go: () => visit(page, "layer", { module }) }));
   return { title, entries };
 }
 

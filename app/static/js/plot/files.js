@@ -1,6 +1,6 @@
 // @ts-check
 /** Files that a page hands to the reader. */
-import { ApiError, urlOf } from "../api.js";
+import { ApiError, reach, urlOf } from "../api.js";
 
 /** A name that every file system takes. @param {...string} parts */
 export function fileName(...parts) {
@@ -64,7 +64,7 @@ export function download(blob, name) {
  * @param {"csv" | "json"} format
  */
 export async function fetchFile({ path, query }, format) {
-  const response = await fetch(urlOf(path, { ...query, format }));
+  const response = await reach(urlOf(path, { ...query, format }));
   if (response.ok) return response.blob();
   const said = await response.json().catch(() => null);
   throw new ApiError(response.status, said?.error ?? `the server answered ${response.status}`);

@@ -2,6 +2,7 @@
 /** Charts of lines that a person inspects. */
 import { Card } from "../card.js";
 import { number } from "../format.js";
+import { failedWords } from "../live/failed.js";
 import { colors, onTheme } from "../theme.js";
 import { blobOf } from "./files.js";
 import { CONFIG, plotly } from "./library.js";
@@ -95,11 +96,24 @@ export class LineChart {
     this.ask();
   }
 
+  /** Another subject, which names the chart and its files. @param {string} title */
+  rename(title) {
+    this.figure.options.title = title;
+    this.panel.plot.setAttribute("aria-label", title);
+    this.card.rename(title);
+  }
+
   /** Words in the place of the chart: why there is none. @param {string} words */
   say(words) {
     this.figure.lines = [];
     this.purge();
     this.panel.say(words);
+  }
+
+  /** Says why values could not be loaded, unless lines of the same subject are there: those are still true.
+   * @param {unknown} error @param {string} [about] as in `show` */
+  fail(error, about = "") {
+    if (!this.figure.lines.length || about !== this.figure.about) this.say(failedWords(error));
   }
 
   /** Draws in its turn; `now` is for what a hand asked for. @param {boolean} [now] */

@@ -12,6 +12,11 @@ export const CONFIG = {
 };
 export const FONT = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
+/** Plotly reads a few tags in texts, and names are the user's. @param {string} text */
+export function escaped(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
 /** @type {Promise<any> | null} */
 let loading = null;
 

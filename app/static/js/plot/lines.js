@@ -2,7 +2,7 @@
 /** What a chart of lines is made of: traces and layout for Plotly, words and a table for readers. No DOM. */
 import { countTicks } from "../timeline/knots.js";
 import { axisOf } from "./axis.js";
-import { FONT } from "./library.js";
+import { escaped, FONT } from "./library.js";
 import { drawn } from "./thin.js";
 import { tracesOf } from "./traces.js";
 import { summaryOf, tableOf } from "./words.js";
@@ -28,7 +28,7 @@ export class LineFigure {
   /** @type {import("./axis.js").Axis | null} */
   axis = null;
   /** What the lines are of. */
-  #about = "";
+  about = "";
 
   /** @param {{state: {optional(name: string): string}, follow: {span: [number, number] | null}, clock?:
    * import("../timeline/clock.js").Clock}} page
@@ -41,8 +41,8 @@ export class LineFigure {
   /** Takes lines. A zoom is of its subject: the values of another one are shown whole.
    * @param {import("./thin.js").Line[]} lines @param {string} about */
   take(lines, about) {
-    if (about !== this.#about) this.zoomed = null;
-    this.#about = about;
+    if (about !== this.about) this.zoomed = null;
+    this.about = about;
     this.lines = lines;
   }
 
@@ -149,7 +149,7 @@ function layoutOf(figure, axis, colors, width, height, alone) {
     tickfont: { color: colors.quiet, size: 11 },
   };
   const named = (/** @type {string | undefined} */ text) =>
-    text ? { title: { text, standoff: 6, font: { size: 11, color: colors.quiet } } } : {};
+    text ? { title: { text: escaped(text), standoff: 6, font: { size: 11, color: colors.quiet } } } : {};
   const { title, y } = figure.options;
   return {
     width,
@@ -158,7 +158,7 @@ function layoutOf(figure, axis, colors, width, height, alone) {
     paper_bgcolor: alone ? colors.card : "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: FONT, size: 12, color: colors.ink },
-    ...(alone ? { title: { text: title, font: { size: 14 }, x: 0.02 } } : {}),
+    ...(alone ? { title: { text: escaped(title), font: { size: 14 }, x: 0.02 } } : {}),
     showlegend: alone,
     legend: { orientation: "h", y: -0.22, x: 0 },
     dragmode: "zoom",

@@ -42,6 +42,12 @@ export class Menu {
     });
   }
 
+  /** @param {string} label what it is the menu of */
+  rename(label) {
+    const words = `${this.button.textContent}: ${label}`;
+    for (const each of [this.button, this.list]) each.setAttribute("aria-label", words);
+  }
+
   open() {
     this.list.replaceChildren(
       ...this.items().map(({ words, action }) =>

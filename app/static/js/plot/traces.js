@@ -1,5 +1,6 @@
 // @ts-check
 /** Lines as traces for Plotly. Pure; the axis places the values. */
+import { escaped } from "./library.js";
 
 /** @typedef {import("./thin.js").Drawn} Drawn */
 /** @typedef {import("./thin.js").Line} Line */
@@ -52,7 +53,7 @@ function bandOf(line, points, axis, color) {
     return { x: [...xs, ...[...xs].reverse()], y: [...tops, ...bottoms.reverse()].map((value) => axis.place(value)) };
   });
   const joined = (/** @type {number[][]} */ parts) => parts.flatMap((part, i) => (i ? [null, ...part] : part));
-  const only = line.mean ? {} : { name: line.name };
+  const only = line.mean ? {} : { name: escaped(line.name) };
   return {
     type: "scatter",
     mode: "lines",
@@ -63,7 +64,7 @@ function bandOf(line, points, axis, color) {
     line: { width: 0 },
     hoverinfo: "skip",
     showlegend: !line.mean,
-    name: `${line.name}, min to max`,
+    name: `${escaped(line.name)}, min to max`,
     ...only,
   };
 }
@@ -99,7 +100,7 @@ function strokesOf(line, points, axis, color) {
     ...common,
     ...pen(points.raw, color, smooth ? 1 : 1.75, dash),
     y: placed(points.raw, axis),
-    name: line.name,
+    name: escaped(line.name),
     opacity: smooth ? RAW_BEHIND : 1,
     showlegend: !smooth,
   };
@@ -110,7 +111,7 @@ function strokesOf(line, points, axis, color) {
       ...common,
       ...pen(points.smooth, color, 1.75, dash),
       y: placed(points.smooth, axis),
-      name: line.name,
+      name: escaped(line.name),
       showlegend: true,
     },
   ];

@@ -3,6 +3,7 @@
 import { get } from "../api.js";
 import { byId } from "../dom.js";
 import { Heat } from "../heat/index.js";
+import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { bitsOf, mostColumns, rowsOf } from "./columns.js";
 
@@ -11,6 +12,7 @@ const AROUND_PX = 52; // axis and legend
 
 export class RankMap {
   #ranks = 64; // as long as their number is unknown
+  #drawn = "";
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} figure */
   constructor(page, figure) {
@@ -22,6 +24,7 @@ export class RankMap {
       title: this.words,
       noun: "rank",
       lumped: true,
+      merged: "mean",
       query: () => ({ path: "ranks/map", query: this.#query() }),
       onPick: (row, step) => this.#open(Number(row.number), step),
     });
@@ -72,13 +75,15 @@ export class RankMap {
         "--heat-height",
         `${Math.min(560, Math.max(130, ranks.length * ROW_PX + AROUND_PX))}px`,
       );
+      this.#drawn = this.words;
       Object.assign(this.heat.options, { title: this.words, stat: this.words });
+      this.heat.card?.rename(this.words);
       this.heat.setRows(rowsOf(ranks), [mostColumns(ranks.length) + 1, 1], this.words);
       const bits = bitsOf(values);
       this.heat.take({ kind: "snapshot", k: first.length, n: ranks.length, bits, first, last });
     } catch (error) {
       if (signal.aborted) return;
-      this.#say(/** @type {Error} */ (error).message);
+      if (this.#drawn !== this.words) this.#say(failedWords(error));
       throw error;
     }
   }

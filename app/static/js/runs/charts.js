@@ -105,11 +105,20 @@ export class RunCharts {
     };
   }
 
+  /** What the overlaid lines are of. */
+  get #about() {
+    const { scalar, tap, stat } = this.#asked();
+    return JSON.stringify([scalar, tap, stat]);
+  }
+
   /** @param {AbortSignal} signal */
   async #load(signal) {
     if (!this.#wanted.length) return;
     const query = this.#areSelected ? "" : this.page.state.get("f");
-    const { runs } = await get("runs", { query, limit: LIST }, signal);
+    const { runs } = await get("runs", { query, limit: LIST }, signal).catch((error) => {
+      if (!signal.aborted) this.overlay.fail(error, this.#about);
+      throw error;
+    });
     const known = new Map(runs.map((run) => [run.id, run]));
     this.#runs = this.#wanted.flatMap(({ run }) => known.get(run) ?? []);
     this.#offer();
@@ -126,11 +135,11 @@ export class RunCharts {
       const answer = await get("overlay", asked, signal);
       const lines = answer.lines.map((line) => this.#lineOf(line));
       for (const line of lines) this.page.follow.saw(line.last[line.last.length - 1] ?? 0);
-      if (lines.length) this.overlay.show(lines, answer.what);
+      if (lines.length) this.overlay.show(lines, this.#about);
       else this.overlay.say(emptyWords(answer));
     } catch (error) {
-      if (signal.aborted) throw error;
-      this.overlay.say(/** @type {Error} */ (error).message);
+      if (!signal.aborted) this.overlay.fail(error, this.#about);
+      throw error;
     }
   }
 
@@ -203,7 +212,12 @@ export class RunCharts {
     const [run] = this.#runs;
     if (!run || this.#tapsOf === run.id) return;
     this.#tapsOf = run.id;
-    const { taps } = await get("taps", { run: run.id, limit: 2000 });
+    const found = await get("taps", { run: run.id, limit: 2000 }).catch(() => null);
+    if (found === null) {
+      this.#tapsOf = ""; // asked again with the next values; meanwhile a layer can be typed
+      return;
+    }
+    const { taps } = found;
     byId("metric-taps").replaceChildren(...taps.map(({ label }) => h("option", { value: label })));
   }
 

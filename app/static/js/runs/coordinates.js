@@ -1,7 +1,7 @@
 // @ts-check
 /** Runs as lines over their settings, and as points of one setting against a result: figures for Plotly. Pure. */
 import { number, shorten } from "../format.js";
-import { FONT } from "../plot/library.js";
+import { escaped, FONT } from "../plot/library.js";
 import { axisOf, resultOf, wordsOf } from "./settings.js";
 
 /** @typedef {import("../answers.js").Run} Run */
@@ -64,11 +64,12 @@ function lineOf(run, axes, color) {
     x: axes.map((_, place) => place),
     y: axes.map(({ axis, of }) => axis.at(of(run))),
     meta: run.id,
-    name: nameOf(run),
+    name: escaped(nameOf(run)),
     line: { color, width: 1.75 },
     marker: { color, size: 6 },
     connectgaps: false,
-    hovertemplate: `<b>${escaped(shorten(nameOf(run), 40))}</b><br>${said}<extra></extra>`,
+    hovertext: `<b>${escaped(shorten(nameOf(run), 40))}</b><br>${said}`, // no template: names may contain its signs
+    hoverinfo: "text",
   };
 }
 
@@ -189,9 +190,4 @@ function base(colors, width, height) {
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.line, font: { color: colors.ink } },
     dragmode: false,
   };
-}
-
-/** Plotly reads a few tags in texts, and names are the user's. @param {string} text */
-function escaped(text) {
-  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }

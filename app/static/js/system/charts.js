@@ -19,8 +19,8 @@ export class SystemCharts {
     this.place = byId("charts");
     this.feed = new SystemFeed(page);
     this.feed.on("data", () => this.#draw());
-    this.feed.on("error", ({ message }) => {
-      for (const { chart } of this.#shown) chart.say(`${message}. The chart will retry.`);
+    this.feed.on("error", (error) => {
+      for (const { chart } of this.#shown) chart.fail(error);
     });
   }
 

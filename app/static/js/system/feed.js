@@ -6,6 +6,7 @@ import { Curve } from "../live/curve.js";
 import { Refresh } from "../live/refresh.js";
 
 const POINTS = 1000;
+const MOST = 3 * POINTS; // in a curve, until it is loaded whole again
 const AT_ONCE = 50; // names in a request
 const EVERY_MS = 2000; // the machine is sampled no more often
 
@@ -27,7 +28,9 @@ export class SystemFeed extends Emitter {
     page.follow.on("change", () => this.load());
     page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
     // While no step ends, samples are added to the last one, which is no newer step.
-    setInterval(() => page.follow.paused || this.refresh.soon(), 2 * EVERY_MS);
+    setInterval(() => {
+      if (page.runState === "live" && !page.follow.paused) this.refresh.soon();
+    }, 2 * EVERY_MS);
   }
 
   /** @param {string[]} names */
@@ -66,6 +69,8 @@ export class SystemFeed extends Emitter {
       for (const curve of this.#curves.values()) curve.forget(span[0]);
       const lasts = [...this.#curves.values()].map((curve) => curve.line("").last);
       this.#from = Math.min(...lasts.map((last) => last[last.length - 1] ?? span[0]), span[1]);
+      // A whole run that is followed grows without end: it is loaded again, in fewer points.
+      if (!whole && [...this.#curves.values()].some(({ length }) => length > MOST)) this.#from = null;
       this.emit("data");
     } catch (error) {
       if (!signal.aborted) this.emit("error", error);

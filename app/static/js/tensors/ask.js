@@ -2,6 +2,7 @@
 /** A request for a tensor and what became of it: asked, waiting, came, or why not. */
 import { get, send } from "../api.js";
 import { byId, h } from "../dom.js";
+import { kindWords } from "../kinds.js";
 import { toast } from "../toast.js";
 
 const POLL_MS = 500;
@@ -105,7 +106,7 @@ export class Asking {
       const said = await send("POST", "snapshots", body, { run: this.page.run });
       this.#add(
         [said.number],
-        `${body.module || "the model"} ${body.kind}${body.index ? ` [${body.index}]` : ""}`,
+        `${body.module || "the model"}: ${kindWords(body.kind)}${body.index ? ` [${body.index}]` : ""}`,
         body.module,
       );
     });

@@ -1,6 +1,6 @@
 // @ts-check
 /** One snapshot as it is looked at: its picture, what is under the pointer, its statistics, its files. */
-import { get, numberOf, urlOf } from "../api.js";
+import { get, numberOf, reach, urlOf } from "../api.js";
 import { h } from "../dom.js";
 import { bytes, count, number, percent } from "../format.js";
 import { besides, NONE, wordsAt } from "./names.js";
@@ -226,7 +226,7 @@ export function aboutOf(entry) {
 
 /** @param {string} path @param {Record<string, any>} query @param {AbortSignal} signal */
 async function tilesOf(path, query, signal) {
-  const answer = await fetch(urlOf(`${path}/tiles`, { ...query, format: "npy" }), { signal });
+  const answer = await reach(urlOf(`${path}/tiles`, { ...query, format: "npy" }), { signal });
   if (!answer.ok)
     throw new Error((await answer.json().catch(() => null))?.error ?? `the server answered ${answer.status}`);
   return readNpy(await answer.arrayBuffer());

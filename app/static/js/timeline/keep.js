@@ -1,7 +1,7 @@
 // @ts-check
 /** The steps of this page go along to the run's other pages: in links, in forms, and where a script opens a page. */
 import { h } from "../dom.js";
-import { added, isOfRun, kept } from "./links.js";
+import { added, isOfRun, kept, Links } from "./links.js";
 
 /**
  * What other pages are to show; "" is what is usual. A page's own default (System shows all steps) is its own, unless
@@ -40,10 +40,11 @@ export function keepSteps(page) {
   };
   page.state.on("change", show);
   show();
+  const others = new Links();
   const keep = (/** @type {Event} */ event) => {
     const link = /** @type {Element} */ (event.target).closest?.("main a[href]");
     const href = link?.getAttribute("href") ?? "";
-    if (link && isOfRun(href, page.runPath)) link.setAttribute("href", added(href, sharedOf(page)));
+    if (link && isOfRun(href, page.runPath)) link.setAttribute("href", others.added(link, href, sharedOf(page)));
   };
   for (const name of ["pointerover", "focusin", "click"]) document.addEventListener(name, keep, { capture: true });
   document.addEventListener("submit", ({ target }) => keepInForm(/** @type {HTMLFormElement} */ (target)), true);

@@ -35,6 +35,24 @@ export function added(href, { steps, step, by, range }) {
   });
 }
 
+/**
+ * Links with the page's steps added. Each is added to again from where it led at first, so that steps of an earlier
+ * moment aren't taken for its own.
+ */
+export class Links {
+  /** @type {WeakMap<object, {href: string, written: string}>} */
+  #known = new WeakMap();
+
+  /** Where a link leads now. @param {object} link @param {string} current its address @param {Shared} shared */
+  added(link, current, shared) {
+    const known = this.#known.get(link);
+    const href = known?.written === current ? known.href : current;
+    const written = added(href, shared);
+    this.#known.set(link, { href, written });
+    return written;
+  }
+}
+
 /** @param {string} href @param {(query: URLSearchParams) => void} change */
 function changed(href, change) {
   const [, path, text, hash] = /** @type {RegExpExecArray} */ (/^([^?#]*)(?:\?([^#]*))?(#.*)?$/.exec(href));

@@ -1,6 +1,6 @@
 // @ts-check
 /** A tour of five steps over the pages of a run. Its step is in the address, so going back and reloading work. */
-import { h } from "../dom.js";
+import { byId, h } from "../dom.js";
 import { visit } from "../timeline/keep.js";
 
 /** Where a step is, what it points at, and what it says. @typedef {{place: string, target: string, title: string, text: string}} Stop */
@@ -57,11 +57,13 @@ export function stopOf(text) {
 export function startTour(page) {
   let shown = /** @type {HTMLElement | null} */ (null);
   const show = () => {
+    const hadFocus = shown?.contains(document.activeElement);
     shown?.remove();
     shown = null;
     for (const each of document.querySelectorAll(".tour-target")) each.classList.remove("tour-target");
     const at = stopOf(page.state.get("tour"));
     if (at !== null) shown = draw(page, at);
+    else if (hadFocus) byId("main").focus({ preventScroll: true });
   };
   page.state.on("tour", show);
   page.keys.add("y", "take the tour of five steps", () => go(page, 0), { group: "Everywhere" });
