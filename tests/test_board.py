@@ -39,7 +39,9 @@ def test_only_charts_of_values_over_steps_are_pinned(world: World, wrong: dict[s
 
 
 def test_the_board_survives_a_restart_beside_the_views(tmp_path: Path) -> None:
-    Views(tmp_path, BOARD_FILE, "charts").save("loss", "scalars?name=loss")
+    told: list[str] = []
+    Views(tmp_path, BOARD_FILE, "chart", lambda: told.append("changed")).save("loss", "scalars?name=loss")
+    assert told == ["changed"]
     Views(tmp_path).save("mine", "sort=loss")
-    assert dict(Views(tmp_path, BOARD_FILE, "charts").all()) == {"loss": "scalars?name=loss"}
+    assert dict(Views(tmp_path, BOARD_FILE, "chart").all()) == {"loss": "scalars?name=loss"}
     assert dict(Views(tmp_path).all()) == {"mine": "sort=loss"}

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query, Response
-from starlette.exceptions import HTTPException
+from fastapi import APIRouter, Response
 
 from hookcore import answers
-from hookcore.store.checks import unknown
 
 from ..formats import StrictJson
 from ..runs import Runs
-from ..runs.views import MAX_NAME
 from .bodies import ChartToPin
-from .given import GivenRuns, answered, described, problems
+from .given import GivenName, GivenRuns, answered, described, forget, problems
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -35,13 +30,10 @@ def board(runs: GivenRuns) -> Response:
 def pin(runs: GivenRuns, chart: ChartToPin) -> Response:
     """Pin a chart, instead of the one of the same name."""
     runs.board.save(chart.name, f"{chart.path}?{chart.query}")
-    runs.changes.tell()
     return StrictJson(answers.Board(charts_of(runs)))
 
 
 @router.delete("/board", summary="Unpin a chart", status_code=204, response_class=Response, responses=problems())
-def unpin(runs: GivenRuns, name: Annotated[str, Query(min_length=1, max_length=MAX_NAME)]) -> None:
+def unpin(runs: GivenRuns, name: GivenName) -> None:
     """Take a chart off the board."""
-    if not runs.board.delete(name):
-        raise HTTPException(404, unknown("chart", name, list(runs.board.all())))
-    runs.changes.tell()
+    forget(runs.board, name)

@@ -26,6 +26,7 @@ from hookcore.store.checks import unknown
 from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
 from ..runs import Run, Runs, why_gone
 from ..runs.ranked import rank_of
+from ..runs.views import MAX_NAME, Views
 
 MAX_CELLS: Final = 2_000_000  # of a map
 MAX_STEP: Final = 2**53
@@ -84,6 +85,13 @@ def runs_of(request: Request) -> Runs:
 
 
 GivenRuns = Annotated[Runs, Depends(runs_of)]
+GivenName = Annotated[str, Query(min_length=1, max_length=MAX_NAME, description="the name it was saved under")]
+
+
+def forget(kept: Views, name: str) -> None:
+    """Delete what readers saved under a name; answer 404 if there is none."""
+    if not kept.delete(name):
+        raise HTTPException(404, unknown(kept.noun, name, list(kept.all())))
 
 
 def listed_run(runs: Runs, run_id: str) -> Run:

@@ -46,7 +46,8 @@ class Runs:
         self.changes = Changes()
         self.disk: Disk | None = None
         folder = Path(settings.keep) if settings.keeps else None
-        self.views, self.board = Views(folder), Views(folder, BOARD_FILE, "charts")
+        told = self.changes.tell
+        self.views, self.board = Views(folder, changed=told), Views(folder, BOARD_FILE, "chart", told)
         self.unlisted: dict[Path, str] = {}  # folders of runs that can't be read, and why
         self._own_rules = rules_in(settings.rules_file) if settings.rules_file else ()
         self._clock = clock

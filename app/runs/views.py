@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -20,11 +20,21 @@ MAX_QUERY: Final = 4000
 
 
 class Views:
-    """The views of a server, or the charts, by name. Without a folder, they last as long as the server."""
+    """The views of a server, or the charts, by name. Without a folder, they last as long as the server.
 
-    def __init__(self, folder: Path | None, file: str = VIEWS_FILE, noun: str = "views") -> None:
+    `noun` is what one of them is called. `changed` is called after each change.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        file: str = VIEWS_FILE,
+        noun: str = "view",
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.noun = noun
         self._file = None if folder is None else folder / file
-        self._noun = noun
+        self._changed = changed
         self._lock = threading.Lock()
         self._views: dict[str, str] | None = None  # read when they are first asked for
 
@@ -38,8 +48,9 @@ class Views:
         with self._lock:
             views = {**self._known(), name: query}
             if len(views) > MAX_VIEWS:
-                raise ArgumentError(f"{MAX_VIEWS} {self._noun} are saved already: delete one first")
+                raise ArgumentError(f"{MAX_VIEWS} {self.noun}s are saved already: delete one first")
             self._put(views)
+        self._changed()
 
     def delete(self, name: str) -> bool:
         """Delete a view. Return False if there is none of this name."""
@@ -48,7 +59,8 @@ class Views:
             if len(views) == len(self._known()):
                 return False
             self._put(views)
-            return True
+        self._changed()
+        return True
 
     def _known(self) -> dict[str, str]:
         if self._views is None:
