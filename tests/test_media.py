@@ -228,6 +228,14 @@ def test_the_page_leads_to_all_names() -> None:
     assert not path
 
 
+def test_the_page_is_held_at_a_step_although_none_was_captured() -> None:
+    client = served(*((f"name {number:02}", step, "text/plain", b"x") for number in range(60) for step in (1, 2)))
+    html = client.get("/runs/one/media?step=1&row=50", headers={"Accept": "text/html"}).text
+    assert set(re.findall(r'<span class="quiet small">step (\d+)', html)) == {"1"}
+    assert 'href="runs/one/media?step=2&amp;row=50"' in html
+    assert "Nothing was logged in step 9." in client.get("/runs/one/media?step=9", headers={"Accept": "text/html"}).text
+
+
 @pytest.mark.parametrize(
     "table",
     [

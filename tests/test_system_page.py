@@ -89,6 +89,10 @@ def test_the_overview_says_it_in_a_line() -> None:
     assert "GPU 0" not in text_of(page, "/runs/one?step=9")
     assert "CPU 1.3 cores, 1,272 samples/s, 4.5 GB of memory" in text_of(sampled(HOST), "/runs/one")
     assert 'id="machine"' not in sampled({}).get("/runs/one", headers=HTML).text
+    rates = {SAMPLES_RATE: 1272.4, MEMORY_PROCESS: 4.5e9}
+    assert "1,272 samples/s, 4.5 GB of memory" in text_of(sampled(rates), "/runs/one")
+    times = {f"{SYSTEM}time/forward": 0.03, f"{SYSTEM}time/backward": 0.01}
+    assert "Time of step 0: 40 ms, 75% of it forward, 1,272 samples/s" in text_of(sampled(rates | times), "/runs/one")
 
 
 def test_without_sensors_the_page_says_why_and_shows_what_torch_reserved() -> None:

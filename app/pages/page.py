@@ -15,7 +15,7 @@ from ..formats import words_of
 from ..runs import Run, Runs
 from .frame import address_of, path_of, render, run_of
 from .views.moment import note_of
-from .views.span import AXES, Shared, Span, span_of, usual_steps
+from .views.span import AXES, Shared, Span, Values, asked_values, span_of, usual_steps, words_of_values
 from .views.timeline import bar_of, timeline_view
 
 Text = Annotated[str, Query(max_length=1000)]
@@ -92,9 +92,14 @@ class RunPage(Page):
         return span_of(self.run, self.steps or self.usual.steps, self.step or self.usual.step)
 
     @property
-    def values_in(self) -> tuple[int | None, int | None]:
-        """The steps of which the newest values are shown: the held one, those of the chosen range, or any."""
-        return (None, None) if self.span is None else self.span.values
+    def values_in(self) -> Values:
+        """The steps of which the newest values are shown: the held one, those of the chosen range, or any.
+
+        What a script logged may have steps although none was captured.
+        """
+        if self.span is not None:
+            return self.span.values
+        return asked_values(self.steps or self.usual.steps, self.step or self.usual.step)
 
     @property
     def listed_in(self) -> tuple[int | None, int | None]:
@@ -115,9 +120,7 @@ class RunPage(Page):
     def render(self, template: str, values: dict[str, Any]) -> HTMLResponse:
         """Render a template in the frame of the run."""
         shown: dict[str, Any] = {"span": self.span, "usual": self.usual, "axes": AXES, "listed_words": self._listed}
-        shown["about"] = (
-            "" if self.span is None else self.span.values_words
-        )  # the steps of the values, if not the newest
+        shown["about"] = words_of_values(self.values_in)  # the steps of the values, if not the newest
         return render(self.request, template, run=self.run, shared=self.shared, **(shown | self._timeline() | values))
 
     def _timeline(self) -> dict[str, Any]:

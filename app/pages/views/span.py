@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import urlencode
 
 from ...formats import words_of
@@ -18,6 +18,9 @@ LIVE_STEPS: Final = 500  # of a live run, if the address says nothing
 ALL: Final = "all"
 SHARED: Final = ("steps", "step", "by")  # of every address of a run
 AXES: Final = {"step": "steps", "time": "time", "samples": "samples"}
+
+
+Values: TypeAlias = tuple[int | None, int | None]  # first and last step; None is any
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class Span:
         return self.step is not None or self.is_chosen
 
     @property
-    def values(self) -> tuple[int | None, int | None]:
+    def values(self) -> Values:
         """The steps of which the newest values are shown: one, those of the range, or any."""
         if self.step is not None:
             return self.step, self.step
@@ -72,8 +75,19 @@ class Span:
     @property
     def values_words(self) -> str:
         """The steps of the values in words; empty for the newest ones."""
-        first, last = self.values
-        return "" if first is None or last is None else words_of(first, last)
+        return words_of_values(self.values)
+
+
+def words_of_values(values: Values) -> str:
+    """Return the steps of values in words; empty for the newest ones."""
+    first, last = values
+    return "" if first is None or last is None else words_of(first, last)
+
+
+def asked_values(steps: str, step: str) -> Values:
+    """Return the steps of the values that an address asks for, whether or not the run has any: one, a range, or any."""
+    held, chosen = step_in(step), range_in(steps) if "-" in steps else None
+    return (held, held) if held is not None else chosen or (None, None)
 
 
 def step_in(text: str) -> int | None:

@@ -133,15 +133,15 @@ def summary_of(run: Run, first: int | None = None, last: int | None = None) -> G
     by_key = {gauge.key: gauge for gauge in found.gauges}
     head = next((gauge for gauge in found.gauges if gauge.key.startswith("gpu")), by_key.get("cpu"))
     words = {"samples": "samples/s", "tokens": "tokens/s", "memory": "of memory"}
-    said = [f"{by_key[key].text} {after}" for key, after in words.items() if key in by_key]
+    others = [f"{by_key[key].text} {after}" for key, after in words.items() if key in by_key]
     if (time := found.time) is not None:
         part = f"{time.longest.share} of it {time.longest.words}"
         if head is None:
-            return Gauge("machine", f"Time of step {time.step:,}:", time.text, part)
-        said.append(f"{time.text} for step {time.step:,}, {part}")
+            return Gauge("machine", f"Time of step {time.step:,}:", time.text, ", ".join([part, *others]))
+        others.append(f"{time.text} for step {time.step:,}, {part}")
     if head is None:
-        return None
-    return Gauge("machine", head.title, head.text, ", ".join(said))
+        return Gauge("machine", "", others[0], ", ".join(others[1:])) if others else None
+    return Gauge("machine", head.title, head.text, ", ".join(others))
 
 
 def _time_of(read: Mapping[str, Reading]) -> StepTime | None:

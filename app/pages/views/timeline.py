@@ -16,7 +16,7 @@ from ...runs import Run
 from ..frame import address_of
 from .span import SHARED, Span
 
-NO_LOSS: Final = "No loss was logged, so this line shows something else. Log it with watcher.log(loss=loss.item())."
+NO_LOSS: Final = "No loss was logged, so this line shows {}. Log it with watcher.log(loss=loss.item())."
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def timeline_view(run: Run) -> TimelineView | None:
         first,
         last,
         title,
-        about if is_loss or strip is None else f"{about} {NO_LOSS}",
+        about if is_loss or strip is None else f"{about} {NO_LOSS.format(title)}",
         strip,
         marks,
         tuple(

@@ -140,7 +140,7 @@ NOTHING: Final = (
     ("A layer is missing", "The Hooks page lists every module that is not captured, with the reason."),
     (
         "Fewer captured steps than training steps",
-        "The budget allows only every n-th step. Settings shows the number and the cost.",
+        "The budget allows only every n-th step. The Hooks page shows the number and the cost.",
     ),
     (
         "A run is lost",
