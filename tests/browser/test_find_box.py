@@ -99,7 +99,7 @@ def test_a_lost_connection_keeps_the_result_and_says_so_until_it_is_back(browser
         expect(tab.page.locator("#flow-count")).to_have_text("2 of 4 layers")
         tab.page.route("**/find?*", lambda route: route.abort())
         tab.page.locator("#find").fill("is:root")
-        expect(tab.page.locator("#find-problem")).to_contain_text("The server doesn\u2019t answer")
+        expect(tab.page.locator("#find-problem")).to_contain_text("Can\u2019t reach the dashboard")
         expect(tab.page.locator("#flow-count")).to_have_text("2 of 4 layers")
         tab.page.unroute("**/find?*")
         expect(tab.page.locator("#flow-count")).to_have_text("1 of 4 layers")

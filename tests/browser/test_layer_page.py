@@ -195,6 +195,23 @@ def test_the_newest_values_of_a_live_run_appear_by_themselves(visit: Open, paths
         expect(step).not_to_have_text(before, timeout=1000 * PATIENCE_S)
 
 
+def test_charts_say_that_the_dashboard_is_away_and_fill_when_it_is_back(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.forgiven = ("net::ERR",)
+        tab.page.route("**/api/v1/taps?*", lambda route: route.abort())
+        tab.goto(paths("ended")["layer"])
+        expect(tab.page.locator("#charts")).to_have_text(
+            "The dashboard isn\u2019t responding. Values appear when it is back."
+        )
+        tab.page.unroute("**/api/v1/taps?*")
+        expect(tab.page.locator("#charts .plot-legend").first).to_contain_text("output", timeout=PATIENCE_MS)
+        tab.page.route("**/api/v1/series?*", lambda route: route.abort())
+        with tab.page.expect_request("**/api/v1/series?*"):
+            tab.page.get_by_label("Smoothing").select_option("20")
+        tab.page.wait_for_timeout(200)
+        expect(tab.page.locator("#charts .plot-legend").first).to_contain_text("output")  # what it has is still true
+
+
 def test_hooks_of_the_module_or_their_absence_are_shown(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"])
@@ -218,7 +235,8 @@ def test_channels_are_captured_on_request_and_shown_by_channel_and_step(visit: O
         expect(page.locator("#channel-guide")).to_be_hidden()
         expect(page.locator("#channel-caption")).to_contain_text("32 channels. Channel 0 is on top.")
         page.get_by_label("Order").select_option("largest")
-        expect(page.locator("#channel-caption")).to_contain_text("largest value of the newest shown step is on top")
+        order = re.compile(r"Sorted by the values of step [\d,]+, largest first\.")
+        expect(page.locator("#channel-caption")).to_contain_text(order)
         page.locator("#channel-probe").select_option(label)
         assert "order=largest" in page.url
         page.get_by_role("button", name="Stop capturing channels").click()

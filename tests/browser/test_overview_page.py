@@ -180,6 +180,13 @@ def test_a_run_without_steps_says_what_it_waits_for(empty_site: Site, browser: A
         expect(tab.page.locator("#figures .empty")).to_contain_text("No step has been captured yet")
         expect(tab.page.locator("#model-empty")).to_contain_text("No steps yet")
         assert tab.axe() == []
+        body = wire.encode(make_batch(make_info("waiting"), range(5, 9), taps=2))
+        urllib.request.urlopen(urllib.request.Request(f"{empty_site.url}/api/v1/ingest", body, BATCH)).close()
+        expect(tab.page.locator("#timeline-end")).to_have_text("8")  # the timeline comes with the first step
+        tab.page.get_by_label("Step", exact=True).fill("3")
+        tab.page.get_by_label("Step", exact=True).press("Enter")
+        expect(tab.page).to_have_url(re.compile("step=3"))
+        assert tab.axe() == []
 
 
 def test_a_filter_over_more_layers_than_a_page_holds_says_how_many_it_searches(

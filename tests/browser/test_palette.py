@@ -75,7 +75,7 @@ def test_it_can_be_closed_says_if_nothing_is_found_and_passes_axe_on_a_phone(vis
         assert tab.axe() == []
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.keyboard.type("nothing is called so")
-        expect(page.locator("dialog.palette [role=status]")).to_contain_text("Nothing found")
+        expect(page.locator("dialog.palette [role=status]")).to_contain_text("No results")
         page.keyboard.press("Enter")
         page.keyboard.press("Control+k")
         expect(page.locator("dialog")).to_have_count(0)

@@ -68,11 +68,11 @@ test("a group says which channels it stands for, and the caption says so too", (
   const shape = channelsOf(said([[1], [2], [3]], { channel: [0, 4, 8], channels: 10 }));
   assert.deepEqual([nameOf(shape, 1), nameOf(shape, 2)], ["channels 4 to 7", "channels 8 to 9"]);
   assert.equal(say(shape, orderOf(shape, "largest", 0), { step: 0, place: 0 }), "channels 8 to 9\nstep 0\nlargest: 3");
-  assert.match(captionOf(shape, ""), /10 channels in 3 rows: .*largest value of 4 neighboring channels, or NaN/);
+  assert.match(captionOf(shape, "", 0), /10 channels in 3 rows: .*largest value of 4 neighboring channels, or NaN/);
   const single = channelsOf(said([[1, 2]]));
   assert.equal(say(single, orderOf(single, "", 0), { step: 12, place: 0 }), "channel 0\nstep 10\n2");
   assert.equal(say(single, orderOf(single, "", 0), { step: 70, place: 0 }), "channel 0\nstep 70: not captured");
-  assert.match(captionOf(single, "smallest"), /^1 channel\. The smallest value/);
+  assert.match(captionOf(single, "smallest", 1), /^1 channel\. Sorted by the values of step \d+, smallest first\.$/);
 });
 
 test("the table has the picture's order: a card shows the last row first", () => {

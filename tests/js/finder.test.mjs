@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { ApiError } from "../../app/static/js/api.js";
 import { Emitter } from "../../app/static/js/events.js";
 import { Finder } from "../../app/static/js/finder.js";
 
@@ -146,9 +147,9 @@ timed("if the server is away the last result stays, the box says so, and it is a
   await settle();
   world.type("b");
   timers.tick(200);
-  world.asked[1].fail(new TypeError("network"));
+  world.asked[1].fail(new ApiError(0, "The dashboard isn’t responding"));
   await settle();
-  assert.match(box.textContent, /doesn’t answer/);
+  assert.match(box.textContent, /^Can’t reach the dashboard/);
   assert.ok(world.finder.fits("a"));
   timers.tick(2500);
   world.asked[2].answer(only("b"));

@@ -366,7 +366,7 @@ test("charts by time have their steps at their times, and say so if times are un
   const none = new Clock(empty, empty);
   await settled();
   assert.deepEqual([none.asked, none.by, none.place(10)], ["samples", "step", 10]);
-  assert.match(none.why, /unknown, so charts are drawn by step/);
+  assert.match(none.why, /unknown, so the x-axis shows steps/);
   empty.state.values.by = "step";
   empty.state.emit("by", "step");
   assert.deepEqual([none.by, none.why, none.text(1234, [0, 2000]), none.beside(5)], ["step", "", "1,234", ""]);

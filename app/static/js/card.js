@@ -118,7 +118,7 @@ export class Card {
         ? h(
             "p",
             { class: "quiet small" },
-            `The newest ${count(MAX_ROWS)} of ${count(rows.length)} rows. Exported files contain all rows.`,
+            `Showing ${/^steps?\b/.test(columns[0]) ? "the newest " : ""}${count(MAX_ROWS)} of ${count(rows.length)} rows. Exported files contain all rows.`,
           )
         : "";
     this.table.replaceChildren(

@@ -88,9 +88,14 @@ export class Finder {
       if (signal.aborted) return;
       // Text that can't be read leaves the result as it is. The first paint then shows everything, as this answer does.
       this.#take(problem && this.#found ? this.#found : { fits, paths: new Set(paths) }, problem);
-    } catch {
+    } catch (error) {
       if (signal.aborted) return;
-      if (isNew) this.#say("The server doesn\u2019t answer, so the filter isn\u2019t applied yet.");
+      const { status, message } = /** @type {{status?: number, message: string}} */ (error);
+      const why =
+        status === 0
+          ? "Can\u2019t reach the dashboard. The filter will be applied when it responds."
+          : `The filter isn\u2019t applied: ${message}`;
+      if (isNew) this.#say(why);
       this.#soon(RETRY_MS);
     } finally {
       clearTimeout(slow);

@@ -9,7 +9,7 @@ export function listenToExplain(page, renew) {
   document.getElementById("save-step")?.addEventListener("click", async () => {
     try {
       await send("POST", "capsules", undefined, { run: page.run });
-      toast("The next step that is captured will be saved. An event says where.");
+      toast("The next captured step will be saved. An event will show the file\u2019s path.");
     } catch (error) {
       toast(`No step can be saved: ${/** @type {Error} */ (error).message}`, { kind: "error" });
     }

@@ -17,7 +17,7 @@ export function listenToMute(page, renew) {
     }
     page.events.emit("acknowledged");
     renew();
-    if (muted) toast("Muted. It is still found and listed.", { undo: () => change(rule, match, false) });
+    if (muted) toast("Muted. It stays in the list without alerting you.", { undo: () => change(rule, match, false) });
   };
   document.addEventListener("submit", (event) => {
     const form = /** @type {HTMLFormElement} */ (event.target);

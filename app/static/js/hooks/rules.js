@@ -21,7 +21,7 @@ export function listenToRules(run, root, renew) {
       toast(`The rule was not changed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
       return;
     }
-    toast("Changed, starting with the next step.");
+    toast("Rule updated. It applies from the next step.");
     await renew();
     form.reset(); // the fields show what the server has, not what was entered
   };

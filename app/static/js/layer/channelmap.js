@@ -6,7 +6,7 @@ import { BOTTOM, LEFT } from "../hist/axes.js";
 import { StepMap } from "../hist/stepmap.js";
 import { prefs } from "../prefs.js";
 import { hideTip, showTip } from "../tip.js";
-import { columnOf, orderOf, paintChannels, say, scaleOf } from "./channelshape.js";
+import { orderOf, paintChannels, say, scaleOf } from "./channelshape.js";
 
 const ROW = 7; // CSS pixels
 const [LEAST, MOST] = [112, 384]; // of the height
@@ -38,11 +38,12 @@ export class ChannelMap extends StepMap {
   }
 
   /** @param {Channels} shape
-   * @param {{sort: string, kind: string, span: import("../hist/stepmap.js").Span | null, step: number | null}} how */
-  show(shape, { sort, kind, span, step }) {
+   * @param {{sort: string, kind: string, span: import("../hist/stepmap.js").Span | null, column: number}} how
+   * `column` is the one that rows are sorted by */
+  show(shape, { sort, kind, span, column }) {
     this.shape = shape;
     this.span = shape.rows ? span : null;
-    this.order = orderOf(shape, sort, columnOf(shape, step));
+    this.order = orderOf(shape, sort, column);
     this.scale = scaleOf(shape.values, kind);
     this.canvas.style.height = `${Math.min(MOST, Math.max(LEAST, shape.rows * ROW + BOTTOM))}px`;
     this.draw();

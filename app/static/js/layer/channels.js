@@ -12,7 +12,7 @@ import { prefs } from "../prefs.js";
 import { onTheme } from "../theme.js";
 import { toast } from "../toast.js";
 import { ChannelMap } from "./channelmap.js";
-import { captionOf, channelsOf, tableOf } from "./channelshape.js";
+import { captionOf, channelsOf, columnOf, tableOf } from "./channelshape.js";
 import { startSwitch } from "./channelswitch.js";
 import { shortOf } from "./plan.js";
 
@@ -122,9 +122,10 @@ export class ChannelView {
     const shape = channelsOf(said);
     const [sort, kind] = [this.page.state.get("order"), this.page.state.get("y")];
     this.#say(shape.columns ? "" : "No channels were captured in these steps.");
-    if (shape.columns) this.caption.textContent = captionOf(shape, sort);
     const { span, paused, step } = this.page.follow;
-    this.map.show(shape, { sort, kind, span, step: paused ? step : null });
+    const column = columnOf(shape, paused ? step : null);
+    if (shape.columns) this.caption.textContent = captionOf(shape, sort, column);
+    this.map.show(shape, { sort, kind, span, column });
     this.#paintLegend();
     this.tools.refresh();
   }

@@ -2,6 +2,7 @@
 /** The numbers of a probe by channel and step: their order, their colors, and what they are in words. Pure. */
 import { numberOf } from "../api.js";
 import { count, number } from "../format.js";
+import { stepsOf } from "../hist/say.js";
 import { columnAt, endsOf } from "../hist/shape.js";
 import { percentiles, Scale } from "../scale.js";
 
@@ -128,14 +129,15 @@ export function say(shape, order, { step, place }) {
   return `${nameOf(shape, row)}\n${steps}\n${merged ? "largest: " : ""}${number(value)}`;
 }
 
-/** What the rows are. @param {Channels} shape @param {string} sort */
-export function captionOf(shape, sort) {
+/** What the rows are. @param {Channels} shape @param {string} sort @param {number} column that they are sorted by */
+export function captionOf(shape, sort, column) {
   const rows =
     shape.group > 1
       ? `${count(shape.channels)} channels in ${count(shape.rows)} rows: ` +
         `each row shows the largest value of ${count(shape.group)} neighboring channels, or NaN.`
       : `${count(shape.channels)} ${shape.channels === 1 ? "channel" : "channels"}.`;
-  return sort ? `${rows} The ${sort} value of the newest shown step is on top.` : `${rows} Channel 0 is on top.`;
+  if (!sort) return `${rows} Channel 0 is on top.`;
+  return `${rows} Sorted by the values of ${stepsOf(/** @type {any} */ (shape), column)}, ${sort} first.`;
 }
 
 /** A row for each channel, in the order of the picture; a column for each span of steps.

@@ -77,7 +77,7 @@ function startLegend(picture) {
     swatch("nan", "NaN"),
     swatch("inf", "infinite"),
     swatch("missing", "not captured"),
-    h("span", {}, h("span", { class: "begins", "aria-hidden": "true" }), "begins here"),
+    h("span", {}, h("span", { class: "begins", "aria-hidden": "true" }), "first non-finite"),
     lines,
   );
   const show = () => {

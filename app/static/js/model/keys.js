@@ -19,7 +19,7 @@ export function addKeys(picture) {
   });
   page.keys.add("a", "play the steps, or stop", () => picture.steps.play());
   page.keys.add("u", "unfold everything", () => picture.unfoldAll());
-  page.keys.add("o", "fold as at first", () => page.state.set({ folds: "" }));
+  page.keys.add("o", "collapse to default", () => page.state.set({ folds: "" }));
   page.keys.add("0", "show the whole model", () => picture.fit(true));
   page.keys.add("+", "zoom in", () => picture.zoom(ZOOM));
   page.keys.add("-", "zoom out", () => picture.zoom(1 / ZOOM));

@@ -22,5 +22,5 @@ async function appear(words) {
       failed += 1;
     }
   }
-  words.textContent = "It didn't arrive in two minutes: reload the page to look again.";
+  words.textContent = "The run hasn\u2019t arrived after two minutes. Reload the page to check again.";
 }

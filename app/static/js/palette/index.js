@@ -28,7 +28,7 @@ class Palette {
     this.page = page;
     this.actions = actionsOf(page); // before the dialog hides the page
     this.pages = pagesOf();
-    this.list = h("div", { class: "palette-list", id: "palette-list", role: "listbox", "aria-label": "What is found" });
+    this.list = h("div", { class: "palette-list", id: "palette-list", role: "listbox", "aria-label": "Results" });
     this.words = h("p", { class: "quiet small", role: "status" });
     this.input = /** @type {HTMLInputElement} */ (
       h("input", {
@@ -44,7 +44,7 @@ class Palette {
         maxlength: 1000,
       })
     );
-    this.dialog = openDialog({ class: "palette", "aria-label": "Palette" }, this.input, this.list, this.words);
+    this.dialog = openDialog({ class: "palette", "aria-label": "Command palette" }, this.input, this.list, this.words);
     this.#listen();
     this.#typed();
   }
@@ -120,7 +120,7 @@ class Palette {
     this.#found = answers.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
     // What the text means to the layers may be no query for runs, which says 400.
     const failed = answers.filter((each) => each.status === "rejected" && !(each.reason?.status < 500));
-    this.#problem = failed.length ? "The server doesn\u2019t answer, so layers and runs are missing." : "";
+    this.#problem = failed.length ? "Can\u2019t reach the dashboard, so layers and runs aren\u2019t listed." : "";
     this.#show();
   }
 
@@ -148,7 +148,7 @@ class Palette {
     );
     const many = this.#entries.length;
     this.words.textContent =
-      this.#problem || (many ? `${count(many)} found` : "Nothing found. Layers are found by a part of their path.");
+      this.#problem || (many ? `${count(many)} found` : "No results. Try part of a layer\u2019s path, such as `attn`.");
     this.#mark(marked ? Math.max(0, this.#entries.indexOf(marked)) : 0);
   }
 

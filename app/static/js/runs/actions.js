@@ -111,7 +111,7 @@ export function remove(runs, gone, show, refresh) {
  * @param {() => void} refresh */
 export async function archive(runs, archived, refresh) {
   const ask = (/** @type {boolean} */ yes) =>
-    forEach(runs, "Archiving", ({ run }) => send("PATCH", `runs/${run}`, { archived: yes }));
+    forEach(runs, yes ? "Archiving" : "Restoring", ({ run }) => send("PATCH", `runs/${run}`, { archived: yes }));
   const undo = async () => {
     await ask(!archived);
     refresh();

@@ -105,6 +105,12 @@ export class RunCharts {
     };
   }
 
+  /** Whether a value is shown that scripts log. */
+  get #isLogged() {
+    const { scalar } = this.#asked();
+    return scalar !== null && scalar !== GRADIENT_NORM;
+  }
+
   /** What the overlaid lines are of. */
   get #about() {
     const { scalar, tap, stat } = this.#asked();
@@ -136,7 +142,7 @@ export class RunCharts {
       const lines = answer.lines.map((line) => this.#lineOf(line));
       for (const line of lines) this.page.follow.saw(line.last[line.last.length - 1] ?? 0);
       if (lines.length) this.overlay.show(lines, this.#about);
-      else this.overlay.say(emptyWords(answer));
+      else this.overlay.say(emptyWords(answer, this.#isLogged));
     } catch (error) {
       if (!signal.aborted) this.overlay.fail(error, this.#about);
       throw error;
@@ -290,9 +296,11 @@ export class RunCharts {
   }
 }
 
-/** @param {import("../answers.js").Overlay} answer */
-function emptyWords({ what, without }) {
-  return `None of ${without.length === 1 ? "the one run" : `the ${count(without.length)} runs`} has ${what}.`;
+/** @param {import("../answers.js").Overlay} answer @param {boolean} isLogged */
+function emptyWords({ what, without }, isLogged) {
+  return without.length === 1
+    ? `This run ${isLogged ? "logged" : "captured"} no ${what}.`
+    : `None of the ${count(without.length)} runs has ${what}.`;
 }
 
 /** Fills a select, unless it is the same already. @param {HTMLSelectElement} select @param {string[][]} options value

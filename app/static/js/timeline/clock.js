@@ -13,8 +13,8 @@ const RENEWED_MS = 1000;
 /** @typedef {"step" | "time" | "samples"} By */
 
 const WHY = {
-  time: "The times of these steps are unknown, so charts are drawn by step.",
-  samples: "The rows of the batch are unknown, so charts are drawn by step.",
+  time: "The times of these steps are unknown, so the x-axis shows steps.",
+  samples: "The batch size is unknown, so the x-axis shows steps.",
 };
 
 /** Emits "change" when steps stand elsewhere. */
