@@ -204,12 +204,12 @@ def test_charts_say_that_the_dashboard_is_away_and_fill_when_it_is_back(visit: O
             "The dashboard isn\u2019t responding. Values appear when it is back."
         )
         tab.page.unroute("**/api/v1/taps?*")
-        expect(tab.page.locator("#charts .plot-legend").first).to_contain_text("output", timeout=PATIENCE_MS)
+        expect(tab.page.locator("#charts .plot-legend").first).to_contain_text("mean", timeout=PATIENCE_MS)
         tab.page.route("**/api/v1/series?*", lambda route: route.abort())
         with tab.page.expect_request("**/api/v1/series?*"):
             tab.page.get_by_label("Smoothing").select_option("20")
         tab.page.wait_for_timeout(200)
-        expect(tab.page.locator("#charts .plot-legend").first).to_contain_text("output")  # what it has is still true
+        expect(tab.page.locator("#charts .plot-legend").first).to_contain_text("mean")  # what it has is still true
 
 
 def test_hooks_of_the_module_or_their_absence_are_shown(visit: Open, paths: Paths) -> None:
