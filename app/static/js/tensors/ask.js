@@ -106,7 +106,7 @@ export class Asking {
       const said = await send("POST", "snapshots", body, { run: this.page.run });
       this.#add(
         [said.number],
-        `${body.module || "the model"}: ${kindWords(body.kind)}${body.index ? ` [${body.index}]` : ""}`,
+        `${body.module || "the model"} ${kindWords(body.kind)}${body.index ? ` [${body.index}]` : ""}`,
         body.module,
       );
     });
