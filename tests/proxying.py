@@ -88,10 +88,15 @@ def _serving(folder: Path) -> Iterator[str]:
         yield found[0]
 
 
-@contextmanager
-def _nginx(folder: Path, port: int, behind: int) -> Iterator[None]:
+def find_nginx() -> str:
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     assert nginx is not None, "these tests need nginx: `make test` installs it"
+    return nginx
+
+
+@contextmanager
+def _nginx(folder: Path, port: int, behind: int) -> Iterator[None]:
+    nginx = find_nginx()
     (shown,) = blocks_of(ROOT / "docs" / "docker.md", "nginx")
     text = shown.text
     for old, new in (
