@@ -327,3 +327,10 @@ test("a zoom of the values ends with the subject of the chart", () => {
   assert.equal(figure.zoomed, null);
   assert.ok(range()[1] >= 1000);
 });
+
+test("names are text for Plotly, not tags", () => {
+  const one = line([1, 2]);
+  const points = drawn({ ...one, name: "<b>x</b>" }, 0, 1000, null);
+  const traces = tracesOf([{ ...one, name: "<b>x</b>" }], [points], axisOf("linear", [points.raw]), COLORS);
+  assert.deepEqual([...new Set(traces.map(({ name }) => name))], ["&lt;b&gt;x&lt;/b&gt;"]);
+});
