@@ -226,6 +226,7 @@ def test_a_notice_with_undo_waits_while_the_pointer_or_focus_is_on_it(visit: Ope
         tab.page.locator(".toast", has_text="gone").get_by_role("button", name="Undo").click()
         tab.page.locator(".toast", has_text="other").get_by_role("button", name="Close").click()
         expect(tab.page.locator(".toast")).to_have_count(0)
+        expect(tab.page.locator("#main")).to_be_focused()
         assert json.loads(tab.page.evaluate("JSON.stringify(said)")) == ["undo", "done 2"]
 
 

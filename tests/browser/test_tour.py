@@ -46,3 +46,4 @@ def test_it_can_be_started_by_key_and_ended_on_a_phone(visit: Open, paths: Paths
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.keyboard.press("Escape")
         expect(page.get_by_role("dialog")).to_have_count(0)
+        expect(page.locator("#main")).to_be_focused()
