@@ -43,7 +43,7 @@ def test_the_next_step_is_saved_at_a_click(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["events"])
         tab.page.get_by_role("button", name="Save next step").click()
-        expect(tab.page.get_by_text("The next step that is captured will be saved")).to_be_visible()
+        expect(tab.page.get_by_text("The next captured step will be saved")).to_be_visible()
         expect(tab.page.locator("#list")).to_contain_text("was saved", timeout=30_000)
 
 
