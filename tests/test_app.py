@@ -223,6 +223,14 @@ def test_the_page_has_no_inline_script_or_style_and_loads_both_by_versioned_urls
         assert "immutable" in answer.headers["cache-control"]
 
 
+def test_the_find_box_filters_the_table_of_the_overview(world: World) -> None:
+    rows = _read(world.client, "/runs/one?f=*.1&row_kind=output").rows
+    assert rows == _read(world.client, "/runs/one?match=*.1&row_kind=output").rows != []
+    text = world.client.get("/runs/one?f=nothing-at-all").text
+    assert "No tensor matches." in text
+    assert 'href="runs/one#values">Show all' in text
+
+
 def test_the_page_can_be_filtered_by_module_and_kind(client: TestClient) -> None:
     rows = _read(client, "/runs/one?match=*.1&row_kind=output&refresh=").rows
     assert [row[:3] for row in rows[1:]] == [["net.1", "ReLU", "output"]]

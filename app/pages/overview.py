@@ -18,8 +18,9 @@ from hookcore.store import STAT_NAMES, Latest, Store, TapList
 from hookcore.store.checks import require, require_kind
 
 from ..analysis.coverage import losses_of
+from ..analysis.selection import finder_of
 from ..formats import script_json
-from .page import RowNumber, RunPage, first_row_of_page
+from .page import FindText, RowNumber, RunPage, first_row_of_page
 from .views.event_list import all_lines, finding_lines
 from .views.moment import nothing_in
 from .views.overview import SHOWN_SCALARS, ScalarLine, scalar_lines, shown_alerts, tiles_of, why_empty
@@ -106,6 +107,7 @@ class OverviewPage(RunPage):
 
     name = "overview"
 
+    f: FindText = ""
     match: Annotated[str, Query(max_length=1000, description="a glob on the module's path")] = ""
     kind: Annotated[str, Query(max_length=50, description="the kind in the heatmap of all layers")] = ""
     row_kind: Annotated[str, Query(max_length=50, description="the kind in the table")] = ""
@@ -186,6 +188,9 @@ class OverviewPage(RunPage):
         """Return the table of the newest values."""
         store = self.run.store
         every = taps_in_order(store, self.match or None, self.row_kind or None)
+        if self.f.strip():
+            fits = finder_of(self.run, self.f).fits
+            every = every.at([place for place, tap in enumerate(every.taps) if fits(tap.module)])
         first = first_row_of_page(self.row, len(every.taps), ROWS)
         wanted = every.at(range(len(every.taps))[first : first + ROWS])
         rows = overview_rows(store, wanted, *self.values_in)

@@ -28,7 +28,7 @@ function startParts() {
   page.events.on("news", () => page.follow.paused || parts.soon(["figures", "findings", "news"]));
   page.state.on("scalars", () => parts.now(["scalars"]));
   page.state.on("scalar", () => parts.now(["scalars"]));
-  page.state.on("row", () => parts.now(["values"]));
+  for (const name of ["row", "f"]) page.state.on(name, () => parts.now(["values"]));
   prefs.on("numbers", () => dress(document));
   listenToSeen(page, () => parts.now(["findings", "news"]));
   byId("scalars").addEventListener("renewed", () => chart.know(byId("scalars").dataset.usual ?? ""));
