@@ -6,7 +6,7 @@ import { cellsOf, HEAD, LINE, STRIP, signOf } from "./sizes.js";
 import { INSIDE, isBad, NONE, numbersIn, spreadOf } from "./values.js";
 
 const SANS = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
-const NAMES = 0.42; // the scale from which names can be read
+export const NAMES = 0.42; // the scale from which names can be read
 const BORDERS = 0.12;
 const RADIUS = 5;
 const FADED = 0.22; // what the find box doesn't match
@@ -205,10 +205,8 @@ function outline(pen, { selected, pointed, origins, page, view }, { number, x, y
 }
 
 /** An open box, around its parts. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
-export function drawFrame(pen, scene, rect) {
-  const { number, x, y } = rect;
-  const { tree, values, ink, page, view } = scene;
-  const box = tree.boxes[number];
+export function drawFrame(pen, { tree, page, view }, rect) {
+  const box = tree.boxes[rect.number];
   body(pen, rect);
   pen.fillStyle = page.band;
   pen.globalAlpha = 0.55;
@@ -219,12 +217,19 @@ export function drawFrame(pen, scene, rect) {
   if (box.kind === "repeat") pen.setLineDash([6, 4]);
   pen.stroke();
   pen.setLineDash([]);
-  const known = values.known[number] !== NONE && values.bits[number] !== MISSING;
-  if (known && box.kind !== "repeat") {
+}
+
+/** What of a frame depends on the step: its value, and its outline. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
+export function markFrame(pen, scene, rect) {
+  const { number, x, y } = rect;
+  const { tree, values, ink, view } = scene;
+  const valued =
+    values.known[number] !== NONE && values.bits[number] !== MISSING && tree.boxes[number].kind !== "repeat";
+  if (valued) {
     pen.fillStyle = ink.of(values.bits[number]).fill;
     pen.fillRect(x + 8, y + 7, 12, 12);
   }
-  if (view.scale >= NAMES) heading(pen, scene, rect, known && box.kind !== "repeat" ? 26 : 10);
+  if (view.scale >= NAMES) heading(pen, scene, rect, valued ? 26 : 10);
   if (scene.selected === number || scene.pointed === number || scene.origins.has(number)) outline(pen, scene, rect);
 }
 

@@ -5,7 +5,7 @@
  */
 
 import { worstOf } from "../worst.js";
-import { drawBox, drawCircle, drawFrame } from "./boxes.js";
+import { drawBox, drawCircle, drawFrame, markFrame, NAMES } from "./boxes.js";
 import { timesOf } from "./tree.js";
 import { isBad } from "./values.js";
 
@@ -35,17 +35,29 @@ const TURN = 7; // the radius of corners
  * @property {Record<string, string>} page the colors of the page
  */
 
-/** @param {CanvasRenderingContext2D} pen for CSS pixels @param {Scene} scene @param {number} ratio device pixels of one */
-export function drawModel(pen, scene, ratio) {
-  const { view, arranged, open } = scene;
+/** @param {CanvasRenderingContext2D} pen for CSS pixels @param {Scene} scene @param {number} ratio device pixels of one
+ * @param {import("./ground.js").Ground} ground */
+export function drawModel(pen, scene, ratio, ground) {
+  const { view, arranged, open, page } = scene;
   const { scale, x, y } = view;
+  const place = (/** @type {CanvasRenderingContext2D} */ each) =>
+    each.setTransform(ratio * scale, 0, 0, ratio * scale, ratio * x, ratio * y);
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, view.width, view.height);
-  pen.setTransform(ratio * scale, 0, 0, ratio * scale, ratio * x, ratio * y);
   const seen = view.seen;
   const shown = arranged.rects.filter((rect) => isSeen(rect, seen));
-  for (const rect of shown) if (open.has(rect.number)) drawFrame(pen, scene, rect);
-  drawLines(pen, scene, seen);
+  const frames = shown.filter(({ number }) => open.has(number));
+  const { groups, looks } = groupsOf(scene, seen);
+  const below = (/** @type {CanvasRenderingContext2D} */ each) => {
+    place(each);
+    for (const rect of frames) drawFrame(each, scene, rect);
+    drawLines(each, scene, groups);
+  };
+  // From this scale on there are words on the frames, and few boxes in the window.
+  if (scale >= NAMES) below(pen);
+  else ground.put(pen, [arranged, scale, x, y, page.band, page.line, page.quiet, looks], below);
+  place(pen);
+  for (const rect of frames) markFrame(pen, scene, rect);
   for (const rect of shown)
     if (!open.has(rect.number)) drawBox(pen, scene, rect, timesOf(scene.tree.boxes[rect.number]));
     else if (rect.maker) drawCircle(pen, scene, rect);
@@ -56,25 +68,40 @@ function isSeen({ x, y, w, h }, [left, top, right, bottom]) {
   return x < right && y < bottom && x + w > left && y + h > top;
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {[number, number, number, number]} seen */
-function drawLines(pen, scene, [left, top, right, bottom]) {
+/** Lines that are drawn alike. @typedef {{number: number, width: number, color: string, dashed: boolean, lines: import("./arrange.js").Line[]}} Group */
+
+/** The lines in the window by how they look, and how all of them look, as a text.
+ * @param {Scene} scene @param {[number, number, number, number]} seen @returns {{groups: Map<string, Group>, looks: string}} */
+function groupsOf(scene, [left, top, right, bottom]) {
   const { arranged, view, page } = scene;
-  /** Lines that are drawn alike. @type {Map<string, {width: number, color: string, dashed: boolean, lines: import("./arrange.js").Line[]}>} */
+  const least = 0.7 / view.scale;
+  /** @type {Map<string, Group>} */
   const groups = new Map();
+  let looks = ""; // a sign for each line: the number of its group
   for (const line of arranged.lines) {
-    const [least, high, most, low] = line.around;
-    if (least > right || most < left || high > bottom || low < top) continue;
+    const [from, high, to, low] = line.around;
+    if (from > right || to < left || high > bottom || low < top) continue;
     const { carries, guessed } = edgeOf(scene.tree, line);
     const { width, state } = strokeOf(scene, carries);
     const color = state === "nan" ? page.nan : state === "inf" ? page.inf : page.quiet;
-    const key = `${width} ${color} ${guessed}`;
-    const group = groups.get(key);
-    if (group) group.lines.push(line);
-    else groups.set(key, { width, color, dashed: guessed, lines: [line] });
+    const wide = Math.max(width, least);
+    const key = `${wide} ${color} ${guessed}`;
+    let group = groups.get(key);
+    if (!group) {
+      group = { number: groups.size, width: wide, color, dashed: guessed, lines: [] };
+      groups.set(key, group);
+    }
+    group.lines.push(line);
+    looks += String.fromCharCode(group.number);
   }
+  return { groups, looks: `${[...groups.keys()]} ${looks}` };
+}
+
+/** @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Map<string, Group>} groups */
+function drawLines(pen, { view, page }, groups) {
   for (const { width, color, dashed, lines } of groups.values()) {
     pen.strokeStyle = pen.fillStyle = color;
-    pen.lineWidth = Math.max(width, 0.7 / view.scale);
+    pen.lineWidth = width;
     pen.globalAlpha = color === page.quiet ? 0.55 : 0.9;
     if (dashed) pen.setLineDash([5, 4]);
     pen.beginPath();

@@ -9,6 +9,7 @@ import { imageOf } from "../plot/files.js";
 import { prefs } from "../prefs.js";
 import { colors, onTheme } from "../theme.js";
 import { drawModel } from "./draw.js";
+import { Ground } from "./ground.js";
 import { brightOf, matchesOf } from "./matches.js";
 import { Minimap } from "./minimap.js";
 import { Place } from "./place.js";
@@ -31,6 +32,7 @@ const LABEL =
 export class Picture extends Emitter {
   view = new View();
   place = new Place(this.view);
+  #ground = new Ground();
   /** The boxes that match, in the order of execution. @type {number[]} */
   matches = [];
   /** The boxes that stay bright; null: there is no text in the find box. @type {Set<number> | null} */
@@ -231,7 +233,7 @@ export class Picture extends Emitter {
       pointed: this.pointed,
       page: colors(),
     };
-    drawModel(pen, scene, ratio);
+    drawModel(pen, scene, ratio, this.#ground);
     this.minimap.draw(scene, began, steps.playing);
     this.#isOld = false;
     this.#tell(performance.now() - began);
