@@ -65,7 +65,14 @@ def own_tab(browser: Browser, empty_site: Site) -> Iterator[Visit]:
     empty_site.train("live", "--pause", "0.05")
     run = empty_site.run("live", 10)["id"]
     with visiting(browser, empty_site.url) as tab:
-        tab.forgiven = ("ERR_CONNECTION", "WebSocket connection", "Failed to load resource", "Failed to fetch")
+        in_firefox = ("establish a connection", "was interrupted", "NetworkError")
+        tab.forgiven = (
+            "ERR_CONNECTION",
+            "WebSocket connection",
+            "Failed to load resource",
+            "Failed to fetch",
+            *in_firefox,
+        )
         tab.goto(f"runs/{run}/flow")
         yield tab
 
@@ -105,7 +112,9 @@ def test_a_hidden_tab_receives_nothing_and_has_caught_up_when_it_is_shown(own_ta
     assert holes(page) == []
 
 
-def test_an_ended_run_keeps_one_quiet_connection(visit: Open, paths: Paths) -> None:
+def test_an_ended_run_keeps_one_quiet_connection(visit: Open, paths: Paths, browser: Browser) -> None:
+    if browser.browser_type.name == "firefox":
+        pytest.skip("Playwright doesn't report sockets of Debian's Firefox")
     with visit() as tab:
         opened: list[str] = []
         tab.page.on("websocket", lambda socket: opened.append(socket.url))
