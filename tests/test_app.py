@@ -201,9 +201,9 @@ def test_the_page_lists_every_layers_newest_activation_and_gradient(client: Test
     assert " ".join(header) == "module type kind step NaN Inf zero norm mean std min max"
     assert [row[:4] for row in rows] == [
         ["net.0", "Linear", "output", "3"],
-        ["net.0", "Linear", "output_grad", "3"],
+        ["net.0", "Linear", "output gradient", "3"],
         ["net.1", "ReLU", "output", "3"],
-        ["net.1", "ReLU", "output_grad", "3"],
+        ["net.1", "ReLU", "output gradient", "3"],
     ]
     assert rows[0][4:] == ["0", "0", "25.0%", "0.5", "3", "0.5", "0.5", "0.5"]
     assert rows[3][4:] == ["7", "1", "0.0%", "0.5", "NaN", "NaN", "NaN", "NaN"]

@@ -409,7 +409,7 @@ def test_what_a_full_spool_drops_is_not_counted_if_it_is_in_memory_on_its_way(tm
         lanes.take(batch, encode(batch))
     (lane,) = lanes.all()
     feed = Feed(lane)
-    feed.fill(10**6, 0.0)
+    feed.fill(10**6)
     lane.lose(lane.records()[:3], "spool-full")
     assert not lane.dropped
     assert (len(feed.items), lane.waiting) == (4, 4)
@@ -430,7 +430,7 @@ def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it_on_disk(tmp_path:
         lanes.take(batch := Batch(run=a_run(), items=items, **about), encode(batch))  # type: ignore[arg-type]
     (lane,) = lanes.all()
     feed = Feed(lane)
-    feed.fill(10**9, 0.0)
+    feed.fill(10**9)
     lane.on_stored(2)
     assert [(each.first, each.last, each.count) for each in lane.records()] == [(3, 3, 1), (4, 5, 2)]
     assert lane.waiting == 3
@@ -441,7 +441,7 @@ def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it_on_disk(tmp_path:
     again = Lanes(tmp_path, 10**9, NEVER_S)  # it finds the whole batch, too, because the file has it still
     (lane,) = again.all()
     feed = Feed(lane)
-    feed.fill(10**9, 0.0)
+    feed.fill(10**9)
     assert [item.number for item in feed.items] == list(range(6))
     again.close()
 
