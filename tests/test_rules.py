@@ -326,8 +326,9 @@ def test_a_saved_run_keeps_a_nan_among_many_skipped_steps(tmp_path: Path) -> Non
         # Every layer shrinks, and the gradients of the first two fall below the limit within one step of each other:
         # which one is first depends on the last bits, and so on the processor.
         ("vanishing", "vanishing", {"stem", "blocks.0.relu"}),
-        # The same here, for the last two layers: with AVX2 it is the first one, with AVX-512 the second.
-        ("exploding", "exploding", {"blocks.4.conv", "head"}),
+        # The same here: the gradients of all layers grow in one step, and which of the last ones is named depends on
+        # the processor: three different ones were seen on three.
+        ("exploding", "exploding", {"blocks.3.conv", "blocks.4.conv", "blocks.5.conv", "head"}),
         ("dead-relu", "dead", {"blocks.1.relu"}),
         ("spike", "spike", {"head"}),
     ],
