@@ -19,7 +19,7 @@ from hookcore_app.runs.keep import Keeper
 from hookcore_app.settings import ServerSettings
 from tests.waiting import wait_for
 
-AT, TRAINED, LAST = 100, 300, 4_000
+AT, TRAINED, LAST = 100, 300, 2_000
 TAIL = 150  # the period of the spikes
 INFO = RunInfo(id="run-1", key="k", name="a run", memory=8_000_000)  # small, so that steps are merged soon
 TOLD = {  # the rules that may lead, and the layer that is blamed; None where the trouble has no layer of its own
