@@ -7,7 +7,6 @@ python -m benchmarks.collector --only acknowledgements values clickhouse
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -21,6 +20,7 @@ import numpy as np
 import psutil
 
 from benchmarks import traffic
+from benchmarks.parts import run_parts
 from hookcore.records import STATS
 from hookcore_app.clickhouse.names import number_of_run
 from tests.clickhouse_nodes import running
@@ -53,12 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "values": forward,
         "clickhouse": insert,
     }
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small numbers")
-    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
-    chosen = parser.parse_args(arguments)
-    for name in chosen.only:
-        parts[name](QUICK if chosen.quick else FULL)
+    run_parts(__doc__, parts, FULL, QUICK, arguments)
 
 
 def acknowledge(size: Size) -> None:

@@ -7,7 +7,6 @@ python -m benchmarks.faults --only collector servers
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import tempfile
@@ -23,6 +22,7 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from benchmarks import traffic
+from benchmarks.parts import run_parts
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.wire import Place, RunInfo
 from hookcore_app.clickhouse.names import number_of_run
@@ -66,12 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "skew": skew_the_clocks,
         "attempt": restart_a_rank,
     }
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short")
-    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
-    chosen = parser.parse_args(arguments)
-    for name in chosen.only:
-        parts[name](QUICK if chosen.quick else FULL)
+    run_parts(__doc__, parts, FULL, QUICK, arguments)
 
 
 def kill_the_collector(size: Size) -> None:

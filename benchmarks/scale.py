@@ -7,7 +7,6 @@ python -m benchmarks.scale --only ranks collector acknowledgements history kills
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import subprocess
@@ -25,6 +24,7 @@ from playwright.sync_api import Playwright, sync_playwright
 
 from benchmarks import browser, collector, traffic
 from benchmarks.history import History, ask_long_runs
+from benchmarks.parts import run_parts
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import Tap
 from hookcore.wire import Place
@@ -72,12 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "kills": kill_the_collector,
         "full-disk": fill_the_disk,
     }
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small numbers")
-    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
-    chosen = parser.parse_args(arguments)
-    for name in chosen.only:
-        parts[name](QUICK if chosen.quick else FULL)
+    run_parts(__doc__, parts, FULL, QUICK, arguments)
 
 
 # -- many ranks at one server ------------------------------------------------------------------------------------------

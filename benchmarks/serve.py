@@ -7,7 +7,6 @@ python -m benchmarks.serve --only questions hour trainers beside
 
 from __future__ import annotations
 
-import argparse
 import json
 import threading
 import time
@@ -19,6 +18,7 @@ import numpy as np
 from websockets.sync.client import connect
 
 from benchmarks import traffic
+from benchmarks.parts import run_parts
 from hookcore.records import STATS
 
 MEMORY_MIB: Final = 2000
@@ -55,12 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "trainers": many_trainers,
         "beside": train_beside,
     }
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small numbers")
-    parser.add_argument("--only", nargs="+", choices=list(parts), default=list(parts))
-    chosen = parser.parse_args(arguments)
-    for name in chosen.only:
-        parts[name](QUICK if chosen.quick else FULL)
+    run_parts(__doc__, parts, FULL, QUICK, arguments)
 
 
 def ask_while_frames_arrive(size: Size) -> None:
