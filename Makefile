@@ -28,7 +28,7 @@ export PYTHONDONTWRITEBYTECODE =
 # The tests of a file run in one process, so that the servers and trainings that they share start once.
 AT_ONCE ?= 3
 TORCH ?= 2.13.0
-AGAIN ?= --reruns 2
+AGAIN ?= --reruns 2 -rfER
 # Of the pages' tests: chromium, or firefox, which is Debian's. Not taken from the environment, where it means something else.
 BROWSER := chromium
 # Nothing is downloaded while tests run.

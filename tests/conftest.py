@@ -22,6 +22,7 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
 from hookcore.internals import LOADER_METHODS
+from hookcore.watcher.watcher import _close_all
 from tests.waiting import PATIENCE_S
 
 # No test starts a dashboard or touches the user's own unless it asks for that. Child processes inherit this.
@@ -90,6 +91,8 @@ def no_leaked_hooks() -> Iterator[None]:
     yield
     after = _process_state()
     left = {name: after[name] for name in before if after[name] != before[name]}
+    if left:
+        _close_all()  # so that no other test fails for it
     assert not left, f"the test left hooks behind: {left}"
     started = _threads() - threads
     for thread in started:  # one that was told to end may still be waiting for an answer

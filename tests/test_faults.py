@@ -284,8 +284,9 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
         assert dropped + kept_steps.count >= STEPS + 3  # dropped are also frames about the machine, between steps
         own = watcher.store.events(name="own")
         assert own[-1].message == str(STEPS + 2)
-        (lost,) = watcher.store.events(name="event-dropped")
-        assert len(own) + lost.count == 60 * (STEPS + 3)
+        lost = watcher.store.events(name="event-dropped")  # more than one if the thread sent a frame in between
+        assert lost
+        assert len(own) + sum(each.count for each in lost) == 60 * (STEPS + 3)
 
 
 # --- Modules that behave badly --------------------------------------------------------------------------------------
