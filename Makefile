@@ -49,7 +49,7 @@ test:  ## everything that CI checks, including all setup
 	$(MAKE) --no-print-directory lint-python quick
 	$(MAKE) --no-print-directory --jobs 3 --output-sync types-python pages slow
 
-lint: lint-python lint-scripts  ## style of Python, scripts, and styles
+lint: lint-python lint-scripts types-scripts  ## style of Python, scripts, and styles; tsc over the scripts
 
 lint-python: $(STAMP)
 	$(BIN)/ruff check $(CODE)

@@ -14,7 +14,7 @@ from .given import RUN_PATTERN
 
 
 class RunChanges(BaseModel):
-    """Changes of a run."""
+    """What to change of a run. Parameters that aren't given stay as they are."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"name": "baseline, lr 3e-4", "tags": ["best"]}]}

@@ -171,7 +171,7 @@ def find_modules(
 
 @router.get("/runs/{run}/module-rows", include_in_schema=False)  # only for the tree of the page Hooks
 def module_rows(run: PathRun, reply: GivenReply, span: GivenSpan) -> Response:
-    """Return the row of each module."""
+    """Return what the tree shows of each module: its hooks, and the newest values in a range of steps."""
     return reply.json([version_of(run)], lambda: rows_of(run.store, span.first, span.last))
 
 

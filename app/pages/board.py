@@ -16,5 +16,5 @@ class BoardPage(RunPage):
     name = "board"
 
     def part_charts(self) -> dict[str, Any]:
-        """Return the charts."""
+        """Return each pinned chart with the page and the query that it was pinned from."""
         return {"charts": charts_of(self.runs)}

@@ -34,7 +34,7 @@ class IncidentPage(RunPage):
 
     @cached_property
     def incident(self) -> Incident:
-        """The incident."""
+        """The incident with that id. Raises HTTPException if the run has none."""
         found = next((each for each in self.run.store.incidents() if each.id == self.id), None)
         if found is None:
             raise HTTPException(

@@ -113,7 +113,7 @@ class LayerPage(RunPage):
         return {"lines": lines[:MAX_LINES], "lines_total": len(lines), "signs": SIGNS}
 
     def part_hooks(self) -> dict[str, Any]:
-        """Return the hooks on it."""
+        """Return the hooks on the module and its parameters, and the number of process-wide hooks."""
         own, everywhere = hooks_of(self.run.store, self.shown)
         return {"hooks": own, "hooks_everywhere": everywhere}
 

@@ -115,7 +115,7 @@ class MediaPage(RunPage):
         return Shared(ALL)
 
     def part_items(self) -> dict[str, Any]:
-        """Return the items."""
+        """Return the newest item of each name on this page of names, and how many were lost."""
         inside, named = items_of(self.run.store, *self.values_in)
         first = first_row_of_page(self.row, len(inside), NAMES_A_PAGE)
         items = [_item(name, inside[name][-1], named[name]) for name in [*inside][first : first + NAMES_A_PAGE]]

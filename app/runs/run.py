@@ -63,7 +63,7 @@ class Relay(Protocol):
         """Return the highest number of a command that any server gave the trainer; -1 for none."""
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Send commands."""
+        """Store commands where the trainer's collector looks for them."""
 
 
 class Joint(Protocol):
@@ -71,7 +71,7 @@ class Joint(Protocol):
 
     @property
     def id(self) -> str:
-        """Its id."""
+        """The id of the run in addresses: `ranks-` and the job."""
 
     @property
     def gathers(self) -> bool:
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Facts about the training that its trainer told, without the counters of rules."""
+        """Facts about the training that its trainer reported, without the counters of rules."""
         return {name: text for name, text in self.store.labels().items() if not name.startswith(OWN_RULE_LABEL)}
 
     @property

@@ -86,7 +86,7 @@ class Threshold(Answer, frozen=True):
 
 
 class RunRule(Answer, frozen=True):
-    """A rule as it is for one run."""
+    """A rule with the thresholds that apply to one run, and whether it is on."""
 
     name: str
     title: str

@@ -120,7 +120,7 @@ class RunNews(Answer, frozen=True):
 
 
 class RunsMessage(Message, frozen=True, tag="runs"):
-    """All runs."""
+    """Every run of the server with its progress; sent again if one of them has changed."""
 
     runs: tuple[RunNews, ...]
 

@@ -64,7 +64,7 @@ class Client(RemoteRun):
         return [run for page in self._pages(answers.Runs, "/api/v1/runs", asked) for run in page.runs]
 
     def run(self, run: str) -> answers.Run:
-        """Return a run."""
+        """Return a run by its id, without its values."""
         return self._get(answers.Run, f"/api/v1/runs/{run}")
 
     def delete_run(self, run: str) -> None:

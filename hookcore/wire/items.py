@@ -98,7 +98,7 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
 
 
 def snapshot_item(number: int, snapshot: Snapshot) -> SnapshotItem:
-    """Return the item for a snapshot."""
+    """Return the item for a snapshot, with its values as bytes in little-endian order."""
     values = np.ascontiguousarray(snapshot.values)
     return SnapshotItem(
         number,
