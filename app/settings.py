@@ -60,7 +60,7 @@ class ServerSettings:
         "address of ClickHouse (clickhouse://...): show the runs that collectors insert there, instead of taking any",
     )
     retain: str = _setting(
-        "", "with a store: delete runs that have been silent for so many days, such as 30d; by default, none"
+        "", "with a store: delete runs that have been silent for this many days, such as 30d; by default, none"
     )
     max_clients: int = _setting(64, "maximum number of live streams")
     max_body: int = _setting(64 * 2**20, "maximum size of a decompressed request, in bytes")

@@ -32,7 +32,7 @@ def finder_of(run: Run, text: str) -> Finder:
 
 
 def found_by(run: Run, text: str) -> dict[str, Any]:
-    """Return the paths that a find box matches, for the script. Invalid text is no error while somebody types."""
+    """Return the paths that a find box matches, for the script. Incomplete text is not an error."""
     try:
         condition = parse_search(text)
     except PatternError as error:

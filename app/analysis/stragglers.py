@@ -1,6 +1,6 @@
 """Which rank is late, from how long each one waits for the others at the end of a step's backward passes. Pure.
 
-Whoever waits least is last: the reduction of gradients ends for all at the same time. No clocks are compared.
+The rank that waits least arrived last: the reduction of gradients ends for all at once. No clocks are compared.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _as_text(checked: Checked, _level: str) -> str:
 
 
 def _advice_lines(rule: str) -> list[str]:
-    """Return what a rule of ours means, its usual causes, and what to try; nothing for a rule of the user."""
+    """Return what a built-in rule means, its usual causes, and what to try; nothing for a custom rule."""
     advice = _advice_of(rule)
     if advice is None:
         return []

@@ -343,7 +343,7 @@ class SharedRuns:
     # -- leaving memory ---------------------------------------------------------------------------------------------
 
     def is_whole(self, run: Run) -> bool:
-        """Return whether a run can leave memory: it is all in ClickHouse, and nobody expects more of it."""
+        """Return whether a run can leave memory: it is all in ClickHouse, and no more data is expected."""
         if isinstance(run, JointRun):
             return bool(run.members) and all(self.is_whole(each.run) for each in list(run.members.values()))
         return run.id in self._entries and run.finished

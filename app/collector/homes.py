@@ -2,7 +2,7 @@
 
 A trainer that goes to another process repeats items that the first one may have written to its spool. So a process that
 takes a run over claims it, and waits until whatever the first one had begun to insert must be there, or never will be.
-Nobody inserts a run without looking at the claims before. Then an item is stored once, however many processes have it.
+A process checks the claims before it inserts a run. So an item is stored once, however many processes have it.
 """
 
 from __future__ import annotations

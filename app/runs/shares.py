@@ -1,4 +1,4 @@
-"""Which ranks have values of their own of a tap, and of which taps nobody knows that."""
+"""Which ranks have their own values of a tap, and for which taps that is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be known of a run without being told: arguments, launcher, and the code's commit. Imports no torch."""
+"""Facts about a run that are detected automatically: arguments, launcher, and the code's commit. Imports no torch."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ ADVICE: Final[dict[str, Advice]] = {
         (
             "a worker of the data loader that hangs, or storage that doesn't answer",
             "a collective operation that another rank never reaches",
-            "a lock, or a queue that nobody fills",
+            "a lock, or an empty queue",
         ),
         (
             "look at the line that the incident names",

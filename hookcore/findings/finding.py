@@ -50,7 +50,7 @@ class Finding:
 
     @property
     def has_value(self) -> bool:
-        """Whether its value tells something. The message does for non-finite tensors and for facts."""
+        """Whether its value is worth showing. For non-finite tensors and for facts, the message says everything."""
         return self.is_of_loss or (self.rule != "nonfinite" and self.value == self.value)
 
     @property

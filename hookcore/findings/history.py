@@ -1,4 +1,4 @@
-"""Findings as the incidents tell them: a problem keeps the tensor and the step that were found first, and its past."""
+"""Findings completed from incidents: a problem keeps the tensor and the step that were found first, and its past."""
 
 from __future__ import annotations
 

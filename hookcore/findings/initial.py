@@ -101,7 +101,7 @@ def find_equal(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
     first, last = weights.taps[places[0]], weights.taps[places[-1]]
     value = float(rms.high[0, places[0]])
     message = (
-        f"all values of the weight were {value:.3g} at step {start}, and those of the layers behind it up to "
+        f"all values of the weight were {value:.3g} at step {start}, and those of each later layer up to "
         f"{last.module} were equal too, so all units of a layer learn the same"
     )
     members = tuple((int(weights.numbers[place]), start) for place in places)

@@ -144,7 +144,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "warning",
                 "No gradient arrives",
                 "Parameters are in an optimizer and require gradients, their modules run, and no gradient arrives, or "
-                "none any more, while layers after them get theirs: the graph is cut behind the named layer. An unused "
+                "none any more, while layers after them get theirs: the graph is cut after the named layer. An unused "
                 "branch isn't reported. Compared by the trainer, as above.",
                 first_told=48,
             ),
@@ -288,7 +288,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Training waits",
                 "No step has ended for 5 minutes, and for 4 times the longest time that the run ever needed for one, "
                 "while the training waits at the same line of its loop. The trainer notices it. Evaluations, "
-                "checkpoints, compilation, a pause, and code behind the loop don't count, whatever they take.",
+                "checkpoints, compilation, a pause, and code after the loop don't count, however long they take.",
             ),
             _rule(
                 "desync",

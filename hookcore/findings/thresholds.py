@@ -21,7 +21,7 @@ class Threshold:
     whole: bool = False
 
     def read(self, rule: str, given: object) -> float:
-        """Return a given number. Raises ArgumentError for what is none, or out of range."""
+        """Return a given number. Raises ArgumentError if it isn't a number or is out of range."""
         number = float("nan") if isinstance(given, bool) or not isinstance(given, int | float) else float(given)
         if not (self.least <= number <= self.most) or (self.whole and number != int(number)):
             what = "a whole number" if self.whole else "a number"

@@ -1,4 +1,4 @@
-"""The machine beside the model: its processors, memory, disks, network, and GPUs, sampled by a thread of their own."""
+"""The training machine: its processors, memory, disks, network, and GPUs, sampled by a separate thread."""
 
 from hookcore.machine.gpus import Device, Gpus, open_nvml
 from hookcore.machine.host import Host, open_host

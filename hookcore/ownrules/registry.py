@@ -47,7 +47,7 @@ def rule(function: Look | None = None, *, name: str = "") -> Any:
 
 
 def own_rule_of(given: Any, name: str = "") -> OwnRule:
-    """Return a function as a rule. Raises ArgumentError for what is none, or has no valid name."""
+    """Return a function as a rule. Raises ArgumentError if it isn't a function or its name is invalid."""
     if isinstance(given, OwnRule):
         return given
     if not callable(given):

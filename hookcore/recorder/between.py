@@ -29,7 +29,7 @@ class Between:
     def is_behind(self, name: str, has_run: bool | None) -> bool:
         """Return whether a number, logged before the step's first backward pass, belongs to the step that ended.
 
-        `has_run`: whether a module has run since then; None if nobody looked, since the step isn't captured.
+        `has_run`: whether a module has run since then; None if it was not checked, because the step isn't captured.
         """
         if name in self._ahead or name in self._behind:
             return name in self._behind

@@ -78,7 +78,7 @@ class Sizes:
         self._sizes[place] = _with(replace(size, memory=memory), work)
 
     def _work_of(self, place: int, seen: SeenCall, forms: Sequence[TensorForm]) -> Work:
-        """Return the operations that the shapes tell, or why they aren't known; 0 if the nodes will tell them."""
+        """Return the operations that shapes imply, or why they aren't known; 0 if the graph's nodes provide them."""
         if seen.module is None or seen.began is None:
             return UNSEEN
         owned = (each for each in seen.module._parameters.values() if each is not None)

@@ -315,8 +315,8 @@ class Command:
 
     `settings` changes what is captured: `changes` holds live settings as a caller of `watch` would write them, and
     `paused`. `snapshot` captures the tensor of `tap` at its next call. `inventory`
-    looks for hooks again. `capsule` saves the next step; with an `occasion` nobody pressed a button, so the trainer's
-    settings and limits decide. Numbers ascend; a repeated command is carried out once.
+    looks for hooks again. `capsule` saves the next step. With an `occasion`, an incident asks for it instead of a
+    reader, so the trainer's settings and limits decide. Numbers ascend; a repeated command is carried out once.
     """
 
     number: int

@@ -104,7 +104,7 @@ OWN_RULE_EVENTS: Final = frozenset({"own-rule-failed", "own-rule-off", "own-rule
 
 
 def is_told(rule: str) -> bool:
-    """Return whether what a rule finds is told frame by frame, instead of found by looking at many steps."""
+    """Return whether each frame brings a rule's findings as events, so that no look at many steps is needed."""
     return rule == DESYNC or rule.startswith(OWN_RULE)
 
 

@@ -30,6 +30,6 @@ def noting(notifier: Notifier, run: RunInfo, page: Callable[[], str | None]) -> 
 
 
 def note_failure(notifier: Notifier, run: RunInfo, page: str | None, failure: Failure) -> None:
-    """Queue a note about a crash. Whoever interrupts a run knows of it."""
+    """Queue a note about a crash. Interrupted runs get no message."""
     if failure.outcome == CRASHED:
         notifier.put(note_about_event(event_of(failure), run.id, run.name, page or ""))

@@ -1,5 +1,5 @@
 // @ts-check
-/** What came of the server as lines of a chart. Pure. */
+/** The server's answers as lines of a chart. Pure. */
 import { shortOf } from "./plan.js";
 
 /**

@@ -1,5 +1,5 @@
 // @ts-check
-/** Plays the captured steps that the page shows, at any speed. Pure: who draws tells it the time. */
+/** Plays the captured steps that the page shows, at any speed. Pure: the caller passes the time. */
 
 export const SLOWEST = 0.5; // captured steps a second
 export const FASTEST = 500;

@@ -160,7 +160,7 @@ export class LineChart {
     if (sketch) this.panel.plot.append(sketch);
   }
 
-  /** For who measures: when which step was there to be seen. */
+  /** Marks for benchmarks: when which step was visible. */
   #told() {
     this.#showSketch(null);
     mark("hookcore:plot");
@@ -261,7 +261,7 @@ export class LineChart {
   }
 }
 
-/** For who measures: when something was there first. @param {string} name */
+/** Marks for benchmarks: when something was visible for the first time. @param {string} name */
 function mark(name) {
   if (!performance.getEntriesByName(name).length) performance.mark(name);
 }
