@@ -392,6 +392,7 @@ def test_a_model_that_is_deleted_while_watched_is_released() -> None:
         mean_square(model(noise(5, 6))).backward()
         optimizer.step()
         del model, optimizer
+        assert watcher.flush()  # the recorder's thread may be describing the model just now
         gc.collect()
         assert gone() is None
         watcher.step()
