@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 import hookcore
+from hookcore.observe import device
 from tests.harness import watch
 from tests.zoo.case import mean_square
 
@@ -190,8 +191,25 @@ def test_a_model_without_matching_modules_is_an_event() -> None:
         watcher.flush()
         watcher.close()
         found = [event.message for event in watcher.store.events() if event.name == "model-not-watched"]
+        (covered,) = watcher.store.coverage()
     assert len(found) == 1
     assert "Linear" in found[0]
+    assert (covered.path, covered.type, covered.captured) == ("Linear", "Linear", False)
+    assert covered.reason.startswith("not watched: ")
+    assert "conv*" in covered.reason
+
+
+def test_a_gpu_without_triton_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "find_spec", lambda name: None)
+    model, gpu = nn.Linear(2, 2), torch.device("cuda", 0)
+    with watch(model) as watcher:
+        arena = device.DeviceArena(gpu, 64, None)  # which touches no GPU until it measures something
+        watcher._recorder.dispatcher.statistics.devices[gpu] = arena
+        train(model, watcher, torch.ones(1, 2))
+        watcher.close()
+        (event,) = (each for each in watcher.store.events() if each.name == "slow-kernel")
+    assert event.severity == "warning"
+    assert event.message.startswith("tensors on cuda:0 are measured by PyTorch operators: Triton is not installed")
 
 
 class Noting(nn.Parameter):

@@ -54,7 +54,7 @@ class Models:
         self._gone: dict[str, int] = {}  # the calls of modules that left within this step, by path
         self.changes = 0  # number of detected changes of a tree
         self._lock = threading.RLock()
-        self.refused = ""  # which discovered model could not be planned, and why
+        self.refused: dict[str, str] = {}  # discovered models that could not be planned, by name, and why
         self._ignored: dict[int, weakref.ref[nn.Module]] = {}
         # By identity: the user's modules may define comparison and hash.
         self._owners: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
@@ -259,10 +259,13 @@ class Models:
         """Watch a model that has started to run, except losses and metrics, which have no parameters."""
         if id(top) in self.plans.by_id or next(parameters_of(top), None) is None:
             return
+        name = unique_root_name(type(top).__name__, {root.name for root in self.roots})
         try:
-            self.add(top, unique_root_name(type(top).__name__, {root.name for root in self.roots}))
+            self.add(top, name)
         except PatternError as error:
-            self.refused = f"{type(top).__name__}: {error}"  # the patterns were meant for another model
+            self.refused[name] = str(error)  # the patterns were meant for another model
+        else:
+            self.refused.pop(name, None)  # of another model, which has an event
 
     def _topmost(self, module: nn.Module) -> nn.Module:
         seen = {id(module)}
@@ -296,9 +299,13 @@ class Models:
         return [record for root in self.roots for record in records_of(root, plans)]
 
     def coverage(self, table: TapTable) -> list[Coverage]:
-        """Return every module: captured, or why not."""
+        """Return every module: captured, or why not. A model that could not be planned counts as one module."""
         boundary = self._settings.compiled == "boundary"
-        return coverage_of(self.plans, table, boundary, self.hooks_are_on_modules)
+        refused = [
+            Coverage(name, name.partition("#")[0], False, (), f"not watched: {why}")
+            for name, why in list(self.refused.items())
+        ]
+        return coverage_of(self.plans, table, boundary, self.hooks_are_on_modules) + refused
 
     @property
     def hooks_are_on_modules(self) -> bool:

@@ -25,8 +25,8 @@ class Problems:
         """Emit an event for each problem that has none yet."""
         if self._statistics.table.refused:
             self._emit_once("taps-not-captured", f"some tensors are not captured: {NO_ROOM}")
-        if self._models.refused:
-            self._emit_once("model-not-watched", f"a model that runs is not watched. {self._models.refused}")
+        for name, why in list(self._models.refused.items()):
+            self._emit_once("model-not-watched", f"a model that runs is not watched. {name}: {why}")
         for device, arena in list(self._statistics.devices.items()):
             if arena.fallback_reason:
                 self._emit_once(

@@ -153,9 +153,9 @@ class Contents:
     def _with_unreported(self, coverage: list[Coverage]) -> list[Coverage]:
         """Return coverage of all modules in the model's order, also of those whose coverage wasn't reported."""
         modules = self._parts.modules.items()
-        if len(coverage) >= len(modules):
-            return coverage
         known = {each.path: each for each in coverage}
+        if all(module.path in known for module in modules):
+            return coverage
         kinds: dict[str, dict[Kind, None]] = {}
         for tap in self._parts.taps[:]:
             kinds.setdefault(tap.module, {})[tap.kind] = None
