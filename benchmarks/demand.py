@@ -29,8 +29,8 @@ BINS: Final = 196.0  # of the histogram of a tensor with 20,000 normal values
 TAP_BYTES: Final = 8 * len(STATS) + 8  # of a frame: its stats, its number, and where its histogram begins
 BIN_BYTES: Final = 6
 _MEMORY: Final = 2**29
-_MOST_TAPS: Final = Ladder(STAT_SCHEMA, int(_MEMORY * SHARES["stats"]), threading.Lock()).max_lanes
-PLACE_BYTES: Final = _MEMORY / _MOST_TAPS  # of a store, for each tensor that it has at all
+_MAX_TAPS: Final = Ladder(STAT_SCHEMA, int(_MEMORY * SHARES["stats"]), threading.Lock()).max_lanes
+PLACE_BYTES: Final = _MEMORY / _MAX_TAPS  # of a store, for each tensor that it has at all
 BUSY: Final = 0.6  # of a core or a thread: beyond that, queues grow fast
 
 

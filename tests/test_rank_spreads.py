@@ -12,7 +12,7 @@ from hookcore.records.vocabulary import ELAPSED, GRADIENT_WAIT, REDUCTION_WAIT
 from hookcore.store import Store
 from hookcore_app.analysis.rankstores import OfRank
 from hookcore_app.analysis.spreads import layers_of, spreads_in
-from hookcore_app.analysis.stragglers import LEAST_STEPS, STEPS, Waits, waits_of
+from hookcore_app.analysis.stragglers import MIN_STEPS, STEPS, Waits, waits_of
 from tests.build import append, frame, stats_of
 
 VALUES = st.one_of(st.just(np.nan), st.just(np.inf), st.floats(-1e6, 1e6))
@@ -118,8 +118,8 @@ def test_nobody_is_late_if_it_changes_or_does_not_matter_or_too_little_is_known(
     turns = [[0.5 if step % 3 == rank else 0.1 for step in range(21)] for rank in range(3)]
     assert waits(turns).latest is None
     assert waits([[0.01] * 20, [0.0] * 20]).latest is None  # a hundredth of a step
-    assert waits([[0.5] * (LEAST_STEPS - 1), [0.0] * (LEAST_STEPS - 1)]).latest is None
-    assert waits([[0.5] * LEAST_STEPS, [0.0] * LEAST_STEPS]).latest == 1
+    assert waits([[0.5] * (MIN_STEPS - 1), [0.0] * (MIN_STEPS - 1)]).latest is None
+    assert waits([[0.5] * MIN_STEPS, [0.0] * MIN_STEPS]).latest == 1
 
 
 def test_only_steps_that_all_ranks_captured_are_compared() -> None:

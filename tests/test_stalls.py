@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import hookcore
 from hookcore.findings import findings_of
 from hookcore.hooks.loading import observe_loading
-from hookcore.recorder.stalls import FACTOR, FIRST_STEP, LEAST_S, LOOK_S, QUIET_S, WORK, Stalls
+from hookcore.recorder.stalls import FACTOR, FIRST_STEP, LOOK_S, MIN_S, QUIET_S, WORK, Stalls
 from hookcore.records.vocabulary import ENDED, STALLED
 
 
@@ -139,9 +139,9 @@ def training(train: Callable[[World], None]) -> Iterator[World]:
 
 def test_a_training_that_waits_in_its_loop_is_told_once_with_the_line_and_that_it_goes_on() -> None:
     with training(waits_in_loop) as world:
-        world.pass_time(LEAST_S + QUIET_S - LOOK_S)
+        world.pass_time(MIN_S + QUIET_S - LOOK_S)
         assert world.told == []
-        world.pass_time(10 * LEAST_S)
+        world.pass_time(10 * MIN_S)
         ((name, message),) = world.told
         assert name == STALLED
         assert message.startswith("no step has ended for 6 min, and the training has been waiting in test_stalls.py:")
@@ -152,7 +152,7 @@ def test_a_training_that_waits_in_its_loop_is_told_once_with_the_line_and_that_i
 def test_a_loop_that_waits_for_its_data_is_told_with_its_own_line() -> None:
     handle = observe_loading(Mock())
     with training(waits_for_data) as world:
-        world.pass_time(2 * LEAST_S)
+        world.pass_time(2 * MIN_S)
         ((_, message),) = world.told
     handle.remove()
     assert "(waits_for_data), in threading.py (wait) since" in message
@@ -161,7 +161,7 @@ def test_a_loop_that_waits_for_its_data_is_told_with_its_own_line() -> None:
 @pytest.mark.parametrize("train", [waits_behind_loop, waits_outside, saves_in_loop, waits_for_others])
 def test_what_ended_or_saves_is_no_stall(train: Callable[[World], None]) -> None:
     with training(train) as world:
-        world.pass_time(100 * LEAST_S)
+        world.pass_time(100 * MIN_S)
         assert world.told == []
 
 
@@ -175,7 +175,7 @@ def test_a_training_is_judged_by_its_own_longest_step() -> None:
     with training(train) as world:
         world.pass_time(FACTOR * 1000)
         assert world.told == []
-        world.pass_time(2 * LEAST_S)
+        world.pass_time(2 * MIN_S)
         assert world.names == [STALLED]
 
 
@@ -198,7 +198,7 @@ def test_a_thread_that_runs_now_and_then_does_not_wait(share: float, names: list
         def run() -> None:
             world.spent += share * LOOK_S
 
-        world.pass_time(20 * LEAST_S, run)
+        world.pass_time(20 * MIN_S, run)
         assert world.names == names
 
 
@@ -220,16 +220,16 @@ def test_a_young_run_may_take_long(steps: int) -> None:
             world.end_step()
 
     with training(train) as world:
-        world.pass_time(20 * LEAST_S)
+        world.pass_time(20 * MIN_S)
         assert world.told == []
 
 
 def test_a_pause_or_an_evaluation_is_no_stall_and_starts_the_time_again() -> None:
     with training(waits_in_loop) as world:
         world.rests = True
-        world.pass_time(20 * LEAST_S)
+        world.pass_time(20 * MIN_S)
         world.rests = False
-        world.pass_time(LEAST_S)
+        world.pass_time(MIN_S)
         assert world.told == []
         world.pass_time(2 * LOOK_S)
         assert world.names == [STALLED]
@@ -237,9 +237,9 @@ def test_a_pause_or_an_evaluation_is_no_stall_and_starts_the_time_again() -> Non
 
 def test_a_process_that_was_stopped_starts_the_time_again() -> None:
     with training(waits_in_loop) as world:
-        world.pass_time(LEAST_S)
+        world.pass_time(MIN_S)
         world.now += 10_000.0  # SIGSTOP, or a laptop that sleeps
-        world.pass_time(LEAST_S)
+        world.pass_time(MIN_S)
         assert world.told == []
 
 
@@ -263,7 +263,7 @@ def test_what_moves_in_the_loop_is_no_stall() -> None:
     thread.start()
     world.await_block()
     for _ in range(50):
-        world.pass_time(LEAST_S / 2)
+        world.pass_time(MIN_S / 2)
         turn()
     assert world.told == []
     while thread.is_alive():

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 POINTS: Final = 2**13  # more in the same steps would be merged
 STEPS: Final = 64  # the newest ones that all ranks have captured
 REACHES: Final = (2**10, 2**13, 2**16)  # how many steps back they are searched, until there are enough
-LEAST_STEPS: Final = 8  # fewer say nothing
+MIN_STEPS: Final = 8  # fewer say nothing
 MOSTLY: Final = 0.6  # of the steps, in which the same rank is last
 NOTICEABLE: Final = 0.05  # of a step's time
 
@@ -46,7 +46,7 @@ class Waits:
     def latest(self) -> int | None:
         """The rank that is late in most steps, by a noticeable time; None if there is none."""
         place = int(self.was_last.argmax())
-        often = self.was_last[place] >= MOSTLY * self.steps and self.steps >= LEAST_STEPS
+        often = self.was_last[place] >= MOSTLY * self.steps and self.steps >= MIN_STEPS
         return self.ranks[place] if often and self.after_first_s[place] >= NOTICEABLE * self.elapsed_s else None
 
     def of(self, rank: int) -> int | None:

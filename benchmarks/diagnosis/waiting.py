@@ -17,7 +17,7 @@ from .trainings import classifier
 
 AT: Final = 100
 WAIT_S: Final = 8.0
-_SHORT: Final = {"LEAST_S": 3.0, "QUIET_S": 0.5, "LOOK_S": 0.3}
+_SHORT: Final = {"MIN_S": 3.0, "QUIET_S": 0.5, "LOOK_S": 0.3}
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from hookcore.store import TapList
 
 _MIN_COLUMNS: Final = 4  # recent columns with a value
 _RULES: Final[tuple[RuleName, ...]] = ("vanishing", "exploding")
-_LEAST_AROUND: Final = 3  # layers with gradients, of which some are small
+_MIN_AROUND: Final = 3  # layers with gradients, of which some are small
 _FLOOR: Final = -46.0  # the logarithm that stands for zero: below the smallest 32-bit float
 _KINDS: Final[tuple[tuple[Kind, ...], ...]] = (
     ("output",),
@@ -76,7 +76,7 @@ def find_depth(readings: Readings) -> list[Finding]:
 
 def _find_cliff(readings: Readings) -> list[Finding]:
     """Return a finding if, from the start, gradients are far smaller in all layers before one than in all after it."""
-    stack, limits = _stack_of(readings, "param_grad", _LEAST_AROUND), limits_of(readings.store, "vanishing")
+    stack, limits = _stack_of(readings, "param_grad", _MIN_AROUND), limits_of(readings.store, "vanishing")
     if stack is None:
         return []
     after, before = _sides(stack.levels)

@@ -17,7 +17,7 @@ from hookcore.store import Series, TapList
 
 RULE: Final[RuleName] = "loss-spike"
 _BEFORE: Final = 64  # logged values before a jump that show what is usual,
-_LEAST: Final = 24  # and the fewest that do
+_MIN_VALUES: Final = 24  # and the fewest that do
 _OPEN: Final = 16  # values after a jump, from which on it counts even if the loss didn't come back
 _BEYOND: Final = 3.0  # times as far from the usual value as the largest one before
 _DEVIATION: Final = 1.0484  # standard deviations of normal noise in the median of its absolute differences
@@ -37,7 +37,7 @@ def find_loss_spikes(losses: Losses, taps: TapList) -> list[Finding]:
 def _jumps(losses: Losses, series: Series, taps: TapList) -> list[Finding]:
     now, limits = losses.now(series), limits_of(losses.store, RULE)
     values, first = now.mean, losses.first_of(series)
-    if len(values) <= _LEAST:
+    if len(values) <= _MIN_VALUES:
         return []
     usual, largest, noise = _before(values)
     far = np.maximum((limits["factor"] - 1) * np.abs(usual), limits["spreads"] * noise)
@@ -67,7 +67,7 @@ def _before(values: Floats) -> tuple[Floats, Floats, Floats]:
     known, rows = (~np.isnan(ordered)).sum(axis=1), np.arange(len(values))
     newest = np.maximum(known - 1, 0)
     usual, largest = ordered[rows, newest // 2].copy(), ordered[rows, newest]
-    usual[known < _LEAST] = np.nan
+    usual[known < _MIN_VALUES] = np.nan
     # From one value to the next, there is noise and hardly any trend.
     noise = _DEVIATION * np.sort(np.abs(np.diff(earlier, axis=1)), axis=1)[rows, np.maximum(newest - 1, 0) // 2]
     return usual, largest, noise

@@ -46,6 +46,7 @@ def _results(default: int) -> Threshold:
 
 
 # Taking logarithms, the rules need factors above 1.
+# Users write these names, so `least_logged` and the like stay, although limits in the code are called MIN_ and MAX_.
 _DEPTH: Final = (
     Threshold("decades", 5.0, 0.5, 40, "powers of ten between the first layers and the last ones"),
     Threshold("least_layers", 8, 3, 10_000, "layers that a stack must have", whole=True),

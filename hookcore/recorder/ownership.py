@@ -15,9 +15,9 @@ from hookcore.records.vocabulary import DUPLICATE, ENDED, FROZEN, OUTSIDE, OUTSI
 
 FIRST: Final = 24  # the step of the first check; the next ones are at twice the step of the one before
 EVERY: Final = 128  # steps between two checks later
-LEAST_STEPS: Final = 12  # of an optimizer
+MIN_STEPS: Final = 12  # of an optimizer
 ACTIVE: Final = 32  # steps after which an optimizer that stopped stepping isn't at work
-LEAST_READ: Final = 16  # captured steps without a gradient
+MIN_READ: Final = 16  # captured steps without a gradient
 SHOWN: Final = 3  # names in a message
 
 
@@ -58,7 +58,7 @@ class Ownership:
         trained = {id(each.plan.root) for each, tensor in known if id(tensor) in inside}
         mine = [pair for pair in known if id(pair[0].plan.root) in trained and pair[1].requires_grad]
         first_inside = next((place for place, (_, tensor) in enumerate(mine) if id(tensor) in inside), 0)
-        active = [keys for owner, keys in stepped if owner.steps >= LEAST_STEPS and step - owner.last_step <= ACTIVE]
+        active = [keys for owner, keys in stepped if owner.steps >= MIN_STEPS and step - owner.last_step <= ACTIVE]
         twice = [each for each, tensor in mine if sum(id(tensor) in keys for keys in active) > 1]
         facts = {
             OUTSIDE: _left_out(mine[first_inside:], inside),
@@ -86,9 +86,9 @@ def _cut_off(owned: Sequence[tuple[Parameter, Tensor]]) -> list[Parameter]:
     found: list[Parameter] = []
     for each, tensor in owned:
         history = each.plan.history
-        if tensor.grad is not None or (history.got_gradients and history.without_gradient < LEAST_READ):
+        if tensor.grad is not None or (history.got_gradients and history.without_gradient < MIN_READ):
             break
-        if history.seen and history.without_gradient >= LEAST_READ:
+        if history.seen and history.without_gradient >= MIN_READ:
             found.append(each)
     else:
         return []  # nothing gets a gradient here: there is no place at which it is cut

@@ -21,7 +21,7 @@ import torch
 
 from hookcore.records.vocabulary import ENDED, STALLED
 
-LEAST_S: Final = 300.0  # without a step, and without any movement
+MIN_S: Final = 300.0  # without a step, and without any movement
 FACTOR: Final = 4.0  # times the longest time that the run ever needed for a step, its first one included
 FIRST_STEP: Final = 16  # from which on that is known
 MARK_EVERY: Final = 256  # steps between two notes of where the loop is; fewer at first
@@ -93,7 +93,7 @@ class Stalls:
         works = not spent - self._spent_before <= WORK * (now - self._since)
         if not places or was_stopped or works or places != self._places or any(map(_is_busy, frames[1:])):
             self._places, self._since, self._spent_before = places, now, spent
-        elif not self._told and now - self._since >= max(LEAST_S, FACTOR * self._longest_s):
+        elif not self._told and now - self._since >= max(MIN_S, FACTOR * self._longest_s):
             self._told = True
             idle = now - self._ended_at
             message = (

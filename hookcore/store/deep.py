@@ -20,7 +20,7 @@ from hookcore.store.rows import Rows
 from hookcore.store.segments import Floats, Lanes, Steps
 from hookcore.store.sketches import SketchRows
 
-MOST_ROWS: Final = 1000  # of the past, if the caller doesn't say
+MAX_ROWS: Final = 1000  # of the past, if the caller doesn't say
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Deep(Contents):
             return None
         return past
 
-    def _gather(self, source: Source, span: Span, most: int = MOST_ROWS) -> list[Rows]:
+    def _gather(self, source: Source, span: Span, most: int = MAX_ROWS) -> list[Rows]:
         """Return the rows of a span in parts, oldest first; of the past about `most` if there are more."""
         near = source.ladder.gather(source.column, source.lanes, *span)
         since = source.ladder.exact_since(self._parts.whole_since)
