@@ -1,4 +1,4 @@
-"""The three kernels under one name each, and what float64 NumPy says about the same values."""
+"""The four kernels under one name each, and what float64 NumPy says about the same values."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hookcore.observe import _kernel, cpu, layout, portable, reference
 from hookcore.observe.arena import CpuArena
+from hookcore.observe.device import add_by_operators
 from hookcore.observe.harvest import unpack
 from hookcore.recorder.frames import stats_of
 from hookcore.records import STATS
@@ -65,6 +66,13 @@ def _measure_by_numpy(*tensors: torch.Tensor) -> Measured:
         return measure(*tensors)
 
 
+def _measure_by_torch(*tensors: torch.Tensor) -> Measured:
+    rows, histogram = torch.zeros((1, layout.CELLS), dtype=torch.float64), torch.zeros(BINS, dtype=torch.int32)
+    for tensor in tensors:
+        add_by_operators(tensor, rows, histogram, 1, 0)
+    return dict(zip(STATS, stats_of(rows.numpy())[0].tolist(), strict=True)), histogram.numpy()
+
+
 def interpret(*tensors: torch.Tensor, limit: int | None = None, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return the merged row and the sketch of tensors that Triton's kernel added to one slot."""
     from hookcore.observe import triton_kernel  # Triton prints what it leaked when a process ends
@@ -102,9 +110,10 @@ class Kernel:
 EXTENSION: Final = Kernel("extension", _measure_at(NEWEST))
 OLDER: Final = [Kernel(f"extension, instructions {level}", _measure_at(level)) for level in (1, 3)]
 NUMPY: Final = Kernel("NumPy", _measure_by_numpy)
+TORCH: Final = Kernel("PyTorch", _measure_by_torch)
 TRITON: Final = Kernel("Triton", _measure_by_triton)
-KERNELS: Final = [TRITON] if IN_INTERPRETER else [EXTENSION, NUMPY]
-ALL: Final = [TRITON] if IN_INTERPRETER else [EXTENSION, *OLDER, NUMPY]
+KERNELS: Final = [TRITON] if IN_INTERPRETER else [EXTENSION, NUMPY, TORCH]
+ALL: Final = [TRITON] if IN_INTERPRETER else [EXTENSION, *OLDER, NUMPY, TORCH]
 
 
 def expect(values: np.ndarray) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Every kernel against float64 NumPy: every stat and every bin, whatever the values, the type, and the layout.
 
-The extension with its newest instructions, NumPy, and in a process of its own (see test_triton_kernel.py) Triton's
-interpreter pass the same tests. Tests of one kernel alone follow at the end.
+The extension with its newest instructions, NumPy, torch's operators, and in a process of its own (see
+test_triton_kernel.py) Triton's interpreter pass the same tests. Tests of one kernel alone follow at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The statistics by torch's operators, compared with float64 NumPy, and their arena on other devices."""
+"""The statistics by torch's operators beyond what test_kernels.py proves of them, and their arena on other devices."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hookcore.observe import cpu, layout, reference
-from hookcore.observe.arena import CODES, CpuArena
+from hookcore.observe.arena import CpuArena
 from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
 from hookcore.observe.harvest import Harvest, unpack
 from hookcore.observe.plain import make_plain
 from hookcore.records.sketch import BINS, bins_of
-from tests.kernels import check_stats, floats32, floats64
+from tests.kernels import check_stats, floats32
 
 CPU = torch.device("cpu")
 
@@ -28,54 +28,13 @@ def check(values: np.ndarray, tensor: torch.Tensor) -> None:
     np.testing.assert_array_equal(reference.bins(tensor).numpy(), in_bins)
 
 
-@settings(deadline=None, max_examples=200)
-@given(floats32)
-def test_every_stat_of_any_float32_equals_float64(values: np.ndarray) -> None:
-    check(values, torch.from_numpy(values))
-
-
-@settings(deadline=None, max_examples=200)
-@given(floats64)
-def test_every_stat_of_any_float64_equals_numpy(values: np.ndarray) -> None:
-    check(values, torch.from_numpy(values))
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.lists(floats64, min_size=1, max_size=4))
-def test_rows_of_any_magnitude_merge_to_the_stats_of_the_whole(parts: list[np.ndarray]) -> None:
-    rows = torch.stack([reference.measure(torch.from_numpy(part)) for part in parts])
-    check_stats(np.concatenate(parts), reference.combine(rows).numpy())
-
-
-@settings(deadline=None, max_examples=50)
-@given(floats32, st.sampled_from([torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]))
-def test_a_short_float_is_measured_by_its_own_values(values: np.ndarray, dtype: torch.dtype) -> None:
+@settings(deadline=None, max_examples=30)
+@given(floats32, st.sampled_from([torch.float8_e4m3fn, torch.float8_e5m2]))
+def test_a_float8_is_measured_by_its_own_values(values: np.ndarray, dtype: torch.dtype) -> None:
     tensor = torch.from_numpy(values).to(dtype)
     plain = make_plain(tensor)
     assert isinstance(plain, torch.Tensor)
     check(tensor.float().numpy(), plain)
-
-
-@pytest.mark.parametrize("dtype", [dtype for dtype in CODES if not (dtype.is_floating_point or dtype.is_complex)])
-def test_integers_and_bools_are_measured_as_numbers(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    low, high = (0, 2) if dtype is torch.bool else (0, 200) if dtype is torch.uint8 else (-100, 100)
-    tensor = torch.randint(low, high, (5000,), generator=generator).to(dtype)
-    check(tensor.numpy(), tensor)
-
-
-@pytest.mark.parametrize("number", [2**24 + 1, 2**40 + 1, -(2**31)])
-def test_a_large_integer_is_not_rounded_to_float32(number: int) -> None:
-    row = reference.measure(torch.tensor([number, number + 2]))
-    assert row[layout.MEAN] == number + 1
-    assert row[layout.DEVIATION] == 2
-
-
-@pytest.mark.parametrize("mean", [0.0, 1e4, -1e8])
-def test_a_huge_mean_does_not_cancel_a_tiny_spread(mean: float) -> None:
-    values = np.random.default_rng(1).normal(size=100_003) * 1e-3 + mean
-    check(values, torch.from_numpy(values))
-    check(values.astype(np.float32), torch.from_numpy(values.astype(np.float32)))
 
 
 def test_pieces_of_a_long_tensor_merge_to_the_stats_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +43,6 @@ def test_pieces_of_a_long_tensor_merge_to_the_stats_of_the_whole(monkeypatch: py
     values[[5000, 7000, 10_000]] = [np.inf, 0.0, -np.inf]
     monkeypatch.setattr(reference, "PIECE", 512)
     check(values, torch.from_numpy(values))
-
-
-def test_views_empty_and_0d_tensors_are_measured_by_their_elements() -> None:
-    base = torch.randn(40, 50, generator=torch.Generator().manual_seed(3))
-    for view in (base.t(), base[::2, 3::5], base[0, 0], base[:, :0], base[:1].expand(9, 50), torch.empty(0)):
-        check(view.numpy(), view)
 
 
 @pytest.mark.parametrize(
