@@ -335,6 +335,29 @@ def test_scalars_events_and_runs_come_as_json() -> None:
         assert {each["run"] for each in page.next_of(3, "runs").json["runs"]} == {"one", "two"}
 
 
+def test_a_tap_and_an_event_on_the_socket_have_the_fields_that_rest_gives_them() -> None:
+    with whole_server() as server:
+        run = open_run(server.runs)
+        put(run, frame(0, [1.0, 2.0], new=2, events=(event(0), event(0, "seen"))))
+        with httpx2.Client(base_url=f"{server.url}/api/v1", headers=BEARER, params={"run": "one"}) as rest:
+            key = next(each["key"] for each in rest.get("/events").json()["events"] if each["name"] == "seen")
+            assert rest.post("/acknowledgements", json={"run": "one", "key": key}).status_code == 200
+            events, taps = rest.get("/events").json()["events"], rest.get("/taps").json()["taps"]
+            query = {"kind": "output", "stat": "rms"}
+            rows = rest.get("/heatmap", params={"run": "one", **query}).json()["rows"]
+        address = f"ws://127.0.0.1:{server.port}/api/v1/socket"
+        bearer = {"Authorization": BEARER["Authorization"]}
+        with connect(address, compression=None, proxy=None, additional_headers=bearer) as socket:
+            page = Page(socket)
+            page.ask("subscribe", 1, run="one", view="events", hz=30)
+            assert page.next_of(3, "events").json["events"] == events
+            page.ask("subscribe", 2, run="one", view="heatmap", hz=30, **query)
+            live = page.next_of(3, "rows").json["rows"]
+    assert [each["acknowledged"] for each in events] == [False, True]
+    assert [{name: value for name, value in row.items() if name != "type"} for row in live] == rows
+    assert [{name: row[name] for name in tap} for row, tap in zip(live, taps, strict=True)] == taps
+
+
 def test_incidents_come_when_they_begin_spread_and_end() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         run = open_run(served.runs)
