@@ -251,6 +251,18 @@ class Differences:
     share: NDArray[np.float64]  # NaN if nothing was compared, infinite if only one was finite
     nonfinite: NDArray[np.bool_]  # whether a value of the cell is NaN or infinite in both
 
+    @property
+    def worst(self) -> NDArray[np.float32]:
+        """The shares as a heatmap has them: NaN also where only one was finite, which `state` says."""
+        return np.where(np.isinf(self.share), np.nan, self.share).astype(np.float32)
+
+    @property
+    def state(self) -> NDArray[np.uint8]:
+        """What each cell is, by the numbers in `ComparisonHeatmap`."""
+        found = (~np.isnan(self.share)).astype(np.uint8) + np.isinf(self.share)
+        found[self.nonfinite & (self.share == 0)] = 3
+        return found
+
 
 def differences(one: Store, two: Store, pairs: Pairs, asked: Asked, columns: int, rows: int) -> Differences:
     """Compare all pairs over all shared steps."""

@@ -229,9 +229,5 @@ def _differences_of(runs: tuple[str, str], asked: Asked, pairs: Pairs, found: Di
         answers.DifferenceRow.of(pairs.numbers[place][0], pairs.taps[place], group=group, numbers=pairs.numbers[place])
         for place, group in zip(found.starts.tolist(), found.groups.tolist(), strict=True)
     )
-    one_only = np.isinf(found.share)
-    state = (~np.isnan(found.share)).astype(np.uint8) + one_only
-    state[found.nonfinite & (found.share == 0)] = 3
-    worst: Any = np.where(one_only, np.nan, found.share).astype(np.float32)
-    spans = found.first_step, found.last_step
-    return answers.ComparisonHeatmap(runs, asked.kind, asked.stat, rows, *spans, worst, state)
+    cells: Any = found.worst, found.state
+    return answers.ComparisonHeatmap(runs, asked.kind, asked.stat, rows, found.first_step, found.last_step, *cells)

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-import numpy as np
 from fastapi import APIRouter, Depends, Query, Response
-from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
 from hookcore import answers
 from hookcore.errors import ArgumentError
-from hookcore.reading import Reader
 from hookcore.reading.slices import cells_of, cut
 from hookcore.records import KINDS, Kind
 from hookcore.records.sketch import BINS
@@ -21,6 +18,7 @@ from hookcore.records.vocabulary import KIND_WORDS, OWN
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, unknown
 
+from ..analysis.counted import counted_series
 from ..formats import StrictJson
 from ..runs import Run, Runs
 from .given import (
@@ -162,22 +160,10 @@ def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
 
     reader = run.reader
     wanted = [reader.find(asked.tap)] if asked.tap is not None else reader.taps(asked.match, asked.one_kind).taps
-    many = [(tap.label, _counted(reader, tap, asked)) for tap in wanted[:MAX_LINES]]
+    about = asked.stat, *asked.bounds, asked.points
+    many = [(tap.label, counted_series(reader, tap, *about)) for tap in wanted[:MAX_LINES]]
     title = many[0][0] if len(many) == 1 else f"{asked.stat} of {KIND_WORDS[asked.one_kind]}"
     return series(many, style, title, asked.stat, asked.scale, asked.smooth)
-
-
-def _counted(reader: Reader, tap: answers.Tap, asked: Asked) -> answers.Series:
-    """Return a series with its non-finite steps, which for a quantile are those of a stat."""
-    found = reader.series(tap, asked.stat, *asked.bounds, asked.points)
-    if found.nonfinite is not None:
-        return found
-    whole = reader.series(tap, "rms", *asked.bounds, asked.points)
-    bad = np.zeros(len(found.first_step), np.int64)
-    at = np.clip(np.searchsorted(found.first_step, whole.first_step, side="right") - 1, 0, None)
-    if len(bad) and whole.nonfinite is not None:
-        np.add.at(bad, at, whole.nonfinite)
-    return replace(found, nonfinite=bad)
 
 
 def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
