@@ -42,6 +42,25 @@ def test_two_optimizers_after_one_backward_are_one_step(given: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 3}])
+def test_two_optimizers_are_one_step_while_a_layer_is_replaced(given: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 1))
+    first = sgd(model[0].parameters())
+    last = torch.optim.Adam([*model[2].parameters(), *model[3].parameters()])
+    counts = []
+    with watch(model, **given) as watcher:
+        for turn in range(120):
+            model.zero_grad()
+            mean_square(model(noise(5, 4))).backward()
+            first.step()
+            last.step()
+            counts.append(watcher.current_step)
+            if turn == 70:
+                model[3] = nn.Linear(5, 1)
+                last.add_param_group({"params": list(model[3].parameters())})
+    assert counts == list(range(1, 121))
+
+
+@pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 3}])
 def test_an_optimizer_inside_the_backward_pass_ends_a_step_with_each_pass(given: dict[str, Any]) -> None:
     model = _net()
     optimizers = {parameter: sgd([parameter]) for parameter in model.parameters()}

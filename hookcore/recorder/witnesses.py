@@ -25,7 +25,7 @@ class Witnesses:
         self.tensors: list[Tensor] = []  # renewed often enough to keep no replaced one for long
         self.keys: frozenset[int] = frozenset()  # by id
         self.were_reached = False  # whether a pass was ever seen to reach one
-        self._explained: list[Mark] = []  # the gradients whose step is known
+        self._explained: tuple[list[Tensor], list[Mark]] = ([], [])  # the gradients whose step is known, and of whom
         self._versions: list[int] = []  # of the weights, before the optimizer steps
 
     def choose(self, parameters: list[Parameter]) -> None:
@@ -44,11 +44,15 @@ class Witnesses:
 
     def explain(self, marks: list[Mark] | None = None) -> None:
         """Take the gradients as they are now as those of a known step."""
-        self._explained = marks_of(self.tensors) if marks is None else list(marks)
+        self._explained = self.tensors, marks_of(self.tensors) if marks is None else list(marks)
 
     def have_nothing_new(self) -> bool:
-        """Return whether all gradients belong to a known step."""
-        return self._explained == marks_of(self.tensors)
+        """Return whether all gradients belong to a known step, as far as their tensors are still the same ones."""
+        (tensors, marks), now = self._explained, marks_of(self.tensors)
+        if tensors is self.tensors:
+            return marks == now
+        known = dict(zip(map(id, tensors), marks, strict=True))
+        return all(known.get(id(tensor), mark) == mark for tensor, mark in zip(self.tensors, now, strict=True))
 
     def note_weights(self) -> None:
         """Remember the weights' versions."""
