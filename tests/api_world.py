@@ -25,7 +25,7 @@ from hookcore.records import (
 )
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.sketch import bins_of
-from hookcore.records.vocabulary import REDUCTION_WAIT
+from hookcore.records.vocabulary import REDUCTION_WAIT, SAMPLES_RATE
 from hookcore.wire import Description, Place, RunInfo
 from hookcore_app.main import create_app
 from hookcore_app.runs import Run, Runs
@@ -137,6 +137,7 @@ def fill_ranks(runs: Runs, job: str = "4f2a", world: int = 2, steps: int = STEPS
         for rank, run in enumerate(ranks):
             values = [value_at(step, row) * (1 + rank) for row in range(len(TAPS))]
             scalars = {"loss": (1.0 + rank) / (step + 1), REDUCTION_WAIT: 0.1 * (world - 1 - rank)}
+            scalars[SAMPLES_RATE] = 32 / (1 + rank)
             run.take_record(make_frame(step, values, scalars=scalars, elapsed_s=0.25 * (1 + rank)))
 
 

@@ -53,6 +53,8 @@ def test_the_table_of_ranks(client: hookcore.Client) -> None:
         (rank, f"4f2a-{rank}", STEPS - 1, 0) for rank in range(WORLD)
     ]
     assert [each.seconds_per_step for each in found.ranks] == pytest.approx([0.25, 0.5, 0.75])
+    assert [each.samples_per_second for each in found.ranks] == pytest.approx([32, 16, 32 / 3])
+    assert [each.tokens_per_second for each in found.ranks] == [None] * WORLD  # the batches aren't tokens
     assert found.ranks[2].axes == {"data": (2, WORLD)}
     assert client.ranks("4f2a-1") == found  # asked of one of them
 
@@ -144,6 +146,10 @@ def test_the_pages_lead_from_all_ranks_to_one_and_back(server: Served) -> None:
     page = text(server, "/runs/ranks-4f2a/ranks?value=layers.0%20output&stat=mean")
     assert "3 of 3" in page
     assert "mean of layers.0 output" in page
+    assert ">Samples/s</th>" in page
+    assert "Tokens/s" not in page
+    assert '<td class="number">10.67</td>' in page
+    assert "Samples/s" not in text(server, "/runs/ranks-4f2a/ranks?step=2")  # it is as of now
     assert 'href="runs/4f2a-2/ranks"' in page
     assert "Rank 2 is late:" in page
     assert "there is no tap &#39;never&#39;" in text(server, "/runs/ranks-4f2a/ranks?value=never")

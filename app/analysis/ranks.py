@@ -8,7 +8,8 @@ import numpy as np
 
 from hookcore import answers
 from hookcore.answers import Number
-from hookcore.records.vocabulary import ELAPSED
+from hookcore.findings.keyfigures import newest_of
+from hookcore.records.vocabulary import ELAPSED, SAMPLES_RATE, TOKENS_RATE
 from hookcore.store import Store
 
 from ..runs import JointRun
@@ -30,6 +31,12 @@ def pace_of(store: Store) -> float:
     if not known.any():
         return float("nan")
     return float(np.average(series.mean[known], weights=series.present[known].astype(np.float64)))
+
+
+def rate_of(store: Store, name: str) -> Number | None:
+    """Return the newest measurement of a rate; None if there is none."""
+    found = newest_of(store, name)
+    return None if found is None else Number(found.value)
 
 
 def ranks_of(joint: JointRun, first: int | None = None, last: int | None = None) -> answers.Ranks:
@@ -80,4 +87,6 @@ def _rank_of(
         late=0 if progress is None else progress.late,
         missed=0 if progress is None else progress.missed,
         unknown_rows=0 if progress is None else progress.unknown_rows,
+        samples_per_second=rate_of(run.store, SAMPLES_RATE),
+        tokens_per_second=rate_of(run.store, TOKENS_RATE),
     )

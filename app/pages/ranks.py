@@ -26,7 +26,7 @@ from ..runs.ranked import joint_of, members_at, read_every
 from ..runs.rankwords import words_of
 from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
 from .views.moment import nothing_in
-from .views.rankvalues import ABOUT_WAITS, SECONDS, WAITS, chosen_value, logged_values, suggested_taps
+from .views.rankvalues import ABOUT_WAITS, SECONDS, WAITS, chosen_value, known_rates, logged_values, suggested_taps
 
 COLUMNS: Final = 8  # of the map: the table shows the newest values only
 MAX_ROWS: Final = 256  # of the table of ranks
@@ -126,6 +126,7 @@ class RanksPage(RunPage):
         return {
             "ranks": self._ranks,
             "rank_rows": MAX_ROWS,
+            "rates": [] if self._ranks is None else known_rates(self._ranks.ranks),
             "newest": {} if found is None else _newest_of(found),
             "logged": logged_values(self.joint),
             "stat_name": self.stat_name,

@@ -31,6 +31,10 @@ class Rank(Answer, frozen=True):
     late: Annotated[int, Meta(description="frames that came too late for the sum")]
     missed: Annotated[int, Meta(description="steps that were added up without this rank")]
     unknown_rows: Annotated[int, Meta(description="rows of its newest frame of which nobody knows the owner")]
+    samples_per_second: Annotated[
+        Number | None, Meta(description="given to its model, the newest measurement; null if unknown")
+    ] = None
+    tokens_per_second: Annotated[Number | None, Meta(description="null if its batches aren't rows of tokens")] = None
 
 
 class RankWaits(Answer, frozen=True):
@@ -62,7 +66,8 @@ class Ranks(Tabular, frozen=True):
     def columns(self) -> dict[str, Any]:
         """Return a row for each rank."""
         about = ("rank", "run", "state", "host", "device", "newest_step", "seconds_per_step")
-        names = (*about, "wait_s", "after_first_s", "was_last", "late", "missed")
+        rates = ("samples_per_second", "tokens_per_second")
+        names = (*about, *rates, "wait_s", "after_first_s", "was_last", "late", "missed")
         return {name: [getattr(each, name) for each in self.ranks] for name in names}
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from hookcore import answers
 from hookcore.errors import ArgumentError
 from hookcore.records import Tap
 from hookcore.records.vocabulary import ELAPSED, GRADIENT_WAIT, OWN, REDUCTION_WAIT
@@ -25,6 +28,21 @@ ABOUT_WAITS: Final[dict[str, str]] = {
         "ranks, the communication itself, the gradients of the first layer's weights, and your own code in between."
     ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A throughput of each rank in the table: a field of `answers.Rank`."""
+
+    field: str
+    words: str
+    about: str
+
+
+RATES: Final = (
+    Rate("samples_per_second", "Samples/s", "Samples per second that the rank's model was given, as last measured"),
+    Rate("tokens_per_second", "Tokens/s", "Tokens per second that the rank's model was given, as last measured"),
+)
 MAX_TAPS: Final = 500  # that the box suggests
 
 
@@ -33,6 +51,11 @@ def logged_values(joint: JointRun) -> dict[str, str]:
     names = joint.store.scalar_names()
     own = {SECONDS: ELAPSED} | {WAITS[name]: name for name in WAITS if name in names}
     return own | {name: name for name in names if not name.startswith(OWN)}
+
+
+def known_rates(ranks: Sequence[answers.Rank]) -> list[Rate]:
+    """Return the throughputs that are known of some rank."""
+    return [rate for rate in RATES if any(getattr(each, rate.field) is not None for each in ranks)]
 
 
 def suggested_taps(joint: JointRun) -> list[str]:
