@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -149,7 +150,6 @@ def edges_in(model: answers.Model, module: str) -> set[tuple[str, str]]:
 
 
 def test_the_blocks_of_gpt2_fold() -> None:
-    transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=5, n_head=2, n_embd=8, vocab_size=16, n_positions=8, use_cache=False)
     network = transformers.GPT2LMHeadModel(config)
     network.config.loss_type = "ForCausalLM"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -264,7 +265,6 @@ def test_random_networks_have_the_edges_that_fx_finds(seed: int) -> None:
 
 
 def test_gpt2() -> None:
-    transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=16, n_positions=8, use_cache=False)
     model = transformers.GPT2LMHeadModel(config)
     model.config.loss_type = "ForCausalLM"

@@ -248,8 +248,19 @@ def test_the_ranks_of_one_torchrun_have_one_job_and_those_of_the_next_have_anoth
 
 
 @pytest.mark.slow
+def test_the_ranks_of_one_accelerate_launch_have_one_job(tmp_path: Path) -> None:
+    # Several processes without mpirun: --cpu starts one. --multi_gpu needs no GPU if the script uses none.
+    machine = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", free_port())
+    launch = ("-m", "accelerate.commands.launch", *machine, "--mixed_precision", "no", "--dynamo_backend", "no")
+    found = after(tmp_path / "kept", *launch, str(SCRIPTS / "ranks.py"), "watched first")
+    assert sorted(found) == [0, 1]
+    assert found[0].job == found[1].job
+    for its_rank, place in found.items():
+        assert (place.world, place.local_rank, place.attempt, place.device) == (2, its_rank, 0, "cpu")
+
+
+@pytest.mark.slow
 def test_processes_that_lightning_starts_have_one_job(tmp_path: Path) -> None:
-    pytest.importorskip("lightning")
     found = after(tmp_path / "kept", str(SCRIPTS / "ranks_lightning.py"))
     assert sorted(found) == [0, 1]
     assert found[0].job == found[1].job

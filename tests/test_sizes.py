@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -211,7 +212,6 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Ten
 
 
 def test_gpt2_has_what_the_counter_finds_and_each_part_its_own() -> None:
-    transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         n_layer=2, n_head=2, n_embd=8, vocab_size=16, n_positions=8, use_cache=False, attn_implementation="eager"
     )
