@@ -227,6 +227,17 @@ def default_store() -> Any:
     return required(distributed_c10d, "_get_default_store")()
 
 
+def root_mesh_of(mesh: Any) -> Any:
+    """Return the device mesh that a mesh is a slice of, or itself. Asks no other process."""
+    find = getattr(mesh, "_get_root_mesh", None)
+    if find is not None:
+        return find()
+    # Older releases, such as 2.6 and 2.8, keep the slices of a thread in one place.
+    slices = getattr(sys.modules.get("torch.distributed.device_mesh"), "_mesh_resources", None)
+    find = getattr(slices, "get_root_mesh", None)
+    return mesh if find is None else find(mesh)
+
+
 # Saved tensors. torch before 2.8 doesn't say which pair is on top.
 top_saved_pair: Final[Callable[[bool], Any] | None] = getattr(_C._autograd, "_top_saved_tensors_default_hooks", None)
 saved_pairs_enabled: Final[Callable[[], bool]] = required(_C._autograd, "_saved_tensors_hooks_is_enabled")

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -116,32 +116,77 @@ def with_tensor_parallel(rank: int, url: str) -> None:
     train(model, model, url, f"tensor rank {rank}")
 
 
-def with_pipeline(rank: int, url: str) -> None:
-    """Train one stage of torch's own pipeline, with four micro-batches. A stage keeps the names of its layers."""
+def stage_of(*names: str) -> nn.Sequential:
+    """Return a part of the model. A stage keeps the names of its layers."""
     stage = nn.Sequential()
-    names = (("0", "1"), ("2", "3"), ("4",), ("5",))[rank]
     for name, layer in make().named_children():
         if name in names:
             stage.add_module(name, layer)
-    pipe = PipelineStage(stage, rank, WORLD, torch.device("cpu"))
-    schedule = Schedule1F1B(pipe, WORLD, loss_fn=loss_of)
+    return stage
+
+
+def steps_of(pipe: PipelineStage, parts: int, share: slice = slice(None)) -> Callable[[Tensor], None]:
+    """Return what makes the passes of a step in torch's own pipeline, with so many micro-batches."""
+    schedule = Schedule1F1B(pipe, parts, loss_fn=loss_of)
 
     def step(batch: Tensor) -> None:
-        given = (batch,) if rank == 0 else ()
-        target: Any = {"target": torch.zeros(BATCH)} if rank == WORLD - 1 else {}
+        given = (batch[share],) if pipe.is_first else ()
+        target: Any = {"target": torch.zeros(len(batch[share]))} if pipe.is_last else {}
         schedule.step(*given, **target)
 
-    train(stage, stage, url, f"pipeline rank {rank}", step)
+    return step
+
+
+def with_pipeline(rank: int, url: str) -> None:
+    """Train one stage, with four micro-batches."""
+    stage = stage_of(*(("0", "1"), ("2", "3"), ("4",), ("5",))[rank])
+    pipe = PipelineStage(stage, rank, WORLD, torch.device("cpu"))
+    train(stage, stage, url, f"pipeline rank {rank}", steps_of(pipe, WORLD))
+
+
+def mesh_of_stages(other: str) -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", other))
+
+
+def with_split_stages(rank: int, url: str) -> None:
+    """Train one of two stages, each of which is split over two ranks with batches of their own."""
+    mesh = mesh_of_stages("data")
+    number, place = divmod(rank, 2)
+    stage = stage_of(*(("0", "1", "2", "3"), ("4", "5"))[number])
+    for layer in (*stage, stage):
+        fully_shard(layer, mesh=mesh["data"])
+    pipe = PipelineStage(stage, number, 2, torch.device("cpu"), group=mesh["stage"].get_group())
+    train(stage, stage, url, f"split rank {rank}", steps_of(pipe, 2, share_of(place, 2)))
+
+
+def together(_: int) -> None:
+    """Wait for all ranks, as stages that exchange something do."""
+    dist.barrier()
+
+
+def with_copied_stages(rank: int, url: str) -> None:
+    """Train a layer of each stage, without the passes between the stages."""
+    layer = stage_of("0")
+    parallel = DistributedDataParallel(layer, device_mesh=mesh_of_stages("data")["data"])
+    train(parallel, layer, url, f"copied rank {rank}", after=together)
+
+
+def with_tensor_parallel_stages(rank: int, url: str) -> None:
+    """Train a layer of each stage, without the passes between the stages."""
+    layer = nn.Sequential(nn.Linear(6, 4)).double()
+    parallelize_module(layer, mesh_of_stages("tensor")["tensor"], {"0": ColwiseParallel()})
+    train(layer, layer, url, f"layers rank {rank}", after=together)
 
 
 WAYS: Final = (with_drift, with_fsdp, with_two_axes, with_tensor_parallel, with_pipeline)
+STAGES: Final = (with_split_stages, with_copied_stages, with_tensor_parallel_stages)
 
 
 def work(rank: int, folder: str, url: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "HOOKCORE_HOME": folder, "HOOKCORE_TOKEN": TOKEN}
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=WORLD)
-    for way in WAYS:
+    for way in (*WAYS, *STAGES):
         way(rank, url)
         dist.barrier()
     dist.destroy_process_group()
@@ -174,7 +219,7 @@ def norms_of_gradients(store: Store) -> list[float]:
     return list(np.sqrt(np.sum(squares, axis=0)))
 
 
-@pytest.mark.parametrize("name", ["fsdp", "axes", "tensor", "pipeline"])
+@pytest.mark.parametrize("name", ["fsdp", "axes", "tensor", "pipeline", "split"])
 def test_parameters_and_the_norm_of_all_gradients_are_those_of_one_process(server: Served, name: str) -> None:
     alone, together = run_named(server, "alone").store, joint_named(server, name, WORLD).store
     expected = [tap for kind in OF_PARAMETERS for tap in alone.taps(None, kind).taps]
@@ -218,6 +263,16 @@ def test_the_rank_that_drifts_away_is_named_with_its_parameter_and_step(server: 
     assert incident.sentence.startswith("Rank 2 differs from the others")
 
 
-def test_the_ranks_know_the_axes_of_their_mesh(server: Served) -> None:
-    found = {each.place.rank: each.place.axes for each in joint_named(server, "axes", WORLD).current()}
-    assert found == {rank: {"data": (rank // 2, 2), "tensor": (rank % 2, 2)} for rank in range(WORLD)}
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("axes", "data", "tensor"),
+        ("split", "stage", "data"),
+        ("copied", "stage", "data"),
+        ("layers", "stage", "tensor"),
+    ],
+)
+def test_the_ranks_know_the_axes_of_their_mesh(server: Served, name: str, first: str, second: str) -> None:
+    """Also those by which nothing of a rank's own stage is split or copied."""
+    found = {each.place.rank: each.place.axes for each in joint_named(server, name, WORLD).current()}
+    assert found == {rank: {first: (rank // 2, 2), second: (rank % 2, 2)} for rank in range(WORLD)}

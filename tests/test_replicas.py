@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import device_mesh
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
@@ -25,6 +27,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import hookcore
+from hookcore.internals import root_mesh_of
 from hookcore.records import STAT_COLUMN, UNKNOWN_OWNER, Frame, SketchBlock, Snapshot, Tap
 from hookcore.store.rankstep import Repeated, StepOfRanks
 from hookcore.store.schemas import merge_stats
@@ -468,6 +471,14 @@ def test_stages_of_a_pipeline_are_parts_of_one_tree(measured: Measured) -> None:
     assert not inner[0].keys() & inner[1].keys()
     expected = {key: row for key, row in alone(1).items() if key[1].module not in ("", "odd")}
     assert_same(inner[0] | inner[1], expected)
+
+
+def test_the_mesh_that_a_slice_is_from_is_found_in_older_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    part, whole = object(), object()
+    monkeypatch.setattr(device_mesh, "_mesh_resources", SimpleNamespace(get_root_mesh={part: whole}.get), raising=False)
+    assert root_mesh_of(part) is whole
+    monkeypatch.delattr(device_mesh, "_mesh_resources")
+    assert root_mesh_of(part) is part
 
 
 def measure_alone(rank: int, folder: str) -> None:

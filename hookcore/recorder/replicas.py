@@ -18,7 +18,7 @@ from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.ranks import Ranks
 from hookcore.recorder.roots import Root
-from hookcore.recorder.shards import Layout, Shards, is_shard
+from hookcore.recorder.shards import Layout, Shards, axes_of, is_shard
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, UNKNOWN_OWNER, Kind, Tap
@@ -136,6 +136,9 @@ class Replicas:
         self._by_path = {plan.path: plan for plan in [*self._plans.named, *self._plans.live()]}
         self._reducers = [_reducer_of(module) for module in self._find_reducers(roots)]
         self._trees = {key: self._tree_of(root) for key, root in roots.items()}
+        for module in self.reducing():
+            if (mesh := getattr(module, "device_mesh", None)) is not None:
+                self._ranks.saw_axes(axes_of(mesh))
 
     def _find_reducers(self, roots: dict[int, Root]) -> Iterator[DistributedDataParallel]:
         found: dict[int, Any] = {}

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
+from hookcore.internals import root_mesh_of
 from hookcore.observe.plain import unseen
 from hookcore.records import UNKNOWN_OWNER
 
@@ -18,7 +19,7 @@ class Layout(NamedTuple):
     owner: int  # the lowest rank of the mesh that holds the same part
     ranks: int  # of the mesh
     splits_batch: bool  # whether it is what `fully_shard` does to a parameter: the ranks then have batches of their own
-    axes: dict[str, tuple[int, int]]  # this rank's coordinate on each named axis, and the axis's size
+    axes: dict[str, tuple[int, int]]  # see `axes_of`
 
 
 NO_LAYOUT: Final = Layout(UNKNOWN_OWNER, 0, False, {})
@@ -63,9 +64,22 @@ def _layout(mesh: Any, placements: tuple[Any, ...]) -> Layout:
     there = [0 if placement.is_replicate() else at for placement, at in zip(placements, here, strict=True)]
     partial = any(placement.is_partial() for placement in placements)
     owner = UNKNOWN_OWNER if partial else int(mesh.mesh[tuple(there)])
-    names = mesh.mesh_dim_names or ()
-    axes = {name: (int(at), int(mesh.size(axis))) for axis, (name, at) in enumerate(zip(names, here, strict=False))}
-    return Layout(owner, int(mesh.size()), _splits_batch(placements), axes)
+    return Layout(owner, int(mesh.size()), _splits_batch(placements), axes_of(mesh))
+
+
+def axes_of(mesh: Any) -> dict[str, tuple[int, int]]:
+    """Return this rank's coordinate on each named axis of a mesh, and the axis's size.
+
+    A slice, such as that of the ranks with the same stage of a pipeline, has the axes of the mesh that it's from, too.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for each in (root_mesh_of(mesh), mesh):
+        here, names = each.get_coordinate(), each.mesh_dim_names
+        if here is not None and names is not None:
+            found |= {
+                name: (int(at), int(each.size(axis))) for axis, (name, at) in enumerate(zip(names, here, strict=True))
+            }
+    return found
 
 
 def _splits_batch(placements: tuple[Any, ...]) -> bool:
