@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,15 +125,17 @@ def attend(run: Run) -> Run:
 def fill_ranks(runs: Runs, job: str = "4f2a", world: int = 2, steps: int = STEPS, **others: Any) -> None:
     """Fill the runs of a training's ranks. The values of the nth one are n times as large, and so is its step time."""
     ranks = []
+    spread = (("weight", f"Shard(0) over data, {world} ranks"),)
+    modules = [replace(each, placements=spread) if each.shapes else each for each in MODULES]
     for rank in range(world):
         axes = {"data": (rank, world)}
         place = Place(job=job, rank=rank, world=world, local_rank=rank, device=f"cuda:{rank}", axes=axes)
         ranks.append(open_run(runs, f"{job}-{rank}", **{"name": f"ddp rank {rank}", "place": place, **others}))
         ranks[-1].store.announce(TAPS)
-        ranks[-1].store.describe(MODULES, COVERAGE, HOOKS)
+        ranks[-1].store.describe(modules, COVERAGE, HOOKS)
         joint = ranks[-1].joint
         assert joint is not None
-        joint.describe_of(ranks[-1], Description(0, tuple(MODULES), tuple(COVERAGE), tuple(HOOKS)))
+        joint.describe_of(ranks[-1], Description(0, tuple(modules), tuple(COVERAGE), tuple(HOOKS)))
     for step in range(steps):
         for rank, run in enumerate(ranks):
             values = [value_at(step, row) * (1 + rank) for row in range(len(TAPS))]

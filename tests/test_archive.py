@@ -39,6 +39,16 @@ from hookcore.wire import RunInfo
 ROOT = Path(__file__).parents[1]
 INFO = RunInfo(id="20261121-1", key="secret", name="a run", host="box", settings={"every": 1}, memory=50_000_000)
 TAPS = (Tap("a", "output"), Tap("a.b", "output_grad", "0", 1), Tap("c", "param", "weight", 0, "eval"))
+MODULE = ModuleRecord(
+    "a",
+    "Linear",
+    None,
+    3,
+    3,
+    ("x",),
+    (("weight", (3, 1)), ("output", ())),
+    placements=(("weight", "Shard(0) over dp, 4 ranks"),),
+)
 
 
 def make_frame(step: int, seed: int = 0, taps: int = len(TAPS)) -> Frame:
@@ -121,7 +131,7 @@ def test_a_run_is_read_as_it_was_saved(
 ) -> None:
     kept = Kept(tmp_path_factory.mktemp("kept"))
     kept.store.describe(
-        [ModuleRecord("a", "Linear", None, 3, 3, ("x",), (("weight", (3, 1)), ("output", ())))],
+        [MODULE],
         [Coverage("a", "Linear", False, ("output",), "why")],
         [HookRecord("module", "a", "forward", "f", "x.py:1", True, options=("with kwargs",))],
     )
@@ -136,6 +146,18 @@ def test_a_run_is_read_as_it_was_saved(
     kept.writer.write()
     assert kept.writer.progress.written == kept.writer.progress.taken == len(plan) + 1
     assert_same(kept.store, kept.read())
+
+
+def test_a_run_of_a_release_that_knew_no_placements_is_read(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.store.describe([MODULE])
+    kept.take(make_frame(0))
+    kept.writer.write()
+    file = kept.writer.folder / "modules.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["placements"]), file)
+    archive = read_archive(kept.writer.folder)
+    assert archive.modules() == [dataclasses.replace(MODULE, placements=())]
+    assert not archive.damages
 
 
 def test_many_parts_are_merged_into_few_files_with_the_same_rows(tmp_path: Path) -> None:

@@ -276,3 +276,17 @@ def test_the_ranks_know_the_axes_of_their_mesh(server: Served, name: str, first:
     """Also those by which nothing of a rank's own stage is split or copied."""
     found = {each.place.rank: each.place.axes for each in joint_named(server, name, WORLD).current()}
     assert found == {rank: {first: (rank // 2, 2), second: (rank % 2, 2)} for rank in range(WORLD)}
+
+
+def test_tensors_that_torch_has_spread_say_how(server: Served) -> None:
+    def placements(name: str) -> dict[str, dict[str, str]]:
+        return {each.path: dict(each.placements) for each in joint_named(server, name, WORLD).store.modules()}
+
+    assert placements("fsdp")["0"] == dict.fromkeys(("weight", "bias"), "Shard(0) over 4 ranks")
+    found = placements("axes")
+    assert found["0"] == dict.fromkeys(("weight", "bias"), "Shard(0) over data, 2 ranks")
+    assert found["2"]["weight"] == "StridedShard(0) over data, 2 ranks; Shard(0) over tensor, 2 ranks"
+    assert found["4"]["weight"] == "Shard(0) over data, 2 ranks; Shard(1) over tensor, 2 ranks"
+    assert found["4"]["bias"] == "Shard(0) over data, 2 ranks; Replicate over tensor, 2 ranks"
+    for name in ("drift", "pipeline"):
+        assert not any(placements(name).values())

@@ -163,8 +163,9 @@ def test_records_hold_only_valid_text_and_two_odd_names_stay_distinct() -> None:
         "ä",
     }
     odd_shapes = ((ODD, (1, 2)),)
-    module = ModuleRecord(ODD, ODD, None, aliases=(ODD,), shapes=odd_shapes)
+    module = ModuleRecord(ODD, ODD, None, aliases=(ODD,), shapes=odd_shapes, placements=((ODD, ODD),))
     assert (module.path, module.aliases, module.shapes) == (SHOWN, (SHOWN,), ((SHOWN, (1, 2)),))
+    assert module.placements == ((SHOWN, SHOWN),)
     frame = a_frame(0)
     odd = Frame(0, 0.0, frame.taps, frame.stats, frame.sketches, scalars={ODD: 1.0}, labels={"a": ODD})
     assert (odd.scalars, odd.labels) == ({SHOWN: 1.0}, {"a": SHOWN})

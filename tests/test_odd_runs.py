@@ -100,7 +100,17 @@ class Trainer:
         described = wire.Description(
             0,
             tuple(
-                ModuleRecord(tap.module, self.text(), None, 2**53 - 1, 0, (self.text(),), shapes) for tap in self.taps
+                ModuleRecord(
+                    tap.module,
+                    self.text(),
+                    None,
+                    2**53 - 1,
+                    0,
+                    (self.text(),),
+                    shapes,
+                    placements=((self.text(),) * 2,),
+                )
+                for tap in self.taps
             ),
             (Coverage(self.text(), self.text(), False, (), self.text()),),
             (HookRecord("module", self.text(), self.text(), self.text(), self.text(), False, -5),),

@@ -163,6 +163,20 @@ def test_the_pages_lead_from_all_ranks_to_one_and_back(server: Served) -> None:
     assert "This run is a single process." in text(server, "/runs/single/ranks")
 
 
+def test_tensors_that_are_spread_over_ranks_say_how_and_what_their_values_are(
+    client: hookcore.Client, server: Served
+) -> None:
+    placement = f"Shard(0) over data, {WORLD} ranks"
+    assert [each.placements for each in client.modules("layers.*", run="ranks-4f2a")] == [{"weight": placement}, {}]
+    for page in ("layer?module=layers.0", "drawer?module=layers.0&part=about"):
+        joint, rank = (text(server, f"/runs/{run}/{page}") for run in ("ranks-4f2a", "4f2a-1"))
+        for shown in (joint, rank):
+            assert placement in shown, page
+        assert "Values in this run are of the whole tensors: parts are added up, and copies count once." in joint, page
+        assert "Values in this run are of what this rank holds." in rank, page
+    assert "Values in this run" not in text(server, "/runs/ranks-4f2a/layer?module=layers.1")
+
+
 def frames_of(run: Run, step: int, **stats: float) -> Frame:
     found = make_frame(step, [1.0] * len(TAPS), scalars={}, elapsed_s=0.25)
     for name, value in stats.items():

@@ -182,6 +182,15 @@ def test_values_that_are_not_numbers_are_refused() -> None:
         snapshot_of(msgspec.structs.replace(item, stored="object"))
 
 
+def test_fields_that_only_one_of_two_releases_knows_are_no_error() -> None:
+    module = {"path": "a", "type": "Linear", "parent": None}
+    described = msgspec.msgpack.encode({"version": 1, "modules": [module | {"of a later release": [1]}]})
+    assert msgspec.msgpack.decode(described, type=Description).modules == (ModuleRecord("a", "Linear", None),)
+    later = ModuleRecord("a", "Linear", None, placements=(("weight", "Shard(0) over dp, 4 ranks"),))
+    known = msgspec.defstruct("Earlier", [("path", str), ("type", str), ("parent", str | None)])
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(later), type=known) == known(**module)
+
+
 def test_all_other_parts_of_a_batch_arrive() -> None:
     batch = Batch(
         run=msgspec.structs.replace(INFO, place=Place(job="j", rank=1, world=4, axes={"data": (1, 2)})),

@@ -17,7 +17,7 @@ from .frame import address_of
 from .page import Page, RunPage
 from .tensors import nearest_of
 from .views.drawer import box_of, call_of, snapshots_of
-from .views.layer import LayerView, layer_of, lines_of, values_of
+from .views.layer import LayerView, layer_of, lines_of, placement_note, values_of
 from .views.model import flops_words, forms_words
 
 
@@ -55,7 +55,8 @@ class DrawerPage(RunPage):
 
     def part_about(self) -> dict[str, Any]:
         """Return what the module is."""
-        return {"box": box_of(self.run.reader.model(self.values_in[1]), self.module, self.call, self.phase)}
+        box = box_of(self.run.reader.model(self.values_in[1]), self.module, self.call, self.phase)
+        return {"box": box, "placement_note": placement_note(self.run, self.layer)}
 
     def part_numbers(self) -> dict[str, Any]:
         """Return the values of its tensors."""

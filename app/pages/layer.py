@@ -22,7 +22,7 @@ from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, Short, first_row_of_page
 from .views.event_list import SIGNS
 from .views.feeds import feeds_of
-from .views.layer import SHOWN_STATS, LayerView, hooks_of, layer_of, lines_of, near, values_of
+from .views.layer import SHOWN_STATS, LayerView, hooks_of, layer_of, lines_of, near, placement_note, values_of
 from .views.moment import nothing_in
 from .views.span import SHARED
 from .views.words import KIND_WORDS, STAT_WORDS
@@ -79,7 +79,11 @@ class LayerPage(RunPage):
         path = self.shown.module.path
         step = None if self.span is None else self.span.step
         feeds = feeds_of(self.run.store, path, step) if path else None
-        return {"shapes": self.shown.module.shapes, "feeds": feeds}
+        spread = {
+            "placements": dict(self.shown.module.placements),
+            "placement_note": placement_note(self.run, self.shown),
+        }
+        return {"shapes": self.shown.module.shapes, "feeds": feeds, **spread}
 
     def part_values(self) -> dict[str, Any]:
         """Return the newest values, or those of the steps that the page is about."""

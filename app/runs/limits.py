@@ -209,6 +209,7 @@ def _check_description(described: Description) -> None:
         _check_texts((module.path, module.type, module.parent or "", *module.aliases, *module.bases))
         _check_texts((module.source,), MAX_LONG_TEXT)
         _check_texts(name for name, _ in module.shapes)
+        _check_texts(text for pair in module.placements for text in pair)
         _require(0 <= module.parameters < WHOLE and 0 <= module.trainable < WHOLE, "a number of parameters")
     for covered in described.coverage:
         _check_texts((covered.path, covered.type))

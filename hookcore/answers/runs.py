@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from msgspec import Meta
 
@@ -113,6 +114,9 @@ class Module(Answer, frozen=True):
     source: Annotated[str, Meta(description="file and line of its class; empty if unknown")]
     coverage: Coverage | None
     taps: tuple[ModuleTap, ...]
+    placements: Annotated[dict[str, str], Meta(description="of those tensors that torch has spread over ranks")] = (
+        msgspec.field(default_factory=dict)
+    )
 
 
 class Modules(Page, frozen=True):

@@ -25,6 +25,7 @@ _COLUMN_TYPES: Final[dict[Any, pa.DataType]] = {
     str | None: pa.string(),
     int | None: pa.int64(),
     bool: pa.bool_(),
+    tuple[tuple[str, str], ...]: pa.map_(pa.string(), pa.string()),
     tuple[tuple[str, tuple[int, ...]], ...]: pa.map_(pa.string(), pa.list_(pa.int64())),
 }
 
@@ -95,7 +96,9 @@ WHOLE: Final = {
     "hooks": _schema_of(HookRecord),
 }
 # Files of older releases don't have these.
-LATER_COLUMNS: Final = frozenset(("bases", "owner", "source", "inside", "names", *_schema_of(CallSize).names))
+LATER_COLUMNS: Final = frozenset(
+    ("bases", "owner", "source", "placements", "inside", "names", *_schema_of(CallSize).names)
+)
 
 _PART: Final = re.compile(r"part-(\d{1,12})-(\d{1,12})\.parquet")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")

@@ -47,7 +47,7 @@ class StoreReader(Reader):
         known = {module.path: dict(module.shapes) for module in modules}
         for number, tap in self._store.taps():
             if tap.module in known:
-                shape = snapshots.get(tap, known[tap.module].get(_shape_name(tap.kind, tap.index)))
+                shape = snapshots.get(tap, known[tap.module].get(tap.tensor))
                 taps[tap.module].append(answers.ModuleTap.of(number, tap, values=counts.get(number), shape=shape))
         return [
             answers.Module(
@@ -61,6 +61,7 @@ class StoreReader(Reader):
                 source=module.source,
                 coverage=coverage.get(module.path),
                 taps=tuple(taps[module.path]),
+                placements=dict(module.placements),
             )
             for module in modules
         ]
@@ -298,11 +299,6 @@ def quantile_of(stat: str) -> float | None:
         return float(found[1]) / 100
     require("stat", stat, STAT_NAMES)
     return None
-
-
-def _shape_name(kind: str, index: str) -> str:
-    """Return the name of a tap's shape: a gradient has its tensor's shape, a parameter goes by its own name."""
-    return index if kind.startswith(("param", "update")) else f"{kind.removesuffix('_grad')} {index}".rstrip()
 
 
 def _why_no_flow(store: Store, step: int | None) -> str:

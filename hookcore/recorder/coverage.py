@@ -14,6 +14,7 @@ from hookcore.internals import no_forward
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root
 from hookcore.recorder.selecting import paths_of
+from hookcore.recorder.shards import is_shard, words_of
 from hookcore.recorder.sources import source_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
@@ -71,6 +72,7 @@ def records_of(root: Root, plans: Mapping[int, Plan]) -> Iterator[ModuleRecord]:
             shapes=_shapes_of(module, plans.get(id(module))),
             bases=tuple(base.__name__ for base in type(module).__mro__[1:] if base not in (nn.Module, object)),
             source=source_of(type(module)),
+            placements=_placements_of(module, plans.get(id(module))),
         )
 
 
@@ -81,6 +83,18 @@ def _shapes_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, tuple[i
         if parameter is not None and not isinstance(parameter, nn.UninitializedParameter):
             known[name] = tuple(parameter.shape)
     return (*known.items(), *(dict(plan.rows.shapes).items() if plan else ()))
+
+
+def _placements_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, str], ...]:
+    """Return how torch has spread a module's tensors over ranks.
+
+    `fully_shard` puts whole parameters in their place while the module runs, so what was seen once is kept.
+    """
+    known = {} if plan is None else plan.rows.placements
+    for name, parameter in dict(module._parameters).items():
+        if parameter is not None and is_shard(parameter):
+            known[name] = words_of(parameter.device_mesh, parameter.placements)  # type: ignore[attr-defined]
+    return tuple(dict(known).items())
 
 
 # -- coverage --------------------------------------------------------------------------------------------------------

@@ -87,11 +87,12 @@ class Counts:
 class Rows:
     """Where the numbers of a module's tensors go."""
 
-    __slots__ = ("hooks", "lone", "shapes", "slots")
+    __slots__ = ("hooks", "lone", "placements", "shapes", "slots")
 
     def __init__(self) -> None:
         self.slots: dict[tuple[Kind, str, int, Phase], int] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}  # the first ones of its inputs and outputs
+        self.placements: dict[str, str] = {}  # of its tensors that torch has spread over ranks, in words
         self.hooks: dict[int, TensorHook] = {}  # by slot, so that a tensor that is returned again is recognized
         self.lone: list[TensorHook] = []  # per call, for outputs that are one plain tensor
 

@@ -10,6 +10,7 @@ from hookcore.internals import root_mesh_of
 from hookcore.observe.plain import unseen
 from hookcore.records import UNKNOWN_OWNER
 
+MAX_WORDS: Final = 400  # characters
 MAX_LAYOUTS: Final = 1000  # after that, they are worked out again
 
 
@@ -20,9 +21,10 @@ class Layout(NamedTuple):
     ranks: int  # of the mesh
     splits_batch: bool  # whether it is what `fully_shard` does to a parameter: the ranks then have batches of their own
     axes: dict[str, tuple[int, int]]  # see `axes_of`
+    words: str  # see `words_of`
 
 
-NO_LAYOUT: Final = Layout(UNKNOWN_OWNER, 0, False, {})
+NO_LAYOUT: Final = Layout(UNKNOWN_OWNER, 0, False, {}, "")
 
 
 class Shards:
@@ -33,12 +35,14 @@ class Shards:
         self.version = 0  # grows with every change
         self._known: dict[Any, Layout] = {}
 
-    def saw(self, slot: int, tensor: Tensor) -> None:
-        """Note the layout of a tensor that is added to this row."""
+    def saw(self, slot: int, tensor: Tensor) -> Layout | None:
+        """Note the layout of a tensor that is added to this row, and return it if it is new."""
         layout = self.layout_of(tensor)
-        if self.by_slot.get(slot) is not layout:
-            self.by_slot[slot] = layout
-            self.version += 1
+        if self.by_slot.get(slot) is layout:
+            return None
+        self.by_slot[slot] = layout
+        self.version += 1
+        return layout
 
     def layout_of(self, tensor: Any) -> Layout:
         """Return the layout of a DTensor. Asks no other rank."""
@@ -64,7 +68,7 @@ def _layout(mesh: Any, placements: tuple[Any, ...]) -> Layout:
     there = [0 if placement.is_replicate() else at for placement, at in zip(placements, here, strict=True)]
     partial = any(placement.is_partial() for placement in placements)
     owner = UNKNOWN_OWNER if partial else int(mesh.mesh[tuple(there)])
-    return Layout(owner, int(mesh.size()), _splits_batch(placements), axes_of(mesh))
+    return Layout(owner, int(mesh.size()), _splits_batch(placements), axes_of(mesh), words_of(mesh, placements))
 
 
 def axes_of(mesh: Any) -> dict[str, tuple[int, int]]:
@@ -80,6 +84,23 @@ def axes_of(mesh: Any) -> dict[str, tuple[int, int]]:
                 name: (int(at), int(each.size(axis))) for axis, (name, at) in enumerate(zip(names, here, strict=True))
             }
     return found
+
+
+def words_of(mesh: Any, placements: tuple[Any, ...]) -> str:
+    """Return how a tensor is spread over each axis of a mesh, such as "Shard(0) over dp, 4 ranks"."""
+    names = mesh.mesh_dim_names or ("",) * len(placements)
+    parts = []
+    for axis, (name, placement) in enumerate(zip(names, placements, strict=True)):
+        size = int(mesh.size(axis))
+        parts.append(f"{_word_of(placement)} over {name and f'{name}, '}{size} {'rank' if size == 1 else 'ranks'}")
+    return "; ".join(parts)[:MAX_WORDS]
+
+
+def _word_of(placement: Any) -> str:
+    """Return what torch calls a placement, with its dimension, or with the operation that is still to be done."""
+    about = getattr(placement, "dim", getattr(placement, "reduce_op", None))
+    name = type(placement).__name__.removeprefix("_")
+    return name if about is None else f"{name}({about})"
 
 
 def _splits_batch(placements: tuple[Any, ...]) -> bool:

@@ -258,7 +258,9 @@ class Statistics:
                 pass
         with unseen():
             if is_shard(tensor):
-                self.shards.saw(slot, tensor)
+                layout = self.shards.saw(slot, tensor)
+                if layout is not None and layout.words:
+                    plan.rows.placements.setdefault(self.table.taps[slot].tensor, layout.words)
             plain = make_plain(tensor.detach())
             if isinstance(plain, str):
                 plan.note_reason(plain)

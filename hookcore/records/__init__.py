@@ -118,6 +118,13 @@ class Tap:
         return f"{self.module or ROOT} {self.stream}"
 
     @property
+    def tensor(self) -> str:
+        """The name of the tensor in its module's record: a gradient goes by its tensor, a parameter by its own name."""
+        if self.kind in PARAMETER_KINDS:
+            return self.index
+        return f"{self.kind.removesuffix('_grad')} {self.index}".rstrip()
+
+    @property
     def name(self) -> str:
         """The label without the kind, such as "encoder [past.1] call 2 (eval)"."""
         return f"{self.module or ROOT}{self._rest}"
@@ -253,9 +260,12 @@ class ModuleRecord:
     shapes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # "weight", "output", "input 0", ...: as they were first seen
     bases: tuple[str, ...] = ()  # the names of its base classes, without torch's Module
     source: str = ""  # the file and line of its class
+    placements: tuple[
+        tuple[str, str], ...
+    ] = ()  # how torch has spread these tensors over ranks: "Shard(0) over dp, 4 ranks"
 
     def __post_init__(self) -> None:
-        _write_plainly(self, "path", "type", "parent", "aliases", "shapes", "bases", "source")
+        _write_plainly(self, "path", "type", "parent", "aliases", "shapes", "bases", "source", "placements")
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,11 +116,18 @@ def bytes_of(record: Tap | Event | ModuleRecord | Coverage | HookRecord | Snapsh
         elif isinstance(value, str):
             size += _text_bytes(value)
         elif isinstance(value, tuple):
-            size += sum(_text_bytes(part) if isinstance(part, str) else 160 for part in value)
+            size += sum(map(_part_bytes, value))
     if isinstance(record, Snapshot):
         names = record.names
         size += bytes_of(record.tap) + (0 if names is None else sum(map(texts_bytes, (*names.tokens, names.labels))))
     return size
+
+
+def _part_bytes(part: object) -> int:
+    if isinstance(part, str):
+        return _text_bytes(part)
+    last = part[-1] if isinstance(part, tuple) and part else None
+    return 160 + (_text_bytes(last) if isinstance(last, str) else 0)
 
 
 def texts_bytes(texts: Sequence[str]) -> int:

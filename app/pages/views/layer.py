@@ -10,7 +10,8 @@ from typing import Final
 from hookcore.records import KINDS, TENSOR_KINDS, Coverage, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store, TapList
 
-from ...runs import Run
+from ...runs import JointRun, Run
+from ...runs.ranked import is_unsure
 from .event_list import Line, all_lines
 
 SHOWN_STATS: Final = ("count", "mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nan", "inf", "ratio")
@@ -138,6 +139,19 @@ def values_of(store: Store, taps: TapList, first: int | None = None, last: int |
         for (number, since, step), values in zip(ends, latest.values, strict=True)
     }
     return [Values(tap, number, *found.get(number, (None, None, {}))) for number, tap in taps]
+
+
+def placement_note(run: Run, layer: LayerView) -> str:
+    """Return what the values of tensors are that torch has spread over ranks; empty if it has spread none here."""
+    placed = {name for name, _ in layer.module.placements}
+    if not placed:
+        return ""
+    if not isinstance(run, JointRun):
+        return "Values in this run are of what this rank holds."
+    taps = [number for number, tap in layer.taps if tap.tensor in placed]
+    but = ', except where they are labeled "parts or copies"' if any(is_unsure(run, each) for each in taps) else ""
+    lacks = " Ranks are missing, and with them their parts." if run.missing() else ""
+    return f"Values in this run are of the whole tensors: parts are added up, and copies count once{but}.{lacks}"
 
 
 def hooks_of(store: Store, layer: LayerView) -> tuple[list[HookRecord], int]:
