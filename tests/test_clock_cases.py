@@ -61,6 +61,34 @@ def test_two_optimizers_are_one_step_while_a_layer_is_replaced(given: dict[str, 
 
 
 @pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 3}])
+def test_steps_go_on_when_both_optimizers_are_replaced_by_those_of_adapters(given: dict[str, Any]) -> None:
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base = base.requires_grad_(False)
+            self.down, self.up = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.base(x) + self.up(self.down(x))
+
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 1))
+    first, last = sgd(model[0].parameters()), sgd([*model[2].parameters(), *model[3].parameters()])
+    counts = []
+    with watch(model, **given) as watcher:
+        for turn in range(100):
+            model.zero_grad()
+            mean_square(model(noise(5, 4))).backward()
+            first.step()
+            last.step()
+            counts.append(watcher.current_step)
+            if turn == 70:
+                model[0], model[2] = Adapted(model[0]), Adapted(model[2])  # type: ignore[arg-type]
+                first = sgd(each for each in model[0].parameters() if each.requires_grad)
+                last = sgd(each for part in (model[2], model[3]) for each in part.parameters() if each.requires_grad)
+    assert counts == list(range(1, 101))
+
+
+@pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 3}])
 def test_an_optimizer_inside_the_backward_pass_ends_a_step_with_each_pass(given: dict[str, Any]) -> None:
     model = _net()
     optimizers = {parameter: sgd([parameter]) for parameter in model.parameters()}

@@ -90,6 +90,7 @@ class Clock:
         self._marks: list[Mark] = []  # of the witnesses, before the running pass or after the last one
         self._versions: list[int] = []  # of the witnesses, after the last pass
         self._looked_at: list[Tensor] = []  # the witnesses' tensors, while a pass runs
+        self._compared: list[Tensor] = []  # those of the last pass
         self._thread = 0  # that of the first pass
         self.many_threads = False  # a second thread has run a pass
         self._passed_in: set[int] = set()  # of many threads, those with a pass since they ended a step
@@ -197,14 +198,20 @@ class Clock:
         if self._has_reached(owner) or not self.step:
             return False
         if self._passed:  # a pass that its witnesses did not see
-            return owner.witnesses.were_reached and self._last not in (owner, None)
+            return self._compared_at(owner) and owner.witnesses.were_reached and self._last not in (owner, None)
         if not self._saw_passes:  # compiled as a whole, or with gradients that were set manually
             return bool(self._group) and id(owner) not in self._group
         return not owner.steps or self.many_threads or owner.witnesses.have_nothing_new()
 
+    def _compared_at(self, owner: Owner) -> bool:
+        """Return whether the last pass was compared at a witness of this optimizer."""
+        return any(id(tensor) in owner.witnesses.keys for tensor in self._compared)
+
     def _has_reached(self, owner: Owner) -> bool:
         if self.many_threads:
             return threading.get_ident() in self._passed_in
+        if owner is self._alone:
+            return self._passed
         return not self._reached.isdisjoint(owner.witnesses.keys)
 
     def end_with_pass(self, owner: Owner) -> None:
@@ -240,7 +247,7 @@ class Clock:
             return
         if self._alone is not None:
             self.fate = self._fate_of(self._alone.witnesses.tensors)
-            self._looked_at, self._marks = [], []
+            self._looked_at, self._compared, self._marks = [], [], []
             return
         if not self.stepping and not self.manual:
             self.begins_late = True
@@ -288,7 +295,7 @@ class Clock:
     def _look_at_witnesses(self) -> bool:
         tensors, before = self._looked_at, self._marks
         now = marks_of(tensors)
-        self._looked_at, self._marks = [], now
+        self._looked_at, self._compared, self._marks = [], tensors, now
         if not self._decided:
             self._versions = [tensor._version for tensor in tensors]
         reached: set[int] = set()
