@@ -28,7 +28,7 @@ from benchmarks.planted import CASES, Net
 from hookcore.delivery import delivery
 from tests.browser.browsing import chromium
 from tests.browser.site import ROOT, Site, running
-from tests.test_security_browser import _page as another_site
+from tests.serving import foreign_page
 
 WIDE: Final = ViewportSize(width=1440, height=900)
 PHONE: Final = ViewportSize(width=390, height=844)
@@ -367,7 +367,7 @@ def notebook(world: World, person: Person) -> tuple[str, bool]:
     watcher.step()
     watcher.flush()
     try:
-        with another_site(f"<!doctype html><meta charset=utf-8><body>{watcher._repr_html_()}") as address:
+        with foreign_page(f"<!doctype html><meta charset=utf-8><body>{watcher._repr_html_()}") as address:
             person.page.goto(address.replace("127.0.0.1", "localhost"))
             inside = person.page.frame_locator("iframe")
             expect(inside.locator("#figure-loss .value")).to_contain_text("0.25")

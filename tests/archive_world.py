@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -19,13 +20,14 @@ from hookcore.records import (
     Frame,
     HookRecord,
     ModuleRecord,
+    SketchBlock,
     Snapshot,
     Tap,
 )
 from hookcore.records.flow import Flow, FlowCall, How
 from hookcore.store import STAT_NAMES, Store
 from hookcore.wire import RunInfo
-from tests.build import frame, no_sketches, stats_of
+from tests.build import frame, no_sketches, stats_of, stats_of_magnitudes
 from tests.sketches import block_of, sketch_of
 
 ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0, -0.0)
@@ -170,3 +172,45 @@ def _require_equal(expected: Any, found: Any) -> None:
             np.testing.assert_array_equal(one, other, err_msg=name)
         else:
             assert one == other, name
+
+
+INFO = RunInfo(id="20261121-1", key="secret", name="a run", host="box", settings={"every": 1}, memory=50_000_000)
+TAPS = (Tap("a", "output"), Tap("a.b", "output_grad", "0", 1), Tap("c", "param", "weight", 0, "eval"))
+
+
+def make_frame(step: int, seed: int = 0, taps: int = len(TAPS)) -> Frame:
+    """Return a frame with random numbers, including NaN and infinities, and sketches of various lengths."""
+    rng = np.random.default_rng([seed, step])
+    stats = rng.standard_normal((taps, len(STATS)))
+    stats[rng.random(stats.shape) < 0.1] = rng.choice([np.nan, np.inf, -np.inf])
+    for counted in ("count", "nan", "inf", "zero", "parts", "sketched"):
+        stats[:, STATS.index(counted)] = rng.integers(1, 100, taps)
+    bins = [np.sort(rng.choice(900, rng.integers(0, 9), replace=False)) for _ in range(taps)]
+    flat = np.concatenate(bins).astype(np.uint16)
+    start = np.cumsum([0, *map(len, bins)]).astype(np.uint32)
+    block = SketchBlock(start, flat, rng.integers(1, 9, len(flat)).astype(np.uint32))
+    scalars = {"loss": float(rng.standard_normal()), "bad": float("nan")}
+    return Frame(
+        step,
+        1.5 * step,
+        np.arange(taps, dtype=np.uint32),
+        stats,
+        block,
+        scalars=scalars,
+        micro_batches=2,
+        elapsed_s=0.1,
+    )
+
+
+ODD_NAME = "layers.<b>&\x1b]0;x\x07"  # what a module may be called
+
+
+def save_layer(folder: Path, bad: int | None = None, steps: int = 60, name: str = ODD_NAME) -> str:
+    """Save a run of one layer that is NaN from a step on."""
+    sink, _ = keep(folder)
+    for step in range(steps):
+        values = [math.nan if bad is not None and step >= bad else 1.0]
+        stats = stats_of_magnitudes(values, "rms", "norm", "max")
+        sink.send(frame(step, stats, (Tap(name, "output"),) if step == 0 else (), scalars={"loss": 1.0}))
+    sink.close()
+    return str(kept_in(folder))

@@ -90,3 +90,9 @@ def store_of(rms: Any, taps: tuple[Tap, ...] | None = None, memory: int = 2**26,
     for step, row in enumerate(rows):
         append(store, step, row, taps if step == 0 else (), **{name: each[step] for name, each in columns.items()})
     return store
+
+
+def steady(steps: int = 60, taps: int = 6, noise: float = 0.1, seed: int = 0) -> Any:
+    """Return magnitudes that differ between layers by powers of ten, and are constant except for noise."""
+    random = np.random.default_rng(seed)
+    return 10.0 ** np.linspace(-6, 3, taps) * np.exp(noise * random.standard_normal((steps, taps)))

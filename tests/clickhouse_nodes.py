@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from tests.ports import free_port, free_ports
 from tests.waiting import wait_for
 
 USER: Final = "hookcore"
@@ -110,12 +111,6 @@ class Node(Process):
         wait_for(lambda: self.is_up, f"the start of ClickHouse on port {self.port}")
 
 
-def free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
 def make_node(folder: Path, also: str = "", modern: bool = False) -> Node:
     """Return a server that isn't started yet, with these parts of its configuration."""
     for each in ("data", "tmp"):
@@ -133,7 +128,7 @@ def make_node(folder: Path, also: str = "", modern: bool = False) -> Node:
 def make_zookeeper(folder: Path) -> Process:
     """Return a ZooKeeper that isn't started yet."""
     folder.mkdir(parents=True)
-    (port,) = free_ports(1)
+    port = free_port()
     config = folder / "zoo.cfg"
     config.write_text(f"tickTime=500\ndataDir={folder}/data\nclientPort={port}\nclientPortAddress=127.0.0.1\n")
     with config.open("a") as file:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tests.manual import blocks_of
+from tests.ports import free_port
 from tests.serving import PATIENCE_S, TOKEN
 from tests.waiting import wait_for
 
@@ -71,7 +72,7 @@ def proxied(folder: Path) -> Iterator[Proxied]:
     subprocess.run(CERTIFICATE.split(), cwd=folder, check=True, capture_output=True)
     with ExitStack() as stack:
         served = stack.enter_context(_serving(folder))
-        port = _free_port()
+        port = free_port()
         stack.enter_context(_nginx(folder, port, int(served.rpartition(":")[2])))
         yield Proxied(port, served, folder / "cert.pem", folder)
 
@@ -127,11 +128,6 @@ def _process(command: list[str], environment: object, out: BinaryIO) -> Iterator
             process.wait(PATIENCE_S)
         finally:
             process.kill()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def _is_open(port: int) -> bool:

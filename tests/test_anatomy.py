@@ -20,7 +20,7 @@ from hookcore.anatomy.repeats import Run, runs_of
 from hookcore.reading import StoreReader
 from hookcore.records import ModuleRecord
 from hookcore.records.flow import CallSize, Flow, FlowCall
-from tests.test_flow import BasicBlock, Residual, batch, watch
+from tests.flow_world import BasicBlock, Residual, batch, watch
 
 # --- Levels -----------------------------------------------------------------------------------------------------------
 

@@ -32,13 +32,11 @@ from hookcore.archive.layout import SUFFIX, TABLES, parts_in
 from hookcore.archive.scribe import Scribe, Writes
 from hookcore.archive.writer import HANG_S
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
+from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
-from hookcore.wire import RunInfo
+from tests.archive_world import INFO, TAPS, make_frame
 
 ROOT = Path(__file__).parents[1]
-INFO = RunInfo(id="20261121-1", key="secret", name="a run", host="box", settings={"every": 1}, memory=50_000_000)
-TAPS = (Tap("a", "output"), Tap("a.b", "output_grad", "0", 1), Tap("c", "param", "weight", 0, "eval"))
 MODULE = ModuleRecord(
     "a",
     "Linear",
@@ -49,30 +47,6 @@ MODULE = ModuleRecord(
     (("weight", (3, 1)), ("output", ())),
     placements=(("weight", "Shard(0) over dp, 4 ranks"),),
 )
-
-
-def make_frame(step: int, seed: int = 0, taps: int = len(TAPS)) -> Frame:
-    """Return a frame with random numbers, including NaN and infinities, and sketches of various lengths."""
-    rng = np.random.default_rng([seed, step])
-    stats = rng.standard_normal((taps, len(STATS)))
-    stats[rng.random(stats.shape) < 0.1] = rng.choice([np.nan, np.inf, -np.inf])
-    for counted in ("count", "nan", "inf", "zero", "parts", "sketched"):
-        stats[:, STATS.index(counted)] = rng.integers(1, 100, taps)
-    bins = [np.sort(rng.choice(900, rng.integers(0, 9), replace=False)) for _ in range(taps)]
-    flat = np.concatenate(bins).astype(np.uint16)
-    start = np.cumsum([0, *map(len, bins)]).astype(np.uint32)
-    block = SketchBlock(start, flat, rng.integers(1, 9, len(flat)).astype(np.uint32))
-    scalars = {"loss": float(rng.standard_normal()), "bad": float("nan")}
-    return Frame(
-        step,
-        1.5 * step,
-        np.arange(taps, dtype=np.uint32),
-        stats,
-        block,
-        scalars=scalars,
-        micro_batches=2,
-        elapsed_s=0.1,
-    )
 
 
 class Kept:
@@ -244,7 +218,7 @@ WRITES = """
 import sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from tests.test_archive import INFO, TAPS, make_frame
+from tests.archive_world import INFO, TAPS, make_frame
 from hookcore.archive import ArchiveWriter
 from hookcore.store import Store
 store = Store(20_000_000)

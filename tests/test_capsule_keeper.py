@@ -26,6 +26,7 @@ from hookcore.records import Event, Tap
 from hookcore_app.runs.explaining import Explainer
 from tests.build import frame as make_frame
 from tests.build import stats_of
+from tests.capsule_files import capsules_of
 from tests.harness import digest, random_state, seed_all
 
 BAD = 5  # the step in which the examples go wrong
@@ -66,10 +67,6 @@ class Parts(nn.Module):
 def batches(bad: int = BAD, steps: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
     for step in range(steps):
         yield torch.randn(16, 4), torch.zeros(16, 8) if step == bad else torch.ones(16, 8)
-
-
-def capsules_of(watcher: hookcore.Watcher) -> list[Path]:
-    return sorted(folder_module.folder_of(watcher._delivery.run.id).glob("*.capsule"))
 
 
 def events_of(watcher: hookcore.Watcher, name: str) -> list[Event]:

@@ -15,34 +15,21 @@ from hookcore.records import Failure, Tap
 from hookcore.records.vocabulary import OWN_RULE
 from hookcore_app.cli import main
 from tests import build
-from tests.archive_world import keep, kept_in
+from tests.archive_world import ODD_NAME, keep, kept_in, save_layer
 from tests.serving import TOKEN, served
-
-ODD = "layers.<b>&\x1b]0;x\x07"  # what a module may be called
-
-
-def save(folder: Path, bad: int | None = None, steps: int = 60, name: str = ODD) -> str:
-    """Save a run of one layer that is NaN from a step on."""
-    sink, _ = keep(folder)
-    for step in range(steps):
-        values = [math.nan if bad is not None and step >= bad else 1.0]
-        stats = build.stats_of_magnitudes(values, "rms", "norm", "max")
-        sink.send(build.frame(step, stats, (Tap(name, "output"),) if step == 0 else (), scalars={"loss": 1.0}))
-    sink.close()
-    return str(kept_in(folder))
 
 
 def test_a_run_without_incidents_passes_and_says_what_was_examined(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", save(tmp_path)]) == 0
+    assert main(["check", save_layer(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "No incidents in the captured steps." in told
     assert "No problems found in the last 60 steps (60 captured)." in told
 
 
 def test_an_incident_fails_at_its_severity_and_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = save(tmp_path, bad=40, name="layers.0")
+    path = save_layer(tmp_path, bad=40, name="layers.0")
     assert main(["check", path]) == 1
     assert "error: NaN or infinity: The output of layers.0 had NaN first, at step 40." in capsys.readouterr().out
     assert main(["check", path, "--fail-on", "warning"]) == 1
@@ -50,16 +37,16 @@ def test_an_incident_fails_at_its_severity_and_above(tmp_path: Path, capsys: pyt
 
 
 def test_json_is_what_rest_answers_and_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", save(tmp_path, bad=40), "--format", "json"]) == 1
+    assert main(["check", save_layer(tmp_path, bad=40), "--format", "json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["fails"], told["newest_step"]) == (True, 59)
-    assert [(each["id"], each["culprit"]["module"]) for each in told["incidents"]] == [("nonfinite-40", ODD)]
+    assert [(each["id"], each["culprit"]["module"]) for each in told["incidents"]] == [("nonfinite-40", ODD_NAME)]
 
 
 def test_junit_has_a_case_for_each_rule_and_survives_any_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", save(tmp_path, bad=40), "--format", "junit"]) == 1
+    assert main(["check", save_layer(tmp_path, bad=40), "--format", "junit"]) == 1
     suite = ElementTree.fromstring(capsys.readouterr().out)
     cases = {case.get("name"): case.find("failure") for case in suite.iter("testcase")}
     assert set(cases) == {*RULES, "training"}
@@ -72,7 +59,7 @@ def test_junit_has_a_case_for_each_rule_and_survives_any_name(
     assert needs.get("message") == "no data: it needs a probe with hookcore.probes.dead_channels"
     assert skipped["nonfinite"] is None
     assert suite.get("skipped") == str(sum(each is not None for each in skipped.values()))
-    assert main(["check", save(tmp_path / "again", bad=40), "--format", "json"]) == 1
+    assert main(["check", save_layer(tmp_path / "again", bad=40), "--format", "json"]) == 1
     assert set(json.loads(capsys.readouterr().out)["rules_without_data"]) == {
         name for name, each in skipped.items() if each is not None
     }
@@ -91,7 +78,7 @@ def test_a_crashed_training_fails(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_run_without_steps_can_not_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", save(tmp_path, steps=0)]) == 2
+    assert main(["check", save_layer(tmp_path, steps=0)]) == 2
     assert "nothing can be said about it" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "none")]) == 2
     assert "is not a file, folder, or address" in capsys.readouterr().err

@@ -24,7 +24,7 @@ from hookcore_app.clickhouse.schema import MIGRATIONS, Schema, SchemaError
 from hookcore_app.clickhouse.writing import Sign
 from hookcore_app.collector import cutter, homes
 from hookcore_app.collector.cuts import CutError, Cuts
-from tests.clickhouse_nodes import DATABASE, Node, free_ports, running
+from tests.clickhouse_nodes import DATABASE, Node, running
 from tests.clickhouse_nodes import Cluster as Nodes
 from tests.clickhouse_world import (
     TAPS,
@@ -37,6 +37,7 @@ from tests.clickhouse_world import (
     new_database,
     wait_until_stored,
 )
+from tests.ports import free_port
 from tests.receiver import a_run
 from tests.waiting import wait_for
 
@@ -121,7 +122,7 @@ def test_a_schema_of_a_later_release_is_refused_in_words(url: str, connected: Co
 def test_a_wrong_password_and_a_server_that_is_away_are_told_apart(server: Nodes, connected: Connect) -> None:
     with pytest.raises(clickhouse_client.ClickHouseError, match="Wrong password"):
         connected(server.url.replace("secret", "wrong")).read("SELECT 1")
-    (port,) = free_ports(1)
+    port = free_port()
     with pytest.raises(UnreachableError, match=f"127.0.0.1:{port}: ConnectionRefused"):
         connected(f"clickhouse://127.0.0.1:{port}").read("SELECT 1")
 
@@ -373,7 +374,7 @@ def test_a_process_that_comes_back_after_another_one_took_over_inserts_only_what
 def test_a_collector_that_is_killed_again_and_again_loses_and_doubles_nothing(
     tmp_path: Path, url: str, server: Nodes
 ) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     with Trainers(port) as trainers:
         for pause_s in (2.0, 1.3, 1.7, 1.1):
             with collecting(url, tmp_path, port, "--insert", "0.2") as process:
@@ -388,7 +389,7 @@ def test_a_collector_that_is_killed_again_and_again_loses_and_doubles_nothing(
 def test_clickhouse_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
     with running() as nodes:
         (node,) = nodes.nodes
-        (port,) = free_ports(1)
+        port = free_port()
         with collecting(nodes.url, tmp_path, port, "--insert", "0.1"), Trainers(port) as trainers:
             for pause_s in (1.5, 0.4, 0.7, 0.3):
                 time.sleep(pause_s)
@@ -429,7 +430,7 @@ def test_clickhouse_that_hangs_while_it_inserts_doubles_nothing(
 def test_replicas_have_the_same_whatever_is_killed_and_while_zookeeper_is_away_everything_waits(tmp_path: Path) -> None:
     with running(replicas=2) as nodes:
         one, other = nodes.nodes
-        (port,) = free_ports(1)
+        port = free_port()
         with collecting(nodes.url, tmp_path, port, "--insert", "0.1"), Trainers(port) as trainers:
             for node in (one, other):
                 wait_for(lambda node=node: _grows(other if node is one else one), "an insert")

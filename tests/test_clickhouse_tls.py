@@ -17,8 +17,9 @@ from hookcore_app.clickhouse.address import PASSWORD as VARIABLE
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import Shard, UnreachableError
 from hookcore_app.clickhouse.schema import connect
-from tests.clickhouse_nodes import PASSWORD, USER, Node, free_ports, running
+from tests.clickhouse_nodes import PASSWORD, USER, Node, running
 from tests.clickhouse_world import Collector, collecting, count_once, wait_until_stored
+from tests.ports import free_port
 from tests.proxying import CERTIFICATE
 from tests.serving import make_world
 from tests.waiting import wait_for
@@ -48,7 +49,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     for folder in folders:
         subprocess.run(CERTIFICATE.split(), cwd=folder, check=True, capture_output=True)
     ours, other = (folder / "cert.pem" for folder in folders)
-    (port,) = free_ports(1)
+    port = free_port()
     with running(also=_HTTPS.format(port=port, folder=folders[0])) as nodes:
         yield Secured(nodes.nodes[0], port, ours, other)
 
@@ -80,7 +81,7 @@ def test_a_collector_that_does_not_trust_the_certificate_says_so_and_keeps_every
     assert "stored" not in secured.node.ask("SHOW DATABASES", "default").split()
 
     monkeypatch.setenv("HOOKCORE_CA_FILE", str(secured.certificate))
-    with collecting(url, tmp_path / "spool", *free_ports(1), "--insert", "0.1"):
+    with collecting(url, tmp_path / "spool", free_port(), "--insert", "0.1"):
         wait_until_stored([secured.node], "stored", {"run": 10})
     count_once([secured.node], "stored", {"run": 10})
 

@@ -26,7 +26,8 @@ from hookcore_app.clickhouse.address import PASSWORD, ClusterAddress
 from hookcore_app.collector.service import router
 from hookcore_app.settings import TABLES
 from tests.clickhouse_nodes import PASSWORD as SECRET
-from tests.clickhouse_nodes import free_ports, running
+from tests.clickhouse_nodes import running
+from tests.ports import free_ports
 from tests.proxying import find_nginx
 from tests.receiver import a_run
 from tests.serving import BATCH, BEARER, TOKEN, make_batch

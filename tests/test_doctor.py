@@ -12,6 +12,7 @@ from hookcore.commands.doctor import Finding, as_text, examine, machine, tested,
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
 from tests.manual import ROOT
+from tests.ports import free_port
 from tests.serving import TOKEN, served
 
 
@@ -22,10 +23,7 @@ def levels(environment: dict[str, str]) -> dict[str, Finding]:
 @pytest.fixture
 def well(tmp_path: Path) -> dict[str, str]:
     """Return an environment without problems."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return {"HOOKCORE_HOME": str(tmp_path / "home"), "HOOKCORE_PORT": str(port)}
+    return {"HOOKCORE_HOME": str(tmp_path / "home"), "HOOKCORE_PORT": str(free_port())}
 
 
 def test_without_problems_it_says_so(well: dict[str, str]) -> None:

@@ -22,7 +22,7 @@ from hookcore_app import figures
 from hookcore_app.figures.lines import smoothed
 from hookcore_app.figures.style import escaped, is_log, log_ticks
 from tests.api_world import MATRIX, STEPS, TAPS, World, fill, open_run, value_at
-from tests.test_findings import append
+from tests.build import append
 
 CHARTS: list[dict[str, Any]] = [
     {"chart": "heatmap"},

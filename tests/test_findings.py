@@ -19,19 +19,13 @@ from hookcore.findings.order import groups_of
 from hookcore.incidents import around
 from hookcore.records import KINDS, Coverage, Event, Kind, ModuleRecord, Tap
 from hookcore.store import Store
-from tests.build import append, store_of
+from tests.build import append, steady, store_of
 
 STEPS, LAYERS = 60, 6
 OUTPUTS = tuple(Tap(f"layers.{number}", "output") for number in range(LAYERS))
 GRADIENTS = tuple(Tap(f"layers.{number}", "output_grad") for number in range(LAYERS))
 quick = settings(deadline=None, derandomize=True, max_examples=30, suppress_health_check=list(HealthCheck))
 few = settings(quick, max_examples=15)
-
-
-def steady(steps: int = STEPS, taps: int = LAYERS, noise: float = 0.1, seed: int = 0) -> Any:
-    """Return magnitudes that differ between layers by powers of ten, and are constant except for noise."""
-    random = np.random.default_rng(seed)
-    return 10.0 ** np.linspace(-6, 3, taps) * np.exp(noise * random.standard_normal((steps, taps)))
 
 
 def only(findings: Sequence[Finding], rule: str) -> list[Finding]:

@@ -21,13 +21,10 @@ from torch.utils.checkpoint import checkpoint
 import hookcore
 from hookcore.recorder import flows, lesson
 from hookcore.records.flow import Flow
+from tests.flow_world import BasicBlock, Residual, batch, watch
 from tests.harness import digest, random_state, seed_all
 
 Edges = dict[str, set[str]]
-
-
-def watch(model: nn.Module | None, **settings: Any) -> hookcore.Watcher:
-    return hookcore.watch(model, **{"server": None, "budget": None, **settings})
 
 
 def name_of(flow: Flow, place: int) -> str:
@@ -74,10 +71,6 @@ def flow_of(model: nn.Module, make: Callable[[], Any], loss: Callable[[Any], Ten
     return flow
 
 
-def batch() -> Tensor:
-    return torch.randn(3, 4)
-
-
 class Branches(nn.Module):
     """Two branches; the second one runs first."""
 
@@ -91,34 +84,6 @@ class Branches(nn.Module):
         left = functional.gelu(self.left(x))
         out: Tensor = self.head(torch.cat([left, right], 1)[:, 2:6])
         return out
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.act, self.b = nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.b(self.act(self.a(x)))
-
-
-class BasicBlock(nn.Module):
-    """As in torchvision: the sum is made in place, and the same activation runs twice."""
-
-    def __init__(self, width: int, wide: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(width, wide, 3, padding=1), nn.BatchNorm2d(wide)
-        self.relu = nn.ReLU(inplace=True)
-        self.conv2, self.bn2 = nn.Conv2d(wide, wide, 3, padding=1), nn.BatchNorm2d(wide)
-        self.downsample = nn.Sequential(nn.Conv2d(width, wide, 1), nn.BatchNorm2d(wide)) if width != wide else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        identity = x if self.downsample is None else self.downsample(x)
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn2(self.conv2(out))
-        out += identity
-        last: Tensor = self.relu(out)
-        return last
 
 
 def test_a_chain() -> None:

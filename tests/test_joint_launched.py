@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hookcore_app.runs import JointRun
+from tests.commanding import SCRIPTS, WATCHED, assert_same_weights, run
 from tests.serving import TOKEN, Served, served
-from tests.test_run import SCRIPTS, WATCHED, assert_same_weights, run
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,7 @@ import json
 import re
 import threading
 import weakref
-from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,11 +27,11 @@ from hookcore_app.runs.saved import show, show_all
 from hookcore_app.runs.shelf import bytes_below
 from hookcore_app.serving.server import _with_folder
 from hookcore_app.settings import ServerSettings
+from tests.archive_world import TAPS, make_frame
+from tests.keep_world import INFO, batch, keeper_threads, start, stop
 from tests.serving import World, make_world
-from tests.test_archive import TAPS, make_frame
 from tests.waiting import wait_for
 
-INFO = RunInfo(id="run-1", key="secret", name="../../a/run", memory=20_000_000)
 STEPS = 12
 
 
@@ -192,10 +189,6 @@ def test_a_saved_run_with_old_histogram_bins_says_so_and_raises_no_alert(tmp_pat
     assert "damaged" not in events
 
 
-def keeper_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("hookcore-keeper")]
-
-
 def test_runs_that_never_end_share_one_thread_and_leave_nothing_behind(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path), max_runs=8, lost_after_s=0.0)
     now = itertools.count()
@@ -216,23 +209,6 @@ def test_runs_that_never_end_share_one_thread_and_leave_nothing_behind(tmp_path:
     keeper.close()
     for folder in kept_in(tmp_path):
         assert len(list(read_archive(folder).frames())) == STEPS
-
-
-def batch(info: RunInfo, steps: Iterable[int], first: bool = False, **others: Any) -> Batch:
-    items = tuple(frame_item(step, make_frame(step)) for step in steps)
-    return Batch(run=info, **({"taps": TAPS} if first else {"taps_from": len(TAPS)}), items=items, **others)
-
-
-def start(settings: ServerSettings, count: int) -> World:
-    """Return a server over the folder, after it has listed the existing runs."""
-    world = make_world(**{each.name: getattr(settings, each.name) for each in fields(settings)})
-    wait_for(lambda: len(world.runs.all()) == count)
-    return world
-
-
-def stop(world: World) -> None:
-    world.app.state.keeper.close()
-    wait_for(lambda: not keeper_threads())
 
 
 def die(world: World) -> None:

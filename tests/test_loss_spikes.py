@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore.findings import Finding, findings_of
+from hookcore.findings import Finding, findings_of, follow
 from hookcore.incidents import Incident
 from hookcore.records import Tap
 from hookcore.store import Store
 from tests.build import append
-from tests.test_rules import follow
 
 STEPS = 200
 

@@ -16,8 +16,8 @@ from hookcore.findings import examine
 from hookcore.findings.keyfigures import key_figures_of
 from hookcore.records import Event, Kind
 from hookcore.records.masks import LARGE, Masks
+from tests.capsule_files import capsules_of
 from tests.harness import seed_all
-from tests.test_capsule_keeper import capsules_of
 
 STEPS, BAD = 24, 15
 KINDS: tuple[Kind, ...] = ("input", "output", "output", "output", "output_grad", "param_grad")

@@ -25,9 +25,9 @@ from hookcore_app.pages.views.verdict import claim_of
 from hookcore_app.runs import Run
 from hookcore_app.runs.shelf import PAGE_FILE
 from tests.api_world import World, open_run
+from tests.archive_world import save_layer
 from tests.build import append
 from tests.serving import TOKEN, Served, served
-from tests.test_check import save
 
 TAPS = (Tap("stem", "output"), Tap("layers.0", "output"), Tap("layers.1", "output"))
 
@@ -174,7 +174,7 @@ def test_the_pages_list_mutes_and_offer_to_mute(world: World) -> None:
 
 
 def test_a_saved_mute_is_read_again_and_check_counts_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = save(tmp_path, bad=40, name="layers.0")
+    path = save_layer(tmp_path, bad=40, name="layers.0")
     assert main(["check", path]) == 1
     said = Quiet()
     said.mute(Mute("nonfinite", "layers.*"))

@@ -23,8 +23,8 @@ from hookcore_app.settings import ServerSettings
 from tests.api_world import World, open_run
 from tests.archive_world import kept_in
 from tests.build import frame, stats_of_magnitudes
+from tests.keep_world import INFO, batch, start, stop
 from tests.serving import TOKEN, served
-from tests.test_keep import INFO, batch, start, stop
 from tests.waiting import wait_for
 
 LAYERS = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param_grad", "weight"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 from collections import defaultdict
@@ -25,6 +24,7 @@ from hookcore.config import launched, rank
 from hookcore.delivery import place as places
 from hookcore.watcher import watcher
 from hookcore.wire import Place
+from tests.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = {
@@ -200,11 +200,6 @@ def test_a_watch_of_another_model_that_only_one_rank_makes_is_not_taken_for_the_
 # --- Real processes -------------------------------------------------------------------------------------------------
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
-
-
 def under_torchrun(folder: Path, port: str, what: str) -> dict[int, Place]:
     """Return each rank's place, as its run was saved."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--master-port", port]
@@ -235,7 +230,7 @@ def places_in(folder: Path) -> dict[int, Place]:
 
 @pytest.mark.slow
 def test_the_ranks_of_one_torchrun_have_one_job_and_those_of_the_next_have_another(tmp_path: Path) -> None:
-    jobs, port = set(), free_port()  # the same one for all three
+    jobs, port = set(), str(free_port())  # the same one for all three
     for number, what in enumerate(("watched first", "watched later", "restarted")):
         found = under_torchrun(tmp_path / str(number), port, what)
         assert sorted(found) == [0, 1]

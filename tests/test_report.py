@@ -28,8 +28,8 @@ from hookcore_app.runs.saved import show
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, fill, make_info, open_run
 from tests.browser.browsing import chromium
+from tests.build import append, steady
 from tests.serving import TOKEN, Served, served
-from tests.test_findings import append, steady
 
 EVIL = '</script><script>window.stolen = 1</script><img src=http://evil.example/x onerror="window.stolen = 1">\'"&amp;'
 

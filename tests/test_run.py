@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
 import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +16,7 @@ import torch
 
 from hookcore.archive import Archive, read_archive
 from hookcore.records.vocabulary import FOUND_LOSS, is_loss
-
-SCRIPTS = Path(__file__).parent / "scripts"
-PLAIN = [sys.executable]
-WATCHED = [sys.executable, "-m", "hookcore_app.cli", "run"]
-PATIENCE_S = 240
-
-
-def run(
-    command: Sequence[str | Path], folder: Path, text: bool = True, **environment: str
-) -> subprocess.CompletedProcess[Any]:
-    """Run a command in a folder. Frames of a watched one go nowhere, or where `keep` says."""
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=text,
-        timeout=PATIENCE_S,
-    )
+from tests.commanding import PATIENCE_S, PLAIN, SCRIPTS, WATCHED, assert_same_weights, run
 
 
 def watch(folder: Path, source: str, *arguments: str, **environment: str) -> Any:
@@ -50,15 +30,6 @@ def both(folder: Path, source: str, *arguments: str, **environment: str) -> tupl
     """Return the results of a script under Python and under `hookcore run`."""
     watched = watch(folder, source, *arguments, **environment)
     return run([*PLAIN, folder / "script.py", *arguments], folder, **environment), watched
-
-
-def assert_same_weights(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    assert list(one) == list(other)
-    for name, value in one.items():
-        if isinstance(value, Mapping):
-            assert_same_weights(value, other[name])
-        else:
-            assert torch.equal(value, other[name]), name
 
 
 def kept_in(folder: Path) -> Archive:

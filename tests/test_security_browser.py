@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ from tests.build import make_info
 from tests.serving import (
     TOKEN,
     Served,
+    foreign_page,
     make_frame,
     served,
 )
@@ -55,33 +52,6 @@ stream.onerror = () => { note("stream", "refused"); stream.close(); };
 </script>"""
 
 
-@contextmanager
-def _page(html: str) -> Iterator[str]:
-    """Serve a foreign page on another local port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = html.encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_arguments: object) -> None:
-            """Print nothing."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 def _browse(address: str, profile: Path) -> str:
     """Return what a browser shows in the end, after all scripts."""
     command = [CHROMIUM, "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
@@ -104,7 +74,7 @@ def test_a_foreign_page_in_the_users_own_browser_changes_and_reads_nothing(tmp_p
         access = server.app.state.access
         code = access.make_code()
         codes = dict(access._codes)
-        with _page(EVIL.replace("SERVER", server.url).replace("CODE", code)) as address:
+        with foreign_page(EVIL.replace("SERVER", server.url).replace("CODE", code)) as address:
             shown = _browse(address, tmp_path)
         assert '"socket":"refused"' in shown
         assert '"stream":"refused"' in shown

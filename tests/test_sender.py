@@ -24,6 +24,7 @@ from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Event, ModuleRecord, Snapshot, Tap
 from hookcore.wire import Batch, DeliveryCounters, EndItem
 from hookcore_app.runs import limits
+from tests.ports import free_port
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.waiting import wait_for
 
@@ -61,12 +62,6 @@ def _send(sink: HttpSink, steps: range) -> None:
 def _is_balanced(counters: DeliveryCounters) -> bool:
     there = counters.acknowledged + sum(counters.dropped.values()) + counters.waiting + counters.in_flight
     return counters.produced == there
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_it_is_a_sink(sink: HttpSink) -> None:
@@ -240,7 +235,7 @@ def test_a_tls_server_is_trusted_by_its_own_authority(
 
 
 def test_data_that_waited_for_an_absent_server_arrives(receiver: Receiver, sink: HttpSink) -> None:
-    port = _free_port()
+    port = free_port()
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(5))
     wait_for(lambda: sink.trouble)
@@ -252,7 +247,7 @@ def test_data_that_waited_for_an_absent_server_arrives(receiver: Receiver, sink:
 
 def test_with_an_absent_server_the_rest_is_counted_as_closed(sink: HttpSink) -> None:
     sink.close_s = 0.3
-    sink.start(Address(f"http://127.0.0.1:{_free_port()}"))
+    sink.start(Address(f"http://127.0.0.1:{free_port()}"))
     _send(sink, range(5))
     began = time.monotonic()
     sink.close()
@@ -411,7 +406,7 @@ def test_a_batch_whose_answer_was_lost_is_sent_again_and_stored_once(
 
 
 def test_a_server_that_lost_its_memory_gets_everything_again(receiver: Receiver, sink: HttpSink) -> None:
-    port = _free_port()
+    port = free_port()
     with serving(receiver, port) as address:
         sink.start(Address(address))
         sink.describe([ModuleRecord("layer", "Linear", None)])
@@ -466,7 +461,7 @@ def test_an_absent_server_is_reported_once_and_its_losses_only_to_those_who_list
     monkeypatch.setattr(sink_module, "WARN_AFTER_S", 0.0)
     caplog.set_level(logging.INFO, "hookcore")
     sink.close_s = 0.3
-    sink.start(Address(f"http://127.0.0.1:{_free_port()}"), advice="Look into the log.")
+    sink.start(Address(f"http://127.0.0.1:{free_port()}"), advice="Look into the log.")
     _send(sink, range(2))
     wait_for(lambda: sink._failures > 3)
     sink.close()
@@ -498,7 +493,7 @@ def test_a_server_that_took_something_before_it_went_away_is_reported_and_so_is_
 
 def test_an_unanswered_short_run_is_reported_at_its_end(sink: HttpSink, caplog: pytest.LogCaptureFixture) -> None:
     sink.close_s = 0.3
-    sink.start(Address(f"http://127.0.0.1:{_free_port()}"))
+    sink.start(Address(f"http://127.0.0.1:{free_port()}"))
     sink.close()
     (record,) = caplog.records
     assert "0 of its 0 frames" in record.getMessage()
@@ -571,7 +566,7 @@ def test_the_books_balance_at_every_moment(receiver: Receiver, url: str) -> None
 
 
 def test_a_deadline_ends_even_a_long_pause(sink: HttpSink, receiver: Receiver) -> None:
-    port = _free_port()
+    port = free_port()
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(3))
     wait_for(lambda: sink.trouble)

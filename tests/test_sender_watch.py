@@ -27,6 +27,7 @@ from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.watcher import NullWatcher, Watcher
 from hookcore_app.serving import server_thread
+from tests.ports import free_port
 from tests.receiver import Receiver, a_run, serving
 from tests.waiting import wait_for
 
@@ -83,9 +84,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def dead() -> str:
     """Return an address without a server."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port()}"
 
 
 def test_every_step_reaches_the_server_with_the_description_of_the_run(receiver: Receiver, url: str) -> None:

@@ -20,7 +20,7 @@ from hookcore.archive import load_into, read_archive
 from hookcore.recorder import flops, sizes
 from hookcore.records.flow import CallSize, Flow, FlowCall, TensorForm
 from hookcore.store import Store
-from tests.test_flow import BasicBlock, Residual, watch
+from tests.flow_world import BasicBlock, Residual, watch
 
 
 def train(
@@ -498,7 +498,7 @@ def test_sizes_are_saved_with_the_run(tmp_path: Path) -> None:
     assert again.flows() == watcher.store.flows()
     assert again.flows()[0].sizes[0].flops == 2 * 2 * 4 * 36 * 27
     sources = {each.path: each.source.rpartition("/")[2] for each in again.modules()}
-    assert sources["1"].startswith("test_flow.py:")
+    assert sources["1"].startswith("flow_world.py:")
     assert sources["0"].startswith("conv.py:")
 
 

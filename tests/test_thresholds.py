@@ -24,10 +24,10 @@ from hookcore_app.cli import rule_table
 from hookcore_app.runs.shelf import PAGE_FILE
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, open_run
-from tests.archive_world import kept_in
+from tests.archive_world import TAPS, kept_in
 from tests.build import append
+from tests.keep_world import INFO, batch, start, stop
 from tests.serving import TOKEN, Served, served
-from tests.test_keep import INFO, TAPS, batch, start, stop
 
 NO_RELU = {"dead": False, "dead-channels": False}  # what SageMaker Debugger calls dead_relu
 

@@ -13,8 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 import hookcore
 from hookcore_app.serving import server_thread
 from tests.harness import watch
-from tests.serving import PATIENCE_S
-from tests.test_security_browser import _page
+from tests.serving import PATIENCE_S, foreign_page
 from tests.zoo.case import mean_square, mlp
 
 BUTTONS = "button[data-seen], form button[type=submit]"
@@ -51,7 +50,7 @@ def notebook(browser: Browser, cell: str) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1000, "height": 900})
     html = f"<!doctype html><meta charset=utf-8><body style='font: 14px sans-serif'><h1>A notebook</h1>{cell}"
     try:
-        with _page(html) as address:
+        with foreign_page(html) as address:
             page = context.new_page()
             page.goto(address.replace("127.0.0.1", "localhost"))
             yield page

@@ -1,0 +1,37 @@
+"""A server that saves its runs, and the batches of a trainer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from hookcore.wire import Batch, RunInfo, frame_item
+from hookcore_app.settings import ServerSettings
+from tests.archive_world import TAPS, make_frame
+from tests.serving import World, make_world
+from tests.waiting import wait_for
+
+INFO = RunInfo(id="run-1", key="secret", name="../../a/run", memory=20_000_000)
+
+
+def batch(info: RunInfo, steps: Iterable[int], first: bool = False, **others: Any) -> Batch:
+    items = tuple(frame_item(step, make_frame(step)) for step in steps)
+    return Batch(run=info, **({"taps": TAPS} if first else {"taps_from": len(TAPS)}), items=items, **others)
+
+
+def start(settings: ServerSettings, count: int) -> World:
+    """Return a server over the folder, after it has listed the existing runs."""
+    world = make_world(**{each.name: getattr(settings, each.name) for each in fields(settings)})
+    wait_for(lambda: len(world.runs.all()) == count)
+    return world
+
+
+def keeper_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("hookcore-keeper")]
+
+
+def stop(world: World) -> None:
+    world.app.state.keeper.close()
+    wait_for(lambda: not keeper_threads())
