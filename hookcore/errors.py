@@ -15,6 +15,12 @@ HookcoreError
 from __future__ import annotations
 
 
+def shown(given: object) -> str:
+    """Return the representation of an argument, shortened for the message of an error."""
+    text = repr(given)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 class HookcoreError(Exception):
     """Base class of all exceptions that hookcore raises."""
 

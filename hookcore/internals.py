@@ -244,6 +244,11 @@ saved_pairs_enabled: Final[Callable[[], bool]] = required(_C._autograd, "_saved_
 pop_saved_pair: Final[Callable[[], None]] = required(_C._autograd, "_pop_saved_tensors_default_hooks")
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; -1 for tensors of inference mode, which don't count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def zero_all(tensors: list[Tensor]) -> None:
     """Set all tensors to zero, in one kernel if torch can."""
     together = getattr(torch, "_foreach_zero_", None)

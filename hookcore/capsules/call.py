@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hookcore.internals import current_graph_task, is_wrapped, tracing_state, tree_map
+from hookcore.internals import current_graph_task, is_wrapped, tracing_state, tree_map, version_of
 from hookcore.observe.generators import generators
 from hookcore.recorder.outputs import find_tensors
 
@@ -51,7 +51,7 @@ class Members:
 
 def state_of(tensor: Tensor | None) -> tuple[int, int]:
     """Return what changes when a tensor is changed in place or replaced: its identity, and its version counter."""
-    return (0, -1) if tensor is None else (id(tensor), -1 if tensor.is_inference() else tensor._version)
+    return (0, -1) if tensor is None else (id(tensor), version_of(tensor))
 
 
 def _names(members: Callable[..., Iterable[tuple[str, Tensor]]]) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex
 from urllib.parse import urlsplit
 
+from hookcore.errors import shown
 from hookcore.records import text_of
 
 Pattern = str | type
@@ -49,12 +50,6 @@ def did_you_mean(given: str, options: Iterable[str]) -> str:
     """Return a sentence, with a leading space, that names the nearest option, or an empty string."""
     near = nearest(given, options, limit=1)
     return f" Did you mean {near[0]!r}?" if near else ""
-
-
-def shown(given: object) -> str:
-    """Return the representation of an argument, shortened for a message."""
-    text = repr(given)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _reject(hint: str = "") -> ValueError:

@@ -36,10 +36,9 @@ from hookcore.config.readers import (
     read_sketch_values,
     read_tags,
     read_text,
-    shown,
 )
 from hookcore.config.rules import read_rules, rules_of_text
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, shown
 from hookcore.records import TENSOR_KINDS, Phase
 
 Attach = Literal["global", "module"]

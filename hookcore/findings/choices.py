@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, shown
 from hookcore.findings.advice import ADVICE
-from hookcore.findings.thresholds import THRESHOLDS, defaults_of, shown_of
+from hookcore.findings.thresholds import THRESHOLDS, defaults_of
 
 Choices = Mapping[str, Mapping[str, float] | bool]  # by rule: thresholds that aren't the default, or False for off
 Changes = Sequence[tuple[int, Choices]]  # each with the step after which it applies
@@ -39,7 +39,7 @@ def read_choices(given: Mapping[str, object], before: Choices | None = None) -> 
             _choose(chosen, name, rules, what)
         else:
             raise ArgumentError(
-                f"{name}={shown_of(what)} is invalid: give thresholds, such as {{'factor': 20}}, False to switch the "
+                f"{name}={shown(what)} is invalid: give thresholds, such as {{'factor': 20}}, False to switch the "
                 "rule off, or True for the defaults"
             )
     return chosen
@@ -53,9 +53,7 @@ def _choose(
         if not having:
             known = list(dict.fromkeys(each.name for rule in rules for each in THRESHOLDS.get(rule, ())))
             has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ArgumentError(
-                f"{shown_of(key)} is no threshold of the rule {name}: {has}.{_nearest(str(key), known)}"
-            )
+            raise ArgumentError(f"{shown(key)} is no threshold of the rule {name}: {has}.{_nearest(str(key), known)}")
         for rule, threshold in having:
             mine = dict(_numbers(chosen.get(rule)))
             number = threshold.read(rule, value)
@@ -78,7 +76,7 @@ def rules_named(name: object) -> list[str]:
     found = [wanted] if wanted in ADVICE else [rule for rule in ADVICE if wanted in aliases_of(rule)]
     if not found:
         raise ArgumentError(
-            f"{shown_of(name)} is no rule: the rules are {', '.join(ADVICE)}.{_nearest(wanted, [*_names()])}"
+            f"{shown(name)} is no rule: the rules are {', '.join(ADVICE)}.{_nearest(wanted, [*_names()])}"
         )
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Threshold:
         if not (self.least <= number <= self.most) or (self.whole and number != int(number)):
             what = "a whole number" if self.whole else "a number"
             raise ArgumentError(
-                f"{self.name}={shown_of(given)} is invalid for the rule {rule}: it must be {what} from {self.least:g} "
+                f"{self.name}={shown(given)} is invalid for the rule {rule}: it must be {what} from {self.least:g} "
                 f"to {self.most:g} ({self.help}; default: {self.default:g})"
             )
         return number
@@ -160,9 +160,3 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
 def defaults_of(rule: str) -> dict[str, float]:
     """Return the thresholds of a rule as nobody changed them."""
     return {each.name: each.default for each in THRESHOLDS.get(rule, ())}
-
-
-def shown_of(given: object) -> str:
-    """Return the representation of an argument, shortened for a message."""
-    text = repr(given)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from hookcore.internals import MemoryKey, is_wrapped, memory_of
+from hookcore.internals import MemoryKey, is_wrapped, memory_of, version_of
 from hookcore.recorder.calls import Call
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan
@@ -94,7 +94,7 @@ class Lesson:
         key = memory_of(tensor)
         known = None if key is None else self._memory.get(key.cdata)
         in_graph = tensor.requires_grad
-        if known is not None and known[1] == _version(tensor):
+        if known is not None and known[1] == version_of(tensor):
             place = known[2]
             if place == OUTSIDE:
                 entered.knows_outside = True
@@ -110,7 +110,7 @@ class Lesson:
         elif known is not None or outermost or not tensor.dtype.is_floating_point:
             entered.knows_outside = True
             if outermost and known is None and key is not None:
-                self._memory[key.cdata] = key, _version(tensor), OUTSIDE
+                self._memory[key.cdata] = key, version_of(tensor), OUTSIDE
         else:
             entered.lacks = True
 
@@ -185,11 +185,11 @@ class Lesson:
         marked = marks.get(number)
         if node is None and key is not None and not is_leaf:
             known = self._memory.get(key.cdata)
-            marked = known[2] if known is not None and known[1] == _version(tensor) else None
+            marked = known[2] if known is not None and known[1] == version_of(tensor) else None
         if marked is None or is_leaf:
             marks[number] = place
             if key is not None:
-                self._memory[key.cdata] = key, _version(tensor), place
+                self._memory[key.cdata] = key, version_of(tensor), place
         return marked
 
     def _learn(self, learned: _Learned, leaf: _Entered | None, found: set[int], makes_own: bool) -> None:
@@ -271,7 +271,3 @@ class Lesson:
 
 def _is_leaf(tensor: Tensor) -> bool:
     return tensor.requires_grad and tensor.is_leaf
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookcore.config import Pattern
 from hookcore.hooks.tensors import hook_gradient
-from hookcore.internals import DisableTorchFunction
+from hookcore.internals import DisableTorchFunction, version_of
 from hookcore.observe.generators import generators_kept
 from hookcore.observe.plain import unseen
 from hookcore.patterns import select
@@ -147,7 +147,7 @@ class Probes:
         name = " ".join(filter(None, (probe.name, "" if kind == "output" else kind, index)))
         tap = Tap(plan.path, PROBE, name, call)
         given = tensor.detach()
-        before = _version(given)
+        before = version_of(given)
         try:
             with unseen(), generators_kept():
                 function = probe.call_for(tap, plan, self._current.number)
@@ -160,7 +160,7 @@ class Probes:
             if message := probe.count_fault(error):
                 self._emit("probe-failed", message, "warning", plan.path)
             return
-        if _version(given) != before:
+        if version_of(given) != before:
             probe.faults = MAX_FAULTS
             why = "changed the tensor that it was given, so the training may differ from here on; it is switched off"
             self._emit("probe-failed", f"the probe {probe.name!r} {why}", "error", plan.path)
@@ -190,7 +190,3 @@ class _ProbeHook:
 def _chosen(modules: dict[str, Any], include: tuple[Pattern, ...]) -> Iterable[str]:
     leaves = {path for path, module in modules.items() if module is not None and not module._modules}
     return select(modules, leaves, include, strict=False).chosen
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version

@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass
 from typing import Final
 
+from hookcore.config import is_loopback
 from hookcore.dashboard.trust import Endpoint
 from hookcore.errors import ServerError
 from hookcore.wire import CONTENT_TYPE
@@ -47,11 +48,6 @@ class Address:
 
     def __repr__(self) -> str:
         return f"Address({self.url!r})"
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name is this machine's loopback."""
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 class Connection:
