@@ -805,7 +805,7 @@ def test_a_run_whose_ranks_are_all_on_disk_leaves_memory_and_returns(tmp_path: P
         joint = ranks.joint
         wait_for(lambda: ranks.server.app.state.keeper.is_whole(joint))
         ranks.clock.now += 1000
-        assert ranks.server.runs._unload(joint)
+        assert ranks.server.runs._memory._unload(joint)
         assert not joint.loaded
         assert joint.steps == 10
         assert ranks.server.runs.get(JOINT) is joint

@@ -362,8 +362,8 @@ def test_a_run_stays_in_memory_while_its_trainer_sends_and_accepts_nothing_after
     run = world.runs.get("run-0")
     assert run is not None
     with run.lock:
-        assert not world.runs._leave(run)
-    assert world.runs._leave(run)
+        assert not world.runs._memory.leave(run)
+    assert world.runs._memory.leave(run)
     with pytest.raises(AwayError):
         run.take(batch(run.info, range(STEPS, STEPS + 2)))
     assert world.take(batch(run.info, range(STEPS, STEPS + 2))).acknowledged == STEPS + 1

@@ -1,8 +1,4 @@
-"""The runs that a server shows.
-
-Memory is assigned by use. When it is scarce, runs that are completely on disk are unloaded first, then idle runs become
-coarser. Only then is a run removed, and that is reported.
-"""
+"""The runs that a server shows. `memory.py` says which of them leave memory when it is scarce."""
 
 from __future__ import annotations
 
@@ -26,14 +22,10 @@ from .changes import Changes
 from .disk import Disk
 from .gone import Gone, Why
 from .joint import JointRun, as_joint, joint_id
+from .memory import MIN_RUN_BYTES, Memory
 from .run import Run
 from .views import BOARD_FILE, Views
 
-MIN_RUN_BYTES: Final = 2**20
-MAX_SHARE: Final = 4  # one run gets at most a quarter of the memory
-FULL: Final = 0.9  # of the memory: from here on, room is made
-IDLE_S: Final = 300.0  # a run viewed since then stays in memory
-BALANCE_EVERY_S: Final = 1.0
 SomeRun = TypeVar("SomeRun", bound=Run)
 MAX_GONE: Final = 200  # removed runs that are remembered
 
@@ -56,7 +48,7 @@ class Runs:
         self._runs: dict[str, Run] = {}
         self._gone: dict[str, Gone] = {}
         self._removed = 0
-        self._balanced_at = float("-inf")
+        self._memory = Memory(settings, clock, self._runs, self._gone, lambda: self.disk, self._evict)
         # Far above the positions that number snapshots without a command.
         self._numbers = itertools.count(int(time.time() * 1000))
 
@@ -119,7 +111,7 @@ class Runs:
             run = self._runs.get(info.id)
             if run is not None:
                 return run
-            if not self._has_place():
+            if not self._memory.make_place():
                 return None
             run = self._new(info, self.store_bytes(info.memory))
             self._runs[info.id] = run
@@ -183,11 +175,6 @@ class Runs:
         run.notes, run.tags, run.group = info.notes, info.tags, info.group
         return run
 
-    def store_bytes(self, asked: int) -> int:
-        """Return the limit of a run's store: as requested, but at most a quarter of the memory."""
-        most = self.settings.memory // MAX_SHARE
-        return max(min(asked or most, most), MIN_RUN_BYTES)
-
     def known(self, info: RunInfo) -> Run:
         """Return a run on disk, as the list shows it."""
         run = self._new(info, MIN_RUN_BYTES)
@@ -233,7 +220,7 @@ class Runs:
         self.put_aside(run, why)
         if self.disk is not None:
             self.disk.discard(run, why)
-            self._leave(run)
+            self._memory.leave(run)
 
     def _part(self, run: Run) -> None:
         """Take a run out of the ranks of its training, and that off the list if it was the last one."""
@@ -300,92 +287,21 @@ class Runs:
     @property
     def used_bytes(self) -> int:
         """Return the memory of all runs, including those that can be restored."""
-        gone = [each.run for each in list(self._gone.values()) if each.run is not None]
-        every: dict[int, Run] = {id(each): each for each in [*self._runs.values(), *gone]}
-        every |= {id(each.joint): each.joint for each in gone if isinstance(each.joint, JointRun)}
-        return sum(run.store.usage().nbytes for run in every.values() if run.loaded)
+        return self._memory.used_bytes
 
-    def _has_place(self) -> bool:
-        """Return whether there is room for another run; unload idle runs if needed (the lock must be held)."""
-        loaded = [run for run in self._runs.values() if run.loaded]
-        if sum(run.joint is None for run in loaded) < self.settings.max_runs:
-            return self.used_bytes < self.settings.memory or any(run.finished for run in loaded)
-        for run in self._idle(loaded):
-            self._unload(run) or self._evict(run)
-            return True
-        return False
+    def store_bytes(self, asked: int) -> int:
+        """Return the limit of a run's store: as requested, but at most a quarter of the memory."""
+        return self._memory.store_bytes(asked)
 
     def balance(self, spare: Run | None = None, at_once: bool = True) -> None:
         """Keep the memory within its limit, with the mildest sufficient means."""
-        now = self._clock()
-        if not at_once and 0 <= now - self._balanced_at < BALANCE_EVERY_S:
-            return
-        self._balanced_at = now
-        limit = int(self.settings.memory * FULL)
-        if self.used_bytes <= limit:
-            return
-        with self._lock:
-            self._make_room(limit, spare)
-        self.changes.tell()
+        if self._memory.is_short(at_once):
+            with self._lock:
+                self._memory.make_room(spare)
+            self.changes.tell()
 
-    def _make_room(self, limit: int, spare: Run | None) -> None:
-        loaded = [run for run in self._runs.values() if run.loaded and run is not spare]
-        idle = self._idle(loaded)
-        live = sorted((run for run in loaded if not run.finished), key=_nbytes_of, reverse=True)
-        means: tuple[tuple[Callable[[Run], bool], list[Run]], ...] = (
-            (self._drop, [gone.run for gone in self._gone.values() if gone.run is not None and gone.run.loaded]),
-            (self._unload, idle),
-            (_shrink, sorted(idle, key=_nbytes_of, reverse=True)),
-            (_shrink, live),
-            (self._evict, idle),
-        )
-        for make, runs in means:
-            for run in runs:
-                if self.used_bytes <= limit:
-                    return
-                make(run)
-
-    def _idle(self, loaded: list[Run]) -> list[Run]:
-        """Return the finished runs in memory: unviewed ones first, and of these the oldest."""
-        recent = self._clock() - IDLE_S
-        finished = [run for run in loaded if run.finished]
-        return sorted(finished, key=lambda run: (max(run.looked_at, recent), run.seen_at, run.info.started_s))
-
-    def _drop(self, run: Run) -> bool:
-        """Unload a removed run, which can still be restored from disk."""
-        if not self._leave(run):
-            self._gone[run.id].run = None
-        return True
-
-    def _leave(self, run: Run) -> bool:
-        """Unload a run if all of it is on disk."""
-        if self.disk is None or run.local is not None or not run.lock.acquire(blocking=False):
-            return False  # a batch is being stored: the trainer is back
-        try:
-            if not self.disk.is_whole(run):
-                return False
-            run.swap(Store.outline(run.store.steps()), loaded=False)
-            run.from_disk, run.writer = True, None
-            return True
-        finally:
-            run.lock.release()
-
-    def _unload(self, run: Run) -> bool:
-        """Unload a run that is completely on disk; no data is lost."""
-        if self._clock() - run.looked_at < IDLE_S:
-            return False
-        if run.state == "lost" and self.disk is not None:
-            self.disk.release(run)  # it will be complete soon
-        return self._leave(run)
-
-    def _evict(self, run: Run) -> bool:
-        """Remove a run that is only in memory; the last resort (the lock must be held)."""
-        if run.id not in self._runs or not run.loaded:
-            return False
-        if self._leave(run):
-            return True
-        if isinstance(run, JointRun):
-            return False  # it goes with its ranks
+    def _evict(self, run: Run) -> None:
+        """Take a run off the list that is only in memory, to make room (the lock must be held)."""
         del self._runs[run.id]
         if isinstance(run.joint, JointRun):
             run.joint.dismiss(run)
@@ -395,13 +311,3 @@ class Runs:
         self._removed += 1
         if self.disk is not None:
             self.disk.release(run)
-        return True
-
-
-def _nbytes_of(run: Run) -> int:
-    return run.store.usage().nbytes
-
-
-def _shrink(run: Run) -> bool:
-    """Merge older steps until the run takes half of its memory."""
-    return run.store.shrink(_nbytes_of(run) // 2) > 0

@@ -1,0 +1,157 @@
+"""The memory of a server's runs, assigned by use.
+
+When it is scarce, runs that are completely on disk are unloaded first, then idle runs become coarser. Only after that
+is a run removed, which is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from hookcore.store import Store
+
+from ..settings import ServerSettings
+from .disk import Disk
+from .gone import Gone
+from .joint import JointRun
+from .run import Run
+
+MIN_RUN_BYTES: Final = 2**20
+MAX_SHARE: Final = 4  # one run gets at most a quarter of the memory
+FULL: Final = 0.9  # of the memory: from here on, room is made
+IDLE_S: Final = 300.0  # a run viewed since then stays in memory
+BALANCE_EVERY_S: Final = 1.0
+
+
+class Memory:
+    """Decides which runs leave memory. The methods `make_place` and `make_room` need the lock of the list.
+
+    `runs` and `gone` are those of the list, `disk` returns where runs are saved, and `remove` takes a run off the list
+    that is only in memory.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        clock: Callable[[], float],
+        runs: Mapping[str, Run],
+        gone: Mapping[str, Gone],
+        disk: Callable[[], Disk | None],
+        remove: Callable[[Run], None],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._runs = runs
+        self._gone = gone
+        self._disk = disk
+        self._remove = remove
+        self._balanced_at = float("-inf")
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the memory of all runs, including those that can be restored."""
+        gone = [each.run for each in list(self._gone.values()) if each.run is not None]
+        every: dict[int, Run] = {id(each): each for each in [*self._runs.values(), *gone]}
+        every |= {id(each.joint): each.joint for each in gone if isinstance(each.joint, JointRun)}
+        return sum(run.store.usage().nbytes for run in every.values() if run.loaded)
+
+    def store_bytes(self, asked: int) -> int:
+        """Return the limit of a run's store: as requested, but at most a quarter of the memory."""
+        most = self._settings.memory // MAX_SHARE
+        return max(min(asked or most, most), MIN_RUN_BYTES)
+
+    def make_place(self) -> bool:
+        """Return whether there is room for another run; unload or remove an idle one if needed."""
+        loaded = [run for run in self._runs.values() if run.loaded]
+        if sum(run.joint is None for run in loaded) < self._settings.max_runs:
+            return self.used_bytes < self._settings.memory or any(run.finished for run in loaded)
+        for run in self._idle(loaded):
+            self._unload(run) or self._evict(run)
+            return True
+        return False
+
+    def is_short(self, at_once: bool) -> bool:
+        """Return whether room must be made. Unless it is needed `at_once`, that is examined once a second at most."""
+        now = self._clock()
+        if not at_once and 0 <= now - self._balanced_at < BALANCE_EVERY_S:
+            return False
+        self._balanced_at = now
+        return self.used_bytes > self._limit
+
+    def make_room(self, spare: Run | None) -> None:
+        """Bring the memory within its limit, with the mildest sufficient means. A `spare` run stays as it is."""
+        loaded = [run for run in self._runs.values() if run.loaded and run is not spare]
+        idle = self._idle(loaded)
+        live = sorted((run for run in loaded if not run.finished), key=_nbytes_of, reverse=True)
+        means: tuple[tuple[Callable[[Run], bool], list[Run]], ...] = (
+            (self._drop, [gone.run for gone in self._gone.values() if gone.run is not None and gone.run.loaded]),
+            (self._unload, idle),
+            (_shrink, sorted(idle, key=_nbytes_of, reverse=True)),
+            (_shrink, live),
+            (self._evict, idle),
+        )
+        for make, runs in means:
+            for run in runs:
+                if self.used_bytes <= self._limit:
+                    return
+                make(run)
+
+    def leave(self, run: Run) -> bool:
+        """Unload a run if all of it is on disk. Needs no lock."""
+        disk = self._disk()
+        if disk is None or run.local is not None or not run.lock.acquire(blocking=False):
+            return False  # a batch is being stored: the trainer is back
+        try:
+            if not disk.is_whole(run):
+                return False
+            run.swap(Store.outline(run.store.steps()), loaded=False)
+            run.from_disk, run.writer = True, None
+            return True
+        finally:
+            run.lock.release()
+
+    @property
+    def _limit(self) -> int:
+        return int(self._settings.memory * FULL)
+
+    def _idle(self, loaded: list[Run]) -> list[Run]:
+        """Return the finished runs in memory: unviewed ones first, and of these the oldest."""
+        recent = self._clock() - IDLE_S
+        finished = [run for run in loaded if run.finished]
+        return sorted(finished, key=lambda run: (max(run.looked_at, recent), run.seen_at, run.info.started_s))
+
+    def _drop(self, run: Run) -> bool:
+        """Unload a removed run, which can still be restored from disk."""
+        if not self.leave(run):
+            self._gone[run.id].run = None
+        return True
+
+    def _unload(self, run: Run) -> bool:
+        """Unload a run that is completely on disk; no data is lost."""
+        if self._clock() - run.looked_at < IDLE_S:
+            return False
+        disk = self._disk()
+        if run.state == "lost" and disk is not None:
+            disk.release(run)  # it will be complete soon
+        return self.leave(run)
+
+    def _evict(self, run: Run) -> bool:
+        """Remove a run that is only in memory; the last resort."""
+        if run.id not in self._runs or not run.loaded:
+            return False
+        if self.leave(run):
+            return True
+        if isinstance(run, JointRun):
+            return False  # it goes with its ranks
+        self._remove(run)
+        return True
+
+
+def _nbytes_of(run: Run) -> int:
+    return run.store.usage().nbytes
+
+
+def _shrink(run: Run) -> bool:
+    """Merge older steps until the run takes half of its memory."""
+    return run.store.shrink(_nbytes_of(run) // 2) > 0
