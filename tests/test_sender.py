@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hookcore.delivery.http import Address, HttpSink
-from hookcore.delivery.http import sink as sink_module
+from hookcore.delivery.http import Address, HttpSink, retries
 from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Event, ModuleRecord, Snapshot, Tap
 from hookcore.wire import Batch, DeliveryCounters, EndItem
@@ -88,7 +87,7 @@ def test_every_frame_arrives_once_and_in_order_and_the_run_ends(receiver: Receiv
 def test_a_frame_is_sent_immediately_and_not_with_the_next_sign_of_life(
     receiver: Receiver, url: str, sink: HttpSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_module, "SIGN_OF_LIFE_S", 3600.0)
+    monkeypatch.setattr(retries, "SIGN_OF_LIFE_S", 3600.0)
     sink.start(Address(url))
     wait_for(lambda: receiver.batches)  # the first sign of life
     for step in range(3):
@@ -133,7 +132,7 @@ def test_a_token_that_no_header_can_contain_does_no_harm(receiver: Receiver, url
     receiver.tokens = ("two\nlines",)
     sink.start(Address(url, "two\nlines"))
     _send(sink, range(2))
-    wait_for(lambda: sink._failures > 2)
+    wait_for(lambda: sink._retries.failures > 2)
     assert sink.counters == DeliveryCounters(produced=2, waiting=2)
     assert not receiver.batches
 
@@ -330,8 +329,8 @@ def test_a_server_that_asks_for_a_pause_gets_it(receiver: Receiver, url: str, si
     receiver.extra = {"Retry-After": "99999"}
     sink.start(Address(url))
     wait_for(lambda: sink.trouble)
-    rest = sink._not_before - time.monotonic()
-    assert 20 < rest <= sink_module.MAX_PAUSE_S  # it asked for a day; no server can ask for more than this
+    rest = sink._retries.not_before - time.monotonic()
+    assert 20 < rest <= retries.MAX_PAUSE_S  # it asked for a day; no server can ask for more than this
 
 
 def test_a_frame_that_is_refused_repeatedly_is_dropped_alone(receiver: Receiver, url: str, sink: HttpSink) -> None:
@@ -458,12 +457,12 @@ def test_a_server_that_moved_is_found_again(receiver: Receiver, sink: HttpSink) 
 def test_an_absent_server_is_reported_once_and_its_losses_only_to_those_who_listen(
     sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_module, "WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(retries, "WARN_AFTER_S", 0.0)
     caplog.set_level(logging.INFO, "hookcore")
     sink.close_s = 0.3
     sink.start(Address(f"http://127.0.0.1:{free_port()}"), advice="Look into the log.")
     _send(sink, range(2))
-    wait_for(lambda: sink._failures > 3)
+    wait_for(lambda: sink._retries.failures > 3)
     sink.close()
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
     first, last = (record.getMessage() for record in caplog.records)
@@ -477,14 +476,14 @@ def test_an_absent_server_is_reported_once_and_its_losses_only_to_those_who_list
 def test_a_server_that_took_something_before_it_went_away_is_reported_and_so_is_what_was_lost(
     receiver: Receiver, sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink_module, "WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(retries, "WARN_AFTER_S", 0.0)
     sink.close_s = 0.3
     with serving(receiver) as url:
         sink.start(Address(url))
         _send(sink, range(2))
         wait_for(lambda: sink.counters.acknowledged == 2)
     sink.send(a_frame(2))
-    wait_for(lambda: sink._failures > 3)
+    wait_for(lambda: sink._retries.failures > 3)
     sink.close()
     first, last = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "isn't accepting frames" in first
@@ -570,7 +569,7 @@ def test_a_deadline_ends_even_a_long_pause(sink: HttpSink, receiver: Receiver) -
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(3))
     wait_for(lambda: sink.trouble)
-    sink._not_before = time.monotonic() + 3600
+    sink._retries.not_before = time.monotonic() + 3600
     with serving(receiver, port):
         sink.close()
     assert sink.counters == DeliveryCounters(produced=3, acknowledged=3)

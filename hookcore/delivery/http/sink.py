@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from hookcore.delivery.http.fitting import cut, fitted_settings
 from hookcore.delivery.http.messages import absence_message, loss_message
 from hookcore.delivery.http.outbox import MAX_BYTES, MAX_ITEMS, Outbox, Reason
 from hookcore.delivery.http.parcels import Parcel
+from hookcore.delivery.http.retries import MAX_PAUSE_HERE_S, MAX_PAUSE_S, Retries
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import WireError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
@@ -33,14 +33,7 @@ from hookcore.wire import Answer, DeliveryCounters, Place, RunInfo, decode_answe
 logger = logging.getLogger("hookcore")
 
 CLOSE_S: Final = 2.0
-PATIENCE: Final = 10  # times as long, if a local server holds the connection: it is slow, not absent
 CLOSE_POLL_S: Final = 0.02
-SIGN_OF_LIFE_S: Final = 1.0
-FIRST_PAUSE_S: Final = 0.1
-MAX_PAUSE_S: Final = 30.0
-MAX_PAUSE_HERE_S: Final = 1.0  # for a local server: a refused connection costs nothing there
-MAX_PAUSE_AT_END_S: Final = 0.2
-WARN_AFTER_S: Final = 10.0  # without an answer
 _REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "refused"}
 
 
@@ -77,15 +70,9 @@ class HttpSink(Sink):
         self._on_command: Callable[[Command], None] | None = None
         self._commands_done = -1
         self._incidents_version = 0
-        self._failures = 0
-        self._fine_at = 0.0  # time of the last answer
         self._answered = False
         self._met: Callable[[], None] | None = None
-        self._not_before = 0.0
-        self._sent_at = float("-inf")
-        self._ends_at = float("inf")
-        self._gives_up_at = float("inf")
-        self._slow = False  # whether a local server accepted the newest request and let it time out
+        self._retries = Retries()
         self._warned = False
         self._thread: threading.Thread | None = None
 
@@ -128,10 +115,7 @@ class HttpSink(Sink):
         thread = self._thread
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             with self._outbox.changed:
-                now = time.monotonic()
-                self._ends_at = min(self._ends_at, now + self.close_s)
-                self._gives_up_at = self._ends_at + (PATIENCE - 1) * self.close_s
-                self._not_before = min(self._not_before, now)
+                self._retries.end(self.close_s)
                 self._outbox.changed.notify_all()
             while thread.is_alive() and time.monotonic() < self._deadline():
                 thread.join(CLOSE_POLL_S)
@@ -161,7 +145,7 @@ class HttpSink(Sink):
             self._met = met
             self._address = address if callable(address) else lambda: address
             self._settings, self._advice = settings, f" {advice}" if advice else ""
-            self._fine_at = time.monotonic()
+            self._retries.note_answer()
             self._thread = threading.Thread(target=self._run, name="hookcore-sender", daemon=True)
             self._thread.start()
 
@@ -210,32 +194,22 @@ class HttpSink(Sink):
         changed = self._outbox.changed
         with changed:
             while not self._is_over():
-                due, end = self._due_at(), self._deadline()
+                due, end = self._retries.due_at(self._outbox.has_news), self._deadline()
                 rest = min(due, end) - time.monotonic()
                 if rest <= 0 and due <= end:
                     self._outbox.set_listening(False)
                     return True
-                self._outbox.set_listening(self._not_before <= time.monotonic())
+                self._outbox.set_listening(self._retries.not_before <= time.monotonic())
                 changed.wait(max(rest, 0.001))
             return False
 
     def _is_over(self) -> bool:
-        return self._ending and (self._outbox.settled or time.monotonic() >= self._deadline())
+        return self._retries.is_ending and (self._outbox.settled or time.monotonic() >= self._deadline())
 
     def _deadline(self) -> float:
         connection = self._connection
         held = connection is not None and connection.is_here and connection.stands
-        return self._gives_up_at if held or self._slow else self._ends_at
-
-    @property
-    def _ending(self) -> bool:
-        return self._ends_at != float("inf")
-
-    def _due_at(self) -> float:
-        now = time.monotonic()
-        if self._not_before > now:
-            return self._not_before
-        return now if self._outbox.has_news else self._sent_at + SIGN_OF_LIFE_S
+        return self._retries.deadline(held)
 
     def _deliver(self, parcel: Parcel) -> None:
         settings = self.info.settings if self._settings is None else fitted_settings(self._settings())
@@ -243,21 +217,21 @@ class HttpSink(Sink):
         body = self._encoded(parcel)
         if body is None:
             return
-        self._sent_at = time.monotonic()
+        self._retries.note_sent()
         try:
             reply = self._connected().post(body)
         except NotSentError as error:
             self._outbox.on_send_failed(parcel)
             is_here = self._connection is not None and self._connection.is_here
-            self._slow = is_here and _is_timeout(error)
+            self._retries.is_slow = is_here and _is_timeout(error)
             self._connection = None  # it may have moved
             self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here else MAX_PAUSE_S)
         except UnansweredError as error:
             self._outbox.on_no_answer(parcel)
-            self._slow = self._connected().is_here and _is_timeout(error)
+            self._retries.is_slow = self._connected().is_here and _is_timeout(error)
             self._failed(str(error))
         else:
-            self._slow = False
+            self._retries.is_slow = False
             self._read(parcel, reply)
 
     def _connected(self) -> Connection:
@@ -305,10 +279,12 @@ class HttpSink(Sink):
             self._failed(f"the program at this address is not a hookcore server: {error}")
             return
         if self._outbox.on_answer(parcel, answer):
-            self._failures, self._not_before, self.trouble = 0, 0.0, ""
+            self._retries.succeed()
+            self.trouble = ""
         else:
             self._failed("it accepted none of the data")
-        self._fine_at, self._answered = time.monotonic(), True
+        self._retries.note_answer()
+        self._answered = True
         self._incidents_version = answer.incidents
         met, self._met = self._met, None
         if met is not None:
@@ -327,14 +303,9 @@ class HttpSink(Sink):
             self._commands_done = command.number
 
     def _failed(self, trouble: str, at_least_s: float = 0.0, longest_s: float = MAX_PAUSE_S) -> None:
-        """Set the pause before the next attempt: random, up to a limit that doubles."""
+        """Wait before the next attempt, and warn about a server that has been absent for long."""
         self.trouble = trouble
-        limit = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(self._failures, 20))
-        longest = MAX_PAUSE_AT_END_S if self._ending else MAX_PAUSE_S
-        self._failures += 1
-        now = time.monotonic()
-        self._not_before = now + min(longest, max(random.uniform(0, limit), at_least_s))
-        if now - self._fine_at > WARN_AFTER_S:
+        if self._retries.fail(at_least_s, longest_s):
             self._warn()
 
     def _tell_losses(self) -> None:

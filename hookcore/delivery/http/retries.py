@@ -1,0 +1,74 @@
+"""When a sink may send its next request, and until when: growing pauses after failures, and deadlines at the end."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Final
+
+PATIENCE: Final = 10  # times as long, if a local server holds the connection: it is slow, not absent
+SIGN_OF_LIFE_S: Final = 1.0
+FIRST_PAUSE_S: Final = 0.1
+MAX_PAUSE_S: Final = 30.0
+MAX_PAUSE_HERE_S: Final = 1.0  # for a local server: a refused connection costs nothing there
+MAX_PAUSE_AT_END_S: Final = 0.2
+WARN_AFTER_S: Final = 10.0  # without an answer
+
+
+class Retries:
+    """The times of one sink's requests. Those at the end are set by the thread that closes it."""
+
+    def __init__(self) -> None:
+        self.failures = 0  # since the last success
+        self.not_before = 0.0  # when the pause ends
+        self.is_slow = False  # whether a local server accepted the newest request and let it time out
+        self._fine_at = 0.0  # time of the last answer
+        self._sent_at = float("-inf")
+        self._ends_at = float("inf")
+        self._gives_up_at = float("inf")
+
+    def due_at(self, has_news: bool) -> float:
+        """Return when the next request is due."""
+        now = time.monotonic()
+        if self.not_before > now:
+            return self.not_before
+        return now if has_news else self._sent_at + SIGN_OF_LIFE_S
+
+    def note_sent(self) -> None:
+        """Note that a request is sent now."""
+        self._sent_at = time.monotonic()
+
+    def note_answer(self) -> None:
+        """Note that the server has answered, or that waiting for it begins."""
+        self._fine_at = time.monotonic()
+
+    def succeed(self) -> None:
+        """End the pauses."""
+        self.failures, self.not_before = 0, 0.0
+
+    def fail(self, at_least_s: float, longest_s: float) -> bool:
+        """Begin a pause: random, up to a limit that doubles. Return whether the server has been absent for long."""
+        limit = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(self.failures, 20))
+        longest = MAX_PAUSE_AT_END_S if self.is_ending else MAX_PAUSE_S
+        self.failures += 1
+        now = time.monotonic()
+        self.not_before = now + min(longest, max(random.uniform(0, limit), at_least_s))
+        return now - self._fine_at > WARN_AFTER_S
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the sink is being closed."""
+        return self._ends_at != float("inf")
+
+    def end(self, close_s: float) -> None:
+        """Set the deadlines of a sink that is closed now, and end its pause."""
+        now = time.monotonic()
+        self._ends_at = min(self._ends_at, now + close_s)
+        self._gives_up_at = self._ends_at + (PATIENCE - 1) * close_s
+        self.not_before = min(self.not_before, now)
+
+    def deadline(self, is_held: bool) -> float:
+        """Return until when to send. `is_held`: whether a local server holds the connection."""
+        return self._gives_up_at if is_held or self.is_slow else self._ends_at
