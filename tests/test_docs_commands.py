@@ -37,7 +37,7 @@ from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of
 from tests.serving import TOKEN, Served, served
 from tests.webhook import webhook
 
-MAX_EXEMPT = 6  # blocks of all pages together for Docker, clusters, other machines, or minutes
+MAX_EXEMPT = 7  # blocks of all pages together for Docker, clusters, other machines, downloads, or minutes
 PATIENCE_S = 250.0
 WITH_COMMANDS = [page for page in PAGES if any(not block.exempt for block in blocks_of(page, "sh"))]
 # A command that runs until it is stopped is stopped after its expected output; `make` only prints its commands.
