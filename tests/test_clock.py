@@ -93,6 +93,31 @@ def two_behind_two(w: World) -> None:
     w.a.step()
 
 
+def two_behind_one_clipped(w: World) -> None:
+    w.model.zero_grad()
+    w.loss().backward()
+    nn.utils.clip_grad_norm_(w.model.parameters(), 0.1)
+    w.a.step()
+    w.b.step()
+
+
+def two_behind_one_each_clipped(w: World) -> None:
+    w.model.zero_grad()
+    w.loss().backward()
+    for part, optimizer in ((w.first, w.a), (w.last, w.b)):
+        nn.utils.clip_grad_value_(part.parameters(), 1e-3)
+        optimizer.step()
+
+
+def two_behind_one_with_new_gradients(w: World) -> None:
+    w.model.zero_grad()
+    w.loss().backward()
+    for parameter in w.model.parameters():
+        parameter.grad = parameter.grad * 0.5  # type: ignore[operator]
+    w.b.step()
+    w.a.step()
+
+
 def taking_turns(w: World) -> None:
     for optimizer in (w.a, w.b):
         w.model.zero_grad()
@@ -209,6 +234,9 @@ def one_among_strangers(w: World) -> None:
 TURNS: Final[dict[Callable[[World], None], int]] = {
     two_behind_one: 1,
     two_behind_two: 1,
+    two_behind_one_clipped: 1,
+    two_behind_one_each_clipped: 1,
+    two_behind_one_with_new_gradients: 1,
     taking_turns: 2,
     one_of_two: 1,
     strangers_in_between: 1,

@@ -165,8 +165,8 @@ class Clock:
             return -1  # nothing to step with: some loops step once to silence a scheduler's warning
         if not self._decided:
             self._decide(owner.scaler.live())
-        if not owner.steps and not self.many_threads:
-            for other in self.owners:  # earlier passes may not have been compared
+        if (fresh or not owner.steps) and not self.many_threads and owner is not self._alone:
+            for other in self.owners:  # gradients may have been clipped since the last pass, or not compared before
                 other.witnesses.explain()
         step = self.step if fresh else self.step - 1
         owner.count(step)
@@ -201,7 +201,9 @@ class Clock:
             return self._compared_at(owner) and owner.witnesses.were_reached and self._last not in (owner, None)
         if not self._saw_passes:  # compiled as a whole, or with gradients that were set manually
             return bool(self._group) and id(owner) not in self._group
-        return not owner.steps or self.many_threads or owner.witnesses.have_nothing_new()
+        # Between the steps of two optimizers, the second one's gradients may be clipped or divided.
+        joins = bool(self._group) and id(owner) not in self._group
+        return not owner.steps or self.many_threads or owner.witnesses.have_nothing_new(or_edited=joins)
 
     def _compared_at(self, owner: Owner) -> bool:
         """Return whether the last pass was compared at a witness of this optimizer."""

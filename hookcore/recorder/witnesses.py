@@ -46,13 +46,17 @@ class Witnesses:
         """Take the gradients as they are now as those of a known step."""
         self._explained = self.tensors, marks_of(self.tensors) if marks is None else list(marks)
 
-    def have_nothing_new(self) -> bool:
-        """Return whether all gradients belong to a known step, as far as their tensors are still the same ones."""
+    def have_nothing_new(self, or_edited: bool = False) -> bool:
+        """Return whether all gradients belong to a known step, as far as their tensors are still the same ones.
+
+        `or_edited`: also if they were changed in place since, as clipping does.
+        """
         (tensors, marks), now = self._explained, marks_of(self.tensors)
-        if tensors is self.tensors:
-            return marks == now
+        if tensors is self.tensors and marks == now:
+            return True
         known = dict(zip(map(id, tensors), marks, strict=True))
-        return all(known.get(id(tensor), mark) == mark for tensor, mark in zip(self.tensors, now, strict=True))
+        pairs = [(known.get(id(tensor), mark), mark) for tensor, mark in zip(self.tensors, now, strict=True)]
+        return all(old == mark or (or_edited and old and mark and old[0] == mark[0]) for old, mark in pairs)
 
     def note_weights(self) -> None:
         """Remember the weights' versions."""
