@@ -161,7 +161,7 @@ def first_nan(world: World, person: Person) -> tuple[str, bool]:
     planted = world.planted["nan"]
     person.click(person.row("nan").locator(".alerts a"))
     line = person.said("#detail")
-    found = re.search(r"NaN or infinity (\S+) NaN in the output at step (\d+)", line)
+    found = re.search(r"NaN or infinity (\S+) NaN in the activation at step (\d+)", line)
     assert found, line
     return f"{found[1]}, step {found[2]}", (found[1], int(found[2])) == (planted["module"], planted["step"])
 
@@ -186,7 +186,7 @@ def vanishing(world: World, person: Person) -> tuple[str, bool]:
     """Read the finding, and then the layers without any gradient."""
     person.click(person.row("sigmoids").locator(".alerts a"))
     message = person.said("#detail")
-    found = re.search(r"the output gradient shrinks.*?(?= Severity)", message)
+    found = re.search(r"the activation gradient shrinks.*?(?= Severity)", message)
     place = re.search(r"zero in (\d+)", message)
     right = found is not None and place is not None and int(place[1]) in world.planted["sigmoids"]["zero"]
     return found[0] if found else message[:160], right

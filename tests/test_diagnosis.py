@@ -150,7 +150,9 @@ def test_a_nan_of_one_step_lasts_one_step_in_its_layer_and_longer_downstream() -
     store = Store(2**24)
     chain(store, 800, bad=100, heals=False)
     (found,) = findings_of(store)
-    assert found.message == "NaN in the output at step 100; finite again there, but not in the layers that it reached"
+    assert (
+        found.message == "NaN in the activation at step 100; finite again there, but not in the layers that it reached"
+    )
     assert (found.until_step, found.last_step) == (None, 100)
 
 
@@ -159,7 +161,7 @@ def test_uncaptured_steps_before_the_first_nan_are_reported() -> None:
     for place, step in enumerate((0, 10, 20)):
         store.append(frame(step, [1.0, math.nan if step == 20 else 1.0], CHAIN[:2] if place == 0 else ()))
     assert findings_of(store)[0].message == (
-        "NaN in the output since step 20 "
+        "NaN in the activation since step 20 "
         "(the 9 steps before it were not captured, so another layer may have been first)"
     )
 

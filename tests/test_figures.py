@@ -147,7 +147,7 @@ def test_smoothing_is_by_steps_and_not_by_points() -> None:
 
 def test_a_profile_has_a_bar_for_each_layer_and_a_cross_for_non_finite_ones(world: World) -> None:
     told = world.json("figure", run="one", chart="profile", step=7)
-    (bars,) = named(told, "output")
+    (bars,) = named(told, "activation")
     assert bars["x"] == ["(root)", "layers.0", "layers.1 [past.1] call 2"]
     heights = values_of(bars["y"])
     assert heights[0] == value_at(7, 0)

@@ -115,7 +115,7 @@ def test_a_layer_that_recovered_long_ago_is_a_note_with_its_exact_step() -> None
     rms[20, 3] = math.nan
     (found,) = findings_of(store_of(rms))
     assert (found.severity, found.since_step, found.until_step, found.last_step) == ("info", 20, 20, 20)
-    assert found.message == "NaN in the output at step 20; finite again"
+    assert found.message == "NaN in the activation at step 20; finite again"
 
 
 def test_a_gradient_that_the_scaler_discarded_is_a_note() -> None:
@@ -133,7 +133,7 @@ def test_infinities_are_not_nan() -> None:
     rms[30:, 1], rms[30:, 2] = math.inf, math.nan
     (first,) = findings_of(store_of(rms))
     assert first.value == math.inf
-    assert first.message == "an infinity in the output since step 30"
+    assert first.message == "an infinity in the activation since step 30"
 
 
 # -- what is compared with its own past --------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_gradient_that_became_zero_vanishes() -> None:
     rms[80:, 4] = 0.0
     (found,) = findings_of(store_of(rms, GRADIENTS))
     assert (found.rule, found.number, found.value, found.since_step) == ("vanishing", 4, 0.0, 80)
-    assert found.message == "the output gradient has been zero since step 80"
+    assert found.message == "the activation gradient has been zero since step 80"
 
 
 def test_a_gradient_that_is_zero_between_its_turns_does_not_vanish_until_it_misses_some() -> None:
@@ -263,7 +263,7 @@ def test_a_gradient_that_is_zero_for_long_still_vanishes_and_one_that_never_was_
     assert (found.rule, found.number, found.message) == (
         "vanishing",
         4,
-        "the output gradient has been zero since step 200",
+        "the activation gradient has been zero since step 200",
     )
 
 

@@ -84,7 +84,7 @@ def test_a_branch_that_runs_later_is_not_blamed_on_the_first() -> None:
     flow = flow_of(BRANCHES)
     incident = spoil(flow, ["stem", "left", "right", "head"], {"left", "right", "head"})
     assert incident.culprit.tap.module == "right"  # which returned first
-    assert "What went into it was finite: the output of stem." in incident.sentence
+    assert "What went into it was finite: the activation of stem." in incident.sentence
     assert "Affected in the same step, but not through it: left." in incident.sentence
     alone = spoil(flow, ["stem", "right", "left", "head"], {"left", "head"})
     assert alone.culprit.tap.module == "left"
@@ -107,7 +107,7 @@ def test_what_was_not_captured_is_said() -> None:
     fed: Fed = {"a": (), "b": ("a",), "c": ("b",), "d": ("c",)}
     incident = spoil(flow_of(fed), list(fed), {"c", "d"}, captured={"a", "c", "d"})
     assert incident.culprit.tap.module == "c"
-    assert "What went into it was finite: the output of a." in incident.sentence
+    assert "What went into it was finite: the activation of a." in incident.sentence
     assert "Of what feeds it, b was not captured." in incident.sentence
     through = spoil(flow_of(fed), ["d", "c", "a"], {"a", "c", "d"})
     assert through.culprit.tap.module == "a"
@@ -183,7 +183,7 @@ def test_calls_that_are_measured_together_may_each_have_been_first() -> None:
             watcher.flush()
             (told[bad], _) = watcher.store.incidents()  # the other one is that of the loss
     assert told[3].culprit.tap == Tap("b", "output", call=3)
-    assert "What went into it was finite: the output of a" in told[3].known
+    assert "What went into it was finite: the activation of a" in told[3].known
     assert "measured together" not in told[3].sentence
     assert told[10].culprit.tap == Tap("a", "output", call=7)
     assert "Calls from number 8 on are measured together, and in them b was bad too" in told[10].sentence
@@ -212,7 +212,7 @@ def test_a_mask_is_not_called_finite() -> None:
         watcher.flush()
         (incident, _) = watcher.store.incidents()  # the other one is that of the loss
     assert incident.culprit.tap.module == "scores"
-    assert "What went into it was finite: the output of a." in incident.sentence
+    assert "What went into it was finite: the activation of a." in incident.sentence
     assert "What mask put into it has the infinities of a mask." in incident.sentence
 
 

@@ -119,7 +119,7 @@ def test_the_demo_still_names_its_layer_after_fifty_thousand_steps() -> None:
     assert [link.tap.module for link in incident.chain] == ["stem", "blocks.0", "head"]
     assert incident.modules == incident.taps == 3
     assert incident.sentence == (
-        "The output of standardize had NaN first, at step 100. "
+        "The activation of standardize had NaN first, at step 100. "
         "It was finite again after step 100, but 3 other modules followed."
     )
     evidence = incident.evidence

@@ -115,7 +115,7 @@ def flat(
 def test_an_output_that_is_one_number_has_no_variance() -> None:
     (told,) = flat(lambda step: 1.0 if step < 30 else 0.0, weighted=False)
     assert (told.module, told.severity, told.since_step, told.value) == ("act", "warning", 30, 2.0)
-    assert told.message == "every value of the output has been the same number since step 30, now 2"
+    assert told.message == "every value of the activation has been the same number since step 30, now 2"
     assert [each.since_step for each in flat(lambda _: 0.0)] == [0]
 
 
@@ -206,9 +206,9 @@ def drift(ratio: Callable[[int], float], type_: str = "BatchNorm1d", every: int 
 def test_a_batch_normalization_that_differs_in_evaluation() -> None:
     (told,) = drift(lambda step: 10.0 if step >= 200 else 1.0)
     assert (told.module, told.severity, told.since_step) == ("norm", "warning", 200)
-    assert told.message == "in evaluation, the output has been 10 times as large as in training since step 200"
+    assert told.message == "in evaluation, the activation has been 10 times as large as in training since step 200"
     (told,) = drift(lambda _: 0.1)
-    assert told.message == "in evaluation, the output has been 10 times smaller than in training since step 100"
+    assert told.message == "in evaluation, the activation has been 10 times smaller than in training since step 100"
 
 
 def test_a_batch_normalization_whose_evaluations_are_fine() -> None:

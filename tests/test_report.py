@@ -68,7 +68,7 @@ def make_run(name: str = "run-1", layers: int = 5, steps: int = 60, **others: An
 def test_a_report_contains_key_figures_findings_coverage_settings_and_events_without_a_script() -> None:
     html = re.sub(r"<script.*?</script>", "", report_of(make_run()).decode(), flags=re.DOTALL)
     for told in (
-        "NaN in the output since step 50",
+        "NaN in the activation since step 50",
         "+2 modules after it",
         "it was never called",
         "something happened",

@@ -79,8 +79,8 @@ def test_every_captured_step_is_listed_if_there_are_few(world: World) -> None:
         ({"val/loss": 1.0, "acc": 0.5}, (), "val/loss", True),
         ({"acc": 0.5}, (Tap("", "output", "loss"),), "(root) [loss], as the model returns it", True),
         ({"acc": 0.5}, (Tap("", "output"),), "acc", False),
-        ({}, (Tap("a", "output"), Tap("", "output")), "rms of the output of (root)", False),
-        ({}, (Tap("a", "output"), Tap("b", "output")), "rms of the output of b", False),
+        ({}, (Tap("a", "output"), Tap("", "output")), "rms of the activation of (root)", False),
+        ({}, (Tap("a", "output"), Tap("b", "output")), "rms of the activation of b", False),
         ({}, (), "seconds per step", False),
     ],
 )

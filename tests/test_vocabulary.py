@@ -73,6 +73,13 @@ def test_every_kind_has_its_words() -> None:
     assert tuple(KIND_WORDS) == tuple(KIND_TITLES) == KINDS
 
 
+def test_one_tensor_and_several_have_the_same_term() -> None:
+    assert KIND_TITLES["output"] == "activations"
+    for kind in KINDS:
+        of, is_gradient = kind.removesuffix("_grad"), kind.endswith("_grad")
+        assert KIND_WORDS[kind] == KIND_TITLES[of].removesuffix("s") + " gradient" * is_gradient
+
+
 def test_a_label_names_the_root_and_equals_the_scripts() -> None:
     tap = Tap("", "output", "1", 2, "eval")
     assert (tap.label, tap.name) == (

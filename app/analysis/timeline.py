@@ -63,7 +63,7 @@ def quantity_of(store: Store) -> Drawn | None:
         return Drawn(names[0], scalar=names[0])
     root = next((pair for pair in outputs if not pair[1].module), outputs[-1] if outputs else None)
     if root is not None:
-        return Drawn(f"rms of the output of {_name_of(root[1])}", tap=root[0])
+        return Drawn(f"rms of the activation of {_name_of(root[1])}", tap=root[0])
     return Drawn("seconds per step", scalar=ELAPSED) if ELAPSED in store.scalar_names() else None
 
 

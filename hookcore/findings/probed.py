@@ -45,7 +45,7 @@ def _dead_channels(shares: Floats, losses: Losses) -> _Judged:
     rule, limits = RULES["dead-channels"], limits_of(losses.store, "dead-channels")
     bad = shares >= limits["share"]
     harmless = bool(bad.all()) and losses.fell is True
-    message = f"{shares[-1]:.0%} of the channels of the output are zero everywhere"
+    message = f"{shares[-1]:.0%} of the channels of the activation are zero everywhere"
     usual = float("nan") if bad.all() else float(shares[~bad][-1])
     return _Judged(bad, usual, "info" if harmless else rule.severity, message)
 
@@ -55,7 +55,7 @@ def _rank(ranks: Floats, losses: Losses) -> _Judged:
     limits = limits_of(losses.store, "rank-collapse")
     bad = (ranks <= limits["share"] * usual) & (usual >= limits["least_rank"])
     harmless = losses.fell is True and ranks[-1] > limits["single"]
-    message = f"the output varies in {ranks[-1]:.2g} directions, of {usual:.2g} at first,"
+    message = f"the activation varies in {ranks[-1]:.2g} directions, of {usual:.2g} at first,"
     return _Judged(bad, usual, "info" if harmless else rule.severity, message)
 
 

@@ -74,7 +74,7 @@ def _finding(readings: Readings, place: int, column: int, ratio: float, found: l
     size = float(readings.columns.size[np.flatnonzero(~np.isnan(readings.logs[place]))[-1], place])
     since = readings.first_step(column)
     times = f"{ratio:.3g} times as large" if ratio > 1 else f"{1 / ratio:.3g} times smaller"
-    message = f"in evaluation, the output has been {times} than in training since step {since}"
+    message = f"in evaluation, the activation has been {times} than in training since step {since}"
     message = message.replace("as large than", "as large as")
     members = tuple((int(readings.taps.numbers[each]), readings.first_step(onset)) for each, onset, _ in found)
     about = readings.stat, size, size / ratio, since, None, message, readings.spark(place), len(found) - 1

@@ -71,7 +71,8 @@ def _finding(store: Store, taps: TapList, places: NDArray[np.intp]) -> Finding:
     means = store.rows(chosen.numbers[[lane]], "mean", begin).mean[:, 0]
     known = means[np.isfinite(means)]
     older = " or earlier" if begin > (store.steps().first or 0) and since[lane] <= begin else ""
-    message = f"every value of the output has been the same number since step {since[lane]}{older}, now {known[-1]:.4g}"
+    begun = f"since step {since[lane]}{older}, now {known[-1]:.4g}"
+    message = f"every value of the activation has been the same number {begun}"
     members = tuple(zip(chosen.numbers.tolist(), since, strict=True))
     more = len({tap.module for tap in chosen.taps} - {chosen.taps[lane].module})
     about = "mean", float(known[-1]), float("nan"), since[lane], None, message, tuple(known[-SPARK:].tolist()), more

@@ -108,7 +108,7 @@ class Feeding:
     def _forward(self, culprit: int, known: set[int], unseen: set[int], masks: set[int]) -> str:
         if self._flow.calls[culprit].how == "order":
             return "What went into it isn't known."
-        fine = f"What went into it was finite: the output of {self._names(known)}." if known else ""
+        fine = f"What went into it was finite: the activation of {self._names(known)}." if known else ""
         if not known and not unseen and not masks:
             fine = "No other module's output went into it."
         mask = f"What {self._names(masks)} put into it has the infinities of a mask." if masks else ""

@@ -63,17 +63,7 @@ STALLED: Final = "stalled-training"
 OUTSIDE_BEFORE: Final = "gradients-unused"  # a note: only what comes before the trained parameters
 ENDED: Final[dict[str, str]] = {name: f"{name}-ended" for name in (OUTSIDE, FROZEN, DUPLICATE, STALLED, OUTSIDE_BEFORE)}
 
-KIND_WORDS: Final[dict[str, str]] = {
-    "output": "output",
-    "output_grad": "output gradient",
-    "input": "input",
-    "input_grad": "input gradient",
-    "param": "parameter",
-    "param_grad": "parameter gradient",
-    "update": "update",
-    "probe": "probe",
-}
-KIND_TITLES: Final[dict[str, str]] = {
+KIND_TITLES: Final[dict[str, str]] = {  # of several tensors
     "output": "activations",
     "output_grad": "gradients",
     "input": "inputs",
@@ -82,6 +72,16 @@ KIND_TITLES: Final[dict[str, str]] = {
     "param_grad": "gradients of weights",
     "update": "updates",
     "probe": "probes",
+}
+KIND_WORDS: Final[dict[str, str]] = {  # the same terms, of one tensor
+    "output": "activation",
+    "output_grad": "activation gradient",
+    "input": "input",
+    "input_grad": "input gradient",
+    "param": "weight",
+    "param_grad": "weight gradient",
+    "update": "update",
+    "probe": "probe",
 }
 
 NAN_COLOR: Final = "#c4009a"

@@ -66,11 +66,11 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         page = tab.page
         tab.goto(paths("ended")["compare"])
         expect(page.locator("#differences canvas").first).to_be_visible()
-        expect(page.locator("#layer-lines h2")).to_have_text("encoder.layers.1.linear1: rms of output")
+        expect(page.locator("#layer-lines h2")).to_have_text("encoder.layers.1.linear1: rms of activation")
         expect(page.locator("#layer-lines svg").first).to_be_visible()
         expect(page.locator("#loss-lines svg").first).to_be_visible()
         page.locator("#layers").get_by_role("link", name="head", exact=True).click()
-        expect(page.locator("#layer-lines h2")).to_have_text("head: rms of output")
+        expect(page.locator("#layer-lines h2")).to_have_text("head: rms of activation")
         expect(page.locator("tr.picked")).to_contain_text("head")
         assert "module=head" in page.url
         page.get_by_role("button", name="Table: Difference by layer and step").click()
@@ -107,7 +107,7 @@ def test_the_root_module_is_drawn_alone(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(f"{paths('ended')['compare']}&module=")
-        expect(page.locator("#layer-lines h2")).to_have_text("(root): rms of output")
+        expect(page.locator("#layer-lines h2")).to_have_text("(root): rms of activation")
         expect(page.locator("#layer-lines svg").first).to_be_visible()
         page.get_by_role("button", name="Table: A layer in both runs").click()
         expect(page.locator("#layer-lines th[scope=col]")).to_have_text(

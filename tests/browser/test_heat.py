@@ -170,7 +170,7 @@ def test_the_export_has_the_title_the_names_and_the_legend_and_the_table_every_l
             ">NaN<",
             ">Inf<",
             ">faded: not captured<",
-            "norm of output gradient",
+            "norm of activation gradient",
             "data:image/png",
         ):
             assert words in svg, words

@@ -51,7 +51,7 @@ def watched(page: Page, path: str) -> Any:
 def test_every_module_is_listed_with_what_is_captured_or_why_not(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["hooks"])
-        expect(row(tab.page, "features.0")).to_contain_text("parameter gradient")
+        expect(row(tab.page, "features.0")).to_contain_text("weight gradient")
         expect(row(tab.page, "attention.out_proj")).to_contain_text("uses its weight directly")
         expect(tab.page.locator("#hook-reasons")).to_contain_text("bypass hooks")
         expect(tab.page.locator("#hook-figures")).to_contain_text("35 of 41")

@@ -29,11 +29,16 @@ def test_without_a_script_a_layer_has_its_facts_and_its_newest_values(visit: Ope
         expect(facts).to_contain_text("544")
         expect(facts).to_contain_text("32 \u00d7 16")
         expect(facts).to_contain_text("32 \u00d7 36 \u00d7 32")
-        row = page.locator("#values tbody tr").filter(has=page.get_by_role("rowheader", name="output", exact=True))
+        row = page.locator("#values tbody tr").filter(has=page.get_by_role("rowheader", name="activation", exact=True))
         expect(row.locator("td").first).to_have_text("59")
         assert float(row.locator("data").first.get_attribute("value") or "nan") == values["mean"]
         kinds = page.locator("#values tbody th").all_inner_texts()
-        assert [kind.split()[0] for kind in kinds] == ["output", "output_grad", "param_grad", "param_grad"]
+        assert kinds == [
+            "activation",
+            "activation gradient",
+            "weight gradient [weight]",
+            "weight gradient [bias]",
+        ]
 
 
 def test_the_keys_move_to_the_neighbors_and_keep_the_view(visit: Open, paths: Paths) -> None:

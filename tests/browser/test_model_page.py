@@ -63,9 +63,9 @@ def test_a_box_opens_the_drawer_with_what_the_server_knows(visit: Open, paths: P
         page = opened(tab.page)
         drawer = page.locator("#drawer")
         expect(drawer.locator("h2")).to_have_text("encoder.layers.1.linear1")
-        value = drawer.locator("tr", has_text="output").first.locator("data").first
+        value = drawer.locator("tr", has_text="activation").first.locator("data").first
         expect(value).to_have_attribute("value", str(found["series"][0]["mean"][0]))
-        expect(drawer.locator("#drawer-histogram-title")).to_have_text("Distribution of output")
+        expect(drawer.locator("#drawer-histogram-title")).to_have_text("Distribution of activation")
         assert tab.axe() == []
         page.locator(".model-pad").focus()
         page.keyboard.press("Escape")

@@ -225,12 +225,12 @@ def test_a_chart_has_a_name_a_description_and_a_table(visit: Open, paths: Paths,
         page = open_layer(tab, paths, "ended")
         picture = page.get_by_role("img", name="Gradients: norm")
         described = picture.get_attribute("aria-describedby")
-        expect(page.locator(f"#{described}")).to_contain_text("Steps 0 to 59. output gradient:")
+        expect(page.locator(f"#{described}")).to_contain_text("Steps 0 to 59. activation gradient:")
         page.locator(GRADIENTS).get_by_role("button", name="Table").click()
         table = page.get_by_role("table", name="Gradients: norm")
         expect(table.get_by_role("row")).to_have_count(61)
         expect(table.get_by_role("columnheader")).to_have_text(
-            ["step", "output gradient", "weight gradient", "bias gradient"]
+            ["step", "activation gradient", "weight gradient", "bias gradient"]
         )
         expect(table.get_by_role("rowheader").first).to_have_text("59")
 

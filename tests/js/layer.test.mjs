@@ -105,8 +105,8 @@ test("a tensor has a short name", () => {
   assert.deepEqual(LINEAR.map(shortOf), [
     "weight gradient",
     "bias gradient",
-    "output",
-    "output gradient",
+    "activation",
+    "activation gradient",
     "weight update",
     "weight",
   ]);

@@ -29,10 +29,10 @@ test("ranks are rows of a heatmap", () => {
 });
 
 test("local gradients are named as such, where the page says so", () => {
-  assert.equal(kindWords("output_grad"), "output gradient");
+  assert.equal(kindWords("output_grad"), "activation gradient");
   globalThis.document = { body: { dataset: { local: "output_grad" } } };
-  assert.equal(kindWords("output_grad"), "output gradient (local)");
-  assert.equal(kindWords("param_grad"), "parameter gradient");
+  assert.equal(kindWords("output_grad"), "activation gradient (local)");
+  assert.equal(kindWords("param_grad"), "weight gradient");
   assert.ok(!isLocal(""));
   delete globalThis.document;
 });

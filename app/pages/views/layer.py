@@ -30,11 +30,6 @@ class Values:
     values: dict[str, float]
 
     @property
-    def label(self) -> str:
-        """The tap's label without its module."""
-        return self.tap.stream
-
-    @property
     def has_nonfinite(self) -> bool:
         """Whether the tensor had a NaN or an infinity."""
         return bool(self.values.get("nan") or self.values.get("inf"))

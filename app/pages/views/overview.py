@@ -13,7 +13,7 @@ from hookcore.answers import Capsule
 from hookcore.findings import Finding, KeyFigures, Reading
 from hookcore.findings.keyfigures import newest_of
 from hookcore.records import Tap
-from hookcore.records.vocabulary import EFFECTIVE_COST, OWN, loss_rank
+from hookcore.records.vocabulary import EFFECTIVE_COST, KIND_TITLES, OWN, loss_rank
 from hookcore.store import Store
 
 from ...analysis.cost import cost_of
@@ -32,7 +32,7 @@ SHOWN_SCALARS: Final = 12
 POINTS: Final = 90  # of a sparkline
 AROUND: Final = 60  # steps before and after the onset of a finding, in its sparkline
 _NO_LOSS: Final = "not logged: watcher.log(loss=...)"
-_KINDS: Final = {"param_grad": "parameters", "output_grad": "outputs"}
+_KINDS: Final = {"param_grad": KIND_TITLES["param"], "output_grad": KIND_TITLES["output"]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 /** Generated from hookcore/records/vocabulary.py by `make format`. */
 /** What a kind is called. @type {Record<string, string>} */
 export const KIND_WORDS = {
-  output: "output",
-  output_grad: "output gradient",
+  output: "activation",
+  output_grad: "activation gradient",
   input: "input",
   input_grad: "input gradient",
-  param: "parameter",
-  param_grad: "parameter gradient",
+  param: "weight",
+  param_grad: "weight gradient",
   update: "update",
   probe: "probe",
 };

@@ -146,13 +146,13 @@ export function distributionsOf(taps, choice) {
   );
 }
 
-/** A tap within its module, in short: `output`, `weight gradient`. @param {Tap} tap */
+/** A tap within its module, in short: `activation`, `bias gradient`. @param {Tap} tap */
 export function shortOf(tap) {
   const words = kindWords(tap.kind);
   if (!tap.index) return words;
   if (tap.kind === "probe") return tap.index;
   if (tap.kind === "update") return `${tap.index} ${words}`;
-  return tap.kind.startsWith("param") ? words.replace("parameter", tap.index) : `${words} ${tap.index}`;
+  return tap.kind.startsWith("param") ? words.replace("weight", tap.index) : `${words} ${tap.index}`;
 }
 
 /** @param {Tap} tap */
