@@ -386,6 +386,13 @@ def test_items_come_back_as_they_were_apart_from_their_arrays() -> None:
     assert head_of(items[1])[1] == snapshot.values.tobytes()
 
 
+def test_a_frame_without_values_of_tensors_is_whole_without_its_arrays() -> None:
+    made = frame(3, np.empty((0, len(STATS))), scalars={"loss": 0.25})
+    back = item_of(*head_of(frame_item(0, made)))
+    assert isinstance(back, FrameItem)
+    assert frame_of(back).scalars == made.scalars
+
+
 def test_counts_of_rows_and_sketches_tell_when_a_frame_is_complete() -> None:
     block = SketchBlock(np.array([0, 0, 2], np.uint32), np.array([3, 4], np.uint16), np.array([1, 1], np.uint32))
     items = as_items([frame(1, np.ones((2, len(STATS))), sketches=block)])

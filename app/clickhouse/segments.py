@@ -43,6 +43,7 @@ from .tables import (
 
 _KINDS: Final = {FrameItem: FRAME, SnapshotItem: SNAPSHOT, EndItem: END}
 _NO_ARRAYS: Final = {"taps": b"", "stats": b"", "start": b"", "bins": b"", "counts": b"", "owners": None}
+_NO_SKETCHES: Final = bytes(4)  # the start of the first sketch, if there is none
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(FrameItem | SnapshotItem | EndItem)
 
@@ -87,6 +88,8 @@ def head_of(item: Item) -> tuple[bytes, bytes]:
 def item_of(head: bytes, content: bytes) -> Item:
     """Return an item as `head_of` wrote it. Its rows and sketches are still missing."""
     item = _decoder.decode(head)
+    if isinstance(item, FrameItem):
+        return msgspec.structs.replace(item, start=_NO_SKETCHES)
     return msgspec.structs.replace(item, values=content) if isinstance(item, SnapshotItem) else item
 
 
