@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -20,9 +21,13 @@ from starlette.testclient import TestClient
 
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import STATS, Frame, SketchBlock, Tap
-from hookcore.wire import Batch, EndItem, RunInfo, decode_answer, encode, frame_item
-from hookcore_app.clickhouse.names import number_of_run
-from hookcore_app.clickhouse.tables import LEVELS, SKETCH_LEVELS
+from hookcore.wire import Batch, DeliveryCounters, EndItem, RunInfo, decode_answer, encode, frame_item
+from hookcore_app.clickhouse.address import ClusterAddress
+from hookcore_app.clickhouse.names import day_of, number_of_run
+from hookcore_app.clickhouse.schema import connect
+from hookcore_app.clickhouse.segments import Piece, blocks_of
+from hookcore_app.clickhouse.tables import LANES, LEVELS, RUNS, SKETCH_LEVELS, Inlet, Table
+from hookcore_app.clickhouse.writing import Sign, names_block, signs_block
 from hookcore_app.collector.inserter import Inserter
 from hookcore_app.collector.service import create_collector
 from hookcore_app.settings import CollectorSettings, ServerSettings
@@ -134,6 +139,26 @@ class Collector:
     def stop(self) -> None:
         self.inserter.close()
         self.lanes.close()
+
+
+def store_frames(
+    url: str, run: str, steps: range, damage: Mapping[Table | Inlet, int] | None = None, stored: int | None = None
+) -> None:
+    """Store frames of a run without a collector, each block of `damage` so many times, and a sign of life."""
+    cluster = connect(ClusterAddress.of(url), "a test")
+    shard, number, info = cluster.shards[0], number_of_run(run), a_run(run)
+    day = day_of(info.started_s)
+    items = [frame_item(step, a_frame(step)) for step in steps]
+    shard.insert(LANES.name, names_block(number, day, dict(enumerate(TAPS)), ["loss"]))
+    piece = Piece(number, day, 0, 0, len(TAPS), steps.start - 1, items)
+    for table, block in blocks_of("spool", steps.start, [piece]).items():
+        for _ in range((damage or {}).get(table, 1)):
+            shard.insert(table.name, block)
+    last = steps.stop - 1
+    known = last if stored is None else stored
+    sign = Sign(info, DeliveryCounters(), "spool", 0.0, last, known, -1, False, None, 0, last, steps.stop)
+    shard.insert(RUNS.name, signs_block([(number, day, sign)], time.time_ns() // 1_000_000))
+    cluster.close()
 
 
 class Trainers:

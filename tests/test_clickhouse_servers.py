@@ -19,12 +19,13 @@ from hookcore_app.clickhouse.client import Cluster as Client
 from hookcore_app.clickhouse.names import number_of_run, rank_shards
 from hookcore_app.clickhouse.record import Extent
 from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
-from hookcore_app.cluster import opening, retention, shared
+from hookcore_app.clickhouse.tables import ROWS, SKETCHES
+from hookcore_app.cluster import entry, opening, retention, shared
 from hookcore_app.cluster.retention import Retention, days_of
 from hookcore_app.serving import server as serving
 from hookcore_app.settings import ServerSettings
 from tests.clickhouse_nodes import Cluster, running
-from tests.clickhouse_world import TAPS, Collector, a_frame, database_of, new_database
+from tests.clickhouse_world import TAPS, Collector, a_frame, database_of, new_database, store_frames
 from tests.receiver import a_run
 from tests.serving import World, make_batch, make_world
 from tests.waiting import wait_for
@@ -297,6 +298,39 @@ def test_a_crash_that_arrives_while_the_run_is_read_is_shown_once(
     assert run is not None
     wait_for(lambda: run.acknowledged == 5, "the rest")
     assert [event.name for event in run.store.events()].count("crashed") == 1
+
+
+# -- frames whose rows don't match -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_inserted", [True, False])
+def test_frames_that_lost_their_rows_do_not_hold_up_the_rest_and_are_named(
+    url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, is_inserted: bool
+) -> None:
+    monkeypatch.setattr(shared, "LOOK_S", 0.05)
+    stored = 19 if is_inserted else 9  # what the collector calls inserted
+    store_frames(url, "run", range(10), stored=stored)
+    store_frames(url, "run", range(10, 13), {ROWS: 0}, stored)
+    store_frames(url, "run", range(13, 15), {SKETCHES: 2}, stored)
+    store_frames(url, "run", range(15, 20), stored=stored)
+    world = serve(url)
+    answer = world.client.get("/api/v1/series?run=run&stat=mean&tap=0")
+    if not is_inserted:
+        assert answer.json()["series"][0]["first_step"] == list(range(10))
+        assert "Steps from 10 on aren't shown yet" in answer.headers["hookcore-partial"]
+        assert "0 rows of statistics instead of 5 in ClickHouse" in answer.headers["hookcore-partial"]
+        monkeypatch.setattr(entry, "PATIENCE", 0)
+    wait_for(lambda: _frames(world, "run") == 20, "the frames after the damaged ones")
+    answer = world.client.get("/api/v1/series?run=run&stat=mean&tap=0")
+    wait_for(lambda: "hookcore-partial" not in world.client.get("/api/v1/runs/run").headers, "the end of the wait")
+    assert answer.json()["series"][0]["first_step"] == [*range(10), *range(13, 20)]
+    run = world.runs.get("run")
+    assert run is not None
+    assert len(run.store.scalars("loss").mean) == 20
+    said = " ".join(event.message for event in run.store.events() if event.name == "damaged")
+    assert "histograms instead of" in said
+    assert "rows of statistics instead of" in said
+    assert "see the log of 127.0.0.1:" in said
 
 
 # -- how long runs are kept --------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from .writing import Sign
 MOST_ROWS: Final = 400_000  # of the frames that are read at once
 MOST_BYTES: Final = 128 * 2**20  # of the snapshots
 _SCALARS: Final = 2**63  # from here on, lanes are those of scalars
+_NOTHING: Final = slice(0, 0)
 
 
 class Listed(NamedTuple):
@@ -147,10 +148,45 @@ def portions(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
         yield part
 
 
-def complete(shard: Shard, stored: Sequence[Stored]) -> list[Item]:
+class Mismatch(NamedTuple):
+    """A frame with other rows or sketches than its item says."""
+
+    number: int
+    step: int
+    rows: int
+    rows_said: int
+    sketches: int
+    sketches_said: int
+
+    @property
+    def is_real(self) -> bool:
+        """Whether there is a difference."""
+        return not self.rows_fit or self.sketches != self.sketches_said
+
+    @property
+    def rows_fit(self) -> bool:
+        """Whether it has the rows that it should have."""
+        return self.rows == self.rows_said
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it has more than it should, so that waiting doesn't help."""
+        return self.rows > self.rows_said or self.sketches > self.sketches_said
+
+
+class Completed(NamedTuple):
+    """Items of one run with all they have."""
+
+    items: list[Item]
+    damaged: list[Mismatch]  # frames among them that are without what doesn't fit
+    waits: Mismatch | None  # the frame after them, if it isn't here completely
+
+
+def complete(shard: Shard, stored: Sequence[Stored], lost_until: int = -1) -> Completed:
     """Return items of one run with all they have, oldest first, up to the first that isn't here completely.
 
-    A replica may have an item before the rows of its frame.
+    A replica may have an item before the rows of its frame. Frames up to the item `lost_until` have waited for long
+    enough: what they lack is lost.
     """
     filled = [each for each in stored if each.rows or each.sketches]
     rows = sketches = None
@@ -163,17 +199,23 @@ def complete(shard: Shard, stored: Sequence[Stored]) -> list[Item]:
         sketches = _Sketches.of(shard, f"SELECT number, lane, bins, counts FROM sketches WHERE {where}")
     values = _values_of(shard, [each for each in stored if each.nbytes])
     found: list[Item] = []
+    damaged: list[Mismatch] = []
     for each in stored:
         item = each.item
         if isinstance(item, FrameItem) and rows is not None and sketches is not None:
             mine, sketched = _part(rows.numbers, each.number), _part(sketches.numbers, each.number)
-            if mine.stop - mine.start != each.rows or sketched.stop - sketched.start != each.sketches:
-                break
+            counts = mine.stop - mine.start, each.rows, sketched.stop - sketched.start, each.sketches
+            mismatch = Mismatch(each.number, each.step, *counts)
+            if mismatch.is_real:
+                if each.number > lost_until and not mismatch.has_more:
+                    return Completed(found, damaged, mismatch)
+                damaged.append(mismatch)
+                mine, sketched = mine if mismatch.rows_fit else _NOTHING, _NOTHING
             item = sketches.put(rows.put(item, mine), rows.lanes[mine], sketched)
         elif isinstance(item, SnapshotItem):
             item = msgspec.structs.replace(item, values=values.get(each.number, b""))
         found.append(item)
-    return found
+    return Completed(found, damaged, None)
 
 
 def _values_of(shard: Shard, snapshots: Sequence[Stored]) -> dict[int, bytes]:

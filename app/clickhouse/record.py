@@ -16,7 +16,17 @@ from hookcore.store.scalars import scalars_of
 from hookcore.wire import Description, FrameItem, Item, SnapshotItem, frame_of, snapshot_of
 
 from .client import Shard
-from .reading import Stored, complete, description_of, events_of, facts_of, items_after, names_of, portions
+from .reading import (
+    Mismatch,
+    Stored,
+    complete,
+    description_of,
+    events_of,
+    facts_of,
+    items_after,
+    names_of,
+    portions,
+)
 from .tables import FRAME, SNAPSHOT
 
 MOST_ITEMS: Final = 5000  # that are asked for at once
@@ -69,6 +79,36 @@ def begin_of_newest(shard: Shard, run: int, last: int, rows: int) -> tuple[int, 
     return int(numbers[place]), int(steps[place])
 
 
+def lost_in(damaged: Sequence[Mismatch], name: str) -> str:
+    """Return what frames of a run lack for good, and where to look, in sentences."""
+    steps = sorted({each.step for each in damaged})
+    first, last = steps[0], steps[-1]
+    some = f"Step {first:,} is" if first == last else f"{len(steps):,} steps from {first:,} to {last:,} are"
+    left_out = "Histograms" if all(each.rows_fit for each in damaged) else "Statistics of tensors and histograms"
+    return (
+        f"{some} not in ClickHouse as sent: there are {_counts_of(damaged)}. {left_out} of the damaged frames are left "
+        f"out here; losses and events are shown. ClickHouse may have lost its newest seconds in a power failure, or "
+        f"stored a block twice: see the log of {name}"
+    )
+
+
+def awaited_in(waits: Mismatch) -> str:
+    """Return why a run's newest steps aren't shown yet, in sentences."""
+    return (
+        f"Steps from {waits.step:,} on aren't shown yet: of step {waits.step:,}, there are {_counts_of([waits])} in "
+        f"ClickHouse. The rest is awaited for about a minute, because another replica may have it."
+    )
+
+
+def _counts_of(mismatches: Sequence[Mismatch]) -> str:
+    """Return how much there is of some frames, and how much there should be."""
+    counts = (
+        ("rows of statistics", sum(each.rows for each in mismatches), sum(each.rows_said for each in mismatches)),
+        ("histograms", sum(each.sketches for each in mismatches), sum(each.sketches_said for each in mismatches)),
+    )
+    return " and ".join(f"{found:,} {what} instead of {said:,}" for what, found, said in counts if found != said)
+
+
 @dataclass
 class StoredRun:
     """A run's items from `first` to `last`, and what is known of it otherwise."""
@@ -77,7 +117,9 @@ class StoredRun:
     run: int
     last: int  # the newest item that counts
     first: int = 0
+    lost_until: int = -1  # frames up to this item aren't waited for
     damages: list[str] = field(default_factory=list)
+    waits: Mismatch | None = None  # the frame before which reading stopped, as it isn't here completely
     newest: int = -1  # the newest frame that was read
 
     def first_at(self, step: int) -> int:
@@ -134,8 +176,10 @@ class StoredRun:
             self.shard, {self.run: cursor}, MOST_ITEMS, f"kind = {FRAME} AND number <= {self.last}"
         ):
             for part in portions(stored):
-                items = complete(self.shard, part)
-                for item in items:
+                read = complete(self.shard, part, self.lost_until)
+                if read.damaged:
+                    self.damages.append(lost_in(read.damaged, self.shard.name))
+                for item in read.items:
                     frame = self._frame_of(item)
                     if frame is not None:
                         # What calls what was last said before the first frame, which is what still holds.
@@ -144,8 +188,9 @@ class StoredRun:
                         flows = []
                         self.newest = item.number
                         yield frame
-                if len(items) < len(part):
-                    self.last = self.newest  # the rest comes when it is here
+                if read.waits is not None:
+                    self.waits = read.waits
+                    self.last = max(self.newest, self.first - 1)  # the rest comes when it is here
                     return
             cursor = stored[-1].number
 
@@ -171,7 +216,7 @@ class StoredRun:
             yield from self._snapshots_of(part)
 
     def _snapshots_of(self, part: Sequence[Stored]) -> Iterator[Snapshot]:
-        for item in complete(self.shard, part):
+        for item in complete(self.shard, part).items:
             try:
                 if isinstance(item, SnapshotItem):
                     yield snapshot_of(item)

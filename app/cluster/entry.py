@@ -15,7 +15,8 @@ from hookcore.store import StepRange, Store
 
 from ..clickhouse.client import Shard
 from ..clickhouse.names import day_of, number_of_run
-from ..clickhouse.reading import Listed
+from ..clickhouse.reading import Listed, Mismatch
+from ..clickhouse.record import awaited_in
 from ..clickhouse.sharing import SharedPage, newest_command, save_commands, save_page
 from ..runs.joint import JointRun
 from ..runs.limits import tamed
@@ -23,6 +24,8 @@ from ..runs.run import Run
 from ..runs.saved import apply_page, page_of
 
 SIGNS_MISSED: Final = 2  # before the silence of a run counts
+PATIENCE: Final = 60  # looks for the rows of a frame, before they are lost; there is about one per second
+UNSAID: Final = 5  # of these looks, because replicas often lag behind a little
 
 
 @dataclass(slots=True)
@@ -38,6 +41,10 @@ class Entry:
     described: int = -1
     waits: int = 0  # looks in which frames had taps without names
     stored: int = -1  # the highest item in ClickHouse, as the newest sign of life says
+    awaited: int = -1  # the frame that isn't here completely
+    looks: int = 0  # for its rows
+    begun_at: int = -1  # the newest item when this began
+    given_up: int = -1  # frames up to this item were awaited for long enough
     summarized: bool = False
     is_new: bool = True  # it began while this server was running
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -56,6 +63,12 @@ class Entry:
     def is_followed(self) -> bool:
         """Whether its store lacks something that ClickHouse has or will have."""
         return self.run.loaded and not (self.run.ended_at_step is not None and self.run.acknowledged >= self.stored)
+
+    @property
+    def lost_until(self) -> int:
+        """The item up to which frames that aren't here completely never will be."""
+        # Whoever inserted items up to `stored` has finished that, so only replicas get their rows later.
+        return max(self.given_up, -1 if self.shard.is_replicated else self.stored)
 
     # -- from ClickHouse --------------------------------------------------------------------------------------------
 
@@ -85,6 +98,20 @@ class Entry:
         run.ended_at_step = sign.end.step if sign.end is not None else sign.newest_step if sign.has_ended else None
         first, newest = (sign.first_step, sign.newest_step) if known else (None, None)
         run.store = Store.outline(StepRange(first, newest, sign.steps))
+
+    def wait_for(self, waits: Mismatch | None) -> None:
+        """Note after a look for which frame's rows the run waits, if it does."""
+        number = -1 if waits is None else waits.number
+        if number != self.awaited:
+            self.awaited, self.looks, self.begun_at = number, 0, max(self.stored, number)
+        self.looks += waits is not None
+        if self.looks >= PATIENCE:
+            self.given_up = self.begun_at
+        before = self.run.behind
+        if waits is None or self.looks > UNSAID:
+            self.run.behind = "" if waits is None else awaited_in(waits)
+        if self.run.behind != before:
+            self.run.changes.tell()
 
     def read_page(self, page: SharedPage) -> None:
         """Take a newer edit, of another server or an earlier one."""

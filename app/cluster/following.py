@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from hookcore.wire import Item
 
 from ..clickhouse.client import Shard
-from ..clickhouse.reading import Stored, complete
+from ..clickhouse.reading import Completed, Stored, complete
 
 
 def in_order(stored: Sequence[Stored]) -> list[Stored]:
@@ -23,17 +23,18 @@ def in_order(stored: Sequence[Stored]) -> list[Stored]:
     return [each for _, each in sorted(zip(steps, stored, strict=True), key=lambda pair: pair[0])]
 
 
-def read_all(shard: Shard, part: Sequence[Stored], halted: set[int]) -> Iterator[tuple[int, Item]]:
-    """Yield items with the numbers of their runs, in their order. Runs of which something isn't here yet are halted."""
-    found: dict[tuple[int, int], Item] = {}
-    short: set[int] = set()
+def read_all(
+    shard: Shard, part: Sequence[Stored], halted: set[int], lost_until: Mapping[int, int]
+) -> tuple[list[tuple[int, Item]], dict[int, Completed]]:
+    """Return items with the numbers of their runs, in their order, and what was read of each run.
+
+    Runs of which something isn't here yet are halted.
+    """
+    read: dict[int, Completed] = {}
     for run in dict.fromkeys(each.run for each in part):
-        mine = [each for each in part if each.run == run and run not in halted]
-        items = complete(shard, mine) if mine else []
-        found |= {(run, item.number): item for item in items}
-        short |= {run} if len(items) < len(mine) else set()
-    for each in part:
-        item = found.get((each.run, each.number))
-        if item is not None:
-            yield each.run, item
-    halted |= short
+        if run not in halted:
+            read[run] = complete(shard, [each for each in part if each.run == run], lost_until[run])
+    found = {(run, item.number): item for run, each in read.items() for item in each.items}
+    halted |= {run for run, each in read.items() if each.waits is not None}
+    keys = ((each.run, each.number) for each in part)
+    return [(run, found[run, number]) for run, number in keys if (run, number) in found], read

@@ -23,6 +23,7 @@ from ..clickhouse.names import number_of_run, rank_shards
 from ..clickhouse.past import RunPast
 from ..clickhouse.reading import (
     Listed,
+    Mismatch,
     count_runs,
     description_of,
     end_of,
@@ -31,7 +32,7 @@ from ..clickhouse.reading import (
     names_of,
     portions,
 )
-from ..clickhouse.record import StoredRun, extent_of
+from ..clickhouse.record import StoredRun, awaited_in, extent_of, lost_in
 from ..clickhouse.sharing import SharedPage, pages_of, versions_of
 from ..runs.gone import Why
 from ..runs.joint import JointRun
@@ -229,13 +230,29 @@ class SharedRuns:
         self._describe(shard, followed)
         stored = items_after(shard, {number: each.run.acknowledged for number, each in followed.items()}, MAX_ITEMS)
         halted: set[int] = set()
+        unnamed: set[int] = set()
+        waiting: dict[int, Mismatch | None] = {}
+        lost_until = {number: each.lost_until for number, each in followed.items()}
         for part in portions(in_order(stored)):
-            for number, item in read_all(shard, part, halted):
-                if number not in halted and not self._take(followed[number], item):
-                    halted.add(number)
+            items, read = read_all(shard, part, halted, lost_until)
+            for number, item in items:
+                if number not in unnamed and not self._take(followed[number], item):
+                    unnamed.add(number)
+            halted |= unnamed
+            for number, each in read.items():
+                self._say_lost(followed[number], each.damaged)
+                waiting[number] = each.waits
+        for number, entry in followed.items():
+            entry.wait_for(waiting.get(number))
         for entry in here:
             if not entry.run.loaded and not entry.run.finished and self._has_room():
                 self._runs.read(entry.run)
+
+    @staticmethod
+    def _say_lost(entry: Entry, damaged: Sequence[Mismatch]) -> None:
+        taken = [each for each in damaged if each.number <= entry.run.acknowledged]
+        if taken:
+            say(entry.run, "damaged", lost_in(taken, entry.shard.name), "warning")
 
     def _has_room(self) -> bool:
         loaded = sum(each.loaded and each.joint is None for each in self._runs.every())
@@ -305,7 +322,7 @@ class SharedRuns:
         run, shard = entry.run, entry.shard
         extent = extent_of(shard, entry.number)
         store = follow(Store(self._runs.store_bytes(run.info.memory)), run.rule_changes)
-        stored = StoredRun(shard, entry.number, extent.last)
+        stored = StoredRun(shard, entry.number, extent.last, lost_until=entry.lost_until)
         beginning = fill(store, RunPast(shard, run.id, store.steps), stored, extent.rows)
         store.rules = run.rules  # also those that were changed after the last step
         end = end_of(shard, entry.number, stored.last)  # a later one comes with the items that follow
@@ -318,6 +335,7 @@ class SharedRuns:
             store.add_event(Event(store.steps().newest or 0, time.time(), "damaged", sentence, "warning"))
         entry.described = -1 if stored.description is None else stored.description.version
         run.acknowledged, run.beginning = stored.last, beginning
+        run.behind = "" if stored.waits is None else awaited_in(stored.waits)
         if not entry.is_new:  # what happened before this server isn't news
             run.seen_events, run.known_until = store.events_after(0)[0], store.steps().newest or -1
         run.swap(store, loaded=True)
@@ -332,7 +350,7 @@ class SharedRuns:
             if entry is None:
                 continue  # it was dropped
             last = run.acknowledged if run.loaded else extent_of(entry.shard, entry.number).last
-            found[run.id] = StoredRun(entry.shard, entry.number, last)
+            found[run.id] = StoredRun(entry.shard, entry.number, last, lost_until=last)  # nobody waits for the rest
         joint, places = runs[0].joint, [run.info.place for run in runs]
         ranks = {place.rank for place in places if place is not None}
         # Steps of a training that was restarted continue those of before, so these can't be left out.

@@ -114,6 +114,7 @@ class Run:
     counters: DeliveryCounters = field(default_factory=DeliveryCounters)
     local: Callable[[Command], None] | None = None  # a trainer in this process
     relay: Relay | None = None  # the way to a trainer that doesn't send to this server
+    behind: str = ""  # why its newest steps aren't here yet
     beginning: str = ""  # why something here doesn't begin with the run's first step; empty if everything does
     on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # writes the run to disk
     joint: Joint | None = None  # the run of all ranks, if this is one of them
@@ -162,9 +163,10 @@ class Run:
 
     @property
     def away(self) -> str:
-        """Why steps that left memory can't be read now; empty if they can."""
+        """Why steps aren't here yet, or left memory and can't be read now; empty if all can."""
         past = self.store.past
-        return "" if past is None or not past.trouble else f"Steps that left memory can't be read now: {past.trouble}"
+        old = "" if past is None or not past.trouble else f"Steps that left memory can't be read now: {past.trouble}"
+        return " ".join(filter(None, (self.behind, old)))
 
     @property
     def is_paused(self) -> bool:
