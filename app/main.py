@@ -23,8 +23,9 @@ from . import api, assets, live, pages
 from .api import health, ingest
 from .api.given import PROBLEM
 from .clickhouse.address import ClusterAddress
-from .clickhouse.client import UnreachableError
-from .clickhouse.schema import connect
+from .clickhouse.client import ClickHouseError, UnreachableError
+from .clickhouse.native import FormatError
+from .clickhouse.schema import SchemaError, connect
 from .cluster.partial import Partial
 from .cluster.shared import SharedRuns
 from .guard import login
@@ -41,6 +42,8 @@ from .settings import ServerSettings
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     "4XX": {"content": PROBLEM, "description": "what was wrong, and what to do"}
 }
+# No reader can cause these: ClickHouse is away, refuses, or answers something else.
+_OF_CLICKHOUSE: Final = (UnreachableError, ClickHouseError, FormatError, SchemaError)
 
 
 class App(FastAPI):
@@ -78,7 +81,8 @@ def make_app(settings: ServerSettings, title: str) -> App:
     app.state.settings, app.state.stopping = settings, False
     app.state.access, app.state.usage, app.state.intake = Access(settings), Usage(), ingest.Intake()
     app.add_exception_handler(HookcoreError, _explain)
-    app.add_exception_handler(UnreachableError, _explain_away)
+    for kind in _OF_CLICKHOUSE:
+        app.add_exception_handler(kind, _explain_away)
     app.add_exception_handler(RequestValidationError, _explain_invalid)
     app.add_exception_handler(HTTPException, _explain_refused)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
@@ -128,7 +132,9 @@ async def _explain(request: Request, error: Exception) -> Response:
 
 
 async def _explain_away(request: Request, error: Exception) -> Response:
-    return _problem(request, f"partial: ClickHouse can't be read now ({error}). Try again", 503, {"Retry-After": "2"})
+    code = f", code {error.code}" if isinstance(error, ClickHouseError) and error.code else ""
+    sentence = f"partial: ClickHouse can't be read now ({error}{code}). Try again; its log may say more"
+    return _problem(request, sentence, 503, {"Retry-After": "2"})
 
 
 async def _explain_invalid(request: Request, error: Exception) -> Response:

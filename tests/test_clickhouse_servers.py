@@ -10,13 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Failure
 from hookcore.wire import Batch, EndItem, frame_item
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse.address import ClusterAddress
+from hookcore_app.clickhouse.client import ClickHouseError
 from hookcore_app.clickhouse.client import Cluster as Client
 from hookcore_app.clickhouse.names import number_of_run, rank_shards
+from hookcore_app.clickhouse.native import FormatError
 from hookcore_app.clickhouse.record import Extent
 from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
 from hookcore_app.clickhouse.tables import ROWS, SKETCHES
@@ -282,6 +284,27 @@ def test_a_run_that_can_not_be_opened_now_says_so(
             assert "partial" in page.text
         finally:
             collector.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ClickHouseError("Memory limit exceeded", 241), "(Memory limit exceeded, code 241). Try again"),
+        (FormatError("cut off"), "(cut off). Try again"),
+        (SchemaError("a later release"), "(a later release). Try again"),
+    ],
+)
+def test_what_clickhouse_does_wrong_is_not_called_an_error_of_the_reader(
+    monkeypatch: pytest.MonkeyPatch, error: HookcoreError, said: str
+) -> None:
+    def refuse(run: str) -> None:
+        raise error
+
+    world = make_world(store="clickhouse://127.0.0.1:9/runs")  # nothing listens there, and it isn't asked
+    monkeypatch.setattr(world.app.state.shared, "find", refuse)
+    answer = world.client.get("/api/v1/series?run=run&stat=mean&tap=0")
+    assert answer.status_code == 503
+    assert said in answer.json()["error"]
 
 
 def test_a_crash_that_arrives_while_the_run_is_read_is_shown_once(
