@@ -142,15 +142,16 @@ class Collector:
 
 
 def store_frames(
-    url: str, run: str, steps: range, damage: Mapping[Table | Inlet, int] | None = None, stored: int | None = None
+    url: str, info: RunInfo, steps: range, damage: Mapping[Table | Inlet, int] | None = None, stored: int | None = None
 ) -> None:
     """Store frames of a run without a collector, each block of `damage` so many times, and a sign of life."""
     cluster = connect(ClusterAddress.of(url), "a test")
-    shard, number, info = cluster.shards[0], number_of_run(run), a_run(run)
+    shard, number = cluster.shards[0], number_of_run(info.id)
     day = day_of(info.started_s)
     items = [frame_item(step, a_frame(step)) for step in steps]
     shard.insert(LANES.name, names_block(number, day, dict(enumerate(TAPS)), ["loss"]))
-    piece = Piece(number, day, 0, 0, len(TAPS), steps.start - 1, items)
+    rank = 0 if info.place is None else info.place.rank
+    piece = Piece(number, day, rank, 0, len(TAPS), steps.start - 1, items)
     for table, block in blocks_of("spool", steps.start, [piece]).items():
         for _ in range((damage or {}).get(table, 1)):
             shard.insert(table.name, block)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Failure
-from hookcore.wire import Batch, EndItem, frame_item
+from hookcore.wire import Batch, EndItem, Place, RunInfo, frame_item
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import ClickHouseError
@@ -24,6 +24,7 @@ from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
 from hookcore_app.clickhouse.tables import ROWS, SKETCHES
 from hookcore_app.cluster import entry, opening, retention, shared
 from hookcore_app.cluster.retention import Retention, days_of
+from hookcore_app.runs import JointRun
 from hookcore_app.serving import server as serving
 from hookcore_app.settings import ServerSettings
 from tests.clickhouse_nodes import Cluster, running
@@ -332,10 +333,10 @@ def test_frames_that_lost_their_rows_do_not_hold_up_the_rest_and_are_named(
 ) -> None:
     monkeypatch.setattr(shared, "LOOK_S", 0.05)
     stored = 19 if is_inserted else 9  # what the collector calls inserted
-    store_frames(url, "run", range(10), stored=stored)
-    store_frames(url, "run", range(10, 13), {ROWS: 0}, stored)
-    store_frames(url, "run", range(13, 15), {SKETCHES: 2}, stored)
-    store_frames(url, "run", range(15, 20), stored=stored)
+    store_frames(url, a_run("run"), range(10), stored=stored)
+    store_frames(url, a_run("run"), range(10, 13), {ROWS: 0}, stored)
+    store_frames(url, a_run("run"), range(13, 15), {SKETCHES: 2}, stored)
+    store_frames(url, a_run("run"), range(15, 20), stored=stored)
     world = serve(url)
     answer = world.client.get("/api/v1/series?run=run&stat=mean&tap=0")
     if not is_inserted:
@@ -354,6 +355,40 @@ def test_frames_that_lost_their_rows_do_not_hold_up_the_rest_and_are_named(
     assert "histograms instead of" in said
     assert "rows of statistics instead of" in said
     assert "see the log of 127.0.0.1:" in said
+
+
+# -- all ranks of a training -------------------------------------------------------------------------------------------
+
+
+def _a_rank(rank: int, attempt: int = 0) -> RunInfo:
+    place = Place(job="job", rank=rank, world=2, attempt=attempt)
+    return msgspec.structs.replace(a_run(f"rank-{rank}-{attempt}"), started_s=1e9 + attempt, place=place)
+
+
+def _steps_of_all(world: World) -> list[int]:
+    answer = world.client.get("/api/v1/series?run=ranks-job&stat=mean&tap=0")
+    assert answer.status_code == 200, answer.text
+    steps: list[int] = answer.json()["series"][0]["first_step"]
+    return steps
+
+
+@pytest.mark.parametrize(("whole", "steps"), [(10_000, range(30)), (600, range(19, 30)), (300, [19, *range(26, 30)])])
+def test_of_a_long_training_that_was_restarted_only_the_newest_steps_are_added_up(
+    url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, whole: int, steps: Sequence[int]
+) -> None:
+    monkeypatch.setattr(opening, "WHOLE_ROWS", whole)  # a frame counts as 25
+    monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
+    monkeypatch.setattr(shared, "FULL", 0.0)
+    for attempt, count in enumerate((20, 10)):
+        for rank in range(2):
+            store_frames(url, _a_rank(rank, attempt), range(count))
+    world = serve(url)
+    assert _steps_of_all(world) == list(steps)
+    joint = world.runs.get("ranks-job")
+    assert isinstance(joint, JointRun)
+    assert joint.shift == 20
+    begins = f"the sum of all ranks begins at step {steps[1]}. Of each attempt before the newest one, it has only"
+    assert begins in joint.partial or (whole == 10_000 and not joint.partial)
 
 
 # -- how long runs are kept --------------------------------------------------------------------------------------------

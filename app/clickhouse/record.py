@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -39,16 +39,32 @@ SNAPSHOT_BYTES: Final = 128 * 2**20  # of the newest ones, which are read
 class Extent:
     """How much of a run is stored."""
 
-    rows: int  # values of taps, and what a frame takes besides
-    last: int  # the newest item's number, -1 for none
+    rows: int = 0  # values of taps, and what a frame takes besides
+    last: int = -1  # the newest item's number, -1 for none
+    newest: int = -1  # the newest frame's step, -1 for none
+    newest_at: int = -1  # the number of a frame of this step
 
 
-def extent_of(shard: Shard, run: int, last: int | None = None) -> Extent:
-    """Return how much a run has, up to an item."""
-    sql = f"SELECT sum(rows + {FRAME_ROWS}) AS rows, max(number) AS last, count() AS found FROM items WHERE run = {run}"
-    sql += "" if last is None else f" AND number < {last + 1}"
-    found = shard.read(sql)
-    return Extent(found.one("rows"), found.one("last") if found.one("found") else -1)
+def extents_of(shard: Shard, runs: Iterable[int]) -> dict[int, Extent]:
+    """Return how much each of some runs has, if it has anything."""
+    numbers = ", ".join(map(str, runs))
+    if not numbers:
+        return {}
+    found = shard.read(
+        f"SELECT run, sum(rows + {FRAME_ROWS}) AS size, max(number) AS last, countIf(kind = {FRAME}) AS frames, "
+        f"maxIf(step, kind = {FRAME}) AS newest, argMaxIf(number, step, kind = {FRAME}) AS newest_at "
+        f"FROM items WHERE run IN ({numbers}) GROUP BY run"
+    )
+    columns = (found.numbers(name).tolist() for name in ("run", "size", "last", "frames", "newest", "newest_at"))
+    return {
+        run: Extent(size, last, *(newest if frames else (-1, -1)))
+        for run, size, last, frames, *newest in zip(*columns, strict=True)
+    }
+
+
+def extent_of(shard: Shard, run: int) -> Extent:
+    """Return how much a run has."""
+    return extents_of(shard, [run]).get(run, Extent())
 
 
 def steps_before(shard: Shard, run: int, step: int) -> tuple[StepRange, int]:

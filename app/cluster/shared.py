@@ -32,7 +32,7 @@ from ..clickhouse.reading import (
     names_of,
     portions,
 )
-from ..clickhouse.record import StoredRun, awaited_in, extent_of, lost_in
+from ..clickhouse.record import Extent, StoredRun, awaited_in, extent_of, extents_of, lost_in
 from ..clickhouse.sharing import SharedPage, pages_of, versions_of
 from ..runs.gone import Why
 from ..runs.joint import JointRun
@@ -344,18 +344,23 @@ class SharedRuns:
 
     def recorded(self, runs: Sequence[Run]) -> Mapping[str, Recorded | HookcoreError]:
         """Return the ranks of a training as far as their own runs have followed them."""
+        entries = {run.id: entry for run in runs if (entry := self._entries.get(run.id)) is not None}  # others are gone
         found: dict[str, StoredRun] = {}
-        for run in runs:
-            entry = self._entries.get(run.id)
-            if entry is None:
-                continue  # it was dropped
-            last = run.acknowledged if run.loaded else extent_of(entry.shard, entry.number).last
-            found[run.id] = StoredRun(entry.shard, entry.number, last, lost_until=last)  # nobody waits for the rest
-        joint, places = runs[0].joint, [run.info.place for run in runs]
-        ranks = {place.rank for place in places if place is not None}
-        # Steps of a training that was restarted continue those of before, so these can't be left out.
-        if isinstance(joint, JointRun) and len(ranks) == len(runs):
-            joint.beginning = limit(list(found.values()))
+        attempts: dict[int, list[tuple[StoredRun, Extent]]] = {}
+        joint = runs[0].joint
+        members = joint.members if isinstance(joint, JointRun) else {}
+        for shard in self._cluster.shards:
+            here = [entry for entry in entries.values() if entry.shard is shard]
+            extents = extents_of(shard, [entry.number for entry in here])
+            for entry in here:
+                run, extent = entry.run, extents.get(entry.number, Extent())
+                last = run.acknowledged if run.loaded else extent.last
+                # Nobody waits for what isn't here completely: it has been taken, or isn't followed.
+                found[run.id] = stored = StoredRun(shard, entry.number, last, lost_until=last)
+                if (member := members.get(run.id)) is not None and member.round >= 0:
+                    attempts.setdefault(member.round, []).append((stored, extent))
+        if isinstance(joint, JointRun):
+            joint.beginning = limit([attempts[each] for each in sorted(attempts)])
         return found
 
     # -- leaving memory ---------------------------------------------------------------------------------------------
