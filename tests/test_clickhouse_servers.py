@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hookcore.archive import Recorded
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Failure
+from hookcore.store import Store
 from hookcore.wire import Batch, EndItem, Place, RunInfo, frame_item
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse.address import ClusterAddress
@@ -24,7 +26,7 @@ from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
 from hookcore_app.clickhouse.tables import ROWS, SKETCHES
 from hookcore_app.cluster import entry, opening, retention, shared
 from hookcore_app.cluster.retention import Retention, days_of
-from hookcore_app.runs import JointRun
+from hookcore_app.runs import JointRun, Run
 from hookcore_app.serving import server as serving
 from hookcore_app.settings import ServerSettings
 from tests.clickhouse_nodes import Cluster, running
@@ -389,6 +391,48 @@ def test_of_a_long_training_that_was_restarted_only_the_newest_steps_are_added_u
     assert joint.shift == 20
     begins = f"the sum of all ranks begins at step {steps[1]}. Of each attempt before the newest one, it has only"
     assert begins in joint.partial or (whole == 10_000 and not joint.partial)
+
+
+def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are_read_before_the_sum(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(store=url)  # without a thread: the test looks
+    shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
+    shared_runs._listed.set()
+    loaded: list[bool] = []
+
+    def recorded(runs: Sequence[Run]) -> dict[str, Recorded]:
+        loaded.extend(run.loaded for run in runs)
+        return {}
+
+    def look() -> None:
+        shared_runs._look(shard)
+        shared_runs.advance(shard)
+
+    for rank in range(2):
+        store_frames(url, _a_rank(rank), range(10))
+    monkeypatch.setattr(shared, "FULL", 0.0)
+    look()
+    assert world.runs.find("rank-0-0") is not None  # somebody opens only this one
+    store_frames(url, _a_rank(0), range(10, 12))
+    look()
+    joint, other = world.runs.get("ranks-job"), world.runs.get("rank-1-0")
+    assert isinstance(joint, JointRun)
+    assert joint.loaded
+    assert joint.store.steps().newest == 11
+    (message,) = (event.message for event in joint.store.events() if event.name.startswith("rank-"))
+    assert "rank 1 isn't in this server's memory, because runs take" in message
+    assert "more than 0% of --memory (2 GB)" in message
+    assert joint.assembly.incomplete == 2
+    joint.swap(Store.outline(joint.store.steps()), loaded=False)
+    monkeypatch.setattr(shared, "FULL", 0.8)
+    monkeypatch.setattr(joint, "recorded", recorded)
+    store_frames(url, _a_rank(0), range(12, 13))
+    look()
+    assert other is not None
+    assert other.loaded
+    assert loaded == [True, True]
+    shared_runs.close()
 
 
 # -- how long runs are kept --------------------------------------------------------------------------------------------

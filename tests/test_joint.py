@@ -251,6 +251,26 @@ def test_a_rank_that_falls_behind_holds_the_others_up_for_a_while_only(ranks: Ra
     assert ranks.series()[3] == 1.5
 
 
+def test_a_live_rank_whose_frames_do_not_come_is_not_waited_for_and_its_steps_count_as_incomplete(ranks: Ranks) -> None:
+    ranks.all([0])
+    for rank in range(3):
+        ranks.send(rank, [1, 2])
+    member = ranks.joint.current()[3].run
+    for _ in range(2):
+        ranks.joint.do_without(member, "memory is full")
+    assert ranks.series() == {0: 1.5, 1: 1.0, 2: 1.0}
+    (message,) = ranks.events("rank-not-in-memory")
+    assert message.startswith("rank 3 isn't in this server's memory, because memory is full: the sum of all ranks is")
+    assert "without it from step 1 on" in message
+    assert ranks.joint.assembly.incomplete == 2
+    ranks.send(3, [3])
+    for rank in range(3):
+        ranks.send(rank, [3])
+    assert ranks.series()[3] == 1.5
+    assert ranks.joint.assembly.incomplete == 2
+    assert not ranks.events("rank-missing")
+
+
 def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
     ranks.all([0])
     ranks.clock.now += 10

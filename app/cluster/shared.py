@@ -34,6 +34,7 @@ from ..clickhouse.reading import (
 )
 from ..clickhouse.record import Extent, StoredRun, awaited_in, extent_of, extents_of, lost_in
 from ..clickhouse.sharing import SharedPage, pages_of, versions_of
+from ..figures.numerals import size
 from ..runs.gone import Why
 from ..runs.joint import JointRun
 from ..runs.limits import tamed
@@ -245,8 +246,8 @@ class SharedRuns:
         for number, entry in followed.items():
             entry.wait_for(waiting.get(number))
         for entry in here:
-            if not entry.run.loaded and not entry.run.finished and self._has_room():
-                self._runs.read(entry.run)
+            if not entry.run.loaded and not entry.run.finished:
+                self._admit(entry.run)
 
     @staticmethod
     def _say_lost(entry: Entry, damaged: Sequence[Mismatch]) -> None:
@@ -254,9 +255,34 @@ class SharedRuns:
         if taken:
             say(entry.run, "damaged", lost_in(taken, entry.shard.name), "warning")
 
-    def _has_room(self) -> bool:
+    def _admit(self, run: Run) -> None:
+        """Take a live run into memory if there is room. If not, the sum of its ranks must not wait for it."""
+        full = self._why_full()
+        if not full:
+            self._runs.read(run)
+        elif isinstance(run.joint, JointRun):
+            run.joint.do_without(run, full)
+
+    def _why_full(self) -> str:
+        """Return why no run is taken into memory before somebody opens it; empty if there is room."""
         loaded = sum(each.loaded and each.joint is None for each in self._runs.every())
-        return loaded < self._settings.max_runs and self._runs.used_bytes < FULL * self._settings.memory
+        used, most = self._runs.used_bytes, self._settings.memory
+        if loaded >= self._settings.max_runs:
+            return f"there are {loaded:,} runs, as many as --max-runs allows"
+        if used >= FULL * most:
+            return f"runs take {size(used)}, more than {FULL:.0%} of --memory ({size(most)})"
+        return ""
+
+    def _gather(self, run: Run) -> None:
+        """Take the live ranks of a training into memory before the sum is read, so that what follows comes to all."""
+        if not isinstance(run.joint, JointRun) or run.joint.loaded:
+            return
+        for member in list(run.joint.members.values()):
+            if not member.run.loaded and not member.run.finished and not self._why_full():
+                try:
+                    self._runs.read(member.run)
+                except HookcoreError as error:  # the thread of its shard says so, too
+                    logger.debug("hookcore: a rank can't be read yet: %s", error)
 
     def _describe(self, shard: Shard, followed: Mapping[int, Entry]) -> None:
         for number, version in versions_of(shard, followed).items():
@@ -270,6 +296,7 @@ class SharedRuns:
     def _take(self, entry: Entry, item: Item) -> bool:
         """Take an item; return False if it must wait for the names of its taps."""
         run = entry.run
+        self._gather(run)
         with entry.lock:
             if not run.loaded or run.acknowledged >= item.number:
                 return True  # it was loaded again in the meantime

@@ -21,6 +21,7 @@ from .shares import Shares
 GRACE_S: Final = 10.0  # to wait for ranks that have sent nothing yet
 LATE_S: Final = 15.0  # to wait for the other ranks of a step
 LOCAL_KINDS: Final[frozenset[Kind]] = frozenset(("output_grad", "input_grad"))
+NEVER: Final = 2**63  # the step from which the sum has a rank whose frames don't come
 MAX_BAD: Final = 4096  # taps of which the ranks with non-finite values are known
 _BAD: Final = [STAT_COLUMN[name] for name in ("nan", "inf")]
 _FRAME_BYTES: Final = 2000  # the Python objects around the arrays
@@ -163,9 +164,21 @@ class Assembly:
             self.ranks[rank].open = False
             self.advance()
 
-    def return_(self, rank: int) -> None:
-        """Expect frames of a rank again that seemed to be lost."""
-        self.ranks[rank].open = True
+    def do_without(self, rank: int) -> bool:
+        """Don't wait for a live rank whose frames don't come, but count the steps without it. Return if that is new."""
+        known = self.ranks[rank]
+        if known.begins == NEVER:
+            return False
+        known.open, known.begins = False, NEVER
+        self.advance()
+        return True
+
+    def return_(self, rank: int, step: int) -> None:
+        """Expect frames again, from a step on, of a rank that seemed to be lost, or whose frames didn't come."""
+        known = self.ranks[rank]
+        known.open = True
+        if known.begins == NEVER:
+            known.begins = step
 
     def take(self, rank: int, frame: Frame) -> None:
         """Add a frame of a rank, with its own numbers of taps."""
@@ -380,8 +393,8 @@ class Assembly:
             self.tell(
                 "rank-missing",
                 each.rank,
-                f"step {step:,} was added up without rank {each.rank}, which had sent nothing of it for {LATE_S:g} s "
-                f"or until memory was full",
+                f"step {step:,} was added up without rank {each.rank}: nothing of it had arrived here within "
+                f"{LATE_S:g} s, or before the memory for waiting steps was full",
             )
         unseen = self.world - len(self.ranks)
         if unseen > 0:
@@ -391,7 +404,8 @@ class Assembly:
                 f"{unseen:,} of {self.world:,} ranks have sent nothing yet: the sums from step {step:,} on are without "
                 f"them",
             )
-        self.incomplete += bool(missing) or unseen > 0 or any(step < each.begins for each in self.ranks.values())
+        lacking = (each for each in self.ranks.values() if step < each.begins and each.rank not in pending.frames)
+        self.incomplete += bool(missing) or unseen > 0 or any(lacking)
 
     def tell(self, name: str, rank: int, message: str) -> None:
         """Report something about a rank once."""

@@ -216,6 +216,24 @@ class JointRun(Run):
             self.lock.release()
         self.changes.tell()
 
+    def do_without(self, run: Run, why: str) -> None:
+        """Don't wait for a live rank whose own run isn't in memory, so that its frames don't come here."""
+        if not self.loaded or not self.lock.acquire(blocking=False):
+            return  # it is asked for again
+        try:
+            member = self.members.get(run.id)
+            rank = None if member is None else self._rank_in_round(member)
+            if rank is not None and self.assembly.do_without(rank):
+                first = self.assembly.ranks[rank].newest + 1
+                message = (
+                    f"rank {rank} isn't in this server's memory, because {why}: the sum of all ranks is without it "
+                    f"from step {first:,} on. The rank's own run has these steps; open it to take it into memory"
+                )
+                self.assembly.tell("rank-not-in-memory", rank, message)
+                self._tell()
+        finally:
+            self.lock.release()
+
     def _let_go(self) -> None:
         """Don't wait for ranks that have ended, or are gone."""
         for run_id, rank in list(self._joined.items()):
@@ -240,7 +258,7 @@ class JointRun(Run):
                 self._leave_out(member, record)
         elif isinstance(record, Frame):
             if not self.assembly.ranks[rank].open:
-                self.assembly.return_(rank)
+                self.assembly.return_(rank, record.step + self.shift)
             self.assembly.take(rank, _shifted(record, self.shift))
         elif isinstance(record, Snapshot):
             if rank == min(self.assembly.ranks):
