@@ -24,7 +24,7 @@ from hookcore_app.clickhouse.native import FormatError
 from hookcore_app.clickhouse.record import Extent
 from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
 from hookcore_app.clickhouse.tables import ROWS, SKETCHES
-from hookcore_app.cluster import entry, opening, retention, shared
+from hookcore_app.cluster import entry, opening, retention, shared, views
 from hookcore_app.cluster.retention import Retention, days_of
 from hookcore_app.runs import JointRun, Run
 from hookcore_app.serving import server as serving
@@ -103,6 +103,27 @@ def test_two_servers_show_the_same_runs_and_the_same_edits(url: str, collector: 
     assert "other" not in _listed(serve(url))
     assert one.client.post("/api/v1/removed-runs/other/restore").status_code == 200
     wait_for(lambda: "other" in _listed(two), "the restored run")
+
+
+def test_saved_views_and_the_board_are_those_of_all_servers_and_outlast_them(url: str, serve: Serve) -> None:
+    one, two = serve(url), serve(url)
+
+    def names(world: World, what: str) -> list[str]:
+        answer = world.client.get(f"/api/v1/{what}").json()
+        return [each["name"] for each in answer["charts" if what == "board" else what]]
+
+    view = {"query": "sort=loss"}
+    for world, name in ((one, "a"), (two, "b")):  # the second one needn't have heard of the first
+        assert world.client.put("/api/v1/views", json={"name": name, **view}).status_code == 200
+    chart = {"name": "norm", "path": "series", "query": "tap=layers.0+output&stat=norm"}
+    assert two.client.put("/api/v1/board", json=chart).status_code == 200
+    for world in (one, two, serve(url)):
+        wait_for(lambda world=world: names(world, "views") == ["a", "b"], "the views")
+        wait_for(lambda world=world: names(world, "board") == ["norm"], "the chart")
+    assert one.client.delete("/api/v1/views?name=b").status_code == 204
+    wait_for(lambda: names(two, "views") == ["a"], "the end of a view")
+    assert _listed(one) == {}
+    assert time.time() < views.DAY * 86_400, "only days that are over are dropped"
 
 
 def test_thresholds_that_are_changed_on_one_server_hold_on_the_others(

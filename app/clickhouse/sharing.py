@@ -1,4 +1,4 @@
-"""What the servers of one ClickHouse share: edits of runs, and commands to trainers."""
+"""What the servers of one ClickHouse share: edits of runs, saved views, and commands to trainers."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ from .entry import Entry
 from .following import in_order, read_all
 from .opening import fill, limit
 from .retention import Retention, dropped_days
+from .views import SharedViews
 
 logger = logging.getLogger("hookcore")
 
@@ -73,6 +74,11 @@ class SharedRuns:
         self._troubles: dict[int, str] = {}  # by shard
         self._unlisted: dict[int, int] = {}  # runs that were too many to list, by shard
         self._listed = threading.Event()
+        views = [
+            SharedViews(runs.views, cluster.shards[0], "views"),
+            SharedViews(runs.board, cluster.shards[0], "board"),
+        ]
+        self._views = {each.number: each for each in views}
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -181,6 +187,9 @@ class SharedRuns:
             self._runs.add_known(entry.run)
 
     def _read_page(self, page: SharedPage) -> None:
+        if page.run in self._views:
+            self._views[page.run].follow(page)
+            return
         entry = next((each for each in list(self._entries.values()) if each.number == page.run), None)
         if entry is None:
             self._pages[page.run] = page

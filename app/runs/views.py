@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from hookcore.archive.files import write_json
 from hookcore.errors import ArgumentError
@@ -19,8 +20,30 @@ MAX_NAME: Final = 100  # characters
 MAX_QUERY: Final = 4000
 
 
+class Kept(Protocol):
+    """Where views outlast the server. Others may change them there, too."""
+
+    def read(self) -> Mapping[str, object]:
+        """Return the newest views."""
+
+    def write(self, views: Mapping[str, str]) -> None:
+        """Keep these views instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+
+    def read(self) -> Mapping[str, object]:
+        return read_json(self.path)
+
+    def write(self, views: Mapping[str, str]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, dict(views))
+
+
 class Views:
-    """The views of a server, or the charts, by name. Without a folder, they last as long as the server.
+    """The views of a server, or the charts, by name. They last as long as the server, unless they are kept somewhere.
 
     `noun` is what one of them is called. `changed` is called after each change.
     """
@@ -33,7 +56,7 @@ class Views:
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.noun = noun
-        self._file = None if folder is None else folder / file
+        self._kept: Kept | None = None if folder is None else _File(folder / file)
         self._changed = changed
         self._lock = threading.Lock()
         self._views: dict[str, str] | None = None  # read when they are first asked for
@@ -46,7 +69,7 @@ class Views:
     def save(self, name: str, query: str) -> None:
         """Save a view, instead of one of the same name. Raises ArgumentError if there are too many."""
         with self._lock:
-            views = {**self._known(), name: query}
+            views = {**self._newest(), name: query}
             if len(views) > MAX_VIEWS:
                 raise ArgumentError(f"{MAX_VIEWS} {self.noun}s are saved already: delete one first")
             self._put(views)
@@ -55,26 +78,44 @@ class Views:
     def delete(self, name: str) -> bool:
         """Delete a view. Return False if there is none of this name."""
         with self._lock:
-            views = {each: query for each, query in self._known().items() if each != name}
-            if len(views) == len(self._known()):
+            newest = self._newest()
+            if name not in newest:
                 return False
-            self._put(views)
+            self._put({each: query for each, query in newest.items() if each != name})
         self._changed()
         return True
 
+    def keep_in(self, kept: Kept) -> None:
+        """Keep them elsewhere from now on. Whoever knows of changes there passes them to `follow`."""
+        with self._lock:
+            self._kept, self._views = kept, {}
+
+    def follow(self, said: Mapping[str, object]) -> None:
+        """Take what is kept now."""
+        with self._lock:
+            self._views = _fitting(said)
+        self._changed()
+
     def _known(self) -> dict[str, str]:
-        if self._views is None:
-            said = {} if self._file is None else read_json(self._file)
-            fits = (
-                (name, query)
-                for name, query in said.items()
-                if isinstance(query, str) and len(name) <= MAX_NAME and len(query) <= MAX_QUERY
-            )
-            self._views = dict(list(fits)[:MAX_VIEWS])
-        return self._views
+        return self._newest() if self._views is None else self._views
+
+    def _newest(self) -> dict[str, str]:
+        """Return the views with the changes of others."""
+        views = (self._views or {}) if self._kept is None else _fitting(self._kept.read())
+        self._views = views
+        return views
 
     def _put(self, views: dict[str, str]) -> None:
-        if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._file, views)
+        if self._kept is not None:
+            self._kept.write(views)
         self._views = views
+
+
+def _fitting(said: Mapping[str, object]) -> dict[str, str]:
+    """Return what are views, within their limits."""
+    fits = (
+        (name, query)
+        for name, query in said.items()
+        if isinstance(query, str) and len(name) <= MAX_NAME and len(query) <= MAX_QUERY
+    )
+    return dict(list(fits)[:MAX_VIEWS])
