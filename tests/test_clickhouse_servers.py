@@ -23,6 +23,7 @@ from hookcore_app.clickhouse.names import number_of_run, rank_shards
 from hookcore_app.clickhouse.native import FormatError
 from hookcore_app.clickhouse.record import Extent
 from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
+from hookcore_app.clickhouse.sharing import merged
 from hookcore_app.clickhouse.tables import ROWS, SKETCHES
 from hookcore_app.cluster import entry, opening, retention, shared, views
 from hookcore_app.cluster.retention import Retention, days_of
@@ -103,6 +104,38 @@ def test_two_servers_show_the_same_runs_and_the_same_edits(url: str, collector: 
     assert "other" not in _listed(serve(url))
     assert one.client.post("/api/v1/removed-runs/other/restore").status_code == 200
     wait_for(lambda: "other" in _listed(two), "the restored run")
+
+
+def test_an_edit_is_not_lost_if_another_server_that_has_not_heard_of_it_writes_something_else(url: str) -> None:
+    one, two, late = (make_world(store=url) for _ in range(3))  # without threads: they look when the test says so
+    store_frames(url, a_run("run"), range(3))
+    for world in (one, two):
+        world.app.state.shared._look(world.app.state.shared._cluster.shards[0])
+    for world, key in ((one, "a"), (two, "b")):
+        run = world.runs.get("run")
+        assert run is not None
+        run.acknowledge(key)
+    assert one.client.patch("/api/v1/runs/run", json={"name": "renamed"}).status_code == 200
+    assert two.client.patch("/api/v1/runs/run", json={"notes": "because"}).status_code == 200
+    late.app.state.shared._look(late.app.state.shared._cluster.shards[0])
+    for world in (two, late):
+        run = world.runs.get("run")
+        assert run is not None
+        assert (run.name, run.notes, sorted(run.quiet.acknowledged)) == ("renamed", "because", ["a", "b"])
+    assert one.client.delete("/api/v1/runs/run").is_success
+    assert two.client.patch("/api/v1/runs/run", json={"notes": "still here"}).status_code == 200
+    two.app.state.shared._look(two.app.state.shared._cluster.shards[0])
+    assert _listed(two) == {}
+    for world in (one, two, late):
+        world.app.state.shared.close()
+
+
+def test_what_was_changed_here_is_put_into_the_newest_content_and_nothing_else() -> None:
+    before = {"name": "run", "notes": "", "tags": ["a"], "annotations": {"1": "x", "2": "y"}}
+    mine = {**before, "notes": "mine", "annotations": {"2": "y", "3": "z"}}
+    newest = {"name": "theirs", "notes": "theirs", "annotations": {"1": "x", "2": "y", "4": "w"}, "later": 1}
+    expected = {"name": "theirs", "notes": "mine", "annotations": {"2": "y", "3": "z", "4": "w"}, "later": 1}
+    assert merged(before, mine, newest) == expected
 
 
 def test_saved_views_and_the_board_are_those_of_all_servers_and_outlast_them(url: str, serve: Serve) -> None:

@@ -37,6 +37,22 @@ def pages_of(shard: Shard, within_s: int | None = None, run: int | None = None) 
     return list(map(SharedPage, *about, map(json.loads, found.texts("content"))))
 
 
+def merged(before: Mapping[str, Any], mine: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the newest content with what was changed here since `before`, and nothing else."""
+    content = dict(newest)
+    for name in {**before, **mine}:
+        old, new, theirs = (each.get(name) for each in (before, mine, newest))
+        if new == old and (name in mine) == (name in before):
+            continue
+        if isinstance(old, dict) and isinstance(new, dict) and isinstance(theirs, dict):
+            content[name] = merged(old, new, theirs)
+        elif name in mine:
+            content[name] = new
+        else:
+            content.pop(name, None)
+    return content
+
+
 def save_page(shard: Shard, day: int, page: SharedPage) -> None:
     """Save an edit."""
     about = {"day": [day], "run": np.array([page.run], np.uint64), "version": [page.version]}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -17,7 +18,7 @@ from ..clickhouse.client import Shard
 from ..clickhouse.names import day_of, number_of_run
 from ..clickhouse.reading import Listed, Mismatch
 from ..clickhouse.record import awaited_in
-from ..clickhouse.sharing import SharedPage, newest_command, save_commands, save_page
+from ..clickhouse.sharing import SharedPage, merged, newest_command, pages_of, save_commands, save_page
 from ..runs.joint import JointRun
 from ..runs.limits import tamed
 from ..runs.run import Run
@@ -48,6 +49,11 @@ class Entry:
     summarized: bool = False
     is_new: bool = True  # it began while this server was running
     lock: threading.RLock = field(default_factory=threading.RLock)
+    _content: dict[str, Any] = field(init=False)  # of the newest edit, as it was applied here
+    _editing: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._content = self._own()
 
     @property
     def number(self) -> int:
@@ -115,27 +121,46 @@ class Entry:
 
     def read_page(self, page: SharedPage) -> None:
         """Take a newer edit, of another server or an earlier one."""
-        if page.version <= self.page:
-            return
-        run, before = self.run, self.run.rules
-        self.page, self.removed = page.version, page.content.get("removed") is True
-        apply_page(run, page.content)
+        with self._editing:
+            if page.version > self.page:
+                self._follow(page)
+
+    def _follow(self, page: SharedPage) -> None:
+        """Take a newer edit, besides what was changed here and isn't written yet."""
+        run, rules, before, mine = self.run, self.run.rules, self._content, self._own()
+        self.page = page.version
+        self._apply(page.content)
+        self._content = self._own()
+        if mine != before:
+            self._apply(merged(before, mine, self._content))
         self.summarized = bool(run.summary.get("results") is not None)
-        if run.loaded and run.rules != before and run.store.follower is not None:
+        if run.loaded and run.rules != rules and run.store.follower is not None:
             run.store.follower.change(run.rule_changes[-1][0] if run.rule_changes else -1, run.rules)
         if isinstance(run.joint, JointRun):
             run.joint.follow_edit(run)
         run.changes.tell()
 
+    def _apply(self, content: Mapping[str, Any]) -> None:
+        self.removed = content.get("removed") is True
+        apply_page(self.run, content)
+
+    def _own(self) -> dict[str, Any]:
+        # JSON has no tuples and no objects, so what is read is what was written.
+        own: dict[str, Any] = json.loads(json.dumps({**page_of(self.run), "removed": self.removed}))
+        return own
+
     # -- to ClickHouse ----------------------------------------------------------------------------------------------
 
     def write_page(self) -> None:
-        """Save what was edited here, for all servers."""
-        # JSON has no tuples and no objects, so what is read is what was written.
-        content = {**page_of(self.run), "removed": self.removed}
-        version = max(time.time_ns() // 1_000_000, self.page + 1)
-        save_page(self.shard, self.day, SharedPage(self.number, version, content))
-        self.page = version
+        """Save what was edited here, for all servers, together with what others have edited in the meantime."""
+        with self._editing:
+            newest = next(iter(pages_of(self.shard, run=self.number)), None)
+            if newest is not None and newest.version > self.page:
+                self._follow(newest)
+            content = self._own()
+            version = max(time.time_ns() // 1_000_000, self.page + 1)
+            save_page(self.shard, self.day, SharedPage(self.number, version, content))
+            self.page, self._content = version, content
 
     def newest(self) -> int:
         """Return the highest number of a command for its trainer."""

@@ -194,11 +194,11 @@ class SharedRuns:
         if entry is None:
             self._pages[page.run] = page
             return
-        was_removed = entry.removed
         entry.read_page(page)
-        if entry.removed and not was_removed:
+        is_listed = self._runs.get(entry.run.id) is not None  # an edit here may have brought a removal with it
+        if entry.removed and is_listed:
             self._runs.remove(entry.run.id)
-        elif was_removed and not entry.removed:
+        elif not entry.removed and not is_listed:
             self._runs.restore(entry.run.id)
 
     def _unlist_dropped(self, shard: Shard) -> None:
