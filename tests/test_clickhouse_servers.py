@@ -196,14 +196,24 @@ def test_a_command_of_any_server_reaches_the_trainer_through_its_collector(
     for world in (one, two):
         wait_for(lambda world=world: _frames(world, "run") == 19, "the frames")
     numbers = []
-    for world in (two, one, two):
-        asked = world.client.post("/api/v1/snapshots?run=run", json={"tap": 0})
+    wanted: list[tuple[World, str, str, dict[str, object]]] = [
+        (two, "POST", "snapshots", {"tap": 0}),
+        (one, "PATCH", "settings", {"paused": True}),
+        (two, "PATCH", "settings", {"every": 10}),
+    ]
+    for world, method, path, content in wanted:
+        asked = world.client.request(method, f"/api/v1/{path}?run=run", json=content)
         assert asked.status_code == 202, asked.text
         numbers.append(asked.json()["number"])
     assert numbers == sorted(numbers), "a trainer ignores a command with a lower number than one that it knows"
     (lane,) = collector.lanes.all()
     wait_for(lambda: [each.number for each in lane.commands] == numbers, "the commands")
-    assert {each.tap for each in lane.commands} == {TAPS[0]}
+    said = [(each.name, each.tap, dict(each.changes)) for each in lane.commands]
+    assert said == [
+        ("snapshot", TAPS[0], {}),
+        ("settings", None, {"paused": True}),
+        ("settings", None, {"every": 10}),
+    ]
     done = Batch(run=a_run("run"), taps_from=len(TAPS), commands_done=numbers[1])
     collector.post(done)
     wait_for(lambda: [each.number for each in lane.commands] == numbers[2:], "the last command")
