@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from starlette.testclient import TestClient
 
 from hookcore.delivery.http import Address, HttpSink
-from hookcore.records import Command, ModuleRecord, Tap
+from hookcore.records import STATS, Command, ModuleRecord, Tap
 from hookcore.wire import Answer, Batch, DeliveryCounters, Description, EndItem, decode_answer, encode, frame_item
 from hookcore_app import cli
-from hookcore_app.collector import cuts
+from hookcore_app.clickhouse.native import Answer as Found
+from hookcore_app.collector import cuts, cutter, feed
 from hookcore_app.collector.cuts import CutError, Cuts, Share
+from hookcore_app.collector.cutter import Cutter
 from hookcore_app.collector.feed import Feed
 from hookcore_app.collector.lanes import Lanes
 from hookcore_app.collector.service import create_collector
@@ -283,6 +286,91 @@ class Collected(RuleBasedStateMachine):
 
 TestCollected = Collected.TestCase
 TestCollected.settings = settings(deadline=None, max_examples=200, stateful_step_count=30)
+
+
+# -- before ClickHouse -------------------------------------------------------------------------------------------------
+
+
+class Cutting:
+    """Runs whose segments are cut for a ClickHouse that has nothing, of frames that take about `FRAME` bytes."""
+
+    FRAME = 200_000
+
+    def __init__(self, folder: Path, runs: int) -> None:
+        self.now = 100.0
+        self.lanes = Lanes(folder, 10**9, NEVER_S, lambda: self.now)
+        self.shard: Any = SimpleNamespace(number=0, read=lambda sql: Found({}), insert=lambda *given: None)
+        cluster: Any = SimpleNamespace(shards=[self.shard])
+        self.cutter = Cutter(self.lanes, cluster, 5.0, lambda: self.now)
+        self.sent = [0] * runs  # frames
+        self.cuts: list[list[str]] = []  # the runs in each segment
+        self.most_bytes = 0  # of the items in memory
+
+    def send(self, number: int, step: int) -> None:
+        """Let a run send a frame, and let the collector look for what is due."""
+        rows, item = self.FRAME // (8 * len(STATS)), self.sent[number]
+        taps = tuple(Tap(f"layers.{tap}", "output") for tap in range(rows)) if not item else ()
+        made = frame_item(item, a_frame(step, taps=tuple(range(rows))))
+        about = {"taps": taps} if taps else {"taps_from": rows}
+        batch = Batch(run=a_run(f"run-{number}"), items=(made,), **about)  # type: ignore[arg-type]
+        self.lanes.take(batch, encode(batch))
+        self.sent[number] += 1
+        self.look()
+
+    def look(self) -> None:
+        self.cutter.follow()
+        for each in self.cutter._feeds.values():
+            each.shard = 0
+        while (job := self.cutter.next(self.shard)) is not None:
+            if job.cut is not None:
+                self.cuts.append([share.run for share in job.cut.shares])
+                self.cutter.on_stored(job.cut)
+        self.most_bytes = max(self.most_bytes, sum(each.nbytes for each in self.cutter._feeds.values()))
+
+    def waiting(self) -> list[int]:
+        return [lane.waiting for lane in self.lanes.all()]
+
+
+@pytest.fixture
+def cutting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cutting]:
+    """Eight runs and a collector whose segments take about four frames."""
+    monkeypatch.setattr(cutter, "MAX_BYTES", 4 * Cutting.FRAME)
+    monkeypatch.setattr(feed, "STEP_BYTES", 4 * Cutting.FRAME)
+    made = Cutting(tmp_path, 8)
+    yield made
+    made.lanes.close()
+
+
+def test_newest_steps_that_take_all_the_memory_of_a_segment_stop_nothing_and_cut_nothing(cutting: Cutting) -> None:
+    for step in range(6):
+        for run in range(8):
+            cutting.send(run, step)
+    cutting.now += 5
+    cutting.look()
+    assert cutting.waiting() == [1] * 8, "the newest step of each"
+    assert len(cutting.cuts) <= 3 * 6, "one step of all runs makes two segments"
+    assert cutting.most_bytes < (8 + 4 + 1) * Cutting.FRAME * 1.1
+
+
+def test_runs_that_another_process_inserts_leave_room_for_the_others(
+    cutting: Cutting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        cutting.cutter.homes, "ours", lambda shard, feeds: [each for each in feeds if each.lane.info.id == "run-7"]
+    )
+    for step in range(8):
+        for run in range(8):
+            cutting.send(run, step)
+    assert cutting.waiting() == [8] * 7 + [1]
+    assert cutting.most_bytes < (4 + 8 + 8 + 1) * Cutting.FRAME * 1.1
+
+
+def test_a_step_that_does_not_end_stays_in_bounded_memory(cutting: Cutting) -> None:
+    for _ in range(20):
+        cutting.send(0, 7)
+    assert len(cutting.cuts) >= 3
+    assert cutting.most_bytes < 6 * Cutting.FRAME * 1.1
+    assert cutting.waiting()[0] <= 5
 
 
 # -- over HTTP ---------------------------------------------------------------------------------------------------------

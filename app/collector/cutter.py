@@ -30,7 +30,7 @@ from .lanes import Lanes
 
 MIN_ROWS: Final = 100_000  # of a segment, unless what waits is too old
 HEAR_S: Final = 1.0  # between two looks for commands
-MAX_BYTES: Final = 64 * 2**20  # of a segment's values, about
+MAX_BYTES: Final = 64 * 2**20  # of a segment, in memory, about
 
 Block = tuple[Table | Inlet, bytes]
 
@@ -116,9 +116,11 @@ class Cutter:
         now = self._clock()
         feeds = [feed for feed in self._feeds.values() if feed.shard == shard.number]
         self._hear(shard, feeds, now)
-        room = MAX_BYTES - sum(feed.nbytes for feed in feeds)
+        room = max(0, MAX_BYTES - sum(feed.ready()[1] for feed in feeds))
         for feed in feeds:
-            room -= feed.fill(room) if room > 0 else 0
+            # Runs that another process has claimed may take all the room. So the others have some of their own.
+            if room > 0 or (room > -MAX_BYTES and not feed.complete()):
+                room -= feed.fill(max(room, 1))
         by_day: defaultdict[int, list[Feed]] = defaultdict(list)
         ages_s: defaultdict[int, float] = defaultdict(float)
         for feed in feeds:
@@ -126,7 +128,7 @@ class Cutter:
                 by_day[feed.day].append(feed)
                 ages_s[feed.day] = max(ages_s[feed.day], age_s)
         for day, ready in sorted(by_day.items()):
-            if ages_s[day] >= self._insert_s or sum(feed.rows for feed in ready) >= MIN_ROWS or room <= 0:
+            if ages_s[day] >= self._insert_s or sum(feed.ready()[0] for feed in ready) >= MIN_ROWS or room <= 0:
                 job = self._cut(shard, ready)
                 if job is not None:
                     return job

@@ -16,6 +16,8 @@ from .lane import Lane
 from .spool import Record, SpoolError
 
 SILENT_S: Final = 60.0  # without the trainer: the newest step counts as complete
+STEP_BYTES: Final = 64 * 2**20  # of the newest step: with more, it counts as complete, too
+ITEM_BYTES: Final = 1000  # of an item, besides its values, about
 
 
 @dataclass(slots=True, eq=False)
@@ -90,11 +92,8 @@ class Feed:
             self.end = item if isinstance(item, EndItem) else self.end
 
     def _count(self, item: Item, sign: int) -> None:
-        if isinstance(item, FrameItem):
-            self.rows += sign * (len(item.taps) // 4)
-            self.nbytes += sign * (len(item.stats) + len(item.bins) + len(item.counts))
-        else:
-            self.nbytes += sign * len(getattr(item, "values", b""))
+        self.rows += sign * _rows_of(item)
+        self.nbytes += sign * _bytes_of(item)
 
     def _is_sound(self, item: Item) -> bool:
         try:
@@ -119,7 +118,15 @@ class Feed:
         is_over = self.lane.silent_s > SILENT_S or any(isinstance(item, EndItem) for item in self.items)
         steps = [item.step if isinstance(item, FrameItem) else -1 for item in self.items]
         newest = max(steps, default=-1)
-        return len(self.items) if is_over or newest < 0 else steps.index(newest)
+        if is_over or newest < 0:
+            return len(self.items)
+        count = steps.index(newest)
+        return count if sum(map(_bytes_of, self.items[count:])) <= STEP_BYTES else len(self.items)
+
+    def ready(self) -> tuple[int, int]:
+        """Return how many rows and bytes the complete steps have. The newest one is no reason to cut a segment."""
+        waiting = self.items[self.complete() :]
+        return self.rows - sum(map(_rows_of, waiting)), self.nbytes - sum(map(_bytes_of, waiting))
 
     def age_s(self, now: float) -> float | None:
         """Return for how long something could have been inserted; None if there is nothing.
@@ -166,6 +173,16 @@ class Feed:
         self.read = self.lane.read_until = max(self.read, share.through)
         self.before = max(self.before, share.before, *steps, -1)
         return _piece_of(self, share, kept)
+
+
+def _rows_of(item: Item) -> int:
+    return len(item.taps) // 4 if isinstance(item, FrameItem) else 0
+
+
+def _bytes_of(item: Item) -> int:
+    if isinstance(item, FrameItem):
+        return ITEM_BYTES + len(item.stats) + len(item.bins) + len(item.counts)
+    return ITEM_BYTES + len(getattr(item, "values", b""))
 
 
 def _piece_of(feed: Feed, share: Share, items: list[Item]) -> Piece:
