@@ -22,8 +22,9 @@ from hookcore_app.clickhouse.names import number_of_run, rank_shards
 from hookcore_app.clickhouse.reading import listed
 from hookcore_app.clickhouse.schema import MIGRATIONS, Schema, SchemaError
 from hookcore_app.clickhouse.writing import Sign
-from hookcore_app.collector import cutter, homes
+from hookcore_app.collector import cutter, homes, lane
 from hookcore_app.collector.cuts import CutError, Cuts
+from hookcore_app.collector.cutter import Job
 from tests.clickhouse_nodes import DATABASE, Node, running
 from tests.clickhouse_nodes import Cluster as Nodes
 from tests.clickhouse_world import (
@@ -261,24 +262,33 @@ def _restarted(old: Collector, folder: Path, url: str) -> Collector:
 
 @pytest.mark.parametrize("inserted", range(6))
 def test_a_segment_of_which_a_part_was_inserted_when_the_collector_was_killed_is_completed(
-    tmp_path: Path, url: str, server: Nodes, inserted: int
+    tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch, inserted: int
 ) -> None:
+    monkeypatch.setattr(lane, "TRIM_BYTES", 0)
     first = Collector(tmp_path, url)
-    first.send(range(10))
-    first.end(10)
-    for _ in range(3):  # the run is found, its shard, and what is due
-        first.inserter.step()
-    (job,) = first.inserter._slots[0]._jobs
     shard = first.inserter._cluster.shards[0]
+    first.send(range(10))
+    first.inserter._insert(shard, _cut(first))
+    first.send(range(8, 11))  # two of them again; the frame before them is in the spool twice, alone and in its batch
+    first.end(11)
+    job = _cut(first)
     for table, block in job.blocks[:inserted]:
         shard.insert(table.name, block)
     second = _restarted(first, tmp_path, url)
     second.inserter.start()
-    second.send(range(10))  # the trainer repeats what it got no answer for
+    second.send(range(11))  # the trainer repeats what it got no answer for
     second.wait()
-    count_once(server.nodes, database_of(url), {"run": 10})
+    count_once(server.nodes, database_of(url), {"run": 11})
     second.stop()
     assert len(job.blocks) >= 5
+
+
+def _cut(collector: Collector) -> Job:
+    """Return the next segment, which is not inserted."""
+    for _ in range(3):  # the run is found, its shard, and what is due
+        collector.inserter.step()
+    (job,) = (each for each in collector.inserter._slots[0]._jobs if each.cut is not None)
+    return job
 
 
 def test_a_restarted_collector_calls_no_rank_silent_that_it_has_not_heard_yet(

@@ -528,10 +528,22 @@ def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it_on_disk(tmp_path:
     lanes.close()
     again = Lanes(tmp_path, 10**9, NEVER_S)  # it finds the whole batch, too, because the file has it still
     (lane,) = again.all()
-    feed = Feed(lane)
-    feed.fill(10**9)
-    assert [item.number for item in feed.items] == list(range(6))
+    assert [(each.first, each.last, each.count) for each in lane.records()] == [(3, 3, 1), (4, 5, 2)]
+    assert lane.waiting == 3
+    lane.on_stored(5)
+    assert not any(segment.records for segment in again.spool._segments.values())
     again.close()
+
+
+def test_a_repeated_segment_has_each_item_once_whatever_its_trainer_repeated(tmp_path: Path) -> None:
+    lanes = Lanes(tmp_path, 10**9, NEVER_S)
+    for steps in (range(4), range(2, 6), range(5, 8)):
+        batch = make_batch(a_run(), list(steps), first=steps.start == 0)
+        lanes.take(batch, encode(batch))
+    (lane,) = lanes.all()
+    piece = Feed(lane).repeat(Share("run", 0, 0, 1, 0, ((1, 2), (4, 6)), 6))
+    assert [item.number for item in piece.items] == [1, 2, 4, 5, 6]
+    lanes.close()
 
 
 def test_a_full_disk_takes_the_note_that_its_room_is_needed_for(

@@ -78,9 +78,11 @@ class Feed:
         found: list[Item] = []
         for record in records:
             try:
-                found += decode_batch(self.lane.spool.read(record)).items
+                items = decode_batch(self.lane.spool.read(record)).items
             except (SpoolError, WireError):
                 self.lane.lose([record], "spool-damaged")
+            else:  # what the trainer repeated is in an earlier record
+                found += [item for item in items if record.first <= item.number <= record.last]
         return found
 
     def _take(self, items: Iterable[Item]) -> None:

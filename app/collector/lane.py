@@ -155,13 +155,22 @@ class Lane:
     def restore(self, records: Sequence[Record]) -> None:
         """Take the records that an earlier process left."""
         with self.lock:
-            records = sorted(records, key=lambda record: record.first)
+            records = self._without_trimmed(records)
             self._waiting.extend(records)
             self.acknowledged = max(self.acknowledged, *(record.last for record in records))
             with suppress(SpoolError, WireError):
                 last = decode_batch(self.spool.read(records[-1]))
                 self.info, self.counters, self.commands_done = last.run, last.counters, last.commands_done
                 self.has_ended = isinstance(last.items[-1], EndItem)
+
+    def _without_trimmed(self, records: Sequence[Record]) -> list[Record]:
+        """Return the records in order, and release those of which the rest was written again: their file has both."""
+        kept: dict[int, Record] = {}  # by their last item, which a record and its rest have in common
+        for record in sorted(records, key=lambda record: (record.last, record.first)):
+            if record.last in kept:
+                self.spool.release(kept[record.last])
+            kept[record.last] = record
+        return list(kept.values())
 
     def leave(self) -> None:
         """Note on disk how much was taken, so that a trainer that returns later isn't asked for it again."""
