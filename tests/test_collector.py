@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +47,9 @@ ROOT = Path(__file__).parents[1]
 # -- the spool ---------------------------------------------------------------------------------------------------------
 
 
+RECORD = 36 + len("run") + 500  # bytes of each of these
+
+
 def _filled(folder: Path, *, count: int = 5, limit: int = 10**6, segment: int = 2000) -> Spool:
     spool = Spool(folder, limit, NEVER_S, segment)
     for number in range(count):
@@ -64,16 +67,68 @@ def test_records_are_there_again_after_a_restart_in_their_order(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("cut", [1, 40, 499, 520])
-def test_a_record_that_was_written_in_part_is_cut_off_and_the_rest_is_read(tmp_path: Path, cut: int) -> None:
+def test_a_record_that_was_written_in_part_is_cut_off_and_the_rest_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
+) -> None:
     _filled(tmp_path).close()
     last = max(tmp_path.glob("*.spool"))
     os.truncate(last, last.stat().st_size - cut)
     again = Spool(tmp_path, 10**6, NEVER_S, 2000)
     assert [record.first for record in again.recover()] == [0, 1, 2, 3]
-    assert again.damaged == 1
+    assert "a record that was not finished" in caplog.text
+    assert again.damaged == 0, "nobody was told that it is safe"
     record = again.append("run", 9, 9, 1, b"more")
     assert again.read(record) == b"more"
     assert [record.first for record in Spool(tmp_path, 10**6, NEVER_S, 2000).recover()] == [0, 1, 2, 3, 9]
+
+
+@pytest.mark.parametrize("at", [0, 4, 5, 7, 12, 13, 14, 16, 23, 24, 31, 32, 35])
+def test_records_behind_a_damaged_head_are_found_and_the_damage_is_counted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int
+) -> None:
+    _filled(tmp_path, segment=10**6).close()
+    (path,) = tmp_path.glob("*.spool")
+    _change(path, RECORD + at, lambda byte: byte ^ 255)
+    for count in range(5, 7):
+        again = Spool(tmp_path, 10**6, NEVER_S, 10**6)
+        records = list(again.recover())
+        assert [record.first for record in records] == [0, 2, 3, 4, 9][: count - 1]
+        assert [len(again.read(record)) for record in records] == [500] * (count - 1)
+        assert again.damaged == 1
+        assert again.nbytes == path.stat().st_size
+        again.append("run", 9, 9, 1, bytes(500))
+        again.close()
+    assert f"{path} is damaged: no record can be read in its bytes {RECORD} to {2 * RECORD - 1}" in caplog.text
+
+
+def test_a_damaged_end_is_removed_and_counted(tmp_path: Path) -> None:
+    _filled(tmp_path, segment=10**6).close()
+    (path,) = tmp_path.glob("*.spool")
+    with path.open("ab") as file:
+        file.write(bytes(1000))  # as after a power failure
+    for damaged in (1, 0):
+        again = Spool(tmp_path, 10**6, NEVER_S)
+        assert len(list(again.recover())) == 5
+        assert again.damaged == damaged
+    assert path.stat().st_size == 5 * RECORD
+
+
+def test_a_spool_without_checksums_of_heads_is_read(tmp_path: Path) -> None:
+    _filled(tmp_path, segment=10**6).close()
+    (path,) = tmp_path.glob("*.spool")
+    for record in range(5):
+        for byte in (14, 15):
+            _change(path, record * RECORD + byte, lambda _: 0)
+    _change(path, RECORD, lambda _: 0)  # a mark
+    again = Spool(tmp_path, 10**6, NEVER_S, 10**6)
+    assert [record.first for record in again.recover()] == [0, 2, 3, 4]
+    assert again.damaged == 1
+
+
+def _change(path: Path, at: int, how: Callable[[int], int]) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] = how(data[at])
+    path.write_bytes(data)
 
 
 def test_a_damaged_record_is_not_read(tmp_path: Path) -> None:
@@ -591,6 +646,23 @@ def test_a_full_disk_refuses_the_batch_and_the_trainer_keeps_it(
     assert "No space left" in response.json()["error"]
     monkeypatch.undo()
     assert _post(client, make_batch(a_run(), [0])).acknowledged == 0
+
+
+def test_a_spool_whose_heads_are_damaged_says_so_in_the_metrics(tmp_path: Path) -> None:
+    client = _collector(tmp_path, "http://127.0.0.1:9")
+    for step in range(3):
+        _post(client, make_batch(a_run(), [step], first=step == 0))
+    lanes = client.app.state.lanes  # type: ignore[attr-defined]
+    begin = lanes.all()[0].records()[0].offset + lanes.all()[0].records()[0].size
+    lanes.close()
+    (path,) = (tmp_path / "spool").glob("*.spool")
+    _change(path, begin + 16, lambda _: 200)  # the number of its first item
+    again = _collector(tmp_path, "http://127.0.0.1:9")
+    metrics = again.get("/metrics").text
+    assert "hookcore_spool_damaged_total 1.0" in metrics
+    assert "hookcore_waiting_items 2.0" in metrics
+    assert _post(again, make_batch(a_run(), [3], first=False)).acknowledged == 3
+    again.app.state.lanes.close()  # type: ignore[attr-defined]
 
 
 def test_another_trainer_can_not_add_to_a_run(tmp_path: Path) -> None:

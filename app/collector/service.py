@@ -116,6 +116,7 @@ def _metrics_of(state: Any) -> Iterator[Metric]:
     yield Metric("spool_bytes", "gauge", "Bytes in the spool.", [({}, lanes.spool.nbytes)])
     yield Metric("spool_limit_bytes", "gauge", "Bytes that the spool may take.", [({}, lanes.spool.limit_bytes)])
     yield Metric("spool_sync_errors_total", "counter", "Failed syncs of the spool.", [({}, lanes.spool.sync_errors)])
+    yield Metric("spool_damaged_total", "counter", "Unreadable places of the spool.", [({}, lanes.spool.damaged)])
     yield Metric(
         "waiting_items", "gauge", "Items that the server lacks.", [({}, sum(lane.waiting for lane in all_lanes))]
     )

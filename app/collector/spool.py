@@ -1,4 +1,4 @@
-"""Records on disk until somebody has taken them: append-only segments, with a checksum for each record.
+"""Records on disk until somebody has taken them: append-only segments, with checksums for each record and its head.
 
 A record is written once `append` returns, so that a killed process loses none; `sync_s` says how much a power failure
 may cost. When the spool is full, the oldest segment goes, and `gone` says what was in it.
@@ -7,6 +7,7 @@ may cost. When the spool is full, the oldest segment goes, and `gone` says what 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import re
@@ -18,12 +19,14 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from hookcore.errors import HookcoreError
 
+logger = logging.getLogger("hookcore")
+
 SEGMENT_BYTES: Final = 64 * 2**20
-_HEAD: Final = struct.Struct("<4sIIHxxQQI")  # mark, size, checksum, size of the name, first and last item, their count
+_HEAD: Final = struct.Struct("<4sIIHHQQI")
 _MARK: Final = b"hcs1"
 _SMALL: Final = 2**20
 _NAME: Final = re.compile(r"(\d{12})\.spool")
@@ -31,6 +34,27 @@ _NAME: Final = re.compile(r"(\d{12})\.spool")
 
 class SpoolError(HookcoreError):
     """The disk takes nothing more, or a record can't be read."""
+
+
+class _Head(NamedTuple):
+    """What stands before the name and the payload of a record."""
+
+    mark: bytes
+    size: int  # of the payload
+    checksum: int  # of name and payload
+    name: int  # the size of the name
+    check: int  # of this head; 0 in spools of before 2026-11-25, which had none
+    first: int
+    last: int
+    items: int
+
+    @property
+    def is_right(self) -> bool:
+        return self.mark == _MARK and self.check in (0, self.checked().check)
+
+    def checked(self) -> _Head:
+        """Return the head with its check."""
+        return self._replace(check=zlib.crc32(_HEAD.pack(*self._replace(check=0))) & 0xFFFF or 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +92,7 @@ class Spool:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.nbytes = 0
-        self.damaged = 0  # records that could not be read
+        self.damaged = 0  # places where no record could be found
         self.sync_errors = 0  # attempts to reach the disk that failed
         self.gone: deque[Record] = deque()  # records that were dropped to make room; their owners take them
         self._sync_s = sync_s
@@ -88,8 +112,8 @@ class Spool:
     def append(self, run: str, first: int, last: int, count: int, payload: bytes | bytearray) -> Record:
         """Write a record. Raises SpoolError if the disk takes nothing more; then nothing was written."""
         name = run.encode()
-        checksum = zlib.crc32(payload, zlib.crc32(name))
-        head = _HEAD.pack(_MARK, len(payload), checksum, len(name), first, last, count)
+        checksum = _checksum_of(run, payload)
+        head = _HEAD.pack(*_Head(_MARK, len(payload), checksum, len(name), 0, first, last, count).checked())
         with self._lock:
             segment = self._current(len(head) + len(name) + len(payload))
             begin = segment.nbytes
@@ -191,10 +215,10 @@ class Spool:
         """Return what a record contains. Raises SpoolError if it isn't what was written."""
         with self._lock:
             try:
-                data = os.pread(record.segment.file, record.size, record.offset)
+                data = _payload_of(record)
             except OSError as error:
                 raise SpoolError(f"can't read {record.segment.path}: {error}") from None
-        if zlib.crc32(data, zlib.crc32(record.run.encode())) != record.checksum:
+        if _checksum_of(record.run, data) != record.checksum:
             raise SpoolError(f"{record.segment.path} is damaged at byte {record.offset}")
         return data
 
@@ -206,23 +230,76 @@ class Spool:
                 yield from self._records_in(self._open(int(found[1])))
 
     def _records_in(self, segment: _Segment) -> Iterator[Record]:
-        size = os.fstat(segment.file).st_size
-        at = 0
-        while at + _HEAD.size <= size:
-            mark, length, checksum, named, first, last, count = _HEAD.unpack(os.pread(segment.file, _HEAD.size, at))
-            end = at + _HEAD.size + named + length
-            if mark != _MARK or end > size:
+        at, size = 0, os.fstat(segment.file).st_size
+        while at < size:
+            record = _record_at(segment, at, size)
+            if record is not None:
+                segment.records.add(record)
+                at = record.offset + record.size
+                yield record
+                continue
+            after = _next_record(segment, at, size)
+            self._report(segment, at, after, size)
+            if after == size:
+                os.ftruncate(segment.file, at)
                 break
-            name = os.pread(segment.file, named, at + _HEAD.size).decode("utf-8", "replace")
-            record = Record(name, first, last, count, segment, end - length, length, checksum)
-            segment.records.add(record)
-            at = end
-            yield record
-        if at < size:
-            self.damaged += 1
-            os.ftruncate(segment.file, at)
+            at = after
         segment.nbytes = at
         self.nbytes += at
+
+    def _report(self, segment: _Segment, begin: int, end: int, size: int) -> None:
+        """Say what can't be read. What was written in part, by a killed process, was never acknowledged: no damage."""
+        head = _head_at(segment, begin)
+        if end == size and (head is None or head.is_right):
+            logger.warning(
+                "hookcore: removed the last %d bytes of %s: a record that was not finished", end - begin, segment.path
+            )
+            return
+        self.damaged += 1
+        logger.warning(
+            "hookcore: %s is damaged: no record can be read in its bytes %d to %d, so their items are lost. "
+            "Check the disk",
+            segment.path,
+            begin,
+            end - 1,
+        )
+
+
+def _head_at(segment: _Segment, at: int) -> _Head | None:
+    data = os.pread(segment.file, _HEAD.size, at)
+    return _Head(*_HEAD.unpack(data)) if len(data) == _HEAD.size else None
+
+
+def _record_at(segment: _Segment, at: int, size: int) -> Record | None:
+    """Return the record that begins here, if a whole one does."""
+    head = _head_at(segment, at)
+    if head is None or not head.is_right:
+        return None
+    offset = at + _HEAD.size + head.name
+    if offset + head.size > size:
+        return None
+    name = os.pread(segment.file, head.name, at + _HEAD.size).decode("utf-8", "replace")
+    return Record(name, head.first, head.last, head.items, segment, offset, head.size, head.checksum)
+
+
+def _next_record(segment: _Segment, at: int, size: int) -> int:
+    """Return where the next record begins after a damaged one, or `size` if there is none."""
+    data = os.pread(segment.file, size - at, at)
+    place = data.find(_MARK, 1)
+    while place >= 0:
+        record = _record_at(segment, at + place, size)  # None: the mark is part of a payload
+        if record is not None and _checksum_of(record.run, _payload_of(record)) == record.checksum:
+            return at + place
+        place = data.find(_MARK, place + 1)
+    return size
+
+
+def _payload_of(record: Record) -> bytes:
+    return os.pread(record.segment.file, record.size, record.offset)
+
+
+def _checksum_of(run: str, payload: bytes | bytearray) -> int:
+    return zlib.crc32(payload, zlib.crc32(run.encode()))
 
 
 def _write(file: int, parts: list[bytes | bytearray]) -> None:
