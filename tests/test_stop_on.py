@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookcore.errors import ArgumentError
+from hookcore.frameworks import stopping
 from hookcore.frameworks.stopping import AGREE_EVERY, Stopping
 from tests.ranks import run_ranks
 from tests.zoo.case import mean_square, mlp
@@ -47,11 +48,11 @@ def spoil(model: nn.Module, module: nn.Module) -> None:
     module.register_forward_hook(hook)
 
 
-def check(stopping: Stopping, steps: int) -> None:
+def check(callback: Stopping, steps: int) -> None:
     """Assert that the training ended because of the incident, and that its run ended well."""
     assert BAD < steps < STEPS
-    assert stopping.stopped
-    watcher = stopping.watcher
+    assert callback.stopped
+    watcher = callback.watcher
     assert watcher is not None
     assert "closed" in repr(watcher)
     assert watcher.errors == []
@@ -147,10 +148,10 @@ def train_rank(rank: int, folder: str) -> None:
     if rank == 1:
         spoil(model, model[0])  # type: ignore[index]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with Stopping(stop_on="error", **SETTINGS) as stopping:
-        stopping.begin(model)
+    with Stopping(stop_on="error", **SETTINGS) as callback:
+        callback.begin(model)
         steps = 0
-        while steps < STEPS and not stopping.must_stop():
+        while steps < STEPS and not callback.must_stop():
             mean_square(model(torch.randn(4, 6))).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -164,6 +165,22 @@ def test_all_ranks_stop_in_the_same_step_after_an_incident_on_one(tmp_path: Path
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD))
     assert first == second
     assert AGREE_EVERY - 1 <= first < STEPS
+
+
+def test_a_rank_that_watches_nothing_takes_part_in_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchanged = []
+
+    def all_reduce(stop: torch.Tensor, _op: object) -> None:
+        exchanged.append(bool(stop))
+        stop.fill_(len(exchanged) == 2)  # then another rank stops
+
+    monkeypatch.setattr(stopping, "_ranks", lambda: WORLD)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    rank = Stopping(stop_on="error", **SETTINGS)
+    assert [rank.must_stop() for _ in range(3 * AGREE_EVERY)].index(True) == 2 * AGREE_EVERY - 1
+    assert exchanged == [False, False]
+    assert rank.stopped
 
 
 def test_an_invalid_severity_raises_where_the_callback_is_created() -> None:

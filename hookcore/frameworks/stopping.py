@@ -52,8 +52,8 @@ class Stopping(Watching):
             self.watcher.on_incident(self._wish.note, severity=self.stop_on)
 
     def must_stop(self) -> bool:
-        """Return whether the training must stop now. Call it after each step, on every rank."""
-        if self.stop_on is None or self.stopped or self.watcher is None:
+        """Return whether the training must stop now. Call it after each step, on all ranks, watched or not."""
+        if self.stop_on is None or self.stopped:
             return False
         self._calls += 1
         self.stopped = self._any_rank_stops() if _ranks() > 1 else self._wish.incident is not None
