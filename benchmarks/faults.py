@@ -27,7 +27,7 @@ from hookcore.delivery.http import Address, HttpSink
 from hookcore.wire import Place, RunInfo
 from hookcore_app.clickhouse.names import number_of_run
 from tests.clickhouse_nodes import DATABASE, Cluster, running
-from tests.clickhouse_world import TAPS, Trainers, a_frame, collecting, wait_until_stored
+from tests.clickhouse_world import TAPS, Trainers, a_frame, collecting, miscounts, some_taps, wait_until_stored
 from tests.receiver import a_run
 from tests.serving import TOKEN
 from tests.waiting import wait_for
@@ -36,6 +36,8 @@ RANKS: Final = 8
 FULL_DISK_S: Final = 200.0  # what is left in a last batch waits for a minute of silence
 LIMIT: Final = "100MB"  # beyond what is in memory on its way
 WIDE: Final = 500  # taps
+LARGE: Final = 200  # taps with which a batch of a few frames is a large one, of which the rest is written again
+LARGE_EVERY_S: Final = 0.1
 SKEW_S: Final = 3600.0
 LOOK_S: Final = 0.2
 
@@ -71,10 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def kill_the_collector(size: Size) -> None:
     """Kill the collector again and again while ranks send."""
-    print(f"\n{RANKS} ranks send, and the collector is killed every {size.kill_every_s:g} s", flush=True)
+    print(
+        f"\n{RANKS} ranks of {LARGE} taps send, and the collector is killed every {size.kill_every_s:g} s", flush=True
+    )
     with running() as nodes, tempfile.TemporaryDirectory() as spool:
         port, kills, end = traffic.free_port(), 0, time.monotonic() + size.seconds
-        with Trainers(port, RANKS) as trainers:
+        with Trainers(port, RANKS, taps=some_taps(LARGE), every_s=LARGE_EVERY_S) as trainers:
             while time.monotonic() < end:
                 with collecting(nodes.url, Path(spool), port) as process:
                     time.sleep(size.kill_every_s)
@@ -304,6 +308,9 @@ def _count(name: str, nodes: Cluster, trainers: Trainers, patience_s: float = 60
     print(f"  {name}: {produced:,} frames acknowledged, {stored:,} stored")
     traffic.judge("frames lost", produced - different, 0, "")
     traffic.judge("frames doubled", stored - different, 0, "")
+    wrong = miscounts(nodes.nodes, DATABASE, frames, len(trainers.taps))
+    traffic.judge("other counts in items, rows, sketches, and sums", len(wrong), 0, "")
+    print("".join(f"    {each}\n" for each in wrong), end="")
     return produced
 
 

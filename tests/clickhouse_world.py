@@ -37,7 +37,12 @@ from tests.receiver import a_run
 from tests.serving import BATCH, TOKEN
 from tests.waiting import wait_for
 
-TAPS = tuple(Tap(f"layers.{number}", "output") for number in range(5))
+
+def some_taps(count: int) -> tuple[Tap, ...]:
+    return tuple(Tap(f"layers.{number}", "output") for number in range(count))
+
+
+TAPS = some_taps(5)
 NEVER_S = float("inf")
 _databases = itertools.count()
 
@@ -51,21 +56,27 @@ def database_of(url: str) -> str:
     return url.rpartition("/")[2].partition("?")[0]
 
 
-def a_frame(step: int, new_taps: tuple[Tap, ...] = (), value: float | None = None) -> Frame:
+def a_frame(step: int, new_taps: tuple[Tap, ...] = (), value: float | None = None, taps: int = len(TAPS)) -> Frame:
     """Return a frame of all taps with sketches; its means tell its step."""
-    stats = np.full((len(TAPS), len(STATS)), float(step) if value is None else value)
+    stats = np.full((taps, len(STATS)), float(step) if value is None else value)
     stats[:, :4] = 8, 0, 0, 0
-    start = np.arange(len(TAPS) + 1, dtype=np.uint32)
-    block = SketchBlock(start, np.full(len(TAPS), 100 + step % 7, np.uint16), np.full(len(TAPS), 8, np.uint32))
+    start = np.arange(taps + 1, dtype=np.uint32)
+    block = SketchBlock(start, np.full(taps, 100 + step % 7, np.uint16), np.full(taps, 8, np.uint32))
     return frame(step, stats, new_taps, sketches=block, scalars={"loss": 1.0 / (step + 1)})
 
 
 def count_once(nodes: Sequence[Node], database: str, frames: Mapping[str, int]) -> None:
     """Assert that each frame of each run is stored once on some node: in rows and sketches, and on every level."""
+    found = miscounts(nodes, database, frames)
+    assert not found, "\n".join(found)
+
+
+def miscounts(nodes: Sequence[Node], database: str, frames: Mapping[str, int], taps: int = len(TAPS)) -> list[str]:
+    """Return what isn't stored once for each of so many frames: in items, rows, and sketches, and on every level."""
+    wrong = []
     for run_id, count in frames.items():
-        run, rows = number_of_run(run_id), count * len(TAPS)
-        of_run, of_taps = f"WHERE run = {run}", f"WHERE run = {run} AND lane < {len(TAPS)}"
-        node = next(each for each in nodes if _numbers(each, database, f"SELECT count() FROM items {of_run}")[0])
+        run, rows = number_of_run(run_id), count * taps
+        of_run, of_taps = f"WHERE run = {run}", f"WHERE run = {run} AND lane < {taps}"
         expected = {
             f"SELECT count() FROM items {of_run} AND kind = 0": count,
             f"SELECT uniqExact(number) FROM items {of_run} AND kind = 0": count,
@@ -79,7 +90,11 @@ def count_once(nodes: Sequence[Node], database: str, frames: Mapping[str, int]) 
         for level in SKETCH_LEVELS:
             sums = f"SELECT sum(arraySum(`sumsMap.count`)) FROM sketch_rollups {of_taps} AND level = {level}"
             expected[sums] = rows * 8
-        assert {sql: _numbers(node, database, sql)[0] for sql in expected} == expected
+        for sql, number in expected.items():
+            # Only one shard has the run, and a replica may lag.
+            found = max(_numbers(node, database, sql)[0] for node in nodes)
+            wrong += [] if found == number else [f"{sql}: {found} instead of {number}"]
+    return wrong
 
 
 def _numbers(node: Node, database: str, sql: str) -> list[int]:
@@ -165,8 +180,16 @@ def store_frames(
 class Trainers:
     """Trainers that send frames to a collector from threads, until the end of a block."""
 
-    def __init__(self, port: int, count: int = 3, infos: Sequence[RunInfo] = ()) -> None:
+    def __init__(
+        self,
+        port: int,
+        count: int = 3,
+        infos: Sequence[RunInfo] = (),
+        taps: tuple[Tap, ...] = TAPS,
+        every_s: float = 0.02,
+    ) -> None:
         """Start trainers for these runs, whose clocks are as far off as their starts; else for new ones."""
+        self.taps, self.every_s = taps, every_s
         infos = infos or [a_run(f"{secrets.token_hex(5)}-{number}") for number in range(count)]
         self.port = port
         self.infos = {info.id: info for info in infos}
@@ -190,10 +213,10 @@ class Trainers:
             sink.abandon()
 
     def _send(self, run: str) -> None:
-        while not self._stopping.wait(0.02):
+        while not self._stopping.wait(self.every_s):
             step = self.frames[run]
-            made = a_frame(step, TAPS if step == 0 else ())
-            self.sinks[run].send(replace(made, time_s=self.infos[run].started_s + step / 50))
+            made = a_frame(step, self.taps if step == 0 else (), taps=len(self.taps))
+            self.sinks[run].send(replace(made, time_s=self.infos[run].started_s + step * self.every_s))
             self.frames[run] += 1
 
     def finish(self, patience_s: float = 60.0) -> dict[str, int]:
