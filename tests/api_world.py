@@ -126,7 +126,7 @@ def fill_ranks(runs: Runs, job: str = "4f2a", world: int = 2, steps: int = STEPS
     """Fill the runs of a training's ranks. The values of the nth one are n times as large, and so is its step time."""
     ranks = []
     spread = (("weight", f"Shard(0) over data, {world} ranks"),)
-    modules = [replace(each, placements=spread) if each.shapes else each for each in MODULES]
+    modules = [replace(each, placements=spread) if each.type == "Linear" else each for each in MODULES]
     for rank in range(world):
         axes = {"data": (rank, world)}
         place = Place(job=job, rank=rank, world=world, local_rank=rank, device=f"cuda:{rank}", axes=axes)

@@ -168,13 +168,16 @@ def test_tensors_that_are_spread_over_ranks_say_how_and_what_their_values_are(
 ) -> None:
     placement = f"Shard(0) over data, {WORLD} ranks"
     assert [each.placements for each in client.modules("layers.*", run="ranks-4f2a")] == [{"weight": placement}, {}]
-    for page in ("layer?module=layers.0", "drawer?module=layers.0&part=about"):
-        joint, rank = (text(server, f"/runs/{run}/{page}") for run in ("ranks-4f2a", "4f2a-1"))
-        for shown in (joint, rank):
-            assert placement in shown, page
-        assert "Values in this run are of the whole tensors: parts are added up, and copies count once." in joint, page
-        assert "Values in this run are of what this rank holds." in rank, page
-    assert "Values in this run" not in text(server, "/runs/ranks-4f2a/layer?module=layers.1")
+    for page in ("layer?module={}", "drawer?module={}&part=about"):
+        joint, rank, of_output = (
+            text(server, f"/runs/{run}/{page.format(module)}")
+            for run, module in (("ranks-4f2a", "head"), ("4f2a-1", "head"), ("4f2a-1", "layers.0"))
+        )
+        whole = "In this run, values of weight are of the whole tensor: parts are added up, and copies count once."
+        assert whole in joint, page
+        assert "In this run, values of weight are of what this rank holds." in rank, page
+        assert placement in of_output, page
+        assert "In this run, values" not in of_output, page  # of the weight, none were captured
 
 
 def frames_of(run: Run, step: int, **stats: float) -> Frame:

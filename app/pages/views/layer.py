@@ -137,16 +137,17 @@ def values_of(store: Store, taps: TapList, first: int | None = None, last: int |
 
 
 def placement_note(run: Run, layer: LayerView) -> str:
-    """Return what the values of tensors are that torch has spread over ranks; empty if it has spread none here."""
-    placed = {name for name, _ in layer.module.placements}
-    if not placed:
+    """Return of what the values are of those captured tensors that torch has spread over ranks; empty without any."""
+    placed = dict(layer.module.placements)
+    taps = [(number, tap.tensor) for number, tap in layer.taps if tap.tensor in placed]
+    if not taps:
         return ""
+    values = f"In this run, values of {', '.join(dict.fromkeys(name for _, name in taps))} are"
     if not isinstance(run, JointRun):
-        return "Values in this run are of what this rank holds."
-    taps = [number for number, tap in layer.taps if tap.tensor in placed]
-    but = ', except where they are labeled "parts or copies"' if any(is_unsure(run, each) for each in taps) else ""
+        return f"{values} of what this rank holds."
+    but = ', except where they are labeled "parts or copies"' if any(is_unsure(run, each) for each, _ in taps) else ""
     lacks = " Ranks are missing, and with them their parts." if run.missing() else ""
-    return f"Values in this run are of the whole tensors: parts are added up, and copies count once{but}.{lacks}"
+    return f"{values} of the whole tensor: parts are added up, and copies count once{but}.{lacks}"
 
 
 def hooks_of(store: Store, layer: LayerView) -> tuple[list[HookRecord], int]:
