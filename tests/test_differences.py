@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from typing import Any
 
@@ -16,6 +17,7 @@ from hookcore.records.sketch import BINS
 from hookcore.store import Store
 from hookcore.store.unlike import Distribution, Sample, apart, distributions, shares_apart
 from hookcore_app.analysis.different import Different, Side, message_of, what_differs
+from tests.api_world import STEPS, fill_ranks, open_run
 from tests.build import frame, make_info, stats_of
 from tests.serving import make_world
 from tests.sketches import block_of, sketch_of
@@ -291,6 +293,42 @@ def test_the_page_shows_the_layers_of_the_steps_in_the_address(client: Any) -> N
 def test_the_page_compares_with_other_steps_and_other_runs(client: Any) -> None:
     assert "5 captured steps, 40 to 44" in _page(client, "?steps=45-49&beside=40-44")
     assert "100 captured steps, 0 to 99 of run two" in _page(client, "?steps=40-49&other=two")
+
+
+def test_a_held_page_leads_to_the_steps_before_and_after_it(client: Any) -> None:
+    page = _page(client, "?step=40&kind=output")
+    link = re.search(r'<a href="([^"]+)">Compare before and after step 40</a>', page)
+    assert link is not None
+    assert html.unescape(link[1]) == "runs/one/differences?steps=40-99&beside=0-39&kind=output&step="
+    split = _page(client, "?" + html.unescape(link[1]).partition("?")[2])
+    assert "60 captured steps, 40 to 99" in split
+    assert "40 captured steps, 0 to 39" in split
+    for query in ("?step=0", "?steps=40-49"):
+        assert "Compare before and after" not in _page(client, query)
+
+
+def test_pages_in_a_range_or_held_lead_to_what_is_different(client: Any) -> None:
+    for query, is_hidden in (("", True), ("?steps=40-49", False), ("?step=45", False)):
+        text = client.get(f"/runs/one{query}", headers={"Accept": "text/html"}).text
+        link = re.search(r'<a class="differs"[^>]* href="([^"]+)"[^>]*>', text)
+        assert link is not None
+        assert link[1] == f"runs/one/differences{query}"
+        assert (" hidden>" in link[0]) is is_hidden
+
+
+def test_a_rank_is_compared_with_other_ranks_and_with_all() -> None:
+    world = make_world()
+    fill_ranks(world.runs, world=3)
+    open_run(world.runs, "alone")
+    for run, others in (("4f2a-1", ["ranks-4f2a", "4f2a-0", "4f2a-2"]), ("ranks-4f2a", ["4f2a-0", "4f2a-1", "4f2a-2"])):
+        address = f"/runs/{run}/differences?other=4f2a-2"
+        page = world.client.get(address, headers={"Accept": "text/html"}).text
+        ranks = re.search(r'<optgroup label="Ranks">(.*?)</optgroup>', page, re.DOTALL)
+        assert ranks is not None
+        assert re.findall(r'<option value="([^"]+)"', ranks[1]) == others
+        assert re.findall(r"<option[^>]* selected>([^<]+)</option>", ranks[1]) == ["Rank 2"]
+        assert re.findall(r'<option value="([^"]+)">', page.partition("</optgroup>")[2])[:1] == ["alone"]
+        assert f"{STEPS} captured steps, 0 to {STEPS - 1} of ddp rank 2" in page
 
 
 def test_the_page_of_a_whole_run_shows_its_end_and_says_so(client: Any) -> None:

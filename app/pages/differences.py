@@ -16,7 +16,8 @@ from hookcore.store.unlike import Sample
 
 from ..analysis.different import Layer, Side, what_differs
 from ..analysis.selection import finder_of
-from ..runs import Run
+from ..runs import JointRun, Run
+from .frame import address_of, ranks_to_pick
 from .page import FindText, RunPage, Short
 from .views.overview import layer_address
 from .views.span import range_in
@@ -51,9 +52,14 @@ class DifferencesPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return the choices, and what is wrong with them."""
+        ranks = ranks_to_pick(self.run, self.name)
+        own = {self.run.id, *(link.run for link in ranks.links)} if ranks else {self.run.id}
+        candidates = [each for each in self.runs.all() if each.id not in own]
         return {
-            "candidates": [each for each in self.runs.all() if each.id != self.run.id],
+            "candidates": candidates,
+            "listed": own | {each.id for each in candidates},
             "chosen": self.compared,
+            "chosen_name": name_of(self.compared) if self.compared is not None else "",
             "missing": self.other if self.other and self.compared is None and self.other != self.run.id else "",
             "unread": self.beside if self.beside and range_in(self.beside) is None else "",
         }
@@ -65,7 +71,18 @@ class DifferencesPage(RunPage):
 
     def part_result(self) -> dict[str, Any]:
         """Return what differs."""
-        return {"chosen": self.compared, "result": self._result(self.compared), "elapsed": ELAPSED}
+        other = self.compared
+        name = name_of(other) if other is not None else ""
+        return {"chosen_name": name, "result": self._result(other), "elapsed": ELAPSED, "split": self._split()}
+
+    def _split(self) -> tuple[int, str] | None:
+        """Return the held step, and the address that compares the steps from it on with those before it."""
+        span, known = self.span, self.run.store.steps()
+        if span is None or span.step is None or known.first is None or known.newest is None or span.step <= known.first:
+            return None
+        steps, beside = f"{span.step}-{known.newest}", f"{known.first}-{span.step - 1}"
+        address = address_of(self.run, self.name, steps=steps, beside=beside, kind=self.kind, f=self.f)
+        return span.step, f"{address}&step="  # no longer held
 
     def _result(self, other: Run | None) -> dict[str, Any] | None:
         span, known = self.span, self.run.store.steps()
@@ -99,6 +116,16 @@ class DifferencesPage(RunPage):
         negative = int(np.count_nonzero(layer.edges < 0))
         zero = WIDTH * (negative - 0.5) / len(layer.counts[0]) if 0 < negative < len(layer.edges) else None
         return Drawn(layer, layer_address(self.run, layer.tap), inside, outside, zero)
+
+
+def name_of(run: Run) -> str:
+    """Return the name of a run among others. Ranks of one training may share a name, so theirs says the rank."""
+    name, joint = run.name or run.id, run.joint
+    if not isinstance(joint, JointRun):
+        return name
+    rank = next((each.place.rank for each in joint.members.values() if each.run is run), None)
+    words = f"rank {rank:,}"
+    return name if rank is None or name.endswith(words) else f"{name}, {words}"
 
 
 def outline(counts: NDArray[np.float64], top: float) -> str:

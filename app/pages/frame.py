@@ -259,6 +259,7 @@ class RankLink:
     """A rank, or all of them, and the page of its run."""
 
     title: str
+    run: str
     address: str
     is_shown: bool
 
@@ -282,9 +283,10 @@ def ranks_to_pick(run: Run, page: str) -> RanksToPick | None:
     shown = next((each for each in joint.members.values() if each.run is run), None)
     title = f"all {joint.world:,} ranks" if shown is None else f"rank {shown.place.rank:,}"
     ranks = [
-        RankLink(f"{each.place.rank:,}", address_of(each.run, page), each.run is run) for each in current[:MAX_PICKED]
+        RankLink(f"{each.place.rank:,}", each.run.id, address_of(each.run, page), each.run is run)
+        for each in current[:MAX_PICKED]
     ]
-    links = (RankLink("All ranks", address_of(joint, page), shown is None), *ranks)
+    links = (RankLink("All ranks", joint.id, address_of(joint, page), shown is None), *ranks)
     return RanksToPick(title, links, max(0, len(current) - MAX_PICKED))
 
 

@@ -12,12 +12,21 @@ from .test_every_page import Paths
 
 def test_the_steps_of_another_page_are_those_that_are_compared(visit: Open, paths: Paths) -> None:
     with visit() as tab:
+        tab.goto(paths("ended")["overview"] + "?step=25")
+        link = tab.page.get_by_role("link", name="What is different here?")
+        expect(link).to_have_attribute("href", re.compile(r"/differences\?step=25$"))
+        tab.page.get_by_role("button", name="Clear step").click()
+        expect(link).to_be_hidden()
         tab.goto(paths("ended")["overview"] + "?steps=20-29")
-        tab.page.get_by_role("navigation", name="Pages").get_by_role("link", name="Differences").click()
+        link.click()
         expect(tab.page.locator("main")).to_contain_text(re.compile(r"\d+ captured steps, 20 to 29"))
         tab.page.get_by_label("Step", exact=True).fill("25")
         tab.page.keyboard.press("Enter")
         expect(tab.page.locator("main")).to_contain_text("step 25 against")
+        tab.page.get_by_role("link", name="Compare before and after step 25").click()
+        expect(tab.page.locator("main")).to_contain_text(re.compile(r"\d+ captured steps, 25 to \d+ against"))
+        expect(tab.page.locator("main")).to_contain_text(re.compile(r"\d+ captured steps, 0 to 24"))
+        expect(tab.page.get_by_label("Step", exact=True)).to_have_value("")
 
 
 def test_a_choice_is_sent_and_leads_to_the_layer(visit: Open, paths: Paths) -> None:
@@ -28,8 +37,7 @@ def test_a_choice_is_sent_and_leads_to_the_layer(visit: Open, paths: Paths) -> N
         expect(tab.page.locator("#range-chip")).to_contain_text("steps 40\u201350")
         articles = tab.page.locator(".different article")
         expect(articles.first).to_contain_text("apart")
-        assert set(re.findall(r"\boutput(?:_grad)?\b", " ".join(articles.locator("h3").all_inner_texts()))) == {
-            "output"
-        }
+        headings = " ".join(articles.locator("h3").all_inner_texts())
+        assert set(re.findall(r"\bactivation(?: gradient)?\b", headings)) == {"activation"}
         articles.first.get_by_role("link").click()
         expect(tab.page).to_have_url(re.compile(r"/layer\?module=.*steps=40-50"))

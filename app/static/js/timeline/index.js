@@ -274,6 +274,8 @@ export class Timeline {
     const [word, ...rest] = words.split(/ (?=\d)/);
     byId("range-words").replaceChildren(h("span", { class: "word" }, `${word} `), rest.join(" "));
     byId("range-clear").hidden = isUsual;
+    const differs = document.getElementById("differs");
+    if (differs) differs.hidden = follow.held === null && follow.range === null;
     const box = /** @type {HTMLInputElement} */ (byId("step-box"));
     const isTyping = document.activeElement === box && box.value !== this.written;
     if (!isTyping) box.value = this.written = follow.held === null ? "" : String(follow.held);
