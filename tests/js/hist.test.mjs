@@ -4,7 +4,7 @@ import { heightOf, heightsOf, picked } from "../../app/static/js/hist/heights.js
 import { driftOf, ordered } from "../../app/static/js/hist/order.js";
 import { levelOf, paint, STRIP } from "../../app/static/js/hist/paint.js";
 import { binAt, say, tableOf } from "../../app/static/js/hist/say.js";
-import { columnAt, columnOf, endsOf, extentOf, SignedLog, shapeOf } from "../../app/static/js/hist/shape.js";
+import { barsOf, columnAt, columnOf, endsOf, extentOf, SignedLog, shapeOf } from "../../app/static/js/hist/shape.js";
 
 const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];
 
@@ -203,4 +203,9 @@ test("a held step has a column only if it was captured", () => {
     [0, -1, 1, 1, -1, 2, -1],
   );
   assert.equal(columnAt(shape, endsOf(shape), 5), 0, "a pointer between two columns is in the drawn one");
+});
+
+test("bars of a held page are asked for of its step alone, however many steps are shown", () => {
+  assert.deepEqual(barsOf({ held: 7, span: [0, 9999] }, 240), { from: 7, to: 7, columns: 1 });
+  assert.deepEqual(barsOf({ held: null, span: [0, 9999] }, 240), { from: 0, to: 9999, columns: 240 });
 });

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Axis, axisOf } from "../../app/static/js/plot/axis.js";
 import { csvOf, fileName, jsonOf } from "../../app/static/js/plot/files.js";
+import { heldWords } from "../../app/static/js/plot/held.js";
 import { LineFigure } from "../../app/static/js/plot/lines.js";
 import { hasPython, pythonOf } from "../../app/static/js/plot/python.js";
 import { drawn } from "../../app/static/js/plot/thin.js";
@@ -333,4 +334,18 @@ test("names are text for Plotly, not tags", () => {
   const points = drawn({ ...one, name: "<b>x</b>" }, 0, 1000, null);
   const traces = tracesOf([{ ...one, name: "<b>x</b>" }], [points], axisOf("linear", [points.raw]), COLORS);
   assert.deepEqual([...new Set(traces.map(({ name }) => name))], ["&lt;b&gt;x&lt;/b&gt;"]);
+});
+
+test("a held step has its own value, and none of a point that it shares with others", () => {
+  const loss = line(counted(4000));
+  const points = drawn(loss, 0, 1000);
+  assert.deepEqual(heldWords(loss, points, 1001), ["-", "one point for steps 1,000 to 1,003"]);
+  const alone = { name: "x", first: [1001], last: [1001], mean: [1001] };
+  assert.deepEqual(heldWords(loss, points, 1001, [alone]), ["1,001", ""]);
+  assert.deepEqual(heldWords(loss, points, 1001, []), ["-", ""], "the server has none of this step");
+  const old = { name: "x", first: [1000], last: [1007], mean: [5], min: [4], max: [6] };
+  assert.deepEqual(heldWords(loss, points, 1001, [old]), ["5 (4 to 6)", "at steps 1,000 to 1,007"]);
+  const few = drawn(line([1, 2, 3]), 10, 1000);
+  assert.deepEqual(heldWords(line([1, 2, 3]), few, 2), ["3", ""], "a smoothed value has other steps in it");
+  assert.deepEqual(heldWords(line([1, 2, 3]), few, 7), ["-", ""]);
 });

@@ -3,6 +3,7 @@
 import { get } from "../api.js";
 import { byId } from "../dom.js";
 import { HistProfile } from "../hist/profile.js";
+import { barsOf } from "../hist/shape.js";
 import { ofParameters } from "../kinds.js";
 import { linesOf } from "../layer/lines.js";
 import { shortOf } from "../layer/plan.js";
@@ -62,7 +63,11 @@ export class DrawerCharts {
       stats: ["norm"],
       parts: parts.map((tap) => ({ tap, name: shortOf(tap), make: "norm" })),
     };
-    this.#chart ??= new LineChart(this.page, this.figure, { title: "Norms over steps", y: this.#plan.y });
+    this.#chart ??= new LineChart(this.page, this.figure, {
+      title: "Norms over steps",
+      y: this.#plan.y,
+      at: async (step) => (this.#plan ? linesOf(this.#plan, await this.feed.at(step)) : []),
+    });
     this.#none = `No tensor of this ${taps.length ? "call" : "layer"} was captured.`;
     this.feed.show(parts.length ? [{ taps: parts.map(({ number }) => number), stats: ["norm"] }] : []);
     const before = this.#tap;
@@ -90,14 +95,7 @@ export class DrawerCharts {
   async #ask(signal) {
     const { span } = this.page.follow;
     if (!this.#tap || !span) return;
-    const query = {
-      run: this.page.run,
-      tap: this.#tap.number,
-      from: span[0],
-      to: span[1],
-      columns: COLUMNS,
-      bins: BINS,
-    };
+    const query = { run: this.page.run, tap: this.#tap.number, ...barsOf(this.page.follow, COLUMNS), bins: BINS };
     const said = await get("histograms", query, signal).catch((error) => {
       if (!signal.aborted && this.histogram.canvas.hidden) {
         this.words.hidden = false;

@@ -208,3 +208,9 @@ export class AxisPart {
     return inside.filter((_, place) => place % every === 0);
   }
 }
+
+/** The steps to ask for: of a held page that shows bars its step alone, so that no other one is in its sum.
+ * @param {import("../follow.js").Follow} follow @param {number} columns */
+export function barsOf({ held, span }, columns) {
+  return held === null ? { from: span?.[0], to: span?.[1], columns } : { from: held, to: held, columns: 1 };
+}

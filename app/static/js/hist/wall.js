@@ -9,7 +9,7 @@ import { Refresh } from "../live/refresh.js";
 import { visit } from "../timeline/keep.js";
 import { HistMap } from "./map.js";
 import { HistProfile } from "./profile.js";
-import { extentOf, SignedLog, shapeOf } from "./shape.js";
+import { barsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
 
 const CHUNK = 120; // tiles that are made at once; more when the reader scrolls near the end
 const NARROW_CHUNK = 16; // in a single column
@@ -63,7 +63,7 @@ export class Wall {
     this.#more();
   }
 
-  /** Drops all answers: they are of another kind. */
+  /** Drops all answers: they are of another kind, or of other steps. */
   forget() {
     this.#answers.clear();
   }
@@ -185,8 +185,11 @@ export class Wall {
 
   /** @param {number[]} taps */
   query(taps) {
-    const span = this.page.follow.span;
-    return { run: this.page.run, taps: taps.join(","), from: span?.[0], to: span?.[1], columns: COLUMNS, bins: BINS };
+    const { follow, state, run } = this.page;
+    const { span } = follow;
+    const steps =
+      state.get("view") === "bars" ? barsOf(follow, COLUMNS) : { from: span?.[0], to: span?.[1], columns: COLUMNS };
+    return { run, taps: taps.join(","), ...steps, bins: BINS };
   }
 
   /** The steps on the axis. While the page follows, it ends at the newest step that was received.

@@ -64,6 +64,7 @@ export class Charts {
         title: plan.title,
         y: plan.y,
         query: () => this.#query(plan),
+        at: async (step) => linesOf(plan, await this.feed.at(step)),
         // Shares are computed here, of several stats.
         pins: plan.parts.every(({ make }) => make !== "shares"),
       }),

@@ -2,7 +2,7 @@
 /** The series of a module's charts: everything at first, then only new points while the page follows. */
 import { get } from "../api.js";
 import { Emitter } from "../events.js";
-import { Curve } from "../live/curve.js";
+import { Curve, lineIn } from "../live/curve.js";
 import { Refresh } from "../live/refresh.js";
 import { leadOf } from "../smooth.js";
 
@@ -10,6 +10,7 @@ const POINTS = 1000;
 const SMOOTH_POINTS = 4000; // smoothing needs unmerged points
 const MOST = 3; // times as many, until a curve is loaded whole again
 
+/** @typedef {import("../answers.js").Series} Series */
 /** @typedef {{taps: (number | null)[], stats: string[]}} Ask */
 
 /** Emits "data" when the curves have changed, "error" with the server's error. */
@@ -21,6 +22,8 @@ export class SeriesFeed extends Emitter {
   /** The loaded steps; null if everything must be loaded again. @type {[number, number] | null} */
   #loaded = null;
   #merged = false;
+  /** What was asked for of one step: charts share it. @type {{key: string, series: Promise<Series[]>} | null} */
+  #held = null;
 
   /** @param {import("../page.js").Page} page */
   constructor(page) {
@@ -42,6 +45,22 @@ export class SeriesFeed extends Emitter {
   /** @param {number | null} tap @param {string} stat @returns {import("../plot/thin.js").Line | null} */
   find(tap, stat) {
     return this.#curves.get(`${tap} ${stat}`)?.line(stat) ?? null;
+  }
+
+  /** The lines of one step, in which no other one is. @param {number} step
+   * @returns {Promise<(tap: number | null, stat: string) => import("../plot/thin.js").Line | null>} */
+  async at(step) {
+    const key = JSON.stringify([step, this.asks]);
+    if (this.#held?.key !== key) this.#held = { key, series: this.#seriesOf(step) };
+    const found = await this.#held.series;
+    return (tap, stat) => lineIn(found, stat, tap);
+  }
+
+  /** @param {number} step */
+  async #seriesOf(step) {
+    const at = { run: this.page.run, from: step, to: step, points: 1 };
+    const asked = this.asks.map(({ taps, stats }) => get("series", { ...at, tap: taps, stat: stats.join(",") }));
+    return (await Promise.all(asked)).flatMap((answer) => answer.series);
   }
 
   /** Loads everything again. */
@@ -103,7 +122,7 @@ export class SeriesFeed extends Emitter {
     return Number.isFinite(last) ? last : (this.#loaded?.[0] ?? 0);
   }
 
-  /** @param {import("../answers.js").Series} series @param {boolean} whole */
+  /** @param {Series} series @param {boolean} whole */
   #take(series, whole) {
     const key = `${series.tap?.number ?? null} ${series.name}`;
     const curve = this.#curves.get(key) ?? new Curve();

@@ -53,6 +53,17 @@ export class Curve {
   }
 }
 
+/** The line of one of several series; null if it isn't among them.
+ * @param {readonly import("../answers.js").Series[]} found @param {string} name @param {number | null} [tap]
+ * @returns {Line | null} */
+export function lineIn(found, name, tap = null) {
+  const series = found.find((each) => each.name === name && (each.tap?.number ?? null) === tap);
+  if (!series) return null;
+  const curve = new Curve();
+  curve.take(series, true);
+  return curve.line(name);
+}
+
 function empty() {
   return {
     first: /** @type {number[]} */ ([]),

@@ -2,7 +2,7 @@
 /** The large line of one scalar: the loss, or the one that was chosen. */
 import { get } from "../api.js";
 import { byId } from "../dom.js";
-import { Curve } from "../live/curve.js";
+import { Curve, lineIn } from "../live/curve.js";
 import { Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/index.js";
 
@@ -30,6 +30,7 @@ export class ScalarChart {
       y: { title: "", scale: "linear" },
       legend: false,
       query,
+      at: (step) => this.#at(step),
       after,
     });
     this.#begin();
@@ -112,6 +113,14 @@ export class ScalarChart {
       if (!signal.aborted) this.chart.fail(error, name);
       throw error;
     }
+  }
+
+  /** The line of one step, in which no other one is. @param {number} step */
+  async #at(step) {
+    const { name } = this;
+    const { series } = await get("scalars", { run: this.page.run, name, from: step, to: step, points: 1 });
+    const line = lineIn(series, name);
+    return line ? [line] : [];
   }
 
   #draw() {

@@ -137,6 +137,7 @@ function told(work) {
 
 state.on("kind", () => loading.now());
 for (const name of ["sort", "size", "view"]) state.on(name, () => arranging.now());
+state.on("view", () => follow.held !== null && wall.forget()); // bars are of the held step alone
 state.on("range", () => wall.now());
 follow.on("change", () => {
   wall.now();

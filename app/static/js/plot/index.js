@@ -5,6 +5,7 @@ import { number } from "../format.js";
 import { failedWords } from "../live/failed.js";
 import { colors, onTheme } from "../theme.js";
 import { blobOf } from "./files.js";
+import { isMerged } from "./held.js";
 import { CONFIG, plotly } from "./library.js";
 import { LineFigure } from "./lines.js";
 import { Panel } from "./panel.js";
@@ -35,6 +36,8 @@ addEventListener("pageshow", ({ persisted }) => {
  * @property {boolean} [legend] false for a single line, which the title names
  * @property {import("../card.js").CardOptions["query"]} [query] the same at full resolution
  * @property {boolean} [pins] false if it is on the board already
+ * @property {(step: number) => Promise<import("./thin.js").Line[]>} [at] the lines of a single step, for a page that is
+ *   held at one that shares a point with others
  * @property {Promise<unknown>} [after] what Plotly waits for, because it is needed more urgently
  */
 export class LineChart {
@@ -51,6 +54,7 @@ export class LineChart {
   /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure @param {ChartOptions} options */
   constructor(page, element, options) {
     this.page = page;
+    this.at = options.at;
     this.panel = new Panel(page, element, options);
     this.figure = new LineFigure(page, options);
     this.card = new Card(page, element, {
@@ -94,6 +98,23 @@ export class LineChart {
     this.panel.reset.hidden = !this.figure.zoomed;
     this.panel.say("");
     this.ask();
+  }
+
+  /** Asks for the values of the held step if it shares a point with others. Until they are there, the legend has none. */
+  async #askHeld() {
+    const { figure, page } = this;
+    const { held } = page.follow;
+    if (!this.at || held === null || figure.exact?.step === held) return;
+    if (!figure.drawn.some((points) => isMerged(points, held))) return;
+    const asked = { step: held };
+    figure.exact = asked;
+    try {
+      const lines = await this.at(held);
+      if (figure.exact === asked) figure.exact = { step: held, lines };
+    } catch {
+      if (figure.exact === asked) figure.exact = null; // asked for again with the next drawing
+    }
+    if (this.#alive) this.point();
   }
 
   /** Another subject, which names the chart and its files. @param {string} title */
@@ -140,6 +161,7 @@ export class LineChart {
     this.panel.describe(this.figure.summary());
     this.panel.showNotes(this.figure);
     this.point();
+    void this.#askHeld();
     this.card.refresh();
     makeRoom();
   }

@@ -29,6 +29,8 @@ export class LineFigure {
   axis = null;
   /** What the lines are of. */
   about = "";
+  /** The lines of the held step alone, once they were asked for. @type {{step: number, lines?: import("./thin.js").Line[]} | null} */
+  exact = null;
 
   /** @param {{state: {optional(name: string): string}, follow: {span: [number, number] | null}, clock?:
    * import("../timeline/clock.js").Clock}} page
@@ -44,6 +46,7 @@ export class LineFigure {
     if (about !== this.about) this.zoomed = null;
     this.about = about;
     this.lines = lines;
+    this.exact = null;
   }
 
   /** @returns {import("./axis.js").ScaleName} */

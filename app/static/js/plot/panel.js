@@ -3,9 +3,10 @@
 import { breakable, h } from "../dom.js";
 import { count } from "../format.js";
 import { colors } from "../theme.js";
+import { heldWords } from "./held.js";
 import { MARGIN } from "./lines.js";
 import { colorOf, SIGNS } from "./traces.js";
-import { covering, nearest, stepsAt, valueWords } from "./words.js";
+import { nearest, stepsAt, valueWords } from "./words.js";
 
 const CLICK_PX = 4;
 const DOUBLE_MS = 300; // between two clicks
@@ -175,27 +176,29 @@ export class Panel {
   #tell(figure, step, held) {
     const palette = colors();
     const known = figure.drawn.find(({ x }) => x.length);
-    const find = (/** @type {import("./thin.js").Drawn} */ points) =>
-      held === null ? nearest(points, step) : covering(points, held);
     const words = held === null ? (known ? stepsAt(known, nearest(known, step)) : "") : `step ${count(held)}`;
     const beside = step === null ? "" : this.page.clock.beside(step);
     const note = step === null ? "" : this.page.notes.at(step);
     const items = figure.lines.flatMap((line, order) => {
       const points = figure.drawn[order];
       if (!points) return []; // new, and out of view: not drawn yet
-      const place = find(points);
+      const place = nearest(points, step);
       // Lines may have been captured at different steps, such as those of two runs.
       const own = stepsAt(points, place);
+      const [value, steps] =
+        held === null
+          ? [valueWords(line, points, place), own && own !== words ? `at ${own}` : ""]
+          : heldWords(line, points, held, figure.exact?.step === held ? figure.exact.lines : undefined);
       const sign = h("span", { class: line.mean ? "sign" : "sign wide-sign", "aria-hidden": "true" });
       sign.style.color = colorOf(line, order, palette);
       if (line.dashed) sign.classList.add("dashed");
-      const at = own && own !== words ? h("span", { class: "quiet" }, `at ${own}`) : null;
+      const at = steps ? h("span", { class: "quiet" }, steps) : null;
       return h(
         "li",
         {},
         sign,
         h("span", { class: "name" }, ...breakable(line.name)),
-        h("b", { class: "number" }, valueWords(line, points, place)),
+        h("b", { class: "number" }, value),
         at,
       );
     });

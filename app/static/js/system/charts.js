@@ -47,16 +47,20 @@ export class SystemCharts {
       h("div", { class: "plot" }),
     );
     this.place.append(figure);
+    const names = plan.parts.map((part) => part.name);
     const query = () => {
       const { span } = this.page.follow;
-      const name = plan.parts.map((part) => part.name);
-      return { path: "scalars", query: { run: this.page.run, name, from: span?.[0], to: span?.[1], points: FULL } };
+      return {
+        path: "scalars",
+        query: { run: this.page.run, name: names, from: span?.[0], to: span?.[1], points: FULL },
+      };
     };
     const y = { title: plan.title, fixed: true, low: 0 };
+    const at = async (/** @type {number} */ step) => linesOf(plan, await this.feed.at(names, step));
     return {
       plan,
       figure,
-      chart: new LineChart(this.page, figure, { title: plan.title, y, query, legend: plan.parts.length > 1 }),
+      chart: new LineChart(this.page, figure, { title: plan.title, y, query, at, legend: plan.parts.length > 1 }),
     };
   }
 
@@ -66,12 +70,17 @@ export class SystemCharts {
       ? `Nothing was sampled in steps ${count(span[0])} to ${count(span[1])}: show more steps.`
       : "No steps yet.";
     for (const { plan, chart } of this.#shown) {
-      const lines = plan.parts.flatMap(({ name, words, color }) => {
-        const found = this.feed.find(name);
-        return found?.first.length ? [lineOf(found, words, plan.unit, color)] : [];
-      });
+      const lines = linesOf(plan, (name) => this.feed.find(name));
       if (lines.length) chart.show(lines);
       else chart.say(words);
     }
   }
+}
+
+/** @param {import("./plan.js").Plan} plan @param {(name: string) => import("../plot/thin.js").Line | null} find */
+function linesOf(plan, find) {
+  return plan.parts.flatMap(({ name, words, color }) => {
+    const found = find(name);
+    return found?.first.length ? [lineOf(found, words, plan.unit, color)] : [];
+  });
 }

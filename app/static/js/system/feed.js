@@ -2,7 +2,7 @@
 /** The sampled values: everything at first, then only what is newer while the page follows. */
 import { get } from "../api.js";
 import { Emitter } from "../events.js";
-import { Curve } from "../live/curve.js";
+import { Curve, lineIn } from "../live/curve.js";
 import { Refresh } from "../live/refresh.js";
 
 const POINTS = 1000;
@@ -42,6 +42,13 @@ export class SystemFeed extends Emitter {
   /** @param {string} name @returns {import("../plot/thin.js").Line | null} */
   find(name) {
     return this.#curves.get(name)?.line(name) ?? null;
+  }
+
+  /** The lines of one step, in which no other one is. @param {string[]} name @param {number} step
+   * @returns {Promise<(name: string) => import("../plot/thin.js").Line | null>} */
+  async at(name, step) {
+    const { series } = await get("scalars", { run: this.page.run, name, from: step, to: step, points: 1 });
+    return (each) => lineIn(series, each);
   }
 
   /** Loads everything again. */
