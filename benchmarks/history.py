@@ -128,7 +128,7 @@ def _announce(shard: Shard, info: wire.RunInfo, taps: int, steps: int) -> None:
     sign = Sign(
         without_key(info), wire.DeliveryCounters(), "spool", 0.0, steps, steps, -1, True, end, 0, steps - 1, steps
     )
-    shard.insert(RUNS.name, signs_block([(run, day, sign)], 1))
+    shard.insert(RUNS.name, signs_block([(run, day, 1, sign)]))
 
 
 # -- asking ------------------------------------------------------------------------------------------------------------

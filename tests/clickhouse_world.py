@@ -173,7 +173,7 @@ def store_frames(
     last = steps.stop - 1
     known = last if stored is None else stored
     sign = Sign(info, DeliveryCounters(), "spool", 0.0, last, known, -1, False, None, 0, last, steps.stop)
-    shard.insert(RUNS.name, signs_block([(number, day, sign)], time.time_ns() // 1_000_000))
+    shard.insert(RUNS.name, signs_block([(number, day, time.time_ns() // 1_000_000, sign)]))
     cluster.close()
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -307,6 +308,46 @@ def test_a_restarted_collector_calls_no_rank_silent_that_it_has_not_heard_yet(
     second.wait()
     count_once(server.nodes, database_of(url), {"run": 11})
     second.stop()
+
+
+def test_the_newest_sign_of_life_counts_although_clocks_go_back_and_differ(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour = 3
+    monkeypatch.setattr(cutter, "time", SimpleNamespace(time_ns=lambda: (500_000 + hour) * 3600 * 10**9))
+    one, other = (Collector(tmp_path / name, url) for name in ("one", "other"))
+    other.post(Batch(run=a_run(), taps=TAPS))
+    for each, steps, then in (
+        (one, range(2), 3),
+        (one, range(2, 4), 2),
+        (other, range(4, 6), 1),  # the trainer goes there
+        (one, range(6, 8), 2),
+        (other, range(8, 10), 1),  # and comes back
+    ):
+        hour = then
+        each.send(steps)
+        _wait_for_sign(each, steps[-1])
+    again = _restarted(other, tmp_path / "other", url)
+    hour = 0
+    again.send(range(10, 11))
+    _wait_for_sign(again, 10)
+    one.stop()
+    again.stop()
+
+
+def _wait_for_sign(collector: Collector, acknowledged: int) -> None:
+    """Insert what is due until the newest sign of life of the run says how much the collector has."""
+    inserter = collector.inserter
+    shard = inserter._cluster.shards[0]
+
+    def is_given() -> bool:
+        inserter.step()
+        for job in list(inserter._slots[0]._jobs):
+            inserter._insert(shard, job)
+        found = listed(shard, 1)
+        return bool(found) and found[0].sign.acknowledged == acknowledged
+
+    wait_for(is_given, "the sign of life")
 
 
 def test_nothing_is_lost_if_the_disk_or_clickhouse_refuses_while_a_segment_is_cut(

@@ -12,7 +12,7 @@ import numpy as np
 from hookcore.records import Command
 
 from .client import Shard
-from .tables import COMMANDS, PAGES
+from .tables import COMMANDS, PAGES, Table
 from .writing import block_of
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -92,10 +92,10 @@ def commands_after(shard: Shard, done: Mapping[int, int]) -> dict[int, tuple[Com
     return commands
 
 
-def versions_of(shard: Shard, runs: Iterable[int]) -> dict[int, int]:
-    """Return the version of the newest description of each of some runs."""
+def versions_of(shard: Shard, table: Table, runs: Iterable[int]) -> dict[int, int]:
+    """Return the highest version in a table of each of some runs that is in it."""
     numbers = ", ".join(map(str, runs))
     if not numbers:
         return {}
-    found = shard.read(f"SELECT run, max(version) AS newest FROM descriptions WHERE run IN ({numbers}) GROUP BY run")
+    found = shard.read(f"SELECT run, max(version) AS newest FROM {table.name} WHERE run IN ({numbers}) GROUP BY run")
     return dict(zip(found.numbers("run").tolist(), found.numbers("newest").tolist(), strict=True))

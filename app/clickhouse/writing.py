@@ -133,15 +133,16 @@ def description_block(run: int, day: int, description: Description) -> bytes:
     return block_of(DESCRIPTIONS, {**about, "content": [_encoder.encode(description)]})
 
 
-def signs_block(signs: Sequence[tuple[int, int, Sign]], version: int) -> bytes:
-    """Return the block with signs of life: run, day, and what is said."""
+def signs_block(signs: Sequence[tuple[int, int, int, Sign]]) -> bytes:
+    """Return the block with signs of life: run, day, version, and what is said. A run's highest version counts."""
+    runs, days, versions, said = zip(*signs, strict=True)
     about = {
-        "day": [day for _, day, _ in signs],
-        "run": np.array([run for run, _, _ in signs], np.uint64),
-        "id": [sign.info.id.encode() for _, _, sign in signs],
-        "version": [version] * len(signs),
+        "day": days,
+        "run": np.array(runs, np.uint64),
+        "id": [sign.info.id.encode() for sign in said],
+        "version": versions,
     }
-    return block_of(RUNS, {**about, "content": [_encoder.encode(sign) for _, _, sign in signs]})
+    return block_of(RUNS, {**about, "content": list(map(_encoder.encode, said))})
 
 
 def without_key(info: RunInfo) -> RunInfo:

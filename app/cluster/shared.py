@@ -34,6 +34,7 @@ from ..clickhouse.reading import (
 )
 from ..clickhouse.record import Extent, StoredRun, awaited_in, extent_of, extents_of, lost_in
 from ..clickhouse.sharing import SharedPage, pages_of, versions_of
+from ..clickhouse.tables import DESCRIPTIONS
 from ..figures.numerals import size
 from ..runs.gone import Why
 from ..runs.joint import JointRun
@@ -294,7 +295,7 @@ class SharedRuns:
                     logger.debug("hookcore: a rank can't be read yet: %s", error)
 
     def _describe(self, shard: Shard, followed: Mapping[int, Entry]) -> None:
-        for number, version in versions_of(shard, followed).items():
+        for number, version in versions_of(shard, DESCRIPTIONS, followed).items():
             entry = followed[number]
             if version > entry.described and (said := description_of(shard, number, entry.described)) is not None:
                 entry.described = said.version

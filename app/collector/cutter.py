@@ -25,7 +25,7 @@ from ..clickhouse.writing import (
 )
 from .cuts import Cut, Cuts, Share
 from .feed import SILENT_S, Feed
-from .homes import Homes
+from .homes import Homes, hear_signs
 from .lanes import Lanes
 
 MIN_ROWS: Final = 100_000  # of a segment, unless what waits is too old
@@ -191,7 +191,7 @@ class Cutter:
     # -- commands ---------------------------------------------------------------------------------------------------
 
     def _hear(self, shard: Shard, feeds: Sequence[Feed], now: float) -> None:
-        """Take what servers ask of trainers, which get it with the answer to their next batch."""
+        """Take what servers ask of trainers, which get it with the answer to their next batch, and others' signs."""
         if now - self._heard_at[shard.number] < HEAR_S:
             return
         self._heard_at[shard.number] = now
@@ -199,6 +199,7 @@ class Cutter:
         found = commands_after(shard, {run: lane.commands_done for run, lane in lanes.items()})
         for run, lane in lanes.items():
             lane.commands = found.get(run, ())
+        hear_signs(shard, [feed for feed in feeds if feed.is_contested or not feed.began_here])
 
     # -- signs of life ----------------------------------------------------------------------------------------------
 
@@ -209,8 +210,10 @@ class Cutter:
             news = lane.seen_at, lane.acknowledged, lane.delivered, lane.has_ended
             if news != feed.signed:
                 feed.signed = news
-                signs.append((feed.run, feed.day, self._sign(feed)))
-        return [(RUNS, signs_block(signs, time.time_ns() // 1_000_000))] if signs else []
+                # Clocks may go back, and those of other processes differ, but a later sign must count more.
+                feed.version = max(time.time_ns() // 1_000_000, feed.version + 1)
+                signs.append((feed.run, feed.day, feed.version, self._sign(feed)))
+        return [(RUNS, signs_block(signs))] if signs else []
 
     def _sign(self, feed: Feed) -> Sign:
         lane = feed.lane

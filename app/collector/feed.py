@@ -43,6 +43,7 @@ class Feed:
     named_scalars: set[str] = field(default_factory=set)
     described: int = -1  # the version of the description that is
     signed: tuple[object, ...] = ()  # what the newest sign of life said
+    version: int = 0  # of the newest one, of this process or another one
 
     @property
     def run(self) -> int:

@@ -12,11 +12,19 @@ from typing import Final
 
 from ..clickhouse.client import Shard
 from ..clickhouse.names import number_of_run
-from ..clickhouse.tables import CLAIMS
+from ..clickhouse.sharing import versions_of
+from ..clickhouse.tables import CLAIMS, RUNS
 from ..clickhouse.writing import Claim, claim_block, claims_of, known_of
 from .feed import Feed
 
 CLAIM_S: Final = 60  # from a claim to the first insert, and twice from one claim to the next
+
+
+def hear_signs(shard: Shard, feeds: Sequence[Feed]) -> None:
+    """Note the versions of the newest signs of life of runs that other processes may have given."""
+    versions = versions_of(shard, RUNS, [feed.run for feed in feeds])
+    for feed in feeds:
+        feed.version = max(feed.version, versions.get(feed.run, 0))
 
 
 class Homes:
@@ -28,6 +36,7 @@ class Homes:
     def find(self, shards: Sequence[Shard], feed: Feed, first: int) -> int | None:
         """Return the shard that has something of a run whose first item here is `first`; note if the run began here."""
         for shard in shards:
+            hear_signs(shard, [feed])
             known = known_of(shard, feed.run, first)
             if known is not None:
                 feed.before = max(feed.before, known.newest_step)
@@ -48,6 +57,7 @@ class Homes:
             elif claim is None or (claim.spool != self.spool and claim.age_s >= 2 * CLAIM_S):
                 term = 1 if claim is None else claim.term + 1
                 shard.insert(CLAIMS.name, claim_block(feed.run, feed.day, term, self.spool))
+        hear_signs(shard, [feed for feed in feeds if feed.is_contested])
         return found
 
     def _is_ours(self, feed: Feed, claim: Claim | None) -> bool:
