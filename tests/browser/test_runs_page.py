@@ -134,12 +134,15 @@ def test_a_run_is_renamed_and_annotated(browser: Browser, small_site: Site) -> N
 def test_a_deleted_run_can_be_restored_and_is_otherwise_removed(browser: Browser, small_site: Site) -> None:
     with visiting(browser, small_site.url) as tab:
         tab.goto("")
-        row = tab.page.locator("tr[data-name='first']")
+        row, selected = tab.page.locator("tr[data-name='first']"), tab.page.get_by_role("button", name="Archive 1")
+        tab.page.get_by_role("checkbox", name="Select first").check()
         tab.page.get_by_role("button", name="Delete first").click()
         expect(row).to_be_hidden()
+        expect(selected).to_be_hidden()
         assert small_site.get("runs")["total"] == 1
         tab.page.get_by_role("button", name="Undo").click()
         expect(row).to_be_visible()
+        expect(selected).to_be_visible()
         tab.page.get_by_role("button", name="Delete first").click()
         tab.page.locator(".toast").get_by_role("button", name="Close").click()
         expect(tab.page.locator("main")).to_contain_text("No runs yet")
@@ -157,9 +160,11 @@ def test_selected_runs_are_archived_and_deleted_together_with_undo(browser: Brow
             box.check()
         page.get_by_role("button", name="Delete 2").click()
         expect(rows).to_have_count(0)
+        expect(page.locator("#bulk")).to_be_hidden()
         page.get_by_role("button", name="Undo").click()
         expect(rows).to_have_count(2)
-        page.get_by_role("checkbox", name="Select first").check()
+        expect(page.get_by_role("button", name="Delete 2")).to_be_visible()  # selected again
+        page.get_by_role("checkbox", name="Select second").uncheck()
         page.get_by_role("button", name="Archive 1").click()
         expect(rows).to_have_count(1)
         page.get_by_role("link", name="1 archived").click()
@@ -174,6 +179,24 @@ def test_selected_runs_are_archived_and_deleted_together_with_undo(browser: Brow
         page.get_by_role("button", name="Delete 2").click()
         page.locator(".toast").get_by_role("button", name="Close").first.click()
         expect(page.locator("main")).to_contain_text("No runs yet")
+
+
+def test_a_selected_run_that_the_server_removes_is_no_longer_selected_and_the_chart_goes_on(browser: Browser) -> None:
+    server = server_thread.start(port=0)
+    for name in ("first", "second"):
+        append(open_run(server.runs, name, name=name).store, 0, [], scalars={"loss": 1.0})
+    with visiting(browser, str(server.url).rstrip("/") + "/") as tab:
+        page = tab.page
+        tab.goto("")
+        for box in page.locator("[data-do=tick]").all():
+            box.check()
+        expect(page.locator("#charts-about")).to_have_text("of 2 selected runs")
+        page.wait_for_load_state("networkidle")
+        server.runs.remove("first")
+        expect(page.locator("#charts-about")).to_have_text("of 1 selected run")
+        expect(page.get_by_role("button", name="Archive 1")).to_be_visible()
+        expect(page.locator("#overlay .plot svg").first).to_be_visible()
+    server.stop()
 
 
 def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> None:

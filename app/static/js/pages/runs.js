@@ -30,9 +30,11 @@ rememberColumns(page);
 const list = /** @type {HTMLElement | null} */ (document.querySelector("[data-part=list]"));
 const parts = new Parts(page, "", { max: MAX_MS });
 const refresh = () => void parts.now();
-/** The selected runs, the last one last. They stay selected if a filter hides them.
+/** The runs that the reader selected, the last one last. They stay selected if a filter hides them.
  * @type {{run: string, name: string, group: string, started: number, live: boolean, archived: boolean}[]} */
 let ticked = [];
+/** The selected runs; a deleted one is selected again when it is restored. */
+const selected = () => ticked.filter(({ run }) => !gone.has(run));
 /** Deleted runs that can still be restored. @type {Set<string>} */
 const gone = new Set();
 /** The removed runs that are listed. */
@@ -56,10 +58,19 @@ function hear(said) {
   if ((list === null) === said.runs.length > 0) return location.reload();
   const now = JSON.stringify(said.runs);
   if (now !== known) {
+    forgetOthers(new Set(said.runs.map(({ run }) => run)));
     parts.soon();
     charts?.refresh.soon();
   }
   known = now;
+}
+
+/** Removed runs are no longer selected, whoever removed them. @param {Set<string>} there */
+function forgetOthers(there) {
+  const left = ticked.filter(({ run }) => there.has(run));
+  if (left.length === ticked.length) return;
+  ticked = left;
+  show();
 }
 
 /** @param {Element} body */
@@ -69,18 +80,20 @@ function start(body) {
   const compare = /** @type {HTMLButtonElement} */ (byId("compare"));
   compare.hidden = false;
   compare.addEventListener("click", () => {
-    const [a, b] = ticked.toSorted((one, other) => one.started - other.started).map(({ run }) => run);
+    const [a, b] = selected()
+      .toSorted((one, other) => one.started - other.started)
+      .map(({ run }) => run);
     location.assign(new URL(`compare?${new URLSearchParams({ a, b })}`, document.baseURI));
   });
   document.getElementById("bulk-archive")?.addEventListener("click", () => {
-    archive(ticked, !ticked.every((each) => each.archived), refresh);
+    const chosen = selected();
+    archive(chosen, !chosen.every((each) => each.archived), refresh);
     ticked = [];
     show();
   });
   document.getElementById("bulk-delete")?.addEventListener("click", () => {
-    const chosen = ticked.filter((each) => !each.live);
-    ticked = ticked.filter((each) => each.live);
-    remove(chosen, gone, show, refresh);
+    const finished = selected().filter((each) => !each.live);
+    remove(finished, gone, show, refresh);
   });
   body.addEventListener("change", (event) => tick(/** @type {HTMLInputElement} */ (event.target)));
   body.addEventListener("click", (event) => {
@@ -148,7 +161,7 @@ function show() {
   for (const row of rows) {
     const run = row.dataset.run ?? "";
     row.toggleAttribute("data-gone", gone.has(run));
-    const its = ticked.find((each) => each.run === run);
+    const its = selected().find((each) => each.run === run);
     const box = /** @type {HTMLInputElement | null} */ (row.querySelector("[data-do=tick]"));
     if (box) box.checked = its !== undefined;
     const { how, group = "" } = row.dataset;
@@ -156,8 +169,9 @@ function show() {
   }
   showCharts([...rows].filter((row) => !gone.has(row.dataset.run ?? "")));
   const both = /** @type {HTMLButtonElement} */ (byId("compare"));
-  both.disabled = ticked.length !== 2;
-  both.textContent = ticked.length === 1 ? "Compare 1 of 2" : ticked.length === 2 ? "Compare both" : "Compare";
+  const { length } = selected();
+  both.disabled = length !== 2;
+  both.textContent = length === 1 ? "Compare 1 of 2" : length === 2 ? "Compare both" : "Compare";
   showBulk();
 }
 
@@ -166,7 +180,7 @@ function show() {
 function showCharts(rows) {
   if (!charts || !list) return;
   const listed = rows.map(({ dataset: { run = "", name = "", group = "" } }) => ({ run, name, group }));
-  charts.choose(listed, ticked);
+  charts.choose(listed, selected());
   for (const sign of /** @type {NodeListOf<HTMLElement>} */ (list.querySelectorAll(".swatch"))) {
     const run = sign.closest("tr")?.dataset.run;
     sign.style.background = run ? charts.colorOf(run) : charts.colorOfGroup(sign.dataset.group ?? "");
@@ -177,12 +191,13 @@ function showCharts(rows) {
 function showBulk() {
   const bulk = document.getElementById("bulk");
   if (!bulk) return;
-  bulk.hidden = ticked.length === 0;
-  const finished = ticked.filter((each) => !each.live).length;
-  const word = ticked.every((each) => each.archived) ? "Unarchive" : "Archive";
-  byId("bulk-archive").textContent = `${word} ${ticked.length}`;
+  const chosen = selected();
+  bulk.hidden = chosen.length === 0;
+  const finished = chosen.filter((each) => !each.live).length;
+  const word = chosen.every((each) => each.archived) ? "Unarchive" : "Archive";
+  byId("bulk-archive").textContent = `${word} ${chosen.length}`;
   const deleting = /** @type {HTMLButtonElement} */ (byId("bulk-delete"));
   deleting.textContent = `Delete ${finished}`;
   deleting.disabled = finished === 0;
-  deleting.title = finished < ticked.length ? "Live runs stay: stop their training before you delete them." : "";
+  deleting.title = finished < chosen.length ? "Live runs stay: stop their training before you delete them." : "";
 }
