@@ -125,6 +125,18 @@ class ComparePage(Page):
                 values["problem"] = str(error)
         return values
 
+    def part_verdict(self) -> dict[str, Any]:
+        """Return nothing: the verdict is part of `values`."""
+        return {}
+
+    def part_largest(self) -> dict[str, Any]:
+        """Return nothing: the layers are part of `values`."""
+        return {}
+
+    def part_settings(self) -> dict[str, Any]:
+        """Return nothing: the settings are part of `values`."""
+        return {}
+
 
 def labels_of(runs: list[Run]) -> list[tuple[str, str]]:
     """Return each run's id and a label that is unique in the list."""

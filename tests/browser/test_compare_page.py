@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
+from hookcore.records import Tap
+from hookcore_app.serving import server_thread
+from tests.build import append, open_run
 from tests.waiting import wait_for
 
+from .browsing import visiting
 from .conftest import Open
 from .site import Site
 
@@ -69,12 +73,45 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         expect(page.locator("#layer-lines h2")).to_have_text("encoder.layers.1.linear1: rms of activation")
         expect(page.locator("#layer-lines svg").first).to_be_visible()
         expect(page.locator("#loss-lines svg").first).to_be_visible()
+        page.evaluate(  # the reader leaves the page, and comes back to it
+            "for (const name of ['pagehide', 'pageshow']) dispatchEvent(new PageTransitionEvent(name, {persisted: true}))"
+        )
+        expect(page.locator("#layer-lines .main-svg").first).to_be_visible()
         page.locator("#layers").get_by_role("link", name="head", exact=True).click()
         expect(page.locator("#layer-lines h2")).to_have_text("head: rms of activation")
         expect(page.locator("tr.picked")).to_contain_text("head")
         assert "module=head" in page.url
         page.get_by_role("button", name="Table: Difference by layer and step").click()
         expect(page.locator("#differences table")).to_contain_text("encoder.layers.1.linear1")
+
+
+def test_a_comparison_of_live_runs_follows_them(browser: Browser) -> None:
+    server = server_thread.start(port=0)
+    stores = [open_run(server.runs, name, name=name).store for name in ("first", "second")]
+    taps = (Tap("layer", "output"),)
+
+    def train(steps: range, differs_at: int = -1) -> None:
+        for store in stores:
+            for step in steps:
+                rms = [2.0 if step == differs_at and store is stores[1] else 1.0]
+                append(store, step, rms, new=() if step else taps, scalars={"loss": 1.0})
+
+    train(range(10))
+    with visiting(browser, str(server.url).rstrip("/") + "/") as tab:
+        page = tab.page
+        page.clock.install()
+        tab.goto("compare?a=first&b=second&f=layer")
+        expect(page.locator(".verdict")).to_contain_text("No difference in the 10 steps that both runs captured")
+        page.get_by_role("button", name="Table: A layer in both runs").click()
+        newest = page.locator("#layer-lines tbody th").first
+        expect(newest).to_have_text("9")
+        train(range(10, 20), differs_at=15)
+        page.clock.fast_forward(11_000)
+        expect(page.locator(".verdict")).to_contain_text("The runs first differ at step 15")
+        expect(newest).to_have_text("19")
+        expect(page.locator("#layers tbody tr.picked")).to_contain_text("20")  # steps compared
+        expect(page.locator("#settings")).to_contain_text("20")
+    server.stop()
 
 
 def test_exports_contain_each_run_and_not_the_newest_run_twice(visit: Open, paths: Paths, site: Site) -> None:
@@ -144,10 +181,8 @@ def test_settings_are_shown_next_to_each_other(visit: Open, paths: Paths, site: 
     site.remove(other)
 
 
-def test_a_server_without_two_runs_says_what_to_do(visit: Open, empty_site: Site, browser: object) -> None:
-    from .browsing import visiting
-
-    with visiting(browser, empty_site.url) as tab:  # type: ignore[arg-type]
+def test_a_server_without_two_runs_says_what_to_do(empty_site: Site, browser: Browser) -> None:
+    with visiting(browser, empty_site.url) as tab:
         tab.goto("compare")
         expect(tab.page.locator("main")).to_contain_text("a comparison needs two")
         assert tab.axe() == []

@@ -61,13 +61,13 @@ export function open(defaults = {}) {
      * @type {Emitter<{run: RunNews, news: RunNews, acknowledged: undefined}>} */
     events: new Emitter(),
     /**
-     * The address of a page of this run, relative to the base.
+     * The address of a page of this run, or of a page without a run, relative to the base.
      * @param {string} place "" is the overview
      * @param {Record<string, string | number>} [query]
      */
     address(place, query = {}) {
       const text = new URLSearchParams(Object.entries(query).map(([key, value]) => [key, String(value)])).toString();
-      return `${runPath}${place ? `/${place}` : ""}${text ? `?${text}` : ""}`;
+      return `${[runPath, place].filter(Boolean).join("/")}${text ? `?${text}` : ""}`;
     },
     /** @param {string} text */
     announce(text) {
