@@ -108,6 +108,29 @@ def test_the_value_under_the_pointer_and_the_statistics_are_those_of_the_tensor(
         expect(tab.page.locator("#announcer")).to_contain_text(f"[{', '.join(map(str, beside))}]")
 
 
+def test_a_look_that_fails_leaves_no_other_picture_in_its_place_and_is_repeated(
+    visit: Open, paths: Paths, kept: dict[str, int]
+) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.forgiven = ("503",)
+        tab.goto(paths("live")["tensors"] + f"?snapshot={kept['features.0 output']}")
+        expect(page.locator("#panes canvas.tiles")).to_be_visible()
+        expect(page.locator("#rollout-matrix canvas")).to_be_visible()
+        for asked in ("**/tiles?*", "**/attention-rollout?*"):
+            page.route(asked, lambda route: route.fulfill(status=503, json={"error": "too busy"}))
+        page.locator("#view").select_option(index=1)
+        expect(page.locator("#panes")).to_contain_text("too busy. The chart will retry.")
+        expect(page.locator("#panes canvas")).to_have_count(0)
+        page.locator("[name=fuse]").select_option("max")
+        expect(page.locator("#rollout-problem")).to_have_text("too busy. The chart will retry.")
+        expect(page.locator("#rollout-matrix")).to_be_hidden()
+        page.unroute_all()
+        expect(page.locator("#panes canvas")).to_be_visible()
+        expect(page.locator("#panes")).not_to_contain_text("too busy")
+        expect(page.locator("#rollout-matrix canvas")).to_be_visible()
+
+
 @pytest.mark.parametrize(
     ("label", "words"),
     [
@@ -171,6 +194,7 @@ def test_two_snapshots_are_shown_next_to_each_other_on_one_scale(
 def test_a_tensor_is_downloaded_in_every_format(visit: Open, paths: Paths, site: Site, kept: dict[str, int]) -> None:
     number = kept["head param [weight]"]
     with visit() as tab:
+        tab.require_downloads()
         tab.goto(paths("live")["tensors"] + f"?snapshot={number}")
         contents = {}
         for words in ("npy", "safetensors", "CSV", "PNG, a pixel a value"):

@@ -5,6 +5,7 @@ import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { count, number, percent } from "../format.js";
+import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { aboutStep, nearestOf } from "./nearest.js";
 import { showScale } from "./scalebar.js";
@@ -93,14 +94,17 @@ export class Rolled {
       const answer = await this.#ask(signal);
       this.said = { ...answer, matrix: answer.matrix.map((row) => row.map(numberOf)) };
       problem.hidden = true;
+      byId("rollout-shown").hidden = false;
       this.figure.hidden = !answer.layers.length;
       this.#show();
     } catch (error) {
       if (signal.aborted) return;
       problem.hidden = false;
-      problem.textContent = /** @type {any} */ (error).message;
+      problem.textContent = failedWords(error);
+      byId("rollout-shown").hidden = true; // it is of other choices
       this.figure.hidden = false;
       if (this.page.state.get("gradient") === "1") byId("gradient-row").hidden = false;
+      throw error;
     }
   }
 

@@ -1,6 +1,6 @@
 // @ts-check
 /** One snapshot as it is looked at: its picture, what is under the pointer, its statistics, its files. */
-import { get, numberOf, reach, urlOf } from "../api.js";
+import { ApiError, get, numberOf, reach, urlOf } from "../api.js";
 import { h } from "../dom.js";
 import { bytes, count, number, percent } from "../format.js";
 import { besides, NONE, wordsAt } from "./names.js";
@@ -103,6 +103,18 @@ export class Side {
     this.names = names;
     this.why.textContent = names.why;
     this.why.hidden = !names.why;
+  }
+
+  /** Words in the place of the picture: it was not of this look. @param {string} words */
+  say(words) {
+    this.picture?.close();
+    this.picture = null;
+    this.data = null;
+    this.total = 0;
+    for (const each of [this.plot, this.bar, this.facts, this.files]) each.replaceChildren();
+    this.words.textContent = "\u00a0";
+    this.why.textContent = words;
+    this.why.hidden = false;
   }
 
   /** @param {ReturnType<typeof import("./layout.js").rangeOf> | undefined} range shared with another side */
@@ -227,7 +239,9 @@ export function aboutOf(entry) {
 /** @param {string} path @param {Record<string, any>} query @param {AbortSignal} signal */
 async function tilesOf(path, query, signal) {
   const answer = await reach(urlOf(`${path}/tiles`, { ...query, format: "npy" }), { signal });
-  if (!answer.ok)
-    throw new Error((await answer.json().catch(() => null))?.error ?? `the server answered ${answer.status}`);
+  if (!answer.ok) {
+    const said = await answer.json().catch(() => null);
+    throw new ApiError(answer.status, said?.error ?? `the server answered ${answer.status}`);
+  }
   return readNpy(await answer.arrayBuffer());
 }

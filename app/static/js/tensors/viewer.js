@@ -3,7 +3,8 @@
 
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
-import { toast } from "../toast.js";
+import { failedWords, isPassing } from "../live/failed.js";
+import { Refresh } from "../live/refresh.js";
 import { rangeOf } from "./layout.js";
 import { viewsOf } from "./plan.js";
 import { Side, TILES } from "./side.js";
@@ -14,13 +15,11 @@ const TRIFLES = ["view", "at", "pool", "scale", "ends", "part", "after"];
 export class Viewer {
   /** @type {Side[]} */
   sides = [];
-  /** @type {AbortController | null} */
-  #asking = null;
-
   /** @param {import("../page.js").Page} page */
   constructor(page) {
     this.page = page;
     this.figure = byId("viewer");
+    this.refresh = new Refresh((signal) => this.#load(signal));
     this.card = new Card(page, this.figure, { title: "Tensor", table: () => this.table(), png: () => this.png() });
     for (const name of TRIFLES) page.state.on(name, () => this.look());
     byId("view").addEventListener("change", (/** @type {any} */ event) =>
@@ -35,6 +34,7 @@ export class Viewer {
 
   /** @param {import("../answers.js").Snapshot[]} entries one snapshot, or two */
   show(entries) {
+    this.refresh.stop();
     for (const side of this.sides) side.close();
     this.sides = entries.map((entry) => new Side(this.page, entry));
     byId("panes").replaceChildren(...this.sides.map((side) => side.element));
@@ -65,19 +65,27 @@ export class Viewer {
   }
 
   /** Asks for it and draws it. */
-  async look() {
+  look() {
+    return this.refresh.now();
+  }
+
+  /** Without a picture, there are words in its place: the one before was of another look.
+   * @param {AbortSignal} signal */
+  async #load(signal) {
     if (!this.sides.length) return;
     const look = this.wanted;
     this.#controls(look);
-    this.#asking?.abort();
-    this.#asking = new AbortController();
-    const { signal } = this.#asking;
-    try {
-      await Promise.all(this.sides.map((side) => side.load(look, signal)));
-    } catch (error) {
-      if (/** @type {any} */ (error).name === "AbortError") return;
-      return toast(`This tensor cannot be shown: ${/** @type {any} */ (error).message}`, { kind: "error" });
-    }
+    const loaded = await Promise.allSettled(this.sides.map((side) => side.load(look, signal)));
+    signal.throwIfAborted();
+    const failures = loaded.map((each) => (each.status === "rejected" ? each.reason : null));
+    for (const [place, error] of failures.entries()) if (error) this.sides[place].say(failedWords(error));
+    this.#draw(look);
+    const again = failures.find((error) => error && isPassing(error));
+    if (again) throw again;
+  }
+
+  /** @param {import("./side.js").Look} look */
+  #draw(look) {
     const range =
       this.sides.length > 1
         ? rangeOf(
