@@ -48,16 +48,26 @@ def test_every_visible_layer_is_drawn_and_a_nan_has_its_own_color(visit: Open, p
         assert tab.axe() == []
 
 
-def test_tiles_out_of_sight_have_no_canvas_until_they_are_visible(visit: Open, paths: Paths) -> None:
+def test_tiles_out_of_sight_have_no_canvas_until_they_are_visible_and_keep_their_zoom(
+    visit: Open, paths: Paths
+) -> None:
     with visit(size=(900, 500)) as tab:
         tab.goto(paths("ended")["histograms"] + "?size=l")
         drawn(tab.page)
         tiles, before = tab.page.locator(".tile"), tab.page.locator(".tile canvas").count()
         assert before < tiles.count()
         assert tiles.last.locator("canvas").count() == 0
+        tiles.first.scroll_into_view_if_needed()
+        box = tiles.first.locator("canvas").bounding_box() or {}
+        for place, act in ((0.3, "down"), (0.6, "up")):
+            tab.page.mouse.move(box["x"] + 150, box["y"] + place * box["height"])
+            getattr(tab.page.mouse, act)()
+        expect(tiles.first.get_by_role("button", name="Reset zoom")).to_be_visible()
         tiles.last.scroll_into_view_if_needed()
         expect(tiles.last.locator("canvas")).to_have_count(1)
         expect(tiles.first.locator("canvas")).to_have_count(0)
+        tiles.first.scroll_into_view_if_needed()
+        expect(tiles.first.get_by_role("button", name="Reset zoom")).to_be_visible()
 
 
 def test_one_request_fetches_all_visible_layers(visit: Open, paths: Paths) -> None:
@@ -193,6 +203,7 @@ def test_a_live_wall_follows_and_a_held_one_does_not_change(visit: Open, paths: 
 
 def test_the_wall_is_exported_as_a_picture_and_as_numbers(visit: Open, paths: Paths) -> None:
     with visit() as tab:
+        tab.require_downloads()
         tab.goto(paths("ended")["histograms"])
         drawn(tab.page)
         for name, start in (("PNG", b"\x89PNG"), ("CSV", b'"tap"'), ("JSON", b"{")):

@@ -4,13 +4,17 @@ import { Columns } from "../../app/static/js/columns.js";
 import { tableOf } from "../../app/static/js/heat/export.js";
 import { Feed } from "../../app/static/js/heat/feed.js";
 import { Grid } from "../../app/static/js/heat/grid.js";
+import { Heat } from "../../app/static/js/heat/index.js";
+import { moveBy } from "../../app/static/js/heat/keys.js";
 import { boxOf, layOut, pixelAt, ROW_PX, stepAt, xOf } from "../../app/static/js/heat/layout.js";
 import { shortened } from "../../app/static/js/heat/marks.js";
 import { Painter } from "../../app/static/js/heat/paint.js";
+import { Pointing } from "../../app/static/js/heat/pointing.js";
 import { relativeTo, usualOf } from "../../app/static/js/heat/relative.js";
 import { blockOf, groupsOf, labelOf, onsets, sorted, startsOf } from "../../app/static/js/heat/rows.js";
 import { wordsOf } from "../../app/static/js/heat/tip.js";
 import { Scale } from "../../app/static/js/scale.js";
+import { stopAt } from "../../app/static/js/stops.js";
 import { badness, MISSING, NAN } from "../../app/static/js/worst.js";
 import { dice } from "./dice.mjs";
 
@@ -312,4 +316,63 @@ test("a tip says that a value is the largest of several steps", () => {
   assert.equal(at(4), "step 4 \u00b7 mean 1");
   heat.options.merged = "mean";
   assert.match(at(9), /, the mean of these steps$/);
+});
+
+/** Every tenth step from 10 to 50 was captured; steps 60 to 69 are one column by now. */
+function sparse() {
+  const columns = new Columns(1, 10);
+  for (const step of [10, 20, 30, 40, 50]) columns.take(column(step, [step]));
+  columns.take({ ...column(60, [60]), last: [69] });
+  return columns;
+}
+
+test("a click stops at the captured step before it, or else at the first one, in the steps that are shown", () => {
+  const stops = sparse();
+  const at = (...given) => stopAt(stops, ...given);
+  assert.deepEqual(
+    [5, 10, 19, 20, 65].map((step) => at(step, [0, 99])),
+    [10, 10, 10, 20, 69],
+  );
+  assert.deepEqual(
+    [15, 25, 99].map((step) => at(step, [15, 62])),
+    [20, 20, 62], // a column that ends beyond the shown steps counts up to there
+  );
+  assert.equal(at(33, [31, 39]), 33); // none of these was captured
+});
+
+test("the arrow keys move a heatmap's cursor from captured step to captured step, and Enter holds one", (about) => {
+  about.mock.timers.enable({ apis: ["setTimeout"] });
+  const picked = [];
+  const heat = {
+    columns: sparse(),
+    span: [0, 99],
+    visible: [0],
+    rows: [row("a", 0)],
+    options: { onPick: (_, step) => picked.push(step) },
+    stopAt: Heat.prototype.stopAt,
+  };
+  const page = { follow: { held: null, step: 99 }, cursor: { pin() {} }, announce() {} };
+  const pointing = {
+    heat,
+    page,
+    screen: {},
+    at: { row: 0, step: 34, sharing: 1 },
+    point: (at) => Object.assign(pointing, { at }),
+    pick: Pointing.prototype.pick,
+  };
+  const press = (key, shiftKey = false) => {
+    moveBy({ key, shiftKey, preventDefault() {}, stopPropagation() {} }, pointing);
+    return pointing.at.step;
+  };
+  press("Enter"); // where the pointer is
+  assert.deepEqual(picked, [30]);
+  assert.deepEqual(
+    ["ArrowLeft", "ArrowLeft", "ArrowRight", "ArrowRight", "Home", "ArrowLeft", "End"].map((key) => press(key)),
+    [30, 20, 30, 40, 10, 10, 69],
+  );
+  press("Enter");
+  assert.deepEqual(picked, [30, 69]);
+  Object.assign(page.follow, { held: 34 });
+  pointing.pick({ row: 0, step: 34, sharing: 1 }); // a click on the name of a layer
+  assert.deepEqual(picked, [30, 69, 34]);
 });

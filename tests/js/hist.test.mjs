@@ -4,7 +4,17 @@ import { heightOf, heightsOf, picked } from "../../app/static/js/hist/heights.js
 import { driftOf, ordered } from "../../app/static/js/hist/order.js";
 import { levelOf, paint, STRIP } from "../../app/static/js/hist/paint.js";
 import { binAt, say, tableOf } from "../../app/static/js/hist/say.js";
-import { barsOf, columnAt, columnOf, endsOf, extentOf, SignedLog, shapeOf } from "../../app/static/js/hist/shape.js";
+import {
+  barsOf,
+  columnAt,
+  columnOf,
+  endsOf,
+  extentOf,
+  SignedLog,
+  shapeOf,
+  stopsOf,
+} from "../../app/static/js/hist/shape.js";
+import { stopAt } from "../../app/static/js/stops.js";
 
 const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];
 
@@ -208,4 +218,10 @@ test("a held step has a column only if it was captured", () => {
 test("bars of a held page are asked for of its step alone, however many steps are shown", () => {
   assert.deepEqual(barsOf({ held: 7, span: [0, 9999] }, 240), { from: 7, to: 7, columns: 1 });
   assert.deepEqual(barsOf({ held: null, span: [0, 9999] }, 240), { from: 0, to: 9999, columns: 240 });
+});
+
+test("a click on a map of histograms stops at a captured step, also in a gap", () => {
+  const stops = stopsOf(shapeOf(answer([0, 2, 4, 20, 22], Array(5).fill([0, 0, 0, 1, 0, 0, 0]))));
+  const at = (step, by) => stopAt(stops, step, [0, 22], by);
+  assert.deepEqual([at(3), at(12), at(12, -1), at(12, 1), at(22, 1)], [2, 4, 4, 20, 22]);
 });

@@ -5,6 +5,7 @@ import { Card } from "../card.js";
 import { Columns } from "../columns.js";
 import { h } from "../dom.js";
 import { kindWords } from "../kinds.js";
+import { stopAt } from "../stops.js";
 import { pngOf, svgOf, tableOf } from "./export.js";
 import { sameRows, sorted } from "./rows.js";
 import { Screen } from "./screen.js";
@@ -95,6 +96,13 @@ export class Heat {
     const asked = (this.options.span ?? (() => this.page.follow.span))();
     if (asked !== null || !this.columns?.length) return asked;
     return [this.columns.first(0), this.columns.last(this.columns.length - 1)];
+  }
+
+  /** The captured step that a step stands for, or the one so many columns further.
+   * @param {number} step @param {number} [by] */
+  stopAt(step, by) {
+    const { columns, span } = this;
+    return columns?.length && span ? stopAt(columns, step, span, by) : step;
   }
 
   /** Which layers the rows are. The same ones again keep what is there. @param {readonly Row[]} rows

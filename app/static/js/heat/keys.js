@@ -13,7 +13,7 @@ const ZOOM = 1.5;
 
 /** @typedef {import("./pointing.js").Pointing} Pointing */
 
-/** Rows and steps that a key moves by. @type {Record<string, [number, number]>} */
+/** Rows and captured steps that a key moves by. @type {Record<string, [number, number]>} */
 const MOVES = {
   ArrowUp: [-1, 0],
   ArrowDown: [1, 0],
@@ -52,13 +52,11 @@ function start({ at, heat, page }) {
 function go(pointing, rows, steps) {
   const { heat } = pointing;
   const from = start(pointing);
-  const span = heat.span;
-  if (from === null || span === null) return;
+  if (from === null) return;
   const begun = pointing.at === null;
   const place = Math.min(heat.visible.length - 1, Math.max(0, heat.visible.indexOf(from.row) + (begun ? 0 : rows)));
-  const step = Math.min(span[1], Math.max(span[0], from.step + (begun ? 0 : steps)));
   reveal(pointing, place);
-  pointing.point({ row: heat.visible[place], step, sharing: 1 });
+  pointing.point({ row: heat.visible[place], step: heat.stopAt(from.step, begun ? 0 : steps), sharing: 1 });
   read(pointing);
 }
 
@@ -67,7 +65,7 @@ function jump(pointing, end) {
   const span = pointing.heat.span;
   const from = start(pointing);
   if (span === null || from === null) return;
-  pointing.point({ ...from, step: span[end ? 1 : 0], sharing: 1 });
+  pointing.point({ ...from, step: pointing.heat.stopAt(span[end ? 1 : 0]), sharing: 1 });
   read(pointing);
 }
 

@@ -160,9 +160,11 @@ export class Pointing {
   /** The reader means this one. @param {Point | null} point */
   pick(point) {
     if (point === null) return;
-    const row = this.heat.rows[point.row];
-    this.page.cursor.pin({ module: row.module, tap: row.number, step: point.step });
-    this.heat.options.onPick?.(row, point.step);
+    const { heat, page } = this;
+    const row = heat.rows[point.row];
+    const step = point.step === page.follow.held ? point.step : heat.stopAt(point.step);
+    page.cursor.pin({ module: row.module, tap: row.number, step });
+    heat.options.onPick?.(row, step);
   }
 
   #leave() {

@@ -8,12 +8,15 @@ import { hideTip, showTip } from "../tip.js";
 import { BOTTOM, drawValues, LEFT, topOf } from "./axes.js";
 import { paint, STRIP } from "./paint.js";
 import { say, tableOf } from "./say.js";
-import { AxisPart, endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
+import { AxisPart, endsOf, extentOf, SignedLog, shapeOf, stopsOf } from "./shape.js";
 import { StepMap } from "./stepmap.js";
 
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
 
-/** @typedef {{title: string, height?: number, module?: string, onOpen?: (step: number | null) => void}} Options */
+/**
+ * @typedef {{title: string, height?: number, module?: string, onOpen?: (step: number | null) => void,
+ *   zoomed?: [number, number] | null}} Options `zoomed` is the zoom with which it begins
+ */
 
 export class HistMap extends StepMap {
   /** @type {import("./shape.js").Shape | null} */
@@ -21,7 +24,7 @@ export class HistMap extends StepMap {
   /** @type {import("./shape.js").Values | null} */
   axis = null;
   /** The values between which the reader zoomed in. @type {[number, number] | null} */
-  #zoomed = null;
+  zoomed = null;
   /** The axis shared with other charts, if any. @type {SignedLog | null} */
   shared = null;
   /** @type {{step: number, value: number} | null} */
@@ -30,17 +33,19 @@ export class HistMap extends StepMap {
   #ends = new Float64Array();
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas @param {Options} options */
-  constructor(page, element, { title, height = 160, module, onOpen }) {
+  constructor(page, element, { title, height = 160, module, onOpen, zoomed = null }) {
     const keys = `Arrow keys move the cursor${onOpen ? ", Enter opens the layer" : ""}`;
     super(page, element, { label: `${title}: histograms over steps. ${keys}`, name: "histmap", height, high: true });
     this.reset = h("button", { class: "button small reset-zoom", type: "button", hidden: true }, "Reset zoom");
     this.reset.addEventListener("click", () => this.#zoomTo(null));
+    this.zoomed = zoomed;
+    this.reset.hidden = zoomed === null;
     element.append(this.reset);
     this.onClose(() => this.reset.remove());
     this.module = module;
     this.onOpen = onOpen;
     this.canvas.addEventListener("click", ({ clientX, clientY }) => {
-      onOpen?.(this.#placeOf(clientX, clientY)?.step ?? null);
+      this.#open(this.#placeOf(clientX, clientY)?.step ?? null);
     });
   }
 
@@ -64,12 +69,17 @@ export class HistMap extends StepMap {
     return this.shape?.columns ? [this.shape.first[0], this.#ends[this.shape.columns - 1] - 1] : null;
   }
 
+  /** @override */
+  get stops() {
+    return this.shape && stopsOf(this.shape);
+  }
+
   /** @override @param {Uint32Array} pixels @param {number} across @param {number} down
    * @param {import("./stepmap.js").Span} span */
   fill(pixels, across, down, span) {
     if (!this.shape) return;
     const whole = this.shared ?? new SignedLog(extentOf([this.shape]));
-    this.axis = this.#zoomed ? new AxisPart(whole, this.#zoomed) : whole;
+    this.axis = this.zoomed ? new AxisPart(whole, this.zoomed) : whole;
     const palette = paletteOf(/** @type {any} */ (prefs.get("colors")));
     paint(pixels, across, down, this.shape, this.axis, span, palette, pixelOf(colors().band));
   }
@@ -89,7 +99,7 @@ export class HistMap extends StepMap {
 
   /** @param {[number, number] | null} values */
   #zoomTo(values) {
-    this.#zoomed = values;
+    this.zoomed = values;
     this.reset.hidden = values === null;
     this.draw();
   }
@@ -115,7 +125,12 @@ export class HistMap extends StepMap {
 
   /** @override */
   enter() {
-    this.onOpen?.(this.#at?.step ?? null);
+    this.#open(this.#at?.step ?? null);
+  }
+
+  /** @param {number | null} step */
+  #open(step) {
+    this.onOpen?.(step === null ? null : this.stopAt(step));
   }
 
   /** @param {{step: number, value: number} | null} at @param {number} [x] @param {number} [y] */

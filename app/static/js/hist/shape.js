@@ -57,20 +57,30 @@ export function endsOf({ first, last, columns }) {
   });
 }
 
+/** The columns of a picture. @param {{first: Float64Array, last: Float64Array, columns: number}} shape
+ * @returns {import("../stops.js").Stops} */
+export function stopsOf({ first, last, columns }) {
+  const find = (/** @type {number} */ step) => {
+    let [low, high] = [0, columns];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (first[middle] <= step) low = middle + 1;
+      else high = middle;
+    }
+    return low - 1;
+  };
+  return { find, last: (column) => last[column] };
+}
+
 /**
  * The column of a step; -1 if the step was not captured.
  * @param {Shape} shape
  * @param {Float64Array} ends
  * @param {number} step
  */
-export function columnAt({ first, columns }, ends, step) {
-  let [low, high] = [0, columns];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (first[middle] <= step) low = middle + 1;
-    else high = middle;
-  }
-  return low > 0 && step < ends[low - 1] ? low - 1 : -1;
+export function columnAt(shape, ends, step) {
+  const column = stopsOf(shape).find(step);
+  return column >= 0 && step < ends[column] ? column : -1;
 }
 
 /** The column that contains a step itself; -1 if the step was not captured. @param {Shape} shape @param {number} step */

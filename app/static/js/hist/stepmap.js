@@ -1,6 +1,7 @@
 // @ts-check
 /** A picture with the steps to the right: painted once, and composed with its axes whenever the cursor moves. */
 import { CanvasChart, pixelRatio } from "../canvas.js";
+import { stopAt } from "../stops.js";
 import { colors } from "../theme.js";
 import { BOTTOM, drawBox, drawCursor, LEFT } from "./axes.js";
 import { Brush } from "./brush.js";
@@ -49,6 +50,18 @@ export class StepMap extends CanvasChart {
   /** The steps on the axis. */
   get shown() {
     return this.span ?? this.captured;
+  }
+
+  /** The columns of the picture. @returns {import("../stops.js").Stops | null} */
+  get stops() {
+    return null;
+  }
+
+  /** The captured step that a step stands for, or the one so many columns further.
+   * @param {number} step @param {number} [by] */
+  stopAt(step, by) {
+    const { stops, shown } = this;
+    return stops && shown ? stopAt(stops, step, shown, by) : step;
   }
 
   /** In CSS pixels, and device pixels for each. */
@@ -113,10 +126,10 @@ export class StepMap extends CanvasChart {
     return Math.min(span[1], Math.floor(span[0] + share * (span[1] - span[0] + 1)));
   }
 
-  /** The step as many to the right of another one, of the newest if there is none, and its place in the window.
+  /** The step as many columns to the right of another one, of the newest if there is none, and its place in the window.
    * @param {number | undefined} from @param {number} right @param {Span} span */
   moved(from, right, span) {
-    const step = Math.max(span[0], Math.min(span[1], (from ?? span[1]) + right));
+    const step = this.stopAt(from ?? span[1], right);
     const box = this.canvas.getBoundingClientRect();
     return {
       step,

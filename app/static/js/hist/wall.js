@@ -23,7 +23,9 @@ const PAUSE = { min: 60, max: 2000, share: 1 };
 const HEIGHTS = /** @type {Record<string, number>} */ ({ s: 84, m: 128, l: 210 });
 
 /** @typedef {import("./order.js").Layer} Layer */
-/** @typedef {{layer: Layer, element: HTMLElement, plot: HTMLElement, map: HistMap | HistProfile | null}} Tile */
+/**
+ * @typedef {{layer: Layer, element: HTMLElement, plot: HTMLElement, map: HistMap | HistProfile | null,
+ *   zoomed: [number, number] | null}} Tile `zoomed` are the values between which the reader zoomed in */
 
 /** @typedef {import("../answers.js").Histograms} Histograms */
 
@@ -87,7 +89,7 @@ export class Wall {
         ),
         plot,
       );
-      const tile = { layer, element, plot, map: null };
+      const tile = { layer, element, plot, map: null, zoomed: null };
       this.tiles.push(tile);
       this.#byElement.set(element, tile);
       this.element.append(element);
@@ -121,6 +123,7 @@ export class Wall {
       module: layer.module,
       onOpen,
       mode: state.get("view"),
+      zoomed: tile.zoomed,
     };
     tile.map =
       state.get("view") === "map"
@@ -131,6 +134,7 @@ export class Wall {
 
   /** @param {Tile} tile */
   #hide(tile) {
+    if (tile.map instanceof HistMap) tile.zoomed = tile.map.zoomed;
     tile.map?.close();
     tile.map = null;
   }

@@ -3,6 +3,7 @@
 import { paletteOf } from "../colors.js";
 import { count } from "../format.js";
 import { BOTTOM, LEFT } from "../hist/axes.js";
+import { stopsOf } from "../hist/shape.js";
 import { StepMap } from "../hist/stepmap.js";
 import { prefs } from "../prefs.js";
 import { hideTip, showTip } from "../tip.js";
@@ -33,7 +34,7 @@ export class ChannelMap extends StepMap {
     });
     this.canvas.addEventListener("click", ({ clientX, clientY }) => {
       const at = this.#placeOf(clientX, clientY);
-      if (at) page.follow.hold(at.step);
+      if (at) page.follow.hold(this.stopAt(at.step));
     });
   }
 
@@ -53,6 +54,11 @@ export class ChannelMap extends StepMap {
   get captured() {
     const { shape } = this;
     return shape?.rows && shape.columns ? [shape.first[0], shape.ends[shape.columns - 1] - 1] : null;
+  }
+
+  /** @override */
+  get stops() {
+    return this.shape && stopsOf(this.shape);
   }
 
   /** @override @param {Uint32Array} pixels @param {number} across @param {number} down
@@ -96,7 +102,7 @@ export class ChannelMap extends StepMap {
 
   /** @override */
   enter() {
-    if (this.#at) this.page.follow.hold(this.#at.step);
+    if (this.#at) this.page.follow.hold(this.stopAt(this.#at.step));
   }
 
   /** @param {{step: number, place: number} | null} at @param {number} [x] @param {number} [y] */
