@@ -188,6 +188,7 @@ def test_an_invalid_value_changes_nothing_and_is_explained(changes: dict[str, An
         assert not run.events("settings-changed")
         (event,) = run.events("settings-refused")
     assert said in event.message
+    assert event.message.startswith(", ".join({"every": 5, **changes}) + ": ")  # whose change it was
 
 
 def test_a_repeated_command_is_carried_out_once() -> None:

@@ -104,18 +104,20 @@ class Commands:
             if kept.get("channels"):
                 self._models.check_patterns(coming.channels)
         except (ArgumentError, PatternError) as error:
-            self._emit("settings-refused", str(error), "info", "")
+            self._refuse(given, str(error))
             return
         except RuntimeError as error:  # its dictionaries changed while they were read
-            message = f"the model changed while it was being read ({error}): try again"
-            self._emit("settings-refused", message, "info", "")
+            self._refuse(given, f"the model changed while it was being read ({error}): try again")
             return
         if len(self.changes) >= MAX_WAITING:
-            message = f"{MAX_WAITING} changes are already waiting for a step to end: try again later"
-            self._emit("settings-refused", message, "info", "")
+            self._refuse(given, f"{MAX_WAITING} changes are already waiting for a step to end: try again later")
             return
         self._coming = coming
         self.changes.append(Change(values, choice))
+
+    def _refuse(self, given: dict[str, Any], reason: str) -> None:
+        """Say why a change isn't made, and of which settings, so that each reader knows whose it was."""
+        self._emit("settings-refused", f"{', '.join(given)}: {reason}", "info", "")
 
     def apply_pending(self, apply: Callable[[Change], None]) -> None:
         """Carry out everything that waits, in order. Called between two steps."""

@@ -1,7 +1,62 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { applied } from "../../app/static/js/hooks/applied.js";
 import { hooksOf } from "../../app/static/js/hooks/files.js";
+
+/** A server whose trainer has command 7 after some questions, and has these events.
+ * @param {import("node:test").TestContext} about @param {{name: string, message: string}[]} events
+ * @param {{waits?: number, later?: {name: string, message: string}[], states?: string[]}} [how] `later`: events that come
+ *   after a question */
+function serve(about, events, { waits = 0, later = [], states = [] } = {}) {
+  about.mock.method(globalThis, "setTimeout", (/** @type {() => void} */ go) => queueMicrotask(go));
+  let asked = 0;
+  about.mock.method(globalThis, "fetch", async (/** @type {string} */ address) => {
+    const query = new URLSearchParams(address.split("?")[1]);
+    if (address.includes("events")) {
+      const [after, limit] = [Number(query.get("after")), Number(query.get("limit"))];
+      return Response.json({
+        events: events.slice(after, after + limit),
+        next: Math.min(events.length, after + limit),
+      });
+    }
+    asked += 1;
+    if (asked > 20) throw new Error("it asks forever");
+    events.push(...later.splice(0));
+    return Response.json({ waiting: asked > waits ? [] : [{ number: 7 }], state: states[asked - 1] ?? "live" });
+  });
+}
+const command = { number: 7, names: ["every", "budget"], from: 0 };
+
+test("a change is applied however many events came before, and if its parts are applied one by one", async (about) => {
+  const events = Array.from({ length: 2500 }, () => ({ name: "nonfinite", message: "loss: NaN" }));
+  events.push({ name: "settings-changed", message: "every: 1 -> 2" });
+  events.push({ name: "settings-changed", message: "budget: 0.05 -> null; kinds: [] -> []" });
+  serve(about, events);
+  await applied("one", command, () => {});
+});
+
+test("a refusal is that of the change if it names the same settings and the change waits no more", async (about) => {
+  const refused = (/** @type {string} */ names) => ({ name: "settings-refused", message: `${names}: no` });
+  const done = { name: "settings-changed", message: "every: 1 -> 2; budget: 0.05 -> null" };
+  serve(about, [refused("include"), refused("every"), done]);
+  await applied("one", command, () => {});
+  serve(about, [refused("every, budget")], { waits: 1, later: [done] }); // of the reader before
+  await applied("one", command, () => {});
+  serve(about, [refused("budget, every")]);
+  await assert.rejects(
+    applied("one", command, () => {}),
+    /The trainer refused budget, every: no/,
+  );
+});
+
+test("a change of a run that ended is over when the last events have come", async (about) => {
+  serve(about, [{ name: "settings-changed", message: "include: [] -> []" }], { states: ["live", "ended", "ended"] });
+  await assert.rejects(
+    applied("one", command, () => {}),
+    /The run is ended now/,
+  );
+});
 
 test("all hooks are exported, however many there are", async (about) => {
   const all = Array.from({ length: 25_000 }, (_, number) => ({ number }));

@@ -3,24 +3,42 @@
 import { get } from "../api.js";
 
 const ASK_MS = 400;
+const PAGE = 1000; // events in one answer
+
+/** How many events a run has had: those after it came later, whatever the trainer's clock says.
+ * @param {string | null} run */
+export async function eventsNow(run) {
+  return (await get("events", { run, limit: 1 })).next;
+}
 
 /** Throws if the trainer refused the command, or if the run ended before it.
- * @param {string} run @param {number} number of the command @param {number} from `next` of the events before it was
- * sent
+ * @param {string} run @param {{number: number, names: string[], from: number}} command its number, the settings that
+ *   it changes, and how many events there were before it was sent
  * @param {(why: string) => void} wait called with the reason for a longer wait */
-export async function applied(run, number, from, wait) {
-  for (;;) {
-    const now = await get("settings", { run });
-    const waits = now.waiting.some((each) => each.number === number);
-    const { events } = await get("events", { run, after: from, limit: 1000 });
-    /** @param {string} name @returns {string | undefined} */
-    const messageOf = (name) => events.find((event) => event.name === name)?.message;
-    const refused = messageOf("settings-refused");
-    if (refused) throw new Error(`The trainer refused: ${refused}`);
-    if (!waits && messageOf("settings-changed") !== undefined) return;
-    if (now.state !== "live") throw new Error(`The run is ${now.state} now, so the change was not applied.`);
-    const waiting = messageOf("settings-waiting");
-    if (waiting) wait(`Waiting: ${waiting}`);
-    await new Promise((go) => setTimeout(go, ASK_MS));
+export async function applied(run, { number, names, from }, wait) {
+  const missing = new Set(names);
+  for (let after = from, wasLive = true; ; ) {
+    // In this order, so that the events of a command that still waits are those of other ones.
+    const { events, next } = await get("events", { run, after, limit: PAGE });
+    const { waiting, state } = await get("settings", { run });
+    after = next;
+    const isDone = !waiting.some((each) => each.number === number);
+    for (const { name, message } of isDone ? events : []) {
+      if (name === "settings-refused" && isOf(message, names)) throw new Error(`The trainer refused ${message}`);
+      if (name === "settings-changed")
+        for (const each of names) if (message.includes(`${each}: `)) missing.delete(each);
+      if (name === "settings-waiting") wait(`Waiting: ${message}`);
+    }
+    if (isDone && missing.size === 0) return;
+    if (state !== "live" && !wasLive) throw new Error(`The run is ${state} now, so the change was not applied.`);
+    wasLive = state === "live";
+    if (events.length < PAGE) await new Promise((go) => setTimeout(go, ASK_MS));
   }
+}
+
+/** Whether a refusal, such as `every, budget: why not`, is of a change of these settings.
+ * @param {string} message @param {string[]} names */
+function isOf(message, names) {
+  const refused = message.split(": ", 1)[0].split(", ");
+  return refused.toSorted().join() === names.toSorted().join();
 }

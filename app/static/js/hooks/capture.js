@@ -1,10 +1,10 @@
 // @ts-check
 /** The form of capture settings: previews a change, sends it to the trainer, reports the outcome, and undoes it. */
-import { get, send } from "../api.js";
+import { send } from "../api.js";
 import { byId } from "../dom.js";
 import { count } from "../format.js";
 import { toast } from "../toast.js";
-import { applied } from "./applied.js";
+import { applied, eventsNow } from "./applied.js";
 import { changesOf, patterns } from "./changes.js";
 
 /** @typedef {import("./changes.js").Wanted} Wanted */
@@ -213,10 +213,10 @@ export class Capture {
     const run = /** @type {string} */ (this.form.dataset.run);
     this.form.setAttribute("aria-busy", "true");
     try {
-      const { next } = await get("events", { run, limit: 1 });
+      const from = await eventsNow(run);
       const { number } = await send("PATCH", "settings", changes, { run });
       this.#say("Waiting for the next step \u2026", "waiting");
-      await applied(run, number, next, (why) => this.#say(why, "waiting"));
+      await applied(run, { number, names: Object.keys(changes), from }, (why) => this.#say(why, "waiting"));
       this.#say("Applied.", "applied");
       this.tell.obeyed();
       return true;

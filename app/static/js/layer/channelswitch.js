@@ -2,7 +2,7 @@
 /** The button that turns the capture of a module's channels on and off while the training runs. */
 import { get, patternOf, send } from "../api.js";
 import { byId } from "../dom.js";
-import { applied } from "../hooks/applied.js";
+import { applied, eventsNow } from "../hooks/applied.js";
 
 /** @param {import("../page.js").Page} page @param {string} module
  * @returns {() => Promise<void>} looks at the setting */
@@ -24,10 +24,10 @@ export function startSwitch(page, module) {
     try {
       const before = await chosen();
       const channels = before.includes(pattern) ? before.filter((each) => each !== pattern) : [...before, pattern];
-      const { next } = await get("events", { run, limit: 1 });
+      const from = await eventsNow(run);
       const { number } = await send("PATCH", "settings", { channels }, { run });
       told.textContent = "Waiting for the next step \u2026";
-      await applied(run, number, next, (why) => {
+      await applied(run, { number, names: ["channels"], from }, (why) => {
         told.textContent = why;
       });
       told.textContent = "Applied.";

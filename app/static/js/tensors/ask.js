@@ -2,11 +2,11 @@
 /** A request for a tensor and what became of it: asked, waiting, came, or why not. */
 import { get, send } from "../api.js";
 import { byId, h } from "../dom.js";
+import { eventsNow } from "../hooks/applied.js";
 import { kindWords } from "../kinds.js";
 import { toast } from "../toast.js";
 
 const POLL_MS = 500;
-const CLOCKS_S = 2; // that the trainer's clock may be behind
 const SHORT_MS = 6000; // what came or is gone leaves the list
 
 /** @typedef {"asked" | "waiting" | "came" | "gone"} Fate */
@@ -40,17 +40,16 @@ export function fateOfAll(fates) {
   return /** @type {Fate[]} */ (["gone", "asked", "waiting"]).find((fate) => fates.includes(fate)) ?? "came";
 }
 
-/** Why the trainer didn't capture a tensor that was asked for, as it said last. Pure.
- * @param {readonly import("../answers.js").Event[]} missed events, oldest first
- * @param {string | null} module null: any @param {number} since when it was asked for, in seconds */
-export function missedWords(missed, module, since) {
-  const isIts = (/** @type {import("../answers.js").Event} */ event) =>
-    Number(event.time_s) > since - CLOCKS_S && (module === null || event.module === module);
-  return missed.findLast(isIts)?.message;
+/** Why the trainer didn't capture a tensor that was asked for, as it said last.
+ * @param {string | null} run @param {string | null} module null: any @param {number} after how many events it was
+ * asked for */
+export async function missedWords(run, module, after) {
+  const { events } = await get("events", { run, name: "snapshot-missed", after, limit: 1000 });
+  return events.findLast((event) => module === null || event.module === module)?.message;
 }
 
 /**
- * @typedef {{numbers: number[], label: string, module: string, since: number, line: HTMLElement, words: HTMLElement}}
+ * @typedef {{numbers: number[], label: string, module: string | null, after: number, line: HTMLElement, words: HTMLElement}}
  * Request
  */
 
@@ -102,45 +101,48 @@ export class Asking {
       phase: state.get("phase"),
       call: Number(state.get("call")) || 0,
     };
-    await this.#try(async () => {
+    await this.#try(async (after) => {
       const said = await send("POST", "snapshots", body, { run: this.page.run });
       this.#add(
         [said.number],
         `${body.module || "the model"} ${kindWords(body.kind)}${body.index ? ` [${body.index}]` : ""}`,
         body.module,
+        after,
       );
     });
   }
 
   /** Every map of attention, all of one step. */
   async attention() {
-    await this.#try(async () => {
+    await this.#try(async (after) => {
       const said = await send("POST", "attention-rollout", undefined, { run: this.page.run });
       const numbers = said.asked.map((/** @type {import("../answers.js").RequestedSnapshot} */ each) => each.number);
       this.#add(
         numbers,
         numbers.length === 1 ? "1 possible attention map" : `${numbers.length} possible attention maps`,
         null,
+        after,
       );
       if (said.left_out) toast(`${said.left_out} more do not fit in one request`);
     });
   }
 
-  /** @param {() => Promise<void>} work */
+  /** @param {(after: number) => Promise<void>} work gets the number of events before it */
   async #try(work) {
     try {
-      await work();
+      await work(await eventsNow(this.page.run));
       this.#wait();
     } catch (error) {
       toast(/** @type {any} */ (error).message, { kind: "error" });
     }
   }
 
-  /** @param {number[]} numbers @param {string} label @param {string | null} module */
-  #add(numbers, label, module) {
+  /** @param {number[]} numbers @param {string} label @param {string | null} module null: any
+   * @param {number} after how many events it was asked for */
+  #add(numbers, label, module, after) {
     const words = h("span", { class: "state" }, WORDS.asked[0]);
     const line = h("li", {}, h("span", {}, label), words);
-    this.#open.add({ numbers, label, module: module ?? "", since: Date.now() / 1000, line, words });
+    this.#open.add({ numbers, label, module, after, line, words });
     byId("asked").append(line);
   }
 
@@ -151,22 +153,23 @@ export class Asking {
 
   async #poll() {
     try {
-      const run = this.page.run;
-      const [settings, snapshots, missed] = await Promise.all([
+      const { run } = this.page;
+      const open = [...this.#open];
+      const [settings, snapshots, ...reasons] = await Promise.all([
         get("settings", { run }),
         this.look(),
-        get("events", { run, name: "snapshot-missed", limit: 50 }),
+        ...open.map(({ module, after }) => missedWords(run, module, after)),
       ]);
       const known = {
         kept: new Set(snapshots.map((each) => each.number)),
         waiting: new Set(settings.waiting.map((each) => each.number)),
         state: settings.state,
       };
-      for (const request of [...this.#open])
+      for (const [place, request] of open.entries())
         this.#tell(
           request,
           request.numbers.map((number) => fateOf(number, known)),
-          missed.events,
+          reasons[place],
         );
     } catch {
       // The page says already that the server does not answer; the requests stay.
@@ -177,10 +180,9 @@ export class Asking {
   /**
    * @param {Request} request
    * @param {Fate[]} fates
-   * @param {import("../answers.js").Event[]} missed events, oldest first
+   * @param {string | undefined} why the trainer didn't capture it
    */
-  #tell(request, fates, missed) {
-    const why = missedWords(missed, request.numbers.length > 1 ? null : request.module, request.since);
+  #tell(request, fates, why) {
     const came = fates.filter((fate) => fate === "came").length;
     const fate = fateOfAll(fates);
     const over = fate === "came" || fate === "gone" || (why && fate === "waiting");

@@ -1,8 +1,9 @@
 // @ts-check
 /** "Follow this tensor": the button and its words. */
-import { get, send } from "../api.js";
+import { send } from "../api.js";
 import { byId } from "../dom.js";
 import { count } from "../format.js";
+import { eventsNow } from "../hooks/applied.js";
 import { missedWords } from "./ask.js";
 import { Following, PATIENCE_MS } from "./following.js";
 
@@ -26,19 +27,20 @@ export function addFollowing(page, { look, chosen, show }) {
   const every = /** @type {HTMLInputElement} */ (byId("follow-every"));
   const words = byId("following-words");
   let shown = "";
+  let before = 0; // events before it was asked for
   const following = new Following({
-    ask: async ({ module, kind, index, call, phase }) =>
-      (await send("POST", "snapshots", { module, kind, index, call, phase }, { run })).number,
+    ask: async ({ module, kind, index, call, phase }) => {
+      before = await eventsNow(run);
+      return (await send("POST", "snapshots", { module, kind, index, call, phase }, { run })).number;
+    },
     look: async (number) => (await look()).find((each) => each.number === number)?.step ?? null,
     show: (number) => {
       shown = String(number);
       show(number);
     },
-    why: async ({ module }) => {
-      const { events } = await get("events", { run, name: "snapshot-missed", limit: 50 });
-      const why = missedWords(events, module, Date.now() / 1000 - PATIENCE_MS / 1000);
-      return why ?? `No snapshot came within ${PATIENCE_MS / 1000} s: the module may no longer run.`;
-    },
+    why: async ({ module }) =>
+      (await missedWords(run, module, before)) ??
+      `No snapshot came within ${PATIENCE_MS / 1000} s: the module may no longer run.`,
   });
   const say = () => {
     const { tap, taken, why } = following;
