@@ -106,6 +106,9 @@ def test_archived_runs_are_listed_when_a_query_asks_for_them(world: World) -> No
     assert "1 archived" in world.client.get("/").text
     assert listed(world, f="archived:true") == ["one"]
     assert listed(world, f="archived:false") == ["three", "two"]
+    world.client.patch("/api/v1/runs/one", json={"name": "archived-model", "notes": "archived"})
+    assert listed(world, f="archived") == listed(world, f="notes:archived") == []  # a text, not the question
+    assert "1 archived" in world.client.get("/", params={"f": "archived"}).text
     assert world.client.get("/api/v1/runs").json()["total"] == 3  # REST lists what is asked for
     assert world.client.get("/api/v1/runs", params={"query": "archived:false"}).json()["total"] == 2
 

@@ -11,7 +11,7 @@ from fastapi import Query
 
 from hookcore.errors import ArgumentError
 
-from ..runs.query import EXAMPLE, find_runs
+from ..runs.query import EXAMPLE, find_runs, names_in
 from ..runs.traits import Traits
 from .page import Page, Text
 from .views.run_columns import Cells, Column, cells_of, columns_of, order_of
@@ -51,7 +51,8 @@ class RunsPage(Page):
             found = find_runs(self.f, known)
         except ArgumentError as error:
             problem = str(error)
-        if "archived" not in self.f:
+        with_archived = "archived" in names_in(self.f)
+        if not with_archived:
             found = [each for each in found if not each.run.archived]
         lines = [line_of(each.run) for each in found]
         columns = columns_of(self.columns, known, found, _name_in(self.sort))
@@ -69,7 +70,7 @@ class RunsPage(Page):
             "columns": columns,
             "cells": cells,
             "about": {each.run.id: each.run for each in found},
-            "archived": sum(each.run.archived for each in known),
+            "archived": 0 if with_archived else sum(each.run.archived for each in known),
             "total": len(known),
             "live": sum(each.run.state == "live" for each in known),
             "problem": problem,

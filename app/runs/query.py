@@ -129,6 +129,16 @@ def find_runs(text: str, runs: Iterable[Traits]) -> list[Traits]:
     return [run for run in all_runs if query.fits(run)]
 
 
+def names_in(text: str) -> frozenset[str]:
+    """Return the names that a query compares with values; none if it is malformed."""
+    parser = _Parser(text)
+    try:
+        parser.read()
+    except ArgumentError:
+        return frozenset()
+    return frozenset(parser.names)
+
+
 def _last_parts(run: Traits) -> Iterable[str]:
     return (re.split(r"[./]", name)[-1] for name in run.names())
 

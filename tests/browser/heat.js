@@ -29,7 +29,7 @@ async ({ rows, steps, nanRow, nanStep, fit }) => {
     zoom: (from, to) => zooms.push([Math.round(from), Math.round(to)]),
   });
   Object.defineProperties(follow, { span: { get: () => [newest - steps + 1, newest] }, newest: { get: () => newest } });
-  const state = Object.assign(new Emitter(), { get: () => "", optional: () => "" });
+  const state = Object.assign(new Emitter(), { values: {}, get: () => "", optional: () => "" });
   const page = {
     follow,
     state,

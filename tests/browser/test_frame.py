@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from hookcore.records import Failure
+from hookcore.wire import Batch, EndItem, encode
 from hookcore_app.pages.views.words import KEYS
+from hookcore_app.serving import server_thread
+from tests.build import make_info
+from tests.serving import BATCH, make_batch
 
 from .browsing import visiting
 from .conftest import Open
@@ -46,6 +52,27 @@ def test_the_status_of_an_ended_run_says_where_it_ended(visit: Open, paths: Path
         expect(tab.page.locator("#status-words")).to_have_text("ended · step 59")
         expect(tab.page.locator("#follow")).to_be_hidden()
         expect(tab.page.locator("#banner")).to_be_hidden()
+
+
+def test_a_crash_leads_to_its_traceback(browser: Browser) -> None:
+    server = server_thread.start(port=0)
+    info, address = make_info("one"), str(server.url).rstrip("/")
+
+    def send(batch: Batch) -> None:
+        urllib.request.urlopen(urllib.request.Request(f"{address}/api/v1/ingest", encode(batch), BATCH)).close()
+
+    send(make_batch(info, [0, 1]))
+    with visiting(browser, address) as tab:
+        tab.goto("runs/one/hooks")
+        expect(tab.page.locator("#status")).to_have_class("pill live")
+        _connected(tab.page)
+        failure = Failure("crashed", 1, "ValueError: bad batch", "Traceback of it")
+        send(Batch(run=info, taps_from=2, items=(EndItem(2, 1, failure),)))
+        expect(tab.page.get_by_role("alert")).to_contain_text("The training crashed at step 1.")
+        tab.page.get_by_role("link", name="Show the traceback").click()
+        expect(tab.page.locator("main h1")).to_have_text("one")
+        expect(tab.page.locator(".stop")).to_contain_text("Traceback")
+    server.stop()
 
 
 def test_space_holds_the_page_counts_new_steps_and_returns_to_live(visit: Open, paths: Paths) -> None:

@@ -3,6 +3,7 @@ import { test } from "node:test";
 import { barsIn, barsOf, decadesOf, stateOf } from "../../app/static/js/flow/bars.js";
 import { blockMarks, boxesOf, layerAt, panelMarks } from "../../app/static/js/flow/marks.js";
 import { merged } from "../../app/static/js/flow/order.js";
+import { pinsOf, withPin } from "../../app/static/js/flow/picked.js";
 import { capacityOf, windowOf } from "../../app/static/js/heat/feed.js";
 import { escaped, svgOf } from "../../app/static/js/heat/pen.js";
 import { MISSING, NAN } from "../../app/static/js/worst.js";
@@ -123,4 +124,11 @@ test("while the page follows the newest steps are asked for, and those in sight 
   const [many, width] = capacityOf(wide);
   assert.ok(many * width >= 100000 && many <= 2001);
   assert.deepEqual(capacityOf(live), [501, 1]);
+});
+
+test("the root module can be pinned, too", () => {
+  const text = withPin(withPin("", "a"), "");
+  assert.deepEqual(pinsOf(text), ["a", ""]);
+  assert.deepEqual(pinsOf(withPin(text, "a")), [""]);
+  assert.deepEqual(pinsOf(""), []);
 });

@@ -150,3 +150,16 @@ test("a waiting reader aborts the running call, whose end changes nothing", asyn
   await world.pass(t, 100_000);
   assert.equal(world.calls, 2);
 });
+
+test("what is closed runs no more, and the page forgets it", async (t) => {
+  const world = new World(t);
+  const heard = new Set();
+  t.mock.method(world, "addEventListener", (_, listener) => heard.add(listener));
+  t.mock.method(world, "removeEventListener", (_, listener) => heard.delete(listener));
+  const refresh = world.make();
+  assert.equal(heard.size, 1);
+  refresh.soon();
+  refresh.close();
+  await world.pass(t, 10_000);
+  assert.deepEqual([world.calls, heard.size], [0, 0]);
+});

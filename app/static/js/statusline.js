@@ -59,8 +59,10 @@ export class Status {
     }
     this.tell(mine, before);
     if (before === "live" && page.runState === "crashed")
-      toast(`The training crashed at step ${count(page.follow.newest)}. Reload the page for the traceback.`, {
+      toast(`The training crashed at step ${count(page.follow.newest)}.`, {
         kind: "error",
+        // The Overview shows it by itself.
+        link: page.name === "overview" ? undefined : { words: "Show the traceback", href: page.address("") },
       });
     if (before === "live" && page.runState === "ended") toast(`The run ended at step ${count(page.follow.newest)}`);
     if (before === page.runState && wasPaused === this.capturePaused) this.soon();

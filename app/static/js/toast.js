@@ -1,5 +1,5 @@
 // @ts-check
-/** A short message at the edge of the page, with an Undo button if the action can be undone. */
+/** A short message at the edge of the page, with an Undo button if the action can be undone, or a link. */
 import { h } from "./dom.js";
 
 const SHORT_MS = 4000;
@@ -7,10 +7,10 @@ const LONG_MS = 8000;
 
 /**
  * @param {string} text
- * @param {{undo?: () => void, done?: () => void, kind?: "error"}} [how] `done` is called if it was not undone: when the
- *   message or the page closes
+ * @param {{undo?: () => void, done?: () => void, kind?: "error", link?: {words: string, href: string}}} [how] `done` is
+ *   called if it was not undone: when the message or the page closes
  */
-export function toast(text, { undo, done, kind } = {}) {
+export function toast(text, { undo, done, kind, link } = {}) {
   const place = document.getElementById("toasts");
   if (!place) return;
   let timer = 0;
@@ -36,6 +36,7 @@ export function toast(text, { undo, done, kind } = {}) {
     { class: `toast${kind ? ` ${kind}` : ""}`, role: kind === "error" ? "alert" : null },
     h("span", {}, text),
   );
+  if (link) element.append(h("a", { href: link.href }, link.words));
   if (undo) element.append(h("button", { class: "button", type: "button", onclick: () => end(undo) }, "Undo"));
   element.append(
     h("button", { class: "button icon", type: "button", "aria-label": "Close", onclick: leave }, "\u00d7"),

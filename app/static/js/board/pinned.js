@@ -84,7 +84,7 @@ export class PinnedChart {
   }
 
   remove() {
-    this.refresh.stop();
+    this.refresh.close();
     for (const end of this.ends) end();
     this.chart.remove();
     this.figure.remove();

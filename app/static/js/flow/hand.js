@@ -98,7 +98,7 @@ export class Hand {
     const pointed = this.at >= 0 ? this.at : this.placeOf(this.page.cursor.point.module);
     const [top, bottom] = [boxes[0], boxes[boxes.length - 1]];
     for (const [place, color] of /** @type {[number, string][]} */ ([
-      [this.placeOf(this.page.state.optional("module")), page.accent],
+      [this.placeOf(this.page.state.get("module")), page.accent],
       [pointed, page.ink],
     ])) {
       if (place < 0 || place >= shown.length) continue;
@@ -111,6 +111,8 @@ export class Hand {
 
   /** @param {string | null | undefined} module */
   placeOf(module) {
-    return module ? this.profile.shown.findIndex((layer) => layer.module === module) : -1;
+    return module !== null && module !== undefined
+      ? this.profile.shown.findIndex((layer) => layer.module === module)
+      : -1;
   }
 }

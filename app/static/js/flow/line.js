@@ -4,6 +4,7 @@ import { byId } from "../dom.js";
 import { cellValue, mergedAs } from "../heat/export.js";
 import { labelOf } from "../heat/rows.js";
 import { LineChart } from "../plot/index.js";
+import { NONE, pinsOf, withPin } from "./picked.js";
 
 const SHOWN_MS = 500;
 
@@ -12,7 +13,7 @@ export class PickedLine {
   #chart = null;
   #shownAt = -Infinity;
   /** The module that the chart is called after, also in its files. */
-  #title = "";
+  #title = NONE;
 
   /** @param {import("../page.js").Page} page @param {import("../heat/index.js").Heat} heat */
   constructor(page, heat) {
@@ -23,28 +24,28 @@ export class PickedLine {
     page.state.on("module", () => this.show(true));
     page.state.on("pin", () => this.show(true));
     this.pin.addEventListener("click", () => this.#turnPin());
-    byId("line-close").addEventListener("click", () => page.state.set({ module: "" }));
+    byId("line-close").addEventListener("click", () => page.state.set({ module: NONE }));
   }
 
   /** The modules that stand at the top. @returns {string[]} */
   get pins() {
-    return this.page.state.get("pin").split(",").filter(Boolean);
+    return pinsOf(this.page.state.get("pin"));
   }
 
   #turnPin() {
-    const module = this.page.state.get("module");
-    const pins = this.pins.includes(module) ? this.pins.filter((each) => each !== module) : [...this.pins, module];
-    this.page.state.set({ pin: pins.join(",") });
+    const { state } = this.page;
+    state.set({ pin: withPin(state.get("pin"), state.get("module")) });
   }
 
   /** @param {boolean} [now] */
   show(now = false) {
     const { page, heat, figure } = this;
     const module = page.state.get("module");
-    figure.hidden = !module;
-    if (!module || (!now && performance.now() - this.#shownAt < SHOWN_MS)) return;
+    figure.hidden = module === NONE;
+    if (module === NONE || (!now && performance.now() - this.#shownAt < SHOWN_MS)) return;
     this.#shownAt = performance.now();
-    byId("line-title").textContent = module;
+    const name = module || "(root)";
+    byId("line-title").textContent = name;
     byId("line-open").href = page.address("layer", {
       module,
       ...(page.state.get("step") ? { step: page.state.get("step") } : {}),
@@ -58,7 +59,7 @@ export class PickedLine {
       this.#title = module;
     }
     this.#chart ??= new LineChart(page, figure, {
-      title: module,
+      title: name,
       y: {
         get title() {
           return [heat.options.stat, heat.columns?.areMerged ? mergedWords(heat) : ""].filter(Boolean).join(", ");
@@ -70,7 +71,7 @@ export class PickedLine {
     const { kind, stat } = heat.options;
     this.#chart.show(
       mine.map((row) => lineOf(columns, row, labelOf(rows[row]) + (columns.areMerged ? `, ${mergedWords(heat)}` : ""))),
-      `${module} ${kind} ${stat}`,
+      `${name} ${kind} ${stat}`,
     );
   }
 }

@@ -5,6 +5,7 @@ import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
 import { onsets } from "../heat/rows.js";
+import { pinsOf } from "./picked.js";
 
 const MAX_ROWS = "fit:10000"; // one row a layer: what is sorted and found has to be there
 const SORTED_MS = 1000; // rows that move more often cannot be read
@@ -100,7 +101,7 @@ export class OverTime {
     this.bad = new Set(rows.filter((_, row) => Number.isFinite(at[row])).map((row) => row.module));
     const shown = [...rows.keys()].filter((row) => this.options.fits(rows[row]));
     const wanted = page.state.get("sort");
-    const pins = new Set(page.state.get("pin").split(",").filter(Boolean));
+    const pins = new Set(pinsOf(page.state.get("pin")));
     const pinned = [...rows.keys()].filter((row) => pins.has(rows[row].module));
     const sort = wanted !== "auto" ? wanted : this.bad.size ? "bad" : "model";
     heat.setOrder(shown, { sort: /** @type {any} */ (sort), pinned });

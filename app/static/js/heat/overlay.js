@@ -10,8 +10,8 @@ export function drawCursor(pen, pointing, scene) {
   const { plot } = scene.layout;
   const held = page.state.get("step");
   if (held !== "" && held !== undefined) drawStep(pen, scene, Number(held), 0.9);
-  const picked = page.state.optional("module");
-  if (picked)
+  const { module: picked } = page.state.values; // "" is the root
+  if (picked !== undefined)
     drawMark(
       pen,
       pointing,

@@ -27,8 +27,10 @@ export class Refresh {
     this.pause = { min, max, share };
     this.ready = ready;
     this.page = page;
-    page.addEventListener("visibilitychange", () => this.#plan());
+    page.addEventListener("visibilitychange", this.#hear);
   }
+
+  #hear = () => this.#plan();
 
   /** Runs soon: something has changed. */
   soon() {
@@ -50,6 +52,12 @@ export class Refresh {
     clearTimeout(this.#timer);
     this.#timer = undefined;
     this.#isDue = false;
+  }
+
+  /** Stops for good: what it keeps up to date is no more. */
+  close() {
+    this.stop();
+    this.page.removeEventListener("visibilitychange", this.#hear);
   }
 
   #plan() {

@@ -4,6 +4,7 @@ import { byId } from "../dom.js";
 import { Finder } from "../finder.js";
 import { PickedLine } from "../flow/line.js";
 import { OverTime } from "../flow/overtime.js";
+import { NONE } from "../flow/picked.js";
 import { Profile } from "../flow/profile.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
@@ -22,7 +23,7 @@ const page = open({
   rows: "fit",
   y: "log",
   relative: "0",
-  module: "",
+  module: NONE,
   pin: "",
   row: "0",
 });
@@ -34,7 +35,7 @@ const finder = new Finder(page, () => filter());
 const fits = ({ module, type = "" }) => finder.fits(module) && ["", type].includes(state.get("type"));
 
 /** @param {string} module */
-const pick = (module) => state.set({ module: state.get("module") === module ? "" : module });
+const pick = (module) => state.set({ module: state.get("module") === module ? NONE : module });
 
 const overTime = new OverTime(page, { fits, onPick: (row) => pick(row.module), onRows: () => line.show() });
 const line = new PickedLine(page, overTime.heat);

@@ -25,7 +25,7 @@ addEventListener("pagehide", () => {
 });
 addEventListener("pageshow", ({ persisted }) => {
   if (!persisted) return;
-  for (const plot of document.querySelectorAll(".chart .plot")) plot.dispatchEvent(new CustomEvent("seen"));
+  for (const plot of document.querySelectorAll(".chart .plot-area")) plot.dispatchEvent(new CustomEvent("seen"));
 });
 
 /**

@@ -31,6 +31,10 @@ export class RunCharts {
   /** Of runs by their id, and of groups by their value. */
   #colors = { runs: new Map(), groups: new Map() };
   #tapsOf = "";
+  /** Which runs are shown, in words. */
+  #words = "";
+  /** Those of which only the values over steps are known. */
+  #older = 0;
 
   /** @param {import("../page.js").Page} page @param {(run: string) => void} onPick of a run in a chart */
   constructor(page, onPick) {
@@ -72,13 +76,22 @@ export class RunCharts {
       ? `of ${count(selected.length)} selected ${selected.length === 1 ? "run" : "runs"}${hidden ? `, ${count(hidden)} hidden by the filter` : ""}`
       : `of all ${count(listed.length)} listed runs: select some to see only these`;
     const more = wanted.length > MAX_RUNS ? `; showing the first ${MAX_RUNS}` : "";
-    byId("charts-about").textContent = about + more;
+    this.#words = about + more;
+    this.#say();
     byId("charts").hidden = !wanted.length;
     const before = JSON.stringify(this.#wanted);
     this.#wanted = wanted.slice(0, MAX_RUNS).map(({ run, name, group }) => ({ run, name, group }));
     if (JSON.stringify(this.#wanted) === before) return;
     this.#color();
     void this.refresh.now();
+  }
+
+  #say() {
+    const older = this.#older
+      ? `; settings and results of ${count(this.#older)} older ${this.#older === 1 ? "run" : "runs"} are missing, because only the newest ${count(LIST)} are read`
+      : "";
+    const words = this.#words + older;
+    if (byId("charts-about").textContent !== words) byId("charts-about").textContent = words;
   }
 
   /** A color for each run, which stays if others are added after it; with groups, one for each of them. */
@@ -121,12 +134,14 @@ export class RunCharts {
   async #load(signal) {
     if (!this.#wanted.length) return;
     const query = this.#areSelected ? "" : this.page.state.get("f");
-    const { runs } = await get("runs", { query, limit: LIST }, signal).catch((error) => {
+    const { runs, next } = await get("runs", { query, limit: LIST }, signal).catch((error) => {
       if (!signal.aborted) this.overlay.fail(error, this.#about);
       throw error;
     });
     const known = new Map(runs.map((run) => [run.id, run]));
     this.#runs = this.#wanted.flatMap(({ run }) => known.get(run) ?? []);
+    this.#older = next === null ? 0 : this.#wanted.length - this.#runs.length;
+    this.#say();
     this.#offer();
     this.#drawSettings();
     await this.#drawOverlay(signal);
