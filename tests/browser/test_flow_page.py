@@ -150,6 +150,13 @@ def test_a_layer_is_selected_by_click_or_key_drawn_as_a_line_and_can_be_pinned(v
         expect(page.locator("#flow .card-table tbody th").first).to_have_text("features.1")
         page.get_by_role("button", name="Close").click()
         expect(page.locator("#line")).to_be_hidden()
+        tab.goto(paths("ended")["flow"] + "?module=")  # the root
+        expect(page.locator("#line-title")).to_have_text("(root)")
+        page.get_by_role("button", name="Pin").click()
+        assert "root" in page.url.partition("pin=")[2]
+        page.get_by_role("button", name="Close").click()
+        expect(page.locator("#line")).to_be_hidden()
+        assert "module=" not in page.url
 
 
 def test_a_live_run_advances_and_stops_while_it_is_paused(visit: Open, paths: Paths) -> None:
@@ -184,6 +191,7 @@ def test_the_table_of_layers_follows_the_run_and_the_controls(visit: Open, paths
         tab.page.locator("select[name=act]").select_option("mean")
         expect(table.locator("thead")).to_contain_text("activation mean")
         tab.page.locator("#follow").click()
+        table.scroll_into_view_if_needed()  # only what is in view is up to date
         expect(table.locator("h2")).to_have_text(re.compile(r"step \d"))
 
 

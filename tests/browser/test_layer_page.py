@@ -174,11 +174,12 @@ def test_a_non_finite_layer_shows_its_alert_and_since_when(visit: Open, paths: P
 
 def test_the_distributions_are_drawn_when_they_become_visible(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        tab.goto(paths("ended")["layer"])
         page = tab.page
         canvases = page.locator("#histograms canvas")
-        expect(canvases).to_have_count(3, timeout=PATIENCE_MS)
+        # A browser may ask before it scrolls: what is almost in view counts as visible.
         with page.expect_response(re.compile(r"api/v1/histograms"), timeout=PATIENCE_MS) as answer:
+            tab.goto(paths("ended")["layer"])
+            expect(canvases).to_have_count(3, timeout=PATIENCE_MS)
             page.locator("#distributions").scroll_into_view_if_needed()
         assert answer.value.ok
         colors = """(canvas) => {
@@ -250,6 +251,9 @@ def test_channels_are_captured_on_request_and_shown_by_channel_and_step(visit: O
         found = site.get(f"channels?run={run}&tap={quote(label)}")
         newest = [row[-1] for row in found["values"]]
         top = newest.index(max(newest))
+        first, last = found["first_step"][-1], found["last_step"][-1]
+        sorted_by = f"step {last:,}" if first == last else f"steps {first:,} to {last:,}"
+        expect(page.locator("#channel-caption")).to_contain_text(f"Sorted by the values of {sorted_by}, largest first.")
         page.locator(".channelmap").focus()
         page.keyboard.press("ArrowUp")
         expect(page.locator("#announcer")).to_contain_text(f"channel {top}\n")

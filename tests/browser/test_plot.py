@@ -94,6 +94,7 @@ def test_no_chart_offers_an_upload(visit: Open, paths: Paths) -> None:
 def test_exported_numbers_are_those_of_the_server(visit: Open, paths: Paths, site: Site, tmp_path: Path) -> None:
     run = site.run("bad")["id"]
     with visit(accept_downloads=True) as tab:
+        tab.require_downloads()
         page = open_layer(tab, paths)
         as_json = json.loads(exported(page, VALUES, "JSON", tmp_path))
         as_csv = list(csv.DictReader(io.StringIO(exported(page, VALUES, "CSV", tmp_path).decode())))
@@ -109,6 +110,7 @@ def test_exported_numbers_are_those_of_the_server(visit: Open, paths: Paths, sit
 
 def test_a_picture_is_exported_with_its_title_and_its_legend(visit: Open, paths: Paths, tmp_path: Path) -> None:
     with visit(accept_downloads=True) as tab:
+        tab.require_downloads()
         page = open_layer(tab, paths)
         svg = exported(page, GRADIENTS, "SVG", tmp_path).decode()
         png = exported(page, GRADIENTS, "PNG", tmp_path)

@@ -42,6 +42,7 @@ def test_a_preferred_window_is_in_the_url_so_that_a_link_shows_the_same(visit: O
 
 def test_settings_are_exported_and_imported_and_a_foreign_file_changes_nothing(visit: Open, tmp_path: Path) -> None:
     with visit() as tab:
+        tab.require_downloads()
         tab.goto("settings")
         tab.page.get_by_label("Updates").select_option("1")
         with tab.page.expect_download() as started:

@@ -24,6 +24,29 @@ test("a parameter that the page doesn't have is an error, unless a shared chart 
   assert.equal(state.optional("srot"), "");
 });
 
+test("a field with options is taken when an option is picked or Enter is pressed, before it is left", (about) => {
+  const before = Object.getOwnPropertyDescriptor(globalThis, "location");
+  about.after(() => (before ? Object.defineProperty(globalThis, "location", before) : delete globalThis.location));
+  const history = { replaceState() {} };
+  Object.assign(globalThis, { location: { search: "", pathname: "/" }, addEventListener: () => undefined, history });
+  const form = new EventTarget();
+  const options = [{ value: "a" }, { value: "a.b" }];
+  const input = Object.assign(new EventTarget(), { name: "module", type: "text", value: "", list: { options }, form });
+  const state = new State({ module: "" });
+  state.bind({ querySelectorAll: () => [input] });
+  const type = (value) => {
+    input.value = value;
+    input.dispatchEvent(new Event("input"));
+    return state.get("module");
+  };
+  assert.deepEqual(["x", "a", "a.", "a.b", "a.b*"].map(type), ["", "a", "a", "a.b", "a.b"]);
+  input.dispatchEvent(Object.assign(new Event("keydown"), { key: "Enter" }));
+  assert.equal(state.get("module"), "a.b*");
+  input.value = "re:a";
+  form.dispatchEvent(new Event("submit"));
+  assert.equal(state.get("module"), "re:a");
+});
+
 test("the cursor tells a move once, with who moved it", () => {
   const cursor = new Cursor();
   const told = [];

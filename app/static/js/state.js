@@ -21,6 +21,15 @@ export function write(values, defaults, query = "") {
   return text ? `?${text}` : "";
 }
 
+/** Some browsers fire no "change" for a picked option, or for Enter, before the field is left.
+ * @param {HTMLInputElement} input with a list of options @param {() => void} take */
+function listenToOptions(input, take) {
+  const isOption = () => Array.from(input.list?.options ?? []).some(({ value }) => value === input.value);
+  input.addEventListener("input", () => isOption() && take());
+  input.addEventListener("keydown", ({ key }) => key === "Enter" && take());
+  input.form?.addEventListener("submit", take);
+}
+
 /** Emits "change" with the names that changed, and each of those names. */
 export class State extends Emitter {
   /** @param {Record<string, string>} defaults */
@@ -66,9 +75,10 @@ export class State extends Emitter {
       show();
       this.on(input.name, show);
       const event = input.type === "search" || input.type === "range" ? "input" : "change";
-      input.addEventListener(event, () => {
+      const take = () =>
         this.set({ [input.name]: input.type === "checkbox" ? (input.checked ? "1" : "0") : input.value });
-      });
+      input.addEventListener(event, take);
+      if (input.list) listenToOptions(input, take);
       input.form?.addEventListener("submit", (asked) => asked.preventDefault());
     }
   }

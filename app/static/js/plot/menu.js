@@ -38,6 +38,7 @@ export class Menu {
     this.button.addEventListener("click", () => (this.list.hidden ? this.open() : this.close()));
     this.element.addEventListener("keydown", (event) => this.#hear(event));
     this.element.addEventListener("focusout", (event) => {
+      if (!document.hasFocus()) return; // the whole window lost it
       if (!this.element.contains(/** @type {Node | null} */ (event.relatedTarget))) this.close(false);
     });
   }
