@@ -73,9 +73,8 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         expect(page.locator("#layer-lines h2")).to_have_text("encoder.layers.1.linear1: rms of activation")
         expect(page.locator("#layer-lines svg").first).to_be_visible()
         expect(page.locator("#loss-lines svg").first).to_be_visible()
-        page.evaluate(  # the reader leaves the page, and comes back to it
-            "for (const name of ['pagehide', 'pageshow']) dispatchEvent(new PageTransitionEvent(name, {persisted: true}))"
-        )
+        for name in ("pagehide", "pageshow"):  # the reader leaves the page, and comes back to it
+            page.evaluate(f"dispatchEvent(new PageTransitionEvent('{name}', {{persisted: true}}))")
         expect(page.locator("#layer-lines .main-svg").first).to_be_visible()
         page.locator("#layers").get_by_role("link", name="head", exact=True).click()
         expect(page.locator("#layer-lines h2")).to_have_text("head: rms of activation")
@@ -87,14 +86,15 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
 
 def test_a_comparison_of_live_runs_follows_them(browser: Browser) -> None:
     server = server_thread.start(port=0)
-    stores = [open_run(server.runs, name, name=name).store for name in ("first", "second")]
+    runs = [open_run(server.runs, name, name=name) for name in ("first", "second")]
     taps = (Tap("layer", "output"),)
 
     def train(steps: range, differs_at: int = -1) -> None:
-        for store in stores:
+        for run in runs:
             for step in steps:
-                rms = [2.0 if step == differs_at and store is stores[1] else 1.0]
-                append(store, step, rms, new=() if step else taps, scalars={"loss": 1.0})
+                rms = [2.0 if step == differs_at and run is runs[1] else 1.0]
+                append(run.store, step, rms, new=() if step else taps, scalars={"loss": 1.0})
+            run.changes.tell()
 
     train(range(10))
     with visiting(browser, str(server.url).rstrip("/") + "/") as tab:
@@ -109,8 +109,10 @@ def test_a_comparison_of_live_runs_follows_them(browser: Browser) -> None:
         page.clock.fast_forward(11_000)
         expect(page.locator(".verdict")).to_contain_text("The runs first differ at step 15")
         expect(newest).to_have_text("19")
-        expect(page.locator("#layers tbody tr.picked")).to_contain_text("20")  # steps compared
+        page.locator("#settings").scroll_into_view_if_needed()  # only what is in view is renewed
         expect(page.locator("#settings")).to_contain_text("20")
+        page.locator("#layers").scroll_into_view_if_needed()
+        expect(page.locator("#layers tbody tr.picked")).to_contain_text("20")  # steps compared
     server.stop()
 
 

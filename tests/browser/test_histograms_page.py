@@ -58,7 +58,8 @@ def test_tiles_out_of_sight_have_no_canvas_until_they_are_visible_and_keep_their
         assert before < tiles.count()
         assert tiles.last.locator("canvas").count() == 0
         tiles.first.scroll_into_view_if_needed()
-        box = tiles.first.locator("canvas").bounding_box() or {}
+        box = tiles.first.locator("canvas").bounding_box()
+        assert box is not None
         for place, act in ((0.3, "down"), (0.6, "up")):
             tab.page.mouse.move(box["x"] + 150, box["y"] + place * box["height"])
             getattr(tab.page.mouse, act)()
