@@ -154,7 +154,7 @@ def long_one(cluster: Cluster) -> Both:
 @pytest.fixture
 def long(long_one: Both, monkeypatch: pytest.MonkeyPatch) -> Both:
     """A run of which ClickHouse isn't asked for single steps."""
-    for name in ("MOST_EXACT", "MOST_SKETCHES"):
+    for name in ("MAX_EXACT", "MAX_SKETCHES"):
         monkeypatch.setattr(past, name, 1000)
     return long_one
 
@@ -220,7 +220,7 @@ def test_points_of_a_long_run_have_exactly_what_the_steps_have_that_they_name(lo
 def test_a_heatmap_of_a_long_run_shows_every_extreme_and_counts_every_step(
     long: Both, span: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(past, "MOST_CELL_ROWS", 1000)
+    monkeypatch.setattr(past, "MAX_CELL_ROWS", 1000)
     asked = ("output", "rms", None, *span, 150)
     exact, found = long.whole.heatmap(*asked), long.small.heatmap(*asked)
     assert np.array_equal(exact.first_step, found.first_step)

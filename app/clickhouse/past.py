@@ -31,12 +31,12 @@ logger = logging.getLogger("hookcore")
 
 FRESH_S: Final = 1.0  # for which the newest stored step is believed
 TROUBLED_S: Final = 30.0  # for which something that couldn't be read is missing, unless it is read after all
-MOST_EXACT: Final = 16_384  # rows that are read exactly, whatever is asked for
-MOST_SKETCHES: Final = 8192
-MOST_SKETCHES_OF_ALL: Final = 200_000
-MOST_CAPTURED: Final = 50_000  # steps
-LEAST_SUMS: Final = 16  # in time, of the sketches of all taps
-MOST_CELL_ROWS: Final = 2_000_000  # rows that are read for a heatmap
+MAX_EXACT: Final = 16_384  # rows that are read exactly, whatever is asked for
+MAX_SKETCHES: Final = 8192
+MAX_SKETCHES_OF_ALL: Final = 200_000
+MAX_CAPTURED: Final = 50_000  # steps
+MIN_SUMS: Final = 16  # in time, of the sketches of all taps
+MAX_CELL_ROWS: Final = 2_000_000  # rows that are read for a heatmap
 _PER_POINT: Final = 4  # buckets
 _PER_CELL: Final = 8  # exact rows, even if that is too many for all rows of a heatmap
 _BACK: Final = 4  # chunks in which the newest values of all taps are looked for together
@@ -75,7 +75,7 @@ class RunPast(Past):
     def rows(self, stat: str, lanes: Sequence[Lane], span: Span, most: int) -> Rows | None:
         numbers = [lane_of_scalar(each) if isinstance(each, str) else each for each in lanes]
         first, last = self._within(span)
-        budget = Budget(most, max(most, MOST_EXACT // len(numbers)), _PER_POINT * most)
+        budget = Budget(most, max(most, MAX_EXACT // len(numbers)), _PER_POINT * most)
         pieces = self._pieces(first, last, budget, LEVELS)
         found = self._read("rows", rows_sql(self._run, stat, numbers, pieces))
         return None if found is None else _rows_of(found, numbers)
@@ -84,7 +84,7 @@ class RunPast(Past):
         first, last = self._within(span)
         if first > last:
             return np.empty(0, np.int64)
-        width = (last - first) // MOST_CAPTURED + 1
+        width = (last - first) // MAX_CAPTURED + 1
         found = self._read(
             "captured",
             f"SELECT max(step) AS newest FROM items WHERE run = {self._run} AND kind = {FRAME} AND rows > 0 "
@@ -107,21 +107,21 @@ class RunPast(Past):
     def cells(self, stat: str, taps: Sequence[int], columns: Columns, span: Span) -> Cells | None:
         first, last = self._within(span)
         number = max(1, (last - first + 1) * columns.number // (columns.last - columns.first + 1))
-        each = MOST_CELL_ROWS // len(taps)
+        each = MAX_CELL_ROWS // len(taps)
         pieces = self._pieces(first, last, Budget(number, max(_PER_CELL * number, each), each), LEVELS)
         found = self._read("cells", cells_sql(self._run, stat, taps, columns, pieces))
         return None if found is None else _cells_of(found, taps, columns)
 
     def sketches(self, tap: int, span: Span, most: int) -> list[SketchRows] | None:
         first, last = self._within(span)
-        pieces = self._pieces(first, last, Budget(most, max(most, MOST_SKETCHES), _PER_POINT * most), SKETCH_LEVELS)
+        pieces = self._pieces(first, last, Budget(most, max(most, MAX_SKETCHES), _PER_POINT * most), SKETCH_LEVELS)
         found = self._read("sketches", sketches_sql(self._run, tap, pieces))
         return None if found is None else _sketches_of(found, tap)
 
     def all_sketches(self, taps: int, span: Span) -> list[SketchRows] | None:
         first, last = self._within(span)
-        each = max(1, MOST_SKETCHES_OF_ALL // max(1, taps))
-        pieces = self._pieces(first, last, Budget(min(each, LEAST_SUMS), each, each), SKETCH_LEVELS)
+        each = max(1, MAX_SKETCHES_OF_ALL // max(1, taps))
+        pieces = self._pieces(first, last, Budget(min(each, MIN_SUMS), each, each), SKETCH_LEVELS)
         found = self._read("all_sketches", sketches_sql(self._run, None, pieces))
         return None if found is None else _all_sketches_of(found, taps)
 

@@ -22,8 +22,8 @@ from .segments import item_of
 from .tables import END, FLOW, LABELS, MERGED
 from .writing import Sign
 
-MOST_ROWS: Final = 400_000  # of the frames that are read at once
-MOST_BYTES: Final = 128 * 2**20  # of the snapshots
+MAX_ROWS: Final = 400_000  # of the frames that are read at once
+MAX_BYTES: Final = 128 * 2**20  # of the snapshots
 _SCALARS: Final = 2**63  # from here on, lanes are those of scalars
 _NOTHING: Final = slice(0, 0)
 
@@ -140,7 +140,7 @@ def portions(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
     rows = nbytes = 0
     for each in stored:
         rows, nbytes = rows + each.rows, nbytes + each.nbytes
-        if part and (rows > MOST_ROWS or nbytes > MOST_BYTES):
+        if part and (rows > MAX_ROWS or nbytes > MAX_BYTES):
             yield part
             part, rows, nbytes = [], each.rows, each.nbytes
         part.append(each)

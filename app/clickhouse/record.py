@@ -29,9 +29,9 @@ from .reading import (
 )
 from .tables import FRAME, SNAPSHOT
 
-MOST_ITEMS: Final = 5000  # that are asked for at once
+MAX_ITEMS: Final = 5000  # that are asked for at once
 FRAME_ROWS: Final = 20  # a frame takes as long to read as so many values of taps, besides those that it has
-MOST_EVENTS: Final = 20_000
+MAX_EVENTS: Final = 20_000
 SNAPSHOT_BYTES: Final = 128 * 2**20  # of the newest ones, which are read
 
 
@@ -182,14 +182,14 @@ class StoredRun:
 
     def earlier_events(self) -> list[Event]:
         """Return the newest events of the frames before the first one, oldest first."""
-        return events_of(self.shard, self.run, self.first, MOST_EVENTS)
+        return events_of(self.shard, self.run, self.first, MAX_EVENTS)
 
     def frames(self) -> Iterator[Frame]:
         """Yield the frames in order, up to the first that isn't here completely."""
         flows = facts_of(self.shard, self.run, self.first)[1] if self.first else []
         cursor = self.first - 1
         while stored := items_after(
-            self.shard, {self.run: cursor}, MOST_ITEMS, f"kind = {FRAME} AND number <= {self.last}"
+            self.shard, {self.run: cursor}, MAX_ITEMS, f"kind = {FRAME} AND number <= {self.last}"
         ):
             for part in portions(stored):
                 read = complete(self.shard, part, self.lost_until)

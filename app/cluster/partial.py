@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..runs import Run, Runs
 
 HEADER: Final = "hookcore-partial"
-MOST_CHARACTERS: Final = 1000
+MAX_CHARACTERS: Final = 1000
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _STALE: Final = frozenset({b"etag", b"cache-control"})  # such an answer must not be taken for the whole one later
 
@@ -40,7 +40,7 @@ class Partial:
     def _missing(self, scope: Scope) -> bytes:
         asked = [self._runs.partial, *dict.fromkeys(run.partial for run in self._asked(scope))]
         text = " ".join(" ".join(filter(None, asked)).split())
-        return text.encode("ascii", "replace")[:MOST_CHARACTERS]
+        return text.encode("ascii", "replace")[:MAX_CHARACTERS]
 
     def _asked(self, scope: Scope) -> Iterator[Run]:
         """Yield the runs that an address names, or the newest one, which is meant if it names none."""
