@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Following, MOST } from "../../app/static/js/tensors/following.js";
+import { Following, MAX_TAKEN } from "../../app/static/js/tensors/following.js";
 
 const TAP = { module: "a", kind: "output", index: "", call: 0, phase: "train" };
 
@@ -60,8 +60,8 @@ test("it never has more than one request, however fast the steps come", async ()
 test("it ends by itself after the most that it may take", async () => {
   const made = make();
   await made.following.start(TAP, 1, 0);
-  await made.train(MOST + 50);
-  assert.equal(made.asked.length, MOST);
+  await made.train(MAX_TAKEN + 50);
+  assert.equal(made.asked.length, MAX_TAKEN);
   assert.equal(made.following.tap, null);
   assert.match(made.following.why, /200 snapshots/);
 });

@@ -3,7 +3,7 @@
 
 /** @typedef {"log" | "linear" | "symlog"} Kind */
 
-const LEAST = 1e-300;
+const MIN_MAGNITUDE = 1e-300;
 const DECADES = 4; // of a symlog scale, between its straight part and its end
 
 export class Scale {
@@ -21,7 +21,7 @@ export class Scale {
   /** The value as distances on the scale count it. @param {number} value */
   bend(value) {
     if (this.kind === "linear") return value;
-    if (this.kind === "log") return Math.log10(Math.max(LEAST, Math.abs(value)));
+    if (this.kind === "log") return Math.log10(Math.max(MIN_MAGNITUDE, Math.abs(value)));
     return Math.sign(value) * Math.log10(1 + Math.abs(value) / this.linear);
   }
 
@@ -160,7 +160,7 @@ export function evenTicks(low, high, many = 6) {
 
 /** @param {number} low @param {number} high @param {number} many @returns {number[]} */
 function logTicks(low, high, many) {
-  const [from, to] = [Math.log10(Math.max(LEAST, low)), Math.log10(Math.max(LEAST, high))];
+  const [from, to] = [Math.log10(Math.max(MIN_MAGNITUDE, low)), Math.log10(Math.max(MIN_MAGNITUDE, high))];
   const decades = to - from;
   if (decades < 0.7) return evenTicks(low, high, many);
   const times = decades * 3 <= many ? [1, 2, 5] : decades * 2 <= many ? [1, 3] : [1];

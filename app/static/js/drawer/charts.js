@@ -15,7 +15,7 @@ import { LineChart } from "../plot/index.js";
 const MIN_MS = 2000;
 const COLUMNS = 240;
 const BINS = 80;
-const MOST = 4;
+const MAX_PARTS = 4;
 const KINDS = ["output", "output_grad", "param_grad", "param", "input", "input_grad", "update"];
 
 /** @typedef {import("../answers.js").Tap} Tap */
@@ -53,9 +53,10 @@ export class DrawerCharts {
   show(taps, { call, phase, kind }) {
     const own = taps.filter((tap) => ofParameters(tap.kind) || (tap.call === call && tap.phase === phase));
     const every = KINDS.flatMap((each) => own.filter((tap) => tap.kind === each));
-    const parts = every.slice(0, MOST);
+    const parts = every.slice(0, MAX_PARTS);
     const heading = /** @type {HTMLElement} */ (this.figure.querySelector("h3"));
-    heading.textContent = every.length > MOST ? `Norms over steps, ${MOST} of ${every.length}` : "Norms over steps";
+    heading.textContent =
+      every.length > MAX_PARTS ? `Norms over steps, ${MAX_PARTS} of ${every.length}` : "Norms over steps";
     this.#plan = {
       id: "norms",
       title: "Norms over steps",

@@ -4,7 +4,7 @@ import { stepAt } from "./layout.js";
 
 const ZOOM = 1.25;
 const PAN = 0.05; // of what is shown
-const LEAST = 2; // steps between the first and the last
+const MIN_STEPS = 2; // steps between the first and the last
 
 /** @typedef {import("./pointing.js").Pointing} Pointing */
 
@@ -27,7 +27,7 @@ export function zoom({ screen, page }, factor, around) {
   if (!span) return;
   const from = Math.max(0, around - (around - span[0]) * factor);
   const to = Math.min(page.follow.newest ?? span[1], around + (span[1] - around) * factor);
-  if (to - from >= LEAST) page.follow.zoom(from, to);
+  if (to - from >= MIN_STEPS) page.follow.zoom(from, to);
 }
 
 /** @param {Pointing} pointing @param {number} share of what is shown */

@@ -10,7 +10,7 @@ import { hideTip, showTip } from "../tip.js";
 import { orderOf, paintChannels, say, scaleOf } from "./channelshape.js";
 
 const ROW = 7; // CSS pixels
-const [LEAST, MOST] = [112, 384]; // of the height
+const [MIN_HEIGHT, MAX_HEIGHT] = [112, 384]; // of the height
 const LETTERS = 13;
 
 /** @typedef {import("./channelshape.js").Channels} Channels */
@@ -30,7 +30,7 @@ export class ChannelMap extends StepMap {
     super(page, element, {
       label: "Channels over steps. Arrow keys move the cursor, Enter holds the step",
       name: "channelmap",
-      height: LEAST,
+      height: MIN_HEIGHT,
     });
     this.canvas.addEventListener("click", ({ clientX, clientY }) => {
       const at = this.#placeOf(clientX, clientY);
@@ -46,7 +46,7 @@ export class ChannelMap extends StepMap {
     this.span = shape.rows ? span : null;
     this.order = orderOf(shape, sort, column);
     this.scale = scaleOf(shape.values, kind);
-    this.canvas.style.height = `${Math.min(MOST, Math.max(LEAST, shape.rows * ROW + BOTTOM))}px`;
+    this.canvas.style.height = `${Math.min(MAX_HEIGHT, Math.max(MIN_HEIGHT, shape.rows * ROW + BOTTOM))}px`;
     this.draw();
   }
 

@@ -8,7 +8,7 @@ import { leadOf } from "../smooth.js";
 
 const POINTS = 1000;
 const SMOOTH_POINTS = 4000; // smoothing needs unmerged points
-const MOST = 3; // times as many, until a curve is loaded whole again
+const MAX_GROWTH = 3; // times as many, until a curve is loaded whole again
 
 /** @typedef {import("../answers.js").Series} Series */
 /** @typedef {{taps: (number | null)[], stats: string[]}} Ask */
@@ -107,7 +107,8 @@ export class SeriesFeed extends Emitter {
       if (!whole) for (const curve of this.#curves.values()) curve.forget(first);
       this.#loaded = [Math.max(this.#loaded?.[0] ?? first, first), span[1]];
       // A whole run that is followed grows without end: it is loaded again, in fewer points.
-      if (!whole && [...this.#curves.values()].some(({ length }) => length > MOST * this.#points)) this.#loaded = null;
+      if (!whole && [...this.#curves.values()].some(({ length }) => length > MAX_GROWTH * this.#points))
+        this.#loaded = null;
       this.emit("data");
     } catch (error) {
       if (!signal.aborted) this.emit("error", error);

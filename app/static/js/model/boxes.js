@@ -138,7 +138,7 @@ export function valueWords(values, tree, number) {
 
 /** Texts as they fit, by font, room, and text. @type {Map<string, string>} */
 const fitted = new Map();
-const MOST_FITTED = 20_000;
+const MAX_FITTED = 20_000;
 
 /** A text with an ellipsis in its middle if it is too long, as names differ at their ends.
  * @param {CanvasRenderingContext2D} pen @param {string} text @param {number} room */
@@ -146,7 +146,7 @@ function cut(pen, text, room) {
   const key = `${pen.font} ${Math.round(room)} ${text}`;
   let found = fitted.get(key);
   if (found === undefined) {
-    if (fitted.size > MOST_FITTED) fitted.clear();
+    if (fitted.size > MAX_FITTED) fitted.clear();
     found = shortened(text, (each) => pen.measureText(each).width <= room);
     fitted.set(key, found);
   }

@@ -8,7 +8,7 @@ import { finish } from "./lines.js";
 import { GAP, partOf } from "./part.js";
 
 const ROOM = 5; // of a line
-const MOST_BENDS = 300; // that dagre has to place in one part of a level; it takes seconds for thousands
+const MAX_BENDS = 300; // that dagre has to place in one part of a level; it takes seconds for thousands
 
 /** @typedef {[number, number]} Size @typedef {[number, number]} Edge source and target */
 /** @typedef {{x: number, y: number, points?: never}} Spot the middle of a part */
@@ -41,7 +41,7 @@ function calmed(many, edges, forward) {
   order.sort((a, b) => edges[b][1] - edges[b][0] - (edges[a][1] - edges[a][0]));
   let bends = order.reduce((sum, at) => sum + edges[at][1] - edges[at][0] - 1, 0);
   for (const at of order) {
-    if (bends <= Math.max(MOST_BENDS, many)) break;
+    if (bends <= Math.max(MAX_BENDS, many)) break;
     const long = edges[at][1] - edges[at][0] - 1;
     if (!long) break;
     calm[at] = false;

@@ -3,7 +3,7 @@
 
 const ROW_GAP = 26;
 const LANE = 7; // between lines that lead around the others
-const MOST_LANES = 8;
+const MAX_LANES = 8;
 const ASIDE = 9; // how far a line leads beside its box before it turns
 
 /** @typedef {import("./level.js").Size} Size @typedef {import("./level.js").Edge} Edge @typedef {import("./level.js").Spot} Spot
@@ -18,7 +18,7 @@ export function finish(sizes, ports, edges, calm, rows) {
   for (const [place, row] of rows.entries()) for (const node of row.nodes.keys()) rowOf[node] = place;
   const lanes = rows.map(() => 0);
   for (const [at, [source]] of edges.entries())
-    if (!calm[at]) lanes[rowOf[source]] = Math.min(MOST_LANES, lanes[rowOf[source]] + 1);
+    if (!calm[at]) lanes[rowOf[source]] = Math.min(MAX_LANES, lanes[rowOf[source]] + 1);
   const spots = /** @type {Spot[]} */ (new Array(sizes.length));
   const tops = /** @type {number[]} */ ([]);
   let y = 0;
@@ -44,7 +44,7 @@ export function finish(sizes, ports, edges, calm, rows) {
       return { at, points: turned(start, start[0] + ASIDE, between, end[0] - ASIDE, end), turns: true };
     }
     used[row] += 1;
-    const lane = tops[row] - LANE * (1 + ((used[row] - 1) % MOST_LANES));
+    const lane = tops[row] - LANE * (1 + ((used[row] - 1) % MAX_LANES));
     return { at, points: turned(start, start[0] + ASIDE, lane, end[0] - ASIDE, end), turns: true };
   });
   return { width, height: y - ROW_GAP, spots, lines };

@@ -3,7 +3,7 @@
 
 export const GAP = 30; // between a part and the next one
 const BETWEEN = 12; // parts one below the other
-const MOST_PARTS = 250; // that dagre gets at once
+const MAX_PARTS = 250; // that dagre gets at once
 const COLUMN = 12; // parts one below the other, where there are too many for dagre
 
 /** @typedef {import("./level.js").Size} Size @typedef {import("./level.js").Edge} Edge @typedef {import("./level.js").Spot} Spot */
@@ -16,7 +16,7 @@ export function partOf(sizes, edges, group, guides, from, to, dagre) {
   const hidden = guides.filter(([source, target]) => source >= from && target <= to);
   for (let node = from + 1; node < to; node += 1)
     if (!fed.has(node) && !hidden.some(([, target]) => target === node)) hidden.push([from, node]);
-  if (to - from > MOST_PARTS) return inColumns(sizes, edges, group, hidden, from, to);
+  if (to - from > MAX_PARTS) return inColumns(sizes, edges, group, hidden, from, to);
   try {
     return byDagre(sizes, edges, group, hidden, from, to, dagre);
   } catch {

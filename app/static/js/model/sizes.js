@@ -8,9 +8,9 @@ export const LINE = 15;
 export const STRIP = 10; // the cells of a repeat
 const LETTER = 7.5; // about, of the title
 const SMALL = 6.7; // and of the class
-const LEAST = 84;
-const MOST = 200;
-const MOST_CELLS = 48;
+const MIN_WIDTH = 84;
+const MAX_WIDTH = 200;
+const MAX_CELLS = 48;
 
 /** @typedef {import("./tree.js").Tree} Tree */
 
@@ -19,13 +19,13 @@ export function sizeOf(tree, number) {
   const box = tree.boxes[number];
   const badge = box.kind === "repeat" ? 34 + 7 * String(timesOf(box)).length : box.parts.length ? 32 : 16;
   const wide = Math.max(tree.titleOf(number).length * LETTER + badge, tree.typeOf(number).length * SMALL + 18);
-  const width = Math.round(Math.min(MOST, Math.max(LEAST, wide)));
+  const width = Math.round(Math.min(MAX_WIDTH, Math.max(MIN_WIDTH, wide)));
   return [width, 3 * LINE + 6 + (box.kind === "repeat" ? STRIP + 4 : 0)];
 }
 
 /** How many cells the strip of a repeat has: one for each unit, or for several. @param {number} times */
 export function cellsOf(times) {
-  return Math.min(times, MOST_CELLS);
+  return Math.min(times, MAX_CELLS);
 }
 
 /** The sign in the circle of a box that computes something itself: `+` for sums, else the operator's name.

@@ -5,8 +5,8 @@
 
 export const OUTSIDE = -1; // the place around all boxes
 const ROOT = "."; // the root module in an address: its path is empty
-const MOST_OPEN = 60; // boxes that are shown at first
-const MOST_LISTED = 200; // boxes that are opened by what is found
+const MAX_OPEN = 60; // boxes that are shown at first
+const MAX_LISTED = 200; // boxes that are opened by what is found
 
 /** The number of parts that a box has per unit. @param {Box} box */
 export function timesOf(box) {
@@ -133,7 +133,7 @@ export class Tree {
       const opened = level.filter((number) => this.boxes[number].kind !== "repeat" && this.boxes[number].parts.length);
       level = opened.flatMap((number) => this.boxes[number].parts);
       shown += level.length;
-      if (shown > MOST_OPEN) break;
+      if (shown > MAX_OPEN) break;
       for (const number of opened) open.add(number);
     }
     return open;
@@ -160,7 +160,7 @@ export class Tree {
   /** Opens what is around some boxes, as long as these aren't too many. @param {number[]} numbers @param {Set<number>} open */
   reveal(numbers, open) {
     const next = new Set(open);
-    for (const number of numbers.slice(0, MOST_LISTED)) for (const box of this.around(number)) next.add(box);
+    for (const number of numbers.slice(0, MAX_LISTED)) for (const box of this.around(number)) next.add(box);
     return next;
   }
 }

@@ -1,8 +1,8 @@
 // @ts-check
 /** Which part of the picture is in the window: moved, zoomed, and fitted. Pure. */
 
-const MOST = 2.5; // CSS pixels of a unit of the picture
-const LEAST = 0.02;
+const MAX_SCALE = 2.5; // CSS pixels of a unit of the picture
+const MIN_SCALE = 0.02;
 const EDGE = 60; // of the picture, that stays in the window
 const READABLE = 0.62; // a smaller scale shows no names: then only the width is fitted
 const MARGIN = 14;
@@ -29,7 +29,7 @@ export class View {
     const [wide, high] = this.picture;
     const whole = Math.min((this.width - 2 * MARGIN) / wide, (this.height - 2 * MARGIN) / high, 1.2);
     const scale = all || whole >= READABLE ? whole : Math.min(1, Math.max(READABLE, (this.width - 2 * MARGIN) / wide));
-    this.scale = Math.min(MOST, Math.max(LEAST, scale));
+    this.scale = Math.min(MAX_SCALE, Math.max(MIN_SCALE, scale));
     const fits = (/** @type {number} */ room, /** @type {number} */ size) =>
       Math.max(MARGIN, (room - size * this.scale) / 2);
     this.x = fits(this.width, wide);
@@ -47,7 +47,7 @@ export class View {
 
   /** @param {number} factor @param {number} x in the window, what stays where it is @param {number} y */
   zoom(factor, x = this.width / 2, y = this.height / 2) {
-    const scale = Math.min(MOST, Math.max(LEAST, this.scale * factor));
+    const scale = Math.min(MAX_SCALE, Math.max(MIN_SCALE, this.scale * factor));
     this.x = x - ((x - this.x) / this.scale) * scale;
     this.y = y - ((y - this.y) / this.scale) * scale;
     this.scale = scale;

@@ -7,7 +7,7 @@ import { Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/index.js";
 
 const POINTS = 1000;
-const MOST = 3 * POINTS; // of a run that is shown whole, until its points are requested again
+const MAX_POINTS = 3 * POINTS; // of a run that is shown whole, until its points are requested again
 const HZ = 4;
 
 export class ScalarChart {
@@ -95,7 +95,7 @@ export class ScalarChart {
         if (mine) this.curve.take(mine, said.snapshot);
         else if (said.snapshot) this.curve = new Curve();
         if (live !== Infinity) this.curve.forget((this.page.follow.newest ?? 0) - live + 1);
-        else if (this.curve.length > MOST) this.#stream?.change(wish); // sent again, with fewer points
+        else if (this.curve.length > MAX_POINTS) this.#stream?.change(wish); // sent again, with fewer points
         this.#draw();
       },
     });

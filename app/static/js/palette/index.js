@@ -8,7 +8,7 @@ import { rank } from "./rank.js";
 import { actionsOf, layersOf, pagesOf, runsOf } from "./sources.js";
 
 const TYPED_MS = 100;
-const MOST_ACTIONS = 40;
+const MAX_ACTIONS = 40;
 
 /** @typedef {import("./rank.js").Entry} Entry @typedef {import("./sources.js").Group} Group */
 
@@ -129,9 +129,9 @@ class Palette {
     const marked = this.#at ? this.#entries[this.#at] : undefined;
     const text = this.input.value;
     const groups = [
-      { title: "Pages", entries: rank(text, this.pages, MOST_ACTIONS) },
+      { title: "Pages", entries: rank(text, this.pages, MAX_ACTIONS) },
       ...(text ? this.#found : []),
-      { title: "Actions", entries: rank(text, this.actions, MOST_ACTIONS) },
+      { title: "Actions", entries: rank(text, this.actions, MAX_ACTIONS) },
       ...(text ? [] : this.#found),
     ].filter(({ entries }) => entries.length);
     this.#entries = groups.flatMap(({ entries }) => entries);

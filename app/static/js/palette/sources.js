@@ -5,8 +5,8 @@ import { count } from "../format.js";
 import { visit } from "../timeline/keep.js";
 import { unique } from "./rank.js";
 
-const MOST_LAYERS = 30;
-const MOST_RUNS = 8;
+const MAX_LAYERS = 30;
+const MAX_RUNS = 8;
 const PAGES = "Go to"; // the group of the keys that lead to pages
 const DOERS = "header.top button, .timeline button, main button, main a.button";
 
@@ -50,7 +50,7 @@ export function pagesOf() {
 export async function layersOf(page, text, signal) {
   const path = `runs/${encodeURIComponent(page.run ?? "")}/find`;
   const { total, paths } = /** @type {{total: number, paths: string[]}} */ (
-    await get(path, { f: text, limit: MOST_LAYERS }, signal)
+    await get(path, { f: text, limit: MAX_LAYERS }, signal)
   );
   const title = total > paths.length ? `Layers, the first ${paths.length} of ${count(total)}` : "Layers";
   const entries = paths.map((module) => ({ name: module || "(root)", go: () => visit(page, "layer", { module }) }));
@@ -60,14 +60,14 @@ export async function layersOf(page, text, signal) {
 /** The runs that a text finds, as the find box of the Runs page finds them. @param {Page} page @param {string} text
  * @param {AbortSignal} signal @returns {Promise<Group>} */
 export async function runsOf(page, text, signal) {
-  const { runs, total } = await get("runs", { query: text, limit: MOST_RUNS + 1 }, signal);
+  const { runs, total } = await get("runs", { query: text, limit: MAX_RUNS + 1 }, signal);
   const entries = runs
     .filter(({ id }) => id !== page.run)
-    .slice(0, MOST_RUNS)
+    .slice(0, MAX_RUNS)
     .map(({ id, name, state }) => ({
       name: name || id,
       hint: state,
       go: () => location.assign(new URL(`runs/${encodeURIComponent(id)}`, document.baseURI)),
     }));
-  return { title: total > MOST_RUNS + 1 ? `Runs, the newest ${entries.length} of ${count(total)}` : "Runs", entries };
+  return { title: total > MAX_RUNS + 1 ? `Runs, the newest ${entries.length} of ${count(total)}` : "Runs", entries };
 }

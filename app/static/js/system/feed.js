@@ -6,7 +6,7 @@ import { Curve, lineIn } from "../live/curve.js";
 import { Refresh } from "../live/refresh.js";
 
 const POINTS = 1000;
-const MOST = 3 * POINTS; // in a curve, until it is loaded whole again
+const MAX_POINTS = 3 * POINTS; // in a curve, until it is loaded whole again
 const AT_ONCE = 50; // names in a request
 const EVERY_MS = 2000; // the machine is sampled no more often
 
@@ -77,7 +77,7 @@ export class SystemFeed extends Emitter {
       const lasts = [...this.#curves.values()].map((curve) => curve.line("").last);
       this.#from = Math.min(...lasts.map((last) => last[last.length - 1] ?? span[0]), span[1]);
       // A whole run that is followed grows without end: it is loaded again, in fewer points.
-      if (!whole && [...this.#curves.values()].some(({ length }) => length > MOST)) this.#from = null;
+      if (!whole && [...this.#curves.values()].some(({ length }) => length > MAX_POINTS)) this.#from = null;
       this.emit("data");
     } catch (error) {
       if (!signal.aborted) this.emit("error", error);

@@ -1,11 +1,11 @@
 // @ts-check
 /**
  * Follows a tensor: asks for a snapshot of it every so many steps, as long as the page is open. Nothing of it is on the server,
- * so it ends with the page. One request at a time, none while the page is hidden, and no more than MOST of them.
+ * so it ends with the page. One request at a time, none while the page is hidden, and no more than MAX_TAKEN of them.
  */
 import { Emitter } from "../events.js";
 
-export const MOST = 200;
+export const MAX_TAKEN = 200;
 const POLL_MS = 500;
 export const PATIENCE_MS = 30_000; // for a module that doesn't run
 
@@ -103,7 +103,7 @@ export class Following extends Emitter {
     this.#last = step;
     this.taken += 1;
     this.around.show(number);
-    if (this.taken >= MOST) this.stop(`Ended after ${MOST} snapshots.`);
+    if (this.taken >= MAX_TAKEN) this.stop(`Ended after ${MAX_TAKEN} snapshots.`);
     else this.emit("change");
   }
 }

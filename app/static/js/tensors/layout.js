@@ -6,7 +6,7 @@
  * Layout
  */
 
-const LEAST = 48; // pixels of a small tile, in which patterns can still be read
+const MIN_TILE = 48; // pixels of a small tile, in which patterns can still be read
 const GAP = 8;
 
 /** Tiles in rows: as large as they can be, so that all fit into the height where that leaves them readable.
@@ -18,7 +18,7 @@ export function layoutOf(width, most, tiles, rows, columns) {
   let chosen = null;
   for (let across = 1; across <= tiles; across += 1) {
     const tileWidth = Math.floor((width - gap * (across - 1)) / across);
-    if (chosen && tileWidth < LEAST) break;
+    if (chosen && tileWidth < MIN_TILE) break;
     const fitted = Math.min(tileWidth, Math.floor(most / aspect));
     const tileHeight = Math.max(4, Math.round(fitted * aspect));
     const lines = Math.ceil(tiles / across);

@@ -1,7 +1,7 @@
 // @ts-check
 /** Which rows and columns of a matrix are looked at. Pure. */
 
-const LEAST = 4;
+const MIN_LENGTH = 4;
 
 /** @typedef {{rows: [number, number], columns: [number, number]}} Part */
 
@@ -20,7 +20,10 @@ export function zoomed(shape, part, how, cell = null, factors = [1, 1]) {
     /** @type {number} */ size,
     /** @type {number | null} */ at,
   ) => {
-    const length = Math.min(size, Math.max(Math.min(LEAST, size), Math.round((to - from) * (how === "in" ? 0.5 : 2))));
+    const length = Math.min(
+      size,
+      Math.max(Math.min(MIN_LENGTH, size), Math.round((to - from) * (how === "in" ? 0.5 : 2))),
+    );
     const center = at ?? (from + to) / 2;
     const start = Math.max(0, Math.min(size - length, Math.round(center - length / 2)));
     return /** @type {[number, number]} */ ([start, start + length]);
