@@ -52,6 +52,8 @@ def test_chosen_columns_come_in_the_order_of_the_address_and_commas_in_names_are
     assert names(world, f"loss,{token},lr") == names(world, "loss", f"{token},lr") == ["loss", "x,y", "lr"]
     assert names(world, "-") == []
     assert names(world, "lr,lr,to-come") == ["lr", "to-come"]
+    assert names(world, "*") == names(world)
+    assert not columns(world, "*").chosen
     assert columns(world, "lr").chosen
 
 
@@ -71,6 +73,12 @@ def test_columns_and_choices_are_bounded_and_what_is_left_out_is_counted(world: 
     many = columns(world)
     assert sum(map(len, many.choices.values())) == MAX_CHOICES
     assert many.more > 0
+
+
+def test_columns_can_be_moved_in_their_group(world: World) -> None:
+    text = world.client.get("/", params={"columns": "act,tags,lr"}).text
+    items = re.findall(r'<li id="order-(\w+)"(.*?)</li>', text, re.DOTALL)
+    assert [(name, item.count("disabled")) for name, item in items] == [("act", 1), ("lr", 1), ("tags", 2)]
 
 
 def test_a_page_shows_values_and_escapes_them(world: World) -> None:

@@ -1,7 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { restore, tagsOf } from "../../app/static/js/runs/actions.js";
-import { chosen } from "../../app/static/js/runs/columns.js";
+import { Emitter } from "../../app/static/js/events.js";
+import { restore, tag, tagsOf } from "../../app/static/js/runs/actions.js";
+import { chosen, moved } from "../../app/static/js/runs/columns.js";
+import { MAX_RUNS, Selection, stretch } from "../../app/static/js/runs/selection.js";
+import { viewOf } from "../../app/static/js/runs/views.js";
 
 test("a deleted run that is brought back is no longer hidden in the list", async (context) => {
   const asked = [];
@@ -27,4 +30,91 @@ test("a column that is chosen comes last, and without columns the choice is none
   assert.equal(chosen(["lr", "loss"], "act", true), "lr,loss,act");
   assert.equal(chosen(["lr", "loss"], "lr", false), "loss");
   assert.equal(chosen(["lr"], "lr", false), "-");
+});
+
+test("tags are added to those of each run", async (context) => {
+  globalThis.document = { getElementById: () => null };
+  context.after(() => delete globalThis.document);
+  const runs = { one: ["old"], two: ["sweep"] };
+  context.mock.method(globalThis, "fetch", async (url, how = {}) => {
+    const run = new URL(url, "http://x/").pathname.split("/").at(-1);
+    if (how.method === "PATCH") runs[run] = JSON.parse(how.body).tags;
+    return Response.json({ tags: runs[run] });
+  });
+  let refreshed = 0;
+  await tag(
+    [
+      { run: "one", name: "One" },
+      { run: "two", name: "Two" },
+    ],
+    ["sweep", "best"],
+    () => (refreshed += 1),
+  );
+  assert.deepEqual(runs, { one: ["old", "sweep", "best"], two: ["sweep", "best"] });
+  assert.equal(refreshed, 1);
+});
+
+test("a column moves among the shown ones, and not beyond their ends", () => {
+  assert.deepEqual(moved(["a", "b", "c"], "b", -1), ["b", "a", "c"]);
+  assert.deepEqual(moved(["a", "b", "c"], "b", 1), ["a", "c", "b"]);
+  assert.deepEqual(moved(["a", "b", "c"], "c", 1), ["a", "b", "c"]);
+  assert.deepEqual(moved(["a", "b", "c"], "d", 1), ["a", "b", "c"]);
+});
+
+test("a view has its own columns, also if they are those that differ", () => {
+  assert.equal(viewOf("?f=lr%3E1&sort=loss"), "f=lr%3E1&sort=loss&columns=*");
+  assert.equal(viewOf("?columns=lr"), "columns=lr");
+});
+
+function selected(runs) {
+  const values = { runs };
+  const state = Object.assign(new Emitter(), {
+    get: (name) => values[name],
+    set: (changes) => {
+      Object.assign(values, changes);
+      for (const [name, value] of Object.entries(changes)) state.emit(name, value);
+    },
+  });
+  const told = [];
+  const selection = new Selection(state, () => told.push(selection.runs.map(({ run }) => run)));
+  return { selection, state, told, ids: () => selection.runs.map(({ run }) => run) };
+}
+
+test("selected runs are in the address, as many as charts show, and come from it", () => {
+  const { selection, state, told, ids } = selected("b,a");
+  assert.deepEqual(ids(), ["b", "a"]);
+  selection.set(["c", "a"], true);
+  assert.equal(state.get("runs"), "b,a,c");
+  selection.set(["b"], false);
+  assert.deepEqual(ids(), ["a", "c"]);
+  assert.deepEqual(told, [], "a hand's own change is no news");
+  state.set({ runs: "c" });
+  assert.deepEqual(told, [["c"]]);
+  const many = Array.from({ length: 70 }, (_, place) => `r${place}`);
+  selection.set(many, true);
+  assert.equal(ids().length, 71);
+  assert.equal(state.get("runs").split(",").length, MAX_RUNS);
+});
+
+test("a selected run that the server no longer has is dropped, and the others get their names", () => {
+  const { selection, state, ids } = selected("a,gone");
+  selection.know([{ id: "a", name: "first", started_s: 5, state: "live", archived: false }]);
+  assert.deepEqual(selection.find("a"), {
+    run: "a",
+    name: "first",
+    group: "",
+    started: 5,
+    live: true,
+    archived: false,
+  });
+  assert.ok(selection.keep(new Set(["a", "b"])));
+  assert.deepEqual(ids(), ["a"]);
+  assert.equal(state.get("runs"), "a");
+  assert.ok(!selection.keep(new Set(["a", "b"])));
+});
+
+test("a stretch of the list goes from the last selected run to this one, in either direction", () => {
+  assert.deepEqual(stretch(["a", "b", "c", "d"], "b", "d"), ["b", "c", "d"]);
+  assert.deepEqual(stretch(["a", "b", "c", "d"], "c", "a"), ["a", "b", "c"]);
+  assert.deepEqual(stretch(["a", "b"], "gone", "b"), ["b"]);
 });

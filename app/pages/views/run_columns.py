@@ -16,6 +16,7 @@ Kind: TypeAlias = Literal["about", "config", "results", "facts"]
 Cells: TypeAlias = Mapping[str, Mapping[str, Value]]  # by the run's id, by the column's name
 
 NONE: Final = "-"  # as the choice: no columns
+AUTO: Final = "*"  # those that show by themselves, whatever the reader's browser remembers
 MAX_COLUMNS: Final = 20
 MAX_BY_THEMSELVES: Final = 5  # of the configuration
 MAX_CHOICES: Final = 300
@@ -71,6 +72,11 @@ class Columns:
         return defaultdict(list, {"loss": values, "started": about})
 
     @property
+    def movable(self) -> Sequence[Sequence[Column]]:
+        """The shown columns in the order of the list, in groups that keep their places."""
+        return [group for group in (self.after["loss"], self.after["started"]) if group]
+
+    @property
     def names(self) -> set[str]:
         """The names of the shown columns."""
         return {column.name for column in self.shown}
@@ -84,6 +90,7 @@ def columns_of(
     The list is sorted by the column `sort`, which may be hidden.
     """
     tokens = [token for each in asked for token in each.split(",") if token]
+    tokens = [] if AUTO in tokens else tokens
     known = _known(runs)
     every = list(known.values())
     if tokens:

@@ -3,9 +3,10 @@
 import { byId } from "../dom.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
-import { archive, edit, remove, restore } from "../runs/actions.js";
+import { archive, edit, remove, restore, tag, tagsOf } from "../runs/actions.js";
 import { RunCharts } from "../runs/charts.js";
 import { rememberColumns } from "../runs/columns.js";
+import { Selection, stretch } from "../runs/selection.js";
 import { startViews } from "../runs/views.js";
 import { toast } from "../toast.js";
 
@@ -15,6 +16,7 @@ const LISTS = ["f", "sort", "columns", "group"]; // what of the address the serv
 const page = open({
   sort: "started",
   columns: "",
+  runs: "",
   group: "",
   metric: "loss",
   tap: "",
@@ -30,11 +32,11 @@ rememberColumns(page);
 const list = /** @type {HTMLElement | null} */ (document.querySelector("[data-part=list]"));
 const parts = new Parts(page, "", { max: MAX_MS });
 const refresh = () => void parts.now();
-/** The runs that the reader selected, the last one last. They stay selected if a filter hides them.
- * @type {{run: string, name: string, group: string, started: number, live: boolean, archived: boolean}[]} */
-let ticked = [];
+const selection = new Selection(page.state, () => list && show());
 /** The selected runs; a deleted one is selected again when it is restored. */
-const selected = () => ticked.filter(({ run }) => !gone.has(run));
+const selected = () => selection.runs.filter(({ run }) => !gone.has(run));
+/** The run that was ticked last, and whether Shift selects all from it on. */
+const hand = { last: "", stretches: false };
 /** Deleted runs that can still be restored. @type {Set<string>} */
 const gone = new Set();
 /** The removed runs that are listed. */
@@ -58,24 +60,17 @@ function hear(said) {
   if ((list === null) === said.runs.length > 0) return location.reload();
   const now = JSON.stringify(said.runs);
   if (now !== known) {
-    forgetOthers(new Set(said.runs.map(({ run }) => run)));
+    // Removed runs are no longer selected, whoever removed them.
+    if (selection.keep(new Set(said.runs.map(({ run }) => run))) && list) show();
     parts.soon();
     charts?.refresh.soon();
   }
   known = now;
 }
 
-/** Removed runs are no longer selected, whoever removed them. @param {Set<string>} there */
-function forgetOthers(there) {
-  const left = ticked.filter(({ run }) => there.has(run));
-  if (left.length === ticked.length) return;
-  ticked = left;
-  show();
-}
-
 /** @param {Element} body */
 function start(body) {
-  charts = new RunCharts(page, pick);
+  charts = new RunCharts(page, pick, (runs) => selection.know(runs));
   startViews(refresh);
   const compare = /** @type {HTMLButtonElement} */ (byId("compare"));
   compare.hidden = false;
@@ -85,16 +80,21 @@ function start(body) {
       .map(({ run }) => run);
     location.assign(new URL(`compare?${new URLSearchParams({ a, b })}`, document.baseURI));
   });
+  byId("bulk-clear").addEventListener("click", () => select(idsOf(selection.runs), false));
   document.getElementById("bulk-archive")?.addEventListener("click", () => {
     const chosen = selected();
     archive(chosen, !chosen.every((each) => each.archived), refresh);
-    ticked = [];
-    show();
+    select(idsOf(selection.runs), false);
   });
   document.getElementById("bulk-delete")?.addEventListener("click", () => {
     const finished = selected().filter((each) => !each.live);
     remove(finished, gone, show, refresh);
   });
+  startTags();
+  for (const name of ["pointerdown", "keydown"])
+    body.addEventListener(name, (event) => {
+      hand.stretches = /** @type {MouseEvent | KeyboardEvent} */ (event).shiftKey;
+    });
   body.addEventListener("change", (event) => tick(/** @type {HTMLInputElement} */ (event.target)));
   body.addEventListener("click", (event) => {
     const target = /** @type {HTMLElement} */ (event.target);
@@ -136,14 +136,52 @@ function announceGone() {
   removed = now;
 }
 
+/** The form that gives tags to all selected runs. */
+function startTags() {
+  const [button, form] = [document.getElementById("bulk-tag"), document.getElementById("bulk-tags")];
+  if (!button || !(form instanceof HTMLFormElement)) return;
+  const field = /** @type {HTMLInputElement} */ (form.elements.namedItem("tags"));
+  const turn = (/** @type {boolean} */ isOpen) => {
+    form.hidden = !isOpen;
+    button.setAttribute("aria-expanded", String(isOpen));
+    (isOpen ? field : button).focus();
+  };
+  button.addEventListener("click", () => turn(Boolean(form.hidden)));
+  form.addEventListener("keydown", ({ key }) => key === "Escape" && turn(false));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const tags = tagsOf(field.value);
+    if (!tags.length) return;
+    void tag(selected(), tags, refresh);
+    field.value = "";
+    turn(false);
+  });
+}
+
+/** @param {{run: string}[]} runs */
+function idsOf(runs) {
+  return runs.map(({ run }) => run);
+}
+
+/** The runs in the list, as it is sorted. */
+function listed() {
+  const rows = /** @type {NodeListOf<HTMLElement> | undefined} */ (list?.querySelectorAll("tr[data-run]"));
+  return [...(rows ?? [])].map((row) => row.dataset.run ?? "").filter((run) => !gone.has(run));
+}
+
+/** @param {string[]} runs @param {boolean} on */
+function select(runs, on) {
+  selection.set(runs, on);
+  show();
+}
+
 /** @param {HTMLInputElement} box */
 function tick(box) {
-  const row = box.closest("tr");
-  const { run, name = "", started } = row?.dataset ?? {};
-  if (!row || !run) return;
-  ticked = ticked.filter((each) => each.run !== run);
-  if (box.checked) ticked.push({ run, name, group: "", started: Number(started), live: false, archived: false });
-  show();
+  if (box.dataset.do === "tick-all") return select(listed(), box.checked);
+  const { run } = box.closest("tr")?.dataset ?? {};
+  if (!run || box.dataset.do !== "tick") return;
+  select(hand.stretches ? stretch(listed(), hand.last, run) : [run], box.checked);
+  hand.last = run;
 }
 
 /** Selects a run that was picked in a chart, or no longer. @param {string} run */
@@ -152,6 +190,7 @@ function pick(run) {
   const box = /** @type {HTMLInputElement | null} */ (row?.querySelector("[data-do=tick]") ?? null);
   if (!box) return;
   box.checked = !box.checked;
+  hand.stretches = false;
   tick(box);
 }
 
@@ -161,17 +200,22 @@ function show() {
   for (const row of rows) {
     const run = row.dataset.run ?? "";
     row.toggleAttribute("data-gone", gone.has(run));
-    const its = selected().find((each) => each.run === run);
+    const its = gone.has(run) ? undefined : selection.find(run);
     const box = /** @type {HTMLInputElement | null} */ (row.querySelector("[data-do=tick]"));
     if (box) box.checked = its !== undefined;
-    const { how, group = "" } = row.dataset;
-    if (its) Object.assign(its, { live: how === "live", archived: "archived" in row.dataset, group });
+    const { how, group = "", name = run, started } = row.dataset;
+    const archived = "archived" in row.dataset;
+    if (its) Object.assign(its, { live: how === "live", archived, group, name, started: Number(started) });
   }
   showCharts([...rows].filter((row) => !gone.has(row.dataset.run ?? "")));
+  const many = selected().length;
   const both = /** @type {HTMLButtonElement} */ (byId("compare"));
-  const { length } = selected();
-  both.disabled = length !== 2;
-  both.textContent = length === 1 ? "Compare 1 of 2" : length === 2 ? "Compare both" : "Compare";
+  both.disabled = many !== 2;
+  both.textContent = many === 1 ? "Compare 1 of 2" : many === 2 ? "Compare both" : "Compare";
+  const all = /** @type {HTMLInputElement | null | undefined} */ (list?.querySelector("[data-do=tick-all]"));
+  const here = listed();
+  const some = here.filter((run) => selection.find(run)).length;
+  if (all) [all.checked, all.indeterminate] = [some > 0 && some === here.length, some > 0 && some < here.length];
   showBulk();
 }
 
@@ -191,13 +235,15 @@ function showCharts(rows) {
 function showBulk() {
   const bulk = document.getElementById("bulk");
   if (!bulk) return;
-  const chosen = selected();
-  bulk.hidden = chosen.length === 0;
-  const finished = chosen.filter((each) => !each.live).length;
-  const word = chosen.every((each) => each.archived) ? "Unarchive" : "Archive";
-  byId("bulk-archive").textContent = `${word} ${chosen.length}`;
-  const deleting = /** @type {HTMLButtonElement} */ (byId("bulk-delete"));
+  const runs = selected();
+  bulk.hidden = runs.length === 0;
+  const deleting = /** @type {HTMLButtonElement | null} */ (document.getElementById("bulk-delete"));
+  if (!deleting) return; // who may only look
+  const finished = runs.filter((each) => !each.live).length;
+  const word = runs.every((each) => each.archived) ? "Unarchive" : "Archive";
+  byId("bulk-archive").textContent = `${word} ${runs.length}`;
+  byId("bulk-tag").textContent = `Tag ${runs.length}`;
   deleting.textContent = `Delete ${finished}`;
   deleting.disabled = finished === 0;
-  deleting.title = finished < chosen.length ? "Live runs stay: stop their training before you delete them." : "";
+  deleting.title = finished < runs.length ? "Live runs stay: stop their training before you delete them." : "";
 }

@@ -121,6 +121,34 @@ export async function archive(runs, archived, refresh) {
   refresh();
 }
 
+/** Gives runs tags besides those that they have. @param {Chosen[]} runs @param {string[]} tags
+ * @param {() => void} refresh */
+export async function tag(runs, tags, refresh) {
+  /** The tags that are new, by run. @type {Map<string, string[]>} */
+  const added = new Map();
+  const change = async (/** @type {string} */ run, /** @type {(before: string[]) => string[]} */ after) => {
+    const path = /** @type {const} */ (`runs/${run}`);
+    await send("PATCH", path, { tags: after([...(await get(path)).tags]) });
+  };
+  await forEach([...runs], "Tagging", ({ run }) =>
+    change(run, (before) => {
+      const own = tags.filter((each) => !before.includes(each));
+      added.set(run, own);
+      return [...before, ...own];
+    }),
+  );
+  const changed = runs.filter(({ run }) => added.get(run)?.length);
+  const undo = async () => {
+    await forEach(changed, "Restoring", ({ run }) =>
+      change(run, (before) => before.filter((each) => !added.get(run)?.includes(each))),
+    );
+    refresh();
+  };
+  if (changed.length) toast(`Tagged ${named(changed)} with ${tags.join(", ")}.`, { undo });
+  else if (added.size) toast("These runs have these tags already.");
+  refresh();
+}
+
 /** Brings a removed run back. @param {string} run @param {Set<string>} gone @param {() => void} refresh */
 export async function restore(run, gone, refresh) {
   gone.delete(run);

@@ -8,9 +8,9 @@ import { FreeChart } from "../plot/free.js";
 import { LineChart } from "../plot/index.js";
 import { nameOf, parallel, scatter } from "./coordinates.js";
 import { colorsOfGroups, HUES, huesOf } from "./palette.js";
+import { MAX_RUNS } from "./selection.js";
 import { differing, resultOf, resultsOf, telling, wordsOf } from "./settings.js";
 
-export const MAX_RUNS = 64; // in one answer of the server
 const POINTS = 400;
 const LIST = 1000;
 const MAX_ROWS = 60; // of what differs
@@ -36,9 +36,11 @@ export class RunCharts {
   /** Those of which only the values over steps are known. */
   #older = 0;
 
-  /** @param {import("../page.js").Page} page @param {(run: string) => void} onPick of a run in a chart */
-  constructor(page, onPick) {
+  /** @param {import("../page.js").Page} page @param {(run: string) => void} onPick of a run in a chart
+   * @param {(runs: readonly Run[]) => void} onKnown called with runs of the server */
+  constructor(page, onPick, onKnown) {
     this.page = page;
+    this.onKnown = onKnown;
     this.overlay = new LineChart(page, byId("overlay"), {
       title: "Runs over steps",
       query: () => ({ path: "overlay", query: this.#asked() }),
@@ -138,6 +140,7 @@ export class RunCharts {
       if (!signal.aborted) this.overlay.fail(error, this.#about);
       throw error;
     });
+    this.onKnown(runs);
     const known = new Map(runs.map((run) => [run.id, run]));
     this.#runs = this.#wanted.flatMap(({ run }) => known.get(run) ?? []);
     this.#older = next === null ? 0 : this.#wanted.length - this.#runs.length;

@@ -4,12 +4,23 @@ import { closeOutside } from "../popup.js";
 
 const KEPT = "hookcore-columns";
 const NONE = "-";
+/** Those that differ, also for a browser that remembers others. */
+export const AUTO = "*";
 
 /** The list of columns after a click on one, in the order in which they were chosen.
  * @param {string[]} shown @param {string} name @param {boolean} on */
 export function chosen(shown, name, on) {
   const others = shown.filter((each) => each !== name);
   return (on ? [...others, name] : others).join(",") || NONE;
+}
+
+/** The list of columns with one of them moved. @param {string[]} shown @param {string} name @param {number} by
+ * places; negative is left */
+export function moved(shown, name, by) {
+  const place = shown.indexOf(name);
+  const to = place + by;
+  if (place < 0 || to < 0 || to >= shown.length) return shown;
+  return shown.toSpliced(place, 1).toSpliced(to, 0, name);
 }
 
 /** @param {import("../page.js").Page} page */
@@ -22,8 +33,36 @@ export function rememberColumns(page) {
     choose(page, chosen(shownIn(box, page.state.get("columns"), value), value, checked));
   });
   box.addEventListener("click", (event) => {
-    if (/** @type {Element} */ (event.target).closest("[data-do=columns-reset]")) choose(page, "");
+    const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-do]"));
+    if (button?.dataset.do === "columns-reset") choose(page, AUTO);
+    if (button?.dataset.do === "column-move") move(button, Number(button.dataset.by));
   });
+  box.addEventListener("keydown", (event) => {
+    const button = /** @type {Element} */ (event.target).closest("[data-do=column-move]");
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!button || !by) return;
+    event.preventDefault();
+    move(button, by);
+  });
+  /** The button that moved a column: the list that comes of it may take its focus. @type {{id: string, by: number} | null} */
+  let again = null;
+  box.closest("[data-part]")?.addEventListener("renewed", () => {
+    const item = again && document.getElementById(again.id);
+    const isLost = !box.contains(document.activeElement) || document.activeElement?.matches(":disabled");
+    const buttons = [`[data-by="${again?.by}"]`, "button"].map((each) => item?.querySelector(`${each}:enabled`));
+    if (isLost) /** @type {HTMLElement | null | undefined} */ (buttons.find(Boolean))?.focus();
+    again = null;
+  });
+  /** @param {Element} button of a column @param {number} by places */
+  const move = (button, by) => {
+    const items = [.../** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-column]"))];
+    const own = button.closest("li");
+    // At the end of its group, its own button can't move it.
+    if (own?.querySelector(`[data-by="${by}"]:enabled`) == null) return;
+    const shown = items.map((each) => each.dataset.column ?? "");
+    again = { id: own.id, by };
+    choose(page, moved(shown, own.dataset.column ?? "", by).join());
+  };
   box.addEventListener("submit", (event) => event.preventDefault());
   closeOutside(box);
 }
@@ -31,7 +70,7 @@ export function rememberColumns(page) {
 /** The shown columns before a click: those of the address, or those that are checked without the reader's choice.
  * @param {Element} box @param {string} asked @param {string} clicked */
 function shownIn(box, asked, clicked) {
-  if (asked) return asked.split(",").filter((each) => each !== NONE);
+  if (asked && asked !== AUTO) return asked.split(",").filter((each) => each !== NONE);
   const boxes = /** @type {NodeListOf<HTMLInputElement>} */ (box.querySelectorAll("input[name=columns]"));
   return [...boxes].filter((each) => each.checked !== (each.value === clicked)).map((each) => each.value);
 }
@@ -39,7 +78,7 @@ function shownIn(box, asked, clicked) {
 /** @param {import("../page.js").Page} page @param {string} columns */
 function choose(page, columns) {
   try {
-    localStorage.setItem(KEPT, columns);
+    localStorage.setItem(KEPT, columns === AUTO ? "" : columns);
   } catch {
     // A browser that keeps nothing: the choice is in the address.
   }

@@ -4,6 +4,22 @@ import { send } from "../api.js";
 import { byId } from "../dom.js";
 import { closeOutside } from "../popup.js";
 import { toast } from "../toast.js";
+import { AUTO } from "./columns.js";
+
+/** What a view of this address is. Its columns are its own, even if they are those that differ: else a browser that
+ * remembers others would show these. @param {string} search of the address */
+export function viewOf(search) {
+  const query = new URLSearchParams(search);
+  if (!query.get("columns")) query.set("columns", AUTO);
+  return query.toString();
+}
+
+/** The address of a saved view; null if there is none of this name. @param {Element} box @param {string} name */
+function queryOf(box, name) {
+  const links = /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-view]"));
+  const link = [...links].find((each) => each.title === name);
+  return link?.getAttribute("href")?.replace(/^.*?\?/, "") ?? null;
+}
 
 /** @param {() => void} refresh */
 export function startViews(refresh) {
@@ -24,12 +40,15 @@ export function startViews(refresh) {
     const field = /** @type {HTMLInputElement} */ (form.elements.namedItem("name"));
     const name = field.value.trim();
     if (!name) return;
+    const before = queryOf(box, name);
+    const undo = () => change("Restoring", () => send("PUT", "views", { name, query: before }));
     void change(
       "Saving",
-      () => send("PUT", "views", { name, query: location.search.slice(1) }),
+      () => send("PUT", "views", { name, query: viewOf(location.search) }),
       () => {
         if (field.value.trim() === name) field.value = "";
-        toast(`Saved this view as ${name}.`);
+        if (before === null) toast(`Saved this view as ${name}.`);
+        else toast(`Replaced the view ${name}.`, { undo });
       },
     );
   });
@@ -37,7 +56,7 @@ export function startViews(refresh) {
     const button = /** @type {HTMLElement} */ (event.target).closest("[data-do=view-delete]");
     const name = button?.getAttribute("data-name") ?? "";
     if (!name) return;
-    const query = button?.parentElement?.querySelector("a")?.getAttribute("href")?.replace(/^.*\?/, "") ?? "";
+    const query = queryOf(box, name) ?? "";
     const undo = () => change("Restoring", () => send("PUT", "views", { name, query }));
     void change(
       "Deleting",
