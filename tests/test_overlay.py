@@ -57,6 +57,18 @@ def test_each_run_is_a_line_with_its_own_values(world: World) -> None:
     assert found["without"] == []
 
 
+def test_fewer_steps_have_as_many_points(world: World) -> None:
+    whole, part = ask(world, scalar="loss", points=5), ask(world, scalar="loss", points=5, **{"from": 5, "to": 8})
+    assert len(whole["lines"][1]["mean"]) == 5
+    assert part["lines"][0]["first_step"] == part["lines"][0]["last_step"] == [5, 6, 7, 8]
+    assert part["lines"][0]["mean"] == pytest.approx([1.0 + step + 1 for step in range(5, 9)])
+    assert part["without"] == ["run-0"]  # it crashed before
+    layer = {"tap": OUTPUT.label, "from": 5, "to": 8}
+    assert [line["last_step"] for line in ask(world, **layer)["lines"]] == [[5, 6, 7, 8]] * 5
+    norm = ask(world, scalar=GRADIENT_NORM, group_by="lr", band=True, **{"from": 5, "to": 8})
+    assert [line["first_step"] for line in norm["lines"]] == [[5, 6, 7, 8]] * 2
+
+
 def test_a_group_has_the_mean_and_the_range_of_its_runs(world: World) -> None:
     found = ask(world, scalar="loss", group_by="lr", band=True)
     assert [(line["run"], line["name"]) for line in found["lines"]] == [(None, "0.1"), (None, "1")]

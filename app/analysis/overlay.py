@@ -37,15 +37,17 @@ class Wanted:
             require("stat", self.stat, STAT_NAMES)
 
 
-def find_series(store: Store, wanted: Wanted, points: int) -> Series | None:
-    """Return the wanted values of a run, or None if it has none."""
+def find_series(
+    store: Store, wanted: Wanted, points: int, first: int | None = None, last: int | None = None
+) -> Series | None:
+    """Return the wanted values of a run in some steps, or None if it has none at all."""
     if wanted.tap:
         tap = next((tap for tap in store.taps().taps if tap.label == wanted.tap), None)
-        return None if tap is None else store.series(tap, wanted.stat, points=points)
+        return None if tap is None else store.series(tap, wanted.stat, first, last, points)
     name = name_of(wanted.scalar, store.scalar_names())
     if name is not None:
-        return store.scalars(name, points=points)
-    return gradient_norm(store, points) if wanted.scalar == GRADIENT_NORM else None
+        return store.scalars(name, first, last, points)
+    return gradient_norm(store, points, first, last) if wanted.scalar == GRADIENT_NORM else None
 
 
 def name_of(wanted: str, names: Sequence[str]) -> str | None:
@@ -57,11 +59,11 @@ def name_of(wanted: str, names: Sequence[str]) -> str | None:
     return next((name for name in names if name.endswith(f"/{wanted}")), None)
 
 
-def gradient_norm(store: Store, points: int) -> Series | None:
+def gradient_norm(store: Store, points: int, first: int | None = None, last: int | None = None) -> Series | None:
     """Return the norm of all gradients of parameters, or of outputs if those aren't captured."""
     found = (store.taps(None, kind) for kind in NORM_KINDS)
     taps = next((each for each in found if len(each.numbers)), None)
-    return None if taps is None else store.norm(taps.numbers, points=points)
+    return None if taps is None else store.norm(taps.numbers, first, last, points)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,18 @@ from ..analysis.overlay import Wanted, band_of, find_series, grouped
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
 from ..runs.traits import Traits
-from .given import MAX_RUN_ID, RUN_PATTERN, Format, GivenReply, GivenRuns, StatName, described, listed_run, version_of
+from .given import (
+    MAX_RUN_ID,
+    RUN_PATTERN,
+    Format,
+    GivenReply,
+    GivenRuns,
+    GivenSpan,
+    StatName,
+    described,
+    listed_run,
+    version_of,
+)
 
 MAX_RUNS: Final = 64  # of an answer; each is in memory for it
 
@@ -37,6 +48,7 @@ def overlay(
             examples=["run-1,run-2"],
         ),
     ],
+    span: GivenSpan,
     scalar: Annotated[
         str,
         Query(
@@ -54,7 +66,10 @@ def overlay(
     points: Annotated[int, Query(ge=1, le=2000, description="maximum points per line; extremes are kept")] = 500,
     format: Format = None,
 ) -> Response:
-    """Return a line for each run, or with `band` for each group of runs. A run on disk is read for it."""
+    """Return a line for each run, or with `band` for each group of runs. A run on disk is read for it.
+
+    In fewer steps, the same number of points shows more of each.
+    """
     ids = list(dict.fromkeys(named.split(",")))
     if len(ids) > MAX_RUNS or not all(re.match(RUN_PATTERN, each) for each in ids):
         raise ArgumentError(f"runs={named[:80]!r} is invalid: give the ids of 1 to {MAX_RUNS} runs, such as runs=a,b")
@@ -63,7 +78,7 @@ def overlay(
     def content() -> answers.Overlay:
         found: list[tuple[Run, Series]] = []
         for run in chosen:
-            series = find_series(runs.read(run).store, wanted, points)
+            series = find_series(runs.read(run).store, wanted, points, span.first, span.last)
             if series is not None and len(series.mean):
                 found.append((run, series))
         groups = {run.id: Traits(run).text(group_by) for run, _ in found}

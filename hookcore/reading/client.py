@@ -128,6 +128,8 @@ class Client(RemoteRun):
         stat: str = "rms",
         group_by: str | None = None,
         band: bool = False,
+        first: int | None = None,
+        last: int | None = None,
         points: int = 500,
     ) -> answers.Overlay:
         """Return the same values of many runs: a scalar such as "loss" or "gradient norm", or a stat of a tap.
@@ -136,7 +138,9 @@ class Client(RemoteRun):
         each group: the mean of its runs, and the smallest and the largest one.
         """
         asked = {"runs": ",".join(runs), "scalar": scalar, "tap": tap, "stat": stat, "group_by": group_by}
-        return self._get(answers.Overlay, "/api/v1/overlay", {**asked, "band": band, "points": points})
+        return self._get(
+            answers.Overlay, "/api/v1/overlay", {**asked, "from": first, "to": last, "band": band, "points": points}
+        )
 
     # -- two runs ---------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,15 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         assert "module=head" in page.url
         page.get_by_role("button", name="Table: Difference by layer and step").click()
         expect(page.locator("#differences table")).to_contain_text("encoder.layers.1.linear1")
+        pictures = ("compare/heatmap?", "series?", "scalars?")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        tab.goto(paths("ended")["compare"] + "&steps=10-20")
+        expect(page.locator("#differences canvas").first).to_be_visible()
+        expect(page.locator("#layer-lines svg").first).to_be_visible()
+        zoomed = [url for url in asked if any(each in url for each in pictures)]
+        assert len(zoomed) == 5
+        assert all("from=10&to=20" in url for url in zoomed)
 
 
 def test_a_comparison_of_live_runs_follows_them(browser: Browser) -> None:

@@ -98,6 +98,8 @@ def test_a_selected_run_that_the_filter_hides_is_compared_too(visit: Open, site:
         expect(page.locator("#config-differences thead th")).to_have_count(3)
         page.locator("#compare").click()
         page.wait_for_url(f"**/compare?a={site.run('bad')['id']}&b={site.run('live')['id']}*")
+        with page.expect_request(lambda request: "/overlay?" in request.url and "from=5&to=9" in request.url):
+            tab.goto("?steps=5-9")
 
 
 @pytest.fixture

@@ -17,7 +17,10 @@ export class Differences {
     this.page = page;
     this.asked = asked;
     this.said = /** @type {HTMLElement} */ (figure.querySelector("#differences-said"));
-    const query = () => ({ path: "compare/heatmap", query: { ...asked(), columns: COLUMNS, rows: ROWS } });
+    const query = () => ({
+      path: "compare/heatmap",
+      query: { ...asked(), ...page.follow.values, columns: COLUMNS, rows: ROWS },
+    });
     this.heat = new Heat(page, figure, {
       title: "Difference by layer and step",
       kind: "",
@@ -31,7 +34,7 @@ export class Differences {
   /** @param {AbortSignal} signal */
   async load(signal) {
     try {
-      const query = { ...this.asked(), columns: COLUMNS, rows: ROWS };
+      const query = { ...this.asked(), ...this.page.follow.values, columns: COLUMNS, rows: ROWS };
       const { rows, first_step: first, last_step: last, worst, state } = await get("compare/heatmap", query, signal);
       signal.throwIfAborted();
       this.heat.setRows(rows, [Math.max(1, first.length), 1], "difference");

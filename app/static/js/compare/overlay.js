@@ -41,6 +41,7 @@ export class Overlay {
    * @param {() => Record<string, any>} asked what is compared
    */
   constructor(page, figure, sides, asked) {
+    this.page = page;
     this.sides = sides;
     this.asked = asked;
     this.heading = /** @type {HTMLElement} */ (figure.querySelector("h2"));
@@ -53,10 +54,15 @@ export class Overlay {
 
   /** @param {number} place of the run */
   query(place) {
-    return {
-      path: "series",
-      query: { tap: this.#numbers[place], stat: this.asked().stat, points: POINTS, run: this.sides[place].id },
+    const { stat } = this.asked();
+    const query = {
+      tap: this.#numbers[place],
+      stat,
+      ...this.page.follow.values,
+      points: POINTS,
+      run: this.sides[place].id,
     };
+    return { path: "series", query };
   }
 
   /** @param {string} module its name in A @param {AbortSignal} signal */
@@ -104,13 +110,12 @@ export function makeLoss(page, figure, sides) {
   const chart = new LineChart(page, figure, {
     title: "Loss in both runs",
     y: { title: name, scale: "linear" },
-    query: () => sides.map(({ id }) => ({ path: "scalars", query: { name, points: POINTS, run: id } })),
+    query: () => sides.map(({ id }) => ({ path: "scalars", query: queryOf(id) })),
   });
+  const queryOf = (/** @type {string} */ run) => ({ name, ...page.follow.values, points: POINTS, run });
   return async (signal) => {
     try {
-      const answers = await Promise.all(
-        sides.map(({ id }) => get("scalars", { run: id, name, points: POINTS }, signal)),
-      );
+      const answers = await Promise.all(sides.map(({ id }) => get("scalars", queryOf(id), signal)));
       signal.throwIfAborted();
       chart.show(
         answers.flatMap(({ series }, place) => series.map((each) => lineOf(each, sides[place], place === 1, ""))),

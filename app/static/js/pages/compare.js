@@ -69,6 +69,10 @@ function startPictures() {
     showPicked();
   });
   state.on("module", showLayer);
+  page.follow.on("change", () => {
+    void layer.now();
+    void pictures.now();
+  });
   byId("compared").addEventListener("click", (/** @type {MouseEvent} */ event) => {
     const row = /** @type {HTMLElement} */ (event.target).closest("a.pick")?.closest("tr");
     if (!row || event.ctrlKey || event.metaKey || event.shiftKey) return;

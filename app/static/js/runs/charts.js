@@ -54,6 +54,7 @@ export class RunCharts {
       );
     }
     for (const name of ["metric", "tap", "stat", "band", "group"]) page.state.on(name, () => void this.refresh.now());
+    page.follow.on("change", () => void this.refresh.now());
     for (const name of ["result", "setting"]) page.state.on(name, () => this.#drawSettings());
   }
 
@@ -110,6 +111,7 @@ export class RunCharts {
     const { metric, tap, stat, group, band } = this.page.state.values;
     const layer = metric === LAYER;
     return {
+      ...this.page.follow.values,
       runs: this.#wanted.map(({ run }) => run).join(),
       scalar: layer ? null : metric || "loss",
       tap: layer ? tap : null,
@@ -160,7 +162,7 @@ export class RunCharts {
       const lines = answer.lines.map((line) => this.#lineOf(line));
       for (const line of lines) this.page.follow.saw(line.last[line.last.length - 1] ?? 0);
       if (lines.length) this.overlay.show(lines, this.#about);
-      else this.overlay.say(emptyWords(answer, this.#isLogged));
+      else this.overlay.say(emptyWords(answer, this.#isLogged, this.page.follow.range !== null));
     } catch (error) {
       if (!signal.aborted) this.overlay.fail(error, this.#about);
       throw error;
@@ -314,11 +316,12 @@ export class RunCharts {
   }
 }
 
-/** @param {import("../answers.js").Overlay} answer @param {boolean} isLogged */
-function emptyWords({ what, without }, isLogged) {
+/** @param {import("../answers.js").Overlay} answer @param {boolean} isLogged @param {boolean} isPart of the steps */
+function emptyWords({ what, without }, isLogged, isPart) {
+  const where = isPart ? " in these steps" : "";
   return without.length === 1
-    ? `This run ${isLogged ? "logged" : "captured"} no ${what}.`
-    : `None of the ${count(without.length)} runs has ${what}.`;
+    ? `This run ${isLogged ? "logged" : "captured"} no ${what}${where}.`
+    : `None of the ${count(without.length)} runs has ${what}${where}.`;
 }
 
 /** Fills a select, unless it is the same already. @param {HTMLSelectElement} select @param {string[][]} options value
