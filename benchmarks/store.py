@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
 from hookcore.store import DEFAULT_BYTES, Store
+from hookcore_app.analysis.different import Different, Side, what_differs
 from tests.sketches import block_of, sketch_of
 
 _MIB: Final = 2**20
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     query_heatmap(taps=1000, steps=10_000)
     store = long_run(chosen.steps, chosen.taps, chosen.max_mib * _MIB, chosen.sketch_every)
     query_series(store)
+    query_differences(taps=2000, steps=10_000)
 
 
 def long_run(steps: int, taps: int, max_bytes: int, sketch_every: int) -> Store:
@@ -106,6 +108,25 @@ def query_series(store: Store) -> None:
     columns = len(store.histograms(7).first_step)
     _report(f"histograms of {columns} columns", _time(lambda: store.histograms(7)))
     _report("three quantiles over time", _time(lambda: store.quantiles(7, [0.01, 0.5, 0.99])))
+
+
+def query_differences(taps: int, steps: int) -> None:
+    """Return the time of "what is different here?" in a run with sketches in every step."""
+    store = long_run(steps, taps, DEFAULT_BYTES, sketch_every=1)
+    print(f"\nwhat differs over {steps:,} steps of {taps:,} taps, of all other steps")
+    middle = steps // 2
+    asked = (("the newest 100 steps", steps - 100), ("100 steps of the middle", middle), ("the second half", middle))
+    for name, first in asked:
+        last = steps - 1 if name == "the second half" else first + 99
+
+        def query(first: int = first, last: int = last) -> Different:
+            inside = store.sample(first, last)
+            rest = store.sample(but=inside)
+            return what_differs(Side(store, inside), Side(store, rest), lambda _: True)
+
+        found = query()
+        filled = sum(len(entry.bins) for side in (found.inside, found.outside) for entry in side.entries)
+        _report(f"{name} ({filled / 1e6:.0f} million filled bins)", _time(query, 10))
 
 
 def _frames(taps: int, sketched: bool) -> list[tuple[NDArray[np.float64], SketchBlock]]:

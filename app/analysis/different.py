@@ -91,8 +91,8 @@ def what_differs(
     known = np.flatnonzero(~np.isnan(shares))
     shown = known[np.argsort(-shares[known], kind="stable")][:limit]
     shown = shown[shares[shown] > 0]
-    usual = _usual(one.sample, two.sample, numbers[shown, 1])
-    both = zip(distributions(one.sample, numbers[shown, 0]), distributions(two.sample, numbers[shown, 1]), strict=True)
+    usual, outside = _usual(one.sample, two.sample, numbers[shown, 1])
+    both = zip(distributions(one.sample, numbers[shown, 0]), map(Distribution, outside), strict=True)
     layers = [
         _layer(taps[place], int(numbers[place, 0]), float(shares[place]), usual_here, found, bins)
         for place, usual_here, found in zip(shown.tolist(), usual, both, strict=True)
@@ -110,16 +110,21 @@ def _shared(
     return tuple(tap for tap, *_ in both), np.array([pair for _, *pair in both], np.int64).reshape(-1, 2)
 
 
-def _usual(inside: Sample, outside: Sample, numbers: NDArray[np.int64]) -> Sequence[float | None]:
-    """Return how different other windows of as many steps are from the rest of the other steps: the median of them."""
+def _usual(inside: Sample, outside: Sample, numbers: NDArray[np.int64]) -> tuple[Sequence[float | None], Floats]:
+    """Return how different other windows of as many steps are from the rest of the other steps, and the sums of all.
+
+    The difference is the median of the windows, or None if there aren't two.
+    """
     windows = outside.windows(max(1, inside.steps), WINDOWS)
-    if len(windows) < 2 or not len(numbers):
-        return [None] * len(numbers)
+    in_windows = sum(len(window.entries) for window in windows)
     sums = [window.sums(numbers) for window in windows]
-    whole = outside.sums(numbers)
+    whole = sum(sums, Sample(outside.entries[in_windows:]).sums(numbers))  # exact, so each step is read once
+    if len(windows) < 2 or not len(numbers):
+        return [None] * len(numbers), whole
     found = np.array([apart(each, whole - each) for each in sums])
     known = np.count_nonzero(~np.isnan(found), axis=0) >= 2
-    return [float(np.nanmedian(column)) if is_known else None for column, is_known in zip(found.T, known, strict=True)]
+    columns = zip(found.T, known, strict=True)
+    return [float(np.nanmedian(column)) if is_known else None for column, is_known in columns], whole
 
 
 def _layer(
@@ -175,10 +180,9 @@ def _logged(one: Side, two: Side, limit: int) -> list[Logged]:
 
 def _in(rows: Rows, sample: Sample) -> Rows:
     """Return the rows of the steps of a sample."""
-    inside = np.zeros(len(rows.first), bool)
-    for entry in sample.entries:
-        inside |= (rows.first >= entry.first) & (rows.last <= entry.last)
-    keep = np.flatnonzero(inside)
+    ends = np.array(sorted((entry.first, entry.last) for entry in sample.entries), np.int64).reshape(-1, 2)
+    at = np.searchsorted(ends[:, 0], rows.first, side="right") - 1  # entries don't overlap, except for parts of a step
+    keep = np.flatnonzero((at >= 0) & (rows.last <= ends[at, 1])) if len(ends) else np.empty(0, np.intp)
     return Rows(
         rows.first[keep],
         rows.last[keep],
