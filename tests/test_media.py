@@ -260,7 +260,7 @@ def test_the_page_shows_the_newest_of_each_name_as_text_only() -> None:
         ("picture", 2, "image/png", b"png"),
     )
     html = client.get("/runs/one/media", headers={"Accept": "text/html"}).text
-    assert "&lt;b&gt;new&lt;/b&gt;" in html
+    assert "&lt;b&gt;new&lt;/b&gt;" in html.replace("<wbr>", "")  # lines may wrap after a slash
     assert "<b>new</b>" not in html
     assert "a&lt;b" in html
     assert "2 of 7 rows" in html

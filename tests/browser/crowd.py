@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import urllib.request
 from typing import Any, Final
 
 import numpy as np
 
 from hookcore import wire
-from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, SketchBlock, Tap
+from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
 from hookcore.records.sketch import bins_of
+from hookcore.records.vocabulary import TABLE_TYPE, TEXT_TYPE
 from tests.build import frame, make_info, stats_of
 from tests.serving import BATCH
 
@@ -70,12 +73,29 @@ def send(site: Site, run: str, paths: list[str], name: str = "") -> None:
     kinds: tuple[Any, ...] = ("output", "output_grad", *(("param", "update") if name else ()))
     taps = tuple(Tap(path, kind, "weight" if kind in ("param", "update") else "") for path in paths for kind in kinds)
     post(site, wire.Batch(run=info, description=describe(paths, TYPE if name else "Linear")))
+    numbers = itertools.count()
     for first in range(0, STEPS, 5):
-        frames = [wire.frame_item(step, make_frame(step, len(taps), bool(name))) for step in range(first, first + 5)]
+        steps = range(first, first + 5)
+        frames = [wire.frame_item(next(numbers), make_frame(step, len(taps), bool(name))) for step in steps]
+        media = [wire.snapshot_item(next(numbers), each) for each in (make_media(first) if name else [])]
         failure = Failure("crashed", STEPS - 1, ERROR, f"Traceback\n{ERROR}\n" * 4)
-        end = [wire.EndItem(STEPS, STEPS - 1, failure)] if first + 5 == STEPS else []
+        end = [wire.EndItem(next(numbers), STEPS - 1, failure)] if first + 5 == STEPS else []
         announced: dict[str, Any] = {"taps": taps} if first == 0 else {"taps_from": len(taps)}
-        post(site, wire.Batch(run=info, items=(*frames, *end), **announced))
+        post(site, wire.Batch(run=info, items=(*frames, *media, *end), **announced))
+
+
+def make_media(step: int) -> list[Snapshot]:
+    """Return what a script may log besides numbers, under long names: a text, a table, and what no page can show."""
+    table = {"columns": [LONG, "b"], "rows": [[ERROR, LONGEST], [1, None]], "total": 1234567}
+    logged = (
+        (f"samples/{LONG}", TEXT_TYPE, f"{ERROR}\n{LONGEST}"),
+        (LONGEST, TABLE_TYPE, json.dumps(table)),
+        ("clips/sound", "audio/wav", "RIFF"),
+    )
+    return [
+        Snapshot(Tap(name, "output"), step, 1.7e9, media_type, (len(said),), np.frombuffer(said.encode(), np.uint8))
+        for name, media_type, said in logged
+    ]
 
 
 def describe(paths: list[str], kind: str) -> wire.Description:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from .browsing import visiting
-from .crowd import LONGEST, fill
+from .crowd import LONG, LONGEST, fill
 from .site import Site, running
 
 WIDTHS = (1920, 1440, 390)
@@ -21,14 +21,21 @@ SETTLE_MS = 150
 PATIENCE = 12  # looks, before what is found counts
 OF_A_RUN = (
     "", "model", "flow", "layer", "layer?module={module}", "histograms", "differences", "tensors?module={module}",
-    "system", "hooks", "events", "ranks",
+    "media", "system", "hooks", "events", "ranks",
 )  # fmt: skip
 OTHERS = ("", "compare", "compare?a=long&b=many", "settings", "help", "runs/nothing-of-that-name")
 CASES = (
     *(("long", page) for page in (*OF_A_RUN, "incident?id=nonfinite-40")),
-    *(("many", page) for page in OF_A_RUN),
+    *(("many", page) for page in (*OF_A_RUN, "incident?id=nonfinite-40")),
     *(("bare", page) for page in OF_A_RUN if "?" not in page),
 )
+OPENED: dict[str, tuple[str, Callable[[Page], None]]] = {
+    "drawer": (f"runs/long/model?step=45&box={LONG}.3.projection", lambda page: page.locator("#drawer h2").hover()),
+    "palette": ("runs/long/flow?steps=5-30&step=12", lambda page: page.keyboard.press("Control+k")),
+    "keys": ("runs/long/histograms?steps=5-30", lambda page: page.keyboard.press("?")),
+    "menu": ("runs/long/layer?module={module}", lambda page: page.locator("[aria-haspopup=menu]").first.click()),
+    "ticks": ("?runs=sweep-1,sweep-2", lambda page: page.get_by_role("button", name="Tag 2").click()),
+}
 FAULTS = {
     "leaves its box": "<p style='width: 40px; white-space: nowrap'>words that need more room</p>",
     "is cut off": "<p style='width: 40px; white-space: nowrap; overflow: hidden'>words that need more room</p>",
@@ -87,14 +94,16 @@ def misfits(page: Page) -> list[str]:
     return found
 
 
-def check(browser: Browser, url: str, path: str) -> None:
-    """Open a page once, and look at it at all widths and in both themes."""
+def check(browser: Browser, url: str, path: str, opened: Callable[[Page], None] | None = None) -> None:
+    """Open a page once, and look at it at all widths and in both themes; with something opened, in one of them."""
     found: list[str] = []
     with visiting(browser, url, size=(WIDTHS[0], HEIGHT)) as tab:
         tab.forgiven = ("status of 404",)
         tab.goto(path)
         tab.page.wait_for_load_state("networkidle")
-        for theme, widths in THEMES:
+        if opened:
+            opened(tab.page)
+        for theme, widths in THEMES[: 1 if opened else 2]:
             tab.page.emulate_media(color_scheme=theme)
             for width in widths:
                 tab.page.set_viewport_size({"width": width, "height": HEIGHT})
@@ -106,6 +115,12 @@ def check(browser: Browser, url: str, path: str) -> None:
 def test_everything_on_a_page_of_a_run_fits(browser: Browser, site: Site, run: str, page: str) -> None:
     module = LONGEST if run == "long" else "model.layers.3.b"
     check(browser, site.url, f"runs/{run}/{page}".rstrip("/").format(module=module))
+
+
+@pytest.mark.parametrize("what", OPENED)
+def test_everything_that_is_opened_fits(browser: Browser, site: Site, what: str) -> None:
+    path, opened = OPENED[what]
+    check(browser, site.url, path.format(module=LONGEST), opened)
 
 
 @pytest.mark.parametrize("page", OTHERS)

@@ -214,7 +214,7 @@ export class Panel {
   /** Words in the place of the chart. @param {string} words */
   say(words) {
     this.words = words;
-    this.empty.textContent = words;
+    this.empty.replaceChildren(...breakable(words));
     this.empty.hidden = !words;
     for (const each of [this.plot, this.legend, this.summary]) each.hidden = Boolean(words);
     if (words) this.line.hidden = true;
