@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import urllib.parse
 import urllib.request
 from typing import Any, Final
 
@@ -34,6 +35,9 @@ ERROR: Final = (
 
 def fill(site: Site) -> None:
     """Send everything."""
+    pin(site, "loss", "loss")
+    pin(site, LONGEST[:100], "loss")
+    pin(site, LONG[:100], f"validation/a_metric_with_a_long_name/{LONG}/1")
     send(
         site,
         "long",
@@ -123,6 +127,15 @@ def make_frame(step: int, rows: int, is_long: bool) -> Frame:
     events = (Event(step, 1.7e9, "note", ERROR, "error", LONG),) if is_long and step in (7, 30) else ()
     stats = stats_of(rows, 1.0 + step, count=8, nan=8 * bad, inf=0)
     return frame(step, stats, sketches=block, scalars=scalars, events=events, time_s=1.7e9 + step)
+
+
+def pin(site: Site, name: str, scalar: str) -> None:
+    """Pin the chart of a scalar to the board."""
+    chart = json.dumps({"name": name, "path": "scalars", "query": urllib.parse.urlencode({"name": scalar})})
+    headers = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{site.url}/api/v1/board", chart.encode(), headers, method="PUT")
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        assert answer.status == 200
 
 
 def post(site: Site, batch: wire.Batch) -> None:

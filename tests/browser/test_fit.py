@@ -21,7 +21,7 @@ SETTLE_MS = 150
 PATIENCE = 12  # looks, before what is found counts
 OF_A_RUN = (
     "", "model", "flow", "layer", "layer?module={module}", "histograms", "differences", "tensors?module={module}",
-    "media", "system", "hooks", "events", "ranks",
+    "media", "board", "system", "hooks", "events", "ranks",
 )  # fmt: skip
 OTHERS = ("", "compare", "compare?a=long&b=many", "settings", "help", "runs/nothing-of-that-name")
 CASES = (
