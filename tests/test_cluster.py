@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
@@ -209,12 +210,14 @@ def test_the_servers_behind_the_proxy_show_what_a_collector_inserts_and_one_of_t
         batch = make_batch(a_run("run"), range(3), taps=2)
         sent = httpx.post(f"http://127.0.0.1:{collector}/api/v1/ingest", content=encode(batch), headers=BATCH | BEARER)
         assert sent.status_code == 200, sent.text
-        for name in ("server-1", "server-2"):
-            wait_for(lambda: _status(f"{url}/api/v1/series?run=run&tap=0&stat=mean") == 200, f"the run, at {name}")
-            processes[name].kill()
-            processes[name].wait()
-            if name == "server-1":
-                assert _status(f"{url}/api/v1/series?run=run&tap=0&stat=mean") == 200
+        series = "api/v1/series?run=run&tap=0&stat=mean"
+        for each in (f"http://127.0.0.1:{first}", f"http://127.0.0.1:{second}", url):
+            wait_for(partial(lambda at: _status(f"{at}/{series}") == 200, each), f"the run, at {each}")
+        processes["server-1"].kill()
+        processes["server-1"].wait()
+        assert _status(f"{url}/{series}") == 200
+        processes["server-2"].kill()
+        processes["server-2"].wait()
         assert _status(f"{url}/readyz") in (502, 504)
 
 
