@@ -26,7 +26,8 @@ from hookcore.store.sketches import SketchRows
 
 _BINS_PER_GROUP: Final = 4  # half an octave: finer bins would show chance, coarser ones would hide small changes
 _GROUPS: Final = np.concatenate([[NEG_INF], group_starts(_BINS_PER_GROUP), [POS_INF, NAN]])
-_TAPS_AT_ONCE: Final = 128  # dense rows (4 MB) that are compared at a time, to stay in the cache
+_GROUP_OF: Final = np.repeat(np.arange(len(_GROUPS)), np.diff(_GROUPS, append=BINS))  # by bin
+_TAPS_AT_ONCE: Final = 64  # rows (0.5 MB) that are compared at a time, to stay in the cache
 
 Numbers = NDArray[np.int64]
 
@@ -67,26 +68,36 @@ class Sample:
 
     def sums(self, numbers: Numbers) -> NDArray[np.float64]:
         """Return the sums [tap, bin] of some taps. They are exact up to 2 ** 53 values in a bin."""
-        dense = np.zeros(len(numbers) * BINS)
+        return self._summed(numbers, np.arange(BINS), BINS)
+
+    def grouped(self, numbers: Numbers) -> NDArray[np.float64]:
+        """Return the sums [tap, group of bins] of some taps."""
+        return self._summed(numbers, _GROUP_OF, len(_GROUPS))
+
+    def _summed(self, numbers: Numbers, column_of: Numbers, width: int) -> NDArray[np.float64]:
+        cells, counts = [np.empty(0, np.int64)], [np.empty(0)]
         for entry in self.entries:
-            _add(dense, entry, numbers)
-        return dense.reshape(len(numbers), BINS)
+            places, lengths, picked = _rows_of(entry, numbers)
+            cells.append(np.repeat(places * width, lengths) + column_of[entry.bins[picked]])
+            counts.append(entry.counts[picked])
+        size = len(numbers) * width
+        summed: NDArray[Any] = np.bincount(np.concatenate(cells), weights=np.concatenate(counts), minlength=size)
+        return summed.reshape(len(numbers), width)
 
 
-def _add(dense: NDArray[np.float64], entry: SketchRows, numbers: Numbers) -> None:
+def _rows_of(entry: SketchRows, numbers: Numbers) -> tuple[Numbers, Numbers, Any]:
+    """Return which of the taps have rows in an entry, the lengths of these rows, and where their bins are."""
     at = np.searchsorted(entry.taps, numbers)
     at[at == len(entry.taps)] = 0
-    places = np.flatnonzero(entry.taps[at] == numbers)
-    if not len(places):
-        return
+    places = np.flatnonzero(entry.taps[at] == numbers) if len(entry.taps) else np.empty(0, np.int64)
     rows, start = at[places], entry.start.astype(np.int64)
     lengths = start[rows + 1] - start[rows]
+    if not len(rows):
+        return places, lengths, slice(0)
     if rows[-1] - rows[0] == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all()):
-        picked: Any = slice(int(start[rows[0]]), int(start[rows[-1] + 1]))
-    else:
-        ends = np.cumsum(lengths)
-        picked = np.arange(int(lengths.sum())) + np.repeat(start[rows] - (ends - lengths), lengths)
-    dense[np.repeat(places * BINS, lengths) + entry.bins[picked]] += entry.counts[picked]
+        return places, lengths, slice(int(start[rows[0]]), int(start[rows[-1] + 1]))
+    ends = np.cumsum(lengths)
+    return places, lengths, np.arange(int(lengths.sum())) + np.repeat(start[rows] - (ends - lengths), lengths)
 
 
 def shares_apart(one: Sample, two: Sample, numbers: tuple[Numbers, Numbers]) -> NDArray[np.float64]:
@@ -97,13 +108,17 @@ def shares_apart(one: Sample, two: Sample, numbers: tuple[Numbers, Numbers]) -> 
     found = np.full(len(numbers[0]), np.nan)
     for low in range(0, len(found), _TAPS_AT_ONCE):
         part = slice(low, low + _TAPS_AT_ONCE)
-        found[part] = apart(one.sums(numbers[0][part]), two.sums(numbers[1][part]))
+        found[part] = _groups_apart(one.grouped(numbers[0][part]), two.grouped(numbers[1][part]))
     return found
 
 
 def apart(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return which share of the values of each row [row, bin] would have to move to make it that of the other one."""
+    return _groups_apart(*(np.add.reduceat(each, _GROUPS, axis=1) for each in (one, two)))
+
+
+def _groups_apart(*counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return half the sum of the differences of the shares in all groups of bins, less what chance explains."""
-    counts = [np.add.reduceat(each, _GROUPS, axis=1) for each in (one, two)]
     many = [each.sum(axis=1, keepdims=True) for each in counts]
     with np.errstate(invalid="ignore", divide="ignore"):
         shares = [each / number for each, number in zip(counts, many, strict=True)]
