@@ -70,7 +70,7 @@ def test_a_tensor_is_requested_and_shown_as_soon_as_it_arrives(visit: Open, path
         tab.page.keyboard.press("Tab")
         tab.page.click("#ask-button")
         expect(tab.page.locator("#asked li")).to_contain_text(
-            re.compile("features.2 output.*(Requested|Waiting|Captured)", re.S)
+            re.compile("features.2 activation.*(Requested|Waiting|Captured)", re.S)
         )
         expect(tab.page.locator("#viewer-title")).to_have_text("features.2 output")
         expect(tab.page.locator("#kept [aria-current]")).to_contain_text("32 \u00d7 16 \u00d7 6 \u00d7 6")
