@@ -245,7 +245,7 @@ def test_the_ranks_of_one_torchrun_have_one_job_and_those_of_the_next_have_anoth
 @pytest.mark.slow
 def test_the_ranks_of_one_accelerate_launch_have_one_job(tmp_path: Path) -> None:
     # Several processes without mpirun: --cpu starts one. --multi_gpu needs no GPU if the script uses none.
-    machine = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", free_port())
+    machine = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", str(free_port()))
     launch = ("-m", "accelerate.commands.launch", *machine, "--mixed_precision", "no", "--dynamo_backend", "no")
     found = after(tmp_path / "kept", *launch, str(SCRIPTS / "ranks.py"), "watched first")
     assert sorted(found) == [0, 1]
