@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import hookcore
 from hookcore.records import Tap
@@ -41,11 +43,38 @@ def test_two_optimizers_after_one_backward_are_one_step(given: dict[str, Any]) -
         assert _steps_of(watcher, "0", "param_grad", "weight") == _steps_of(watcher, "2", "param_grad", "weight")
 
 
+class Adapted(nn.Module):
+    """A frozen layer with a small one beside it."""
+
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down, self.up = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.base(x) + self.up(self.down(x))
+
+
+def _replace_a_layer(model: nn.Sequential, first: Optimizer, last: Optimizer) -> tuple[Optimizer, Optimizer]:
+    model[3] = nn.Linear(5, 1)
+    last.add_param_group({"params": list(model[3].parameters())})
+    return first, last
+
+
+def _adapt(model: nn.Sequential, *_: Optimizer) -> tuple[Optimizer, Optimizer]:
+    model[0], model[2] = Adapted(model[0]), Adapted(model[2])
+    trained = [[each for each in part.parameters() if each.requires_grad] for part in model]
+    return sgd(trained[0]), sgd([*trained[2], *trained[3]])
+
+
 @pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 3}])
-def test_two_optimizers_are_one_step_while_a_layer_is_replaced(given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [_replace_a_layer, _adapt])
+def test_two_optimizers_are_one_step_while_layers_and_optimizers_are_replaced(
+    change: Callable[..., tuple[Optimizer, Optimizer]], given: dict[str, Any]
+) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 1))
-    first = sgd(model[0].parameters())
-    last = torch.optim.Adam([*model[2].parameters(), *model[3].parameters()])
+    last: Optimizer = torch.optim.Adam([*model[2].parameters(), *model[3].parameters()])
+    first: Optimizer = sgd(model[0].parameters())
     counts = []
     with watch(model, **given) as watcher:
         for turn in range(120):
@@ -55,37 +84,8 @@ def test_two_optimizers_are_one_step_while_a_layer_is_replaced(given: dict[str, 
             last.step()
             counts.append(watcher.current_step)
             if turn == 70:
-                model[3] = nn.Linear(5, 1)
-                last.add_param_group({"params": list(model[3].parameters())})
+                first, last = change(model, first, last)
     assert counts == list(range(1, 121))
-
-
-@pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 3}])
-def test_steps_go_on_when_both_optimizers_are_replaced_by_those_of_adapters(given: dict[str, Any]) -> None:
-    class Adapted(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base = base.requires_grad_(False)
-            self.down, self.up = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
-
-        def forward(self, x: Tensor) -> Any:
-            return self.base(x) + self.up(self.down(x))
-
-    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 1))
-    first, last = sgd(model[0].parameters()), sgd([*model[2].parameters(), *model[3].parameters()])
-    counts = []
-    with watch(model, **given) as watcher:
-        for turn in range(100):
-            model.zero_grad()
-            mean_square(model(noise(5, 4))).backward()
-            first.step()
-            last.step()
-            counts.append(watcher.current_step)
-            if turn == 70:
-                model[0], model[2] = Adapted(model[0]), Adapted(model[2])  # type: ignore[arg-type]
-                first = sgd(each for each in model[0].parameters() if each.requires_grad)
-                last = sgd(each for part in (model[2], model[3]) for each in part.parameters() if each.requires_grad)
-    assert counts == list(range(1, 101))
 
 
 @pytest.mark.parametrize("given", [{"budget": 0.05}, {"every": 3}])

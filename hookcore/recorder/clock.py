@@ -165,9 +165,8 @@ class Clock:
             return -1  # nothing to step with: some loops step once to silence a scheduler's warning
         if not self._decided:
             self._decide(owner.scaler.live())
-        if (fresh or not owner.steps) and not self.many_threads and owner is not self._alone:
-            for other in self.owners:  # gradients may have been clipped since the last pass, or not compared before
-                other.witnesses.explain()
+        # Gradients may have been clipped since the last pass, or not compared before: now they belong to this step.
+        of_all = (fresh or not owner.steps) and owner is not self._alone
         step = self.step if fresh else self.step - 1
         owner.count(step)
         if fresh:
@@ -175,8 +174,8 @@ class Clock:
             self.tick()
             self._group.clear()
         self._group.add(id(owner))
-        if not self.many_threads:
-            owner.witnesses.explain()
+        for each in () if self.many_threads else self.owners if of_all else (owner,):
+            each.witnesses.explain()
         if owner is not self._alone or owner.scaler.found or owner.inside:
             self._alone = self._only_owner()
         return step
