@@ -14,9 +14,9 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 import hookcore
-from hookcore import answers
-from hookcore.answers.base import Answer
 from hookcore.errors import HookcoreError
+from hookcore.reading import answers
+from hookcore.reading.answers.base import Answer
 from hookcore.records import text_of
 
 from . import api, assets, live, pages
@@ -24,19 +24,19 @@ from .api import health, ingest
 from .api.given import PROBLEM
 from .clickhouse.address import ClusterAddress
 from .clickhouse.client import ClickHouseError, UnreachableError
+from .clickhouse.cluster.partial import Partial
+from .clickhouse.cluster.shared import SharedRuns
 from .clickhouse.native import FormatError
 from .clickhouse.schema import SchemaError, connect
-from .cluster.partial import Partial
-from .cluster.shared import SharedRuns
 from .guard import login
 from .guard.access import Access
 from .guard.security import Guard
 from .guard.usage import Usage
-from .notifying import Notifications
 from .pages.error import error_page, wants_page
 from .runs import Runs
 from .runs.explaining import Explainer
 from .runs.keep import Keeper
+from .runs.notifying import Notifications
 from .settings import ServerSettings
 
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {

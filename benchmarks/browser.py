@@ -20,8 +20,7 @@ import numpy as np
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from benchmarks import traffic
-from hookcore import wire
-from hookcore.records import Coverage, ModuleRecord, Tap
+from hookcore.records import Coverage, ModuleRecord, Tap, wire
 from tests.browser.browsing import CHROMIUM, FLAGS, launch
 
 PARTS_OF_A_BLOCK: Final = ("attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.act", "mlp.down", "norm")

@@ -12,8 +12,7 @@ import numpy as np
 
 import hookcore
 from benchmarks import traffic
-from hookcore import wire
-from hookcore.records import STAT_COLUMN, STATS, Tap
+from hookcore.records import STAT_COLUMN, STATS, Tap, wire
 from hookcore.store import StepRange
 from hookcore.store.heatmap import Columns
 from hookcore_app.clickhouse.address import ClusterAddress

@@ -27,7 +27,7 @@ from benchmarks.history import History, ask_long_runs
 from benchmarks.parts import run_parts
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import Tap
-from hookcore.wire import Place
+from hookcore.records.wire import Place
 from tests.browser.browsing import launch
 from tests.receiver import a_frame, a_run
 

@@ -22,8 +22,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from hookcore import wire
-from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
+from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap, wire
 from tests.sketches import block_of, sketch_of
 
 VARIANTS: Final = 8  # different steps in turn, so that merging meets changing bins

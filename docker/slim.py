@@ -42,7 +42,7 @@ LOADED = [
     "hookcore_app.cli.command",
     "hookcore_app.serving.server",
     "hookcore_app.main",
-    "hookcore.archive",
+    "hookcore.delivery.archive",
     "plotly.graph_objects",
     "pyarrow.parquet",
     "pyarrow.csv",

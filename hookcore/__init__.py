@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         TraceError,
         WireError,
     )
-    from hookcore.ownrules import Problem, rule
+    from hookcore.findings.ownrules import Problem, rule
     from hookcore.reading import Client
     from hookcore.tracing import trace
     from hookcore.watcher import Watcher, detached, watch
@@ -59,14 +59,14 @@ _HOME = {
     "HookError": "hookcore.errors",
     "HookcoreError": "hookcore.errors",
     "PatternError": "hookcore.errors",
-    "Problem": "hookcore.ownrules",
+    "Problem": "hookcore.findings.ownrules",
     "ServerError": "hookcore.errors",
     "StopTraining": "hookcore.errors",
     "TraceError": "hookcore.errors",
     "Watcher": "hookcore.watcher",
     "WireError": "hookcore.errors",
     "detached": "hookcore.watcher",
-    "rule": "hookcore.ownrules",
+    "rule": "hookcore.findings.ownrules",
     "trace": "hookcore.tracing",
     "watch": "hookcore.watcher",
 }

@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any, Final, get_args
 
-from hookcore import answers
-from hookcore.answers.base import Answer
-from hookcore.answers.live import Messages
+from hookcore.reading import answers
+from hookcore.reading.answers.base import Answer
+from hookcore.reading.answers.live import Messages
 from hookcore.records.vocabulary import KIND_WORDS, SAMPLES_RATE, STEPS_RATE, SYSTEM, TIME
 from hookcore_app import assets
 from hookcore_app.main import create_app
@@ -18,7 +18,7 @@ from hookcore_app.settings import ServerSettings
 FILE: Final = assets.FOLDER / "js" / "answers.d.ts"
 VOCABULARY: Final = assets.FOLDER / "js" / "vocabulary.js"
 HEAD: Final = """\
-/** Generated from hookcore/answers by `make format`: the answers of REST, and the messages of the socket. */
+/** Generated from hookcore/reading/answers by `make format`: the answers of REST, and the messages of the socket. */
 """
 PREFIX: Final = "/api/v1/"
 _NAMES: Final = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}

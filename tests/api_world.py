@@ -27,7 +27,7 @@ from hookcore.records import (
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.sketch import bins_of
 from hookcore.records.vocabulary import REDUCTION_WAIT, SAMPLES_RATE
-from hookcore.wire import Description, Place, RunInfo
+from hookcore.records.wire import Description, Place, RunInfo
 from hookcore_app.main import create_app
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings

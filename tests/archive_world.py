@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from hookcore.archive import ArchiveSink
+from hookcore.delivery.archive import ArchiveSink
 from hookcore.records import (
     KINDS,
     STAT_COLUMN,
@@ -25,8 +25,8 @@ from hookcore.records import (
     Tap,
 )
 from hookcore.records.flow import Flow, FlowCall, How
+from hookcore.records.wire import RunInfo
 from hookcore.store import STAT_NAMES, Store
-from hookcore.wire import RunInfo
 from tests.build import frame, no_sketches, stats_of, stats_of_magnitudes
 from tests.sketches import block_of, sketch_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
+from hookcore.records.wire import RunInfo
 from hookcore.store import Store
-from hookcore.wire import RunInfo
 from hookcore_app.runs import Run, Runs
 
 

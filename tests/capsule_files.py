@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import hookcore
-from hookcore.dashboard import capsules
+from hookcore.delivery.dashboard import capsules
 
 
 def capsules_of(watcher: hookcore.Watcher) -> list[Path]:

@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import STATS, Frame, SketchBlock, Tap
-from hookcore.wire import Batch, DeliveryCounters, EndItem, RunInfo, decode_answer, encode, frame_item
+from hookcore.records.wire import Batch, DeliveryCounters, EndItem, RunInfo, decode_answer, encode, frame_item
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.names import day_of, number_of_run
 from hookcore_app.clickhouse.schema import connect

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
-from hookcore.machine import Device
+from hookcore.recorder.machine import Device
 
 GIB: Final = 2**30
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
-from hookcore.wire import Batch, RunInfo, frame_item
+from hookcore.records.wire import Batch, RunInfo, frame_item
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import TAPS, make_frame
 from tests.serving import World, make_world

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from hookcore.dashboard.trust import PROOF_PATH, proof_of
+from hookcore.delivery.dashboard.trust import PROOF_PATH, proof_of
 from hookcore.records import Frame, Tap
-from hookcore.wire import CONTENT_TYPE, Answer, Batch, RunInfo, decode_batch, encode, frame_of
+from hookcore.records.wire import CONTENT_TYPE, Answer, Batch, RunInfo, decode_batch, encode, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
 from tests.build import frame, make_info, stats_of

@@ -13,8 +13,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from hookcore import wire
-from hookcore.records import Event, Frame, Tap
+from hookcore.records import Event, Frame, Tap, wire
 from hookcore_app.main import App, create_app
 from hookcore_app.runs import JointRun, Run, Runs
 from hookcore_app.serving.server import Server, complete, listen, make_server

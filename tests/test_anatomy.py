@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookcore
-from hookcore import answers
-from hookcore.anatomy.levels import OUTSIDE, levels_of
-from hookcore.anatomy.repeats import Run, runs_of
-from hookcore.reading import StoreReader
+from hookcore.reading import StoreReader, answers
+from hookcore.reading.anatomy.levels import OUTSIDE, levels_of
+from hookcore.reading.anatomy.repeats import Run, runs_of
 from hookcore.records import ModuleRecord
 from hookcore.records.flow import CallSize, Flow, FlowCall
 from tests.flow_world import BasicBlock, Residual, batch, watch

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookcore import answers
-from hookcore.answers.base import decode
+from hookcore.reading import answers
+from hookcore.reading.answers.base import decode
 from hookcore.records import Snapshot, Tap
 from hookcore.store import STAT_NAMES
 from hookcore_app.api.given import examples

@@ -18,7 +18,7 @@ from hookcore.errors import ArgumentError
 from hookcore.reading.slices import cut
 from hookcore.records import Snapshot, Tap
 from hookcore.records.vocabulary import NAN_COLOR, rgb_of
-from hookcore.wire import DTYPES
+from hookcore.records.wire import DTYPES
 from hookcore_app.analysis.png import colors_of, png_of
 from tests.api_world import MATRIX, TAPS, World, csv_columns, floats, npy, same
 

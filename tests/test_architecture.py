@@ -25,94 +25,111 @@ from tests.project import PROJECT, PYPROJECT
 
 ROOT = Path(__file__).parents[1]
 
-# Each room with the rooms that it may import. errors and records may be imported by all above them.
+# Each room with the rooms that it may import, and rooms inside a room with theirs.
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "records": {"errors"},
     "config": {"errors", "records"},
-    "wire": {"errors", "records"},
-    "dashboard": {"errors", "config", "wire"},
-    "patterns": {"errors", "config"},
-    "incidents": {"records"},
-    "store": {"errors", "records", "config", "patterns", "incidents"},
-    "findings": {"errors", "records", "incidents", "store"},
-    "delivery": {"incidents", "errors", "records", "config", "wire", "dashboard", "store", "findings"},
-    "notify": {"errors", "records"},
-    "archive": {"errors", "records", "wire", "store", "delivery"},
-    "anatomy": {"records"},
-    "answers": {"errors", "records", "wire", "store", "incidents", "anatomy"},
-    "reading": {"config", "errors", "records", "incidents", "patterns", "dashboard", "store", "answers"},
+    "records.wire": {"errors", "records"},
+    "delivery.dashboard": {"errors", "config", "records.wire"},
+    "config.patterns": {"errors", "config"},
+    "store.incidents": {"records"},
+    "store": {"errors", "records", "config", "config.patterns", "store.incidents"},
+    "findings": {"errors", "records", "store.incidents", "store"},
+    "delivery": {
+        "store.incidents",
+        "errors",
+        "records",
+        "config",
+        "records.wire",
+        "delivery.dashboard",
+        "store",
+        "findings",
+    },
+    "delivery.notify": {"errors", "records"},
+    "delivery.archive": {"errors", "records", "records.wire", "store", "delivery"},
+    "reading.anatomy": {"records"},
+    "reading.answers": {"errors", "records", "records.wire", "store", "store.incidents", "reading.anatomy"},
+    "reading": {
+        "config",
+        "errors",
+        "records",
+        "store.incidents",
+        "config.patterns",
+        "delivery.dashboard",
+        "store",
+        "reading.answers",
+    },
     "observe": {"internals", "errors", "records", "config"},
     "internals": set(),
     "hooks": {"internals", "errors", "records"},
-    "machine": {"records"},
+    "recorder.machine": {"records"},
     "recorder": {
         "internals",
         "errors",
         "records",
         "config",
         "delivery",
-        "patterns",
+        "config.patterns",
         "observe",
         "hooks",
         "probes",
-        "machine",
+        "recorder.machine",
     },
     "watcher": {
         "errors",
         "records",
         "config",
-        "wire",
-        "dashboard",
+        "records.wire",
+        "delivery.dashboard",
         "store",
         "delivery",
-        "notify",
-        "archive",
-        "answers",
+        "delivery.notify",
+        "delivery.archive",
+        "reading.answers",
         "reading",
         "hooks",
         "recorder",
         "capsules",
         "probes",
-        "ownrules",
+        "findings.ownrules",
     },
     "probes": {"errors", "observe"},
-    "ownrules": {"errors", "records"},
-    "tracing": {"internals", "errors", "config", "patterns", "observe", "hooks", "recorder"},
+    "findings.ownrules": {"errors", "records"},
+    "tracing": {"internals", "errors", "config", "config.patterns", "observe", "hooks", "recorder"},
     "capsules": {
         "internals",
         "errors",
         "records",
         "config",
-        "wire",
-        "dashboard",
+        "records.wire",
+        "delivery.dashboard",
         "store",
         "observe",
         "hooks",
         "recorder",
     },
     "frameworks": {"config", "watcher"},
-    "commands": {"errors", "records", "config", "dashboard", "reading", "observe", "hooks", "watcher"},
-    "__init__": {"errors", "reading", "ownrules", "hooks", "watcher", "tracing"},
+    "commands": {"errors", "records", "config", "delivery.dashboard", "reading", "observe", "hooks", "watcher"},
+    "__init__": {"errors", "reading", "findings.ownrules", "hooks", "watcher", "tracing"},
 }
 WITHOUT_TORCH = {
     "errors",
     "records",
     "config",
-    "wire",
-    "dashboard",
-    "patterns",
-    "incidents",
+    "records.wire",
+    "delivery.dashboard",
+    "config.patterns",
+    "store.incidents",
     "store",
     "findings",
     "delivery",
-    "notify",
-    "archive",
-    "anatomy",
-    "answers",
+    "delivery.notify",
+    "delivery.archive",
+    "reading.anatomy",
+    "reading.answers",
     "reading",
-    "ownrules",
-    "machine",
+    "findings.ownrules",
     "commands.run",
     "__init__",
 }
@@ -120,7 +137,13 @@ WEB = {"app", "hookcore_app", "fastapi", "starlette", "uvicorn", "jinja2"}
 
 
 def _room_of(file: Path) -> str:
-    return file.relative_to(ROOT / "hookcore").parts[0].removesuffix(".py")
+    return _room(".".join(file.relative_to(ROOT).with_suffix("").parts))
+
+
+def _room(name: str) -> str:
+    """Return the innermost room that has a module, by the module's full name."""
+    parts = name.split(".")[1:3] or ["__init__"]
+    return inner if (inner := ".".join(parts)) in ROOMS else parts[0]
 
 
 def _files(folder: str) -> list[Path]:
@@ -128,9 +151,14 @@ def _files(folder: str) -> list[Path]:
 
 
 @cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(), str(file))
+
+
+@cache
 def _imports(file: Path) -> frozenset[str]:
     """Return every module that a file imports, at any place in it, except for names used only as types."""
-    tree = ast.parse(file.read_text(), str(file))
+    tree = _tree(file)
     for_types = {id(each) for node in ast.walk(tree) if _is_for_types(node) for each in ast.walk(node)}
     found = []
     for node in ast.walk(tree):
@@ -149,7 +177,7 @@ def _edges(files: list[Path]) -> dict[str, set[str]]:
     edges: dict[str, set[str]] = {name: set() for name in names}
     for name, file in names.items():
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        for node in ast.walk(_tree(file)):
             for target in _targets(node, package):
                 while target and target not in names:
                     target = target.rpartition(".")[0]
@@ -181,7 +209,7 @@ def _is_for_types(node: ast.AST) -> bool:
 
 
 def _calls(file: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(file.read_text(), str(file))):
+    for node in ast.walk(_tree(file)):
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute):
                 yield node.func.attr
@@ -198,7 +226,7 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     files = [file for file in _files("hookcore") if _room_of(file) == room]
     assert files
     for file in files:
-        known = {name.split(".")[1] for name in _imports(file) if name.startswith("hookcore.")}
+        known = {_room(name) for name in _imports(file) if name.startswith("hookcore.")}
         assert known <= ROOMS[room] | {room}, f"{file.relative_to(ROOT)} knows {sorted(known - ROOMS[room])}"
 
 
@@ -237,7 +265,7 @@ def test_the_server_imports_no_torch_and_only_the_torchless_rooms_of_hookcore() 
         for name in _imports(file):
             assert name.split(".")[0] not in ("torch", "hookcore_app", "app"), f"{file} imports {name}"
             if name.startswith("hookcore"):
-                rooms = {(*name.split("."), "__init__")[1], ".".join(name.split(".")[1:3])}
+                rooms = {_room(name), ".".join(name.split(".")[1:3])}
                 assert rooms & WITHOUT_TORCH, f"{file} imports {name}"
 
 
@@ -268,7 +296,7 @@ def test_only_one_room_registers_torch_hooks() -> None:
 
 def _private_names_of_torch(file: Path) -> Iterator[str]:
     """Return the private names that a file imports from torch, or reads from something that it imported from there."""
-    tree = ast.parse(file.read_text(), str(file))
+    tree = _tree(file)
     of_torch = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -312,13 +340,12 @@ def _own_attributes(node: ast.ClassDef) -> set[str]:
 
 
 def _files_of_the_recorder() -> list[Path]:
-    places = ("hookcore/recorder", "hookcore/delivery", "hookcore/frameworks", "hookcore/watcher")
-    return [file for place in places for file in _files(place)]
+    return [file for file in _files("hookcore") if _room_of(file) in ("recorder", "delivery", "frameworks", "watcher")]
 
 
 def test_no_attribute_is_written_from_another_room_and_no_private_one_from_another_file() -> None:
     """In a room, classes write each other's public attributes: a method that only assigns would say no more."""
-    trees = {file: ast.parse(file.read_text(), str(file)) for file in _files_of_the_recorder()}
+    trees = {file: _tree(file) for file in _files_of_the_recorder()}
     own = {
         file: {each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in _own_attributes(node)}
         for file, tree in trees.items()
@@ -333,7 +360,7 @@ def test_no_attribute_is_written_from_another_room_and_no_private_one_from_anoth
 
 def test_no_class_of_the_recorder_has_more_than_about_a_dozen_public_attributes() -> None:
     for file in _files_of_the_recorder():
-        for node in ast.walk(ast.parse(file.read_text(), str(file))):
+        for node in ast.walk(_tree(file)):
             if isinstance(node, ast.ClassDef):
                 public = {name for name in _own_attributes(node) if not name.startswith("_")}
                 assert len(public) <= MAX_ATTRIBUTES, f"{node.name} in {file.name} has {sorted(public)}"

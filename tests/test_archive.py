@@ -25,12 +25,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookcore.archive import ArchiveSink, ArchiveWriter, folder_name, load_into, read_archive
-from hookcore.archive import files as archive_files
-from hookcore.archive.files import MERGE_AT
-from hookcore.archive.layout import SUFFIX, TABLES, parts_in
-from hookcore.archive.scribe import Scribe, Writes
-from hookcore.archive.writer import HANG_S
+from hookcore.delivery.archive import ArchiveSink, ArchiveWriter, folder_name, load_into, read_archive
+from hookcore.delivery.archive import files as archive_files
+from hookcore.delivery.archive.files import MERGE_AT
+from hookcore.delivery.archive.layout import SUFFIX, TABLES, parts_in
+from hookcore.delivery.archive.scribe import Scribe, Writes
+from hookcore.delivery.archive.writer import HANG_S
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
@@ -219,7 +219,7 @@ import sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from tests.archive_world import INFO, TAPS, make_frame
-from hookcore.archive import ArchiveWriter
+from hookcore.delivery.archive import ArchiveWriter
 from hookcore.store import Store
 store = Store(20_000_000)
 store.announce(TAPS)
@@ -353,7 +353,7 @@ def test_a_folder_that_does_not_respond_is_reported_once_until_it_does(tmp_path:
 def test_records_that_the_disk_cannot_keep_up_with_are_lost_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hookcore.archive.writer.MAX_QUEUE_BYTES", 20_000)
+    monkeypatch.setattr("hookcore.delivery.archive.writer.MAX_QUEUE_BYTES", 20_000)
     kept = Kept(tmp_path)
     kept.take(*map(make_frame, range(100)))
     assert 0 < kept.writer.progress.lost < 100

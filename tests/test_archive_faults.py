@@ -19,15 +19,15 @@ import pyarrow.dataset
 import pyarrow.parquet
 import pytest
 
-from hookcore.archive import Archive, ArchiveWriter, load_into, read_archive
-from hookcore.archive import files as archive_files
-from hookcore.archive import folder as archive_folder
-from hookcore.archive import reader as archive_reader
-from hookcore.archive.layout import TABLES, WHOLE
+from hookcore.delivery.archive import Archive, ArchiveWriter, load_into, read_archive
+from hookcore.delivery.archive import files as archive_files
+from hookcore.delivery.archive import folder as archive_folder
+from hookcore.delivery.archive import reader as archive_reader
+from hookcore.delivery.archive.layout import TABLES, WHOLE
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, ModuleRecord
+from hookcore.records.wire import EndItem
 from hookcore.store import Store
-from hookcore.wire import EndItem
 from hookcore_app.runs import Runs
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.saved import show

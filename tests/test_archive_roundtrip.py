@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookcore.archive import load_into, read_archive
-from hookcore.archive.files import joined
+from hookcore.delivery.archive import load_into, read_archive
+from hookcore.delivery.archive.files import joined
 from hookcore.store import Store
 from tests.archive_world import (
     COVERAGE,

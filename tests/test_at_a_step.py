@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookcore.findings import key_figures_of
-from hookcore.incidents import Incident
 from hookcore.store import STAT_NAMES, Store
+from hookcore.store.incidents import Incident
 from tests.api_world import STEPS, TAPS, World, value_at
 from tests.build import append, store_of
 from tests.nonfinite_world import Part, quick, steps

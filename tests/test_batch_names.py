@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.archive import read_archive
+from hookcore.delivery.archive import read_archive
 from hookcore.errors import ArgumentError
 from hookcore.recorder.batchnames import MAX_BYTES, BatchNames, plain_names
 from hookcore.records import Names, Snapshot, Tap

@@ -15,16 +15,15 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 import hookcore
-from hookcore import wire
 from hookcore.capsules import Replay, read_about, record, replay
 from hookcore.capsules import keeper as keeper_module
 from hookcore.capsules.file import read_step
-from hookcore.dashboard.capsules import folder_of, saved
-from hookcore.incidents import FirstError, Incident
-from hookcore.incidents.incident import Link
-from hookcore.incidents.occasions import occasion_of
+from hookcore.delivery.dashboard.capsules import folder_of, saved
 from hookcore.reading import Mute
-from hookcore.records import Command, Event, Kind, Occasion, Tap
+from hookcore.records import Command, Event, Kind, Occasion, Tap, wire
+from hookcore.store.incidents import FirstError, Incident
+from hookcore.store.incidents.incident import Link
+from hookcore.store.incidents.occasions import occasion_of
 from hookcore_app.pages.views.saved_steps import capsule_of
 from hookcore_app.runs.explaining import Explainer
 from tests.build import frame, make_info, stats_of

@@ -21,7 +21,7 @@ import hookcore
 from hookcore.capsules import CapsuleError, Replay, as_text, read_about, read_frames, record, replay
 from hookcore.capsules import keeper as keeper_module
 from hookcore.capsules.frames import MAX_BYTES, MAX_STEPS, RecentFrames
-from hookcore.dashboard import capsules as folder_module
+from hookcore.delivery.dashboard import capsules as folder_module
 from hookcore.records import Event, Tap
 from hookcore_app.runs.explaining import Explainer
 from tests.build import frame as make_frame

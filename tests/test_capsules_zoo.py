@@ -12,7 +12,7 @@ import pytest
 import hookcore
 from hookcore import hooks
 from hookcore.capsules import Recording, record, replay
-from hookcore.dashboard.capsules import folder_of
+from hookcore.delivery.dashboard.capsules import folder_of
 from tests.harness import run_case
 from tests.zoo import CASES, Case, Trial
 

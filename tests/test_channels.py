@@ -14,7 +14,7 @@ from torch import nn
 
 import hookcore
 from hookcore import probes
-from hookcore.archive import load_into, read_archive
+from hookcore.delivery.archive import load_into, read_archive
 from hookcore.errors import PatternError
 from hookcore.records import Command, Frame, Snapshot, Tap
 from hookcore.store import Store

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hookcore.findings import RULES
-from hookcore.ownrules import FrameView, OwnRule, OwnRules
+from hookcore.findings.ownrules import FrameView, OwnRule, OwnRules
 from hookcore.records import Failure, Tap
 from hookcore.records.vocabulary import OWN_RULE
 from hookcore_app.cli import main

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from hookcore.records import ModuleRecord, Tap
-from hookcore.wire import Batch, Description, EndItem, frame_item
+from hookcore.records.wire import Batch, Description, EndItem, frame_item
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse import schema
 from hookcore_app.clickhouse.address import ClusterAddress

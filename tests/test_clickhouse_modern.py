@@ -8,7 +8,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from hookcore.wire import frame_item
+from hookcore.records.wire import frame_item
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import Cluster
 from hookcore_app.clickhouse.names import number_of_run

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookcore.records import STATS, Frame, SketchBlock, Tap
+from hookcore.records.wire import frame_item
 from hookcore.store import Store
-from hookcore.wire import frame_item
 from hookcore_app.clickhouse import past
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import Cluster, UnreachableError

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hookcore.errors import ArgumentError
 from hookcore.records import STATS, Event, Frame, SketchBlock, Snapshot, Tap
 from hookcore.records.sketch import BINS
+from hookcore.records.wire import EndItem, FrameItem, Item, frame_item, frame_of, snapshot_item
 from hookcore.store import STAT_NAMES, Store
-from hookcore.wire import EndItem, FrameItem, Item, frame_item, frame_of, snapshot_item
 from hookcore_app.clickhouse.address import PASSWORD, ClusterAddress, shown
 from hookcore_app.clickhouse.names import lane_of_scalar, number_of_run, rank_shards
 from hookcore_app.clickhouse.native import Answer, FormatError, Lists, decode, encode

@@ -10,23 +10,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hookcore.archive import Recorded
+from hookcore.delivery.archive import Recorded
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Failure
+from hookcore.records.wire import Batch, EndItem, Place, RunInfo, frame_item
 from hookcore.store import Store
-from hookcore.wire import Batch, EndItem, Place, RunInfo, frame_item
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import ClickHouseError
 from hookcore_app.clickhouse.client import Cluster as Client
+from hookcore_app.clickhouse.cluster import entry, opening, retention, shared, views
+from hookcore_app.clickhouse.cluster.retention import Retention, days_of
 from hookcore_app.clickhouse.names import number_of_run, rank_shards
 from hookcore_app.clickhouse.native import FormatError
 from hookcore_app.clickhouse.record import Extent
 from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
 from hookcore_app.clickhouse.sharing import merged
 from hookcore_app.clickhouse.tables import ROWS, SKETCHES
-from hookcore_app.cluster import entry, opening, retention, shared, views
-from hookcore_app.cluster.retention import Retention, days_of
 from hookcore_app.runs import JointRun, Run
 from hookcore_app.serving import server as serving
 from hookcore_app.settings import ServerSettings

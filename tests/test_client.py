@@ -19,10 +19,10 @@ import numpy as np
 import pandas
 import pytest
 
-from hookcore.answers import HistogramsList, Scalars, Tabular
-from hookcore.answers.live import FrameNews, News
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading import Client
+from hookcore.reading.answers import HistogramsList, Scalars, Tabular
+from hookcore.reading.answers.live import FrameNews, News
 from hookcore.reading.remote import RemoteReader
 from hookcore.records import Snapshot, Tap
 from hookcore_app.main import create_app

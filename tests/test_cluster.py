@@ -22,7 +22,7 @@ import httpx2 as httpx
 import pytest
 import yaml
 
-from hookcore.wire import encode
+from hookcore.records.wire import encode
 from hookcore_app.clickhouse.address import PASSWORD, ClusterAddress
 from hookcore_app.collector.service import router
 from hookcore_app.settings import TABLES

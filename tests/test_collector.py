@@ -24,7 +24,16 @@ from starlette.testclient import TestClient
 
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import STATS, Command, ModuleRecord, Tap
-from hookcore.wire import Answer, Batch, DeliveryCounters, Description, EndItem, decode_answer, encode, frame_item
+from hookcore.records.wire import (
+    Answer,
+    Batch,
+    DeliveryCounters,
+    Description,
+    EndItem,
+    decode_answer,
+    encode,
+    frame_item,
+)
 from hookcore_app import cli
 from hookcore_app.clickhouse.native import Answer as Found
 from hookcore_app.collector import cuts, cutter, feed

@@ -21,18 +21,18 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import hookcore
-from hookcore.archive import read_archive
-from hookcore.archive.layout import RUN_FILE
 from hookcore.config import Settings, facts_of_job, flatten
 from hookcore.config.flat import MAX_CHARACTERS, MAX_VALUES
 from hookcore.delivery import facts
+from hookcore.delivery.archive import read_archive
+from hookcore.delivery.archive.layout import RUN_FILE
 from hookcore.delivery.delivery import new_run
 from hookcore.errors import ArgumentError, WireError
 from hookcore.recorder.facts import Facts, facts_of_models, facts_of_optimizers, facts_of_packages
 from hookcore.recorder.options import options_of_script
 from hookcore.recorder.schedulers import facts_of_schedulers
 from hookcore.records.values import MAX_VALUES as MAX_IN_MESSAGE
-from hookcore.wire import RunInfo, decode_batch, encode
+from hookcore.records.wire import RunInfo, decode_batch, encode
 from hookcore_app.runs.limits import check, shortened, tamed
 from hookcore_app.serving import server_thread
 from tests.build import make_info

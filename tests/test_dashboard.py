@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from hookcore.dashboard import process as dashboard
-from hookcore.dashboard.home import home
-from hookcore.dashboard.process import find, join_or_start, status, stop_dashboard
+from hookcore.delivery.dashboard import process as dashboard
+from hookcore.delivery.dashboard.home import home
+from hookcore.delivery.dashboard.process import find, join_or_start, status, stop_dashboard
 from hookcore.errors import ArgumentError, ServerError
 from tests.waiting import wait_for
 
@@ -114,7 +114,7 @@ def test_a_killed_one_leaves_nothing_stale(environment: dict[str, str]) -> None:
 
 
 def test_it_outlives_its_starter_and_is_not_in_its_session(environment: dict[str, str]) -> None:
-    code = "from hookcore.dashboard.process import join_or_start; print(join_or_start().url)"
+    code = "from hookcore.delivery.dashboard.process import join_or_start; print(join_or_start().url)"
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True, env=environment
     )
@@ -125,7 +125,8 @@ def test_it_outlives_its_starter_and_is_not_in_its_session(environment: dict[str
 
 def test_all_that_start_at_the_same_moment_share_one(environment: dict[str, str]) -> None:
     code = (
-        "import sys; from hookcore.dashboard.process import join_or_start; sys.stdin.readline(); d = join_or_start(); "
+        "import sys; from hookcore.delivery.dashboard.process import join_or_start; "
+        "sys.stdin.readline(); d = join_or_start(); "
         "print(d.url, d.token, d.started)"
     )
     racers = [
@@ -243,7 +244,7 @@ def test_settings_of_a_training_do_not_reach_the_server(environment: dict[str, s
 def test_a_starter_that_forks_later_does_not_keep_the_lock(environment: dict[str, str]) -> None:
     code = """
 import os, sys, time
-from hookcore.dashboard.process import join_or_start, status, stop_dashboard
+from hookcore.delivery.dashboard.process import join_or_start, status, stop_dashboard
 join_or_start()
 child = os.fork()
 if child == 0:

@@ -28,8 +28,8 @@ from torch import nn
 
 from hookcore.capsules import record
 from hookcore.config import SETTINGS
-from hookcore.dashboard.capsules import folder_of, path_of, prepare
-from hookcore.dashboard.process import status, stop_dashboard
+from hookcore.delivery.dashboard.capsules import folder_of, path_of, prepare
+from hookcore.delivery.dashboard.process import status, stop_dashboard
 from hookcore.records import Snapshot, Tap
 from hookcore_app import cli
 from tests.api_world import attend, fill, fill_ranks, open_run

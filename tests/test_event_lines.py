@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hookcore.incidents import Incident, Link
 from hookcore.records import Event, Kind, Tap
+from hookcore.store.incidents import Incident, Link
 from hookcore_app.pages import summary_of
 from hookcore_app.pages.views.event_list import Filter, Line, all_lines, markdown_of
 from hookcore_app.pages.views.provenance import provenance_of

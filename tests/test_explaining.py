@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.answers import Capsule
-from hookcore.dashboard import capsules as folder
+from hookcore.delivery.dashboard import capsules as folder
 from hookcore.errors import CapsuleError, ServerError
 from hookcore.reading import Client
+from hookcore.reading.answers import Capsule
 from hookcore.records import Command
 from hookcore_app.runs import explaining
 from hookcore_app.runs.explaining import Explainer

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import hookcore
-from hookcore.archive import Archive, read_archive
 from hookcore.delivery import failures
+from hookcore.delivery.archive import Archive, read_archive
 from hookcore.records import Event
 from tests.zoo.case import mlp
 

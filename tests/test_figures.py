@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hookcore.answers import Series
 from hookcore.errors import ArgumentError
 from hookcore.reading import StoreReader
+from hookcore.reading.answers import Series
 from hookcore.records import Snapshot, Tap
 from hookcore.store import Store
-from hookcore_app import figures
-from hookcore_app.figures.lines import smoothed
-from hookcore_app.figures.style import escaped, is_log, log_ticks
+from hookcore_app.analysis import figures
+from hookcore_app.analysis.figures.lines import smoothed
+from hookcore_app.analysis.figures.style import escaped, is_log, log_ticks
 from tests.api_world import MATRIX, STEPS, TAPS, World, fill, open_run, value_at
 from tests.build import append
 

@@ -16,9 +16,9 @@ from hookcore.findings import RULES, Finding, FindingsCache, findings_of, key_fi
 from hookcore.findings.advice import ADVICE
 from hookcore.findings.finding import WINDOW
 from hookcore.findings.order import groups_of
-from hookcore.incidents import around
 from hookcore.records import KINDS, Coverage, Event, Kind, ModuleRecord, Tap
 from hookcore.store import Store
+from hookcore.store.incidents import around
 from tests.build import append, steady, store_of
 
 STEPS, LAYERS = 60, 6

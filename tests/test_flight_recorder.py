@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from hookcore.dashboard.lives import lives_as, mark_of
-from hookcore.wire import RunInfo
+from hookcore.delivery.dashboard.lives import lives_as, mark_of
+from hookcore.records.wire import RunInfo
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.lost import ELSEWHERE, ENDED, STUCK, LostMarks
 from hookcore_app.runs.run import GONE_AFTER_S

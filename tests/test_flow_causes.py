@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.archive import load_into, read_archive
+from hookcore.delivery.archive import load_into, read_archive
 from hookcore.findings import findings_of
-from hookcore.incidents import Incident
 from hookcore.records import Kind, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.store import Store
+from hookcore.store.incidents import Incident
 
 from .archive_world import STORE_BYTES, keep, kept_in
 from .build import frame, stats_of_magnitudes

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hookcore.config.patterns import STRUCTURE, Facts, literal, parse, parse_search, select_among
 from hookcore.errors import PatternError
-from hookcore.patterns import STRUCTURE, Facts, literal, parse, parse_search, select_among
 
 MODULES = (
     Facts("", ("Net", "Module"), is_root=True, parameters=9, trainable=5, captured=True),

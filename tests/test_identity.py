@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.dashboard.process import status, stop_dashboard
-from hookcore.dashboard.trust import MAX_NONCE, PROOF_PATH, proof_of
 from hookcore.delivery import delivery
+from hookcore.delivery.dashboard.process import status, stop_dashboard
+from hookcore.delivery.dashboard.trust import MAX_NONCE, PROOF_PATH, proof_of
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ServerError
 from hookcore.reading import Client

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hookcore.incidents import Evidence, Incident, Link, Logged
 from hookcore.records import STATS, Kind, Tap
 from hookcore.records.flow import Flow, FlowCall
+from hookcore.store.incidents import Evidence, Incident, Link, Logged
 from hookcore_app.pages.views.incident import default_stat, view_of
 from hookcore_app.pages.views.incident_graph import graph_of
 from tests.api_world import World, fill, open_run

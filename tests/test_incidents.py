@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.archive import load_into, read_archive
-from hookcore.incidents import KEPT_FIRST, KEPT_NEWEST, Incident
+from hookcore.delivery.archive import load_into, read_archive
 from hookcore.records import STAT_COLUMN, Event, Tap
 from hookcore.store import Store
+from hookcore.store.incidents import KEPT_FIRST, KEPT_NEWEST, Incident
 
 from .api_world import World, fill, open_run
 from .archive_world import Trainer, keep, kept_in

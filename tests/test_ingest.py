@@ -22,8 +22,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookcore import wire
-from hookcore.records import Event, Snapshot, Tap
+from hookcore.records import Event, Snapshot, Tap, wire
 from hookcore_app.runs import commands as commands_module
 from tests.build import make_info
 from tests.serving import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hookcore_app import assets, pages
-from hookcore_app.joined import join
+from hookcore_app.assets.joined import join
 
 PAGES = sorted((assets.FOLDER / "js" / "pages").glob("*.js"))
 

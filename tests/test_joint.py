@@ -14,11 +14,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from hookcore import wire
-from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, Snapshot, Tap
+from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, Snapshot, Tap, wire
 from hookcore.records.vocabulary import SAMPLES_RATE
+from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
-from hookcore.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore_app.runs import Changes, JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S, LATE_S
 from hookcore_app.runs.keep import Keeper

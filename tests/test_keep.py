@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from hookcore.archive import ArchiveWriter, read_archive
 from hookcore.config import NO_FOLDER
+from hookcore.delivery.archive import ArchiveWriter, read_archive
 from hookcore.errors import HookcoreError
 from hookcore.records import Failure, ModuleRecord
+from hookcore.records.wire import Batch, DeliveryCounters, Description, EndItem, RunInfo, frame_item
 from hookcore.store import StepRange
-from hookcore.wire import Batch, DeliveryCounters, Description, EndItem, RunInfo, frame_item
 from hookcore_app.runs import AwayError, Run, Runs
 from hookcore_app.runs import runs as runs_module
 from hookcore_app.runs.keep import Keeper

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 
-from hookcore.answers.live import ColorScale
+from hookcore.reading.answers.live import ColorScale
 from hookcore_app import live
 from hookcore_app.formats import json_of
 from hookcore_app.live import frames, publisher

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from hookcore import wire
-from hookcore.records import STAT_COLUMN, ModuleRecord
+from hookcore.records import STAT_COLUMN, ModuleRecord, wire
 from hookcore_app.live import publisher_of, views
 from hookcore_app.live.marks import mark_of
 from hookcore_app.live.publisher import Selections

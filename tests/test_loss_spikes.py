@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookcore.findings import Finding, findings_of, follow
-from hookcore.incidents import Incident
 from hookcore.records import Tap
 from hookcore.store import Store
+from hookcore.store.incidents import Incident
 from tests.build import append
 
 STEPS = 200

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.machine import Gpus, Host, Sample, Sampler, open_host
-from hookcore.machine.sampler import MAX_FAILURES
 from hookcore.recorder.idle import IDLE_S, Idle
-from hookcore.recorder.machine import Throughput, cuda_devices
+from hookcore.recorder.machine import Gpus, Host, Sample, Sampler, open_host
+from hookcore.recorder.machine.sampler import MAX_FAILURES
+from hookcore.recorder.throughput import Throughput, cuda_devices
 from hookcore.records import STATS, Frame, SketchBlock
 from hookcore.records.vocabulary import (
     CPU_MACHINE,

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hookcore.records import Tap
-from hookcore.wire import Place
+from hookcore.records.wire import Place
 from hookcore_app.main import create_app
 from hookcore_app.runs import JointRun, Runs
 from hookcore_app.settings import ServerSettings

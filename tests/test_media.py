@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.archive import read_archive
+from hookcore.delivery.archive import read_archive
 from hookcore.errors import ArgumentError
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.media import MAX_WAITING, MediaQueue

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 import hookcore
-from hookcore.incidents import Found
-from hookcore.incidents.standing import MAX_STANDING
-from hookcore.patterns import Facts
+from hookcore.config.patterns import Facts
 from hookcore.reading import Mute, Quiet, quiet
 from hookcore.records import Event, Tap
 from hookcore.store import Store
+from hookcore.store.incidents import Found
+from hookcore.store.incidents.standing import MAX_STANDING
 from hookcore_app.cli import main
-from hookcore_app.notifying import Lookout
 from hookcore_app.pages.frame import alerts_of
 from hookcore_app.pages.views.span import span_of
 from hookcore_app.pages.views.verdict import claim_of
 from hookcore_app.runs import Run
+from hookcore_app.runs.notifying import Lookout
 from hookcore_app.runs.shelf import PAGE_FILE
 from tests.api_world import World, open_run
 from tests.archive_world import save_layer

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 import hookcore
-from hookcore.dashboard import notices
-from hookcore.dashboard.notices import post_notice, take_orphans
-from hookcore.dashboard.process import find, stop_dashboard
+from hookcore.delivery.dashboard import notices
+from hookcore.delivery.dashboard.notices import post_notice, take_orphans
+from hookcore.delivery.dashboard.process import find, stop_dashboard
 from hookcore.errors import ServerError
-from hookcore.wire import RunInfo
+from hookcore.records.wire import RunInfo
 from hookcore_app.runs import orphans
 from hookcore_app.runs.orphans import list_orphan
 from tests.build import make_info

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore import wire
-from hookcore.archive import read_archive
-from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, escaped_in, plain, text_of
+from hookcore.delivery.archive import read_archive
+from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, escaped_in, plain, text_of, wire
 from tests.build import make_info
 from tests.receiver import DEADLINE_S, Receiver, a_frame, serving
 from tests.serving import (

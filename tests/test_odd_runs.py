@@ -11,8 +11,19 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from hookcore import wire
-from hookcore.records import KINDS, STAT_COLUMN, STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records import (
+    KINDS,
+    STAT_COLUMN,
+    STATS,
+    Coverage,
+    Event,
+    Frame,
+    HookRecord,
+    ModuleRecord,
+    Snapshot,
+    Tap,
+    wire,
+)
 from hookcore.records import SketchBlock as Block
 from hookcore.records.sketch import BINS
 from hookcore.store import STAT_NAMES

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.answers import Incident, Incidents
 from hookcore.errors import ArgumentError, ClosedError, ServerError, StopTraining
-from hookcore.incidents.incident import SCALER_SEARCH
+from hookcore.reading.answers import Incident, Incidents
 from hookcore.recorder.boundary import MAX_WAITING, Boundary
+from hookcore.store.incidents.incident import SCALER_SEARCH
 from hookcore.watcher.callbacks import Callbacks
 from hookcore_app.serving import server_thread
 from tests.harness import digest, seed_all, watch

@@ -15,10 +15,10 @@ from torch import nn
 import hookcore
 from hookcore.errors import ArgumentError
 from hookcore.findings import FindingsCache, follow
-from hookcore.ownrules import FrameView, OwnRule, OwnRules, own_rule_of, own_rules, registry, rules_in, running
+from hookcore.findings.ownrules import FrameView, OwnRule, OwnRules, own_rule_of, own_rules, registry, rules_in, running
 from hookcore.records import Frame, Tap
 from hookcore.store import Store
-from hookcore_app.notifying import Lookout
+from hookcore_app.runs.notifying import Lookout
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, open_run
 from tests.archive_world import kept_in

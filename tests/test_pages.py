@@ -18,7 +18,7 @@ from hookcore.records import KINDS, STAT_COLUMN, Event, ModuleRecord, Tap
 from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES
 from hookcore_app import assets
-from hookcore_app.figures.spark import HEIGHT, WIDTH, spark_of
+from hookcore_app.analysis.figures.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages import frame, hooks, settings
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
 from tests.api_world import fill_ranks

@@ -11,9 +11,9 @@ import re2  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookcore.config.patterns import matching
+from hookcore.config.patterns.matching import matcher
 from hookcore.errors import PatternError
-from hookcore.patterns import matching
-from hookcore.patterns.matching import matcher
 
 NAMES = [f"blocks.{number}.attn.{'a' * 80}.c" for number in range(10_000)]
 SIGNS = "ab.-]![*?_x\\^&~|é\n"
@@ -69,7 +69,7 @@ def test_the_error_names_the_unsupported_syntax(pattern: str) -> None:
 
 def test_a_refused_expression_writes_nothing_to_the_terminal() -> None:
     code = (
-        "from hookcore.patterns import matching\n"
+        "from hookcore.config.patterns import matching\n"
         "try: matching.expression('(')\n"
         "except matching.PatternError: pass\n"
         "matching.expression('(a?){300}a{300}')('a' * 300)\n"

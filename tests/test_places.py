@@ -19,11 +19,11 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 import hookcore
-from hookcore.archive import read_archive
 from hookcore.config import launched, rank
 from hookcore.delivery import place as places
+from hookcore.delivery.archive import read_archive
+from hookcore.records.wire import Place
 from hookcore.watcher import watcher
-from hookcore.wire import Place
 from tests.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore.dashboard import private
-from hookcore.dashboard import process as dashboard
-from hookcore.dashboard.home import home
-from hookcore.dashboard.private import PrivateFolder
-from hookcore.dashboard.process import find, join_or_start, status, stop_dashboard
+from hookcore.delivery.dashboard import private
+from hookcore.delivery.dashboard import process as dashboard
+from hookcore.delivery.dashboard.home import home
+from hookcore.delivery.dashboard.private import PrivateFolder
+from hookcore.delivery.dashboard.process import find, join_or_start, status, stop_dashboard
 from hookcore.delivery.http import HttpSink
 from hookcore.errors import ServerError
 from tests.waiting import wait_for
@@ -186,8 +186,8 @@ def test_two_that_look_at_the_same_moment_do_not_mistake_each_other_for_the_dash
 def test_a_dashboard_whose_starter_was_killed_publishes_its_address(environment: dict[str, str]) -> None:
     code = """
 import os, signal
-from hookcore.dashboard import launch
-from hookcore.dashboard.process import join_or_start
+from hookcore.delivery.dashboard import launch
+from hookcore.delivery.dashboard.process import join_or_start
 write = launch.write_entry
 launch.write_entry = lambda *given: os.kill(os.getpid(), signal.SIGKILL) if given[-1] else write(*given)
 join_or_start()
@@ -292,7 +292,8 @@ def test_a_trainer_that_is_killed_while_it_starts_a_dashboard_leaves_one_for_the
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "STOP_S", 60.0)
-    code = "from hookcore.dashboard.process import join_or_start; print('up', flush=True); print(join_or_start().url)"
+    start = "from hookcore.delivery.dashboard.process import join_or_start; print('up', flush=True); "
+    code = f"{start}print(join_or_start().url)"
     for delay_s in (0.0, 0.003, 0.01):
         trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
         assert trainer.stdout is not None

@@ -12,7 +12,7 @@ import hookcore
 from hookcore.errors import ServerError
 from hookcore.records import STAT_COLUMN, Frame, ModuleRecord, Tap
 from hookcore.records.vocabulary import REDUCTION_WAIT
-from hookcore.wire import Description, Place
+from hookcore.records.wire import Description, Place
 from hookcore_app.runs import Run
 from tests.api_world import STEPS, TAPS, fill, fill_ranks, make_frame, open_run
 from tests.serving import TOKEN, Served, served

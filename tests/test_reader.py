@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hookcore.answers import Tabular
-from hookcore.archive import load_into, read_archive
+from hookcore.delivery.archive import load_into, read_archive
 from hookcore.errors import HookcoreError
 from hookcore.reading import Client, Reader, StoreReader
+from hookcore.reading.answers import Tabular
 from hookcore.records import KINDS, Snapshot, Tap
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app.formats import json_of

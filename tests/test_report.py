@@ -18,7 +18,7 @@ from hookcore.findings import RULES
 from hookcore.reading import StoreReader
 from hookcore.records import Coverage, Event, Failure, ModuleRecord, Tap
 from hookcore.store import Store
-from hookcore_app import figures
+from hookcore_app.analysis import figures
 from hookcore_app.cli import main
 from hookcore_app.report import MAX_BYTES, View, report_of
 from hookcore_app.report.pictures import line_of, picture_of
@@ -259,7 +259,7 @@ def test_the_command_asks_a_server(server: Served, tmp_path: Path, capsys: pytes
 
 
 def test_the_command_reads_a_saved_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from hookcore.archive import ArchiveWriter
+    from hookcore.delivery.archive import ArchiveWriter
 
     world = World()
     writer = ArchiveWriter(

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore.archive.reader import load_into, read_archive
 from hookcore.commands.demo.training import Demo
 from hookcore.commands.demo.training import train as train_demo
+from hookcore.delivery.archive.reader import load_into, read_archive
 from hookcore.findings import Finding, FindingsCache, examine, follow
 from hookcore.findings.follower import MAX_LOOKS, Follower
 from hookcore.findings.gate import BLOCK, Gate
 from hookcore.findings.history import settle
-from hookcore.incidents import Found, Incident, Incidents
-from hookcore.incidents.standing import GRACE, MAX_STANDING, RECURS
 from hookcore.records import STATS, Event, Severity, Tap
 from hookcore.store import Store
+from hookcore.store.incidents import Found, Incident, Incidents
+from hookcore.store.incidents.standing import GRACE, MAX_STANDING, RECURS
 from hookcore.watcher import watch
 from tests import build
 from tests.archive_world import keep, kept_in

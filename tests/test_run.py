@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookcore.archive import Archive, read_archive
+from hookcore.delivery.archive import Archive, read_archive
 from hookcore.records.vocabulary import FOUND_LOSS, is_loss
 from tests.commanding import PATIENCE_S, PLAIN, SCRIPTS, WATCHED, assert_same_weights, run
 

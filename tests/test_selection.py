@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookcore.config import Pattern
+from hookcore.config.patterns import Selection, select
 from hookcore.errors import ArgumentError, HookcoreError, PatternError
-from hookcore.patterns import Selection, select
 
 
 class Module:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hookcore.patterns import Facts, select, select_among
+from hookcore.config.patterns import Facts, select, select_among
 from hookcore.records import ModuleRecord
 from hookcore.store import Store
 from hookcore_app.analysis.selection import Patterns, Switch, settings_facts, switched

@@ -21,7 +21,7 @@ import pytest
 from hookcore.delivery.http import Address, HttpSink, retries
 from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Event, ModuleRecord, Snapshot, Tap
-from hookcore.wire import Batch, DeliveryCounters, EndItem
+from hookcore.records.wire import Batch, DeliveryCounters, EndItem
 from hookcore_app.runs import limits
 from tests.ports import free_port
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving

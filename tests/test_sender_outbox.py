@@ -11,14 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hookcore.archive.writer import ArchiveWriter
+from hookcore.delivery.archive.writer import ArchiveWriter
 from hookcore.delivery.http import outbox as outbox_module
 from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
 from hookcore.delivery.sizes import size_of
 from hookcore.records import ModuleRecord, Names, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
+from hookcore.records.wire import Answer, Batch, DeliveryCounters, FrameItem, decode_batch, encode, frame_item, frame_of
 from hookcore.store import Store
-from hookcore.wire import Answer, Batch, DeliveryCounters, FrameItem, decode_batch, encode, frame_item, frame_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.settings import ServerSettings
 from tests.receiver import a_frame, a_run

@@ -20,9 +20,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hookcore
-from hookcore.dashboard.launch import Dashboard
-from hookcore.dashboard.process import find, join_or_start, status, stop_dashboard
 from hookcore.delivery import delivery
+from hookcore.delivery.dashboard.launch import Dashboard
+from hookcore.delivery.dashboard.process import find, join_or_start, status, stop_dashboard
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.watcher import NullWatcher, Watcher

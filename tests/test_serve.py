@@ -23,8 +23,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from hookcore import wire
 from hookcore.errors import ArgumentError
+from hookcore.records import wire
 from hookcore_app import cli
 from hookcore_app.cli import flags
 from hookcore_app.guard.access import Access

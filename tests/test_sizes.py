@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import hookcore
-from hookcore.archive import load_into, read_archive
+from hookcore.delivery.archive import load_into, read_archive
 from hookcore.recorder import flops, sizes
 from hookcore.records.flow import CallSize, Flow, FlowCall, TensorForm
 from hookcore.store import Store

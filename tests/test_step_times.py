@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import Recorder
-from hookcore.recorder.machine import Throughput
 from hookcore.recorder.steptimes import StepTimes
+from hookcore.recorder.throughput import Throughput
 from hookcore.records.vocabulary import (
     SAMPLES_RATE,
     STEPS_RATE,

@@ -14,9 +14,9 @@ import pytest
 
 from hookcore.records import STATS, Event, ModuleRecord, SketchBlock, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
-from hookcore.wire import Batch, Description, EndItem, Item, Place, RunInfo, frame_item, snapshot_item
+from hookcore.records.wire import Batch, Description, EndItem, Item, Place, RunInfo, frame_item, snapshot_item
 from hookcore_app.clickhouse import record
-from hookcore_app.cluster import opening
+from hookcore_app.clickhouse.cluster import opening
 from tests.build import frame
 from tests.clickhouse_nodes import Cluster, running
 from tests.clickhouse_world import Collector, new_database

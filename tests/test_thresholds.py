@@ -18,8 +18,8 @@ from hookcore.findings import RULES, THRESHOLDS, chosen_in, findings_of, follow,
 from hookcore.findings.choices import MAX_CHANGES, changed, changes_in, words_of
 from hookcore.findings.rules import RuleName
 from hookcore.records import Tap
+from hookcore.records.wire import Batch, EndItem
 from hookcore.store import Store
-from hookcore.wire import Batch, EndItem
 from hookcore_app.cli import rule_table
 from hookcore_app.runs.shelf import PAGE_FILE
 from hookcore_app.settings import ServerSettings

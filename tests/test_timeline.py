@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hookcore.incidents import Incident
 from hookcore.records import Event, Tap
 from hookcore.store import Store
+from hookcore.store.incidents import Incident
+from hookcore_app.analysis.figures.strip import strip_of
 from hookcore_app.analysis.timeline import MAX_MARKS, quantity_of, timeline_of
-from hookcore_app.figures.strip import strip_of
 from hookcore_app.pages.views.moment import nearest_captured, note_of
 from hookcore_app.pages.views.span import Shared, Span, range_in, span_of, step_in
 from hookcore_app.pages.views.timeline import timeline_view

@@ -11,8 +11,8 @@ import torch
 
 from hookcore.commands.demo import Demo, train
 from hookcore.records import Frame
+from hookcore.records.wire import Batch, EndItem, RunInfo, frame_item
 from hookcore.store import Store
-from hookcore.wire import Batch, EndItem, RunInfo, frame_item
 from hookcore_app.report import report_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.keep import Keeper

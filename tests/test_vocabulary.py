@@ -10,8 +10,8 @@ from hookcore.reading import StoreReader
 from hookcore.reading.notebook import _facts_of
 from hookcore.records import KINDS, Tap
 from hookcore.records.vocabulary import ELAPSED, KIND_TITLES, KIND_WORDS, NAN_COLOR, is_loss, loss_rank, rgb_of
+from hookcore_app.analysis.figures import LIGHT
 from hookcore_app.analysis.png import colors_of
-from hookcore_app.figures import LIGHT
 from hookcore_app.pages.views.overview import scalar_lines
 from tests.api_world import TAPS, World, make_frame, open_run
 from tests.manual import ROOT

@@ -32,7 +32,7 @@ from hookcore.records import (
 )
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.sketch import BINS
-from hookcore.wire import (
+from hookcore.records.wire import (
     DTYPES,
     SCHEMA,
     Answer,
@@ -52,7 +52,7 @@ from hookcore.wire import (
     snapshot_item,
     snapshot_of,
 )
-from hookcore.wire.weigh import weigh
+from hookcore.records.wire.weigh import weigh
 
 INFO = RunInfo(id="run-1", key="secret", name="a run")
 texts = st.text(max_size=20)

@@ -12,8 +12,8 @@ import numpy as np
 import re2  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from hookcore.config.patterns.matching import expression
 from hookcore.errors import ArgumentError, PatternError
-from hookcore.patterns.matching import expression
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.store.rows import Rows

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from hookcore import answers
-from hookcore.reading import Reader
+from hookcore.reading import Reader, answers
 
 
 def counted_series(

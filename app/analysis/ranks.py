@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from hookcore import answers
-from hookcore.answers import Number
 from hookcore.findings.keyfigures import newest_of
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.records.vocabulary import ELAPSED, SAMPLES_RATE, TOKENS_RATE
 from hookcore.store import Store
 

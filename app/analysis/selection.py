@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hookcore.config.patterns import STRUCTURE, Facts, Selection, literal, parse, parse_search, select_among
+from hookcore.config.patterns.matching import literal as escaped
 from hookcore.errors import ArgumentError, PatternError
-from hookcore.patterns import STRUCTURE, Facts, Selection, literal, parse, parse_search, select_among
-from hookcore.patterns.matching import literal as escaped
 from hookcore.store import Store
 
 from ..runs import Run

@@ -9,8 +9,8 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore import answers
-from hookcore.answers import Number
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.store import Store, TapList
 
 from .rankstores import OfRank

@@ -9,12 +9,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore import answers
 from hookcore.findings.rules import OF_LOSS
-from hookcore.incidents import Incident
+from hookcore.reading import answers
 from hookcore.records import ROOT, SEVERITIES, Event, Severity, Tap
 from hookcore.records.vocabulary import ELAPSED, OWN, is_loss, loss_rank
 from hookcore.store import Store
+from hookcore.store.incidents import Incident
 
 from ..runs import Run
 from .titles import title_of, title_of_rule

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
+from hookcore.reading import answers
 
 from ..formats import StrictJson
 from ..runs import Run

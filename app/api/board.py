@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from hookcore import answers
+from hookcore.reading import answers
 
 from ..formats import StrictJson
 from ..runs import Runs

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
+from hookcore.reading import answers
 
 from ..formats import StrictJson
 from ..runs.explaining import BusyError, Explainer

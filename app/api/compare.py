@@ -11,9 +11,9 @@ import numpy as np
 from fastapi import APIRouter, Depends, Query, Response
 from msgspec.structs import replace
 
-from hookcore import answers
-from hookcore.answers import Number
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Response
 
-from hookcore import answers
-from hookcore.answers import Number
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 
 from ..analysis.different import Different, Layer, Logged, Side, what_differs
 from ..formats import ARRAYS, StrictJson, Table

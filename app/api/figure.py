@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from fastapi import APIRouter, Depends, Query, Response
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
 from hookcore.reading.slices import cells_of, cut
 from hookcore.records import KINDS, Kind
 from hookcore.records.sketch import BINS
@@ -37,7 +37,7 @@ from .given import (
 from .series import TapText
 
 if TYPE_CHECKING:
-    from ..figures import Style
+    from ..analysis.figures import Style
 
 Chart = Literal["heatmap", "series", "histograms", "profile", "fan", "scalars", "compare", "tensor"]
 MAX_LINES: Final = 50
@@ -141,7 +141,7 @@ def figure(
 
 def make_figure(runs: Runs, run: Run, chart: Chart, asked: Asked, theme: str) -> dict[str, Any]:
     """Return a chart of a run. Plotly is loaded for the first one, so a server that draws none does without."""
-    from ..figures import THEMES
+    from ..analysis.figures import THEMES
 
     if chart == "compare":
         return _compare(run, _other(runs, asked), asked, THEMES[theme])
@@ -149,14 +149,14 @@ def make_figure(runs: Runs, run: Run, chart: Chart, asked: Asked, theme: str) ->
 
 
 def _heatmap(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
-    from ..figures import heatmap
+    from ..analysis.figures import heatmap
 
     found = run.reader.heatmap(asked.one_kind, asked.stat, asked.match, *asked.bounds, asked.columns, asked.rows)
     return heatmap(found, style, f"{asked.stat} of {KIND_WORDS[asked.one_kind]}", asked.scale)
 
 
 def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
-    from ..figures import series
+    from ..analysis.figures import series
 
     reader = run.reader
     wanted = [reader.find(asked.tap)] if asked.tap is not None else reader.taps(asked.match, asked.one_kind).taps
@@ -167,7 +167,7 @@ def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
 
 
 def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
-    from ..figures import series
+    from ..analysis.figures import series
 
     every = run.store.scalar_names()
     names = asked.names or [name for name in every if not name.startswith(OWN)][:MAX_LINES]
@@ -180,14 +180,14 @@ def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
 
 
 def _histograms(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
-    from ..figures import histograms
+    from ..analysis.figures import histograms
 
     found = run.reader.histograms(_needs(asked.tap, "tap", "histograms"), *asked.bounds, asked.columns, asked.bins)
     return histograms(found, style, found.tap.label)
 
 
 def _fan(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
-    from ..figures import fan
+    from ..analysis.figures import fan
 
     tap = run.reader.find(_needs(asked.tap, "tap", "fan"))
     *quantiles, counted = run.reader.stats(tap, (*FAN, "nonfinite"), *asked.bounds, asked.points)
@@ -195,7 +195,7 @@ def _fan(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
 
 
 def _profile(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
-    from ..figures import profile
+    from ..analysis.figures import profile
 
     require("stat", asked.stat, STAT_NAMES)
     step = asked.step if asked.step is not None else run.store.steps().newest
@@ -210,7 +210,7 @@ def _profile(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
 
 
 def _tensor(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
-    from ..figures import tensor
+    from ..analysis.figures import tensor
 
     number = asked.number
     if number is None:
@@ -235,7 +235,7 @@ def _other(runs: Runs, asked: Asked) -> Run:
 
 
 def _compare(run: Run, other: Run, asked: Asked, style: Style) -> dict[str, Any]:
-    from ..figures import difference, same_maps
+    from ..analysis.figures import difference, same_maps
 
     found = same_maps(
         run.reader, other.reader, asked.one_kind, asked.stat, asked.match, asked.bounds, asked.columns, asked.rows

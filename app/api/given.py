@@ -14,11 +14,11 @@ import msgspec
 from fastapi import Depends, Path, Query, Request, Response
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
-from hookcore.answers.base import SCHEMAS
+from hookcore.config.patterns import parse
+from hookcore.config.patterns.matching import MAX_LENGTH
 from hookcore.errors import ArgumentError
-from hookcore.patterns import parse
-from hookcore.patterns.matching import MAX_LENGTH
+from hookcore.reading import answers
+from hookcore.reading.answers.base import SCHEMAS
 from hookcore.records import Kind
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import unknown

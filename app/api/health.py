@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from ..live import Publisher, publisher_of
-from ..metrics import Metric, exposition
 from ..runs import STATES, JointRun, Run
+from .metrics import Metric, exposition
 
 router = APIRouter()
 

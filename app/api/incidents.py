@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
 
 from ..formats import StrictJson
 from .given import GivenReply, GivenRun, GivenSpan, described, version_of

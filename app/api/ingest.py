@@ -17,8 +17,8 @@ import zstandard
 from fastapi import APIRouter, Request, Response
 from starlette.exceptions import HTTPException
 
-from hookcore import wire
 from hookcore.errors import HookcoreError, WireError
+from hookcore.records import wire
 
 from ..clickhouse.address import shown
 from ..runs import AwayError, JointRun, Run, Runs, limits
@@ -70,7 +70,7 @@ class Intake:
     response_class=Response,
 )
 async def ingest(request: Request) -> Response:
-    """Take a batch from a trainer, in the format of hookcore.wire."""
+    """Take a batch from a trainer, in the format of hookcore.records.wire."""
     state = request.app.state
     intake: Intake = state.intake
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

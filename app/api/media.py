@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
+from hookcore.reading import answers
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
 
 from ..formats import StrictJson

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from hookcore import answers
+from hookcore.reading import answers
 
 from ..formats import ARRAYS, StrictJson, Table
 from .given import Format, GivenReply, GivenRun, described, version_of

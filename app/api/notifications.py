@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
-from hookcore.notify import Notifier
+from hookcore.delivery.notify import Notifier
+from hookcore.reading import answers
 
 from ..formats import StrictJson
 from .given import answered

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import numpy as np
 from fastapi import APIRouter, Query, Response
 
-from hookcore import answers
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
 from hookcore.store import Series
 
 from ..analysis.overlay import Wanted, band_of, find_series, grouped

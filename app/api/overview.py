@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 
-from hookcore import answers
-from hookcore.answers import Number
 from hookcore.findings import RULES, KeyFigures, Rule, key_figures_of, limits_of
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.records import SEVERITIES
 
 from ..analysis.cost import cost_of

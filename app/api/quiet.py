@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from hookcore import answers
 from hookcore.errors import ArgumentError
 from hookcore.findings import RULES
+from hookcore.reading import answers
 from hookcore.records.vocabulary import OWN_RULE
 
 from ..formats import StrictJson

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from hookcore import answers
-from hookcore.answers import Number
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import ELAPSED
 from hookcore.store import STAT_NAMES

@@ -8,7 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Query, Response
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
+from hookcore.reading import answers
 
 from ..analysis.attention import Captured, gradient_of, maps_at, taps_like_attention
 from ..analysis.named import named

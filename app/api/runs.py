@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Response
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
-from hookcore.answers import Number
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 
 from ..analysis.modulerows import rows_of
 from ..analysis.selection import Patterns, Switch, first_found, found_by, preview

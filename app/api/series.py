@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query, Response
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
-from hookcore.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
+from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
 from hookcore.reading.local import quantile_of
 from hookcore.records import Kind
 from hookcore.records.sketch import BINS

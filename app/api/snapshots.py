@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 from starlette.exceptions import HTTPException
 
-from hookcore import answers
-from hookcore.answers import Number as FloatOrWord
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
+from hookcore.reading.answers import Number as FloatOrWord
 from hookcore.reading.slices import cells_of, cut
 from hookcore.records import Snapshot, Tap
 from hookcore.store.checks import unknown

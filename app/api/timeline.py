@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from hookcore import answers
+from hookcore.reading import answers
 
 from ..analysis.timeline import COLUMNS, timeline_of
 from ..formats import StrictJson

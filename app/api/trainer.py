@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from hookcore import answers
 from hookcore.config import LIVE
+from hookcore.config.patterns import STRUCTURE, parse
 from hookcore.errors import ArgumentError
-from hookcore.patterns import STRUCTURE, parse
+from hookcore.reading import answers
 from hookcore.records import Severity
 
 from ..formats import StrictJson, plain

@@ -18,7 +18,7 @@ from .flags import Commands, add_command
 from .source import add_source, run_of_server, saved_run
 
 if TYPE_CHECKING:
-    from hookcore.answers import Incident, Incidents, OwnRule, RunRules
+    from hookcore.reading.answers import Incident, Incidents, OwnRule, RunRules
 
 EXAMPLES: Final = """
   hookcore check                                   the newest run of your own dashboard

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from hookcore.config import token_of
-from hookcore.dashboard import process as dashboard
-from hookcore.dashboard.home import FILE
+from hookcore.delivery.dashboard import process as dashboard
+from hookcore.delivery.dashboard.home import FILE
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading.exchange import Exchange
 

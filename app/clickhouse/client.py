@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from hookcore.dashboard.trust import trusted
+from hookcore.delivery.dashboard.trust import trusted
 from hookcore.errors import HookcoreError
 
 from .address import ClusterAddress, NodeAddress

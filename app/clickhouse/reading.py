@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from hookcore.records import STATS, Event, Tap
 from hookcore.records.flow import Flow
+from hookcore.records.wire import Description, EndItem, FrameItem, Item, SnapshotItem
 from hookcore.store.segments import Floats
-from hookcore.wire import Description, EndItem, FrameItem, Item, SnapshotItem
 
 from .client import Shard
 from .native import Lists

@@ -11,9 +11,9 @@ import numpy as np
 
 from hookcore.errors import HookcoreError
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records.wire import Description, FrameItem, Item, SnapshotItem, frame_of, snapshot_of
 from hookcore.store import StepRange
 from hookcore.store.scalars import scalars_of
-from hookcore.wire import Description, FrameItem, Item, SnapshotItem, frame_of, snapshot_of
 
 from .client import Shard
 from .reading import (

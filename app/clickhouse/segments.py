@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import STATS
+from hookcore.records.wire import EndItem, FrameItem, Item, SnapshotItem
 from hookcore.store import STAT_NAMES
 from hookcore.store.scalars import scalars_of
-from hookcore.wire import EndItem, FrameItem, Item, SnapshotItem
 
 from .names import number_of_run
 from .native import Column, Lists, encode, join

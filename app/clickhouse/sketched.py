@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records.sketch import places_of
-from hookcore.wire import FrameItem
+from hookcore.records.wire import FrameItem
 
 from .steprows import late_in
 from .tables import BOTH, CHUNK, PART

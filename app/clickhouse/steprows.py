@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import STAT_COLUMN, STATS
+from hookcore.records.wire import FrameItem
 from hookcore.store.scalars import scalars_of
 from hookcore.store.schemas import merge_stats
 from hookcore.store.segments import Floats
-from hookcore.wire import FrameItem
 
 from .names import lane_of_scalar
 from .tables import BOTH, CHUNK, MERGED, PART

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from hookcore.archive.state import key_hash
+from hookcore.delivery.archive.state import key_hash
 from hookcore.records import Tap
-from hookcore.wire import DeliveryCounters, Description, EndItem, Item, RunInfo
+from hookcore.records.wire import DeliveryCounters, Description, EndItem, Item, RunInfo
 
 from .client import Shard
 from .names import lane_of_scalar, number_of_run

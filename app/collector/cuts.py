@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from hookcore.dashboard.whole import whole_file
+from hookcore.delivery.dashboard.whole import whole_file
 from hookcore.errors import HookcoreError
 
 ID_FILE: Final = "id"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hookcore.errors import WireError
-from hookcore.wire import EndItem, FrameItem, Item, decode_batch, frame_of, snapshot_of
+from hookcore.records.wire import EndItem, FrameItem, Item, decode_batch, frame_of, snapshot_of
 
 from ..clickhouse.names import day_of, number_of_run
 from ..clickhouse.segments import Piece

@@ -12,9 +12,9 @@ from typing import Final
 from hookcore.delivery.http.batches import sentence_of
 from hookcore.delivery.http.connection import Address, Connection, NotSentError, Reply, UnansweredError
 from hookcore.errors import WireError
-from hookcore.wire import Batch, decode_answer, encode
+from hookcore.records.wire import Batch, decode_answer, encode
 
-from ..metrics import Metric
+from ..api.metrics import Metric
 from .lane import Lane
 from .lanes import Lanes
 from .pauses import pause_s

@@ -11,10 +11,10 @@ from typing import Final
 
 from hookcore.errors import HookcoreError
 
+from ..api.metrics import Metric
 from ..clickhouse.client import Cluster, Shard, UnreachableError
 from ..clickhouse.names import number_of_run
 from ..clickhouse.writing import claims_of, is_stored
-from ..metrics import Metric
 from .cuts import Cut
 from .cutter import Block, Cutter, Job
 from .lanes import Lanes

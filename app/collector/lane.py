@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from hookcore.dashboard.whole import whole_file
+from hookcore.delivery.dashboard.whole import whole_file
 from hookcore.errors import WireError
 from hookcore.records import Command, Tap
-from hookcore.wire import (
+from hookcore.records.wire import (
     Answer,
     Batch,
     DeliveryCounters,

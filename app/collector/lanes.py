@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from hookcore.errors import ArgumentError, HookcoreError
-from hookcore.wire import Answer, Batch
+from hookcore.records.wire import Answer, Batch
 
 from .lane import HEAD, Lane
 from .spool import Record, Spool

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from hookcore.dashboard.trust import proof_of
+from hookcore.delivery.dashboard.trust import proof_of
 from hookcore.errors import ArgumentError
 
 from ..settings import ServerSettings

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from hookcore.dashboard.trust import MAX_NONCE, PROOF_PATH
+from hookcore.delivery.dashboard.trust import MAX_NONCE, PROOF_PATH
 
 from .access import CODE_S, SESSION_S, Access, Visitor
 from .security import LOGOUT, peer_of

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hookcore.dashboard.trust import PROOF_PATH
+from hookcore.delivery.dashboard.trust import PROOF_PATH
 
 from ..settings import LOOPBACK, ServerSettings
 from .access import Access, Visitor, user_of

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.answers.live import ColorScale, Message
+from hookcore.reading.answers.live import ColorScale, Message
 
 from ..formats import json_of
 

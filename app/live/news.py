@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from hookcore import answers
-from hookcore.answers import Number
-from hookcore.answers.live import FrameNews
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
+from hookcore.reading.answers.live import FrameNews
 from hookcore.records.vocabulary import OWN, TIME
 from hookcore.store import STAT_NAMES, Latest, TapList
 

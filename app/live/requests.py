@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from hookcore.answers.live import ColorScale
+from hookcore.config.patterns import STRUCTURE, parse
 from hookcore.errors import ArgumentError
-from hookcore.patterns import STRUCTURE, parse
+from hookcore.reading.answers.live import ColorScale
 from hookcore.store import STAT_NAMES, checks
 
 MAX_ROWS: Final = 10_000

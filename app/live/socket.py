@@ -14,8 +14,8 @@ from fastapi import APIRouter, WebSocket
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect
 
-from hookcore.answers.live import ErrorMessage
 from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.reading.answers.live import ErrorMessage
 from hookcore.store import checks
 
 from ..runs import Run

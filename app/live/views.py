@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from hookcore import answers
-from hookcore.answers.live import (
+from hookcore.reading import answers
+from hookcore.reading.answers.live import (
     EventsMessage,
     IncidentsMessage,
     LiveRow,

@@ -17,10 +17,10 @@ from hookcore.records.vocabulary import loss_among
 from hookcore.store import STAT_NAMES, Store
 
 from ..analysis.comparison import Asked, LayerDifference
+from ..analysis.figures.numerals import ago
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
 from ..api.given import MAX_RUN_ID
-from ..figures.numerals import ago
 from ..formats import plain, text_of_setting
 from ..runs import Run, Runs
 from .frame import address_of, middle

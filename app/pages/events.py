@@ -10,8 +10,8 @@ from urllib.parse import urlencode
 from fastapi import Query
 from starlette.responses import PlainTextResponse, Response
 
-from hookcore.answers import Mute
-from hookcore.patterns import literal
+from hookcore.config.patterns import literal
+from hookcore.reading.answers import Mute
 from hookcore.records import SEVERITIES
 
 from ..analysis.selection import finder_of

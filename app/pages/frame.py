@@ -20,8 +20,8 @@ from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS
 from hookcore.store import STAT_NAMES
 
 from .. import assets
+from ..analysis.figures.numerals import ago, pace, percent, shown, size, thousands
 from ..analysis.selection import finder_of
-from ..figures.numerals import ago, pace, percent, shown, size, thousands
 from ..formats import words_of
 from ..guard.headers import is_framed
 from ..guard.security import may_change

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from fastapi import Query
 from starlette.exceptions import HTTPException
 
-from hookcore.incidents import Incident
-from hookcore.patterns import literal
+from hookcore.config.patterns import literal
 from hookcore.records import Tap
+from hookcore.store.incidents import Incident
 
 from .frame import address_of
 from .page import RunPage

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import Query
 
-from hookcore.answers import Model, ModelBox
-from hookcore.incidents import Incident
+from hookcore.reading.answers import Model, ModelBox
 from hookcore.records import KINDS, TENSOR_KINDS
 from hookcore.store import STAT_NAMES, Store, checks
+from hookcore.store.incidents import Incident
 
 from ..analysis.coverage import why_uncaptured
 from ..analysis.selection import finder_of

@@ -10,8 +10,8 @@ import numpy as np
 from fastapi import Query
 from markupsafe import Markup
 
-from hookcore.answers import Series
 from hookcore.findings import key_figures_of
+from hookcore.reading.answers import Series
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.records.vocabulary import MACHINE_LABEL
 from hookcore.store import STAT_NAMES, Latest, Store, TapList

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 import numpy as np
 from fastapi import Query
 
-from hookcore import answers
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
 from hookcore.records import KINDS, Kind
 from hookcore.records.vocabulary import DESYNC
 from hookcore.store import STAT_NAMES, TapList

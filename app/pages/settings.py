@@ -15,7 +15,7 @@ import hookcore
 from .. import assets
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
-from ..figures.numerals import size
+from ..analysis.figures.numerals import size
 from ..formats import plain
 from ..runs import Run
 from ..settings import ServerSettings

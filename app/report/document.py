@@ -20,7 +20,8 @@ import hookcore
 from hookcore.findings import RULES, Finding, Rule, key_figures_of, without_data
 from hookcore.records.vocabulary import KIND_WORDS
 
-from .. import assets, figures
+from .. import assets
+from ..analysis import figures
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
 from ..formats import plain, text_of_setting

@@ -8,10 +8,10 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from hookcore.answers import Heatmap
+from hookcore.reading.answers import Heatmap
 from hookcore.reading.pictures import address_of, image_of, map_of
 
-from ..figures.spark import MARGIN, spark_of
+from ..analysis.figures.spark import MARGIN, spark_of
 
 WIDTH, HEIGHT = 640, 160
 MAX_MARKS: Final = 200

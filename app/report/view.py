@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from hookcore.errors import ArgumentError
 from hookcore.findings import Finding
-from hookcore.incidents import Incident
 from hookcore.records import Severity
 from hookcore.store import Store
+from hookcore.store.incidents import Incident
 
 from ..formats import words_of
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import numpy as np
 
-from hookcore import answers
-from hookcore.answers import Number
 from hookcore.findings import Finding, Reading, Scope
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.records import Event, text_of
 from hookcore.store import TapList
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from hookcore.archive import Recorded
+from hookcore.delivery.archive import Recorded
 from hookcore.errors import HookcoreError
 
 from .gone import Why

@@ -17,10 +17,17 @@ from typing import IO, Any, Final
 
 import msgspec
 
-from hookcore import answers
-from hookcore.answers import Number
-from hookcore.dashboard.capsules import MAX_EXPLANATION, Saved, folder_of, keep_explanation, remove_unfinished, saved
+from hookcore.delivery.dashboard.capsules import (
+    MAX_EXPLANATION,
+    Saved,
+    folder_of,
+    keep_explanation,
+    remove_unfinished,
+    saved,
+)
 from hookcore.errors import HookcoreError, ServerError
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.records import Event
 
 from .run import Run

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.records import Severity
-from hookcore.wire import DeliveryCounters
+from hookcore.records.wire import DeliveryCounters
 
 SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
 UNSENT_EVERY_S: Final = 10.0  # between two events about frames that were not sent

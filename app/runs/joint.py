@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import msgspec
 
-from hookcore.answers.runs import State
-from hookcore.archive import SUFFIX, Recorded, folder_name
+from hookcore.delivery.archive import SUFFIX, Recorded, folder_name
 from hookcore.errors import HookcoreError
+from hookcore.reading.answers.runs import State
 from hookcore.records import Command, Frame, Snapshot
 from hookcore.records.vocabulary import DESYNC
+from hookcore.records.wire import Description, EndItem, Place
 from hookcore.store import StepRange, Store
 from hookcore.store.copies import Difference
 from hookcore.store.rankstep import MAX_WORLD
-from hookcore.wire import Description, EndItem, Place
 
 from .assembly import GRACE_S, Assembly
 from .commands import Ask

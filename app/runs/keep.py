@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
-from hookcore.archive import Archive, ArchiveWriter, DiskCounters, Recorded, Scribe, folder_name, read_archive
-from hookcore.archive.state import key_hash
 from hookcore.config import NO_FOLDER
+from hookcore.delivery.archive import Archive, ArchiveWriter, DiskCounters, Recorded, Scribe, folder_name, read_archive
+from hookcore.delivery.archive.state import key_hash
 from hookcore.errors import HookcoreError
 from hookcore.records import Frame, Snapshot
-from hookcore.wire import EndItem, RunInfo, keep_folder
+from hookcore.records.wire import EndItem, RunInfo, keep_folder
 
 from ..settings import ServerSettings
 from .gone import Why

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hookcore.errors import WireError
 from hookcore.records import Event, Names, Tap, Value
 from hookcore.records.values import first_values
-from hookcore.wire import (
+from hookcore.records.wire import (
     LATEST_TIME_S,
     MAX_TEXT,
     Batch,

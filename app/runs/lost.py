@@ -6,7 +6,7 @@ import socket
 from math import isfinite
 from typing import Final
 
-from hookcore.dashboard.lives import MAX_PID, lives, lives_as
+from hookcore.delivery.dashboard.lives import MAX_PID, lives, lives_as
 
 from .joint import JointRun
 from .run import GONE_AFTER_S, Run, say

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hookcore import answers
 from hookcore.errors import ArgumentError
 from hookcore.findings import RULES
-from hookcore.reading import Mute
+from hookcore.reading import Mute, answers
 from hookcore.store.checks import require
 
 from .run import Run

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
-from hookcore.dashboard.notices import take_orphans
+from hookcore.delivery.dashboard.notices import take_orphans
 from hookcore.errors import HookcoreError
-from hookcore.wire import RunInfo
+from hookcore.records.wire import RunInfo
 
 from .keep import Keeper, WrongKeyError
 from .limits import tamed

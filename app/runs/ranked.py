@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from hookcore import answers
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
 from hookcore.records import Kind
 
 from .joint import JointRun

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from hookcore.incidents import Found
 from hookcore.records import Event, Tap
 from hookcore.records.vocabulary import DESYNC
 from hookcore.store.copies import Difference
+from hookcore.store.incidents import Found
 
 MAX_GROUPS: Final = 4  # of ranks with the same value, that a message names
 

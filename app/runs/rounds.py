@@ -9,7 +9,7 @@ from statistics import median
 from typing import Final
 
 from hookcore.records import Frame
-from hookcore.wire import Place
+from hookcore.records.wire import Place
 
 from .assembly import bytes_of
 from .run import Run

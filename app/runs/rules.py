@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hookcore import answers
-from hookcore.answers import Number
 from hookcore.findings import FOLLOWED, RULES, THRESHOLDS, Reach, Rule, reach_of
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.records.vocabulary import OWN_RULE_LABEL
 
 from .run import Run

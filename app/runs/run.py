@@ -10,17 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from hookcore.answers.runs import State
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
 from hookcore.findings import Choices, Finding, FindingsCache, changed, read_choices
-from hookcore.incidents import FirstError, Incident
-from hookcore.ownrules import OwnRules
+from hookcore.findings.ownrules import OwnRules
 from hookcore.reading import Mute, Quiet, StoreReader
+from hookcore.reading.answers.runs import State
 from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
 from hookcore.records.vocabulary import OWN_RULE_LABEL, TRAINED
-from hookcore.store import Store
-from hookcore.wire import (
+from hookcore.records.wire import (
     Answer,
     Batch,
     DeliveryCounters,
@@ -32,6 +30,8 @@ from hookcore.wire import (
     frame_of,
     snapshot_of,
 )
+from hookcore.store import Store
+from hookcore.store.incidents import FirstError, Incident
 
 from .changes import Changes
 from .commands import MAX_COMMANDS, Ask, Commands

@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from hookcore.findings import chosen_in, follow, started_with
-from hookcore.ownrules import OwnRules, rules_in
+from hookcore.findings.ownrules import OwnRules, rules_in
 from hookcore.records import Command, Event
+from hookcore.records.wire import MAX_TEXT, Place, RunInfo
 from hookcore.store import Store
-from hookcore.wire import MAX_TEXT, Place, RunInfo
 
 from ..settings import ServerSettings
 from .changes import Changes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hookcore.archive import SUFFIX, Archive, load_into, read_archive
+from hookcore.delivery.archive import SUFFIX, Archive, load_into, read_archive
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.findings import changes_in, follow
 from hookcore.reading import Quiet

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from hookcore.archive import SUFFIX, is_held
-from hookcore.archive.files import write_json
-from hookcore.archive.layout import RUN_FILE
+from hookcore.delivery.archive import SUFFIX, is_held
+from hookcore.delivery.archive.files import write_json
+from hookcore.delivery.archive.layout import RUN_FILE
 from hookcore.records import plain
 
 PAGE_FILE: Final = "page.json"  # name, notes, acknowledgements, mutes, and a summary for the list

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from hookcore.archive.files import write_json
+from hookcore.delivery.archive.files import write_json
 from hookcore.errors import ArgumentError
 
 from .shelf import read_json

@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hookcore.config import AUTO
-from hookcore.dashboard import process as dashboard
+from hookcore.delivery.dashboard import process as dashboard
 from hookcore.errors import ArgumentError, HookcoreError
 
 from .. import pages

@@ -12,8 +12,8 @@ from msgspec import structs
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import ClosedError, ServerError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records.wire import EndItem, Place, RunInfo
 from hookcore.store import Store
-from hookcore.wire import EndItem, Place, RunInfo
 
 from ..main import create_app
 from ..runs import Run, Runs

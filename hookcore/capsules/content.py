@@ -13,7 +13,7 @@ from hookcore.capsules.conditions import versions
 from hookcore.capsules.facts import digest_of
 from hookcore.capsules.file import WARNING
 from hookcore.capsules.main_script import describe_main
-from hookcore.dashboard.capsules import FORMAT
+from hookcore.delivery.dashboard.capsules import FORMAT
 from hookcore.internals import tree_map
 
 

@@ -11,8 +11,8 @@ from typing import IO, Any, Final, cast
 
 import torch
 
-from hookcore.dashboard.capsules import ABOUT, FRAMES, opened
-from hookcore.dashboard.whole import whole_file
+from hookcore.delivery.dashboard.capsules import ABOUT, FRAMES, opened
+from hookcore.delivery.dashboard.whole import whole_file
 from hookcore.errors import CapsuleError
 
 WARNING: Final = "Opening this capsule runs code from it: it contains pickles. Replay only capsules that you trust."

@@ -10,10 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from hookcore import wire
-from hookcore.dashboard.capsules import FRAMES, opened
+from hookcore.delivery.dashboard.capsules import FRAMES, opened
 from hookcore.errors import CapsuleError, WireError
-from hookcore.records import Frame, SketchBlock, Tap
+from hookcore.records import Frame, SketchBlock, Tap, wire
 from hookcore.store import Store
 
 MAX_STEPS: Final = 50

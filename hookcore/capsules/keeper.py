@@ -23,7 +23,7 @@ from hookcore.capsules.file import write_capsule
 from hookcore.capsules.frames import RecentFrames
 from hookcore.capsules.kept import KeptModel, bytes_of
 from hookcore.config import Capsule
-from hookcore.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old, remove_unfinished
+from hookcore.delivery.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old, remove_unfinished
 from hookcore.errors import CapsuleError
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.generators import device_generators

@@ -19,7 +19,7 @@ from hookcore.capsules.conditions import autocast_types
 from hookcore.capsules.content import about, step_of
 from hookcore.capsules.facts import bad_elements, is_numeric
 from hookcore.capsules.file import write_capsule
-from hookcore.dashboard.whole import remove_orphans
+from hookcore.delivery.dashboard.whole import remove_orphans
 from hookcore.errors import ArgumentError
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.inert import InertInCopies

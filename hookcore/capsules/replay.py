@@ -20,7 +20,7 @@ from hookcore.capsules.facts import digest_of
 from hookcore.capsules.file import needs_main, read_step
 from hookcore.capsules.main_script import as_main
 from hookcore.capsules.operators import OperatorTracer, Suspect
-from hookcore.dashboard.capsules import read_about
+from hookcore.delivery.dashboard.capsules import read_about
 from hookcore.errors import ArgumentError, CapsuleError
 from hookcore.observe.generators import generators_kept, set_generators
 from hookcore.observe.plain import unseen

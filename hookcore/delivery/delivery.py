@@ -15,18 +15,18 @@ from importlib import import_module
 from typing import Any, Final
 
 from hookcore.config import AUTO, NO_FOLDER, Flat, Settings, token_of
-from hookcore.dashboard.launch import HOST, PORT, Dashboard
-from hookcore.dashboard.lives import mark_of
-from hookcore.dashboard.notices import Notice, post_notice
-from hookcore.dashboard.process import find, find_or_revive, join_or_start
+from hookcore.delivery.dashboard.launch import HOST, PORT, Dashboard
+from hookcore.delivery.dashboard.lives import mark_of
+from hookcore.delivery.dashboard.notices import Notice, post_notice
+from hookcore.delivery.dashboard.process import find, find_or_revive, join_or_start
 from hookcore.delivery.facts import config_of_arguments, facts_at_start, script_arguments
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings import Choices, follow, read_choices, started_with
 from hookcore.records import plain, text_of
+from hookcore.records.wire import Place, RunInfo, keep_text
 from hookcore.store import Store
-from hookcore.wire import Place, RunInfo, keep_text
 
 logger = logging.getLogger("hookcore")
 
@@ -172,7 +172,7 @@ def _to_the_store(run: RunInfo, settings: Settings, chosen: Choices) -> Delivery
     store = follow(Store(store_bytes(settings)), started_with(chosen))
     if settings.keep is None or settings.keep == AUTO:
         return Delivery(run, StoreSink(store), store, None)
-    return Delivery(run, import_module("hookcore.archive").ArchiveSink(store, settings.keep, run), store, None)
+    return Delivery(run, import_module("hookcore.delivery.archive").ArchiveSink(store, settings.keep, run), store, None)
 
 
 def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:

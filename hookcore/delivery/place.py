@@ -11,8 +11,8 @@ from typing import Final
 from msgspec import structs
 
 from hookcore.config import MEETING, Launched, is_loopback, launched
-from hookcore.dashboard.lives import mark_of
-from hookcore.wire import Place
+from hookcore.delivery.dashboard.lives import mark_of
+from hookcore.records.wire import Place
 
 JOB_CHARACTERS: Final = 32
 

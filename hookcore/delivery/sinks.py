@@ -8,10 +8,10 @@ from typing import Any
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import ClosedError
-from hookcore.incidents import FirstError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records.wire import DeliveryCounters, Place
 from hookcore.store import Store
-from hookcore.wire import DeliveryCounters, Place
+from hookcore.store.incidents import FirstError
 
 
 class Sink(ABC):

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from hookcore.findings.finding import RECENT, Finding
 from hookcore.findings.readings import Readings
 from hookcore.findings.rules import RULES, RuleName, limits_of
-from hookcore.incidents import around
 from hookcore.records import ROOT, Kind, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import TapList
+from hookcore.store.incidents import around
 
 _MIN_COLUMNS: Final = 4  # recent columns with a value
 _RULES: Final[tuple[RuleName, ...]] = ("vanishing", "exploding")

@@ -15,10 +15,10 @@ from hookcore.findings.finding import Finding
 from hookcore.findings.gate import Gate
 from hookcore.findings.loss import last_output
 from hookcore.findings.ranking import RuleInputs, findings_of
-from hookcore.incidents import NONFINITE, Found
 from hookcore.records import SEVERITIES, STAT_COLUMN, Event, Frame, Severity
 from hookcore.records.vocabulary import ENDED, OWN_OVER, OWN_RULE, OWN_RULE_EVENTS, is_loss
 from hookcore.store import Store
+from hookcore.store.incidents import NONFINITE, Found
 
 # Looking at 2,000 tensors takes as long as adding three to five frames. When to look depends on the frames alone, so
 # that a run that is read again has the same incidents.

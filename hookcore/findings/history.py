@@ -10,9 +10,9 @@ import numpy as np
 
 from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.rules import RuleName
-from hookcore.incidents import NONFINITE, Incident
 from hookcore.records import SEVERITIES, STAT_COLUMN
 from hookcore.store import Store
+from hookcore.store.incidents import NONFINITE, Incident
 
 MAX_PAST: Final = 10  # newest incidents that are over
 

@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 
 from hookcore.findings.finding import Finding
-from hookcore.incidents import Incident
 from hookcore.records import GRADIENT_KINDS, Severity
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import NonfiniteTaps, Store
+from hookcore.store.incidents import Incident
 
 MAX_PAST: Final = 10  # the newest past episodes to show
 STAT: Final = "rms"

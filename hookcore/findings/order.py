@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hookcore.incidents import Feeding, around, rank_of
 from hookcore.records import Tap
+from hookcore.store.incidents import Feeding, around, rank_of
 
 
 @dataclass(frozen=True, slots=True)

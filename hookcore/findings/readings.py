@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import COLUMNS, EARLY, MIN_CAPTURED, MIN_PAST, RECENT, SPARK, WARM_UP, WINDOW
-from hookcore.incidents import Feeding, fitting
 from hookcore.store import StepRange, Store, TapList
+from hookcore.store.incidents import Feeding, fitting
 from hookcore.store.peaks import Peaks
 
 Logs = NDArray[np.float32]

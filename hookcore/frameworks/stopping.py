@@ -14,7 +14,7 @@ from hookcore.frameworks.watching import Watching
 from hookcore.watcher.callbacks import require_severity
 
 if TYPE_CHECKING:
-    from hookcore.answers import Incident
+    from hookcore.reading.answers import Incident
     from hookcore.records import Severity
 
 logger = logging.getLogger("hookcore")

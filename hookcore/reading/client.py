@@ -13,12 +13,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hookcore import answers
-from hookcore.answers.base import decode, library
-from hookcore.answers.live import FrameNews, News
 from hookcore.config import token_of
-from hookcore.dashboard import process as dashboard
+from hookcore.delivery.dashboard import process as dashboard
 from hookcore.errors import ServerError
+from hookcore.reading import answers
+from hookcore.reading.answers.base import decode, library
+from hookcore.reading.answers.live import FrameNews, News
 from hookcore.reading.exchange import Exchange
 from hookcore.reading.steering import RemoteRun
 from hookcore.records import Kind

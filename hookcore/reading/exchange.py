@@ -11,9 +11,9 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from hookcore.answers.base import Wanted, decode
-from hookcore.dashboard.trust import Endpoint
+from hookcore.delivery.dashboard.trust import Endpoint
 from hookcore.errors import ArgumentError, ServerError
+from hookcore.reading.answers.base import Wanted, decode
 
 STREAM_TIMEOUT_S: Final = 60.0  # a live stream sends a sign of life every 15 s
 FIRST_WAIT_S: Final = 0.2

@@ -10,16 +10,16 @@ from typing import Any, Final
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hookcore import answers
-from hookcore.answers import Number
 from hookcore.errors import ArgumentError
-from hookcore.incidents import Incident
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.reading.quiet import Muting, Quiet
 from hookcore.reading.reader import Reader, TapName
 from hookcore.reading.slices import cut
 from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot
 from hookcore.store import STAT_NAMES, StepRange, Store
 from hookcore.store.checks import matcher, require, require_kind, unknown
+from hookcore.store.incidents import Incident
 
 _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 

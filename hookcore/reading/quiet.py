@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hookcore import patterns
+from hookcore.config import patterns
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.store import Store
 

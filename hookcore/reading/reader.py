@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from hookcore import answers
+from hookcore.reading import answers
 from hookcore.records import Coverage, HookRecord, Kind, Severity, Tap
 from hookcore.store import StepRange
 

@@ -11,10 +11,10 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hookcore import answers
-from hookcore.answers.base import Wanted
-from hookcore.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
 from hookcore.errors import ServerError
+from hookcore.reading import answers
+from hookcore.reading.answers.base import Wanted
+from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
 from hookcore.reading.exchange import Exchange
 from hookcore.reading.reader import Reader, TapName
 from hookcore.records import Coverage, HookRecord, Kind, Severity, Tap

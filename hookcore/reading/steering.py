@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hookcore import answers
 from hookcore.errors import ServerError
+from hookcore.reading import answers
 from hookcore.reading.reader import TapName
 from hookcore.reading.remote import RemoteReader, name_of
 from hookcore.records import Kind, Names, Phase, Snapshot

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hookcore.machine import Sample, Sampler
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.foundloss import FoundLoss
 from hookcore.recorder.frames import NOTHING, RawFrame, RowFacts
+from hookcore.recorder.machine import Sample, Sampler
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.replicas import Replicas
 from hookcore.recorder.scales import LossScale

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from hookcore.machine import Sampler
 from hookcore.recorder.collector import Collector
 from hookcore.recorder.commands import Commands
 from hookcore.recorder.control import Control
 from hookcore.recorder.frames import RawFrame
+from hookcore.recorder.machine import Sampler
 from hookcore.recorder.steps import Steps
 
 IDLE_S: Final = 1.0  # after this time without a step

@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 
 from hookcore.config import Pattern, Settings
+from hookcore.config.patterns import select
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import guarded, is_dynamo_graph, unwrap
 from hookcore.internals import DisableTorchFunction, tracing_state
-from hookcore.patterns import select
 from hookcore.recorder.coverage import coverage_of, joined, records_of, unique_root_name
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters

@@ -10,11 +10,11 @@ from typing import Any, Final
 from torch import Tensor
 
 from hookcore.config import Pattern
+from hookcore.config.patterns import select
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.internals import DisableTorchFunction, version_of
 from hookcore.observe.generators import generators_kept
 from hookcore.observe.plain import unseen
-from hookcore.patterns import select
 from hookcore.probes import channel_rms, channel_zeros
 from hookcore.recorder.calls import Call
 from hookcore.recorder.channels import ChannelColumns

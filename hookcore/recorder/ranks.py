@@ -11,7 +11,7 @@ from hookcore.delivery.place import completed, place_by_launcher, place_in_group
 from hookcore.internals import default_store
 
 if TYPE_CHECKING:
-    from hookcore.wire import Place
+    from hookcore.records.wire import Place
 
 MAX_AXES: Final = 16
 

@@ -14,7 +14,6 @@ from hookcore.config import Pattern, Settings
 from hookcore.delivery.sinks import Sink
 from hookcore.hooks.compiled import guarded
 from hookcore.internals import DisableTorchFunction
-from hookcore.machine import Gpus, Sampler, open_host, open_nvml
 from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CpuArena
 from hookcore.observe.plain import unseen
@@ -35,7 +34,7 @@ from hookcore.recorder.idle import Idle
 from hookcore.recorder.in_graphs import feasible
 from hookcore.recorder.keeper import MakeKeeper
 from hookcore.recorder.loading import Loading
-from hookcore.recorder.machine import Throughput, cuda_devices
+from hookcore.recorder.machine import Gpus, Sampler, open_host, open_nvml
 from hookcore.recorder.media import MediaQueue
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameters
@@ -54,6 +53,7 @@ from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
 from hookcore.recorder.steptimes import StepTimes
+from hookcore.recorder.throughput import Throughput, cuda_devices
 from hookcore.recorder.waiting import Waiting
 from hookcore.records import Command, Coverage, Frame, Occasion, Tap
 from hookcore.records.vocabulary import TRAINED

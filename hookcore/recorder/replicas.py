@@ -24,7 +24,7 @@ from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, UNKNOWN_OWNER, Kind, Tap
 
 if TYPE_CHECKING:
-    from hookcore.wire import Place
+    from hookcore.records.wire import Place
 
 _NONE: Final = np.empty(0, np.int32)
 

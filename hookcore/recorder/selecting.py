@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import nn
 
 from hookcore.config import Settings
+from hookcore.config.patterns import select
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import clean_path
-from hookcore.patterns import select
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.roots import Root
 from hookcore.recorder.tree import walk

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from hookcore.config import nearest
+from hookcore.config.patterns import matching
 from hookcore.errors import ArgumentError
-from hookcore.patterns import matching
 from hookcore.records import KINDS, ROOT, Tap
 
 _SHOWN = 20

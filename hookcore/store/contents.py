@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from hookcore import patterns
+from hookcore.config import patterns
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot, Tap
 from hookcore.records.flow import Flow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from hookcore.patterns import Facts
+from hookcore.config.patterns import Facts
 from hookcore.records import ModuleRecord
 
 

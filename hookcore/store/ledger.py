@@ -1,8 +1,8 @@
 """The exact record of non-finite values: kept from the first frame on, never merged, in bounded memory.
 
 Rows of a ladder lose their exact steps as they age. The ledger keeps when each tensor was non-finite, by recording it
-as frames arrive; hookcore.incidents says which was first. It costs nothing in a run without non-finite values. Logged
-scalars have their own ledger, with scalars in the place of taps.
+as frames arrive; hookcore.store.incidents says which was first. It costs nothing in a run without non-finite values.
+Logged scalars have their own ledger, with scalars in the place of taps.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from hookcore.errors import ArgumentError
-from hookcore.incidents import Incidents
 from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import SYSTEM
 from hookcore.store.answers import PartUsage, StepRange, Usage
 from hookcore.store.bounded import BoundedLog, BoundedMap, Room, bytes_of
 from hookcore.store.channels import ChannelLog
+from hookcore.store.incidents import Incidents
 from hookcore.store.ladder import Ladder
 from hookcore.store.ledger import Ledger
 from hookcore.store.past import Past

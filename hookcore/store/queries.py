@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hookcore.errors import ArgumentError
-from hookcore.incidents import Incident
 from hookcore.records import GRADIENT_KINDS, PROBE
 from hookcore.records.sketch import MAX_EXPONENT
 from hookcore.records.vocabulary import GRAD_SCALE
@@ -18,6 +17,7 @@ from hookcore.store.contents import TapName
 from hookcore.store.deep import Source
 from hookcore.store.distributions import MIN_BINS, histograms_of, quantiles_of
 from hookcore.store.heatmap import Streaks, columns_over
+from hookcore.store.incidents import Incident
 from hookcore.store.ledger import NonfiniteTaps
 from hookcore.store.newest import STAT_NAMES, Newest
 from hookcore.store.past import Span

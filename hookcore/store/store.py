@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
-from hookcore.incidents import Found
 from hookcore.records import (
     PROBE,
     STAT_COLUMN,
@@ -31,6 +30,7 @@ from hookcore.records.sketch import rows_of
 from hookcore.records.vocabulary import SYSTEM
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.bounded import bytes_of, texts_bytes
+from hookcore.store.incidents import Found
 from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Parts
 from hookcore.store.past import Past
 from hookcore.store.queries import Queries

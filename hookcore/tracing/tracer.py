@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookcore import hooks
 from hookcore.config import Pattern, Setting, Settings, nearest
+from hookcore.config.patterns import select
 from hookcore.config.readers import read_set
 from hookcore.errors import ArgumentError, TraceError
 from hookcore.hooks.compiled import (
@@ -22,7 +23,6 @@ from hookcore.hooks.compiled import (
     unwrap,
 )
 from hookcore.hooks.headroom import hold_headroom, release_headroom
-from hookcore.patterns import select
 from hookcore.recorder.tree import walk
 from hookcore.tracing.calls import TRACE_KINDS, Layer, Period, TraceKind
 from hookcore.tracing.copies import GradientHook

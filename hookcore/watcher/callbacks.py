@@ -14,7 +14,7 @@ from hookcore.recorder.boundary import Boundary
 from hookcore.records import SEVERITIES, Severity
 
 if TYPE_CHECKING:
-    from hookcore.answers import Incident, Incidents
+    from hookcore.reading.answers import Incident, Incidents
 
 POLL_S: Final = 0.05
 PAUSE_S: Final = 0.25  # after each time that the incidents were read

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from hookcore.config import Settings, rank
 from hookcore.delivery.failures import CRASHED, event_of
-from hookcore.notify import Notifier, Target, note_about, note_about_event, targets_of
+from hookcore.delivery.notify import Notifier, Target, note_about, note_about_event, targets_of
 from hookcore.records import Failure
-from hookcore.wire import RunInfo
+from hookcore.records.wire import RunInfo
 
 if TYPE_CHECKING:
-    from hookcore.answers import Incident
+    from hookcore.reading.answers import Incident
 
 
 def targets_for(settings: Settings) -> tuple[Target, ...]:

@@ -11,12 +11,11 @@ from hookcore.delivery.delivery import Delivery
 from hookcore.errors import ServerError
 from hookcore.recorder import Recorder
 from hookcore.records import Coverage, Event
+from hookcore.records.wire import DeliveryCounters
 from hookcore.store import Store
-from hookcore.wire import DeliveryCounters
 
 if TYPE_CHECKING:
-    from hookcore import answers
-    from hookcore.reading import Client, Reader
+    from hookcore.reading import Client, Reader, answers
     from hookcore.reading.notebook import Card
 
 CARD_S: Final = 0.5  # how long a notebook cell waits for the newest steps

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.capsules.keeper import CapsuleKeeper, CapsulePlan
 from hookcore.config import Flat, Pattern, Settings
-from hookcore.dashboard.capsules import folder_of
 from hookcore.delivery.bridges import TeeSink, bridge_for
+from hookcore.delivery.dashboard.capsules import folder_of
 from hookcore.delivery.delivery import deliver, to_the_store
 from hookcore.delivery.facts import learn_commit
 from hookcore.delivery.failures import Ending, keep_interrupted, uncaught
+from hookcore.delivery.notify import Notifier
 from hookcore.errors import ArgumentError, ClosedError, ServerError
+from hookcore.findings.ownrules import OwnRules, own_rules
 from hookcore.hooks.compiled import guard_functions
-from hookcore.notify import Notifier
-from hookcore.ownrules import OwnRules, own_rules
 from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
 from hookcore.recorder.facts import Facts

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hookcore import wire
-from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap
+from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap, wire
 from hookcore.records.sketch import bins_of
 from hookcore.records.vocabulary import TABLE_TYPE, TEXT_TYPE
 from tests.build import frame, make_info, stats_of

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from hookcore.records import Failure
-from hookcore.wire import Batch, EndItem, encode
+from hookcore.records.wire import Batch, EndItem, encode
 from hookcore_app.pages.views.words import KEYS
 from hookcore_app.serving import server_thread
 from tests.build import make_info

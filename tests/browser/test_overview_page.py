@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, expect
 
-from hookcore import wire
+from hookcore.records import wire
 from tests.build import make_info
 from tests.serving import (
     BATCH,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from hookcore.wire import encode
+from hookcore.records.wire import encode
 from hookcore_app.serving import server_thread
 from tests.build import append, make_info, open_run
 from tests.serving import BATCH, make_batch

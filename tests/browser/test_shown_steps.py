@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from hookcore import wire
+from hookcore.records import wire
 from tests.build import make_info
 from tests.serving import (
     BATCH,

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from hookcore import wire
-from hookcore.records import Event
+from hookcore.records import Event, wire
 from hookcore.records.vocabulary import SAMPLES_RATE, STEPS_RATE
 from tests.build import frame, make_info, stats_of
 from tests.serving import BATCH, make_taps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookcore.answers import Model, ModelBox
+from hookcore.reading.answers import Model, ModelBox
 from hookcore.records import Phase, Snapshot, Tap
 from hookcore.store import Store, TapList
 

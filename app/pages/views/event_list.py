@@ -8,9 +8,9 @@ from typing import Final
 
 from hookcore.findings import RULES, Finding, Rule
 from hookcore.findings.rules import OF_LOSS
-from hookcore.incidents import Incident
 from hookcore.reading import Mute
 from hookcore.records import SEVERITIES, Severity, Tap
+from hookcore.store.incidents import Incident
 
 from ...analysis.titles import title_of, title_of_rule
 from ...runs import Run

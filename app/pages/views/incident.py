@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from hookcore.findings import RULES, Rule
 from hookcore.findings.rules import OF_LOSS
-from hookcore.incidents import AROUND, NONFINITE, Evidence, Incident, Link
 from hookcore.records import STAT_COLUMN, STATS, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE
+from hookcore.store.incidents import AROUND, NONFINITE, Evidence, Incident, Link
 
+from ...analysis.figures.spark import Spark, spark_of
 from ...analysis.titles import title_of_rule
-from ...figures.spark import Spark, spark_of
 from .event_list import SIGNS
 from .provenance import PHASES
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from hookcore.incidents import Incident
 from hookcore.records import GRADIENT_KINDS, ROOT, Tap
 from hookcore.records.flow import Flow
+from hookcore.store.incidents import Incident
 
 BEFORE: Final = 2  # levels that are shown of what feeds the culprit
 BEHIND: Final = 3  # of what it feeds

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
 
-from hookcore.answers import ModelBox, ModelTensor
-from hookcore.incidents import NONFINITE, Incident
+from hookcore.reading.answers import ModelBox, ModelTensor
 from hookcore.records import Tap
+from hookcore.store.incidents import NONFINITE, Incident
 
 from ...runs import Run
 

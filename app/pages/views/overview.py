@@ -9,16 +9,16 @@ from typing import Final
 
 import numpy as np
 
-from hookcore.answers import Capsule
 from hookcore.findings import Finding, KeyFigures, Reading
 from hookcore.findings.keyfigures import newest_of
+from hookcore.reading.answers import Capsule
 from hookcore.records import Tap
 from hookcore.records.vocabulary import EFFECTIVE_COST, KIND_TITLES, OWN, loss_rank
 from hookcore.store import Store
 
 from ...analysis.cost import cost_of
-from ...figures.numerals import percent, shown, thousands
-from ...figures.spark import Spark, spark_of
+from ...analysis.figures.numerals import percent, shown, thousands
+from ...analysis.figures.spark import Spark, spark_of
 from ...formats import words_of
 from ...runs import Run
 from ..frame import address_of

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings import Finding
-from hookcore.incidents import Evidence, Incident, Link, Rank, rank_of
-from hookcore.incidents import around as around_of
 from hookcore.records import STAT_COLUMN, Kind, Tap
 from hookcore.store import Store, TapList
+from hookcore.store.incidents import Evidence, Incident, Link, Rank, rank_of
+from hookcore.store.incidents import around as around_of
 from hookcore.store.schemas import STAT_SCHEMA
 
-from ...figures.spark import Spark, spark_of
+from ...analysis.figures.spark import Spark, spark_of
 
 AROUND: Final = 50  # steps on either side
 FOLLOWERS: Final = 12  # maximum number of taps in the list

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hookcore import answers
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
 from hookcore.records import Tap
 from hookcore.records.vocabulary import ELAPSED, GRADIENT_WAIT, OWN, REDUCTION_WAIT
 

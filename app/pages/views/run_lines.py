@@ -13,12 +13,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.answers.runs import RankSummary, State
 from hookcore.findings import key_figures_of
+from hookcore.reading.answers.runs import RankSummary, State
 from hookcore.records import Failure
 from hookcore.store import StepRange, Store
 
-from ...figures.spark import Spark, spark_of
+from ...analysis.figures.spark import Spark, spark_of
 from ...formats import word_of
 from ...runs import STATES, JointRun, Run
 from ...runs.ranked import summary_of as summary_of_ranks

@@ -8,8 +8,8 @@ from typing import Final
 
 from fastapi import Request
 
-from hookcore.answers import Capsule, SourceLine
-from hookcore.incidents import NONFINITE, Incident
+from hookcore.reading.answers import Capsule, SourceLine
+from hookcore.store.incidents import NONFINITE, Incident
 
 from ...runs import Run
 from ...runs.explaining import Explainer

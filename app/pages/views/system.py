@@ -32,7 +32,7 @@ from hookcore.records.vocabulary import (
     TOKENS_RATE,
 )
 
-from ...figures.numerals import duration, shown, size
+from ...analysis.figures.numerals import duration, shown, size
 from ...runs import JointRun, Run
 
 Write = Callable[[float], str]

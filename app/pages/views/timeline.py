@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from hookcore.answers import Series, TimelineMark
+from hookcore.reading.answers import Series, TimelineMark
 
+from ...analysis.figures.strip import Strip, strip_of
 from ...analysis.timeline import line_of, marks_of, quantity_of
-from ...figures.strip import Strip, strip_of
 from ...formats import words_of
 from ...runs import Run
 from ..frame import address_of

@@ -1,4 +1,4 @@
-/** Generated from hookcore/answers by `make format`: the answers of REST, and the messages of the socket. */
+/** Generated from hookcore/reading/answers by `make format`: the answers of REST, and the messages of the socket. */
 
 export type Accepted = { run: string; number: number; look: string };
 export type Acknowledged = { run: string; key: string; acknowledged: boolean };

@@ -14,9 +14,9 @@ import hookcore
 from hookcore.commands.doctor import tested
 from hookcore.commands.doctor.findings import Finding
 from hookcore.config import SETTINGS, Settings, token_of
-from hookcore.dashboard import process as dashboard
-from hookcore.dashboard.home import home
-from hookcore.dashboard.launch import HOST, first_port
+from hookcore.delivery.dashboard import process as dashboard
+from hookcore.delivery.dashboard.home import home
+from hookcore.delivery.dashboard.launch import HOST, first_port
 from hookcore.errors import ArgumentError, HookcoreError, ServerError
 from hookcore.reading.exchange import Exchange
 

@@ -18,7 +18,7 @@ from hookcore.delivery.bridges.writers import WRITERS, Writer
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import ArgumentError
 from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot
-from hookcore.wire import Place
+from hookcore.records.wire import Place
 
 logger = logging.getLogger("hookcore")
 

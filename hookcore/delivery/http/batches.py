@@ -9,7 +9,7 @@ from dataclasses import replace
 from hookcore.delivery.http.fitting import fitted, fitted_frame
 from hookcore.delivery.http.parcels import Entry, Parcel
 from hookcore.records import Frame
-from hookcore.wire import Batch, FrameItem, Item, RunInfo, SnapshotItem, frame_item, snapshot_item
+from hookcore.records.wire import Batch, FrameItem, Item, RunInfo, SnapshotItem, frame_item, snapshot_item
 
 MAX_SENTENCE = 500
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.config import is_loopback
-from hookcore.dashboard.trust import Endpoint
+from hookcore.delivery.dashboard.trust import Endpoint
 from hookcore.errors import ServerError
-from hookcore.wire import CONTENT_TYPE
+from hookcore.records.wire import CONTENT_TYPE
 
 CONNECT_S: Final = 1.0
 REQUEST_S: Final = 5.0

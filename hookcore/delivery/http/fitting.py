@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, plain
 from hookcore.records.flow import Flow, TensorForm
-from hookcore.wire import MAX_TEXT
+from hookcore.records.wire import MAX_TEXT
 
 MAX_LONG_TEXT: Final = 16_000  # characters of a message, which may contain a traceback
 MAX_SETTING: Final = 4_000  # characters of one setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hookcore.wire import DeliveryCounters
+from hookcore.records.wire import DeliveryCounters
 
 _LOSSES: Final[dict[str, str]] = {
     "queue-full": "dropped because too many waited",

@@ -14,7 +14,7 @@ from hookcore.delivery.http.parcels import STRIKES, CurrentDescription, Entry, P
 from hookcore.delivery.sizes import size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
-from hookcore.wire import Answer, DeliveryCounters, EndItem
+from hookcore.records.wire import Answer, DeliveryCounters, EndItem
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_ITEMS: Final = 10_000

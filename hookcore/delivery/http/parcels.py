@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from hookcore.delivery.http.fitting import fitted
 from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot, Tap
-from hookcore.wire import DeliveryCounters, Description, EndItem
+from hookcore.records.wire import DeliveryCounters, Description, EndItem
 
 STRIKES: Final = 2  # a part that was refused this often by itself is dropped
 

@@ -28,7 +28,7 @@ from hookcore.delivery.http.retries import MAX_PAUSE_HERE_S, MAX_PAUSE_S, Retrie
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import WireError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
-from hookcore.wire import Answer, DeliveryCounters, Place, RunInfo, decode_answer, encode
+from hookcore.records.wire import Answer, DeliveryCounters, Place, RunInfo, decode_answer, encode
 
 logger = logging.getLogger("hookcore")
 

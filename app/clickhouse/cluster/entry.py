@@ -1,0 +1,171 @@
+"""One run of ClickHouse in a server's list: what its signs of life and its readers' edits say, and its commands."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from hookcore.records import Command
+from hookcore.store import StepRange, Store
+
+from ...runs.joint import JointRun
+from ...runs.limits import tamed
+from ...runs.run import Run
+from ...runs.saved import apply_page, page_of
+from ..client import Shard
+from ..names import day_of, number_of_run
+from ..reading import Listed, Mismatch
+from ..record import awaited_in
+from ..sharing import SharedPage, merged, newest_command, pages_of, save_commands, save_page
+
+SIGNS_MISSED: Final = 2  # before the silence of a run counts
+PATIENCE: Final = 60  # looks for the rows of a frame, before they are lost; there is about one per second
+UNSAID: Final = 5  # of these looks, because replicas often lag behind a little
+
+
+@dataclass(slots=True)
+class Entry:
+    """A run and where it is. `lock` is held while its store is filled or continued."""
+
+    run: Run
+    shard: Shard
+    lost_after_s: float
+    version: int = -1  # of the newest sign of life
+    page: int = -1  # the version of the newest edit
+    removed: bool = False
+    described: int = -1
+    waits: int = 0  # looks in which frames had taps without names
+    stored: int = -1  # the highest item in ClickHouse, as the newest sign of life says
+    awaited: int = -1  # the frame that isn't here completely
+    looks: int = 0  # for its rows
+    begun_at: int = -1  # the newest item when this began
+    given_up: int = -1  # frames up to this item were awaited for long enough
+    summarized: bool = False
+    is_new: bool = True  # it began while this server was running
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    _content: dict[str, Any] = field(init=False)  # of the newest edit, as it was applied here
+    _editing: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._content = self._own()
+
+    @property
+    def number(self) -> int:
+        """The run's number in the tables."""
+        return number_of_run(self.run.id)
+
+    @property
+    def day(self) -> int:
+        """The day on which the run began, whose partition has it."""
+        return day_of(self.run.info.started_s)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its store lacks something that ClickHouse has or will have."""
+        return self.run.loaded and not (self.run.ended_at_step is not None and self.run.acknowledged >= self.stored)
+
+    @property
+    def lost_until(self) -> int:
+        """The item up to which frames that aren't here completely never will be."""
+        # Whoever inserted items up to `stored` has finished that, so only replicas get their rows later.
+        return max(self.given_up, -1 if self.shard.is_replicated else self.stored)
+
+    # -- from ClickHouse --------------------------------------------------------------------------------------------
+
+    def hear(self, each: Listed) -> None:
+        """Take a newer sign of life."""
+        if each.version <= self.version:
+            return
+        run, sign = self.run, each.sign
+        self.version, self.stored = each.version, sign.stored
+        run.info = msgspec.structs.replace(tamed(sign.info), key="")
+        run.key_hash, run.counters = sign.info.key, sign.counters
+        run.lost_after_s = self.lost_after_s + SIGNS_MISSED * sign.every_s
+        run.seen_at = run.clock() - max(0, each.age_s) - sign.silent_s
+        run.commands.done(sign.commands_done)
+        is_over = sign.has_ended or run.is_silent(run.lost_after_s)
+        if not run.loaded:
+            run.from_disk = is_over
+            self._outline(each)
+        elif not is_over:
+            run.from_disk = False  # its trainer is back
+        run.changes.tell()
+
+    def _outline(self, each: Listed) -> None:
+        run, sign = self.run, each.sign
+        known = sign.newest_step >= 0
+        run.failure = None if sign.end is None else sign.end.failure
+        run.ended_at_step = sign.end.step if sign.end is not None else sign.newest_step if sign.has_ended else None
+        first, newest = (sign.first_step, sign.newest_step) if known else (None, None)
+        run.store = Store.outline(StepRange(first, newest, sign.steps))
+
+    def wait_for(self, waits: Mismatch | None) -> None:
+        """Note after a look for which frame's rows the run waits, if it does."""
+        number = -1 if waits is None else waits.number
+        if number != self.awaited:
+            self.awaited, self.looks, self.begun_at = number, 0, max(self.stored, number)
+        self.looks += waits is not None
+        if self.looks >= PATIENCE:
+            self.given_up = self.begun_at
+        before = self.run.behind
+        if waits is None or self.looks > UNSAID:
+            self.run.behind = "" if waits is None else awaited_in(waits)
+        if self.run.behind != before:
+            self.run.changes.tell()
+
+    def read_page(self, page: SharedPage) -> None:
+        """Take a newer edit, of another server or an earlier one."""
+        with self._editing:
+            if page.version > self.page:
+                self._follow(page)
+
+    def _follow(self, page: SharedPage) -> None:
+        """Take a newer edit, besides what was changed here and isn't written yet."""
+        run, rules, before, mine = self.run, self.run.rules, self._content, self._own()
+        self.page = page.version
+        self._apply(page.content)
+        self._content = self._own()
+        if mine != before:
+            self._apply(merged(before, mine, self._content))
+        self.summarized = bool(run.summary.get("results") is not None)
+        if run.loaded and run.rules != rules and run.store.follower is not None:
+            run.store.follower.change(run.rule_changes[-1][0] if run.rule_changes else -1, run.rules)
+        if isinstance(run.joint, JointRun):
+            run.joint.follow_edit(run)
+        run.changes.tell()
+
+    def _apply(self, content: Mapping[str, Any]) -> None:
+        self.removed = content.get("removed") is True
+        apply_page(self.run, content)
+
+    def _own(self) -> dict[str, Any]:
+        # JSON has no tuples and no objects, so what is read is what was written.
+        own: dict[str, Any] = json.loads(json.dumps({**page_of(self.run), "removed": self.removed}))
+        return own
+
+    # -- to ClickHouse ----------------------------------------------------------------------------------------------
+
+    def write_page(self) -> None:
+        """Save what was edited here, for all servers, together with what others have edited in the meantime."""
+        with self._editing:
+            newest = next(iter(pages_of(self.shard, run=self.number)), None)
+            if newest is not None and newest.version > self.page:
+                self._follow(newest)
+            content = self._own()
+            version = max(time.time_ns() // 1_000_000, self.page + 1)
+            save_page(self.shard, self.day, SharedPage(self.number, version, content))
+            self.page, self._content = version, content
+
+    def newest(self) -> int:
+        """Return the highest number of a command for its trainer."""
+        return newest_command(self.shard, self.number)
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Send commands to its trainer through the process to which it sends."""
+        save_commands(self.shard, self.day, self.number, commands)

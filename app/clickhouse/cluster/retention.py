@@ -1,0 +1,63 @@
+"""How long runs are kept: after that, the partition with all runs of a day is dropped."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from hookcore.errors import ArgumentError
+
+from ..client import Shard
+from ..names import DAY_S
+from ..schema import OF_RUNS
+
+logger = logging.getLogger("hookcore")
+
+EVERY_S: Final = 3600.0
+_AGE: Final = re.compile(r"(\d{1,5})d")
+
+
+def days_of(text: str) -> int | None:
+    """Return how many days `30d` is; None for `""`, which keeps everything. Raises ArgumentError."""
+    if not text:
+        return None
+    found = _AGE.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise ArgumentError(f"retain={text!r} is invalid: use a number of days such as 30d")
+    return int(found[1])
+
+
+def dropped_days(shard: Shard, days: Iterable[int]) -> set[int]:
+    """Return the days of which nothing is left on a shard, whoever dropped them. What began lately may come later."""
+    today = int(time.time() // DAY_S)
+    left = shard.read("SELECT toUInt16(day) AS number FROM runs GROUP BY day").numbers("number").tolist()
+    return {day for day in days if day < today - 1} - set(left)
+
+
+class Retention:
+    """Drops days whose runs have all been silent for long enough. Any number of servers may do so."""
+
+    def __init__(self, retain: str) -> None:
+        self._days = days_of(retain)
+        self._looked_at: dict[int, float] = {}  # by shard
+
+    def keep(self, shard: Shard) -> list[str]:
+        """Drop what is too old on a shard, now and then. Return the days that were dropped."""
+        now = time.monotonic()
+        if self._days is None or now - self._looked_at.get(shard.number, float("-inf")) < EVERY_S:
+            return []
+        self._looked_at[shard.number] = now
+        # A run that began long ago may still be training, so its last sign of life counts.
+        found = shard.read(
+            "SELECT toString(day) AS name FROM runs GROUP BY day "
+            f"HAVING max(at) < now() - {self._days * DAY_S} AND day < today() - {self._days} ORDER BY day"
+        )
+        days = [name.decode() for name in found.texts("name")]
+        for day in days:
+            for table in OF_RUNS:  # the list last, so that what fails is tried again
+                shard.do(f"ALTER TABLE {table.name} DROP PARTITION '{day}'")
+            logger.warning("hookcore: all runs that began on %s were deleted, as retain=%dd says", day, self._days)
+        return days

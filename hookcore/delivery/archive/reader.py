@@ -1,0 +1,325 @@
+"""Reads a saved run. Damaged parts are skipped and reported; nothing in a file is ever executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Protocol, TypeVar
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hookcore.delivery.archive.files import joined, open_regular
+from hookcore.delivery.archive.layout import (
+    FORMAT,
+    LATER_COLUMNS,
+    OF_FRAMES,
+    OTHER_BINS,
+    RUN_FILE,
+    TABLES,
+    WHOLE,
+    parts_in,
+)
+from hookcore.delivery.archive.tables import events_of, flows_of, frames_of, snapshots_of
+from hookcore.errors import ArgumentError, HookcoreError
+from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
+from hookcore.records.flow import Flow
+from hookcore.records.vocabulary import OWN_RULE
+from hookcore.records.wire import RunInfo
+from hookcore.store import Store
+from hookcore.store.schemas import SKIPPED_STEP
+
+MAX_RUN_FILE_BYTES: Final = 2**22
+MAX_FILE_BYTES: Final = 2**29
+MAX_PART_BYTES: Final = 2**30  # unpacked; a file that holds more is not read
+MAX_WHOLE_BYTES: Final = 2**26  # unpacked, of a table whose rows all become objects at once
+MAX_PART_ROWS: Final = 50_000_000
+MAX_WHOLE_ROWS: Final = 300_000
+ROWS_AT_ONCE: Final = 2**16
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# All errors that reading a foreign file can cause.
+_READ_ERRORS: Final = (
+    OSError,
+    pa.ArrowException,
+    HookcoreError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+)
+MAX_MERGES: Final = 1000  # during one reading; more are no longer a writer's
+Record = TypeVar("Record", Tap, ModuleRecord, Coverage, HookRecord)
+
+
+class _MergedError(Exception):
+    """A part is gone, because a writer has merged it into another one: the folder must be listed again."""
+
+
+class Recorded(Protocol):
+    """What a store is filled from: a run on disk, or in a database."""
+
+    damages: list[str]  # what could not be read
+
+    @property
+    def labels(self) -> dict[str, str]: ...
+    def taps(self) -> tuple[Tap, ...]: ...
+    def modules(self) -> Sequence[ModuleRecord]: ...
+    def coverage(self) -> Sequence[Coverage]: ...
+    def hooks(self) -> Sequence[HookRecord]: ...
+    def events(self) -> Iterator[Event]: ...
+    def frames(self) -> Iterator[Frame]: ...
+    def snapshots(self) -> Iterator[Snapshot]: ...
+
+
+@dataclass(slots=True)
+class Archive:
+    """A saved run. `frames()` and the later methods read the disk; `damages` lists what could not be read.
+
+    The run may still be written by another process.
+    """
+
+    folder: Path
+    info: RunInfo
+    state: str
+    last_step: int | None
+    lost: int
+    labels: dict[str, str]
+    failure: Failure | None = None
+    key_hash: str = ""
+    damages: list[str] = field(default_factory=list)
+    has_sketches: bool = True  # in this version's bins; others are left out
+    _merges: int = 0  # parts that a writer merged into others while they were about to be read
+
+    def taps(self) -> tuple[Tap, ...]:
+        """The taps by number."""
+        rows = self._whole("taps")
+        if [row.pop("tap") for row in rows] != list(range(len(rows))):
+            self.damages.append("taps.parquet: the numbers of the taps have gaps")
+            return ()
+        return tuple(self._records("taps", rows, Tap))
+
+    def modules(self) -> list[ModuleRecord]:
+        return self._records("modules", self._whole("modules"), ModuleRecord)
+
+    def coverage(self) -> list[Coverage]:
+        """The coverage of the run."""
+        return self._records("coverage", self._whole("coverage"), Coverage)
+
+    def hooks(self) -> list[HookRecord]:
+        """The hooks of the last inventory."""
+        return self._records("hooks", self._whole("hooks"), HookRecord)
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield all complete frames in order."""
+        flows = self.flows()
+        done = newest = -1  # the last part, and the last frame
+        # Parts of the tables may be merged differently, so a range of parts is read from all tables together.
+        while ranges := [each for each in _common_ranges(self.folder) if each[1] > done]:
+            for first, last in ranges:
+                try:
+                    tables = {name: self._range(name, first, last) for name in OF_FRAMES}
+                except _MergedError:
+                    break
+                if first <= done:  # a part that is known was merged into a larger one
+                    tables["steps"] = tables["steps"].filter(pc.greater(tables["steps"]["frame"], newest))
+                done, newest = last, max([newest, *tables["steps"]["frame"].to_pylist()])
+                yield from self._each(self._frames(tables, flows), f"parts {first} to {last}")
+
+    def _frames(self, tables: dict[str, pa.Table], flows: dict[int, Flow]) -> Iterator[Frame]:
+        if not self.has_sketches:
+            tables["sketches"] = TABLES["sketches"].empty_table()
+        yield from frames_of(tables, flows)
+
+    def _each(self, frames: Iterator[Any], what: str) -> Iterator[Any]:
+        while True:
+            try:
+                frame = next(frames)
+            except StopIteration:
+                return
+            except _READ_ERRORS as error:
+                self.damages.append(f"{what}: {error}")
+                return
+            yield frame
+
+    def flows(self) -> dict[int, Flow]:
+        """Return which call fed which, by the number of the frame that brought it."""
+        found: dict[int, Flow] = {}
+        for table, name in self._parts("flows", True):
+            found |= dict(self._each(flows_of(table), name))
+        return found
+
+    def snapshots(self) -> Iterator[Snapshot]:
+        """Yield all snapshots."""
+        for table, name in self._parts("snapshots"):
+            yield from self._each(snapshots_of(table), name)
+
+    def events(self) -> Iterator[Event]:
+        """Return all events, oldest first."""
+        for table, name in self._parts("events"):
+            yield from self._each(events_of(table), name)
+
+    def _parts(self, name: str, whole: bool = False) -> Iterator[tuple[pa.Table, str]]:
+        """Yield the parts of a table with their names, without rows that were in an earlier one."""
+        rows: dict[int, int] = {}  # by the last part
+        done = -1
+        while left := [each for each in parts_in(self.folder / name) if each[1] > done]:
+            for first, last, path in left:
+                try:
+                    table = self._read(path, TABLES[name], whole)
+                except _MergedError:
+                    break
+                known = sum(count for part, count in rows.items() if part >= first)
+                done, rows[last] = last, table.num_rows - known
+                yield table.slice(known), path.name
+
+    def _range(self, name: str, first: int, last: int) -> pa.Table:
+        paths = [path for begin, end, path in parts_in(self.folder / name) if first <= begin and end <= last]
+        tables = [self._read(path, TABLES[name]) for path in paths]
+        return joined(tables) if tables else TABLES[name].empty_table()
+
+    def _whole(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / f"{name}.parquet"
+        rows: list[dict[str, Any]] = self._read(path, WHOLE[name], True).to_pylist() if path.exists() else []
+        return rows
+
+    def _records(self, name: str, rows: list[dict[str, Any]], kind: type[Record]) -> list[Record]:
+        try:
+            return msgspec.convert(rows, list[kind])  # type: ignore[valid-type]
+        except msgspec.ValidationError as error:
+            self.damages.append(f"{name}.parquet: {error}")
+            return []
+
+    def _read(self, path: Path, schema: pa.Schema, whole: bool = False) -> pa.Table:
+        most_bytes, most_rows = (MAX_WHOLE_BYTES, MAX_WHOLE_ROWS) if whole else (MAX_PART_BYTES, MAX_PART_ROWS)
+        try:
+            with open_regular(path, MAX_FILE_BYTES) as file:
+                return _table_of(file, schema, most_bytes, most_rows)
+        except _READ_ERRORS as error:
+            if isinstance(error, FileNotFoundError) and self._merges < MAX_MERGES and not os.path.lexists(path):
+                self._merges += 1
+                raise _MergedError from None
+            self.damages.append(f"{path.relative_to(self.folder)}: {error}")
+            return schema.empty_table()
+
+
+def _table_of(file: BinaryIO, schema: pa.Schema, most_bytes: int, most_rows: int) -> pa.Table:
+    """Read a table in pieces, so that a small file that unpacks to a large table is rejected early.
+
+    The size that the file states is checked but not trusted. Texts stay in dictionaries until their total length is
+    known, because a file may repeat one long text in every row.
+    """
+    parts = pq.ParquetFile(file)
+    about = parts.metadata
+    size = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+    _require_size(size, about.num_rows, most_bytes, most_rows)
+    written = parts.schema_arrow.names
+    schema = pa.schema([field for field in schema if field.name in written or field.name not in LATER_COLUMNS])
+    columns = [parts.schema.column(place) for place in range(len(parts.schema))]
+    texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+    batches, size = [], 0
+    for batch in pq.ParquetFile(file, read_dictionary=texts).iter_batches(ROWS_AT_ONCE, columns=schema.names):
+        batch.validate(full=True)
+        size += batch.nbytes + sum(map(_text_bytes, batch.columns))
+        _require_size(size, about.num_rows, most_bytes, most_rows)
+        batches.append(batch.select(schema.names))
+    table = pa.Table.from_batches(batches) if batches else schema.empty_table()
+    return table.cast(schema).unify_dictionaries()
+
+
+def _require_size(size: int, rows: int, most_bytes: int, most_rows: int) -> None:
+    if size > most_bytes or rows > most_rows:
+        said = f"{size} bytes or more in {rows} rows"
+        raise ArgumentError(f"it contains {said}; the limit is {most_bytes} bytes in {most_rows} rows")
+
+
+def _text_bytes(array: pa.Array) -> int:
+    """Return the size of all strings in an array, counting each occurrence."""
+    if pa.types.is_dictionary(array.type):
+        lengths = pc.fill_null(pc.binary_length(array.dictionary), 0)
+        return pc.sum(pc.take(lengths, array.indices)).as_py() or 0
+    if pa.types.is_map(array.type):
+        return _text_bytes(array.keys) + _text_bytes(array.items)
+    return _text_bytes(array.flatten()) if pa.types.is_list(array.type) else 0
+
+
+def read_archive(folder: str | Path) -> Archive:
+    """Open a saved run by its folder or a file in it; raise ArgumentError if it isn't one."""
+    path = Path(folder).expanduser()
+    if path.is_file():
+        path = path.parent if path.parent.name not in TABLES else path.parent.parent
+    try:
+        with open_regular(path / RUN_FILE, MAX_RUN_FILE_BYTES) as file:
+            content = json.loads(file.read(MAX_RUN_FILE_BYTES))
+        if content["format"] not in {FORMAT, *OTHER_BINS}:
+            raise ArgumentError(f"{path} is of format {content['format']}; this hookcore reads format {FORMAT}")
+        info = msgspec.convert({**content["run"], "key": ""}, RunInfo)
+        if not _ID.fullmatch(info.id):
+            raise ArgumentError(f"{path} has an invalid run id: {info.id[:80]!r}")
+        labels = msgspec.convert(content.get("labels", {}), dict[str, str])
+        last_step = msgspec.convert(content.get("last_step"), int | None)
+        lost = msgspec.convert(content.get("lost", 0), int)
+        failure = msgspec.convert(content.get("failure"), Failure | None)
+        state = failure.outcome if failure is not None else "ended" if content.get("state") == "ended" else "lost"
+        hashed = msgspec.convert(content.get("key_hash", ""), str)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(
+            f"{path} is not a saved run: its {RUN_FILE} can't be read ({error}). Give the folder that ends in .hookcore"
+        ) from None
+    has_sketches = content["format"] not in OTHER_BINS
+    return Archive(path, info, state, last_step, lost, labels, failure, hashed, has_sketches=has_sketches)
+
+
+def load_into(store: Store, archive: Recorded) -> None:
+    """Load a saved run into a store, part by part; the store's limits bound the memory."""
+    store.announce(archive.taps())
+    store.describe(archive.modules(), archive.coverage(), archive.hooks())
+    load_frames(store, archive)
+
+
+def load_frames(store: Store, archive: Recorded) -> None:
+    """Load all that a run's steps brought into a store that knows its taps and modules."""
+    labels = archive.labels
+    # While the run was live, an incident was known to be skipped before it made room for later ones.
+    skipped = deque(sorted(event.step for event in archive.events() if event.name == SKIPPED_STEP))
+    own = deque(
+        sorted((each for each in archive.events() if each.name.startswith(OWN_RULE)), key=lambda each: each.step)
+    )
+    for frame in archive.frames():
+        while own and own[0].step <= frame.step:
+            store.hear(own.popleft())
+        while skipped and skipped[0] < frame.step:
+            store.note_skipped(skipped.popleft())
+        try:
+            store.append(replace(frame, labels=labels) if labels else frame)
+        except HookcoreError as error:
+            archive.damages.append(f"step {frame.step}: {error}")
+        labels = {}
+    for snapshot in archive.snapshots():
+        store.add_snapshot(snapshot)
+    # Events that the store added while it was being filled may be recorded too.
+    told = {(event.step, event.name, event.message) for event in store.events()}
+    for event in archive.events():
+        if (event.step, event.name, event.message) not in told:
+            store.add_saved_event(event)
+
+
+def _common_ranges(folder: Path) -> list[tuple[int, int]]:
+    """Return ranges of frames that no part of any table crosses."""
+    parts = sorted((first, last) for name in OF_FRAMES for first, last, _ in parts_in(folder / name))
+    ranges: list[tuple[int, int]] = []
+    for first, last in parts:
+        if ranges and first <= ranges[-1][1]:
+            ranges[-1] = ranges[-1][0], max(last, ranges[-1][1])
+        else:
+            ranges.append((first, last))
+    return ranges

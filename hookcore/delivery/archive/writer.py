@@ -1,0 +1,295 @@
+"""Writes a run to disk while it is running. Failures are reported and stop nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from hookcore.delivery.archive.folder import RunFolder
+from hookcore.delivery.archive.layout import folder_name
+from hookcore.delivery.archive.scribe import PART_S, Scribe
+from hookcore.delivery.archive.state import DiskCounters
+from hookcore.delivery.archive.tables import frame_tables, records_table, snapshots_table, taps_table
+from hookcore.delivery.sizes import size_of
+from hookcore.records import Event, Frame, Snapshot
+from hookcore.records.wire import EndItem, RunInfo
+from hookcore.store import Store
+
+PART_BYTES: Final = 16 * 2**20  # of records, in memory
+MAX_QUEUE_BYTES: Final = 64 * 2**20
+RETRY_S: Final = 30.0
+HANG_S: Final = 30.0  # without a sign of the thread, which comes by every few seconds
+DEFAULT_LIMIT: Final = 10_000_000_000
+CLOSE_S: Final = 2.0
+
+Tell = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteProgress:
+    """Counters of received, written, and lost frames and snapshots, and the bytes on disk."""
+
+    taken: int
+    written: int
+    lost: int
+    nbytes: int
+    stopped: str  # why nothing is being written; empty if all is well
+
+
+class ArchiveWriter:
+    """Saves a run to a folder in `parent`. Names, modules, and events are read from the run's store.
+
+    `take` never waits and never raises. A full disk, or the limit, stops the writing, is reported once through
+    `tell(name, message)`, and is retried after a while.
+    """
+
+    def __init__(
+        self,
+        parent: str | Path,
+        info: RunInfo,
+        store: Store,
+        *,
+        tell: Tell | None = None,
+        limit_bytes: int = DEFAULT_LIMIT,
+        used_elsewhere: Callable[[], int] = lambda: 0,
+        part_s: float = PART_S,
+        retry_s: float = RETRY_S,
+        clock: Callable[[], float] = time.monotonic,
+        start: bool = True,
+        scribe: Scribe | None = None,
+        make_room: Callable[[], None] = lambda: None,
+        folder: Path | None = None,
+        events_seen: int = 0,
+        after_part: Callable[[bool], None] = lambda is_last: None,
+    ) -> None:
+        self.folder = folder or Path(parent).expanduser().absolute() / folder_name(info.name, info.id)
+        self._info = info
+        self._store = store
+        self._tell = tell or (lambda name, message: store.add_event(_event(store, name, message)))
+        self._limit, self._used_elsewhere, self._make_room = limit_bytes, used_elsewhere, make_room
+        self._retry_s, self._clock = retry_s, clock
+        self._changed = threading.Condition()
+        self._queue: deque[_Entry] = deque()
+        self._queued_bytes = 0
+        self._frames = self._taken = self._written = self._lost = 0
+        self._acknowledged = -1  # the highest number that was written or is being written
+        self._durable = -1  # the highest number of what is on disk
+        self._missing = 0
+        self._events_seen, self._after_part = events_seen, after_part
+        self._files = RunFolder(self.folder, info)
+        self._stopped = ""
+        self._try_at = 0.0
+        self._turn_at = clock()  # the thread's newest sign
+        self._hangs = False
+        self._ending = False
+        self._end: EndItem | None = None
+        self._end_on_disk: EndItem | None = None  # set when everything before it is written
+        self._finished = threading.Event()
+        self._scribe = (scribe or Scribe(part_s)) if start else None
+        if self._scribe is not None:
+            self._scribe.add(self)
+
+    @property
+    def progress(self) -> WriteProgress:
+        """The current counters."""
+        with self._changed:
+            return WriteProgress(self._taken, self._written, self._lost, self._files.nbytes, self._stopped)
+
+    def inform(self, info: RunInfo) -> None:
+        """Save this description of the run from now on."""
+        self._files.info = info
+
+    def take(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
+        """Queue a record, with its number on the wire.
+
+        If the disk can't keep up, the oldest waiting record is lost and counted.
+        """
+        with self._changed:
+            if isinstance(record, EndItem):
+                self._end = record
+                return
+            self._taken += 1
+            if self._ending:
+                self._lost += 1
+                return
+            self._queue.append(_Entry(self._frames, number, record))
+            self._frames += isinstance(record, Frame)
+            self._queued_bytes += size_of(record)
+            while self._queued_bytes > MAX_QUEUE_BYTES and len(self._queue) > 1:
+                self._queued_bytes -= size_of(self._queue.popleft().record)
+                self._lost += 1
+            is_due = self._queued_bytes > PART_BYTES or self._taken == 1  # a crash must not cost the whole run
+        if is_due:
+            self._poke()
+        self._report_hang()
+
+    def _report_hang(self) -> None:
+        """Report once if the thread doesn't return from the folder, for example on a network drive."""
+        silent_s = self._clock() - self._turn_at
+        if self._scribe is not None and silent_s > HANG_S and not self._hangs:
+            self._hangs = True
+            why = f"the folder has not responded for {silent_s:.0f} s"
+            self._tell("keep-stopped", f"the run is no longer written to {self.folder}: {why}")
+
+    def _poke(self) -> None:
+        if self._scribe is not None:
+            self._scribe.poke()
+
+    def close(self, deadline_s: float = CLOSE_S) -> bool:
+        """Write waiting data and stop. Return whether that is done; if not, it continues in the background."""
+        with self._changed:
+            self._ending = True
+        self._poke()
+        if self._scribe is None:
+            self._files.release()
+            return True
+        return self._finished.wait(deadline_s)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the writer has finished without losses."""
+        return self._finished.is_set() and not self._stopped and not self._lost
+
+    @property
+    def durable(self) -> int:
+        """The highest number on the wire that is on disk; earlier losses are counted."""
+        return self._durable
+
+    def miss(self, count: int) -> None:
+        """Count the records that an earlier, killed server had acknowledged and lost."""
+        with self._changed:
+            self._missing += count
+
+    @property
+    def events_seen(self) -> int:
+        """The number of the store's events that were written."""
+        return self._events_seen
+
+    def abandon(self) -> None:
+        """Stop writing in a forked child, without waiting for locks of the parent."""
+        self._changed = threading.Condition()
+        self._queue.clear()
+        self._ending = True
+        self._scribe = None
+
+    def write_part(self) -> bool:
+        """Write one part; called by the scribe. Return False after the last one."""
+        with self._changed:
+            ending = self._ending
+        self.write()
+        with contextlib.suppress(Exception):
+            if self._files.is_open:
+                self._after_part(ending)
+        self._turn_at, self._hangs = self._clock(), False
+        if ending:
+            self._files.release()
+            self._finished.set()
+        return not ending
+
+    def write(self) -> None:
+        """Write all waiting data as one part; called by the thread. No exception escapes."""
+        with self._changed:
+            if self._stopped and self._clock() < self._try_at and not self._ending:
+                self._drop_excess()
+                return
+            records, end = list(self._queue), self._end
+            self._queue.clear()
+            self._queued_bytes = 0
+        try:
+            self._write(records, end)
+        except Exception as error:
+            self._stop(records, _sentence(error))
+        else:
+            with self._changed:
+                self._written += len(records)
+                self._durable = self._acknowledged
+                self._stopped = ""
+            self._files.merge()
+
+    def _drop_excess(self) -> None:
+        """If the disk is full, keep the newest records, up to one part, and drop the rest."""
+        while self._queue and (self._queued_bytes > PART_BYTES or self._ending):
+            self._queued_bytes -= size_of(self._queue.popleft().record)
+            self._lost += 1
+
+    def _stop(self, records: list[_Entry], why: str) -> None:
+        with self._changed:
+            self._queue.extendleft(reversed(records))
+            self._queued_bytes += sum(size_of(entry.record) for entry in records)
+            self._drop_excess()
+            self._try_at = self._clock() + self._retry_s
+            told, self._stopped = self._stopped, why
+        if not told:
+            self._tell("keep-stopped", f"the run is no longer written to {self.folder}: {why}")
+
+    def _write(self, records: list[_Entry], end: EndItem | None) -> None:
+        if not self._files.is_open:
+            self._files.open()
+            self._acknowledged = max(self._acknowledged, self._files.before.acknowledged)
+            self._write_run_file()
+        if self._is_full():
+            self._make_room()
+            if self._is_full():
+                raise OSError(
+                    f"kept runs have reached the limit of {self._limit} bytes on disk: raise keep_limit or delete some"
+                )
+        taps = self._store.taps().taps
+        self._files.write_whole("taps", taps, taps_table)
+        for name, rows in (
+            ("modules", tuple(self._store.modules())),
+            ("coverage", tuple(self._store.coverage())),
+            ("hooks", self._store.hooks()),
+        ):
+            self._files.write_whole(name, rows, partial(records_table, name))
+        first = self._files.first_frame
+        frames = [(first + each.frame, each.record) for each in records if isinstance(each.record, Frame)]
+        tables = frame_tables(frames, taps) if frames else {}
+        snapshots = [each.record for each in records if isinstance(each.record, Snapshot)]
+        if snapshots:
+            tables["snapshots"] = snapshots_table(snapshots)
+        seen, events = self._store.events_after(self._events_seen)
+        if events:
+            tables["events"] = records_table("events", events)
+        numbers = [each.number for each in records]
+        self._acknowledged = max([self._acknowledged, *numbers])
+        if "steps" in tables:
+            tables["steps"] = tables["steps"].replace_schema_metadata(self._disk_counters(len(records)).as_metadata())
+        self._files.write_part(tables)
+        self._events_seen, self._end_on_disk = seen, end
+        self._write_run_file(len(records))
+
+    def _is_full(self) -> bool:
+        return self._files.nbytes + self._used_elsewhere() >= self._limit
+
+    def _disk_counters(self, more: int = 0) -> DiskCounters:
+        """Return this run's counters, including earlier writers and `more` that is being written."""
+        before, lost = self._files.before, self._lost + self._missing
+        return DiskCounters(self._acknowledged, before.written + self._written + more, before.lost + lost)
+
+    def _write_run_file(self, more: int = 0) -> None:
+        counters = self._disk_counters(more)
+        self._files.write_run_file(counters, self._end_on_disk, self._store.steps().newest, self._store.labels())
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A waiting record: its position among this writer's frames, and its number on the wire."""
+
+    frame: int
+    number: int
+    record: Frame | Snapshot
+
+
+def _event(store: Store, name: str, message: str) -> Event:
+    return Event(store.steps().newest or 0, time.time(), name, message, "warning")
+
+
+def _sentence(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,130 @@
+"""The capsules in the user's private folder. Imports no torch, because the server lists them; none is opened here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hookcore.delivery.dashboard.home import home
+from hookcore.delivery.dashboard.whole import remove_orphans, whole_file
+from hookcore.errors import CapsuleError, ServerError
+
+FORMAT: Final = 1
+ABOUT: Final = "about.json"  # in a capsule
+FRAMES: Final = "frames.msgpack"  # in a capsule of a watch: the steps before
+MAX_RUNS: Final = 20  # with capsules in the private folder; those of older ones are removed
+SUFFIX: Final = ".capsule"
+MAX_EXPLANATION: Final = 4 << 20
+_EXPLANATION: Final = ".json"  # of a replay, beside its capsule
+_MAX_ABOUT: Final = 1 << 20
+_FOLDER: Final = "capsules"
+_RUN: Final = re.compile(r"[\w-]{1,200}", re.ASCII)
+_NAME: Final = re.compile(r"step-\d{9,20}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A capsule of a run: its file, its description, and what a replay said, as JSON."""
+
+    path: Path
+    about: dict[str, Any]
+    size: int
+    explained: bytes | None
+
+    @property
+    def id(self) -> str:
+        """Its name in addresses."""
+        return self.path.stem
+
+
+def folder_of(run: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of a run, which may not exist. Raises ServerError without a private folder."""
+    if not _RUN.fullmatch(run):
+        raise CapsuleError(f"{run!r} is not the id of a run")
+    return home(environment) / _FOLDER / run
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Return the file of a step."""
+    return folder / f"step-{step:09}{SUFFIX}"
+
+
+def prepare(folder: Path) -> None:
+    """Create the folder of a run. Only this user can read what is in it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def remove_old(folder: Path) -> int:
+    """Remove the capsules of all but the newest runs beside this folder. Return how many runs lost theirs."""
+    runs = sorted(_runs_in(folder.parent))
+    for _, old in runs[:-MAX_RUNS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return max(0, len(runs) - MAX_RUNS)
+
+
+def remove_unfinished(environment: Mapping[str, str] = os.environ) -> int:
+    """Remove what killed processes of this user left of capsules. Return how many files there were."""
+    with contextlib.suppress(OSError, ServerError):
+        return sum(remove_orphans(run) for _, run in _runs_in(home(environment) / _FOLDER))
+    return 0
+
+
+def saved(folder: Path) -> list[Saved]:
+    """Return the readable capsules of a run, oldest step first."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and _NAME.fullmatch(path.stem))
+    except OSError:
+        return []
+    found = []
+    for path in paths:
+        with contextlib.suppress(CapsuleError, OSError):
+            found.append(Saved(path, read_about(path), path.stat().st_size, _explanation(path)))
+    return found
+
+
+def keep_explanation(path: Path, said: bytes) -> None:
+    """Write what a replay said beside its capsule, whole or not at all."""
+    with whole_file(path.with_suffix(_EXPLANATION)) as file:
+        file.write(said)
+
+
+def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the description of a capsule. This runs no code from it."""
+    with opened(path) as archive, archive.open(ABOUT) as file:
+        about = json.loads(file.read(_MAX_ABOUT))
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise CapsuleError(f"{path} has a format that this version doesn't know: replay it with the one that wrote it")
+    return about
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
+    """Open the file of a capsule."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
+        raise CapsuleError(f"{path} can't be read as a capsule: {error}") from None
+
+
+def _explanation(path: Path) -> bytes | None:
+    try:
+        with path.with_suffix(_EXPLANATION).open("rb") as file:
+            return file.read(MAX_EXPLANATION)
+    except FileNotFoundError:
+        return None
+
+
+def _runs_in(folder: Path) -> Iterator[tuple[float, Path]]:
+    for each in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if _RUN.fullmatch(each.name) and each.is_dir() and not each.is_symlink():
+                yield each.stat().st_mtime, each

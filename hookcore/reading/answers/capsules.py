@@ -1,0 +1,91 @@
+"""Capsules: steps that a training saved, and what a replay found in each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from hookcore.reading.answers.base import Answer, Number
+
+State = Literal["saved", "running", "explained", "failed"]
+
+
+class SourceLine(Answer, frozen=True):
+    """A line of the training's code, with the lines around it."""
+
+    file: str
+    line: int
+    function: str
+    source: tuple[str, ...]
+    first: Annotated[int, Meta(description="the number of the first of these lines")]
+
+
+class TensorFacts(Answer, frozen=True):
+    """What a replay saw of a tensor; minimum, maximum, and mean are those of the finite values."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    device: str
+    nan: int
+    inf: int
+    min: float | None
+    max: float | None
+    mean: float | None
+    values: Annotated[tuple[str, ...], Meta(description="the values at the elements that went wrong")]
+
+
+class Suspect(Answer, frozen=True):
+    """Where a non-finite value came from."""
+
+    origin: Literal["operator", "given", "constant", "uninitialized"]
+    operator: Annotated[str, Meta(description="its name, or what was given")]
+    number: Annotated[int, Meta(description="its place among the step's operators")]
+    phase: Annotated[str, Meta(description="forward or backward")]
+    node: Annotated[str, Meta(description="the step of autograd that ran it, in the backward pass")]
+    stack: Annotated[tuple[SourceLine, ...], Meta(description="the training's code, innermost last")]
+    inputs: tuple[TensorFacts, ...]
+    output: TensorFacts | None
+    elements: Annotated[tuple[tuple[int, ...], ...], Meta(description="the indices of the first ones that went wrong")]
+    bad: Annotated[int, Meta(description="how many elements went wrong")]
+
+
+class Explanation(Answer, frozen=True):
+    """The result of a replay."""
+
+    sentence: str
+    culprit: Suspect | None
+    others: Annotated[tuple[Suspect, ...], Meta(description="further origins; most reach no result of the step")]
+    bad_results: tuple[str, ...]
+    operators: int
+    exact: Annotated[bool, Meta(description="whether the outputs were equal to the training's, to the bit")]
+    differences: Annotated[tuple[str, ...], Meta(description="what was not, or couldn't be compared")]
+    error: Annotated[str, Meta(description="the exception that the step raised")]
+    above: Annotated[float | None, Meta(description="magnitudes above it counted as bad, too")] = None
+
+
+class Capsule(Answer, frozen=True):
+    """A step that was saved on this machine."""
+
+    id: Annotated[str, Meta(description="names it in addresses")]
+    step: int
+    reason: str
+    model: str
+    weights: Annotated[str, Meta(description="whether the weights are those before or after the update")]
+    time_s: Number
+    size: int
+    path: Annotated[str, Meta(description="for `hookcore replay`")]
+    state: State
+    failure: Annotated[str, Meta(description="why it could not be explained")]
+    explanation: Explanation | None
+    incident: Annotated[str, Meta(description="the id of the incident after which it was asked for; empty if none")]
+
+
+class Capsules(Answer, frozen=True):
+    """The steps that a run saved and that this server can read, oldest first."""
+
+    run: str
+    total: int
+    capsules: tuple[Capsule, ...]

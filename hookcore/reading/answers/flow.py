@@ -1,0 +1,45 @@
+"""Which call of a module feeds which."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from hookcore import records
+from hookcore.reading.answers.base import Answer, Number
+from hookcore.records import Phase
+from hookcore.records.flow import How
+
+Places = tuple[int, ...]
+
+
+class FlowCall(Answer, frozen=True):
+    """One call of a module, and the calls that fed it, by their places in the list of calls."""
+
+    module: str
+    call: int
+    phase: Phase
+    fed_by: Annotated[Places, Meta(description="from whose outputs it computed its own, directly")]
+    returns: Annotated[Places, Meta(description="the calls inside it whose outputs it returned as they were")]
+    how: Annotated[How, Meta(description="how that is known; `order` is a guess by the order of execution")]
+
+
+class Flow(Answer, frozen=True):
+    """Which call fed which, in the order in which the calls returned. Without calls if it isn't known."""
+
+    run: str
+    step: Annotated[int | None, Meta(description="the step in which it was learned; null if it isn't known")]
+    steps: Annotated[tuple[int, ...], Meta(description="all steps in which a structure of the model was learned")]
+    seconds: Annotated[Number, Meta(description="that learning it cost the training")]
+    calls: tuple[FlowCall, ...]
+
+    @classmethod
+    def of(cls, run: str, flows: tuple[records.flow.Flow, ...], step: int | None) -> Flow:
+        """Return the answer for the newest flow, or for the newest one up to a step."""
+        steps = tuple(each.step for each in flows)
+        found = records.flow.flow_at(flows, step)
+        if found is None:
+            return cls(run, None, steps, Number(0.0), ())
+        calls = (FlowCall(*(getattr(each, name) for name in FlowCall.__struct_fields__)) for each in found.calls)
+        return cls(run, found.step, steps, Number(found.seconds), tuple(calls))

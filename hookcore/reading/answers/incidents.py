@@ -1,0 +1,124 @@
+"""Incidents: what went wrong, as it was seen when it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from hookcore import records
+from hookcore.reading.answers.base import Answer, FloatMatrix, Floats, Integers, Number, Tap
+from hookcore.records import Severity
+from hookcore.store import incidents
+
+
+class Link(Tap, frozen=True):
+    """A tensor of an incident."""
+
+    first_step: Annotated[int, Meta(description="the first step in which it was affected")]
+
+
+class Incident(Answer, frozen=True):
+    """A problem from its first step until all affected tensors had recovered. Culprit and first step never change."""
+
+    id: Annotated[str, Meta(description="names it in addresses, also after a restart")]
+    key: Annotated[str, Meta(description="by which it is acknowledged, together with the finding about its culprit")]
+    rule: str
+    severity: Severity
+    acknowledged: bool
+    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it is no alert")]
+    sentence: str
+    culprit: Link
+    value: Annotated[Number, Meta(description="what the culprit was when it was found")]
+    usual: Annotated[Number, Meta(description="what it was before; NaN if unknown")]
+    first_step: int
+    last_step: Annotated[int, Meta(description="the newest step in which it was found")]
+    recovered: Annotated[int | None, Meta(description="the step in which it was over; null while it lasts")]
+    told: Annotated[int, Meta(description="the newest step when it was found")]
+    steps: Annotated[int, Meta(description="affected steps: captured ones of NaN or infinity, or from first to last")]
+    unseen: Annotated[int, Meta(description="uncaptured steps right before the first one")]
+    skipped: Annotated[bool, Meta(description="whether a gradient scaler skipped one of the steps")]
+    loss: Annotated[str, Meta(description="a loss that was non-finite in the first step though no output was")]
+    chain: Annotated[tuple[Link, ...], Meta(description="the tensors that followed, in the order of cause")]
+    taps: Annotated[int, Meta(description="how many tensors followed; the chain has the first 256")]
+    modules: Annotated[int, Meta(description="how many other modules were affected")]
+    has_evidence: Annotated[bool, Meta(description="whether the values around the onset were kept")]
+
+    @classmethod
+    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> Incident:
+        """Return the answer for an incident."""
+        return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted)
+
+
+class Around(Answer, frozen=True):
+    """A logged value around an onset."""
+
+    name: str
+    steps: Integers
+    values: Floats
+
+
+class Evidence(Answer, frozen=True):
+    """Exact values in the captured steps around an onset."""
+
+    taps: Annotated[tuple[Tap, ...], Meta(description="the culprit, other tensors of its module, and its neighbors")]
+    steps: Integers
+    stats: Annotated[dict[str, FloatMatrix], Meta(description="each stat, by step and tap; NaN where not captured")]
+    scalars: tuple[Around, ...]
+
+    @classmethod
+    def of(cls, found: incidents.Evidence) -> Evidence:
+        """Return the answer for the values around an onset."""
+        return cls(
+            tuple(map(Tap.of, found.numbers, found.taps)),
+            found.steps,
+            dict(zip(records.STATS, found.stats, strict=True)),
+            tuple(Around(each.name, each.steps, each.values) for each in found.logged),
+        )
+
+
+class IncidentDetail(Incident, frozen=True):
+    """An incident with its evidence."""
+
+    evidence: Annotated[Evidence | None, Meta(description="null if there was no room for it")]
+
+    @classmethod
+    def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> IncidentDetail:
+        """Return the answer for an incident with its evidence."""
+        evidence = None if found.evidence is None else Evidence.of(found.evidence)
+        return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted, evidence=evidence)
+
+
+class Incidents(Answer, frozen=True):
+    """Incidents, oldest first. Can be iterated over."""
+
+    run: str
+    total: int
+    dropped: Annotated[int, Meta(description="incidents that made room for later ones, or found none")]
+    dropped_alerts: Annotated[int, Meta(description="the warnings and errors among these")]
+    incidents: tuple[Incident, ...]
+
+    def __getitem__(self, place: int) -> Incident:
+        return self.incidents[place]
+
+    def __iter__(self) -> Iterator[Incident]:
+        return iter(self.incidents)
+
+    def __len__(self) -> int:
+        return len(self.incidents)
+
+
+def _fields_of(found: incidents.Incident) -> dict[str, Any]:
+    same = "id", "key", "rule", "severity", "sentence", "first_step", "last_step", "recovered", "steps", "unseen"
+    return {name: getattr(found, name) for name in (*same, "told", "skipped", "loss", "taps", "modules")} | {
+        "culprit": _link(found.culprit),
+        "value": Number(found.value),
+        "usual": Number(found.usual),
+        "chain": tuple(map(_link, found.chain)),
+        "has_evidence": found.evidence is not None,
+    }
+
+
+def _link(link: incidents.Link) -> Link:
+    return Link.of(link.number, link.tap, first_step=link.first_step)

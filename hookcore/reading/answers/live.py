@@ -1,0 +1,134 @@
+"""What the live streams send: news for scripts, and the JSON messages of the pages' socket."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from hookcore.reading.answers.base import Answer, Floats, Integers, Number
+from hookcore.reading.answers.incidents import Incident
+from hookcore.reading.answers.runs import Event
+from hookcore.reading.answers.series import Row, Series
+
+
+class FrameNews(Answer, frozen=True, eq=False, omit_defaults=True):
+    """The newest values: values[stat][i] belongs to the tap with numbers[i], last seen in steps[i]."""
+
+    run: str
+    first_step: int
+    last_step: int
+    time_s: Number | None
+    stats: tuple[str, ...]
+    numbers: Integers = msgspec.field(name="taps")
+    steps: Integers
+    values: dict[str, Floats]
+    nonfinite: Annotated[Integers, Meta(description="the taps that held a NaN or an infinity in any of the steps")]
+    id: str = ""  # of the event that contained it
+    name: str = "frame"
+
+
+class News(Answer, frozen=True):
+    """News of a run: `name` is run, taps, event, scalars, or state; `data` is the server's message."""
+
+    name: str
+    id: str
+    data: dict[str, Any]
+
+
+class LiveRow(Row, frozen=True):
+    """A row of a live view, with the class of its module."""
+
+    type: str
+
+
+class Message(Answer, frozen=True, tag_field="type"):
+    """A message of the socket, other than a frame of values; its field `type` names it."""
+
+
+class ColorScale(Answer, frozen=True):
+    """How a value becomes one of the colors 0 to 251."""
+
+    kind: Literal["log", "linear"]
+    low: float
+    high: float
+
+
+class RowsMessage(Message, frozen=True, tag="rows", omit_defaults=True):
+    """The rows of the snapshot that follows."""
+
+    run: str
+    view: str
+    kind: str | None
+    stats: tuple[str, ...]
+    taps: int
+    rows: tuple[LiveRow, ...]
+    why: Annotated[str, Meta(description="why there are no rows, or not all of them")] = ""
+    scale: ColorScale | None = None
+
+
+class StateMessage(Message, frozen=True, tag="state"):
+    """The state of a run."""
+
+    run: str
+    state: str
+    last_step: int | None
+
+
+class EventsMessage(Message, frozen=True, tag="events"):
+    """The newest events; a snapshot replaces all earlier ones."""
+
+    run: str
+    snapshot: bool
+    count: int
+    events: tuple[Event, ...]
+
+
+class IncidentsMessage(Message, frozen=True, tag="incidents"):
+    """The incidents that began or changed; a snapshot has all of them."""
+
+    run: str
+    snapshot: bool
+    incidents: tuple[Incident, ...]
+
+
+class ScalarsMessage(Message, frozen=True, tag="scalars"):
+    """The newest points of the scalars; a snapshot replaces all earlier ones."""
+
+    run: str
+    snapshot: bool
+    first_step: int
+    last_step: int
+    left_out: int
+    scalars: tuple[Series, ...]
+
+
+class RunNews(Answer, frozen=True):
+    """How far a run is."""
+
+    run: str
+    name: str
+    state: str
+    last_step: int | None
+    steps: int
+    taps: int
+    events: int
+    edits: Annotated[int, Meta(description="changes of the name, the notes, and acknowledgements")]
+    paused: Annotated[bool, Meta(description="whether capture is paused")]
+    flow_step: Annotated[int | None, Meta(description="the step whose data flow was learned last")]
+
+
+class RunsMessage(Message, frozen=True, tag="runs"):
+    """Every run of the server with its progress; sent again if one of them has changed."""
+
+    runs: tuple[RunNews, ...]
+
+
+class ErrorMessage(Message, frozen=True, tag="error"):
+    """What was wrong with a request or a subscription."""
+
+    error: str
+
+
+Messages = RowsMessage | StateMessage | EventsMessage | IncidentsMessage | ScalarsMessage | RunsMessage | ErrorMessage

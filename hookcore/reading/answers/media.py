@@ -1,0 +1,35 @@
+"""What a script logged besides numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from hookcore import records
+from hookcore.reading.answers.base import Answer, Number, Page
+
+
+class Media(Answer, frozen=True):
+    """An image, text, table, or figure, without its content."""
+
+    number: Annotated[int, Meta(description="names it in the API")]
+    name: str
+    step: int
+    time_s: Number
+    type: Annotated[str, Meta(description="the media type of its content")]
+    nbytes: int
+    cut: Annotated[bool, Meta(description="whether the script logged more than is kept: pixels, or text")]
+
+    @classmethod
+    def of(cls, number: int, found: records.Snapshot) -> Media:
+        """Return the answer for an item."""
+        about = found.tap.module, found.step, Number(found.time_s), found.dtype
+        return cls(number, *about, found.values.nbytes, found.truncated)
+
+
+class MediaList(Page, frozen=True):
+    """What a script logged besides numbers, oldest first."""
+
+    run: str
+    media: tuple[Media, ...]

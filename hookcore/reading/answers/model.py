@@ -1,0 +1,150 @@
+"""A model as a picture: its boxes, what flows between them, and how large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from msgspec import Meta
+
+from hookcore.reading.anatomy import Box, anatomy_of
+from hookcore.reading.anatomy.boxes import Total
+from hookcore.reading.anatomy.levels import OUTSIDE, Level
+from hookcore.reading.answers.base import Answer, Tabular
+from hookcore.records import ModuleRecord, Phase
+from hookcore.records.flow import Flow, How, TensorForm, flow_at
+
+Numbers = tuple[int, ...]
+
+
+class ModelEdge(Answer, frozen=True):
+    """What flows between two parts of a box. A null end is the outside: what enters the box, or leaves it."""
+
+    source: int | None
+    target: int | None
+    carries: Annotated[Numbers, Meta(description="the boxes whose outputs flow")]
+    guessed: Annotated[bool, Meta(description="only the order of execution is known")]
+
+
+class ModelTensor(Answer, frozen=True):
+    """An input or output of a call, as it was in the step in which the structure was learned."""
+
+    place: Annotated[str, Meta(description="in a nested value, as the index of a tap")]
+    dtype: Annotated[str, Meta(description="empty if it isn't known")]
+    shape: Numbers
+
+
+class ModelBox(Answer, frozen=True):
+    """A call of a module, a module, or a repeat: parts that are there several times in a row."""
+
+    number: int
+    kind: Literal["call", "module", "repeat"]
+    module: Annotated[str, Meta(description="path of the module; of the first one, if it is a repeat")]
+    call: int
+    phase: Phase
+    type: Annotated[str, Meta(description="the module's class")]
+    source: Annotated[str, Meta(description="file and line of the class; empty if unknown")]
+    inside: Annotated[int | None, Meta(description="the box around it")]
+    parts: Annotated[Numbers, Meta(description="the boxes in it, in the order of execution")]
+    edges: Annotated[tuple[ModelEdge, ...], Meta(description="what flows between the parts")]
+    period: Annotated[int, Meta(description="how many parts of a repeat are one unit")]
+    same: Annotated[int, Meta(description="boxes with the same number have the same structure")]
+    how: Annotated[How, Meta(description="how its sources are known")]
+    computes: Annotated[bool, Meta(description="whether it has operators of its own, not only those of its parts")]
+    made_by: Annotated[str, Meta(description="the operator that made its output, if that is its own, such as Add")]
+    parameters: Annotated[int, Meta(description="with those of its children; shared ones count once")]
+    trainable: int
+    inputs: Annotated[tuple[ModelTensor, ...], Meta(description="the first ones")]
+    outputs: Annotated[tuple[ModelTensor, ...], Meta(description="the first ones")]
+    memory: Annotated[int | None, Meta(description="bytes of new memory in its outputs, with those of its parts")]
+    flops: Annotated[int | None, Meta(description="floating-point operations of a forward pass, with its parts")]
+    flops_unknown: Annotated[str, Meta(description="why not all of them are counted; empty if they are")]
+
+
+class Model(Tabular, frozen=True):
+    """A model as boxes inside of boxes: calls if the data flow is known, else modules."""
+
+    run: str
+    step: Annotated[int | None, Meta(description="in which the structure was learned; null: these are modules")]
+    steps: Annotated[Numbers, Meta(description="all steps in which a structure was learned")]
+    why: Annotated[str, Meta(description="why the data flow isn't known; empty if it is")]
+    parts: Annotated[Numbers, Meta(description="the outermost boxes")]
+    edges: tuple[ModelEdge, ...]
+    boxes: tuple[ModelBox, ...]
+    absent: Annotated[tuple[str, ...], Meta(description="the outermost modules that didn't run in this structure")]
+
+    @classmethod
+    def of(
+        cls, run: str, modules: Sequence[ModuleRecord], flows: Sequence[Flow], step: int | None, why: str = ""
+    ) -> Model:
+        """Return the answer for the newest structure, or for the newest one up to a step."""
+        flow = flow_at(flows, step)
+        anatomy = anatomy_of(modules, flow)
+        kinds, totals = anatomy.kinds(), anatomy.totals()
+        boxes = (_box_of(number, anatomy.boxes[number], kinds[number], totals[number]) for number in range(len(kinds)))
+        learned = None if flow is None else flow.step
+        steps = tuple(each.step for each in flows)
+        edges = _edges_of(anatomy.level)
+        return cls(run, learned, steps, why if flow is None else "", anatomy.parts, edges, tuple(boxes), anatomy.absent)
+
+    def columns(self) -> dict[str, Any]:
+        """Return a row for each box that isn't a repeat. What isn't known is NaN."""
+        shown = [box for box in self.boxes if box.kind != "repeat"]
+        texts = ("module", "phase", "type", "flops_unknown")
+        counts, sizes, forms = ("call", "parameters", "trainable"), ("memory", "flops"), ("inputs", "outputs")
+        return {
+            **{name: [str(getattr(box, name)) for box in shown] for name in texts},
+            **{name: np.array([getattr(box, name) for box in shown], np.int64) for name in counts},
+            **{name: np.array([getattr(box, name) for box in shown], np.float64) for name in sizes},
+            **{name: [", ".join(map(_words_of, getattr(box, name))) for box in shown] for name in forms},
+        }
+
+
+def _box_of(number: int, box: Box, same: int, total: Total) -> ModelBox:
+    module, size = box.module, box.size
+    return ModelBox(
+        number,
+        box.kind,
+        module.path,
+        box.call,
+        box.phase,
+        module.type,
+        module.source,
+        None if box.inside == OUTSIDE else box.inside,
+        tuple(box.parts),
+        _edges_of(box.level),
+        box.period,
+        same,
+        box.how,
+        box.computes,
+        size.made_by,
+        module.parameters,
+        module.trainable,
+        tuple(map(_tensor_of, size.inputs)),
+        tuple(map(_tensor_of, size.outputs)),
+        total.memory,
+        None if total.why and not total.flops else total.flops,
+        total.why,
+    )
+
+
+def _edges_of(level: Level) -> tuple[ModelEdge, ...]:
+    return tuple(
+        ModelEdge(
+            None if source == OUTSIDE else source,
+            None if target == OUTSIDE else target,
+            tuple(sorted(found.carries)),
+            found.guessed,
+        )
+        for (source, target), found in sorted(level.items())
+    )
+
+
+def _tensor_of(form: TensorForm) -> ModelTensor:
+    return ModelTensor(form.place, form.dtype, form.shape)
+
+
+def _words_of(tensor: ModelTensor) -> str:
+    named = f"{tensor.place}: " if tensor.place else ""
+    return f"{named}{tensor.dtype} {' x '.join(map(str, tensor.shape)) or 'scalar'}".strip()

@@ -1,0 +1,54 @@
+"""What torch and the steps say about the machine: the GPUs in use, and the speed of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+
+from hookcore.recorder.machine import Device, Sample
+from hookcore.recorder.roots import Root
+from hookcore.records.vocabulary import SAMPLES_RATE, STEPS_RATE, TOKENS_RATE
+
+_IN_USE: Final = "reserved_bytes.all.peak"
+
+
+def cuda_devices() -> list[Device]:
+    """Return the GPUs on which torch has reserved memory in this process. Initializes nothing."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        memory = torch.cuda.memory_stats(index)
+        if memory.get(_IN_USE, 0):
+            known = torch.cuda.get_device_properties(index)
+            found.append(Device(index, known.name, f"GPU-{known.uuid}", known.total_memory, memory))
+    return found
+
+
+class Throughput:
+    """Steps per second, and samples if the batch is known: the rows that the model was given in the newest step.
+
+    Of several models, the one that was given the fewest counts: a discriminator sees real and generated samples.
+    """
+
+    def __init__(self, step: Callable[[], int], roots: Callable[[], Iterable[Root]]) -> None:
+        self._step, self._roots = step, roots
+        self._last: tuple[float, int] | None = None
+
+    def read(self, now: float) -> Sample:
+        """Return the rates since the last call."""
+        step, last = self._step(), self._last
+        self._last = now, step
+        if last is None or not step or now <= last[0]:
+            return Sample()
+        rate = (step - last[1]) / (now - last[0])
+        given = [root for root in list(self._roots()) if root.samples]
+        fewest = min(given, key=lambda root: root.samples, default=None)
+        found = {STEPS_RATE: rate}
+        if fewest is not None:
+            found[SAMPLES_RATE] = rate * fewest.samples
+            if fewest.tokens:
+                found[TOKENS_RATE] = rate * fewest.tokens
+        return Sample(found)

@@ -1,0 +1,292 @@
+"""The incidents of a run, followed frame by frame: what they are based on is taken when it happens, and kept."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import Tap
+from hookcore.records.flow import Flow
+from hookcore.records.masks import Masks
+from hookcore.records.vocabulary import is_loss
+from hookcore.store.incidents.accounts import Accounts
+from hookcore.store.incidents.evidence import Gathering, Window, neighbors_of, worth_showing
+from hookcore.store.incidents.feeding import Feeding, Source, fitting
+from hookcore.store.incidents.incident import SCALER_SEARCH, Floats, Found, Incident, Steps
+from hookcore.store.incidents.order import BACKWARD, Causes
+from hookcore.store.incidents.standing import Standing, Standings
+from hookcore.store.incidents.states import NEVER, Flags, Open, Over
+
+KEPT_FIRST: Final = 8  # incidents from the beginning of the run
+KEPT_NEWEST: Final = 24
+MAX_UNFINISHED: Final = 2  # of rules, whose evidence is taken at the same time; as many more of non-finite values
+_FULL: Final = 0.75  # of the limit: the rest is for the incident that goes on
+_SCALER_STEPS: Final = 8  # newest steps that a scaler skipped
+
+Numbers = NDArray[np.integer]
+
+
+class Origin(Protocol):
+    """What a store knows when a frame has arrived."""
+
+    taps: list[Tap]  # only ever appended to
+    flows: tuple[Flow, ...]  # which call fed which, as the frames so far have said
+
+    def lanes_of_scalars(self) -> dict[str, int]:
+        """Return the lane of each scalar by name."""
+
+    def stat_rows(self, lanes: Sequence[int], first: int, before: int) -> tuple[Steps, Floats]:
+        """Return the unmerged stats of taps from a step on, and some before it."""
+
+    def scalar_rows(self, lanes: Sequence[int], first: int, before: int) -> tuple[Steps, Floats]:
+        """Return those of scalars."""
+
+
+@dataclass(slots=True)
+class Incidents:
+    """The incidents of one store. One thread writes, many read. Costs almost nothing in a run without any."""
+
+    source: Origin
+    max_bytes: int
+    version: int = 0  # changes when one begins, spreads, is over, or was skipped
+    made_room: int = 0  # incidents that were dropped to make room
+    alerts_made_room: int = 0  # those among them that were not notes
+    without_evidence: int = 0  # incidents whose values around the onset were not kept
+    masks: Masks = field(default_factory=Masks)
+    whose: Callable[[int, int], str] = lambda number, step: ""  # in which ranks a tap had a non-finite value in a step
+    _known: int = 0  # taps before this frame
+    _open: Open | None = None
+    _over: list[Over] = field(default_factory=list)
+    _unfinished: list[Gathering] = field(default_factory=list)  # the steps after the onset are still to come
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _skipped: deque[int] = field(default_factory=lambda: deque(maxlen=_SCALER_STEPS))
+    _causes: Causes = field(init=False)
+    _accounts: Accounts = field(init=False)
+    _standings: Standings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._causes = Causes(self.source.taps)
+        self._accounts = Accounts(self.source.taps, self._causes)
+        self._standings = Standings(self._gather)
+
+    @property
+    def dropped(self) -> int:
+        """The number of incidents that were dropped to make room, or found none."""
+        return self.made_room + self._standings.dropped
+
+    @property
+    def dropped_alerts(self) -> int:
+        """The number of these that were warnings or errors."""
+        return self.alerts_made_room + self._standings.dropped_alerts
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes in use; zero in a run without incidents."""
+        used, current = sum(each.nbytes for each in self._over) + self._standings.nbytes, self._open
+        if current is not None:
+            used += current.onset.nbytes + current.with_nan.nbytes
+            used += 0 if current.gathering is None else current.gathering.nbytes
+        return used
+
+    def take(self, step: int, previous: int | None, bad: Numbers, nan: Flags, fine: Numbers) -> None:
+        """Follow a captured step, or another part of the newest one.
+
+        `bad` are the affected taps and `fine` those that are not; `nan` says which of `bad` have a NaN.
+        """
+        incident = self._open
+        if incident is None and not len(bad):
+            return
+        with self._lock:
+            if not len(bad):
+                self._note_fine(step, fine)
+                return
+            if incident is not None and 0 <= incident.closed_at < step:
+                self._file(incident)
+                incident = None
+            if incident is None:
+                lanes = len(self.source.taps)
+                none = np.full(lanes, NEVER, np.int64), np.zeros(lanes, bool)
+                incident = self._open = Open(step, step, 0, previous, *none)
+                self._note_change(incident)
+            self._note_bad(incident, step, bad, nan)
+            self._note_fine(step, fine)
+
+    def harmful(self, step: int, bad: Numbers, no_mask: Flags, fine: Numbers, scalars: Mapping[str, float]) -> Flags:
+        """Return which of the affected taps aren't masks. `no_mask` says which can't be one."""
+        if not len(bad) or (no_mask.all() and not self.masks.since):
+            return np.ones(len(bad), bool)
+        if not all(math.isfinite(value) for name, value in scalars.items() if is_loss(name)):
+            no_mask = no_mask | ~np.isin(bad, list(self.masks.since))
+        given = dict(zip(bad.tolist(), no_mask.tolist(), strict=True))
+        found = self.masks.harmful(step, given, fine.tolist, lambda number: self.source.taps[number].kind, self._known)
+        return np.isin(bad, found)
+
+    def settle(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Finish a frame: name the culprit of its step, and take evidence."""
+        incident, self._known = self._open, len(self.source.taps)
+        if incident is None and not self._unfinished:
+            return
+        with self._lock:
+            if incident is not None and incident.begin == step:
+                self._name_culprit(incident, scalars)
+            for each in self._unfinished:
+                each.extend()
+            self._unfinished = [each for each in self._unfinished if not each.is_complete]
+
+    def _name_culprit(self, incident: Open, scalars: Mapping[str, float]) -> None:
+        affected = np.flatnonzero(incident.onset == incident.begin)
+        culprit, incident.known = self._causes.first_of(affected), ""
+        source = self._source_of(culprit, affected, incident.begin)
+        if source is not None:
+            culprit, incident.known = source.number, source.known
+        incident.known = " ".join(filter(None, [self.whose(culprit, incident.begin), incident.known]))
+        if self.source.taps[culprit].kind not in ("input", "output"):
+            losses = (name for name, value in scalars.items() if is_loss(name) and not math.isfinite(value))
+            incident.loss = next(losses, incident.loss)
+        if culprit != incident.culprit:  # the first part of the step, or a later part with an earlier tap
+            self._unfinished = [each for each in self._unfinished if each is not incident.gathering]
+            incident.culprit, incident.culprit_last = culprit, incident.begin
+            incident.gathering = self._gather(culprit, incident.begin, 2 * MAX_UNFINISHED)
+            self._note_change(incident)
+
+    def _source_of(self, first: int, affected: Numbers, step: int) -> Source | None:
+        """Return what went bad by itself, if the flow tells. Bad inputs of the model have nothing before them."""
+        taps, kind = self.source.taps, self.source.taps[first].kind
+        if kind not in ("output", *BACKWARD) or not self.source.flows:
+            return None
+        steps, stats = self.source.stat_rows(range(len(taps)), step, 0)
+        captured = np.flatnonzero(~np.isnan(stats[0, 0])).tolist() if len(steps) and steps[0] == step else []
+        flow = fitting(self.source.flows, taps, captured)
+        if flow is None:
+            return None
+        return Feeding(flow, taps).first(affected.tolist(), captured, kind, self.masks.since)
+
+    def _gather(self, culprit: int, begin: int, limit: int = MAX_UNFINISHED) -> Gathering | None:
+        """Begin to take the values around an onset, if there is room for them (the lock must be held)."""
+        if len(self._unfinished) < limit:
+            lanes, numbers = self.source.lanes_of_scalars(), neighbors_of(culprit, self.source.taps)
+            names = worth_showing(list(lanes))
+            found = Gathering(
+                tuple(self.source.taps[number] for number in numbers),
+                tuple(names),
+                Window.open(numbers, begin, self.source.stat_rows),
+                Window.open([lanes[name] for name in names], begin, self.source.scalar_rows),
+            )
+            if self.nbytes + found.nbytes < _FULL * self.max_bytes:
+                self._unfinished.append(found)
+                return found
+        self.without_evidence += 1
+        return None
+
+    def judge(self, step: int, found: Sequence[Found], told: bool = False) -> None:
+        """Follow what the rules found when they looked at the steps up to this one, or what is told of each frame."""
+        if not found and not self._standings.open:
+            return
+        with self._lock:
+            changed, ended = self._standings.look(step, found, told)
+            for each in {id(each): each for each in (*changed, *ended)}.values():
+                self._note_change(each)
+            back = {self._accounts.of_rule(each).about.id for each in changed}
+            self._over = [each for each in self._over if each.about.id not in back]
+            for each in ended:
+                self._put(self._accounts.of_rule(each))
+
+    def note_skipped(self, step: int) -> None:
+        """Record that a gradient scaler skipped a step. Its non-finite gradients are how the scaler finds its scale."""
+        with self._lock:
+            self._skipped.append(step)
+            if self._open is not None:
+                self._note_skip(self._open, step)
+            for place, each in enumerate(self._over):
+                if not each.about.skipped and _touches(each.about.first_step, each.about.last_step, step):
+                    self.version += 1
+                    about = replace(each.about, skipped=True, version=self.version)
+                    self._over[place] = replace(each, about=about)
+
+    def all(self) -> list[Incident]:
+        """Return the first and the newest incidents, oldest first. `dropped` counts the others."""
+        with self._lock:
+            return [self._accounts.read(each) for each in self._states()]
+
+    def heads(self) -> list[Incident]:
+        """Return the same incidents without their chains and evidence, which take time to read."""
+        with self._lock:
+            return [each.about for each in self._states()]
+
+    def _states(self) -> list[Over]:
+        """Return all incidents as they are now, oldest first (the lock must be held)."""
+        found, current = list(self._over), self._open
+        if current is not None and current.culprit >= 0:
+            found.append(self._accounts.of_nonfinite(current))
+        found += map(self._accounts.of_rule, self._standings.open)
+        return sorted(found, key=lambda each: each.about.first_step)
+
+    def _note_bad(self, incident: Open, step: int, bad: Numbers, nan: Flags) -> None:
+        if len(incident.onset) < len(self.source.taps):
+            missing = len(self.source.taps) - len(incident.onset)
+            incident.onset = np.append(incident.onset, np.full(missing, NEVER, np.int64))
+            incident.with_nan = np.append(incident.with_nan, np.zeros(missing, bool))
+        incident.steps += incident.last != step or incident.steps == 0
+        incident.last, incident.closed_at = step, NEVER
+        new = bad[incident.onset[bad] == NEVER]
+        if len(new):
+            incident.onset[new] = step
+            self._note_change(incident)
+        if incident.skipped and incident.steps == SCALER_SEARCH + 1:  # it becomes an error
+            self._note_change(incident)
+        if step == incident.begin:
+            incident.with_nan[bad[nan]] = True
+        elif not incident.culprit_recovered and (bad == incident.culprit).any():
+            incident.culprit_last = step
+        for each in self._skipped:
+            self._note_skip(incident, each)
+
+    def _note_skip(self, incident: Open, step: int) -> None:
+        if not incident.skipped and _touches(incident.begin, incident.last, step):
+            incident.skipped = True
+            self._note_change(incident)
+
+    def _note_change(self, incident: Open | Standing) -> None:
+        self.version += 1
+        incident.version = self.version
+
+    def _note_fine(self, step: int, fine: Numbers) -> None:
+        incident = self._open
+        assert incident is not None
+        if not incident.culprit_recovered and step > incident.culprit_last and (fine == incident.culprit).any():
+            incident.culprit_recovered = incident.culprit >= 0
+            self._note_change(incident)
+        if step > incident.last and incident.closed_at < 0:
+            known = fine[fine < len(incident.onset)]
+            if (incident.onset[known] != NEVER).any():
+                incident.closed_at = step
+                self._note_change(incident)
+
+    def _file(self, incident: Open) -> None:
+        self._open = None
+        self._put(self._accounts.of_nonfinite(incident))
+
+    def _put(self, over: Over) -> None:
+        """Keep an incident that is over, and drop others to make room."""
+        self._over.append(over)
+        while len(self._over) > KEPT_FIRST + KEPT_NEWEST or (
+            self.nbytes > _FULL * self.max_bytes and len(self._over) > 1
+        ):
+            notes = (
+                place for place, each in enumerate(self._over) if each.about.skipped or each.about.severity == "info"
+            )
+            dropped = self._over.pop(next(notes, min(KEPT_FIRST, len(self._over) - 2)))
+            self.alerts_made_room += dropped.about.severity != "info"
+            self.made_room += 1
+
+
+def _touches(begin: int, last: int, step: int) -> bool:
+    """Return whether a skipped step belongs to an incident. The number in the event may be off by one."""
+    return begin - 1 <= step <= last + 1
