@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,9 @@ def test_diagnostics_contain_no_secret_and_no_module_name() -> None:
     world = make_world(token=TOKEN, read_token=READ_TOKEN)
     run = _open(world, "one", (1.0,), name="secret plan")
     run.store.append(make_frame(5, 1, new_taps=(Tap("secret.layer", "output"),)))
-    told = str(settings.diagnostics_of(world.runs.settings, [settings.share_of(run)]))
+    chosen = replace(world.runs.settings, store="clickhouse://me:secret@box:8123/runs")
+    told = str(settings.diagnostics_of(chosen, [settings.share_of(run)]))
+    assert "clickhouse://me@box:8123/runs" in told
     for secret in (TOKEN, READ_TOKEN, "secret"):
         assert secret not in told
     assert "'numpy'" in told

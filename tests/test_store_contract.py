@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 
-from hookcore.records import STATS, Event, ModuleRecord, SketchBlock, Snapshot, Tap
+from hookcore.records import STATS, Event, ModuleRecord, Names, SketchBlock, Snapshot, Tap
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.wire import Batch, Description, EndItem, Item, Place, RunInfo, frame_item, snapshot_item
 from hookcore_app.clickhouse import record
 from hookcore_app.clickhouse.cluster import opening
 from tests.build import frame
-from tests.clickhouse_nodes import Cluster, running
+from tests.clickhouse_nodes import PASSWORD, Cluster, running
 from tests.clickhouse_world import Collector, new_database
+from tests.contract_table import (
+    EXCEPTIONS,
+    OF_A_RUN,
+    OF_SEVERAL,
+    PAGES,
+    PAGES_OF_A_RUN,
+    REFUSED,
+    RUNS,
+    STREAMED,
+    SUBSCRIBED,
+    WRITTEN,
+)
+from tests.live_world import Message, blocks_of
 from tests.serving import World, make_world
 from tests.waiting import wait_for
 
@@ -97,6 +114,10 @@ def _items_of(random: np.random.Generator, number: int, step: int) -> Iterator[I
         yield snapshot_item(number + 3, Snapshot(TAPS[PROBE], step, 1000.0, "float32", (6,), values[0]))
         text = np.frombuffer(f"said in step {step}".encode(), np.uint8)
         yield snapshot_item(number + 4, Snapshot(Tap("words", "output"), step, 1000.0, "text/plain", text.shape, text))
+        maps = random.random((2, 3, 3)).astype(np.float32)
+        maps /= maps.sum(axis=-1, keepdims=True)
+        names = Names((("a", "b", "c"),), shared=True, labels=("cat", "dog"))
+        yield snapshot_item(number + 5, Snapshot(TAPS[2], step, 1000.0, "float32", maps.shape, maps, names=names))
 
 
 # -- the servers -------------------------------------------------------------------------------------------------------
@@ -110,6 +131,7 @@ class Servers:
     followed: World  # it was there when the data came
     opened: World  # it came later
     long: World  # it came later, and takes the runs for long ones
+    written: list[tuple[Any, Any]] = field(default_factory=list)  # what the first two answered to each edit
 
 
 def unhurried() -> float:
@@ -149,6 +171,7 @@ def servers(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 wait_for(lambda: sum(run.loaded for run in followed.runs.every()) >= 4, "the first frames")
         collector.wait()
         wait_for(lambda: _has_all(followed), "the last frame")
+        written = [(edit(memory, *each), edit(followed, *each)) for each in EDITS]
         opened = make_world(unhurried, store=url)
         opened.app.state.shared.start()
         for run in opened.runs.every():
@@ -161,7 +184,7 @@ def servers(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             small.setattr(record, "FRAME_ROWS", 1)
             for run in long.runs.every():
                 long.runs.read(run)
-        yield Servers(memory, followed, opened, long)
+        yield Servers(memory, followed, opened, long, written)
         for world in (followed, opened, long):
             world.app.state.shared.close()
         collector.stop()
@@ -169,71 +192,17 @@ def servers(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 # -- the questions -----------------------------------------------------------------------------------------------------
 
-OF_A_RUN: Final = (
-    "runs/{run}",
-    "runs/{run}/modules",
-    "taps?run={run}",
-    "taps?run={run}&kind=output&match=layers.*",
-    "coverage?run={run}",
-    "hooks?run={run}",
-    "flow?run={run}",
-    "flow?run={run}&step=100",
-    "model?run={run}",
-    "findings?run={run}",
-    "overview?run={run}",
-    "mutes?run={run}",
-    "rules?run={run}",
-    "incidents?run={run}",
-    "capsules?run={run}",
-    "series?run={run}&stat=rms&tap=2",
-    "series?run={run}&stat=mean&kind=output_grad&match=*&points=37",
-    "series?run={run}&stat=nan&tap=4&from=50&to=260&points=20",
-    "heatmap?run={run}&kind=output&stat=rms",
-    "heatmap?run={run}&kind=output&stat=rms&columns=40&rows=2&from=10&to=280",
-    "heatmap?run={run}&kind=output_grad&stat=nan&columns=77&counts=true",
-    "histograms?run={run}&tap=0",
-    "histograms?run={run}&tap=0&columns=25&bins=16&from=20&to=200",
-    "channels?run={run}&tap=9",
-    "latest?run={run}",
-    "latest?run={run}&kind=output&sort=rms&limit=3",
-    "latest?run={run}&from=40&to=60",
-    "latest?run={run}&from=100&to=270&sort=rms",
-    "overview?run={run}&from=10&to=90",
-    "timeline?run={run}&from=10&to=200",
-    "timeline?run={run}&columns=40",
-    "scalars?run={run}",
-    "scalars?run={run}&name=accuracy",
-    "scalars?run={run}&name=loss&points=30&from=100",
-    "snapshots?run={run}",
-    "media?run={run}",
-    "events?run={run}",
-    "events?run={run}&from=100&to=200",
-    "settings?run={run}",
-    "differences?run={run}&kind=output&from=0&to=100&other_from=150&other_to=250",
-    "figure?run={run}&chart=series&tap=0&stat=rms",
-    "figure?run={run}&chart=heatmap&kind=output&stat=rms",
-    "figure?run={run}&chart=histograms&tap=0",
-    "figure?run={run}&chart=scalars&name=loss",
-)
-OF_SEVERAL: Final = (
-    "runs",
-    "runs?query=state:ended",
-    "removed-runs",
-    "compare?runs=one,two",
-    "compare?runs=one,two&kind=output&stat=mean&points=50",
-    "compare/heatmap?runs=one,two&kind=output",
-    "differences?run=one&other=two&kind=output",
-    "ranks?run=ranks-job",
-    "ranks/map?run=ranks-job&tap=0&stat=rms&columns=50",
-    "ranks/map?run=ranks-job&name=loss",
-    "snapshots/0?run=one&format=json",
-    "snapshots/0/statistics?run=one",
-    "snapshots/0/tiles?run=one&rows=2&columns=2",
-)
-RUNS: Final = ("one", "rank-1", "ranks-job")
-LATE: Final = "findings", "incidents"  # they look at the newest steps of a long run
+LATE: Final = "findings", "incidents", "report"  # they look at the newest steps of a long run
 MARKS: Final = "marks"  # of the timeline: incidents are among them
 OWN: Final = frozenset({"counters", "usage", "in_memory", "folder"})  # what each server says of itself
+IN_MEMORY: Final = ("taps", "labels")  # of a run; they are known if it is in memory
+CLOCK: Final = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d UTC|data-now="[\d.]+"')  # when a text was made
+PARTIAL: Final = re.compile(r'id="partial" role="status"( hidden)?>')
+EDITS: Final = (*WRITTEN, *REFUSED)
+SHOWN: Final = (*(f"/runs/{run}{page}" for run in ("one", "ranks-job") for page in PAGES_OF_A_RUN), *PAGES)
+FROM_THE_BEGINNING: Final = "{run}:another store:-1.0.0:-1.0.0:0:0:0:"  # a place in the stream of events
+HOST: Final = "127.0.0.1:8642"
+PATIENCE_S: Final = 30.0
 
 
 def plain(answer: Any) -> Any:
@@ -243,13 +212,123 @@ def plain(answer: Any) -> Any:
     return [plain(each) for each in answer] if isinstance(answer, list) else answer
 
 
-def without(answer: dict[str, Any], name: str) -> dict[str, Any]:
-    return {each: value for each, value in answer.items() if each != name}
+def without(answer: Any, name: str) -> Any:
+    return {each: value for each, value in answer.items() if each != name} if isinstance(answer, dict) else answer
+
+
+def content_of(response: Any) -> Any:
+    """Return what an answer says: lines, so that a test that fails shows the ones that differ."""
+    kind = response.headers.get("content-type", "")
+    if kind.startswith("application/json"):
+        return plain(response.json())
+    return CLOCK.sub("", response.text).splitlines() if kind.startswith("text/") else response.content
 
 
 def ask(world: World, question: str) -> Any:
     response = world.client.get(f"/api/v1/{question}")
-    return response.status_code, plain(response.json())
+    return response.status_code, content_of(response)
+
+
+def edit(world: World, method: str, address: str, content: dict[str, Any] | None) -> Any:
+    response = world.client.request(method, f"/api/v1/{address}", json=content)
+    answer = content_of(response)
+    for name in IN_MEMORY:
+        answer = without(answer, name)
+    return response.status_code, answer
+
+
+def show(world: World, page: str) -> Any:
+    response = world.client.get(page, headers={"Accept": "text/html"})
+    return response.status_code, content_of(response)
+
+
+def stream(world: World, question: str) -> list[tuple[str, Any]]:
+    """Return the events of a run that has ended, from its beginning to its end."""
+    address, _, query = question.partition("?")
+    run = query.partition("&")[0].removeprefix("run=")
+    headers = {"host": HOST, "last-event-id": FROM_THE_BEGINNING.format(run=run)}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": f"/api/v1/{address}",
+        "root_path": "",
+        "scheme": "http",
+        "query_string": query.encode(),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8642),
+    }
+
+    async def read() -> bytes:
+        body, ended = b"", asyncio.Event()
+
+        async def send(message: Any) -> None:
+            nonlocal body
+            body += message.get("body", b"")
+            if b"event: state" in body:
+                ended.set()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        answering = asyncio.ensure_future(world.app(scope, receive, send))
+        try:
+            await asyncio.wait_for(ended.wait(), PATIENCE_S)
+        finally:
+            answering.cancel()
+        return body
+
+    return [(each.name, plain(each.data)) for each in blocks_of(asyncio.run(read()))]
+
+
+def subscribe(world: World, run: str) -> list[Any]:
+    """Return what the socket of a page says first of each view of a run."""
+    found: list[Any] = []
+    with world.client.websocket_connect(f"ws://{HOST}/api/v1/socket") as socket:
+        for number, view in enumerate(SUBSCRIBED):
+            socket.send_text(json.dumps({"op": "subscribe", "id": number, "run": run, **view}))
+            while "state" not in (said := _said(Message.read(socket.receive_bytes()))):
+                found.append(said)
+            found.append(said)
+    return found
+
+
+def _said(message: Message) -> Any:
+    if message.kind == 3:
+        return message.json
+    return message.kind, message.first_step, message.columns, message.rows, message.data
+
+
+# -- every address is asked --------------------------------------------------------------------------------------------
+
+
+def routes_of(routes: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the methods and the routes of an application, also those of the routers in it."""
+    for route in routes:
+        inside = getattr(route, "original_router", None)
+        if inside is not None:
+            yield from routes_of(inside.routes)
+        else:
+            yield from ((method, route) for method in (getattr(route, "methods", None) or {"SOCKET"}) - {"HEAD"})
+
+
+def test_every_route_and_page_is_asked_of_both_stores_or_there_is_a_reason_why_not() -> None:
+    routes = [*routes_of(make_world(unhurried).app.routes)]
+    asked = {("SOCKET", "/api/v1/socket")}
+    asked |= {("GET", f"/api/v1/{each.format(run='one')}") for each in (*OF_A_RUN, *OF_SEVERAL, *STREAMED)}
+    asked |= {(method, f"/api/v1/{address}") for method, address, _ in EDITS}
+    asked |= {("GET", each) for each in (*PAGES, *(f"/runs/one{page}" for page in PAGES_OF_A_RUN))}
+    covered = set()
+    for method, address in asked:
+        path = address.partition("?")[0]
+        fitting = (route for name, route in routes if name == method and route.path_regex.match(path))
+        covered.add(f"{method} {next(fitting).path}")
+    every = {f"{method} {route.path}" for method, route in routes}
+    assert len(every) > 80
+    assert every - covered == set(EXCEPTIONS)
+
+
+# -- the same answers --------------------------------------------------------------------------------------------------
 
 
 def test_a_long_run_that_is_opened_late_says_what_begins_late_and_answers_the_rest_in_the_same_way(
@@ -257,14 +336,14 @@ def test_a_long_run_that_is_opened_late_says_what_begins_late_and_answers_the_re
 ) -> None:
     """Its older steps are in ClickHouse only."""
     beginning = "findings, incidents, and counts of non-finite steps look at steps 224 and later"
-    for question in (each.format(run=run) for run in ("one", "rank-1") for each in OF_A_RUN):
+    for question in (*(each.format(run=run) for run in ("one", "rank-1") for each in OF_A_RUN), "report?run=one"):
         response = servers.long.client.get(f"/api/v1/{question}")
         assert beginning in response.headers["hookcore-partial"]
         assert "etag" not in response.headers
         if question.startswith(("runs/one", "runs/rank-1")) and question.count("/") == 1:
             assert beginning in response.json()["partial"]
         elif not question.startswith(LATE):
-            expected, found = ask(servers.memory, question)[1], plain(response.json())
+            expected, found = ask(servers.memory, question)[1], content_of(response)
             assert without(found, MARKS) == without(expected, MARKS), question
     store = servers.long.runs.get("one").store  # type: ignore[union-attr]
     assert store.whole_since == 224
@@ -279,23 +358,61 @@ def test_the_sum_of_all_ranks_of_a_long_training_says_where_it_begins(servers: S
     assert "the sum of all ranks begins at step 262" in page.text
 
 
-@pytest.mark.parametrize("run", [*RUNS, "two"])
-@pytest.mark.parametrize(
-    "page",
-    ["", "/flow", "/layer?module=embed", "/histograms", "/differences", "/tensors", "/system", "/hooks", "/events"],
-)
-def test_every_page_of_a_run_is_shown(servers: Servers, run: str, page: str) -> None:
-    for world in (servers.followed, servers.opened, servers.long):
-        answer = world.client.get(f"/runs/{run}{page}", headers={"Accept": "text/html"})
-        assert answer.status_code == 200
-        hidden = re.search(r'id="partial" role="status"( hidden)?>', answer.text)
-        assert hidden is not None
-        assert bool(hidden[1]) == (world is not servers.long)
-
-
 @pytest.mark.parametrize("question", [each.format(run=run) for run in RUNS for each in OF_A_RUN] + list(OF_SEVERAL))
 def test_servers_answer_the_same(servers: Servers, question: str) -> None:
     expected = ask(servers.memory, question)
     assert expected[0] == 200, expected
     assert ask(servers.followed, question) == expected, "followed"
     assert ask(servers.opened, question) == expected, "opened"
+
+
+@pytest.mark.parametrize("place", range(len(EDITS)), ids=[" ".join(each[:2]) for each in EDITS])
+def test_edits_are_answered_in_the_same_way(servers: Servers, place: int) -> None:
+    expected, found = servers.written[place]
+    assert (expected[0] in (404, 409)) == (EDITS[place] in REFUSED), expected
+    assert found == expected
+
+
+@pytest.mark.parametrize("question", STREAMED)
+def test_streams_tell_the_same(servers: Servers, question: str) -> None:
+    expected = stream(servers.memory, question)
+    assert {name for name, _ in expected} >= {"run", "taps", "event", "incident", "scalars", "frame", "state"}
+    assert stream(servers.followed, question) == expected, "followed"
+    assert stream(servers.opened, question) == expected, "opened"
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_sockets_tell_the_same(servers: Servers, run: str) -> None:
+    expected = subscribe(servers.memory, run)
+    assert subscribe(servers.followed, run) == expected, "followed"
+    assert subscribe(servers.opened, run) == expected, "opened"
+
+
+@pytest.mark.parametrize("page", SHOWN)
+def test_pages_show_the_same(servers: Servers, page: str) -> None:
+    expected = show(servers.memory, page)
+    assert expected[0] == 200
+    for world in (servers.followed, servers.opened):
+        assert "\n".join(unified_diff(expected[1], show(world, page)[1], "memory", "ClickHouse", n=0)) == ""
+
+
+def test_the_page_with_the_settings_of_a_server_hides_the_password_of_its_store(servers: Servers) -> None:
+    status, lines = show(servers.followed, "/settings?run=one")
+    text = "\n".join(lines)
+    assert status == 200
+    assert "clickhouse://hookcore@127.0.0.1:" in text
+    assert quote(PASSWORD) not in text
+
+
+@pytest.mark.parametrize("page", [each for each in SHOWN if each.startswith("/runs/") and "part=" not in each])
+def test_pages_of_a_long_run_say_what_begins_late(servers: Servers, page: str) -> None:
+    status, lines = show(servers.long, page)
+    text = "\n".join(lines)
+    if "/incident" in page:  # it was before the steps that incidents look at
+        assert status == 404
+        assert "This run is long: " in text
+    else:
+        assert status == 200
+        hidden = PARTIAL.search(text)
+        assert hidden is not None
+        assert not hidden[1]

@@ -37,11 +37,9 @@ class IncidentPage(RunPage):
         """The incident with that id. Raises HTTPException if the run has none."""
         found = next((each for each in self.run.store.incidents() if each.id == self.id), None)
         if found is None:
-            raise HTTPException(
-                404,
-                "This run has no such incident. It may have been dropped to make room for later ones; the Events page "
-                "lists the others",
-            )
+            dropped = "It may have been dropped to make room for later ones"
+            why = self.run.partial or f"{dropped}; the Events page lists the others"
+            raise HTTPException(404, f"This run has no such incident. {why}")
         return found
 
     @property

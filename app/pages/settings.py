@@ -16,12 +16,14 @@ from .. import assets
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
 from ..analysis.figures.numerals import size
+from ..clickhouse.address import shown as without_password
 from ..formats import plain
 from ..runs import Run
 from ..settings import ServerSettings
 from .page import Page, Text
 
 SECRET: Final = frozenset({"token", "read_token", "certfile", "keyfile", "notify"})
+ADDRESSES: Final = frozenset({"store"})  # they may have a password in them
 SIZES: Final = frozenset({"memory", "keep_limit", "max_body"})
 PACKAGES: Final = (
     "fastapi",
@@ -102,6 +104,8 @@ def _value_of(settings: ServerSettings, name: str) -> str:
     value = getattr(settings, name)
     if name in SECRET:
         return "set" if value else "not set"
+    if name in ADDRESSES and value:
+        return without_password(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name in SIZES:

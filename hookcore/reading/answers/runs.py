@@ -42,7 +42,7 @@ class Run(Answer, frozen=True):
     newest_step: int | None
     steps: int
     ended_at_step: int | None
-    taps: int
+    taps: Annotated[int, Meta(description="0 if it isn't in memory")]
     started_s: Number
     ranks: Annotated[RankSummary | None, Meta(description="of a run that adds up the ranks of a training")]
     rank: Annotated[int | None, Meta(description="of a run that is one rank of a training")]
@@ -63,7 +63,7 @@ class Run(Answer, frozen=True):
     tags: tuple[str, ...]
     group: str
     archived: Annotated[bool, Meta(description="left out of the list of runs, unless a query asks for it")]
-    labels: dict[str, str]
+    labels: Annotated[dict[str, str], Meta(description="empty if it isn't in memory")]
     counters: DeliveryCounters
     usage: Usage
 
