@@ -23,7 +23,7 @@ from hookcore_app.clickhouse.names import number_of_run, rank_shards
 from hookcore_app.clickhouse.reading import listed
 from hookcore_app.clickhouse.schema import MIGRATIONS, Schema, SchemaError
 from hookcore_app.clickhouse.writing import Sign
-from hookcore_app.collector import cutter, homes, lane
+from hookcore_app.collector import cutter, feed, homes, lane
 from hookcore_app.collector.cuts import CutError, Cuts
 from hookcore_app.collector.cutter import Job
 from tests.clickhouse_nodes import DATABASE, Node, running
@@ -396,6 +396,23 @@ def test_a_trainer_that_goes_to_another_process_and_comes_back_is_stored_once(
         each.wait()
         each.stop()
     count_once(server.nodes, database_of(url), {"run": 20})
+
+
+def test_a_run_whose_first_answer_was_lost_so_that_two_processes_have_its_beginning_is_stored_once(
+    tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "CLAIM_S", 2)
+    monkeypatch.setattr(feed, "SILENT_S", 1.0)
+    one, other = Collector(tmp_path / "1", url), Collector(tmp_path / "2", url)
+    one.send(range(4))
+    other.send(range(9))
+    other.end(9)
+    for each in (one, other):
+        each.inserter.start()
+    for each in (one, other):
+        each.wait()
+        each.stop()
+    count_once(server.nodes, database_of(url), {"run": 9})
 
 
 def test_a_process_that_comes_back_after_another_one_took_over_inserts_only_what_that_lacks(

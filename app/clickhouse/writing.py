@@ -64,6 +64,13 @@ def stored_numbers(shard: Shard, run: int, items: Sequence[Item]) -> set[int]:
     return set(found.numbers("number").tolist())
 
 
+def are_stored(shard: Shard, run: int, items: Sequence[Item]) -> bool:
+    """Return whether items are stored completely, which their entries in the list of items say last."""
+    where = f"run = {run} AND number BETWEEN {items[0].number} AND {items[-1].number}"
+    found = set(shard.read(f"SELECT number FROM items WHERE {where}").numbers("number").tolist())
+    return all(item.number in found for item in items)
+
+
 class Known(NamedTuple):
     """What is stored of a run."""
 
@@ -92,22 +99,32 @@ class Claim(NamedTuple):
     age_s: int
 
 
+BEGUN: Final = 0  # the term with which a spool says that it has the first item of a run
+
+
 def claims_of(shard: Shard, runs: Sequence[int]) -> dict[int, Claim]:
     """Return the newest claim of each run that has one."""
     if not runs:
         return {}
     found = shard.read(
         "SELECT run, term, spool, toInt64(now()) - toInt64(at) AS age FROM claims "
-        f"WHERE run IN ({', '.join(map(str, runs))}) ORDER BY term, spool"
+        f"WHERE run IN ({', '.join(map(str, runs))}) AND term > {BEGUN} ORDER BY term, spool"
     )
     columns = (found.numbers(name).tolist() for name in ("run", "term", "spool", "age"))
     return {run: Claim(*about) for run, *about in zip(*columns, strict=True)}
 
 
-def claim_block(run: int, day: int, term: int, spool: int) -> bytes:
-    """Return the block that claims a run."""
-    about = {"day": [day], "term": [term]}
-    return block_of(CLAIMS, {**about, "run": np.array([run], np.uint64), "spool": np.array([spool], np.uint64)})
+def begun_elsewhere(shard: Shard, runs: Sequence[int], spool: int) -> set[int]:
+    """Return the runs of which another spool says that it has the first item."""
+    where = f"run IN ({', '.join(map(str, runs))}) AND term = {BEGUN} AND spool != {spool}"
+    return set(shard.read(f"SELECT run FROM claims WHERE {where} GROUP BY run").numbers("run").tolist())
+
+
+def claims_block(runs: Sequence[tuple[int, int]], term: int, spool: int) -> bytes:
+    """Return the block that claims runs, each with the day on which it began."""
+    numbers, days = zip(*runs, strict=True)
+    about = {"day": list(days), "term": [term] * len(runs), "run": np.array(numbers, np.uint64)}
+    return block_of(CLAIMS, {**about, "spool": np.full(len(runs), spool, np.uint64)})
 
 
 def block_of(table: Table, columns: Mapping[str, Any]) -> bytes:

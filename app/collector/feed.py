@@ -26,7 +26,8 @@ class Feed:
 
     lane: Lane
     recovered: int = -1  # the highest item of an earlier process, which may have inserted it
-    began_here: bool = True  # this spool had its first item
+    began_here: bool = True  # this spool had its first item, and no other one
+    has_said_so: bool = False  # other processes can know it from ClickHouse
     is_contested: bool = False  # other processes may have inserted items of this run
     shard: int = -1  # -1: not known yet
     read: int = -1  # the highest item that was read from the spool
