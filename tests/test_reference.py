@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from hookcore.observe import cpu, layout, reference
 from hookcore.observe.arena import CpuArena
 from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
 from hookcore.observe.harvest import Harvest, unpack
-from hookcore.observe.plain import make_plain
+from hookcore.observe.plain import make_plain, unseen
 from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import check_stats, floats32
 
@@ -248,3 +250,27 @@ def test_host_memory_is_not_kept_without_bound() -> None:
     for each in taken:
         buffers.give_back(*each)
     assert len(buffers.free) == 2
+
+
+class Operators(TorchDispatchMode):
+    """A mode of the user that sees every operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [None, Operators, lambda: torch.device("meta"), lambda: torch.autocast("cpu")])
+def test_what_is_unseen_is_hidden_from_autograd_and_from_all_modes(mode: Any) -> None:
+    left = torch.randn(3, 3, requires_grad=True)
+    with contextlib.nullcontext() if mode is None else mode() as user:
+        with unseen():
+            product = left @ left
+            made = torch.ones(2)
+        seen = list(getattr(user, "seen", []))
+    assert (product.dtype, product.requires_grad, made.device.type, seen) == (torch.float32, False, "cpu", [])
+    assert torch.is_grad_enabled()

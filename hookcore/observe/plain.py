@@ -12,7 +12,13 @@ from typing import Final
 
 import torch
 
-from hookcore.internals import DisableTorchFunction, disable_current_modes, is_wrapped
+from hookcore.internals import (
+    DisableTorchFunction,
+    disable_current_modes,
+    dispatch_modes,
+    function_modes,
+    is_wrapped,
+)
 from hookcore.observe import reference
 from hookcore.observe.arena import CODES
 
@@ -22,9 +28,16 @@ _UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Hide the operators in this block from autograd, and from modes and subclasses of the user."""
-    with DisableTorchFunction(), torch.no_grad(), disable_current_modes(), torch.autocast("cpu", enabled=False):
-        yield
+    """Hide the operators in this block from autograd, and from modes and subclasses of the user.
+
+    Entering what hides them from modes takes longer than reading a loss, and there are usually none.
+    """
+    with DisableTorchFunction(), torch.no_grad():
+        if dispatch_modes() or function_modes() or torch.is_autocast_enabled("cpu"):
+            with disable_current_modes(), torch.autocast("cpu", enabled=False):
+                yield
+        else:
+            yield
 
 
 def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookcore.observe.plain import make_plain, unseen
-from hookcore.recorder.scalars import number_of, scalar_of
+from hookcore.recorder.scalars import number_of, read_unseen
 from hookcore.recorder.witnesses import Fate
 from hookcore.records.vocabulary import FOUND_LOSS, LOGGED_LOSS, loss_rank
 
@@ -99,10 +99,10 @@ def _number(tensor: Any, weight: Any) -> Any:
     if not all(isinstance(each, Tensor) and each.numel() == 1 for each in both) or tensor.is_complex():
         return None
     with unseen():
-        plain, factor = make_plain(tensor.detach()), make_plain(weight.detach())
+        plain, factor = make_plain(tensor), make_plain(weight)
         if isinstance(plain, str) or isinstance(factor, str):
             return None
         if plain.is_cuda and torch.cuda.is_current_stream_capturing():
             return None  # what the recorder's thread waits for may be no part of a graph
         # `backward()` multiplies by one unless it is told otherwise.
-        return scalar_of(plain) * scalar_of(factor) if plain.is_cpu else scalar_of(plain.float() * factor)
+        return read_unseen(plain) * read_unseen(factor) if plain.is_cpu else read_unseen(plain.float() * factor)

@@ -125,11 +125,13 @@ class Parameters:
     def owned(self, optimizer: Optimizer) -> list[Parameter]:
         """Return the watched parameters that this optimizer steps."""
         tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        if any(self.find(tensor) is None for tensor in tensors):
+        owned = [self.find(tensor) for tensor in tensors]
+        if None in owned:
             # Another model's, or one that was replaced or added: look again.
             for plan in self._plans.live():
                 self.adopt(plan)
-        return [found for tensor in tensors if (found := self.find(tensor)) is not None]
+            owned = [self.find(tensor) for tensor in tensors]
+        return [parameter for parameter in owned if parameter is not None]
 
     def before_step(self, owned: list[Parameter], with_gradients: bool, stepper: int = 0) -> None:
         """Read weights, and gradients unless the step computes them, as the optimizer is about to use them."""

@@ -31,8 +31,15 @@ def scalar_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return float(value)
     with unseen():
-        value = value.detach().reshape(-1)[:1]
-        return float(value) if value.is_cpu else _Pending(value.clone())
+        return read_unseen(value)
+
+
+def read_unseen(value: Tensor) -> Any:
+    """Return a tensor's only number, or a device scalar that can be waited for. Within `unseen()` only."""
+    if value.is_cpu and value.numel() == 1:
+        return float(value.item())
+    value = value.detach().reshape(-1)[:1]
+    return float(value) if value.is_cpu else _Pending(value.clone())
 
 
 def number_of(value: Any) -> float:
