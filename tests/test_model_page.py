@@ -13,7 +13,9 @@ from torch import nn
 import hookcore
 from hookcore.records import Event, ModuleRecord, Tap
 from hookcore.store import Store
+from hookcore_app import assets
 from hookcore_app.analysis.coverage import why_uncaptured
+from hookcore_app.pages.frame import PLACES
 from hookcore_app.pages.views.model import box_id
 from tests.api_world import World, open_run
 from tests.build import append, frame, stats_of
@@ -60,7 +62,7 @@ def world() -> World:
 
 
 def page(world: World, path: str) -> str:
-    answer = world.client.get(f"/runs/real/{path}", headers=HTML)
+    answer = world.client.get(f"/runs/real/{path}".rstrip("/"), headers=HTML)
     assert answer.status_code == 200, answer.text
     return str(answer.text)
 
@@ -167,3 +169,18 @@ def test_the_drawer_by_itself_is_the_page_of_the_layer_and_an_unknown_module_is_
     assert answer.status_code == 307
     assert answer.headers["location"] == "/runs/real/layer?module=2.inner&step=3"
     assert world.client.get("/runs/real/drawer?module=nowhere&part=about", headers=HTML).status_code == 404
+
+
+def test_the_pages_with_a_drawer_have_its_script_and_its_style(world: World) -> None:
+    """Names of layers open it where it is, and lead to the layer's page where it isn't."""
+    shown = {place.page: place.has_drawer for place in PLACES if place.key}
+    assert {name for name, has_drawer in shown.items() if not has_drawer} == {
+        "layer", "tensors", "media", "system", "board", "hooks",
+    }  # fmt: skip
+    for name, has_drawer in shown.items():
+        path = "" if name == "overview" else name
+        text = page(world, path)
+        script = assets.read(f"joined/{name}.js")
+        assert script is not None
+        found = 'id="drawer"' in text, "css/drawer.css" in text, b"// js/drawer/index.js" in script.content
+        assert found == (has_drawer,) * 3, name

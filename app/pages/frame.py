@@ -52,23 +52,24 @@ class Place:
     key: str
     of_ranks: bool = False  # only for a distributed training
     finds: bool = True  # whether the find box filters this page; otherwise it leads to the flow page
+    has_drawer: bool = False  # whether the names of layers open the drawer
 
 
 PLACES: Final = (
-    Place("overview", "Overview", "", "o"),
-    Place("model", "Model", "/model", "b"),
-    Place("flow", "Gradient flow", "/flow", "f"),
+    Place("overview", "Overview", "", "o", has_drawer=True),
+    Place("model", "Model", "/model", "b", has_drawer=True),
+    Place("flow", "Gradient flow", "/flow", "f", has_drawer=True),
     Place("layer", "Layer", "/layer", "m", finds=False),
-    Place("histograms", "Histograms", "/histograms", "h"),
-    Place("differences", "Differences", "/differences", "d"),
-    Place("ranks", "Ranks", "/ranks", "n", of_ranks=True),
+    Place("histograms", "Histograms", "/histograms", "h", has_drawer=True),
+    Place("differences", "Differences", "/differences", "d", has_drawer=True),
+    Place("ranks", "Ranks", "/ranks", "n", of_ranks=True, has_drawer=True),
     Place("tensors", "Tensors", "/tensors", "t"),
     Place("media", "Media", "/media", "i", finds=False),
     Place("system", "System", "/system", "y", finds=False),
     Place("board", "Board", "/board", "p", finds=False),
     Place("hooks", "Hooks", "/hooks", "k"),
-    Place("events", "Events", "/events", "a"),
-    Place("incident", "Incident", "/incident", "", finds=False),
+    Place("events", "Events", "/events", "a", has_drawer=True),
+    Place("incident", "Incident", "/incident", "", finds=False, has_drawer=True),
     Place("timeline", "Timeline", "/timeline", "", finds=False),
     Place("drawer", "Drawer", "/drawer", "", finds=False),
 )
@@ -217,6 +218,7 @@ def _make_templates() -> Environment:
     templates.globals |= {
         "words_of": words_of,
         "places": tuple(place for place in PLACES if place.key),
+        "with_drawer": frozenset(place.page for place in PLACES if place.has_drawer),
         "kinds": KINDS,
         "kind_names": KIND_WORDS,  # of one tensor
         "kind_titles": KIND_TITLES,  # of several

@@ -26,6 +26,7 @@ from ..runs.ranked import joint_of, members_at, read_every
 from ..runs.rankwords import words_of
 from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
 from .views.moment import nothing_in
+from .views.overview import layer_address
 from .views.rankvalues import ABOUT_WAITS, SECONDS, WAITS, chosen_value, known_rates, logged_values, suggested_taps
 
 COLUMNS: Final = 8  # of the map: the table shows the newest values only
@@ -150,6 +151,7 @@ class RanksPage(RunPage):
             "sort_name": sort,
             "stat_name": self.stat_name,
             "shown_kind": self.shown_kind,
+            "layer_address": partial(layer_address, self.run),
         }
 
     @cached_property

@@ -39,5 +39,9 @@ def test_a_choice_is_sent_and_leads_to_the_layer(visit: Open, paths: Paths) -> N
         expect(articles.first).to_contain_text("apart")
         headings = " ".join(articles.locator("h3").all_inner_texts())
         assert set(re.findall(r"\bactivation(?: gradient)?\b", headings)) == {"activation"}
-        articles.first.get_by_role("link").click()
+        name = articles.first.get_by_role("link")
+        name.click()
+        expect(tab.page.locator("#drawer h2")).to_have_text(name.inner_text())
+        expect(tab.page.locator("#drawer-numbers")).to_have_text("Newest values in steps 40 to 50")
+        tab.page.locator("#drawer-layer").click()
         expect(tab.page).to_have_url(re.compile(r"/layer\?module=.*steps=40-50"))

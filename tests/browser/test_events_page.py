@@ -21,6 +21,9 @@ def test_the_first_bad_layer_is_explained(visit: Open, paths: Paths) -> None:
         expect(detail).to_contain_text("Phase")
         expect(detail).to_contain_text("Affected afterwards")
         assert detail.locator(".strip rect.bad").count() >= 1
+        detail.locator(".followers a").first.click()
+        expect(tab.page.locator("#drawer-numbers")).to_contain_text("Values in step 4")
+        tab.page.keyboard.press("Escape")
         detail.get_by_role("link", name="Open layer").click()
         tab.page.wait_for_url(re.compile(r"/layer\?module=encoder\.layers\.1"))
 

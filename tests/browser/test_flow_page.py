@@ -140,7 +140,14 @@ def test_a_layer_is_selected_by_click_or_key_drawn_as_a_line_and_can_be_pinned(v
         expect(page.locator("#line-title")).to_have_text("features.0")
         page.locator("#line").scroll_into_view_if_needed()
         page.locator("#line .js-plotly-plot").wait_for()
+        page.locator("#line-name").click()  # the name opens the drawer
+        expect(page.locator("#drawer h2")).to_have_text("features.0")
         page.keyboard.press("Escape")
+        expect(page.locator("#drawer")).to_be_hidden()
+        page.locator("#flow .heat-pad").click(position={"x": 20, "y": 10})  # and so do those of the heatmap
+        expect(page.locator("#drawer h2")).to_have_text("features.0")
+        page.keyboard.press("Escape")
+        expect(page.locator("#flow .heat-pad")).to_be_focused()
         page.locator("h1").click()
         page.keyboard.press("j")
         expect(page.locator("#line-title")).to_have_text("features.1")

@@ -27,6 +27,9 @@ def test_an_incident_is_reached_from_its_finding_and_shows_its_evidence(visit: O
         expect(tab.page.locator("#chart .plot-legend")).to_contain_text("step 40")
         expect(tab.page.locator(".advice")).to_contain_text("What to try")
         expect(tab.page.locator("#follow")).to_be_hidden()
+        tab.page.locator("#graph a", has=tab.page.locator(".culprit")).click()
+        expect(tab.page.locator("#drawer h2")).to_have_text("encoder.layers.1.linear1")
+        expect(tab.page.locator("#drawer-numbers")).to_have_text("Values in step 40")
 
 
 def test_another_stat_changes_chart_table_and_address(visit: Open, paths: Paths) -> None:

@@ -62,6 +62,44 @@ def test_the_key_figures_and_findings_link_to_the_layer_at_its_step(visit: Open,
         expect(tab.page.locator("#figure-nonfinite .value")).not_to_have_text("0")
 
 
+def test_the_name_of_a_layer_opens_the_drawer_and_escape_gives_the_focus_back(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("bad")["overview"])
+        page, drawer = tab.page, tab.page.locator("#drawer")
+        name = page.locator("#findings li a").first
+        name.focus()
+        page.keyboard.press("Enter")
+        expect(drawer).to_be_focused()
+        expect(drawer.locator("h2")).to_have_text("encoder.layers.1.linear1")
+        expect(drawer.locator("#drawer-numbers")).to_have_text("Values in step 40")
+        assert drawer.locator("#drawer-layer").get_attribute("href") == name.get_attribute("href")
+        assert tab.axe() == []
+        page.reload()  # it is in the address
+        expect(drawer.locator("h2")).to_have_text("encoder.layers.1.linear1")
+        page.go_back()
+        expect(drawer).to_be_hidden()
+        row = page.locator("#values tbody th a", has_text="features.0").first
+        row.click()
+        expect(drawer.locator("#drawer-numbers")).to_have_text("Newest values")
+        page.keyboard.press("Escape")
+        expect(drawer).to_be_hidden()
+        expect(row).to_be_focused()
+        page.get_by_label("Step", exact=True).fill("30")
+        page.keyboard.press("Enter")
+        row.click()
+        expect(drawer.locator("#drawer-numbers")).to_have_text("Values in step 30")
+        page.wait_for_function(DRAWN)
+        page.locator("#model .heat-pad").click(position={"x": 20, "y": 10})
+        expect(drawer.locator("h2")).to_have_text("features.0")
+        with page.context.expect_page() as opened:
+            row.click(modifiers=["Control"])
+        assert "/layer?module=features.0" in opened.value.url
+        opened.value.close()
+        with page.context.expect_page() as opened:
+            page.locator("#model .heat-pad").click(position={"x": 20, "y": 10}, modifiers=["Control"])
+        assert re.search(r"/layer\?module=features.0&.*step=30", opened.value.url)
+
+
 def test_figures_follow_a_live_run_and_keep_focus_and_scroll(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["overview"])

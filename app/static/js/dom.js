@@ -31,6 +31,11 @@ export function byId(id) {
   return found;
 }
 
+/** Whether a click asks for another tab. @param {MouseEvent} event */
+export function isAside(event) {
+  return event.ctrlKey || event.metaKey || event.button === 1;
+}
+
 /** Shows the elements that work only with a script. @param {ParentNode} root */
 export function reveal(root) {
   for (const each of root.querySelectorAll("[data-needs-script]")) each.removeAttribute("hidden");

@@ -14,7 +14,7 @@ import { Clock } from "./timeline/clock.js";
 import { Notes } from "./timeline/notes.js";
 
 /** Every page has these in its address; a page adds its own. */
-const SHARED = { f: "", steps: "live:500", step: "", by: "step", tour: "" };
+const SHARED = { f: "", steps: "live:500", step: "", by: "step", tour: "", drawer: "" };
 
 /** @param {Record<string, string>} [defaults] */
 export function open(defaults = {}) {

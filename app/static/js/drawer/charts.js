@@ -27,6 +27,8 @@ export class DrawerCharts {
   #chart = null;
   /** @type {Tap | null} */
   #tap = null;
+  /** The step that is shown unless the page is held at another one. @type {number | null} */
+  #step = null;
   /** The words if there is nothing to show. */
   #none = "";
 
@@ -46,11 +48,12 @@ export class DrawerCharts {
     });
     this.refresh = new Refresh((signal) => this.#ask(signal), { min: MIN_MS, ready: () => this.#tap !== null });
     page.follow.on("change", () => this.#tap && this.refresh.soon());
-    page.follow.on("newest", () => this.#tap && !page.follow.paused && this.refresh.soon());
+    page.follow.on("newest", () => this.#tap && this.#step === null && !page.follow.paused && this.refresh.soon());
   }
 
   /** @param {Tap[]} taps of a module @param {import("./index.js").Layer} layer */
-  show(taps, { call, phase, kind }) {
+  show(taps, { call, phase, kind, step = null }) {
+    this.#step = step;
     const own = taps.filter((tap) => ofParameters(tap.kind) || (tap.call === call && tap.phase === phase));
     const every = KINDS.flatMap((each) => own.filter((tap) => tap.kind === each));
     const parts = every.slice(0, MAX_PARTS);
@@ -60,7 +63,7 @@ export class DrawerCharts {
     this.#plan = {
       id: "norms",
       title: "Norms over steps",
-      y: { title: "norm", scale: "log" },
+      y: { title: "norm", scale: "log", fixed: true }, // what the page says is about its own charts
       stats: ["norm"],
       parts: parts.map((tap) => ({ tap, name: shortOf(tap), make: "norm" })),
     };
@@ -94,9 +97,10 @@ export class DrawerCharts {
 
   /** @param {AbortSignal} signal */
   async #ask(signal) {
-    const { span } = this.page.follow;
+    const { span, held } = this.page.follow;
     if (!this.#tap || !span) return;
-    const query = { run: this.page.run, tap: this.#tap.number, ...barsOf(this.page.follow, COLUMNS), bins: BINS };
+    const bars = barsOf({ held: held ?? this.#step, span }, COLUMNS);
+    const query = { run: this.page.run, tap: this.#tap.number, ...bars, bins: BINS };
     const said = await get("histograms", query, signal).catch((error) => {
       if (!signal.aborted && this.histogram.canvas.hidden) {
         this.words.hidden = false;

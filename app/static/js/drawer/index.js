@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * A drawer for one layer, next to what the reader looks at: facts, lines, a histogram, values, a tensor, incidents. For any
- * page whose template includes drawer.html and whose head has css/drawer.css.
+ * A drawer for one layer, next to what the reader looks at: facts, lines, a histogram, values, a tensor, incidents. On the
+ * pages that have it in `PLACES` (app/pages/frame.py).
  */
 import { get, only } from "../api.js";
 import { byId } from "../dom.js";
@@ -11,7 +11,9 @@ import { Refresh } from "../live/refresh.js";
 import { DrawerCharts } from "./charts.js";
 import { DrawerTensor } from "./tensor.js";
 
-/** @typedef {{module: string, call: number, phase: string, kind: string}} Layer what is shown; `kind` is that of the histogram */
+/**
+ * @typedef {{module: string, call: number, phase: string, kind: string, step?: number | null}} Layer what is shown; `kind` is
+ * that of the histogram, and `step` the one that the values are of, unless the page is held at another one */
 
 export class Drawer {
   /** @type {Layer | null} */
@@ -26,10 +28,8 @@ export class Drawer {
     this.refresh = new Refresh((signal) => this.#look(signal), { ready: () => !this.closed });
     this.tensor = new DrawerTensor(page, byId("drawer-tensor"));
     const close = () => {
-      const isInside = element.contains(document.activeElement);
       this.close();
       onClose();
-      if (isInside) this.#giveBackFocus();
     };
     element.addEventListener("focusin", ({ relatedTarget: from }) => {
       if (from instanceof HTMLElement && !element.contains(from)) this.#before = from;
@@ -60,6 +60,10 @@ export class Drawer {
     before.focus({ preventScroll: true });
   }
 
+  focus() {
+    this.element.focus({ preventScroll: true });
+  }
+
   get closed() {
     return this.layer === null;
   }
@@ -72,21 +76,25 @@ export class Drawer {
       call: String(call),
       phase,
       steps: state.get("steps"),
-      step: state.get("step"),
+      step: state.get("step") || String(this.layer?.step ?? ""),
     }).toString();
   }
 
-  /** Shows a layer. @param {Layer} layer */
-  open(layer) {
+  /** Shows a layer. @param {Layer} layer @param {HTMLElement | null} [from] what gets the focus back */
+  open(layer, from = /** @type {HTMLElement | null} */ (document.activeElement)) {
+    if (from && !this.element.contains(from)) this.#before = from;
     if (JSON.stringify(layer) === JSON.stringify(this.layer)) return;
-    const { module, call, phase } = this.layer ?? {};
-    const other = layer.module !== module || layer.call !== call || layer.phase !== phase;
-    if (this.closed) this.#before = /** @type {HTMLElement | null} */ (document.activeElement);
+    const { module, call, phase, step } = this.layer ?? {};
+    const other = layer.module !== module || layer.call !== call || layer.phase !== phase || layer.step !== step;
     this.layer = layer;
     this.element.hidden = false;
-    const query = { module: layer.module };
-    byId("drawer-layer").href = this.page.address("layer", { ...query, kind: layer.kind });
-    byId("drawer-flow").href = this.page.address("flow", layer.module ? { f: layer.module } : {});
+    const at = given({ step: layer.step });
+    byId("drawer-layer").href = this.page.address("layer", {
+      module: layer.module,
+      ...given({ kind: layer.kind }),
+      ...at,
+    });
+    byId("drawer-flow").href = this.page.address("flow", { ...given({ f: layer.module }), ...at });
     if (other) {
       this.element.scrollTop = 0;
       void this.parts.now();
@@ -110,12 +118,20 @@ export class Drawer {
   }
 
   close() {
+    const isInside = this.element.contains(document.activeElement);
     this.layer = null;
     this.element.hidden = true;
     this.refresh.stop();
     this.charts.clear();
     this.tensor.close();
+    if (isInside) this.#giveBackFocus();
   }
+}
+
+/** What of a query is known. @param {Record<string, string | number | null | undefined>} query */
+function given(query) {
+  const parts = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return /** @type {Record<string, string | number>} */ (Object.fromEntries(parts));
 }
 
 /** Whether Escape has something else to do. @param {EventTarget | null} target */

@@ -45,11 +45,12 @@ export class PickedLine {
     if (module === NONE || (!now && performance.now() - this.#shownAt < SHOWN_MS)) return;
     this.#shownAt = performance.now();
     const name = module || "(root)";
-    byId("line-title").textContent = name;
-    byId("line-open").href = page.address("layer", {
+    const address = page.address("layer", {
       module,
       ...(page.state.get("step") ? { step: page.state.get("step") } : {}),
     });
+    byId("line-name").textContent = name;
+    for (const id of ["line-name", "line-open"]) byId(id).href = address;
     this.pin.setAttribute("aria-pressed", String(this.pins.includes(module)));
     const { columns, rows } = heat;
     if (!columns?.length) return;

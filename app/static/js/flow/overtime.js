@@ -22,7 +22,7 @@ export class OverTime {
 
   /**
    * @param {import("../page.js").Page} page
-   * @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void}} options
+   * @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void, ofHeatmap: Partial<import("../heat/index.js").HeatOptions>}} options
    */
   constructor(page, options) {
     this.page = page;
@@ -47,6 +47,7 @@ export class OverTime {
       stat: this.stat,
       query,
       onPick: options.onPick,
+      ...options.ofHeatmap,
     });
     this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: MAX_ROWS }), {
       rows: ({ why = "" }) => {

@@ -1,5 +1,6 @@
 // @ts-check
 /** The reader's hand on a heatmap: what is under it, one cursor with the other charts, picking, and zooming. */
+import { isAside } from "../dom.js";
 import { hideTip, showTip } from "../tip.js";
 import { worse } from "../worst.js";
 import { moveBy } from "./keys.js";
@@ -32,6 +33,7 @@ export class Pointing {
     pad.addEventListener("pointermove", (event) => this.#move(event));
     pad.addEventListener("pointerdown", (event) => this.#press(event));
     pad.addEventListener("pointerup", (event) => this.#release(event));
+    pad.addEventListener("auxclick", (event) => isAside(event) && this.#open(event));
     pad.addEventListener("pointercancel", () => this.#leave());
     pad.addEventListener("pointerleave", () => this.#leave());
     pad.addEventListener("wheel", (event) => turn(event, this, this.#placeOf(event).offsetX), { passive: false });
@@ -139,7 +141,7 @@ export class Pointing {
     this.#drag = null;
     const { scene } = this.screen;
     if (drag === null || !scene) return;
-    if (!wide && !high) return this.pick(this.find(this.#placeOf(event)));
+    if (!wide && !high) return this.#open(event);
     if (high) this.#zoomRows(drag, scene.layout);
     if (!wide) return this.draw();
     const [from, to] = [drag.from, drag.to].sort((a, b) => a - b).map((x) => stepAt(scene.layout, scene.span, x));
@@ -155,6 +157,20 @@ export class Pointing {
     if (first < 0 || last < 0) return;
     const rows = layout.shown.subarray(layout.starts[first], layout.starts[last + 1]);
     if (rows.length && rows.length < this.heat.visible.length) this.heat.zoomRows(rows);
+  }
+
+  /** A click: in another tab, on a name, or on a cell. @param {MouseEvent} event */
+  #open(event) {
+    const { onName, onAside } = this.heat.options;
+    const place = this.#placeOf(event);
+    const point = this.find(place);
+    if (point === null) return;
+    const row = this.heat.rows[point.row];
+    const isName = place.offsetX < (this.screen.scene?.layout.plot.x ?? 0);
+    if (onAside && isAside(event)) onAside(row, isName ? null : this.heat.stopAt(point.step));
+    else if (event.button !== 0) return;
+    else if (onName && isName) onName(row);
+    else this.pick(point);
   }
 
   /** The reader means this one. @param {Point | null} point */

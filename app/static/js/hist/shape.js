@@ -220,7 +220,7 @@ export class AxisPart {
 }
 
 /** The steps to ask for: of a held page that shows bars its step alone, so that no other one is in its sum.
- * @param {import("../follow.js").Follow} follow @param {number} columns */
+ * @param {{held: number | null, span: [number, number] | null}} follow @param {number} columns */
 export function barsOf({ held, span }, columns) {
   return held === null ? { from: span?.[0], to: span?.[1], columns } : { from: held, to: held, columns: 1 };
 }

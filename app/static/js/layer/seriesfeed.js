@@ -78,7 +78,7 @@ export class SeriesFeed extends Emitter {
   }
 
   get #halfLife() {
-    return Number(this.page.state.get("smooth")) || 0;
+    return Number(this.page.state.optional("smooth")) || 0;
   }
 
   /** The points of a curve that is loaded whole. */

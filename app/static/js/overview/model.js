@@ -1,11 +1,11 @@
 // @ts-check
 /** The heatmap of the whole model: layers by steps, any kind and stat. */
 import { byId } from "../dom.js";
+import { layerOf } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
-import { visit } from "../timeline/keep.js";
 
 const MAX_ROWS = 10_000;
 
@@ -16,8 +16,9 @@ export class ModelPicture {
   #taps = 0;
   #why = "";
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element */
-  constructor(page, element) {
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element
+   * @param {import("../drawer/names.js").LayerNames} names */
+  constructor(page, element, names) {
     this.page = page;
     this.usual = element.dataset.kind ?? "";
     this.empty = byId("model-empty");
@@ -36,7 +37,11 @@ export class ModelPicture {
       kind: this.kind,
       stat: this.stat,
       query,
-      onPick: (row, step) => this.#open(row, step),
+      onPick: (row, step) => {
+        names.open(layerOf(row));
+        page.follow.hold(step);
+      },
+      ...names.ofHeatmap,
     });
     this.feed = new Feed(page, this.heat, () => this.#query(), { rows: (said) => this.#name(said) });
     for (const name of ["kind", "stat"]) page.state.on(name, () => this.#change());
@@ -86,19 +91,5 @@ export class ModelPicture {
     this.cut.hidden = !this.finder.text || this.#taps <= this.#rows.length;
     const searched = `${count(this.#rows.length)} of ${count(this.#taps)}`;
     this.cut.textContent = `The filter searches the first ${searched} layers here.`;
-  }
-
-  /** @param {import("../heat/rows.js").Row} row @param {number} step */
-  #open(row, step) {
-    const { module, kind, index, call, phase } = /** @type {any} */ (row);
-    const query = {
-      module,
-      kind,
-      ...(index ? { index } : {}),
-      ...(call ? { call } : {}),
-      ...(phase && phase !== "train" ? { phase } : {}),
-      step,
-    };
-    visit(this.page, "layer", query);
   }
 }

@@ -1,9 +1,11 @@
 // @ts-check
 /** The Differences page: the server compares and draws. A choice is sent at once; what is typed waits for Enter. */
+import { LayerNames } from "../drawer/names.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 
 const page = open({ kind: "", other: "", beside: "" });
+new LayerNames(page);
 const parts = new Parts(page, "differences", { max: 20_000 });
 const form = /** @type {HTMLFormElement | null} */ (document.getElementById("differences-form"));
 form?.addEventListener("change", (event) => {

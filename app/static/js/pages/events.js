@@ -10,6 +10,7 @@ import { Walk } from "../alerts/walk.js";
 import { reach } from "../api.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
+import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { listenToSeen } from "../live/acknowledge.js";
 import { dress, listenToLinks, Parts } from "../live/parts.js";
@@ -22,6 +23,7 @@ const FILTERS = ["severity", "name", "text", "hide"];
 const page = open({ severity: "", name: "", text: "", hide: "0", event: "", row: "0" });
 const parts = new Parts(page, "events");
 const walk = new Walk(page);
+new LayerNames(page);
 
 const filter = () => (page.state.get("row") === "0" ? parts.now() : page.state.set({ row: "0" }));
 const finder = new Finder(page, () => finder.problem || filter());

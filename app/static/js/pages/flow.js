@@ -1,6 +1,7 @@
 // @ts-check
 /** Gradient flow: one step from input to output, and every layer over the steps. */
 import { byId } from "../dom.js";
+import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { PickedLine } from "../flow/line.js";
 import { OverTime } from "../flow/overtime.js";
@@ -37,7 +38,8 @@ const fits = ({ module, type = "" }) => finder.fits(module) && ["", type].includ
 /** @param {string} module */
 const pick = (module) => state.set({ module: state.get("module") === module ? NONE : module });
 
-const overTime = new OverTime(page, { fits, onPick: (row) => pick(row.module), onRows: () => line.show() });
+const { ofHeatmap } = new LayerNames(page);
+const overTime = new OverTime(page, { fits, onPick: (row) => pick(row.module), onRows: () => line.show(), ofHeatmap });
 const line = new PickedLine(page, overTime.heat);
 
 const profile = new Profile(page, byId("profile"), {
@@ -51,6 +53,7 @@ const ratio = new Heat(page, byId("ratio"), {
   kind: "update",
   stat: "ratio",
   onPick: (row) => pick(row.module),
+  ...ofHeatmap,
 });
 const ratioEmpty = byId("ratio-empty");
 let noRatio = "";

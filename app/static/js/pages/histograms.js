@@ -3,6 +3,7 @@
 import { ApiError } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
+import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { count } from "../format.js";
 import { pngOf } from "../hist/export.js";
@@ -20,6 +21,7 @@ const COLUMNS = ["layer", "type", "zero share", "std", "drift (octaves)", "non-f
 const page = open({ kind: "output", sort: "model", range: "own", size: "m", view: "map" });
 const { state, follow } = page;
 const run = /** @type {string} */ (page.run);
+new LayerNames(page);
 const wall = new Wall(page, byId("wall"));
 /** @type {import("../hist/order.js").Layer[]} */
 let layers = [];

@@ -3,6 +3,7 @@
 import { listenToExplain } from "../alerts/explain.js";
 import { listenToMute } from "../alerts/mute.js";
 import { OnsetChart } from "../alerts/onset.js";
+import { LayerNames } from "../drawer/names.js";
 import { listenToSeen } from "../live/acknowledge.js";
 import { dress, Parts } from "../live/parts.js";
 import { open } from "../page.js";
@@ -11,6 +12,7 @@ import { prefs } from "../prefs.js";
 const given = document.getElementById("around")?.dataset ?? {};
 const page = open({ id: "", stat: given.stat ?? "", y: "" });
 const parts = new Parts(page, "incident");
+new LayerNames(page);
 const chart = given.steps ? new OnsetChart(page, page.state.get("id")) : null;
 
 page.state.on("stat", () => {

@@ -2,6 +2,7 @@
 /** The page Model: the model as a picture, played over the steps, with a drawer for one of its boxes. */
 import { byId } from "../dom.js";
 import { Drawer } from "../drawer/index.js";
+import { listenToNames } from "../drawer/names.js";
 import { listenToLinks, Parts } from "../live/parts.js";
 import { addControls } from "../model/controls.js";
 import { addKeys } from "../model/keys.js";
@@ -32,6 +33,16 @@ function show(number) {
   if (kind !== "repeat") drawer.open({ module, call, phase, kind: picture.readings.asked.kind });
 }
 
+/** A name in the table selects its box. @param {string} module */
+function pick(module) {
+  const [number] = picture.structure.tree?.byModule.get(module) ?? [];
+  if (number === undefined) return false;
+  picture.select(number);
+  drawer.focus();
+  return true;
+}
+
+listenToNames(page, ({ module }) => pick(module));
 picture.on("select", show);
 picture.on("open", show);
 // A link to a box opens with its drawer.

@@ -4,6 +4,7 @@
  * here.
  */
 import { byId } from "../dom.js";
+import { LayerNames } from "../drawer/names.js";
 import { listenToSeen } from "../live/acknowledge.js";
 import { dress, listenToLinks, Parts } from "../live/parts.js";
 import { ModelPicture } from "../overview/model.js";
@@ -21,7 +22,7 @@ const after = Promise.race([drawn, new Promise((go) => setTimeout(go, PATIENCE_M
 const chart = new ScalarChart(page, byId("scalars").dataset.usual ?? "", showNewest, after);
 const parts = new Parts(page, "");
 startParts();
-new ModelPicture(page, byId("model"));
+new ModelPicture(page, byId("model"), new LayerNames(page));
 
 function startParts() {
   parts.follow(undefined, { held: true });

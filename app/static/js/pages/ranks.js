@@ -1,5 +1,6 @@
 // @ts-check
 /** The Ranks page: the server renders its parts, also when something has changed; the heatmap is drawn here. */
+import { LayerNames } from "../drawer/names.js";
 import { listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
 import { RankMap } from "../ranks/map.js";
@@ -8,6 +9,7 @@ const figure = document.getElementById("rank-map");
 const { kind = "" } = document.getElementById("layers")?.dataset ?? {};
 const page = open({ value: figure?.dataset.value ?? "", stat: "rms", kind, sort: "apart", row: "0" });
 if (figure) {
+  new LayerNames(page);
   const parts = new Parts(page, "ranks", { max: 10_000 });
   parts.follow(undefined, { held: true });
   page.events.on("news", () => parts.soon(["summary"]));

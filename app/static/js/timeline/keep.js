@@ -7,7 +7,7 @@ import { added, isOfRun, kept, Links } from "./links.js";
  * What other pages are to show; "" is what is usual. A page's own default (System shows all steps) is its own, unless
  * it is about a step (an incident).
  * @param {import("../page.js").Page} page @returns {import("./links.js").Shared} */
-function sharedOf({ follow, state }) {
+export function sharedOf({ follow, state }) {
   const steps = state.get("steps");
   const { steps: own, step: ownStep } = state.defaults;
   const isOwn = steps === own && !ownStep && !new URLSearchParams(location.search).has("steps");
@@ -42,7 +42,7 @@ export function keepSteps(page) {
   show();
   const others = new Links();
   const keep = (/** @type {Event} */ event) => {
-    const link = /** @type {Element} */ (event.target).closest?.("main a[href]");
+    const link = /** @type {Element} */ (event.target).closest?.(":is(main, .drawer) a[href]");
     const href = link?.getAttribute("href") ?? "";
     if (link && isOfRun(href, page.runPath)) link.setAttribute("href", others.added(link, href, sharedOf(page)));
   };

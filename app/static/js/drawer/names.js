@@ -1,0 +1,104 @@
+// @ts-check
+/** The names of layers open the drawer: links to the page Layer, and rows of heatmaps. What is open is in the address. */
+import { byId } from "../dom.js";
+import { sharedOf } from "../timeline/keep.js";
+import { added } from "../timeline/links.js";
+import { Drawer } from "./index.js";
+
+/** @typedef {import("./index.js").Layer} Layer */
+
+/**
+ * Calls `open` at a plain click on a link to a layer, and follows the link if it returns false. Other clicks follow it as
+ * well: with Ctrl, in the middle, on a button, and in the drawer.
+ * @param {import("../page.js").Page} page @param {(layer: Layer, link: HTMLElement) => boolean} open */
+export function listenToNames(page, open) {
+  document.addEventListener("click", (event) => {
+    const link = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("main a[href]"));
+    const isPlain = !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
+    if (!link || !isPlain || event.defaultPrevented || link.matches(".button, [data-set], [target]")) return;
+    const layer = layerIn(link.getAttribute("href") ?? "", page);
+    if (layer && open(layer, link)) event.preventDefault();
+  });
+}
+
+/** The drawer of a page that has no other use for a click on a layer. */
+export class LayerNames {
+  /** Made when it is opened first. @type {Drawer | null} */
+  #drawer = null;
+  /** What was clicked. @type {HTMLElement | null} */
+  #from = null;
+
+  /** @param {import("../page.js").Page} page */
+  constructor(page) {
+    this.page = page;
+    listenToNames(page, (layer, link) => {
+      this.open(layer, link);
+      return true;
+    });
+    page.state.on("drawer", () => this.#show());
+    this.#show();
+  }
+
+  /** Shows a layer, and moves the focus there. @param {Layer} layer @param {HTMLElement | null} [from] gets it back */
+  open(layer, from = null) {
+    const { state } = this.page;
+    this.#from = from ?? /** @type {HTMLElement | null} */ (document.activeElement);
+    state.set({ drawer: written(layer) }, { push: state.get("drawer") === "" });
+    this.#drawer?.focus();
+    from?.scrollIntoView({ block: "nearest" }); // a narrower page may have moved it
+  }
+
+  #show() {
+    const layer = read(new URLSearchParams(this.page.state.get("drawer")));
+    if (!layer) return this.#drawer?.close();
+    this.#drawer ??= new Drawer(this.page, byId("drawer"), () => this.page.state.set({ drawer: "" }));
+    this.#drawer.open(layer, this.#from);
+  }
+
+  /** What a heatmap of layers does at a click on a name, and at one that asks for another tab. */
+  get ofHeatmap() {
+    return {
+      onName: (/** @type {import("../heat/rows.js").Row} */ row) => this.open(layerOf(row)),
+      onAside: (/** @type {import("../heat/rows.js").Row} */ row, /** @type {number | null} */ step) => {
+        const query = Object.fromEntries(new URLSearchParams(written({ ...layerOf(row), step })));
+        const address = added(this.page.address("layer", query), sharedOf(this.page));
+        globalThis.open(new URL(address, document.baseURI), "_blank", "noopener");
+      },
+    };
+  }
+}
+
+/** @param {any} row of a heatmap @returns {Layer} */
+export function layerOf({ module, kind, call, phase }) {
+  return { module, kind, call: call || 0, phase: phase || "train" };
+}
+
+/** The layer to whose page a link leads. @param {string} href @param {import("../page.js").Page} page */
+function layerIn(href, page) {
+  const [path, query = ""] = href.split("#")[0].split("?");
+  if (path !== page.address("layer")) return null;
+  const layer = read(new URLSearchParams(query));
+  // The step of a page that is held is in its links, too, and may change.
+  return layer && page.follow.held !== null ? { ...layer, step: null } : layer;
+}
+
+/** @param {URLSearchParams} query as that of the page Layer @returns {Layer | null} */
+function read(query) {
+  const module = query.get("module");
+  if (module === null) return null;
+  const [call, step] = ["call", "step"].map((name) => /^\d{1,15}$/.exec(query.get(name) ?? "")?.[0] ?? null);
+  return {
+    module,
+    kind: query.get("kind") ?? "",
+    call: Number(call),
+    phase: query.get("phase") === "eval" ? "eval" : "train",
+    step: step === null ? null : Number(step),
+  };
+}
+
+/** @param {Layer} layer */
+function written({ module, kind, call, phase, step = null }) {
+  const given = { kind, call: call || "", phase: phase === "train" ? "" : phase, step: step ?? "" };
+  const parts = Object.entries(given).filter(([, value]) => value !== "");
+  return new URLSearchParams([["module", module], ...parts.map(([name, value]) => [name, String(value)])]).toString();
+}
