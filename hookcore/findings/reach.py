@@ -36,12 +36,13 @@ class _Known:
 
     store: Store
     taps: tuple[Tap, ...]
+    by_kind: dict[tuple[str, str], list[Tap]]  # by kind and phase
     types: dict[str, str]
     losses: tuple[str, ...]
 
     def of_kinds(self, kinds: Sequence[Kind], phase: str = "train") -> list[Tap]:
         """Return the taps of these kinds."""
-        return [tap for tap in self.taps if tap.kind in kinds and tap.phase == phase]
+        return [tap for kind in kinds for tap in self.by_kind.get((kind, phase), ())]
 
     def of_class(self, fits: Callable[[str], bool], phase: str = "train") -> int:
         """Return the number of outputs of modules whose class has such a name."""
@@ -110,7 +111,12 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
 
 def reach_of(store: Store) -> dict[RuleName, Reach]:
     """Return what each rule has to look at in the run of a store."""
-    known = _Known(store, store.taps().taps, store.module_types(), tuple(each.name for each in Losses(store).series))
+    taps = store.taps().taps
+    by_kind: dict[tuple[str, str], list[Tap]] = {}
+    for tap in taps:
+        by_kind.setdefault((tap.kind, tap.phase), []).append(tap)
+    losses = tuple(each.name for each in Losses(store).series)
+    known = _Known(store, taps, by_kind, store.module_types(), losses)
     found: dict[RuleName, Reach] = {}
     for rule in RULES:
         reads = _READS[rule]

@@ -154,16 +154,17 @@ class Contents:
         """Return coverage of all modules in the model's order, also of those whose coverage wasn't reported."""
         modules = self._parts.modules.items()
         known = {each.path: each for each in coverage}
-        if all(module.path in known for module in modules):
+        unreported: dict[str, dict[Kind, None]] = {each.path: {} for each in modules if each.path not in known}
+        if not unreported:
             return coverage
-        kinds: dict[str, dict[Kind, None]] = {}
         for tap in self._parts.taps[:]:
-            kinds.setdefault(tap.module, {})[tap.kind] = None
-        for path, type_ in ((module.path, module.type) for module in modules if module.path not in known):
-            seen = tuple(kinds.get(path, ()))
+            if tap.module in unreported:
+                unreported[tap.module][tap.kind] = None
+        for path, type_ in ((module.path, module.type) for module in modules if module.path in unreported):
+            seen = tuple(unreported[path])
             known[path] = Coverage(path, type_, bool(seen), seen, "" if seen else UNREPORTED)
-        order = {module.path: place for place, module in enumerate(modules)}
-        return sorted(known.values(), key=lambda each: order.get(each.path, len(order)))
+        in_order = {module.path: known[module.path] for module in modules}
+        return list((in_order | known).values())
 
     @property
     def refused_taps(self) -> int:

@@ -1,5 +1,8 @@
 // @ts-check
-/** The start of every page's script: `const page = open({...defaults})`. Holds what all charts of the page share. */
+/**
+ * The start of every page's script: `const page = open({...defaults})`. Holds what all charts of the page share. A page
+ * whose first chart is to be seen as early as possible draws it between the two halves of it, `create` and `start`.
+ */
 import { Cursor } from "./cursor.js";
 import { Emitter } from "./events.js";
 import { Follow } from "./follow.js";
@@ -18,6 +21,13 @@ const SHARED = { f: "", steps: "live:500", step: "", by: "step", tour: "", drawe
 
 /** @param {Record<string, string>} [defaults] */
 export function open(defaults = {}) {
+  const page = create(defaults);
+  start(page);
+  return page;
+}
+
+/** What the charts share, without the frame around them. @param {Record<string, string>} [defaults] */
+export function create(defaults = {}) {
   const {
     run = null,
     runName = "",
@@ -34,7 +44,7 @@ export function open(defaults = {}) {
   const state = new State({ ...SHARED, steps, step, ...defaults });
   if (run !== null) prefer(state, runState);
   const follow = new Follow(state, newest === "" ? null : Number(newest), Number(first));
-  const page = {
+  return {
     name,
     run,
     runName,
@@ -75,9 +85,12 @@ export function open(defaults = {}) {
       if (announcer) announcer.textContent = text;
     },
   };
+}
+
+/** Starts the frame, and the controls of the page. @param {Page} page */
+export function start(page) {
   startFrame(page);
-  state.bind();
-  return page;
+  page.state.bind();
 }
 
 /**
@@ -93,4 +106,4 @@ function prefer(state, runState) {
 }
 
 /** @typedef {import("./answers.js").RunNews} RunNews */
-/** @typedef {ReturnType<typeof open>} Page */
+/** @typedef {ReturnType<typeof create>} Page */
