@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
+
+from tests.waiting import wait_for
 
 from . import firefox
 
@@ -31,7 +33,17 @@ FLAGS = (
     "--disable-sync",
 )
 PATIENCE_MS = 30_000
+PAUSE_MS = 10
 expect.set_options(timeout=PATIENCE_MS)
+# What browsers say of a server that doesn't answer: Chromium, and Firefox.
+LOST = (
+    "ERR_CONNECTION",
+    "ERR_EMPTY_RESPONSE",
+    "WebSocket connection",
+    "establish a connection",
+    "was interrupted",
+    "NetworkError",
+)
 AXE_TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 
 
@@ -74,6 +86,17 @@ class Visit:
         answer = self.page.goto(f"http://{self.host}/{path.lstrip('/')}", wait_until="load")
         assert answer is not None
 
+    def wait_until_started(self) -> None:
+        """Wait until the page's script hears keys; its text is there earlier."""
+        expect(self.page.locator("#keys")).to_be_visible()
+
+    def wait_for(self, holds: Callable[[], Any], what: str) -> None:
+        """Wait for what an event of the browser changes, such as the address or a list of requests.
+
+        Playwright handles events only while it is called.
+        """
+        wait_for(lambda: self.page.wait_for_timeout(PAUSE_MS) or holds(), what)
+
     def require_downloads(self) -> None:
         """Skip the rest in Firefox, which doesn't report downloads by WebDriver BiDi."""
         browser = self.page.context.browser
@@ -109,13 +132,15 @@ def visiting(
     **more: Any,
 ) -> Iterator[Visit]:
     """Open a tab in a new session, and check it at the end."""
-    unable = UNABLE & more.keys() if browser.browser_type.name == "firefox" else None
-    if unable:
+    in_firefox = browser.browser_type.name == "firefox"
+    if in_firefox and (unable := UNABLE & more.keys()):
         pytest.skip(f"Playwright can't set {' and '.join(unable)} of Debian's Firefox")
     context = browser.new_context(color_scheme=theme, viewport={"width": size[0], "height": size[1]}, **more)
     context.set_default_timeout(PATIENCE_MS)
     visit = Visit(context.new_page(), urlsplit(url).netloc)
     listen(visit, visit.page)
+    if in_firefox and more.get("reduced_motion") == "reduce":
+        firefox.reduce_motion(visit.page)
     try:
         yield visit
         visit.check()

@@ -1,7 +1,9 @@
 """Debian's Firefox, driven by Playwright through WebDriver BiDi: `python -m tests.browser.firefox` is its command.
 
-Playwright switches themes by a command that this Firefox doesn't know yet. So a relay stands between them: it carries
-that command out as a preference of Firefox, and passes on everything else.
+Playwright switches themes by a command that this Firefox doesn't know yet, and doesn't ask it to reduce motion at all.
+It fills a field by a script, which appends to a number instead of replacing it, and isn't an edit by a user, so that no
+"change" follows. So a relay stands between them: it sets preferences of Firefox, lets Firefox insert the text, and
+passes on everything else.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from playwright.sync_api import Browser, Playwright
+from playwright.sync_api import Browser, Page, Playwright
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
 
 FIREFOX: Final = "/usr/bin/firefox-esr"
 THEMES: Final = {"dark": 0, "light": 1, None: 2}  # as Firefox counts them; 2 is that of the system
 THEME: Final = "layout.css.prefers-color-scheme.content-override"
+MOTION: Final = "ui.prefersReducedMotion"
+REDUCED: Final = "'prefers-reduced-motion: reduce'"  # a script of the tests, which the relay understands
 READY: Final = re.compile(r"WebDriver BiDi listening on (ws://\S+)")
 UNKNOWN: Final = "emulation.setMediaFeaturesOverride"
+INSERT: Final = re.compile(r"window\.__pw_bidiInsertText\((\w+)\)")
 OWN_IDS: Final = 10**12  # no command of Playwright has such a number
 
 
@@ -33,6 +38,11 @@ def launch(playwright: Playwright, folder: Path) -> Browser:
     command.write_text(f'#!/bin/sh\ncd {Path.cwd()} && exec {sys.executable} -m tests.browser.firefox "$@"\n')
     command.chmod(0o755)
     return playwright.firefox.launch(channel="moz-firefox", executable_path=command)
+
+
+def reduce_motion(page: Page) -> None:
+    """Let Firefox prefer reduced motion, until the next session."""
+    page.evaluate(REDUCED)
 
 
 class Relay:
@@ -61,7 +71,9 @@ class Relay:
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             else:
-                await self.firefox.send(text)
+                if REDUCED in text:
+                    await self.prefer({MOTION: 1})
+                await self.firefox.send(INSERT.sub(r"document.execCommand('insertText', false, \1)", text))
 
     async def to_client(self) -> None:
         """Pass on answers and events."""
@@ -74,13 +86,16 @@ class Relay:
                 await self.client.send(text)
 
     async def switch_theme(self, command: Any) -> None:
-        """Set Firefox's preference, and answer for it."""
-        theme = THEMES[command["params"]["features"].get("prefers-color-scheme")]
+        """Set Firefox's preference, and answer for it. A new session has a theme, and motion."""
+        await self.prefer({THEME: THEMES[command["params"]["features"].get("prefers-color-scheme")], MOTION: 0})
+        await self.client.send(json.dumps({"type": "success", "id": command["id"], "result": {}}))
+
+    async def prefer(self, chosen: dict[str, int]) -> None:
+        """Set preferences of Firefox."""
         tree = await self.ask("browsingContext.getTree", {"moz:scope": "chrome"})
         target = {"context": tree["contexts"][0]["context"]}
-        script = f"Services.prefs.setIntPref({THEME!r}, {theme})"
+        script = "; ".join(f"Services.prefs.setIntPref({name!r}, {number})" for name, number in chosen.items())
         await self.ask("script.evaluate", {"expression": script, "target": target, "awaitPromise": False})
-        await self.client.send(json.dumps({"type": "success", "id": command["id"], "result": {}}))
 
     async def ask(self, method: str, params: dict[str, Any]) -> Any:
         """Return the result of a command of our own."""

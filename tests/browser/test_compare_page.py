@@ -10,7 +10,6 @@ from playwright.sync_api import Browser, expect
 from hookcore.records import Tap
 from hookcore_app.serving import server_thread
 from tests.build import append, open_run
-from tests.waiting import wait_for
 
 from .browsing import visiting
 from .conftest import Open
@@ -137,7 +136,7 @@ def test_exports_contain_each_run_and_not_the_newest_run_twice(visit: Open, path
             exported.clear()
             page.get_by_role("button", name=f"Export: {title}").click()
             page.get_by_role("menuitem", name="CSV").click()
-            wait_for(lambda: page.wait_for_timeout(50) or len(exported) == 2, "both runs are exported")
+            tab.wait_for(lambda: len(exported) == 2, "both runs are exported")
             assert [parse_qs(urlsplit(url).query)["run"][0] for url in exported] == wanted
 
 

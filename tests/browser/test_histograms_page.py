@@ -194,7 +194,7 @@ def test_a_live_wall_follows_and_a_held_one_does_not_change(visit: Open, paths: 
         tab.page.on("request", lambda request: asked.append(request.url) if "taps=" in request.url else None)
         tab.goto(paths("live")["histograms"])
         drawn(tab.page)
-        wait_for(lambda: tab.page.wait_for_timeout(200) or len(asked) >= 3, "it asks again as steps come")
+        tab.wait_for(lambda: len(asked) >= 3, "it asks again as steps come")
         tab.page.click("#follow")
         tab.page.wait_for_timeout(1500)
         held = len(asked)

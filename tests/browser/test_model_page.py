@@ -118,9 +118,9 @@ def test_the_find_box_counts_its_matches_and_j_goes_to_the_next(visit: Open, pat
         expect(page.locator("#boxes tbody tr")).to_have_count(3)
         page.locator(".model-pad").focus()
         page.keyboard.press("j")
-        wait_for(lambda: "box=encoder.layers.0.linear1" in page.url, "the first match is selected")
+        tab.wait_for(lambda: "box=encoder.layers.0.linear1" in page.url, "the first match is selected")
         page.keyboard.press("j")
-        wait_for(lambda: "box=encoder.layers.1.linear1" in page.url, "the second match is selected")
+        tab.wait_for(lambda: "box=encoder.layers.1.linear1" in page.url, "the second match is selected")
 
 
 def test_a_live_run_changes_its_colors(visit: Open, paths: Paths) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from playwright.sync_api import Route, expect
 
-from tests.waiting import wait_for
-
 from .conftest import Open
 from .site import Site
 
@@ -33,11 +31,13 @@ def test_layers_pages_runs_and_actions_are_found_and_opened_by_keyboard(visit: O
         assert chosen == expected[1]
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_contain_text(chosen)
+        tab.wait_until_started()
         assert "step=30" in page.url, "the held step goes along"
         page.keyboard.press("Control+k")
         page.keyboard.type("gradient fl")
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_have_text("Gradient flow")
+        tab.wait_until_started()
         page.keyboard.press("Control+k")
         page.keyboard.type("theme")
         page.keyboard.press("Enter")
@@ -59,7 +59,7 @@ def test_what_is_marked_stays_marked_when_an_answer_arrives(visit: Open, paths: 
         options = page.get_by_role("group", name="Actions").get_by_role("option")
         page.keyboard.press("ArrowUp")
         expect(options.last).to_have_attribute("aria-selected", "true")
-        wait_for(lambda: waiting, "the layers are asked for")
+        tab.wait_for(lambda: waiting, "the layers are asked for")
         waiting[0].continue_()
         expect(page.get_by_role("group", name="Layers")).to_be_visible()
         expect(options.last).to_have_attribute("aria-selected", "true")

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.waiting import wait_for
 
-from .browsing import Visit, visiting
+from .browsing import LOST, Visit, visiting
 from .conftest import Open
 from .site import Site
 
@@ -65,14 +65,7 @@ def own_tab(browser: Browser, empty_site: Site) -> Iterator[Visit]:
     empty_site.train("live", "--pause", "0.05")
     run = empty_site.run("live", 10)["id"]
     with visiting(browser, empty_site.url) as tab:
-        in_firefox = ("establish a connection", "was interrupted", "NetworkError")
-        tab.forgiven = (
-            "ERR_CONNECTION",
-            "WebSocket connection",
-            "Failed to load resource",
-            "Failed to fetch",
-            *in_firefox,
-        )
+        tab.forgiven = (*LOST, "Failed to load resource", "Failed to fetch")
         tab.goto(f"runs/{run}/flow")
         yield tab
 

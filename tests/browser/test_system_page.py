@@ -65,7 +65,9 @@ def test_a_held_page_has_the_values_of_its_step(visit: Open, gpus: dict[str, Any
         tab.page.keyboard.press("Enter")
         expect(newest).to_contain_text(f"Sampled in step {sampled[1]}.")
         tab.goto(f"runs/{gpus['id']}/system?steps=0-{int(sampled[1])}")
-        expect(tab.page.locator("#chart-cpu .js-plotly-plot")).to_be_visible()
+        drawn = tab.page.locator("#chart-cpu")
+        drawn.scroll_into_view_if_needed()  # charts are drawn when they are seen
+        expect(drawn.locator(".js-plotly-plot")).to_be_visible()
         tab.page.get_by_role("navigation", name="Pages").get_by_role("link", name="Overview").click()
         expect(tab.page).to_have_url(re.compile(rf"steps=0-{sampled[1]}"))
 

@@ -75,7 +75,7 @@ def test_a_tensor_is_requested_and_shown_as_soon_as_it_arrives(visit: Open, path
         expect(tab.page.locator("#viewer-title")).to_have_text("features.2 output")
         expect(tab.page.locator("#kept [aria-current]")).to_contain_text("32 \u00d7 16 \u00d7 6 \u00d7 6")
         expect(tab.page.locator("#panes canvas.tiles")).to_be_visible()
-        assert "snapshot=" in tab.page.url
+        expect(tab.page).to_have_url(re.compile("snapshot="))
         assert tab.axe() == []
 
 
