@@ -1,22 +1,63 @@
-"""The answers of the server as TypeScript types, for the checker of the scripts: `python -m tests.answer_types`."""
+"""The types, words, and limits that the scripts share with the server: `python -m tests.answer_types` writes them."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any, Final, get_args
 
+from hookcore.config.patterns.matching import MAX_LENGTH
 from hookcore.reading import answers
 from hookcore.reading.answers.base import Answer
 from hookcore.reading.answers.live import Messages
+from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_SCALARS
+from hookcore.records import ROOT
 from hookcore.records.vocabulary import KIND_WORDS, SAMPLES_RATE, STEPS_RATE, SYSTEM, TIME
 from hookcore_app import assets
+from hookcore_app.analysis import overlay
+from hookcore_app.api import given, runs, series
+from hookcore_app.api import overlay as overlays
+from hookcore_app.clickhouse.cluster import partial
+from hookcore_app.live import requests
 from hookcore_app.main import create_app
-from hookcore_app.runs import Runs
+from hookcore_app.pages import frame
+from hookcore_app.pages.views import run_columns, span
+from hookcore_app.runs import Runs, annotating, views
 from hookcore_app.settings import ServerSettings
 
-FILE: Final = assets.FOLDER / "js" / "answers.d.ts"
-VOCABULARY: Final = assets.FOLDER / "js" / "vocabulary.js"
+# What the scripts must say or ask as the server does: each value, and what it is.
+WORDS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
+    "ROOT": (ROOT, "The root module, whose path is empty"),
+    "SYSTEM": (SYSTEM, "How the names begin of what is sampled from the machine"),
+    "TIME": (TIME, "When each step ended"),
+    "STEPS_RATE": (STEPS_RATE, "How fast the training is"),
+    "SAMPLES_RATE": (SAMPLES_RATE, "The same, in samples"),
+    "GRADIENT_NORM": (overlay.GRADIENT_NORM, "The norm of all gradients, as a line of several runs"),
+    "LIVE_STEPS": (span.LIVE_STEPS, "How many steps of a live run are shown"),
+    "NO_COLUMNS": (run_columns.NONE, "No column of the list of runs, in an address"),
+    "AUTO_COLUMNS": (run_columns.AUTO, "Those columns that differ, also for a browser that remembers others"),
+    "THEMES": (frame.THEMES, "The themes, in turn"),
+    "THEME_COOKIE": (frame.THEME_COOKIE, "The cookie with the chosen theme"),
+    "PARTIAL": (partial.HEADER, "The header that says what is missing in an answer"),
+}
+LIMITS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
+    "MAX_PAGE": (given.MAX_PAGE, "Items of an answer that has a next one"),
+    "MAX_LISTED_RUNS": (runs.MAX_LISTED, "Runs of an answer"),
+    "MAX_OVERLAID_RUNS": (overlays.MAX_RUNS, "Runs whose lines are in one answer"),
+    "MAX_LATEST": (series.MAX_LATEST, "Tensors of an answer with newest values"),
+    "MAX_SCALARS": (MAX_SCALARS, "Series of scalars in an answer"),
+    "MAX_POINTS": (series.MAX_POINTS, "Points of a series"),
+    "MAX_HISTOGRAMS": (MAX_HISTOGRAMS, "Tensors of an answer with histograms"),
+    "MAX_HISTOGRAM_COLUMNS": (series.MAX_HISTOGRAM_COLUMNS, "Histograms of a tensor"),
+    "MAX_CHANNEL_ROWS": (series.MAX_CHANNEL_ROWS, "Rows of the values of a probe"),
+    "MAX_LIVE_ROWS": (requests.MAX_ROWS, "Rows of a subscription"),
+    "MAX_ID": (requests.MAX_ID, "The largest number of a subscription"),
+    "MAX_PATTERN": (MAX_LENGTH, "Characters of what a find box or the palette is asked"),
+    "MAX_CHART_NAME": (views.MAX_NAME, "Characters of the name of a chart on the board"),
+    "MAX_CHART_QUERY": (views.MAX_CHART, "Characters of its query"),
+    "MAX_NOTE": (annotating.MAX_TEXT, "Characters of what is noted at a step"),
+}
 HEAD: Final = """\
 /** Generated from hookcore/reading/answers by `make format`: the answers of REST, and the messages of the socket. */
 """
@@ -88,27 +129,37 @@ def _object_of(schema: dict[str, Any], omits_defaults: bool) -> str:
 
 
 def vocabulary() -> str:
-    """Return the text of the module with the words for kinds, and the names that scripts know."""
-    lines = (f"  {kind}: {json.dumps(words)}," for kind, words in KIND_WORDS.items())
-    return "\n".join(
-        (
-            "// @ts-check",
-            "/** Generated from hookcore/records/vocabulary.py by `make format`. */",
-            "/** What a kind is called. @type {Record<string, string>} */",
-            "export const KIND_WORDS = {",
-            *lines,
-            "};",
-            "/** How the names begin of what is sampled from the machine. */",
-            f"export const SYSTEM = {json.dumps(SYSTEM)};",
-            "/** When each step ended, and how fast the training is. */",
-            f"export const TIME = {json.dumps(TIME)};",
-            f"export const STEPS_RATE = {json.dumps(STEPS_RATE)};",
-            f"export const SAMPLES_RATE = {json.dumps(SAMPLES_RATE)};",
-            "",
-        )
-    )
+    """Return the text of the module with the words that scripts share with the server."""
+    kinds = (f"  {kind}: {json.dumps(words)}," for kind, words in KIND_WORDS.items())
+    head = "/** Generated by `make format`: words that the server uses too. */"
+    named = "/** What a kind is called. @type {Record<string, string>} */"
+    return "\n".join(("// @ts-check", head, named, "export const KIND_WORDS = {", *kinds, "};", *_constants(WORDS)))
+
+
+def limits() -> str:
+    """Return the text of the module with the server's limits."""
+    head = "/** Generated by `make format`: limits of the server, which refuses a request for more. */"
+    return "\n".join(("// @ts-check", head, *_constants(LIMITS)))
+
+
+def _constants(of: dict[str, tuple[str | int | tuple[str, ...], str]]) -> list[str]:
+    lines = []
+    for name, (value, about) in of.items():
+        typed = " @type {readonly string[]}" if isinstance(value, tuple) else ""
+        lines += [f"/** {about}.{typed} */", f"export const {name} = {json.dumps(value)};"]
+    return [*lines, ""]
+
+
+def generated() -> dict[Path, str]:
+    """Return the text of each file that is generated for the scripts."""
+    folder = assets.FOLDER / "js"
+    return {
+        folder / "answers.d.ts": declarations(),
+        folder / "limits.js": limits(),
+        folder / "vocabulary.js": vocabulary(),
+    }
 
 
 if __name__ == "__main__":
-    VOCABULARY.write_text(vocabulary(), "utf-8")
-    FILE.write_text(declarations(), "utf-8")
+    for path, text in generated().items():
+        path.write_text(text, "utf-8")

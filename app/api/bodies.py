@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 from hookcore.records import Kind, Phase
 
 from ..runs.annotating import MAX_TEXT
-from ..runs.views import MAX_NAME, MAX_QUERY
+from ..runs.views import MAX_CHART, MAX_NAME, MAX_QUERY
 from .given import RUN_PATTERN
 
 
@@ -47,7 +47,7 @@ class ChartToPin(BaseModel):
     )
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     path: Literal["series", "scalars"]
-    query: Annotated[str, Field(max_length=MAX_QUERY - 10, pattern="^[^#]*$")]
+    query: Annotated[str, Field(max_length=MAX_CHART, pattern="^[^#]*$")]
 
 
 Patterns = (

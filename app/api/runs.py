@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 from msgspec.structs import replace
@@ -40,6 +40,8 @@ from .given import (
     version_of,
 )
 
+MAX_LISTED: Final = 1000  # runs of an answer
+
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
@@ -47,7 +49,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 def list_runs(
     runs: GivenRuns,
     reply: GivenReply,
-    limit: Annotated[int, Query(ge=1, le=1000, description="maximum number of runs in this answer")] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="maximum number of runs in this answer")] = 100,
     after: Annotated[str | None, Query(pattern=RUN_PATTERN, description="the last run of the previous answer")] = None,
     query: Annotated[
         str,

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
-from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
+from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SCALARS, MAX_SERIES
 from hookcore.reading.local import quantile_of
 from hookcore.records import Kind
 from hookcore.records.sketch import BINS
@@ -37,6 +37,9 @@ from .given import (
 MAX_POINTS: Final = 10_000
 MAX_BINS: Final = 3_000_000  # bins of all columns of all histograms of an answer
 MAX_NAMES: Final = 1000
+MAX_LATEST: Final = 100_000
+MAX_HISTOGRAM_COLUMNS: Final = 2000
+MAX_CHANNEL_ROWS: Final = 4096
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -139,7 +142,9 @@ def histograms(
     span: GivenSpan,
     tap: Annotated[TapText | None, Query()] = None,
     taps: TapNumbers = None,
-    columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of columns (equal spans of steps)")] = 200,
+    columns: Annotated[
+        int, Query(ge=1, le=MAX_HISTOGRAM_COLUMNS, description="maximum number of columns (equal spans of steps)")
+    ] = 200,
     bins: Annotated[int, Query(ge=5, le=BINS, description="maximum number of bins")] = 80,
     format: Format = None,
 ) -> Response:
@@ -176,7 +181,9 @@ def channels(
     span: GivenSpan,
     tap: Annotated[TapText | None, Query(description="omit it for a list of the taps")] = None,
     columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of columns (spans of steps)")] = 240,
-    rows: Annotated[int, Query(ge=1, le=4096, description="maximum number of rows (groups of channels)")] = 512,
+    rows: Annotated[
+        int, Query(ge=1, le=MAX_CHANNEL_ROWS, description="maximum number of rows (groups of channels)")
+    ] = 512,
     format: Format = None,
 ) -> Response:
     """Return what probes with several numbers computed. In a cell, the largest value wins, or NaN."""
@@ -210,7 +217,7 @@ def latest(
         str | None,
         Query(max_length=50, description="a stat: non-finite first, then largest; with - before it, smallest"),
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=100_000, description="maximum number of taps in this answer")] = 1000,
+    limit: Annotated[int, Query(ge=1, le=MAX_LATEST, description="maximum number of taps in this answer")] = 1000,
     format: Format = None,
 ) -> Response:
     """Return the values of each tap in its newest step, of the whole run or between `from` and `to`.
@@ -238,7 +245,10 @@ def scalars(
     span: GivenSpan,
     name: Annotated[
         list[Annotated[str, Query(max_length=1000)]] | None,
-        Query(max_length=50, description="a scalar whose series to return; can be repeated up to 50 times"),
+        Query(
+            max_length=MAX_SCALARS,
+            description=f"a scalar whose series to return; can be repeated up to {MAX_SCALARS} times",
+        ),
     ] = None,
     match: Annotated[str | None, Query(max_length=1000, description="only names that match a glob, or re:")] = None,
     points: Points = 1000,

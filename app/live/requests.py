@@ -12,13 +12,16 @@ from hookcore.errors import ArgumentError
 from hookcore.reading.answers.live import ColorScale
 from hookcore.store import STAT_NAMES, checks
 
+from .frames import NOBODY
+
 MAX_ROWS: Final = 10_000
+MAX_ID: Final = NOBODY - 1
 MAX_PINNED: Final = 4096
 DEFAULT_ROWS: Final = "fit:600"
 MAX_STATS: Final = len(STAT_NAMES)
 
 View = Literal["heatmap", "latest", "scalars", "events", "incidents", "runs"]
-_Id = Annotated[int, msgspec.Meta(ge=0, le=65534)]
+_Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
 _Sequence = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 _First = Annotated[int, msgspec.Meta(gt=-(2**53), lt=2**53)]

@@ -30,7 +30,7 @@ from .views.words import KIND_WORDS, STAT_WORDS
 ROWS: Final = 100  # modules per page of the list
 MAX_LINES: Final = 30  # of findings and events
 HALF_LIVES: Final = (5, 20, 100, 500)
-SCALES: Final = ("linear", "log", "symlog")
+SCALES: Final = ("log", "symlog", "linear")
 KEPT: Final = ("kind", "index", "phase", "smooth", "y", "order", *SHARED)  # when the module changes
 
 

@@ -18,6 +18,7 @@ BOARD_FILE: Final = "board.json"
 MAX_VIEWS: Final = 100
 MAX_NAME: Final = 100  # characters
 MAX_QUERY: Final = 4000
+MAX_CHART: Final = MAX_QUERY - 10  # the query of a chart, which is kept behind its path
 
 
 class Kept(Protocol):

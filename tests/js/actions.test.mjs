@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Emitter } from "../../app/static/js/events.js";
+import { MAX_OVERLAID_RUNS } from "../../app/static/js/limits.js";
 import { restore, tag, tagsOf } from "../../app/static/js/runs/actions.js";
 import { chosen, moved } from "../../app/static/js/runs/columns.js";
-import { MAX_RUNS, Selection, stretch } from "../../app/static/js/runs/selection.js";
+import { Selection, stretch } from "../../app/static/js/runs/selection.js";
 import { viewOf } from "../../app/static/js/runs/views.js";
 
 test("a deleted run that is brought back is no longer hidden in the list", async (context) => {
@@ -93,7 +94,7 @@ test("selected runs are in the address, as many as charts show, and come from it
   const many = Array.from({ length: 70 }, (_, place) => `r${place}`);
   selection.set(many, true);
   assert.equal(ids().length, 71);
-  assert.equal(state.get("runs").split(",").length, MAX_RUNS);
+  assert.equal(state.get("runs").split(",").length, MAX_OVERLAID_RUNS);
 });
 
 test("a selected run that the server no longer has is dropped, and the others get their names", () => {

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
 import { decode } from "../../app/static/js/frames.js";
+import { MAX_ID } from "../../app/static/js/limits.js";
 import { Stream } from "../../app/static/js/net.js";
 import { waitMs } from "../../app/static/js/reconnect.js";
 import { MISSING } from "../../app/static/js/worst.js";
@@ -121,6 +122,16 @@ test("a handler that fails does not keep the stream from going on", () => {
   now().onopen();
   assert.throws(() => now().says(cells(1, 1, 1, 0, [1])), /on purpose/);
   assert.deepEqual(now().asked[1], { op: "ack", id: 1, sequence: 1 });
+});
+
+test("numbers begin again at one, because zero is no subscription", () => {
+  const { stream, now } = world();
+  const open = stream.subscribe({ view: "heatmap" }, {});
+  now().onopen();
+  for (let number = 1; number < MAX_ID; number += 1) open.change({ view: "heatmap" });
+  assert.equal(open.id, MAX_ID);
+  open.change({ view: "heatmap" });
+  assert.equal(open.id, 1);
 });
 
 test("another wish has another number, and what was on its way to the old one reaches nobody", () => {

@@ -4,20 +4,19 @@
  * address, and app/pages/views/span.py reads them in the same way.
  */
 import { Emitter } from "./events.js";
-
-const USUAL = 500;
+import { LIVE_STEPS } from "./vocabulary.js";
 
 /** @typedef {{live: number} | {from: number, to: number}} Steps `live` newest steps (Infinity: all), or a range */
 
 /** `all`, `live:500` or `1000-1500`.
  * @param {string} text @param {string} [usual] holds if the text is none of these @returns {Steps} */
-export function readSteps(text, usual = `live:${USUAL}`) {
+export function readSteps(text, usual = `live:${LIVE_STEPS}`) {
   if (text === "all") return { live: Infinity };
   const live = /^live:(\d{1,9})$/.exec(text);
   if (live) return { live: Math.max(2, Number(live[1])) };
   const range = /^(\d{1,15})-(\d{1,15})$/.exec(text);
   if (range && Number(range[1]) <= Number(range[2])) return { from: Number(range[1]), to: Number(range[2]) };
-  return usual === text ? { live: USUAL } : readSteps(usual, usual);
+  return usual === text ? { live: LIVE_STEPS } : readSteps(usual, usual);
 }
 
 /** The range, moved as far as needed to contain a step. @param {[number, number]} range @param {number | null} step

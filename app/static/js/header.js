@@ -9,10 +9,11 @@ import { startBadge } from "./live/badge.js";
 import { addNavigation, addStepping } from "./navigation.js";
 import { openPalette } from "./palette/index.js";
 import { Status } from "./statusline.js";
-import { setTheme, THEMES, theme } from "./theme.js";
+import { setTheme, theme } from "./theme.js";
 import { startTimeline } from "./timeline/late.js";
 import { toast } from "./toast.js";
 import { startTour } from "./tour/index.js";
+import { THEMES } from "./vocabulary.js";
 
 /** @param {import("./page.js").Page} page */
 export function startFrame(page) {

@@ -2,11 +2,11 @@
 /** The page's one live connection: subscriptions on a WebSocket that reconnects by itself. */
 import { Emitter } from "./events.js";
 import { decode } from "./frames.js";
+import { MAX_ID } from "./limits.js";
 import { askStatus, openSocket, waitMs } from "./reconnect.js";
 
 const REFUSED = 1008;
 const UNKNOWN = "Your session has ended: open a login link again.";
-const MAX_IDS = 65000;
 const MAX_TRIES = 5; // of a subscription on one connection
 
 /** @typedef {import("./frames.js").Frame} Frame */
@@ -105,7 +105,7 @@ export class Stream extends Emitter {
   /** Each subscription gets a new number, so frames still on their way to an old one are ignored. @param {Open} open */
   #begin(open) {
     if (this.state !== "open" || this.page?.hidden) return;
-    this.#ids = (this.#ids + 1) % MAX_IDS;
+    this.#ids = (this.#ids % MAX_ID) + 1; // 0 is none
     open.id = this.#ids;
     open.sequence = 0;
     const run = open.query.run ?? this.page?.body?.dataset?.run;

@@ -15,9 +15,10 @@ import { State } from "./state.js";
 import { Captured } from "./timeline/captured.js";
 import { Clock } from "./timeline/clock.js";
 import { Notes } from "./timeline/notes.js";
+import { LIVE_STEPS } from "./vocabulary.js";
 
 /** Every page has these in its address; a page adds its own. */
-const SHARED = { f: "", steps: "live:500", step: "", by: "step", tour: "", drawer: "" };
+const SHARED = { f: "", steps: `live:${LIVE_STEPS}`, step: "", by: "step", tour: "", drawer: "" };
 
 /** @param {Record<string, string>} [defaults] */
 export function open(defaults = {}) {

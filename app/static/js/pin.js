@@ -2,13 +2,12 @@
 /** Charts on the board: what a chart asks, without its run and its steps. */
 import { get, send } from "./api.js";
 import { shorten } from "./format.js";
+import { MAX_CHART_NAME, MAX_CHART_QUERY } from "./limits.js";
 import { toast } from "./toast.js";
 import { SYSTEM } from "./vocabulary.js";
 
 const PATHS = ["series", "scalars"];
 const OF_RUN = ["run", "from", "to", "points", "limit", "after"];
-const MAX_NAME = 100;
-const MAX_QUERY = 3990;
 
 /** @typedef {{name: string, path: string, query: string}} Pin */
 
@@ -29,17 +28,17 @@ export function pinOf(queries, title) {
       : [value].flat().map((each) => [name, String(each)]),
   );
   const query = new URLSearchParams(given).toString();
-  return query.length > MAX_QUERY ? null : { name: nameOf(asked.path, about, title), path: asked.path, query };
+  return query.length > MAX_CHART_QUERY ? null : { name: nameOf(asked.path, about, title), path: asked.path, query };
 }
 
 /** A logged value has its own name; a chart of the machine has its title; others begin with their layers.
  * @param {string} path @param {string[]} about @param {string} title */
 function nameOf(path, about, title) {
   if (path === "scalars")
-    return shorten(about.length === 1 && !about[0].startsWith(SYSTEM) ? about[0] : title, MAX_NAME);
+    return shorten(about.length === 1 && !about[0].startsWith(SYSTEM) ? about[0] : title, MAX_CHART_NAME);
   const [layer, ...others] = new Set(about.map((label) => label.split(" ", 1)[0]));
   const more = others.length ? ` and ${others.length} more` : "";
-  return shorten(`${layer}${more}: ${title}`, MAX_NAME);
+  return shorten(`${layer}${more}: ${title}`, MAX_CHART_NAME);
 }
 
 /** A query string; what is repeated becomes a list. Pure. @param {string} text @returns {Record<string, string[]>} */
@@ -54,7 +53,7 @@ export function freeName({ name, path, query }, charts) {
   if (charts.some((each) => each.path === path && each.query === query)) return null;
   const taken = new Set(charts.map((each) => each.name));
   for (let number = 1; ; number += 1) {
-    const free = number === 1 ? name : `${shorten(name, MAX_NAME - 6)} (${number})`;
+    const free = number === 1 ? name : `${shorten(name, MAX_CHART_NAME - 6)} (${number})`;
     if (!taken.has(free)) return free;
   }
 }

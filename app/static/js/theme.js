@@ -1,10 +1,8 @@
 // @ts-check
 /** Light or dark: by the system, or by hand in a cookie, which the server reads so that nothing flashes. */
+import { THEME_COOKIE } from "./vocabulary.js";
 
-const COOKIE = "hookcore-theme";
 const YEAR_S = 31536000;
-/** @type {readonly string[]} */
-export const THEMES = ["system", "light", "dark"];
 
 /** @type {Set<() => void>} */
 const listeners = new Set();
@@ -16,11 +14,11 @@ export function theme() {
   return document.documentElement.dataset.theme ?? "system";
 }
 
-/** @param {string} name one of THEMES */
+/** @param {string} name one of THEMES (vocabulary.js) */
 export function setTheme(name) {
   const path = new URL(document.baseURI).pathname;
   // biome-ignore lint/suspicious/noDocumentCookie: the CookieStore needs HTTPS, and many dashboards have none.
-  document.cookie = `${COOKIE}=${name}; path=${path}; max-age=${name === "system" ? 0 : YEAR_S}; samesite=strict`;
+  document.cookie = `${THEME_COOKIE}=${name}; path=${path}; max-age=${name === "system" ? 0 : YEAR_S}; samesite=strict`;
   document.documentElement.dataset.theme = name;
   changed();
 }

@@ -30,6 +30,7 @@ from hookcore.store.tables import SERIES_COLUMNS, ChannelsTable, HistogramsTable
 MAX_SERIES: Final = 100
 MAX_NUMBERS: Final = 500_000  # points of all its series
 MAX_HISTOGRAMS: Final = 50
+MAX_SCALARS: Final = 50  # series of scalars
 
 
 class Series(SeriesTable, Answer, frozen=True, eq=False, omit_defaults=True):

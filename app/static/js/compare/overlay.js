@@ -3,6 +3,7 @@
 import { get, numberOf, patternOf } from "../api.js";
 import { kindWords } from "../kinds.js";
 import { LineChart } from "../plot/index.js";
+import { ROOT } from "../vocabulary.js";
 
 const POINTS = 1000;
 const MAX_TAPS = 4; // of one layer: parameters, calls
@@ -68,7 +69,7 @@ export class Overlay {
   /** @param {string} module its name in A @param {AbortSignal} signal */
   async show(module, signal) {
     const { kind, stat } = this.asked();
-    const about = `${module || "(root)"}: ${stat} of ${kindWords(kind)}`;
+    const about = `${module || ROOT}: ${stat} of ${kindWords(kind)}`;
     this.heading.textContent = about;
     try {
       const query = { ...this.asked(), match: patternOf(module), points: 1, limit: MAX_TAPS };

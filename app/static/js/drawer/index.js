@@ -5,6 +5,7 @@
  */
 import { get, only } from "../api.js";
 import { byId } from "../dom.js";
+import { MAX_PAGE } from "../limits.js";
 import { failedWords } from "../live/failed.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
@@ -109,7 +110,7 @@ export class Drawer {
     const { layer } = this;
     if (layer === null) return;
     try {
-      const { taps } = await get("taps", { run: this.page.run, ...only(layer.module), limit: 1000 }, signal);
+      const { taps } = await get("taps", { run: this.page.run, ...only(layer.module), limit: MAX_PAGE }, signal);
       if (!signal.aborted) this.charts.show(taps, layer);
     } catch (error) {
       if (!signal.aborted) this.charts.say(failedWords(error));

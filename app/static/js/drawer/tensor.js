@@ -1,6 +1,7 @@
 // @ts-check
 /** The newest snapshot of a layer, small. */
 import { get } from "../api.js";
+import { MAX_PAGE } from "../limits.js";
 import { viewsOf } from "../tensors/plan.js";
 import { Side } from "../tensors/side.js";
 
@@ -26,7 +27,7 @@ export class DrawerTensor {
     this.#shown = number;
     const { signal } = this.#asking;
     try {
-      const { snapshots } = await get("snapshots", { run: this.page.run, limit: 10_000 }, signal);
+      const { snapshots } = await get("snapshots", { run: this.page.run, limit: MAX_PAGE }, signal);
       if (signal.aborted) return;
       const entry = snapshots.find((each) => String(each.number) === number);
       if (!entry) throw new Error("This snapshot was discarded to make room for newer ones.");

@@ -4,6 +4,7 @@ import { byId } from "../dom.js";
 import { cellValue, mergedAs } from "../heat/export.js";
 import { labelOf } from "../heat/rows.js";
 import { LineChart } from "../plot/index.js";
+import { ROOT } from "../vocabulary.js";
 import { NONE, pinsOf, withPin } from "./picked.js";
 
 const SHOWN_MS = 500;
@@ -44,7 +45,7 @@ export class PickedLine {
     figure.hidden = module === NONE;
     if (module === NONE || (!now && performance.now() - this.#shownAt < SHOWN_MS)) return;
     this.#shownAt = performance.now();
-    const name = module || "(root)";
+    const name = module || ROOT;
     const address = page.address("layer", {
       module,
       ...(page.state.get("step") ? { step: page.state.get("step") } : {}),

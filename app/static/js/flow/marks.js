@@ -2,6 +2,7 @@
 /** The bars of one step as marks: two panels above each other, one axis of layers below both. Pure. */
 import { number } from "../format.js";
 import { blockOf, shortName } from "../heat/rows.js";
+import { ROOT } from "../vocabulary.js";
 
 const LEFT = 58;
 const RIGHT = 12;
@@ -176,7 +177,7 @@ export function blockMarks(box, layers, page) {
 /** @param {string} name @param {number} width */
 function shortest(name, width) {
   const letters = Math.floor(width / 6.1);
-  return shortName(name || "(root)", letters);
+  return shortName(name || ROOT, letters);
 }
 
 /** The layer at a position; -1 if there is none. @param {Box} box @param {number} layers @param {number} x */

@@ -5,9 +5,9 @@ import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
 import { onsets } from "../heat/rows.js";
+import { MAX_LIVE_ROWS } from "../limits.js";
 import { pinsOf } from "./picked.js";
 
-const MAX_ROWS = "fit:10000"; // one row a layer: what is sorted and found has to be there
 const SORTED_MS = 1000; // rows that move more often cannot be read
 
 /** @typedef {import("../heat/rows.js").Row} Row */
@@ -49,7 +49,7 @@ export class OverTime {
       onPick: options.onPick,
       ...options.ofHeatmap,
     });
-    this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: MAX_ROWS }), {
+    this.feed = new Feed(page, this.heat, () => ({ kind: this.kind, stat: this.stat, rows: `fit:${MAX_LIVE_ROWS}` }), {
       rows: ({ why = "" }) => {
         this.#why = why;
         this.choose();

@@ -1,9 +1,9 @@
 // @ts-check
 /** The modules that are picked and pinned, as the address names them. Pure. */
+import { ROOT } from "../vocabulary.js";
 
 /** The module of the address if none is picked: "" is the root, and no module has this path. */
 export const NONE = ".";
-const ROOT = "(root)";
 
 /** The pinned modules. @param {string} text @returns {string[]} */
 export function pinsOf(text) {

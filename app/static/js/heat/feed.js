@@ -2,6 +2,7 @@
 /** The data of a heatmap: the newest steps while the page follows, or the steps it is held at. */
 import { prefs } from "../prefs.js";
 import { Subscription } from "../subscription.js";
+import { LIVE_STEPS } from "../vocabulary.js";
 
 const MAX_COLUMNS = 2000;
 const MAX_CELLS = 8e6; // of four bytes
@@ -22,7 +23,7 @@ function mostColumns(rows) {
 export function windowOf(follow, rows = 0) {
   const { span, window } = follow;
   if (!follow.paused || span === null) {
-    const live = "live" in window ? window.live : 500;
+    const live = "live" in window ? window.live : LIVE_STEPS;
     if (live === Infinity) return { from: follow.first, columns: mostColumns(rows) };
     return { from: -live, columns: Math.min(mostColumns(rows), live) };
   }
@@ -37,7 +38,7 @@ export function windowOf(follow, rows = 0) {
  */
 export function capacityOf(follow, rows = 0) {
   const { span, window } = follow;
-  const shown = span ? span[1] - span[0] + 1 : 500;
+  const shown = span ? span[1] - span[0] + 1 : LIVE_STEPS;
   const steps = !("live" in window) ? shown : window.live === Infinity ? Math.ceil(shown * GROWTH) : window.live;
   const width = Math.ceil(steps / mostColumns(rows));
   return [Math.ceil(steps / width) + 1, width];

@@ -6,6 +6,7 @@ import { Columns } from "../columns.js";
 import { h } from "../dom.js";
 import { kindWords } from "../kinds.js";
 import { stopAt } from "../stops.js";
+import { LIVE_STEPS } from "../vocabulary.js";
 import { pngOf, svgOf, tableOf } from "./export.js";
 import { sameRows, sorted } from "./rows.js";
 import { Screen } from "./screen.js";
@@ -110,7 +111,7 @@ export class Heat {
   /** Which layers the rows are. The same ones again keep what is there. @param {readonly Row[]} rows
    * @param {[number, number]} [capacity] columns, and steps that share one @param {string} [quantity] what the values
    * are: different quantities can't share a picture */
-  setRows(rows, [many, width] = [501, 1], quantity = "") {
+  setRows(rows, [many, width] = [LIVE_STEPS + 1, 1], quantity = "") {
     const { columns } = this;
     // A server that was started again says "none" until the trainer has sent their names: what is there is still true.
     if (!rows.length && this.rows.length && quantity === this.#quantity) return;

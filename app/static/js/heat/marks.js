@@ -6,6 +6,7 @@
 import { cssOf, STEPS } from "../colors.js";
 import { count, number } from "../format.js";
 import { evenTicks, ticks } from "../scale.js";
+import { ROOT } from "../vocabulary.js";
 import { boxOf, xOf } from "./layout.js";
 import { groupsOf, labelOf, shortName } from "./rows.js";
 
@@ -75,7 +76,7 @@ export function rowMarks(layout, rows, grouped, page) {
   const readable = boxOf(layout, pinned).h >= LINE_PX - 2;
   const named =
     grouped && !readable
-      ? groups.map(({ name, from, to }) => ({ text: name || "(root)", place: from, middle: (from + to - 1) / 2 }))
+      ? groups.map(({ name, from, to }) => ({ text: name || ROOT, place: from, middle: (from + to - 1) / 2 }))
       : null;
   let free = -Infinity;
   for (let place = 0; place < (named?.length ?? rest.length); place += 1) {

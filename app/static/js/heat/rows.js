@@ -1,5 +1,7 @@
 // @ts-check
 /** The rows of a heatmap: their names, their groups in the model's tree, and in which order they stand. Pure. */
+
+import { ROOT } from "../vocabulary.js";
 import { badness, startOf } from "../worst.js";
 
 /**
@@ -15,7 +17,7 @@ const FINITE = 0x7f800000;
 export function labelOf(row) {
   const index = row.index ? ` [${row.index}]` : "";
   const call = row.call ? ` call ${row.call}` : "";
-  return `${row.module || "(root)"}${index}${call}${row.phase === "eval" ? " (eval)" : ""}`;
+  return `${row.module || ROOT}${index}${call}${row.phase === "eval" ? " (eval)" : ""}`;
 }
 
 /**

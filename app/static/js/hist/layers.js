@@ -1,11 +1,11 @@
 // @ts-check
 /** The layers of the Histograms page: their types, newest values, and drift. */
 import { get, getAll, numberOf } from "../api.js";
+import { MAX_LATEST, MAX_PAGE } from "../limits.js";
 import { driftOf } from "./order.js";
 
 const COLUMNS = 12; // of the heatmap from which drift is computed
 const ROWS = 5000;
-const PAGE = 1000;
 
 /** @typedef {import("./order.js").Layer} Layer */
 /** @typedef {{type: string, place: number}} Placed */
@@ -17,7 +17,7 @@ const PAGE = 1000;
  * @returns {Promise<Map<string, Placed>>}
  */
 export async function modulesOf(run, signal) {
-  const parts = await getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: PAGE }, signal);
+  const parts = await getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: MAX_PAGE }, signal);
   const modules = parts.flatMap((part) => part.modules);
   return new Map(modules.map(({ path, type }, place) => [path, { type, place }]));
 }
@@ -26,7 +26,7 @@ export async function modulesOf(run, signal) {
  * @param {string} run @param {string} kind @param {Map<string, Placed>} modules
  * @param {{from?: number, to?: number}} steps @param {AbortSignal} signal @returns {Promise<Layer[]>} */
 export async function layersOf(run, kind, modules, steps, signal) {
-  const query = { run, kind, limit: 100000 };
+  const query = { run, kind, limit: MAX_LATEST };
   const said = await get("latest", query, signal);
   const shown = steps.to === undefined ? said : await get("latest", { ...query, ...steps }, signal);
   const values = new Map(shown.taps.map((tap) => [tap.number, tap.values]));

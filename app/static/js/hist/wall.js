@@ -5,8 +5,10 @@
  */
 import { get } from "../api.js";
 import { h } from "../dom.js";
+import { MAX_HISTOGRAMS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
 import { visit } from "../timeline/keep.js";
+import { ROOT } from "../vocabulary.js";
 import { HistMap } from "./map.js";
 import { HistProfile } from "./profile.js";
 import { barsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
@@ -15,7 +17,6 @@ const CHUNK = 120; // tiles that are made at once; more when the reader scrolls 
 const NARROW_CHUNK = 16; // in a single column
 const TAIL_LETTERS = 12; // of a name that is cut in its middle
 const NARROW_PX = 700;
-const MAX_ASKED = 50;
 const MAX_CACHED = 300; // answers, for tiles that come into view again
 const COLUMNS = 160;
 const BINS = 112;
@@ -76,7 +77,7 @@ export class Wall {
     for (const layer of this.layers.slice(made, made + many)) {
       const plot = h("div", { class: "plot" });
       const address = this.page.address("layer", { module: layer.module });
-      const name = layer.module || "(root)";
+      const name = layer.module || ROOT;
       const parts = [name.slice(0, -TAIL_LETTERS), name.slice(-TAIL_LETTERS)];
       const element = h(
         "article",
@@ -176,7 +177,7 @@ export class Wall {
   /** @param {AbortSignal} signal */
   async #ask(signal) {
     const at = this.#at;
-    const wanted = this.#missing.slice(0, MAX_ASKED);
+    const wanted = this.#missing.slice(0, MAX_HISTOGRAMS);
     if (!wanted.length) return;
     const said = await get("histograms", this.query(wanted), signal);
     if (!("histograms" in said)) return;

@@ -1,9 +1,9 @@
 // @ts-check
 /** Waits until the trainer applies or refuses a command. */
 import { get } from "../api.js";
+import { MAX_PAGE } from "../limits.js";
 
 const ASK_MS = 400;
-const PAGE = 1000; // events in one answer
 
 /** How many events a run has had: those after it came later, whatever the trainer's clock says.
  * @param {string | null} run */
@@ -19,7 +19,7 @@ export async function applied(run, { number, names, from }, wait) {
   const missing = new Set(names);
   for (let after = from, wasLive = true; ; ) {
     // In this order, so that the events of a command that still waits are those of other ones.
-    const { events, next } = await get("events", { run, after, limit: PAGE });
+    const { events, next } = await get("events", { run, after, limit: MAX_PAGE });
     const { waiting, state } = await get("settings", { run });
     after = next;
     const isDone = !waiting.some((each) => each.number === number);
@@ -32,7 +32,7 @@ export async function applied(run, { number, names, from }, wait) {
     if (isDone && missing.size === 0) return;
     if (state !== "live" && !wasLive) throw new Error(`The run is ${state} now, so the change was not applied.`);
     wasLive = state === "live";
-    if (events.length < PAGE) await new Promise((go) => setTimeout(go, ASK_MS));
+    if (events.length < MAX_PAGE) await new Promise((go) => setTimeout(go, ASK_MS));
   }
 }
 

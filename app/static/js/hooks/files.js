@@ -2,15 +2,15 @@
 /** The inventory of hooks as a file. */
 import { getAll } from "../api.js";
 import { byId } from "../dom.js";
+import { MAX_PAGE } from "../limits.js";
 import { csvOf, download, fileName } from "../plot/files.js";
 import { toast } from "../toast.js";
 
-const A_PAGE = 10_000;
 const COLUMNS = ["scope", "owner", "point", "function", "where", "ours", "number", "options", "legacy", "warning"];
 
 /** Returns all hooks of a run. @param {string | null} run @returns {Promise<Record<string, any>[]>} */
 export async function hooksOf(run) {
-  return (await getAll("hooks", { run, limit: A_PAGE })).flatMap(({ hooks }) => hooks);
+  return (await getAll("hooks", { run, limit: MAX_PAGE })).flatMap(({ hooks }) => hooks);
 }
 
 /** @param {import("../page.js").Page} page */

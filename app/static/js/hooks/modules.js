@@ -9,6 +9,7 @@ import { visit } from "../timeline/keep.js";
 import { toast } from "../toast.js";
 import { Tree } from "../tree.js";
 import { nodesOf } from "../treeRows.js";
+import { ROOT } from "../vocabulary.js";
 
 /**
  * @typedef {{path: string, type: string, parent: string | null, captured: boolean, kinds: string[], reason: string,
@@ -89,7 +90,7 @@ export function makeTree(page, figure, capture) {
     box.setAttribute("aria-checked", stateOf(row));
     box.setAttribute(
       "aria-label",
-      `Watch ${row.node.path || "(root)"}${row.expanded === false ? " and everything below it" : ""}`,
+      `Watch ${row.node.path || ROOT}${row.expanded === false ? " and everything below it" : ""}`,
     );
     box.onclick = () => flip(row);
   }
@@ -107,7 +108,7 @@ export function makeTree(page, figure, capture) {
     const paths = row.node.members.map(({ path }) => path);
     const blocked = await capture.switch({ paths, whole: row.expanded === false, on: stateOf(row) !== "true" });
     if (blocked)
-      toast(`${row.node.path || "(root)"} is still excluded by ${blocked}. Remove that pattern from Exclude.`, {
+      toast(`${row.node.path || ROOT} is still excluded by ${blocked}. Remove that pattern from Exclude.`, {
         kind: "error",
       });
     else page.announce(byId("dry-run").textContent ?? "");

@@ -6,6 +6,7 @@ import { makeBar, paintBar, swatch } from "../colorbar.js";
 import { copyText } from "../copy.js";
 import { byId, h } from "../dom.js";
 import { number } from "../format.js";
+import { MAX_CHANNEL_ROWS } from "../limits.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { prefs } from "../prefs.js";
@@ -18,7 +19,7 @@ import { shortOf } from "./plan.js";
 
 const MIN_MS = 2000;
 const [COLUMNS, ROWS] = [240, 256];
-const [FULL_COLUMNS, FULL_ROWS] = [500, 4096];
+const FULL_COLUMNS = 500;
 
 /** @typedef {import("../answers.js").Tap} Tap */
 
@@ -53,7 +54,7 @@ export class ChannelView {
       title: "Channels",
       table: () => (this.map.shape ? tableOf(this.map.shape, this.map.order) : { columns: ["channel"], rows: [] }),
       png: () => this.map.image(),
-      query: () => this.#query(FULL_COLUMNS, FULL_ROWS),
+      query: () => this.#query(FULL_COLUMNS, MAX_CHANNEL_ROWS),
     });
     page.schedule.watch(place);
     const ready = () => page.follow.span !== null && page.schedule.isSeen(place);

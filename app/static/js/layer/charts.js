@@ -2,12 +2,11 @@
 /** The charts of a module. A chart stays as long as its plan does. */
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
+import { MAX_POINTS } from "../limits.js";
 import { failedWords } from "../live/failed.js";
 import { LineChart } from "../plot/index.js";
 import { linesOf } from "./lines.js";
 import { SeriesFeed } from "./seriesfeed.js";
-
-const FULL = 10_000; // points of an export
 
 /** @typedef {import("./plan.js").Plan} Plan */
 
@@ -76,7 +75,7 @@ export class Charts {
     const { span } = this.page.follow;
     return {
       path: "series",
-      query: { tap: labelsOf(plan), stat: plan.stats.join(","), from: span?.[0], to: span?.[1], points: FULL },
+      query: { tap: labelsOf(plan), stat: plan.stats.join(","), from: span?.[0], to: span?.[1], points: MAX_POINTS },
     };
   }
 

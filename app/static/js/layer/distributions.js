@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { HistMap } from "../hist/map.js";
+import { MAX_HISTOGRAM_COLUMNS } from "../limits.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { shortOf } from "./plan.js";
@@ -11,7 +12,6 @@ import { shortOf } from "./plan.js";
 const MIN_MS = 2000;
 const COLUMNS = 240;
 const BINS = 80;
-const FULL = 2000;
 
 /** @typedef {import("./plan.js").Tap} Tap */
 /** @typedef {{tap: Tap, figure: HTMLElement, map: HistMap, card: Card, words: HTMLElement}} Shown */
@@ -64,7 +64,10 @@ export class Distributions {
       onOpen: (step) => step !== null && this.page.follow.hold(step),
     });
     const png = () => map.image();
-    const query = () => ({ path: "histograms", query: { tap: tap.label, ...this.#bounds, columns: FULL, bins: BINS } });
+    const query = () => ({
+      path: "histograms",
+      query: { tap: tap.label, ...this.#bounds, columns: MAX_HISTOGRAM_COLUMNS, bins: BINS },
+    });
     return {
       tap,
       figure,

@@ -1,9 +1,6 @@
 // @ts-check
 /** Keys that lead to other layers and change how charts are drawn. */
 
-const SCALES = ["", "log", "symlog", "linear"];
-const HALF_LIVES = ["0", "5", "20", "100", "500"];
-
 /** @param {import("../page.js").Page} page */
 export function addKeys(page) {
   for (const [key, id, words] of [
@@ -12,12 +9,8 @@ export function addKeys(page) {
     ["u", "parent", "parent of this layer"],
   ])
     page.keys.add(key, words, () => go(id));
-  page.keys.add("l", "scale: automatic, log, symmetric log, linear", () => turn(page, "y", SCALES), {
-    group: "Charts",
-  });
-  page.keys.add("s", "smoothing: off, 5, 20, 100, 500 steps", () => turn(page, "smooth", HALF_LIVES), {
-    group: "Charts",
-  });
+  page.keys.add("l", "next scale", () => turn(page, "y", "Scale"), { group: "Charts" });
+  page.keys.add("s", "next smoothing", () => turn(page, "smooth", "Smoothing"), { group: "Charts" });
 }
 
 /** Opens another layer, in the current view of this one. @param {string} id of the link */
@@ -35,11 +28,12 @@ export function addressOf(other, here) {
   return to.href;
 }
 
-/** @param {import("../page.js").Page} page @param {string} name @param {string[]} values */
-function turn(page, name, values) {
-  page.state.set({ [name]: values[(values.indexOf(page.state.get(name)) + 1) % values.length] });
-  const picker = /** @type {HTMLSelectElement | null} */ (document.querySelector(`#layer-tools [name=${name}]`));
-  page.announce(
-    `${name === "y" ? "Scale" : "Smoothing"}: ${picker?.selectedOptions[0]?.textContent ?? page.state.get(name)}`,
-  );
+/** Chooses the next option of a list. @param {import("../page.js").Page} page @param {string} name of the list
+ * @param {string} label */
+function turn(page, name, label) {
+  const list = /** @type {HTMLSelectElement} */ (document.querySelector(`#layer-tools select[name=${name}]`));
+  const options = [...list.options];
+  const next = options[(options.findIndex(({ value }) => value === page.state.get(name)) + 1) % options.length];
+  page.state.set({ [name]: next.value });
+  page.announce(`${label}: ${next.textContent}`);
 }

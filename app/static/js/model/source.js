@@ -2,8 +2,8 @@
 /** The values of one kind and stat over the steps that the page shows, as the server sends them. */
 import { Columns } from "../columns.js";
 import { Feed } from "../heat/feed.js";
-
-const ROWS = 10_000;
+import { MAX_LIVE_ROWS } from "../limits.js";
+import { LIVE_STEPS } from "../vocabulary.js";
 
 /** @typedef {import("../answers.js").LiveRow} Row */
 
@@ -21,13 +21,13 @@ export class Source {
     this.capacity = capacity;
     const whole = () => {
       const wanted = query();
-      return wanted && { rows: `fit:${ROWS}`, ...wanted };
+      return wanted && { rows: `fit:${MAX_LIVE_ROWS}`, ...wanted };
     };
     this.feed = new Feed(page, this, whole, told);
   }
 
   /** As a heatmap takes them. @param {readonly Row[]} rows @param {[number, number]} [capacity] @param {string} [quantity] */
-  setRows(rows, capacity = [501, 1], quantity = "") {
+  setRows(rows, capacity = [LIVE_STEPS + 1, 1], quantity = "") {
     const [many, width] = this.capacity ?? capacity;
     const { columns } = this;
     // A server that was started again says "none" until the trainer has sent their names.

@@ -1,10 +1,11 @@
 // @ts-check
 /** The boxes of a model: what is in what, their names, and which are open. Pure. */
+import { ROOT } from "../vocabulary.js";
 
 /** @typedef {import("../answers.js").Model} Model @typedef {import("../answers.js").ModelBox} Box */
 
 export const OUTSIDE = -1; // the place around all boxes
-const ROOT = "."; // the root module in an address: its path is empty
+const ROOT_ID = "."; // the root module in an address: its path is empty
 const MAX_OPEN = 60; // boxes that are shown at first
 const MAX_LISTED = 200; // boxes that are opened by what is found
 
@@ -53,7 +54,7 @@ export class Tree {
   idOf(number) {
     const { kind, module, call, phase, parts } = this.boxes[number];
     if (kind === "repeat") return `${this.idOf(parts[0])};r`;
-    return `${encodeURIComponent(module) || ROOT}${call ? `;${call}` : ""}${phase === "eval" ? ";e" : ""}`;
+    return `${encodeURIComponent(module) || ROOT_ID}${call ? `;${call}` : ""}${phase === "eval" ? ";e" : ""}`;
   }
 
   /** The boxes around one, the innermost first. @param {number} number */
@@ -66,7 +67,7 @@ export class Tree {
   /** The path of a module as it stands in the box around it. @param {number} number @returns {string} */
   shortOf(number) {
     const { module, inside } = this.boxes[number];
-    if (!module) return "(root)";
+    if (!module) return ROOT;
     const outer = inside === null ? "" : this.#moduleAround(inside);
     const rest = outer && module.startsWith(outer) ? module.slice(outer.length).replace(/^[./]/, "") : module;
     return rest || module;

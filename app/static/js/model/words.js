@@ -2,6 +2,7 @@
 /** The picture in words: the tip at the pointer, the table, and what is read out. */
 import { bytes, count, number as format } from "../format.js";
 import { kindWords } from "../kinds.js";
+import { ROOT } from "../vocabulary.js";
 import { MISSING } from "../worst.js";
 import { valueWords } from "./boxes.js";
 import { isBad, NONE, numbersIn } from "./values.js";
@@ -49,7 +50,7 @@ export function tipOf(picture, number) {
   const box = tree.boxes[number];
   const { values } = readings;
   const name =
-    box.kind === "repeat" ? `${tree.titleOf(number)} \u00d7${box.parts.length / box.period}` : box.module || "(root)";
+    box.kind === "repeat" ? `${tree.titleOf(number)} \u00d7${box.parts.length / box.period}` : box.module || ROOT;
   const value = values ? valueWords(values, tree, number) : "";
   const lines = [
     `${name}${box.call ? ` call ${box.call}` : ""}`,
@@ -80,7 +81,7 @@ export function tableOf(picture) {
   const rows = shown.map((number) => {
     const box = tree.boxes[number];
     const known = values.known[number] !== NONE && values.bits[number] !== MISSING;
-    const name = `${box.module || "(root)"}${box.call ? ` call ${box.call}` : ""}`;
+    const name = `${box.module || ROOT}${box.call ? ` call ${box.call}` : ""}`;
     return [
       name,
       box.type,

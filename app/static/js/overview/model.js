@@ -6,8 +6,7 @@ import { Finder } from "../finder.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
-
-const MAX_ROWS = 10_000;
+import { MAX_LIVE_ROWS } from "../limits.js";
 
 export class ModelPicture {
   /** @type {readonly import("../heat/rows.js").Row[]} */
@@ -57,7 +56,7 @@ export class ModelPicture {
   }
 
   #query() {
-    const rows = this.page.state.get("f") ? { rows: `idx:0-${MAX_ROWS - 1}` } : {};
+    const rows = this.page.state.get("f") ? { rows: `idx:0-${MAX_LIVE_ROWS - 1}` } : {};
     return { kind: this.kind, stat: this.stat, ...rows };
   }
 

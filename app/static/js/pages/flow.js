@@ -13,6 +13,7 @@ import { Heat } from "../heat/index.js";
 import { dress, listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
 import { prefs } from "../prefs.js";
+import { ROOT } from "../vocabulary.js";
 
 const page = open({
   kind: "output_grad",
@@ -122,7 +123,7 @@ function walk(by) {
   const place = names.indexOf(state.get("module"));
   const next = names[place < 0 ? 0 : Math.min(names.length - 1, Math.max(0, place + by))];
   state.set({ module: next });
-  page.announce(next || "(root)");
+  page.announce(next || ROOT);
 }
 
 /** Turns a choice to its next value. @param {string} name @param {Record<string, string>} words of its values */

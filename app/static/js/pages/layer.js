@@ -8,6 +8,7 @@ import { Distributions } from "../layer/distributions.js";
 import { addKeys } from "../layer/keys.js";
 import { startPickers } from "../layer/pickers.js";
 import { distributionsOf, plansOf } from "../layer/plan.js";
+import { MAX_PAGE } from "../limits.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
@@ -76,5 +77,5 @@ function start(module) {
 
 /** @param {string} module @param {AbortSignal} signal */
 async function tapsOf(module, signal) {
-  return (await get("taps", { run: page.run, ...only(module), limit: 1000 }, signal)).taps;
+  return (await get("taps", { run: page.run, ...only(module), limit: MAX_PAGE }, signal)).taps;
 }

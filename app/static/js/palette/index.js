@@ -3,6 +3,7 @@
 import { h } from "../dom.js";
 import { count } from "../format.js";
 import { keyCaps } from "../keylist.js";
+import { MAX_PATTERN } from "../limits.js";
 import { openDialog } from "../popup.js";
 import { rank } from "./rank.js";
 import { actionsOf, layersOf, pagesOf, runsOf } from "./sources.js";
@@ -41,7 +42,7 @@ class Palette {
         placeholder: page.run === null ? "Actions, pages, runs" : "Actions, pages, layers, runs",
         autocomplete: "off",
         spellcheck: "false",
-        maxlength: 1000,
+        maxlength: MAX_PATTERN,
       })
     );
     this.dialog = openDialog({ class: "palette", "aria-label": "Command palette" }, this.input, this.list, this.words);

@@ -3,6 +3,7 @@
 import { get } from "../api.js";
 import { count } from "../format.js";
 import { visit } from "../timeline/keep.js";
+import { ROOT } from "../vocabulary.js";
 import { unique } from "./rank.js";
 
 const MAX_LAYERS = 30;
@@ -53,7 +54,7 @@ export async function layersOf(page, text, signal) {
     await get(path, { f: text, limit: MAX_LAYERS }, signal)
   );
   const title = total > paths.length ? `Layers, the first ${paths.length} of ${count(total)}` : "Layers";
-  const entries = paths.map((module) => ({ name: module || "(root)", go: () => visit(page, "layer", { module }) }));
+  const entries = paths.map((module) => ({ name: module || ROOT, go: () => visit(page, "layer", { module }) }));
   return { title, entries };
 }
 

@@ -3,18 +3,17 @@
 import { get, numberOf } from "../api.js";
 import { byId, h } from "../dom.js";
 import { count, number, shorten } from "../format.js";
+import { MAX_LISTED_RUNS, MAX_OVERLAID_RUNS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
 import { FreeChart } from "../plot/free.js";
 import { LineChart } from "../plot/index.js";
+import { GRADIENT_NORM } from "../vocabulary.js";
 import { nameOf, parallel, scatter } from "./coordinates.js";
 import { colorsOfGroups, HUES, huesOf } from "./palette.js";
-import { MAX_RUNS } from "./selection.js";
 import { differing, resultOf, resultsOf, telling, wordsOf } from "./settings.js";
 
 const POINTS = 400;
-const LIST = 1000;
 const MAX_ROWS = 60; // of what differs
-const GRADIENT_NORM = "gradient norm";
 const LAYER = "(layer)";
 const MAX_MS = 10_000;
 
@@ -78,12 +77,12 @@ export class RunCharts {
     const about = selected.length
       ? `of ${count(selected.length)} selected ${selected.length === 1 ? "run" : "runs"}${hidden ? `, ${count(hidden)} hidden by the filter` : ""}`
       : `of all ${count(listed.length)} listed runs: select some to see only these`;
-    const more = wanted.length > MAX_RUNS ? `; showing the first ${MAX_RUNS}` : "";
+    const more = wanted.length > MAX_OVERLAID_RUNS ? `; showing the first ${MAX_OVERLAID_RUNS}` : "";
     this.#words = about + more;
     this.#say();
     byId("charts").hidden = !wanted.length;
     const before = JSON.stringify(this.#wanted);
-    this.#wanted = wanted.slice(0, MAX_RUNS).map(({ run, name, group }) => ({ run, name, group }));
+    this.#wanted = wanted.slice(0, MAX_OVERLAID_RUNS).map(({ run, name, group }) => ({ run, name, group }));
     if (JSON.stringify(this.#wanted) === before) return;
     this.#color();
     void this.refresh.now();
@@ -91,7 +90,7 @@ export class RunCharts {
 
   #say() {
     const older = this.#older
-      ? `; settings and results of ${count(this.#older)} older ${this.#older === 1 ? "run" : "runs"} are missing, because only the newest ${count(LIST)} are read`
+      ? `; settings and results of ${count(this.#older)} older ${this.#older === 1 ? "run" : "runs"} are missing, because only the newest ${count(MAX_LISTED_RUNS)} are read`
       : "";
     const words = this.#words + older;
     if (byId("charts-about").textContent !== words) byId("charts-about").textContent = words;
@@ -138,7 +137,7 @@ export class RunCharts {
   async #load(signal) {
     if (!this.#wanted.length) return;
     const query = this.#areSelected ? "" : this.page.state.get("f");
-    const { runs, next } = await get("runs", { query, limit: LIST }, signal).catch((error) => {
+    const { runs, next } = await get("runs", { query, limit: MAX_LISTED_RUNS }, signal).catch((error) => {
       if (!signal.aborted) this.overlay.fail(error, this.#about);
       throw error;
     });

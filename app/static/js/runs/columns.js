@@ -1,17 +1,15 @@
 // @ts-check
 /** The columns that the reader chose: in the address, and for the next visit in this browser. */
 import { closeOutside } from "../popup.js";
+import { AUTO_COLUMNS, NO_COLUMNS } from "../vocabulary.js";
 
 const KEPT = "hookcore-columns";
-const NONE = "-";
-/** Those that differ, also for a browser that remembers others. */
-export const AUTO = "*";
 
 /** The list of columns after a click on one, in the order in which they were chosen.
  * @param {string[]} shown @param {string} name @param {boolean} on */
 export function chosen(shown, name, on) {
   const others = shown.filter((each) => each !== name);
-  return (on ? [...others, name] : others).join(",") || NONE;
+  return (on ? [...others, name] : others).join(",") || NO_COLUMNS;
 }
 
 /** The list of columns with one of them moved. @param {string[]} shown @param {string} name @param {number} by
@@ -34,7 +32,7 @@ export function rememberColumns(page) {
   });
   box.addEventListener("click", (event) => {
     const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-do]"));
-    if (button?.dataset.do === "columns-reset") choose(page, AUTO);
+    if (button?.dataset.do === "columns-reset") choose(page, AUTO_COLUMNS);
     if (button?.dataset.do === "column-move") move(button, Number(button.dataset.by));
   });
   box.addEventListener("keydown", (event) => {
@@ -70,7 +68,7 @@ export function rememberColumns(page) {
 /** The shown columns before a click: those of the address, or those that are checked without the reader's choice.
  * @param {Element} box @param {string} asked @param {string} clicked */
 function shownIn(box, asked, clicked) {
-  if (asked && asked !== AUTO) return asked.split(",").filter((each) => each !== NONE);
+  if (asked && asked !== AUTO_COLUMNS) return asked.split(",").filter((each) => each !== NO_COLUMNS);
   const boxes = /** @type {NodeListOf<HTMLInputElement>} */ (box.querySelectorAll("input[name=columns]"));
   return [...boxes].filter((each) => each.checked !== (each.value === clicked)).map((each) => each.value);
 }
@@ -78,7 +76,7 @@ function shownIn(box, asked, clicked) {
 /** @param {import("../page.js").Page} page @param {string} columns */
 function choose(page, columns) {
   try {
-    localStorage.setItem(KEPT, columns === AUTO ? "" : columns);
+    localStorage.setItem(KEPT, columns === AUTO_COLUMNS ? "" : columns);
   } catch {
     // A browser that keeps nothing: the choice is in the address.
   }

@@ -3,7 +3,7 @@
  * The selected runs of the list, the last one last. They are in the address, as many as the charts show, so a link, a saved
  * view, and the way back have them. They stay selected if a filter hides them.
  */
-export const MAX_RUNS = 64; // in one answer of the server
+import { MAX_OVERLAID_RUNS } from "../limits.js";
 
 /** @typedef {{run: string, name: string, group: string, started: number, live: boolean, archived: boolean}} Ticked */
 
@@ -30,7 +30,7 @@ export class Selection {
 
   get #text() {
     return this.runs
-      .slice(0, MAX_RUNS)
+      .slice(0, MAX_OVERLAID_RUNS)
       .map(({ run }) => run)
       .join();
   }

@@ -4,13 +4,13 @@ import { send } from "../api.js";
 import { byId } from "../dom.js";
 import { closeOutside } from "../popup.js";
 import { toast } from "../toast.js";
-import { AUTO } from "./columns.js";
+import { AUTO_COLUMNS } from "../vocabulary.js";
 
 /** What a view of this address is. Its columns are its own, even if they are those that differ: else a browser that
  * remembers others would show these. @param {string} search of the address */
 export function viewOf(search) {
   const query = new URLSearchParams(search);
-  if (!query.get("columns")) query.set("columns", AUTO);
+  if (!query.get("columns")) query.set("columns", AUTO_COLUMNS);
   return query.toString();
 }
 

@@ -2,11 +2,10 @@
 /** The charts of the System page. A chart stays as long as its plan does. */
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
+import { MAX_POINTS } from "../limits.js";
 import { LineChart } from "../plot/index.js";
 import { SystemFeed } from "./feed.js";
 import { lineOf, plansOf } from "./plan.js";
-
-const FULL = 10_000; // points of an export
 
 export class SystemCharts {
   /** @type {{plan: import("./plan.js").Plan, chart: LineChart, figure: HTMLElement}[]} */
@@ -52,7 +51,7 @@ export class SystemCharts {
       const { span } = this.page.follow;
       return {
         path: "scalars",
-        query: { run: this.page.run, name: names, from: span?.[0], to: span?.[1], points: FULL },
+        query: { run: this.page.run, name: names, from: span?.[0], to: span?.[1], points: MAX_POINTS },
       };
     };
     const y = { title: plan.title, fixed: true, low: 0 };

@@ -2,12 +2,12 @@
 /** The sampled values: everything at first, then only what is newer while the page follows. */
 import { get } from "../api.js";
 import { Emitter } from "../events.js";
+import { MAX_SCALARS } from "../limits.js";
 import { Curve, lineIn } from "../live/curve.js";
 import { Refresh } from "../live/refresh.js";
 
 const POINTS = 1000;
 const MAX_POINTS = 3 * POINTS; // in a curve, until it is loaded whole again
-const AT_ONCE = 50; // names in a request
 const EVERY_MS = 2000; // the machine is sampled no more often
 
 /** Emits "data" when the curves have changed, "error" with the server's error. */
@@ -63,8 +63,8 @@ export class SystemFeed extends Emitter {
     if (!span || !this.#names.length) return this.emit("data");
     const whole = this.#from === null;
     const [from, to] = [this.#from ?? span[0], paused ? span[1] : null];
-    const parts = Array.from({ length: Math.ceil(this.#names.length / AT_ONCE) }, (_, place) =>
-      this.#names.slice(place * AT_ONCE, (place + 1) * AT_ONCE),
+    const parts = Array.from({ length: Math.ceil(this.#names.length / MAX_SCALARS) }, (_, place) =>
+      this.#names.slice(place * MAX_SCALARS, (place + 1) * MAX_SCALARS),
     );
     try {
       const answers = await Promise.all(

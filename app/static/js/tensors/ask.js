@@ -4,6 +4,7 @@ import { get, send } from "../api.js";
 import { byId, h } from "../dom.js";
 import { eventsNow } from "../hooks/applied.js";
 import { kindWords } from "../kinds.js";
+import { MAX_PAGE } from "../limits.js";
 import { toast } from "../toast.js";
 
 const POLL_MS = 500;
@@ -44,7 +45,7 @@ export function fateOfAll(fates) {
  * @param {string | null} run @param {string | null} module null: any @param {number} after how many events it was
  * asked for */
 export async function missedWords(run, module, after) {
-  const { events } = await get("events", { run, name: "snapshot-missed", after, limit: 1000 });
+  const { events } = await get("events", { run, name: "snapshot-missed", after, limit: MAX_PAGE });
   return events.findLast((event) => module === null || event.module === module)?.message;
 }
 

@@ -3,6 +3,7 @@
 import { getAll } from "../api.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
+import { MAX_PAGE } from "../limits.js";
 import { aboutOf } from "./side.js";
 
 const MAX = 300;
@@ -11,7 +12,7 @@ const MAX = 300;
 
 /** All of a run, oldest first. @param {string} run @returns {Promise<Snapshot[]>} */
 export async function snapshotsOf(run) {
-  return (await getAll("snapshots", { run, limit: 1000 })).flatMap(({ snapshots }) => snapshots);
+  return (await getAll("snapshots", { run, limit: MAX_PAGE })).flatMap(({ snapshots }) => snapshots);
 }
 
 /**

@@ -7,6 +7,7 @@ import { byId, h } from "../dom.js";
 import { count, number, percent } from "../format.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
+import { ROOT } from "../vocabulary.js";
 import { aboutStep, nearestOf } from "./nearest.js";
 import { showScale } from "./scalebar.js";
 import { Tiles } from "./tiles.js";
@@ -30,7 +31,7 @@ export function squareOf(positions) {
 
 /** @param {import("../answers.js").RolloutLayer[]} layers */
 function namesOf(layers) {
-  const names = layers.map((layer) => layer.tap.module || "(root)");
+  const names = layers.map((layer) => layer.tap.module || ROOT);
   return names.length <= LISTED ? names.join(", ") : `${names[0]} to ${names[names.length - 1]}`;
 }
 

@@ -4,10 +4,9 @@ import { send } from "../api.js";
 import { h } from "../dom.js";
 import { Emitter } from "../events.js";
 import { count } from "../format.js";
+import { MAX_NOTE } from "../limits.js";
 import { openDialog } from "../popup.js";
 import { toast } from "../toast.js";
-
-const MAX_TEXT = 500;
 
 /** @typedef {{step: number, text: string}} Note */
 
@@ -44,7 +43,7 @@ export function writeNote(page, step, done) {
   const text = page.notes.at(step);
   const area = /** @type {HTMLTextAreaElement} */ (
     h("textarea", {
-      maxlength: MAX_TEXT,
+      maxlength: MAX_NOTE,
       required: true,
       "aria-labelledby": "note-title",
       placeholder: "What happened here?",

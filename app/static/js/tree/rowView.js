@@ -3,6 +3,7 @@
 
 import { h } from "../dom.js";
 import { count } from "../format.js";
+import { ROOT } from "../vocabulary.js";
 
 export const ROW_PX = 28;
 const NAME_PX = 220; // of the first column, at least
@@ -76,7 +77,7 @@ export class RowView {
     write(this.name, isList ? node.path || node.name : node.name);
     write(this.twist, expanded === null ? "" : expanded ? "\u25be" : "\u25b8");
     write(this.many, node.members.length > 1 ? `(${count(node.members.length)})` : "");
-    const title = node.path || "(root)";
+    const title = node.path || ROOT;
     if (this.cells[0].title !== title) this.cells[0].title = title;
   }
 
