@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from hookcore.store import STAT_NAMES
 from hookcore_app import assets
 from hookcore_app.analysis.figures.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages import frame, hooks, settings
+from hookcore_app.pages.page import Page, PartsPage, RunPage
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
 from tests.api_world import fill_ranks
 from tests.build import make_info
@@ -33,6 +35,7 @@ from tests.serving import (
     make_world,
 )
 
+TEMPLATES = Path(frame.__file__).parent.parent / "templates"
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
@@ -45,6 +48,14 @@ def _open(world: World, run: str, losses: tuple[float, ...] = (), **info: Any) -
         made.stats[:, [STAT_COLUMN["nan"], STAT_COLUMN["inf"]]] = 0
         opened.store.append(made)
     return opened
+
+
+def test_a_page_has_a_template_for_each_part_and_lists_each_part() -> None:
+    for page in (*Page.__subclasses__(), *RunPage.__subclasses__(), *PartsPage.__subclasses__()):
+        for part in page.parts:
+            assert f'data-part="{part}"' in (TEMPLATES / page.name / f"{part}.html").read_text(), (page, part)
+    with pytest.raises(TypeError, match="parts lacks part_more"):
+        type("MorePage", (Page,), {"part_more": lambda self: {}})
 
 
 @pytest.fixture

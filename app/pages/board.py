@@ -15,6 +15,6 @@ class BoardPage(RunPage):
 
     name = "board"
 
-    def part_charts(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return each pinned chart with the page and the query that it was pinned from."""
         return {"charts": charts_of(self.runs)}

@@ -96,6 +96,7 @@ class ComparePage(Page):
 
     name = "compare"
     path = "/compare"
+    parts = ("verdict", "largest", "settings")
 
     a: RunId = ""
     b: RunId = ""
@@ -124,18 +125,6 @@ class ComparePage(Page):
             except (ArgumentError, PatternError) as error:
                 values["problem"] = str(error)
         return values
-
-    def part_verdict(self) -> dict[str, Any]:
-        """Return nothing: the verdict is part of `values`."""
-        return {}
-
-    def part_largest(self) -> dict[str, Any]:
-        """Return nothing: the layers are part of `values`."""
-        return {}
-
-    def part_settings(self) -> dict[str, Any]:
-        """Return nothing: the settings are part of `values`."""
-        return {}
 
 
 def labels_of(runs: list[Run]) -> list[tuple[str, str]]:

@@ -44,6 +44,7 @@ class DifferencesPage(RunPage):
     """The steps in the address, as on the other pages, against others. Invalid parameters fall back to defaults."""
 
     name = "differences"
+    parts = ("result",)
 
     kind: Short = ""
     f: FindText = ""

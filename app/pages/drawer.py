@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 from fastapi import Query
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse, Response
 
 from hookcore.records import KINDS, Phase
 
-from .frame import address_of
-from .page import Page, RunPage
+from .page import PartsPage
 from .tensors import nearest_of
 from .views.drawer import box_of, call_of, snapshots_of
 from .views.layer import LayerView, layer_of, lines_of, placement_note, values_of
@@ -22,22 +19,20 @@ from .views.model import flops_words, forms_words
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawerPage(RunPage):
+class DrawerPage(PartsPage):
     """A module, or one of its calls."""
 
     name = "drawer"
+    instead = "layer"
+    parts = ("about", "numbers", "kept", "happened")
 
     module: Annotated[str, Query(max_length=1000)] = ""
     call: Annotated[int, Query(ge=0, le=2**31)] = 0
     phase: Annotated[Phase, Query()] = "train"
 
-    def respond(self) -> Response:
-        """Render the requested parts. Without any, lead to the page Layer."""
-        if self.part:
-            return Page.respond(self)
-        root = self.request.scope.get("root_path", "")
-        query = urlencode([("module", self.module), *self.shared.parts])
-        return RedirectResponse(f"{root}/{address_of(self.run, 'layer')}?{query}", 307)
+    def kept(self) -> dict[str, Any]:
+        """Return the module."""
+        return {"module": self.module}
 
     @cached_property
     def layer(self) -> LayerView:

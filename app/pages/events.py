@@ -43,6 +43,7 @@ class EventsPage(RunPage):
     """Findings and events, newest first. Empty form fields match everything."""
 
     name = "events"
+    parts = ("badge", "mutes", "list", "detail")
 
     severity: Text = ""
     rule: Annotated[str, Query(alias="name", max_length=1000, description="of an event or a finding's rule")] = ""
@@ -108,10 +109,6 @@ class EventsPage(RunPage):
             "query": urlencode({key: value for key, value in self.asked.items() if value}),
             "detail": self.chosen,
         }
-
-    def part_badge(self) -> dict[str, Any]:
-        """Return nothing: the frame has the number of alerts."""
-        return {}
 
     def part_mutes(self) -> dict[str, Any]:
         """Return the mutes of the run, each with its title and what it covers."""

@@ -61,6 +61,7 @@ class FlowPage(RunPage):
     """Activations and gradients from input to output."""
 
     name = "flow"
+    parts = ("layers",)
 
     f: FindText = ""
     type: Annotated[str, Query(max_length=1000, description="only modules of this class")] = ""

@@ -49,6 +49,7 @@ class HooksPage(RunPage):
     """What is captured, what that costs, and all hooks. The table and the settings aren't live."""
 
     name = "hooks"
+    parts = ("figures", "reasons", "rules", "lists")
 
     f: FindText = ""
     row: RowNumber = 0

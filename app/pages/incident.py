@@ -28,6 +28,7 @@ class IncidentPage(RunPage):
     """One incident, named by its id, which stays the same after a restart and in a saved run."""
 
     name = "incident"
+    parts = ("about", "cause", "graph", "tensors", "chain")
 
     id: Annotated[str, Query(max_length=200, description="of the incident")]
     stat: Annotated[str, Query(max_length=20, description="the stat that is shown; empty: the usual one")] = ""
@@ -72,28 +73,16 @@ class IncidentPage(RunPage):
             "layer_of": self._layer_of,
         }
 
-    def part_about(self) -> dict[str, Any]:
-        """Return nothing more: what happened."""
-        return {}
-
     def part_cause(self) -> dict[str, Any]:
         """Return the saved step."""
         capsules = capsules_of(self.request, self.run)
         return {"capsule": capsule_of(self.incident, capsules), "capsule_heading": "h2", "source_of": source_of}
-
-    def part_tensors(self) -> dict[str, Any]:
-        """Return nothing more: the tensors around the first step."""
-        return {}
 
     def part_graph(self) -> dict[str, Any]:
         """Return the modules around the culprit."""
         store, view = self.run.store, self.view
         graph = None if view.is_of_loss else graph_of(self.incident, store.flows(), store.taps().taps)
         return {"graph": graph, "module_of": lambda path: address_of(self.run, "layer", module=path)}
-
-    def part_chain(self) -> dict[str, Any]:
-        """Return nothing more: what followed."""
-        return {}
 
     def _layer_of(self, tap: Tap, step: int) -> str:
         return layer_address(self.run, tap, step)

@@ -39,6 +39,7 @@ class LayerPage(RunPage):
     """One module, or a list of modules to choose from. The root's path is empty."""
 
     name = "layer"
+    parts = ("facts", "values", "ranks", "alerts", "hooks")
 
     module: Annotated[str | None, Query(max_length=1000)] = None
     f: FindText = ""

@@ -106,6 +106,7 @@ class MediaPage(RunPage):
     """The newest item of each name in the steps that the page is about."""
 
     name = "media"
+    parts = ("items",)
 
     row: RowNumber = 0
 

@@ -33,6 +33,7 @@ class ModelPage(RunPage):
     """The model as a picture."""
 
     name = "model"
+    parts = ("onset", "why", "boxes")
 
     f: FindText = ""
     kind: Annotated[str, Query(max_length=50, description="the kind of the colors; empty: the usual one")] = ""

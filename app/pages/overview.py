@@ -106,6 +106,7 @@ class OverviewPage(RunPage):
     """A summary of the run, and every layer's newest values. Empty form fields are ignored."""
 
     name = "overview"
+    parts = ("figures", "findings", "scalars", "news", "values")
 
     f: FindText = ""
     match: Annotated[str, Query(max_length=1000, description="a glob on the module's path")] = ""

@@ -9,7 +9,7 @@ from inspect import Parameter, Signature
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from ..formats import words_of
 from ..runs import Run, Runs
@@ -26,20 +26,24 @@ RowNumber = Annotated[int, Query(ge=0, le=10**9, description="the first row of t
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """One page. Its template gets the result of `values`, and the result of the method `part_x` of each of its parts.
+    """One page. Its template gets the result of `values`, and that of the method `part_x` of each part that has one.
 
-    The page's script requests parts separately to keep them live.
+    The page's script requests parts separately to keep them live. Their templates are in the folder of the page's name.
     """
 
     name: ClassVar[str]  # of its template, and of its place in the navigation
     path: ClassVar[str]
-    parts: ClassVar[tuple[str, ...]] = ()
+    parts: ClassVar[tuple[str, ...]] = ()  # that scripts can request, in the order of the page
 
     request: Request
     part: list[str] | None = None
 
     def __init_subclass__(cls) -> None:
-        cls.parts = tuple(name.removeprefix("part_") for name in vars(cls) if name.startswith("part_"))
+        unlisted = [name for name in vars(cls) if name.startswith("part_") and name[5:] not in cls.parts]
+        if unlisted:
+            raise TypeError(
+                f"{cls.__name__}.parts lacks {', '.join(unlisted)}: add the name without part_, or rename it"
+            )
 
     @property
     def runs(self) -> Runs:
@@ -53,10 +57,12 @@ class Page:
 
     def respond(self) -> Response:
         """Render the page, or only the requested parts."""
-        values: dict[str, Any] = {"parts": self.part or self.parts, "asked": self, **self.values()}
+        values: dict[str, Any] = {"asked": self, **self.values()}
         for each in self.part or self.parts:
-            values |= getattr(self, f"part_{each}")()
-        return self.render(f"{self.name}/parts" if self.part else self.name, values)
+            values |= getattr(self, f"part_{each}", dict)()
+        if self.part:
+            return self.render("parts", values | {"templates": [f"{self.name}/{each}.html" for each in self.part]})
+        return self.render(self.name, values)
 
     def render(self, template: str, values: dict[str, Any]) -> HTMLResponse:
         """Render a template in the frame."""
@@ -134,6 +140,24 @@ class RunPage(Page):
             "note": note_of(self.run.store, self.span),
             "bar": bar_of(timeline, self.span, address_of(self.run, self.name), query),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsPage(RunPage):
+    """Parts that other pages show. Without a part, it leads to a page with the same content."""
+
+    instead: ClassVar[str]
+
+    def respond(self) -> Response:
+        """Render the parts, or lead to the page."""
+        if self.part:
+            return Page.respond(self)
+        address = address_of(self.run, self.instead, **self.kept(), **dict(self.shared.parts))
+        return RedirectResponse(f"{self.request.scope.get('root_path', '')}/{address}", 307)
+
+    def kept(self) -> dict[str, Any]:
+        """Return what the address of the page keeps, besides the steps."""
+        return {}
 
 
 def first_row_of_page(row: int, many: int, a_page: int) -> int:

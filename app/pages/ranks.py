@@ -40,6 +40,7 @@ class RanksPage(RunPage):
     """The ranks of a run, one value by rank and step, and the spread of each layer over the ranks."""
 
     name = "ranks"
+    parts = ("summary", "newest", "table", "layers")
 
     value: Annotated[str, Query(max_length=2100, description="a logged value, or the label of a tap")] = ""
     stat: Short = "rms"

@@ -37,6 +37,7 @@ class RunsPage(Page):
 
     name = "runs"
     path = "/"
+    parts = ("total", "problem", "list", "columns", "grouping", "views", "gone")
 
     f: Text = ""
     sort: Text = "started"
@@ -78,30 +79,10 @@ class RunsPage(Page):
             "now_s": time.time(),
         }
 
-    def part_total(self) -> dict[str, Any]:
-        """Return nothing: the number of runs is part of `values`."""
-        return {}
-
-    def part_problem(self) -> dict[str, Any]:
-        """Return nothing: what is wrong with the query is part of `values`."""
-        return {}
-
     def part_list(self) -> dict[str, Any]:
         """Return the headings of the list."""
         fixed = {name: heading_of(name, words, falls, self.sort) for name, (words, _, falls) in SORTS.items()}
         return {"headings": fixed, "heading_of": lambda each: heading_of(_key_of(each), each.words, False, self.sort)}
-
-    def part_columns(self) -> dict[str, Any]:
-        """Return nothing: the columns to choose from are part of `values`."""
-        return {}
-
-    def part_grouping(self) -> dict[str, Any]:
-        """Return nothing: the values by which runs can be grouped are part of `values`."""
-        return {}
-
-    def part_views(self) -> dict[str, Any]:
-        """Return nothing: the saved views are part of `values`."""
-        return {}
 
     def part_gone(self) -> dict[str, Any]:
         """Return the runs that were removed."""

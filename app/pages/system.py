@@ -16,6 +16,7 @@ class SystemPage(RunPage):
     """Processors, memory, disks, network, and GPUs over the steps, and their newest values."""
 
     name = "system"
+    parts = ("newest",)
 
     @property
     def usual(self) -> Shared:

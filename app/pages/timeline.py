@@ -6,26 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse, Response
 
-from .frame import address_of
-from .page import Page, RunPage
+from .page import PartsPage
 from .views.moment import note_of
 from .views.timeline import timeline_view
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimelinePage(RunPage):
-    """It has no page of its own: without a part, it leads to the Overview."""
+class TimelinePage(PartsPage):
+    """The line, and the note about the held step."""
 
     name = "timeline"
-
-    def respond(self) -> Response:
-        """Render the part."""
-        if self.part:
-            return Page.respond(self)
-        address = address_of(self.run, **dict(self.shared.parts))
-        return RedirectResponse(f"{self.request.scope.get('root_path', '')}/{address}", 307)
+    instead = "overview"
+    parts = ("line", "note")
 
     def part_line(self) -> dict[str, Any]:
         """Return the timeline."""
