@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from hookcore.records import STAT_COLUMN, ModuleRecord, wire
+from hookcore.records import STAT_COLUMN, ModuleRecord, Snapshot, Tap, wire
 from hookcore_app.live import publisher_of, views
 from hookcore_app.live.marks import mark_of
 from hookcore_app.live.publisher import Selections
@@ -332,6 +332,21 @@ def test_scalars_events_and_runs_come_as_json() -> None:
         assert [each["name"] for each in found[2]["events"]] == ["late"]
         open_run(served.runs, "two", started_s=2.0)
         assert {each["run"] for each in page.next_of(3, "runs").json["runs"]} == {"one", "two"}
+
+
+def test_the_list_of_runs_says_that_a_tensor_was_requested_and_captured() -> None:
+    run = make_run()
+    before = mark_of(run)
+    assert (before.snapshots, before.waiting) == (0, ())
+    asked = run.ask_snapshots([Tap("layer", "output")] * 2)
+    assert mark_of(run).waiting == tuple(command.number for command in asked)
+    run.commands.done(asked[0].number)
+    assert mark_of(run).waiting == (asked[1].number,)
+    run.store.add_snapshot(Snapshot(Tap("layer", "output"), 0, 0.0, "float32", (2,), np.ones(2, np.float32)))
+    listed = ((run.id, "", mark_of(run)),)
+    (body,) = make(Selections(), None, spec_of(Subscribe(id=1, view="runs")), None, listed).bodies
+    (news,) = json.loads(body.data)["runs"]
+    assert (news["snapshots"], news["waiting"]) == (1, [asked[1].number])
 
 
 def test_a_tap_and_an_event_on_the_socket_have_the_fields_that_rest_gives_them() -> None:

@@ -1,4 +1,4 @@
-"""The progress of a run, and of a follower. Only numbers, which are compared and sent as text."""
+"""The progress of a run, and of a follower: numbers and words, which are compared."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class Mark(NamedTuple):
     edits: int = 0  # of name, notes, acknowledgements, and mutes
     paused: bool = False  # capture
     flow_step: int | None = None  # in which the data flow was learned last
+    snapshots: int = 0
+    waiting: tuple[int, ...] = ()  # the commands that the trainer hasn't received
 
 
 class Cursor(NamedTuple):
@@ -87,6 +89,8 @@ def mark_of(run: Run, present: bool = True) -> Mark:
         run.edits,
         run.is_paused,
         flows[-1].step if flows else None,
+        run.store.snapshots_after(_ALL)[0],
+        run.commands.waiting,
     )
 
 

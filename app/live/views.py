@@ -261,4 +261,6 @@ def _news_of(run_id: str, name: str, mark: Mark) -> RunNews:
         mark.edits,
         mark.paused,
         mark.flow_step,
+        mark.snapshots,
+        mark.waiting,
     )

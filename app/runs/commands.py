@@ -18,6 +18,7 @@ class Commands(deque[Command]):
     def __init__(self, numbers: Iterator[int]) -> None:
         super().__init__()
         self.dropped = 0
+        self.waiting: tuple[int, ...] = ()  # their numbers, for readers without the run's lock
         self._numbers = numbers
         self._newest = -1  # the highest number of a command, of this server or an earlier one
 
@@ -36,6 +37,7 @@ class Commands(deque[Command]):
         while len(self) > MAX_COMMANDS:
             self.popleft()
             self.dropped += 1
+        self._list()
         return before == 0 < self.dropped
 
     def know(self, number: int) -> None:
@@ -47,3 +49,7 @@ class Commands(deque[Command]):
         self.know(number)
         while self and self[0].number <= number:
             self.popleft()
+        self._list()
+
+    def _list(self) -> None:
+        self.waiting = tuple(command.number for command in self)

@@ -24,8 +24,8 @@ function make({ comes = () => true, ask = async () => {} } = {}) {
     },
     show: (number) => made.shown.push(number),
     why: async () => "the module didn't run",
-    wait: async (ms) => {
-      made.clock += ms;
+    news: async (ms) => {
+      made.clock += Math.min(ms, 500);
     },
     now: () => made.clock,
   });

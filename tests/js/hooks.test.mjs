@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { Emitter } from "../../app/static/js/events.js";
 import { applied } from "../../app/static/js/hooks/applied.js";
 import { hooksOf } from "../../app/static/js/hooks/files.js";
 
@@ -26,6 +27,7 @@ function serve(about, events, { waits = 0, later = [], states = [] } = {}) {
     return Response.json({ waiting: asked > waits ? [] : [{ number: 7 }], state: states[asked - 1] ?? "live" });
   });
 }
+const page = { run: "one", events: new Emitter() };
 const command = { number: 7, names: ["every", "budget"], from: 0 };
 
 test("a change is applied however many events came before, and if its parts are applied one by one", async (about) => {
@@ -33,19 +35,19 @@ test("a change is applied however many events came before, and if its parts are 
   events.push({ name: "settings-changed", message: "every: 1 -> 2" });
   events.push({ name: "settings-changed", message: "budget: 0.05 -> null; kinds: [] -> []" });
   serve(about, events);
-  await applied("one", command, () => {});
+  await applied(page, command, () => {});
 });
 
 test("a refusal is that of the change if it names the same settings and the change waits no more", async (about) => {
   const refused = (/** @type {string} */ names) => ({ name: "settings-refused", message: `${names}: no` });
   const done = { name: "settings-changed", message: "every: 1 -> 2; budget: 0.05 -> null" };
   serve(about, [refused("include"), refused("every"), done]);
-  await applied("one", command, () => {});
+  await applied(page, command, () => {});
   serve(about, [refused("every, budget")], { waits: 1, later: [done] }); // of the reader before
-  await applied("one", command, () => {});
+  await applied(page, command, () => {});
   serve(about, [refused("budget, every")]);
   await assert.rejects(
-    applied("one", command, () => {}),
+    applied(page, command, () => {}),
     /The trainer refused budget, every: no/,
   );
 });
@@ -53,7 +55,7 @@ test("a refusal is that of the change if it names the same settings and the chan
 test("a change of a run that ended is over when the last events have come", async (about) => {
   serve(about, [{ name: "settings-changed", message: "include: [] -> []" }], { states: ["live", "ended", "ended"] });
   await assert.rejects(
-    applied("one", command, () => {}),
+    applied(page, command, () => {}),
     /The run is ended now/,
   );
 });

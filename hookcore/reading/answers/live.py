@@ -117,6 +117,8 @@ class RunNews(Answer, frozen=True):
     edits: Annotated[int, Meta(description="changes of the name, the notes, and acknowledgements")]
     paused: Annotated[bool, Meta(description="whether capture is paused")]
     flow_step: Annotated[int | None, Meta(description="the step whose data flow was learned last")]
+    snapshots: Annotated[int, Meta(description="how many were captured so far, also those that were dropped since")]
+    waiting: Annotated[tuple[int, ...], Meta(description="the numbers of commands that wait for the trainer")]
 
 
 class RunsMessage(Message, frozen=True, tag="runs"):

@@ -2,8 +2,7 @@
 /** Waits until the trainer applies or refuses a command. */
 import { get } from "../api.js";
 import { MAX_PAGE } from "../limits.js";
-
-const ASK_MS = 400;
+import { nextNews } from "../live/news.js";
 
 /** How many events a run has had: those after it came later, whatever the trainer's clock says.
  * @param {string | null} run */
@@ -12,12 +11,14 @@ export async function eventsNow(run) {
 }
 
 /** Throws if the trainer refused the command, or if the run ended before it.
- * @param {string} run @param {{number: number, names: string[], from: number}} command its number, the settings that
+ * @param {Pick<import("../page.js").Page, "run" | "events">} page @param {{number: number, names: string[], from: number}} command its number, the settings that
  *   it changes, and how many events there were before it was sent
  * @param {(why: string) => void} wait called with the reason for a longer wait */
-export async function applied(run, { number, names, from }, wait) {
+export async function applied(page, { number, names, from }, wait) {
+  const { run } = page;
   const missing = new Set(names);
   for (let after = from, wasLive = true; ; ) {
+    const news = nextNews(page);
     // In this order, so that the events of a command that still waits are those of other ones.
     const { events, next } = await get("events", { run, after, limit: MAX_PAGE });
     const { waiting, state } = await get("settings", { run });
@@ -32,7 +33,7 @@ export async function applied(run, { number, names, from }, wait) {
     if (isDone && missing.size === 0) return;
     if (state !== "live" && !wasLive) throw new Error(`The run is ${state} now, so the change was not applied.`);
     wasLive = state === "live";
-    if (events.length < MAX_PAGE) await new Promise((go) => setTimeout(go, ASK_MS));
+    if (events.length < MAX_PAGE) await news;
   }
 }
 

@@ -216,7 +216,7 @@ export class Capture {
       const from = await eventsNow(run);
       const { number } = await send("PATCH", "settings", changes, { run });
       this.#say("Waiting for the next step \u2026", "waiting");
-      await applied(run, { number, names: Object.keys(changes), from }, (why) => this.#say(why, "waiting"));
+      await applied(this.page, { number, names: Object.keys(changes), from }, (why) => this.#say(why, "waiting"));
       this.#say("Applied.", "applied");
       this.tell.obeyed();
       return true;

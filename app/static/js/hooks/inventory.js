@@ -2,9 +2,9 @@
 /** Searches for hooks again: asks the trainer, and shows the list once it has answered. */
 import { get, send } from "../api.js";
 import { byId } from "../dom.js";
+import { nextNews } from "../live/news.js";
 
-const ASK_MS = 400;
-const PATIENCE = 50; // questions
+const PATIENCE_MS = 20_000;
 
 /** @param {import("../page.js").Page} page @param {() => Promise<void>} show */
 export function startInventory(page, show) {
@@ -16,7 +16,7 @@ export function startInventory(page, show) {
     told.textContent = "Searching \u2026";
     try {
       const { number } = await send("POST", "hooks", undefined, { run: page.run });
-      told.textContent = (await isDone(page.run, number))
+      told.textContent = (await isDone(page, number))
         ? "Done."
         : "The trainer has not answered yet. It searches at its next step.";
       await show();
@@ -27,12 +27,14 @@ export function startInventory(page, show) {
   });
 }
 
-/** @param {string | null} run @param {number} number */
-async function isDone(run, number) {
-  for (let asked = 0; asked < PATIENCE; asked += 1) {
-    const { waiting } = await get("settings", { run });
+/** @param {import("../page.js").Page} page @param {number} number */
+async function isDone(page, number) {
+  const until = performance.now() + PATIENCE_MS;
+  do {
+    const news = nextNews(page);
+    const { waiting } = await get("settings", { run: page.run });
     if (!waiting.some((each) => each.number === number)) return true;
-    await new Promise((go) => setTimeout(go, ASK_MS));
-  }
+    await news;
+  } while (performance.now() < until);
   return false;
 }

@@ -27,7 +27,7 @@ export function startSwitch(page, module) {
       const from = await eventsNow(run);
       const { number } = await send("PATCH", "settings", { channels }, { run });
       told.textContent = "Waiting for the next step \u2026";
-      await applied(run, { number, names: ["channels"], from }, (why) => {
+      await applied(page, { number, names: ["channels"], from }, (why) => {
         told.textContent = why;
       });
       told.textContent = "Applied.";

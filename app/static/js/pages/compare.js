@@ -1,6 +1,5 @@
 // @ts-check
 /** Two runs side by side. The server says where they part; here are the pictures, and what is picked. */
-import { get } from "../api.js";
 import { Differences } from "../compare/differences.js";
 import { makeLoss, Overlay } from "../compare/overlay.js";
 import { byId, reveal } from "../dom.js";
@@ -8,7 +7,7 @@ import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 
-const LIVE_MS = 10_000;
+const LIVE_MS = 10_000; // between two updates: a comparison reads all values, too much for each step
 const MAX_MS = 60_000; // between two comparisons of large models
 const held = document.getElementById("compared")?.dataset ?? {};
 const page = open({
@@ -52,7 +51,10 @@ function startPictures() {
   const differences = figure && new Differences(page, figure, asked, sides[0].id, pick);
   const overlay = lines && new Overlay(page, lines, sides, asked);
   const showLoss = makeLoss(page, document.getElementById("loss-lines"), sides);
-  const layer = new Refresh(async (signal) => overlay?.show(state.get("module"), signal));
+  const layer = new Refresh(async (signal) => overlay?.show(state.get("module"), signal), {
+    min: LIVE_MS,
+    max: MAX_MS,
+  });
   const showPicked = () => {
     for (const row of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#layers tbody tr")))
       row.classList.toggle("picked", row.dataset.module === state.get("module"));
@@ -61,8 +63,11 @@ function startPictures() {
     showPicked();
     void layer.now();
   };
-  const pictures = new Refresh((signal) => Promise.all([differences?.load(signal), showLoss(signal)]));
-  const parts = new Parts(page, "compare", { query: sameRuns, max: MAX_MS });
+  const pictures = new Refresh((signal) => Promise.all([differences?.load(signal), showLoss(signal)]), {
+    min: LIVE_MS,
+    max: MAX_MS,
+  });
+  const parts = new Parts(page, "compare", { query: sameRuns, min: LIVE_MS, max: MAX_MS });
   byId("compared").addEventListener("renewed", () => {
     // What is compared only now has no figure yet.
     if (figuresToShow().some((id) => !document.getElementById(id))) location.reload();
@@ -97,17 +102,28 @@ function figuresToShow() {
   return (verdict?.dataset.figures ?? "").split(/\s+/).filter(Boolean);
 }
 
-/** Shows what is newer, as long as one of the runs is live. @param {import("../compare/overlay.js").Side[]} sides
- * @param {{soon: () => void}[]} shown */
+/** Shows what is newer when the socket says so, until both runs have ended.
+ * @param {import("../compare/overlay.js").Side[]} sides @param {{soon: () => void}[]} shown */
 function follow(sides, shown) {
-  const ask = new Refresh(async (signal) => {
-    const runs = await Promise.all(sides.map(({ id }) => get(`runs/${encodeURIComponent(id)}`, {}, signal)));
-    if (runs.every((run) => run.state !== "live")) clearInterval(timer);
-    const newest = runs.flatMap(({ newest_step: step }) => step ?? []);
-    if (newest.length === runs.length) page.follow.saw(Math.min(...newest));
-    for (const each of shown) each.soon(); // also once after the end
-  });
-  const timer = setInterval(() => page.follow.paused || ask.soon(), LIVE_MS);
+  /** What was heard of each run. @type {Map<string, import("../answers.js").RunNews | undefined>} */
+  const heard = new Map();
+  const ids = [...new Set(sides.map(({ id }) => id))];
+  const open = ids.map((id) => page.stream.subscribe({ view: "runs", run: id, hz: 1 }, { json: hear(id) }));
+
+  /** @param {string} id @returns {(said: import("../answers.js").Message) => void} */
+  function hear(id) {
+    return (said) => {
+      if (said.type !== "runs") return;
+      const news = said.runs.find(({ run }) => run === id);
+      if (heard.has(id) && JSON.stringify(news) === JSON.stringify(heard.get(id))) return;
+      heard.set(id, news);
+      if (heard.size < open.length) return;
+      const newest = [...heard.values()].flatMap((each) => each?.last_step ?? []);
+      if (newest.length === open.length) page.follow.saw(Math.min(...newest));
+      if (!page.follow.paused) for (const each of shown) each.soon(); // also once after the end
+      if (![...heard.values()].some((each) => each?.state === "live")) for (const each of open) each.close();
+    };
+  }
 }
 
 reveal(document);

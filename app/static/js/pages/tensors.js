@@ -14,7 +14,6 @@ import { Rolled } from "../tensors/rolled.js";
 import { Viewer } from "../tensors/viewer.js";
 import { toast } from "../toast.js";
 
-const LIVE_MS = 3000;
 const DEFAULTS = {
   module: "",
   kind: "output",
@@ -137,9 +136,13 @@ addFollowing(page, { look: load, chosen, show: (number) => state.set({ snapshot:
 for (const name of ["snapshot", "beside"]) state.on(name, say(show));
 follow.on("change", say(show));
 for (const name of ["module", "kind"]) state.on(name, say(places));
-const fresh = new Refresh(load, { min: LIVE_MS });
-setInterval(() => page.runState === "live" && fresh.soon(), LIVE_MS);
-page.events.on("run", () => fresh.soon()); // also what came last
+const fresh = new Refresh(load);
+/** How many snapshots the run has had, as far as the page knows. */
+let taken = -1;
+page.events.on("run", ({ snapshots }) => {
+  if (snapshots !== taken) fresh.soon();
+  taken = snapshots;
+});
 say(async () => {
   await Promise.all([load(), places()]);
   await show();

@@ -5,9 +5,10 @@ import { byId, h } from "../dom.js";
 import { eventsNow } from "../hooks/applied.js";
 import { kindWords } from "../kinds.js";
 import { MAX_PAGE } from "../limits.js";
+import { Refresh } from "../live/refresh.js";
 import { toast } from "../toast.js";
 
-const POLL_MS = 500;
+const MIN_MS = 300; // between two requests
 const SHORT_MS = 6000; // what came or is gone leaves the list
 
 /** @typedef {"asked" | "waiting" | "came" | "gone"} Fate */
@@ -57,9 +58,6 @@ export async function missedWords(run, module, after) {
 export class Asking {
   /** @type {Set<Request>} */
   #open = new Set();
-  /** @type {any} */
-  #timer = null;
-
   /**
    * @param {import("../page.js").Page} page
    * @param {() => Promise<import("../answers.js").Snapshot[]>} look gives the snapshots of now
@@ -69,8 +67,10 @@ export class Asking {
     this.page = page;
     this.look = look;
     this.show = show;
+    this.refresh = new Refresh(() => this.#ask(), { min: MIN_MS });
     this.#allow(page.runState);
     page.events.on("run", (run) => this.#allow(run.state));
+    page.events.on("news", () => this.#open.size && this.refresh.soon());
     byId("ask-form").addEventListener("submit", (/** @type {Event} */ event) => {
       event.preventDefault();
       this.one();
@@ -132,7 +132,7 @@ export class Asking {
   async #try(work) {
     try {
       await work(await eventsNow(this.page.run));
-      this.#wait();
+      this.refresh.soon();
     } catch (error) {
       toast(/** @type {any} */ (error).message, { kind: "error" });
     }
@@ -147,35 +147,26 @@ export class Asking {
     byId("asked").append(line);
   }
 
-  #wait() {
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#poll(), POLL_MS);
-  }
-
-  async #poll() {
-    try {
-      const { run } = this.page;
-      const open = [...this.#open];
-      const [settings, snapshots, ...reasons] = await Promise.all([
-        get("settings", { run }),
-        this.look(),
-        ...open.map(({ module, after }) => missedWords(run, module, after)),
-      ]);
-      const known = {
-        kept: new Set(snapshots.map((each) => each.number)),
-        waiting: new Set(settings.waiting.map((each) => each.number)),
-        state: settings.state,
-      };
-      for (const [place, request] of open.entries())
-        this.#tell(
-          request,
-          request.numbers.map((number) => fateOf(number, known)),
-          reasons[place],
-        );
-    } catch {
-      // The page says already that the server does not answer; the requests stay.
-    }
-    if (this.#open.size) this.#wait();
+  /** What became of the open requests. If the server doesn't answer, the page says so, and it is asked again. */
+  async #ask() {
+    const { run } = this.page;
+    const open = [...this.#open];
+    const [settings, snapshots, ...reasons] = await Promise.all([
+      get("settings", { run }),
+      this.look(),
+      ...open.map(({ module, after }) => missedWords(run, module, after)),
+    ]);
+    const known = {
+      kept: new Set(snapshots.map((each) => each.number)),
+      waiting: new Set(settings.waiting.map((each) => each.number)),
+      state: settings.state,
+    };
+    for (const [place, request] of open.entries())
+      this.#tell(
+        request,
+        request.numbers.map((number) => fateOf(number, known)),
+        reasons[place],
+      );
   }
 
   /**

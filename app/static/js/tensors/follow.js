@@ -4,6 +4,7 @@ import { send } from "../api.js";
 import { byId } from "../dom.js";
 import { count } from "../format.js";
 import { eventsNow } from "../hooks/applied.js";
+import { nextNews } from "../live/news.js";
 import { missedWords } from "./ask.js";
 import { Following, PATIENCE_MS } from "./following.js";
 
@@ -33,6 +34,7 @@ export function addFollowing(page, { look, chosen, show }) {
       before = await eventsNow(run);
       return (await send("POST", "snapshots", { module, kind, index, call, phase }, { run })).number;
     },
+    news: (ms) => nextNews(page, ms),
     look: async (number) => (await look()).find((each) => each.number === number)?.step ?? null,
     show: (number) => {
       shown = String(number);

@@ -6,7 +6,6 @@
 import { Emitter } from "../events.js";
 
 export const MAX_TAKEN = 200;
-const POLL_MS = 500;
 export const PATIENCE_MS = 30_000; // for a module that doesn't run
 
 /** @typedef {{module: string, kind: string, index: string, call: number, phase: string}} Tap */
@@ -18,7 +17,7 @@ export const PATIENCE_MS = 30_000; // for a module that doesn't run
  * @property {(number: number) => Promise<number | null>} look for it; returns its step, or null if it isn't there yet
  * @property {(number: number) => void} show
  * @property {(tap: Tap) => Promise<string>} why none came
- * @property {(ms: number) => Promise<void>} [wait]
+ * @property {(ms: number) => Promise<void>} news resolves when the run has some, or after a while
  * @property {() => number} [now]
  */
 
@@ -37,14 +36,9 @@ export class Following extends Emitter {
   #isBusy = false;
 
   /** @param {Around} around */
-  constructor({
-    wait = (ms) => new Promise((done) => setTimeout(done, ms)),
-    now = () => performance.now(),
-    ...around
-  }) {
+  constructor({ now = () => performance.now(), ...around }) {
     super();
     this.around = around;
-    this.wait = wait;
     this.now = now;
   }
 
@@ -86,15 +80,16 @@ export class Following extends Emitter {
     const number = await around.ask(tap);
     const until = this.now() + PATIENCE_MS;
     while (this.tap === tap) {
+      const news = around.news(Math.max(0, until - this.now()));
       const step = await around.look(number);
       if (this.tap !== tap) return;
       if (step !== null) return this.#took(number, step);
-      if (this.now() > until) {
+      if (this.now() >= until) {
         const why = await around.why(tap);
         if (this.tap === tap) this.stop(why); // else another one is followed by now
         return;
       }
-      await this.wait(POLL_MS);
+      await news;
     }
   }
 
