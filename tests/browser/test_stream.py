@@ -19,7 +19,7 @@ Paths = Callable[[str], dict[str, str]]
 # The data of a heatmap on the page, without drawing it.
 FOLLOW = """async () => {
   const at = (name) => import(new URL(`${document.body.dataset.static}/js/${name}`, document.baseURI).href);
-  const [{ Stream }, { Columns }] = await Promise.all([at("net.js"), at("columns.js")]);
+  const [{ Stream }, { Columns }] = await Promise.all([at("live/stream.js"), at("canvas/columns.js")]);
   const stream = new Stream();
   const seen = { columns: null, frames: 0, snapshots: 0, stream };
   stream.subscribe({ view: "heatmap", kind: "output_grad", stat: "norm", from: -4000, columns: 4000, hz: 20 }, {

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/static/js/events.js";
+import { Emitter } from "../../app/static/js/emitter.js";
 import { MAX_OVERLAID_RUNS } from "../../app/static/js/limits.js";
 import { restore, tag, tagsOf } from "../../app/static/js/runs/actions.js";
 import { chosen, moved } from "../../app/static/js/runs/columns.js";

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/static/js/events.js";
+import { Emitter } from "../../app/static/js/emitter.js";
 import { Follow } from "../../app/static/js/follow.js";
 import { Source } from "../../app/static/js/model/source.js";
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { ApiError } from "../../app/static/js/api.js";
-import { Emitter } from "../../app/static/js/events.js";
+import { Emitter } from "../../app/static/js/emitter.js";
 import { Finder } from "../../app/static/js/finder.js";
 
 const box = { textContent: "", className: "", hidden: true };

@@ -1,6 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Columns } from "../../app/static/js/columns.js";
+import { Columns } from "../../app/static/js/canvas/columns.js";
+import { stopAt } from "../../app/static/js/canvas/stops.js";
+import { badness, MISSING, NAN } from "../../app/static/js/canvas/worst.js";
 import { tableOf } from "../../app/static/js/heat/export.js";
 import { Feed } from "../../app/static/js/heat/feed.js";
 import { Grid } from "../../app/static/js/heat/grid.js";
@@ -14,8 +16,6 @@ import { relativeTo, usualOf } from "../../app/static/js/heat/relative.js";
 import { blockOf, groupsOf, labelOf, onsets, sorted, startsOf } from "../../app/static/js/heat/rows.js";
 import { wordsOf } from "../../app/static/js/heat/tip.js";
 import { Scale } from "../../app/static/js/scale.js";
-import { stopAt } from "../../app/static/js/stops.js";
-import { badness, MISSING, NAN } from "../../app/static/js/worst.js";
 import { dice } from "./dice.mjs";
 
 const PALETTE = {

@@ -1,9 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { heightOf, heightsOf, picked } from "../../app/static/js/hist/heights.js";
-import { driftOf, ordered } from "../../app/static/js/hist/order.js";
-import { levelOf, paint, STRIP } from "../../app/static/js/hist/paint.js";
-import { binAt, say, tableOf } from "../../app/static/js/hist/say.js";
+import { stopAt } from "../../app/static/js/canvas/stops.js";
+import { heightOf, heightsOf, picked } from "../../app/static/js/histograms/heights.js";
+import { driftOf, ordered } from "../../app/static/js/histograms/order.js";
+import { levelOf, paint, STRIP } from "../../app/static/js/histograms/paint.js";
+import { binAt, say, tableOf } from "../../app/static/js/histograms/say.js";
 import {
   barsOf,
   columnAt,
@@ -13,8 +14,7 @@ import {
   SignedLog,
   shapeOf,
   stopsOf,
-} from "../../app/static/js/hist/shape.js";
-import { stopAt } from "../../app/static/js/stops.js";
+} from "../../app/static/js/histograms/shape.js";
 
 const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];
 

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Emitter } from "../../app/static/js/events.js";
+import { Emitter } from "../../app/static/js/emitter.js";
 import { applied } from "../../app/static/js/hooks/applied.js";
 import { hooksOf } from "../../app/static/js/hooks/files.js";
 

@@ -1,7 +1,7 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/static/js/events.js";
+import { Emitter } from "../../app/static/js/emitter.js";
 import { Follow } from "../../app/static/js/follow.js";
 import { brightOf, matchesOf } from "../../app/static/js/model/matches.js";
 import { Place } from "../../app/static/js/model/place.js";

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
-import { Emitter } from "../../app/static/js/events.js";
+import { Emitter } from "../../app/static/js/emitter.js";
 import { Follow } from "../../app/static/js/follow.js";
 import { SeriesFeed } from "../../app/static/js/layer/seriesfeed.js";
 

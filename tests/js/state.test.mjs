@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { numberOf, urlOf } from "../../app/static/js/api.js";
 import { Cursor } from "../../app/static/js/cursor.js";
-import { Emitter } from "../../app/static/js/events.js";
+import { Emitter } from "../../app/static/js/emitter.js";
 import { changesOf } from "../../app/static/js/hooks/changes.js";
 import { read, State, write } from "../../app/static/js/state.js";
 

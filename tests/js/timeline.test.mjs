@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/static/js/events.js";
+import { Emitter } from "../../app/static/js/emitter.js";
 import { around, Follow, readSteps } from "../../app/static/js/follow.js";
-import { AxisPart, SignedLog } from "../../app/static/js/hist/shape.js";
+import { AxisPart, SignedLog } from "../../app/static/js/histograms/shape.js";
 import { Axis } from "../../app/static/js/plot/axis.js";
 import { aboutStep, nearestOf } from "../../app/static/js/tensors/nearest.js";
 import { Captured } from "../../app/static/js/timeline/captured.js";

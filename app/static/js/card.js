@@ -1,9 +1,10 @@
 // @ts-check
 /** The parts that every chart has: its numbers as a table, and its export as a picture, as numbers, and as Python. */
+
+import { pin, pinOf } from "./board/pin.js";
 import { copyText } from "./copy.js";
 import { h } from "./dom.js";
 import { count, number } from "./format.js";
-import { pin, pinOf } from "./pin.js";
 import { csvOf, download, fetchFile, fileName, jsonOf } from "./plot/files.js";
 import { Menu } from "./plot/menu.js";
 import { hasPython, pythonOf } from "./plot/python.js";

@@ -1,6 +1,6 @@
 // @ts-check
 /** The pointer's position: one module and one step for all charts of a page. Emits "move" and "pin". */
-import { Emitter } from "./events.js";
+import { Emitter } from "./emitter.js";
 
 /** @typedef {{module?: string | null, tap?: number | null, step?: number | null}} Point */
 

@@ -36,6 +36,12 @@ export function isAside(event) {
   return event.ctrlKey || event.metaKey || event.button === 1;
 }
 
+/** Writes a text, unless it is there already: what changes is announced, and loses its selection.
+ * @param {Element} element @param {string} text */
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 /** Shows the elements that work only with a script. @param {ParentNode} root */
 export function reveal(root) {
   for (const each of root.querySelectorAll("[data-needs-script]")) each.removeAttribute("hidden");

@@ -3,7 +3,7 @@
  * The steps that the page shows, for all its charts: a range on the axis, and the step of the values. Both are in the
  * address, and app/pages/views/span.py reads them in the same way.
  */
-import { Emitter } from "./events.js";
+import { Emitter } from "./emitter.js";
 import { LIVE_STEPS } from "./vocabulary.js";
 
 /** @typedef {{live: number} | {from: number, to: number}} Steps `live` newest steps (Infinity: all), or a range */

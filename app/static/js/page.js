@@ -4,11 +4,11 @@
  * whose first chart is to be seen as early as possible draws it between the two halves of it, `create` and `start`.
  */
 import { Cursor } from "./cursor.js";
-import { Emitter } from "./events.js";
+import { Emitter } from "./emitter.js";
 import { Follow } from "./follow.js";
-import { startFrame } from "./header.js";
+import { startFrame } from "./frame/index.js";
 import { Keys } from "./keys.js";
-import { Stream } from "./net.js";
+import { Stream } from "./live/stream.js";
 import { prefs } from "./prefs.js";
 import { Schedule } from "./schedule.js";
 import { State } from "./state.js";

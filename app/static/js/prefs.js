@@ -1,6 +1,6 @@
 // @ts-check
 /** What the reader prefers, kept in this browser. One table; the settings page and its export come from it. */
-import { Emitter } from "./events.js";
+import { Emitter } from "./emitter.js";
 import { setForm } from "./format.js";
 
 const KEPT = "hookcore-prefs";

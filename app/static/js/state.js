@@ -1,6 +1,6 @@
 // @ts-check
 /** The view in the address: what a page shows is what its query string says, and a link shows the same. */
-import { Emitter } from "./events.js";
+import { Emitter } from "./emitter.js";
 
 /** @param {string} query @param {Record<string, string>} defaults @returns {Record<string, string>} */
 export function read(query, defaults) {

@@ -3,6 +3,8 @@
 import { THEME_COOKIE } from "./vocabulary.js";
 
 const YEAR_S = 31536000;
+/** The font of charts: that of the page. */
+export const SANS = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
 /** @type {Set<() => void>} */
 const listeners = new Set();

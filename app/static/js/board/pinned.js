@@ -4,9 +4,9 @@ import { get } from "../api.js";
 import { h } from "../dom.js";
 import { isPassing } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
-import { queryOf } from "../pin.js";
 import { LineChart } from "../plot/index.js";
 import { linesOf, scaleOf } from "./lines.js";
+import { queryOf } from "./pin.js";
 
 const POINTS = 1000;
 const MAX_MS = 10_000;

@@ -1,6 +1,6 @@
 // @ts-check
 /** An answer of /compare/heatmap as the columns of a heatmap. Pure. */
-import { INFINITE, MISSING, NAN } from "../worst.js";
+import { INFINITE, MISSING, NAN } from "../canvas/worst.js";
 
 /** The bits of float32, column by column. Three states are no numbers: not compared, finite in one run only (NaN), and
  * NaN or infinite in both (infinity).

@@ -2,8 +2,8 @@
 /** The charts of the drawer: norms over the steps, and the histogram of the step that is shown. */
 import { get } from "../api.js";
 import { byId } from "../dom.js";
-import { HistProfile } from "../hist/profile.js";
-import { barsOf } from "../hist/shape.js";
+import { HistProfile } from "../histograms/profile.js";
+import { barsOf } from "../histograms/shape.js";
 import { ofParameters } from "../kinds.js";
 import { linesOf } from "../layer/lines.js";
 import { shortOf } from "../layer/plan.js";

@@ -1,6 +1,6 @@
 // @ts-check
 /** Bars of many layers: as many as there is room for; where layers share one, the worst of them. Pure. */
-import { MISSING, startOf, worstOf } from "../worst.js";
+import { INFINITE, MAGNITUDE, MANTISSA, MISSING, startOf, worstOf } from "../canvas/worst.js";
 
 /**
  * @typedef {{from: number, to: number, bits: number, value: number, state: "finite" | "zero" | "nan" | "inf" |
@@ -8,8 +8,6 @@ import { MISSING, startOf, worstOf } from "../worst.js";
  */
 /** @typedef {[number, number]} Decades */
 
-const EXPONENT = 0x7f800000;
-const MANTISSA = 0x007fffff;
 const SPAN = 12; // decades at most: below lies rounding
 const MIN_PX = 3; // of a bar with its gap
 
@@ -32,8 +30,8 @@ export function barsOf(bits, many) {
 /** @param {number} bits @returns {Bar["state"]} */
 export function stateOf(bits) {
   if (bits === MISSING) return "missing";
-  if ((bits & EXPONENT) === EXPONENT) return bits & MANTISSA ? "nan" : "inf";
-  return (bits & 0x7fffffff) === 0 ? "zero" : "finite";
+  if ((bits & INFINITE) === INFINITE) return bits & MANTISSA ? "nan" : "inf";
+  return (bits & MAGNITUDE) === 0 ? "zero" : "finite";
 }
 
 /** Whole decades around the magnitudes; what was held before stays as long as it fits about.

@@ -1,9 +1,9 @@
 // @ts-check
 /** The reader's hand on the bars of one step: what is under it, one cursor with the other charts, and picking. */
-import { penOf } from "../canvas.js";
+import { penOf } from "../canvas/index.js";
+import { hideTip, showTip } from "../canvas/tip.js";
+import { MISSING, startOf, worse } from "../canvas/worst.js";
 import { colors } from "../theme.js";
-import { hideTip, showTip } from "../tip.js";
-import { MISSING, startOf, worse } from "../worst.js";
 import { barsIn } from "./bars.js";
 import { layerAt } from "./marks.js";
 

@@ -85,7 +85,7 @@ function mergedWords(heat) {
 
 /**
  * What was sampled of a row.
- * @param {import("../columns.js").Columns} columns
+ * @param {import("../canvas/columns.js").Columns} columns
  * @param {number} row
  * @param {string} name
  */

@@ -1,11 +1,11 @@
 // @ts-check
 /** The bars of one step as a table and as pictures. */
 
-import { pixelRatio } from "../canvas.js";
+import { pixelRatio } from "../canvas/index.js";
+import { titledPng, titledSvg } from "../canvas/titled.js";
+import { MISSING } from "../canvas/worst.js";
 import { number } from "../format.js";
 import { drawMarks, svgOf as svgOfMarks } from "../heat/pen.js";
-import { titledPng, titledSvg } from "../titled.js";
-import { MISSING } from "../worst.js";
 
 /** @typedef {import("./profile.js").Profile} Profile */
 

@@ -1,6 +1,6 @@
 // @ts-check
 /** The layers over the steps: what is asked for, which rows are shown, and in what order. */
-import { byId } from "../dom.js";
+import { byId, write } from "../dom.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
@@ -116,7 +116,7 @@ export class OverTime {
     const hidden = `The filter matches nothing: ${count(rows.length)} layers are hidden.`;
     const none = rows.length ? `${hidden} Clear the find box, or select all types.` : this.#why;
     const why = rows.length && shown ? "" : none;
-    if (this.empty.textContent !== why) this.empty.textContent = why;
+    write(this.empty, why);
     this.empty.hidden = !why;
     this.heat.plot.hidden = Boolean(why);
   }

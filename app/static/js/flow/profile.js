@@ -1,12 +1,12 @@
 // @ts-check
 /** One step from input to output: a bar for each layer's activation, and one for the gradient that came back to it. */
-import { penOf } from "../canvas.js";
+import { penOf } from "../canvas/index.js";
+import { MISSING } from "../canvas/worst.js";
 import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { count } from "../format.js";
 import { drawMarks } from "../heat/pen.js";
 import { colors, onTheme } from "../theme.js";
-import { MISSING } from "../worst.js";
 import { barsIn, barsOf, decadesOf } from "./bars.js";
 import { Hand } from "./hand.js";
 import { blockMarks, boxesOf, panelMarks } from "./marks.js";

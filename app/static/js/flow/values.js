@@ -3,9 +3,10 @@
  * One stat of every layer at the step that is looked at: the newest ones as they come, or those of the step that is
  * held.
  */
+
+import { MISSING } from "../canvas/worst.js";
+import { Subscription } from "../live/subscription.js";
 import { prefs } from "../prefs.js";
-import { Subscription } from "../subscription.js";
-import { MISSING } from "../worst.js";
 
 export class Values {
   /** @type {readonly import("../heat/rows.js").Row[]} */
@@ -53,7 +54,7 @@ export class Values {
     return { ...asked, ...follow.values };
   }
 
-  /** What was not seen since stays as it was. @param {import("../frames.js").Frame} frame */
+  /** What was not seen since stays as it was. @param {import("../live/frames.js").Frame} frame */
   #take(frame) {
     if (frame.bits === null) return;
     if (frame.kind === "snapshot" || this.bits.length !== frame.n) this.bits = frame.bits.slice(0, frame.n);

@@ -1,6 +1,6 @@
 // @ts-check
 /** Which colors a heatmap has now: the range of what is shown, steady while it changes little; the scale; the map. */
-import { paletteOf } from "../colors.js";
+import { paletteOf } from "../canvas/colors.js";
 import { prefs } from "../prefs.js";
 import { Range, Scale } from "../scale.js";
 import { Painter } from "./paint.js";
@@ -30,7 +30,7 @@ export class Coloring {
     const most = Math.max(relative ? MIN_DECADES : 0, Math.abs(found[0]), Math.abs(found[1]));
     const scale = signed ? new Scale(shown, -most, most) : new Scale(shown, ...found);
     if (this.painter?.scale.equals(scale)) return this.painter;
-    const map = /** @type {import("../colors.js").MapName} */ (prefs.get("colors"));
+    const map = /** @type {import("../canvas/colors.js").MapName} */ (prefs.get("colors"));
     this.painter = new Painter(scale, paletteOf(signed ? "diverging" : map));
     return this.painter;
   }

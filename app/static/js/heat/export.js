@@ -1,8 +1,9 @@
 // @ts-check
 /** A heatmap as a picture with its title, as SVG, and as a table. */
+
+import { titledPng, titledSvg } from "../canvas/titled.js";
+import { MISSING } from "../canvas/worst.js";
 import { count } from "../format.js";
-import { titledPng, titledSvg } from "../titled.js";
-import { MISSING } from "../worst.js";
 import { svgOf as svgOfMarks } from "./pen.js";
 import { marksOf } from "./picture.js";
 import { labelOf, onsets } from "./rows.js";
@@ -72,7 +73,7 @@ export function tableOf(heat) {
   return { columns: names, rows: found.reverse() };
 }
 
-/** What the values of a column are. @param {Heat} heat @param {import("../columns.js").Columns} columns
+/** What the values of a column are. @param {Heat} heat @param {import("../canvas/columns.js").Columns} columns
  * @param {number} i -1 is none */
 function headingOf(heat, columns, i) {
   if (i < 0 || columns.first(i) === columns.last(i)) return "value";
@@ -85,7 +86,7 @@ export function mergedAs({ options }) {
 }
 
 /** The value of a cell; null if it was not captured.
- * @param {import("../columns.js").Columns} columns @param {number} i -1 is none @param {number} row */
+ * @param {import("../canvas/columns.js").Columns} columns @param {number} i -1 is none @param {number} row */
 export function cellValue(columns, i, row) {
   return i < 0 || columns.bits(i)[row] === MISSING ? null : columns.value(i, row);
 }
@@ -96,7 +97,7 @@ export function shownValue(heat, value) {
   return heat.options.lumped && value !== null && !Number.isFinite(value) ? "NaN or Inf" : value;
 }
 
-/** @param {import("../columns.js").Columns} columns @param {number} row @returns {[number | null, number | null]} */
+/** @param {import("../canvas/columns.js").Columns} columns @param {number} row @returns {[number | null, number | null]} */
 function extremes(columns, row) {
   let [low, high] = [Infinity, -Infinity];
   for (let i = 0; i < columns.length; i += 1) {

@@ -1,7 +1,8 @@
 // @ts-check
 /** The data of a heatmap: the newest steps while the page follows, or the steps it is held at. */
+
+import { Subscription } from "../live/subscription.js";
 import { prefs } from "../prefs.js";
-import { Subscription } from "../subscription.js";
 import { LIVE_STEPS } from "../vocabulary.js";
 
 const MAX_COLUMNS = 2000;
@@ -50,7 +51,7 @@ export function capacityOf(follow, rows = 0) {
  * @property {ArrayLike<unknown>} rows
  * @property {{capacity: number, width: number} | null} [columns]
  * @property {(rows: readonly import("../answers.js").LiveRow[], capacity: [number, number], quantity: string) => void} setRows
- * @property {(frame: import("../frames.js").Frame) => void} take
+ * @property {(frame: import("../live/frames.js").Frame) => void} take
  */
 
 /** Subscribes for a heatmap, again whenever the steps or the query change. */
@@ -59,7 +60,7 @@ export class Feed {
 
   /** @param {import("../page.js").Page} page @param {Taker} heat
    * @param {() => Record<string, any> | null} query kind, stat, rows, match; null while there is nothing to ask for
-   * @param {import("../net.js").Handlers} [also] called after the heatmap */
+   * @param {import("../live/stream.js").Handlers} [also] called after the heatmap */
   constructor(page, heat, query, also = {}) {
     const whole = () => {
       const wanted = query();
@@ -97,7 +98,7 @@ export class Feed {
 
   /**
    * Steps that came at once share a column; requested again, each gets its own.
-   * @param {import("../frames.js").Frame} frame
+   * @param {import("../live/frames.js").Frame} frame
    */
   #unfold({ kind, first, last }) {
     if (kind !== "delta" || !first.some((step, place) => last[place] - step >= WIDE)) return;

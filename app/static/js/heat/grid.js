@@ -3,9 +3,9 @@
  * The cells of a heatmap as they are seen: pixel rows by spans of steps, the worst of each, in a ring. Only what is
  * new is made. Pure.
  */
-import { MISSING } from "../worst.js";
+import { MAGNITUDE, MISSING } from "../canvas/worst.js";
 
-/** @typedef {import("../columns.js").Columns} Columns */
+/** @typedef {import("../canvas/columns.js").Columns} Columns */
 
 export class Grid {
   /** Pixel rows. */
@@ -135,10 +135,10 @@ export class Grid {
     let place = starts[0];
     for (let y = 0; y < into.length; y += 1) {
       let found = into[y];
-      let most = found === MISSING ? -1 : found & 0x7fffffff;
+      let most = found === MISSING ? -1 : found & MAGNITUDE;
       for (const end = starts[y + 1]; place < end; place += 1) {
         const bits = column[order[place]];
-        const bad = bits & 0x7fffffff;
+        const bad = bits & MAGNITUDE;
         if (bad > most && bits !== MISSING) {
           most = bad;
           found = bits;

@@ -1,11 +1,11 @@
 // @ts-check
 /** A live heatmap of layers by steps on a canvas: thousands of rows, a new column in a few milliseconds. */
 
+import { Columns } from "../canvas/columns.js";
+import { stopAt } from "../canvas/stops.js";
 import { Card } from "../card.js";
-import { Columns } from "../columns.js";
 import { h } from "../dom.js";
 import { kindWords } from "../kinds.js";
-import { stopAt } from "../stops.js";
 import { LIVE_STEPS } from "../vocabulary.js";
 import { pngOf, svgOf, tableOf } from "./export.js";
 import { sameRows, sorted } from "./rows.js";
@@ -126,7 +126,7 @@ export class Heat {
     if (others) this.setOrder(rows.map((_, row) => row));
   }
 
-  /** @param {import("../columns.js").Taken} frame */
+  /** @param {import("../canvas/columns.js").Taken} frame */
   take(frame) {
     if (this.columns === null) return;
     const changed = this.columns.take(frame);

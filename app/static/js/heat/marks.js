@@ -3,7 +3,7 @@
  * What stands around the cells - names, groups, axis, color bar, legend - as data: a canvas and an SVG draw the same.
  * Pure.
  */
-import { cssOf, STEPS } from "../colors.js";
+import { cssOf, STEPS } from "../canvas/colors.js";
 import { count, number } from "../format.js";
 import { evenTicks, ticks } from "../scale.js";
 import { ROOT } from "../vocabulary.js";
@@ -118,7 +118,7 @@ export function stepMarks(layout, span, page, clock) {
  * The color bar, with values at its ticks.
  * @param {Layout} layout
  * @param {import("../scale.js").Scale} scale
- * @param {import("../colors.js").Palette} palette
+ * @param {import("../canvas/colors.js").Palette} palette
  * @param {boolean} relative @param {Record<string, string>} page @returns {Mark[]} */
 export function barMarks(layout, scale, palette, relative, page) {
   const { bar } = layout;
@@ -169,7 +169,7 @@ function timesOf(decades) {
  * What no scale holds.
  * @param {Layout} layout
  * @param {string} words what the colors are of
- * @param {import("../colors.js").Palette} palette
+ * @param {import("../canvas/colors.js").Palette} palette
  * @param {Record<string, string>} page
  * @param {boolean} lumped whether NaN and infinities are one kind
  * @returns {Mark[]} */

@@ -3,15 +3,13 @@
  * From values to pixels. A table of 65,536 colors, one for each upper half of a float32, spares a logarithm a cell.
  * Pure.
  */
-import { mixed, STEPS } from "../colors.js";
-import { MISSING } from "../worst.js";
+import { mixed, STEPS } from "../canvas/colors.js";
+import { INFINITE, MANTISSA, MISSING } from "../canvas/worst.js";
 
-const EXPONENT = 0x7f800000;
-const MANTISSA = 0x007fffff;
 const FADED = 0.55; // of the color for "not captured" in a cell that shows an older value
 const NARROW = 0.25; // of a range's size: there half a float32 is too coarse
 
-/** @typedef {import("../colors.js").Palette} Palette */
+/** @typedef {import("../canvas/colors.js").Palette} Palette */
 /** @typedef {import("../scale.js").Scale} Scale */
 
 export class Painter {
@@ -28,7 +26,7 @@ export class Painter {
 
   /** The color of a value. @param {number} bits of a float32 */
   color(bits) {
-    if ((bits & EXPONENT) === EXPONENT)
+    if ((bits & INFINITE) === INFINITE)
       return bits === MISSING ? this.palette.missing : bits & MANTISSA ? this.palette.nan : this.palette.inf;
     if (this.table !== null) return this.table[bits >>> 16];
     this.word[0] = bits;
@@ -48,7 +46,7 @@ export class Painter {
       const skipped = grid.isSkipped(cell);
       for (let y = 0, place = cell - from; y < values.length; y += 1, place += width) {
         const bits = values[y];
-        const special = (bits & EXPONENT) === EXPONENT;
+        const special = (bits & INFINITE) === INFINITE;
         const color = special || this.table === null ? this.color(bits) : this.table[bits >>> 16];
         pixels[place] = skipped ? this.#fade(color) : color;
         if (special && hatch && sameKind(bits, left[y])) {
@@ -77,7 +75,7 @@ export class Painter {
 
 /** Whether both are NaN, or both infinite. @param {number} bits @param {number} left */
 function sameKind(bits, left) {
-  if (bits === MISSING || left === MISSING || (left & EXPONENT) !== EXPONENT) return false;
+  if (bits === MISSING || left === MISSING || (left & INFINITE) !== INFINITE) return false;
   return ((bits & MANTISSA) !== 0) === ((left & MANTISSA) !== 0);
 }
 

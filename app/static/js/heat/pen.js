@@ -1,7 +1,7 @@
 // @ts-check
 /** Draws marks: on a canvas, or as SVG. */
+import { SANS } from "../theme.js";
 
-const SANS = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 const MONO = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace';
 const SIZE = { sans: 11, mono: 10 };
 

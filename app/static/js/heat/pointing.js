@@ -1,8 +1,8 @@
 // @ts-check
 /** The reader's hand on a heatmap: what is under it, one cursor with the other charts, picking, and zooming. */
+import { hideTip, showTip } from "../canvas/tip.js";
+import { worse } from "../canvas/worst.js";
 import { isAside } from "../dom.js";
-import { hideTip, showTip } from "../tip.js";
-import { worse } from "../worst.js";
 import { moveBy } from "./keys.js";
 import { boxOf, pixelAt, stepAt, xOf } from "./layout.js";
 import { drawCursor, drawDrag } from "./overlay.js";

@@ -3,15 +3,14 @@
  * Values as multiples of what is usual in their own row: a layer whose gradient is always small does not look
  * alarming. Pure.
  */
+import { INFINITE, MAGNITUDE } from "../canvas/worst.js";
 
 const SAMPLES = 33;
-const EXPONENT = 0x7f800000;
-const MAGNITUDE = 0x7fffffff;
 const DECADES = Math.log10(2) / 2 ** 23; // of one unit of the bits
 
 /**
  * The median magnitude of each row over what is there; 0 where a row has no finite value.
- * @param {import("../columns.js").Columns} columns
+ * @param {import("../canvas/columns.js").Columns} columns
  */
 export function usualOf(columns) {
   const usual = new Float32Array(columns.rows);
@@ -55,7 +54,7 @@ export function relativeTo(usual) {
   const zero = new Uint32Array(usual.buffer, usual.byteOffset, usual.length);
   return (bits) => {
     for (let row = 0; row < bits.length; row += 1) {
-      if ((bits[row] & EXPONENT) === EXPONENT) into[row] = bits[row];
+      if ((bits[row] & INFINITE) === INFINITE) into[row] = bits[row];
       else values[row] = ((bits[row] & MAGNITUDE) - zero[row]) * DECADES;
     }
     return into;

@@ -1,8 +1,8 @@
 // @ts-check
 /** The rows of a heatmap: their names, their groups in the model's tree, and in which order they stand. Pure. */
 
+import { badness, INFINITE, startOf } from "../canvas/worst.js";
 import { ROOT } from "../vocabulary.js";
-import { badness, startOf } from "../worst.js";
 
 /**
  * @typedef {{number: number | null, module: string, kind: string, index: string, call: number, phase: string, type?:
@@ -10,8 +10,6 @@ import { badness, startOf } from "../worst.js";
  */
 /** @typedef {"model" | "value" | "change" | "bad"} Sort */
 /** @typedef {{name: string, from: number, to: number}} Group rows of the picture, the last one excluded */
-
-const FINITE = 0x7f800000;
 
 /** A row's name: its module, and what else identifies it. @param {Row} row */
 export function labelOf(row) {
@@ -78,21 +76,22 @@ export function startsOf(rows, pixels, alone = 0) {
 
 /**
  * The step at which each row first was not finite; Infinity if it always was finite.
- * @param {import("../columns.js").Columns} columns
+ * @param {import("../canvas/columns.js").Columns} columns
  */
 export function onsets(columns) {
   const found = new Float64Array(columns.rows).fill(Infinity);
   for (let place = columns.length - 1; place >= 0; place -= 1) {
     if (!columns.nonfinite(place)) continue;
     const bits = columns.bits(place);
-    for (let row = 0; row < bits.length; row += 1) if (badness(bits[row]) >= FINITE) found[row] = columns.first(place);
+    for (let row = 0; row < bits.length; row += 1)
+      if (badness(bits[row]) >= INFINITE) found[row] = columns.first(place);
   }
   return found;
 }
 
 /**
  * How bad each row's newest value is, and how much it changed over the window.
- * @param {import("../columns.js").Columns} columns
+ * @param {import("../canvas/columns.js").Columns} columns
  * @param {Sort} sort
  */
 function keysOf(columns, sort) {
@@ -103,7 +102,7 @@ function keysOf(columns, sort) {
   for (let row = 0; row < keys.length; row += 1) {
     const bad = badness(bits[row]);
     if (bad < 0) continue;
-    if (bad >= FINITE) keys[row] = Infinity;
+    if (bad >= INFINITE) keys[row] = Infinity;
     else keys[row] = sort === "value" ? Math.abs(newest[row]) : changeOf(Math.abs(begin[row]), Math.abs(newest[row]));
   }
   return keys;
@@ -117,7 +116,7 @@ function changeOf(before, after) {
 }
 
 /** Rows in the order that is asked for: those of the model's order that stay equal keep it.
- * @param {number[]} shown rows, in the model's order @param {Sort} sort @param {import("../columns.js").Columns |
+ * @param {number[]} shown rows, in the model's order @param {Sort} sort @param {import("../canvas/columns.js").Columns |
  * null} columns @returns {Int32Array} */
 export function sorted(shown, sort, columns) {
   if (sort === "model" || columns === null) return Int32Array.from(shown);

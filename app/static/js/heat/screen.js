@@ -153,7 +153,7 @@ export class Screen {
     return layout;
   }
 
-  /** @param {import("../columns.js").Columns} columns */
+  /** @param {import("../canvas/columns.js").Columns} columns */
   #convert(columns) {
     if (!this.heat.relative) return null;
     const held = this.#relative;

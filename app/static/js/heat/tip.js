@@ -30,7 +30,7 @@ export function wordsOf(heat, point) {
   return `${labelOf(row)}${row.type ? ` (${row.type})` : ""}\n${step} \u00b7 ${said}${merged}${many}`;
 }
 
-/** @param {import("../columns.js").Columns} columns @param {number} i @param {number} step */
+/** @param {import("../canvas/columns.js").Columns} columns @param {number} i @param {number} step */
 function stepsOf(columns, i, step) {
   const [first, last] = [columns.first(i), columns.last(i)];
   const steps = first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`;

@@ -31,7 +31,7 @@ export function zoom({ screen, page }, factor, around) {
 }
 
 /** @param {Pointing} pointing @param {number} share of what is shown */
-export function pan({ screen, page }, share) {
+function pan({ screen, page }, share) {
   const span = screen.scene?.span;
   const newest = page.follow.newest;
   if (!span || newest === null) return;

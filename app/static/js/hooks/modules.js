@@ -7,8 +7,8 @@ import { count } from "../format.js";
 import { kindWords } from "../kinds.js";
 import { visit } from "../timeline/keep.js";
 import { toast } from "../toast.js";
-import { Tree } from "../tree.js";
-import { nodesOf } from "../treeRows.js";
+import { Tree } from "../tree/index.js";
+import { nodesOf } from "../tree/rows.js";
 import { ROOT } from "../vocabulary.js";
 
 /**
@@ -30,7 +30,7 @@ export async function load(run, steps, signal) {
 export function makeTree(page, figure, capture) {
   const place = /** @type {HTMLElement} */ (figure.querySelector("#tree"));
   const many = (/** @type {number} */ value) => (value ? count(value) : "");
-  /** @type {import("../tree.js").Column[]} */
+  /** @type {import("../tree/index.js").Column[]} */
   const columns = [
     { key: "type", title: "Type", width: 140, value: ({ type }) => type },
     {
@@ -83,7 +83,7 @@ export function makeTree(page, figure, capture) {
       paint: (cell, _module, row) => paintBox(cell, row),
     });
 
-  /** @param {HTMLElement} cell @param {import("../tree.js").Row} row */
+  /** @param {HTMLElement} cell @param {import("../tree/index.js").Row} row */
   function paintBox(cell, row) {
     if (!cell.firstChild) cell.append(h("button", { type: "button", role: "checkbox", class: "box", tabindex: "-1" }));
     const box = /** @type {HTMLElement} */ (cell.firstChild);
@@ -95,14 +95,14 @@ export function makeTree(page, figure, capture) {
     box.onclick = () => flip(row);
   }
 
-  /** @param {import("../tree.js").Row} row */
+  /** @param {import("../tree/index.js").Row} row */
   function stateOf({ node, expanded }) {
     const members = (expanded === false ? nodesOf([node]) : [node]).flatMap((each) => each.members);
     const on = members.filter(({ path }) => capture?.watches(path)).length;
     return on === members.length ? "true" : on ? "mixed" : "false";
   }
 
-  /** @param {import("../tree.js").Row} row */
+  /** @param {import("../tree/index.js").Row} row */
   async function flip(row) {
     if (!capture) return;
     const paths = row.node.members.map(({ path }) => path);

@@ -1,12 +1,12 @@
 // @ts-check
 /** The numbers of a probe on a canvas: steps to the right, channels downwards, and the value as the color. */
-import { paletteOf } from "../colors.js";
+import { paletteOf } from "../canvas/colors.js";
+import { hideTip, showTip } from "../canvas/tip.js";
 import { count } from "../format.js";
-import { BOTTOM, LEFT } from "../hist/axes.js";
-import { stopsOf } from "../hist/shape.js";
-import { StepMap } from "../hist/stepmap.js";
+import { BOTTOM, LEFT } from "../histograms/axes.js";
+import { stopsOf } from "../histograms/shape.js";
+import { StepMap } from "../histograms/stepmap.js";
 import { prefs } from "../prefs.js";
-import { hideTip, showTip } from "../tip.js";
 import { orderOf, paintChannels, say, scaleOf } from "./channelshape.js";
 
 const ROW = 7; // CSS pixels
@@ -39,7 +39,7 @@ export class ChannelMap extends StepMap {
   }
 
   /** @param {Channels} shape
-   * @param {{sort: string, kind: string, span: import("../hist/stepmap.js").Span | null, column: number}} how
+   * @param {{sort: string, kind: string, span: import("../histograms/stepmap.js").Span | null, column: number}} how
    * `column` is the one that rows are sorted by */
   show(shape, { sort, kind, span, column }) {
     this.shape = shape;
@@ -50,7 +50,7 @@ export class ChannelMap extends StepMap {
     this.draw();
   }
 
-  /** @override @returns {import("../hist/stepmap.js").Span | null} */
+  /** @override @returns {import("../histograms/stepmap.js").Span | null} */
   get captured() {
     const { shape } = this;
     return shape?.rows && shape.columns ? [shape.first[0], shape.ends[shape.columns - 1] - 1] : null;
@@ -62,7 +62,7 @@ export class ChannelMap extends StepMap {
   }
 
   /** @override @param {Uint32Array} pixels @param {number} across @param {number} down
-   * @param {import("../hist/stepmap.js").Span} span */
+   * @param {import("../histograms/stepmap.js").Span} span */
   fill(pixels, across, down, span) {
     if (!this.shape || !this.scale) return;
     const palette = paletteOf(/** @type {any} */ (prefs.get("colors")));

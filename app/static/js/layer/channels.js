@@ -1,8 +1,8 @@
 // @ts-check
 /** The channels of a module: what probes with several numbers computed, or how to get that. */
 import { get, patternOf } from "../api.js";
+import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
 import { Card } from "../card.js";
-import { makeBar, paintBar, swatch } from "../colorbar.js";
 import { copyText } from "../copy.js";
 import { byId, h } from "../dom.js";
 import { number } from "../format.js";

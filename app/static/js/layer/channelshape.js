@@ -2,11 +2,11 @@
 /** The numbers of a probe by channel and step: their order, their colors, and what they are in words. Pure. */
 import { numberOf } from "../api.js";
 import { count, number } from "../format.js";
-import { stepsOf } from "../hist/say.js";
-import { columnAt, endsOf } from "../hist/shape.js";
+import { stepsOf } from "../histograms/say.js";
+import { columnAt, endsOf } from "../histograms/shape.js";
 import { percentiles, Scale } from "../scale.js";
 
-/** @typedef {import("../colors.js").Palette} Palette */
+/** @typedef {import("../canvas/colors.js").Palette} Palette */
 /**
  * @typedef {object} Channels
  * @property {number} rows

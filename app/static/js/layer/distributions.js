@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
-import { HistMap } from "../hist/map.js";
+import { HistMap } from "../histograms/map.js";
 import { MAX_HISTOGRAM_COLUMNS } from "../limits.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";

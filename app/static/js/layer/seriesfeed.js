@@ -1,10 +1,10 @@
 // @ts-check
 /** The series of a module's charts: everything at first, then only new points while the page follows. */
 import { get } from "../api.js";
-import { Emitter } from "../events.js";
+import { Emitter } from "../emitter.js";
 import { Curve, lineIn } from "../live/curve.js";
 import { Refresh } from "../live/refresh.js";
-import { leadOf } from "../smooth.js";
+import { leadOf } from "../plot/smooth.js";
 
 const POINTS = 1000;
 const SMOOTH_POINTS = 4000; // smoothing needs unmerged points

@@ -4,7 +4,7 @@
  * put in
  * place without disturbing the reader. */
 import { ApiError, numberOf, reach } from "../api.js";
-import { byId, reveal } from "../dom.js";
+import { byId, reveal, write } from "../dom.js";
 import { number } from "../format.js";
 import { notePartial } from "../partial.js";
 import { morph } from "./morph.js";
@@ -128,7 +128,7 @@ export function dress(root) {
   for (const each of /** @type {NodeListOf<HTMLDataElement>} */ (root.querySelectorAll("data[value]"))) {
     const value = readNumber(each.value);
     const words = number(value);
-    if (each.textContent !== words) each.textContent = words;
+    write(each, words);
     each.classList.toggle("nan", Number.isNaN(value));
     each.classList.toggle("inf", !Number.isFinite(value) && !Number.isNaN(value));
     if (!each.className) each.removeAttribute("class");

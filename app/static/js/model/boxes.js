@@ -1,11 +1,12 @@
 // @ts-check
 /** Draws one box: closed with its value, or the frame of an open one. */
-import { number as format } from "../format.js";
-import { MISSING } from "../worst.js";
-import { cellsOf, HEAD, LINE, STRIP, signOf } from "./sizes.js";
-import { INSIDE, isBad, NONE, numbersIn, spreadOf } from "./values.js";
 
-const SANS = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+import { isBad, MAGNITUDE, MANTISSA, MISSING } from "../canvas/worst.js";
+import { number as format } from "../format.js";
+import { SANS } from "../theme.js";
+import { cellsOf, HEAD, LINE, STRIP, signOf } from "./sizes.js";
+import { INSIDE, NONE, numbersIn, spreadOf } from "./values.js";
+
 export const NAMES = 0.42; // the scale from which names can be read
 const BORDERS = 0.12;
 const RADIUS = 5;
@@ -75,7 +76,7 @@ function strip(pen, { tree, values, ink, page }, { number, x, y, w, h }, times) 
     let worst = MISSING;
     for (let part = from; part < to; part += 1) {
       const bits = values.bits[parts[part]];
-      if (worst === MISSING || (bits !== MISSING && (bits & 0x7fffffff) > (worst & 0x7fffffff))) worst = bits;
+      if (worst === MISSING || (bits !== MISSING && (bits & MAGNITUDE) > (worst & MAGNITUDE))) worst = bits;
     }
     pen.fillStyle = worst === MISSING ? page.missing : ink.of(worst).fill;
     pen.fillRect(left + cell * wide, top, Math.max(0.5, wide - (wide > 4 ? 1 : 0)), STRIP);
@@ -173,7 +174,7 @@ export function shortened(text, fits) {
 function flag(pen, { values, page }, { number, x, y, w }) {
   pen.beginPath();
   pen.arc(x + w - 2, y + 2, 6, 0, 2 * Math.PI);
-  pen.fillStyle = values.bad[number] & 0x007fffff ? page.nan : page.inf;
+  pen.fillStyle = values.bad[number] & MANTISSA ? page.nan : page.inf;
   pen.fill();
   pen.lineWidth = 1.5;
   pen.strokeStyle = page.card;

@@ -1,6 +1,6 @@
 // @ts-check
 /** What stands around the picture: the steps and how fast they play, the legend, and what the picture shows. */
-import { makeBar, paintBar, swatch } from "../colorbar.js";
+import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
 import { prefs } from "../prefs.js";

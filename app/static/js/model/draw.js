@@ -4,10 +4,9 @@
  * first, then borders. Lines of one color and width are one path.
  */
 
-import { worstOf } from "../worst.js";
+import { isBad, worstOf } from "../canvas/worst.js";
 import { drawBox, drawCircle, drawFrame, markFrame, NAMES } from "./boxes.js";
 import { timesOf } from "./tree.js";
-import { isBad } from "./values.js";
 
 const CURVES = 0.25; // the scale from which lines have round corners
 const ARROWS = 0.45;
@@ -127,7 +126,7 @@ function strokeOf({ values, gradients, stroke, forward }, carries) {
 const OWN = { carries: /** @type {number[]} */ ([]), guessed: false };
 
 /** The edge of a line; the last one of an open box carries what it computed itself. @param {Tree} tree @param {import("./arrange.js").Line} line */
-export function edgeOf(tree, { level, at }) {
+function edgeOf(tree, { level, at }) {
   if (at >= 0) return tree.edgesOf(level)[at];
   OWN.carries = [level];
   return OWN;

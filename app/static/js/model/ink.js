@@ -1,14 +1,14 @@
 // @ts-check
 /** The colors and widths of boxes and lines at a step. Pure. */
-import { cssOf } from "../colors.js";
+import { cssOf } from "../canvas/colors.js";
+import { INFINITE, MANTISSA, MISSING } from "../canvas/worst.js";
 import { Painter } from "../heat/paint.js";
-import { MISSING } from "../worst.js";
 
 const WIDTHS = 6;
 const THIN = 1;
 const THICK = 5;
 
-/** @typedef {import("../scale.js").Scale} Scale @typedef {import("../colors.js").Palette} Palette */
+/** @typedef {import("../scale.js").Scale} Scale @typedef {import("../canvas/colors.js").Palette} Palette */
 
 /** Fills, and the color of text on them. */
 export class Ink {
@@ -47,7 +47,7 @@ export function isDarkPixel(pixel) {
 /** @param {number} bits of the largest gradient @param {Scale | null} scale @returns {Stroke} */
 export function strokeOf(bits, scale) {
   if (bits === MISSING || scale === null) return { width: THIN, state: "unknown" };
-  if ((bits & 0x7f800000) === 0x7f800000) return { width: THICK, state: bits & 0x007fffff ? "nan" : "inf" };
+  if ((bits & INFINITE) === INFINITE) return { width: THICK, state: bits & MANTISSA ? "nan" : "inf" };
   WORD[0] = bits;
   const share = VALUE[0] === 0 ? 0 : Math.round(scale.place(VALUE[0]) * (WIDTHS - 1)) / (WIDTHS - 1);
   return { width: THIN + share * (THICK - THIN), state: "plain" };

@@ -1,7 +1,7 @@
 // @ts-check
 /** The whole picture in a corner, with what of it is in the window. A drag moves the window. */
-import { penOf } from "../canvas.js";
-import { MISSING } from "../worst.js";
+import { penOf } from "../canvas/index.js";
+import { MISSING } from "../canvas/worst.js";
 import { NONE } from "./values.js";
 
 const WIDE = 170;

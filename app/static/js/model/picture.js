@@ -1,9 +1,9 @@
 // @ts-check
 /** The picture: which boxes it shows, what of it is in the window, and when it is drawn. */
-import { pixelRatio } from "../canvas.js";
+import { pixelRatio } from "../canvas/index.js";
 import { Card } from "../card.js";
 import { h } from "../dom.js";
-import { Emitter } from "../events.js";
+import { Emitter } from "../emitter.js";
 import { Finder } from "../finder.js";
 import { imageOf } from "../plot/files.js";
 import { prefs } from "../prefs.js";

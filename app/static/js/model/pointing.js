@@ -1,6 +1,6 @@
 // @ts-check
 /** What a pointer does with the boxes: a tip over one, a click that selects it, opens it, or closes it. */
-import { hideTip, showTip } from "../tip.js";
+import { hideTip, showTip } from "../canvas/tip.js";
 import { listen } from "./hand.js";
 import { HEAD } from "./sizes.js";
 import { hit } from "./view.js";

@@ -1,14 +1,14 @@
 // @ts-check
 /** What the boxes are worth at the step that is shown: their values, gradients, colors, and where NaN begins. */
-import { paletteOf } from "../colors.js";
-import { Emitter } from "../events.js";
+import { paletteOf } from "../canvas/colors.js";
+import { isBad, MISSING } from "../canvas/worst.js";
+import { Emitter } from "../emitter.js";
 import { prefs } from "../prefs.js";
 import { Range, Scale } from "../scale.js";
-import { MISSING } from "../worst.js";
 import { originsOf, reversed, sourcesOf } from "./feeding.js";
 import { Ink, strokeOf } from "./ink.js";
 import { Source } from "./source.js";
-import { BoxValues, isBad } from "./values.js";
+import { BoxValues } from "./values.js";
 
 const SAMPLED = 24; // columns, for the range of the colors
 const GRADIENT = { kind: "output_grad", stat: "norm" };

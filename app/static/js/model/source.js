@@ -1,6 +1,6 @@
 // @ts-check
 /** The values of one kind and stat over the steps that the page shows, as the server sends them. */
-import { Columns } from "../columns.js";
+import { Columns } from "../canvas/columns.js";
 import { Feed } from "../heat/feed.js";
 import { MAX_LIVE_ROWS } from "../limits.js";
 import { LIVE_STEPS } from "../vocabulary.js";
@@ -39,7 +39,7 @@ export class Source {
     this.columns = new Columns(rows.length, many, width);
   }
 
-  /** @param {import("../columns.js").Taken} frame */
+  /** @param {import("../canvas/columns.js").Taken} frame */
   take(frame) {
     this.columns?.take(frame);
   }

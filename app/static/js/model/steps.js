@@ -1,6 +1,6 @@
 // @ts-check
 /** The step that is shown: the one that the page is held at, the newest one, or the next one while it plays. */
-import { Emitter } from "../events.js";
+import { Emitter } from "../emitter.js";
 import { beginOf, Player, speedOf } from "./play.js";
 
 /** Emits "step" when another step is shown, and when it begins or ends to play. */

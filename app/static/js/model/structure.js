@@ -1,7 +1,7 @@
 // @ts-check
 /** Which boxes there are, which of them are open, and where they stand. */
 import { get } from "../api.js";
-import { Emitter } from "../events.js";
+import { Emitter } from "../emitter.js";
 import { Refresh } from "../live/refresh.js";
 import { Arranger } from "./arranger.js";
 import { makerSize, sizeOf } from "./sizes.js";

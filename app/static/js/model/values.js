@@ -1,20 +1,15 @@
 // @ts-check
 /** What each box is worth at a step: the values of its tensors, and of boxes without any, those inside. Pure. */
-import { ofParameters } from "../kinds.js";
-import { badness, MISSING, worse } from "../worst.js";
 
-const EXPONENT = 0x7f800000;
+import { badness, isBad, MISSING, worse } from "../canvas/worst.js";
+import { ofParameters } from "../kinds.js";
+
 export const NONE = 0; // nothing of this kind was captured
 export const OWN = 1;
 export const INSIDE = 2; // it has none itself: the worst of its parts
 
 /** @typedef {import("./tree.js").Tree} Tree */
 /** @typedef {{module: string, kind: string, index: string, call: number, phase: string}} Row */
-
-/** Whether bits are NaN or infinite, and were captured. @param {number} bits */
-export function isBad(bits) {
-  return bits !== MISSING && (bits & EXPONENT) === EXPONENT;
-}
 
 export class BoxValues {
   /** The worst value of each box, as the bits of a float32. */

@@ -1,11 +1,12 @@
 // @ts-check
 /** The picture in words: the tip at the pointer, the table, and what is read out. */
+
+import { isBad, MISSING } from "../canvas/worst.js";
 import { bytes, count, number as format } from "../format.js";
 import { kindWords } from "../kinds.js";
 import { ROOT } from "../vocabulary.js";
-import { MISSING } from "../worst.js";
 import { valueWords } from "./boxes.js";
-import { isBad, NONE, numbersIn } from "./values.js";
+import { NONE, numbersIn } from "./values.js";
 
 /** @typedef {import("./picture.js").Picture} Picture @typedef {import("../answers.js").ModelBox} Box */
 

@@ -1,6 +1,6 @@
 // @ts-check
 /** The heatmap of the whole model: layers by steps, any kind and stat. */
-import { byId } from "../dom.js";
+import { byId, write } from "../dom.js";
 import { layerOf } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { count } from "../format.js";
@@ -86,7 +86,7 @@ export class ModelPicture {
           : this.#why;
     this.empty.hidden = !words;
     this.plot.hidden = Boolean(words);
-    if (this.empty.textContent !== words) this.empty.textContent = words;
+    write(this.empty, words);
     this.cut.hidden = !this.finder.text || this.#taps <= this.#rows.length;
     const searched = `${count(this.#rows.length)} of ${count(this.#taps)}`;
     this.cut.textContent = `The filter searches the first ${searched} layers here.`;

@@ -1,9 +1,10 @@
 // @ts-check
 /** The Board page: the charts that were pinned, of this run. */
+
+import { pin, unpin } from "../board/pin.js";
 import { PinnedChart } from "../board/pinned.js";
 import { byId, reveal } from "../dom.js";
 import { open } from "../page.js";
-import { pin, unpin } from "../pin.js";
 import { toast } from "../toast.js";
 
 const page = open({ smooth: "0" });

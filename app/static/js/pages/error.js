@@ -1,7 +1,7 @@
 // @ts-check
 import { get } from "../api.js";
+import { waitMs } from "../live/reconnect.js";
 import { open } from "../page.js";
-import { waitMs } from "../reconnect.js";
 
 const MAX_TRIES = 20; // in about two minutes
 

@@ -1,6 +1,6 @@
 // @ts-check
 /** Gradient flow: one step from input to output, and every layer over the steps. */
-import { byId } from "../dom.js";
+import { byId, write } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { PickedLine } from "../flow/line.js";
@@ -83,7 +83,7 @@ function sayCount() {
       ? `${count(layers.length)} layers`
       : `${count(shown.length)} of ${count(layers.length)} layers`;
   const element = byId("flow-count");
-  if (element.textContent !== words) element.textContent = words;
+  write(element, words);
   const empty = byId("profile-empty");
   const [limited = ""] = profile.values.filter(({ rows }) => rows.length).map(({ why }) => why);
   empty.hidden = layers.length > 0 && !limited;

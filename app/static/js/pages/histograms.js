@@ -6,11 +6,11 @@ import { byId, h } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { count } from "../format.js";
-import { pngOf } from "../hist/export.js";
-import { addDrift, layersOf, modulesOf } from "../hist/layers.js";
-import { histLegend } from "../hist/legend.js";
-import { ordered } from "../hist/order.js";
-import { Wall } from "../hist/wall.js";
+import { pngOf } from "../histograms/export.js";
+import { addDrift, layersOf, modulesOf } from "../histograms/layers.js";
+import { histLegend } from "../histograms/legend.js";
+import { ordered } from "../histograms/order.js";
+import { Wall } from "../histograms/wall.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { toast } from "../toast.js";
@@ -23,9 +23,9 @@ const { state, follow } = page;
 const run = /** @type {string} */ (page.run);
 new LayerNames(page);
 const wall = new Wall(page, byId("wall"));
-/** @type {import("../hist/order.js").Layer[]} */
+/** @type {import("../histograms/order.js").Layer[]} */
 let layers = [];
-/** @type {Map<string, import("../hist/layers.js").Placed>} */
+/** @type {Map<string, import("../histograms/layers.js").Placed>} */
 let modules = new Map();
 /** The kind that the layers are of. */
 let loaded = "";

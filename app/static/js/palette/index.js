@@ -2,7 +2,7 @@
 /** The palette: everything that the page can do or lead to, found by typing. */
 import { h } from "../dom.js";
 import { count } from "../format.js";
-import { keyCaps } from "../keylist.js";
+import { keyCaps } from "../frame/keylist.js";
 import { MAX_PATTERN } from "../limits.js";
 import { openDialog } from "../popup.js";
 import { rank } from "./rank.js";

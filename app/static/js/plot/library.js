@@ -10,7 +10,6 @@ export const CONFIG = {
   scrollZoom: false,
   showTips: false,
 };
-export const FONT = 'system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
 /** Plotly reads a few tags in texts, and names are the user's. @param {string} text */
 export function escaped(text) {

@@ -1,8 +1,10 @@
 // @ts-check
 /** What a chart of lines is made of: traces and layout for Plotly, words and a table for readers. No DOM. */
+
+import { SANS } from "../theme.js";
 import { countTicks } from "../timeline/knots.js";
 import { axisOf } from "./axis.js";
-import { escaped, FONT } from "./library.js";
+import { escaped } from "./library.js";
 import { drawn } from "./thin.js";
 import { tracesOf } from "./traces.js";
 import { summaryOf, tableOf } from "./words.js";
@@ -160,7 +162,7 @@ function layoutOf(figure, axis, colors, width, height, alone) {
     margin: alone ? { l: 74, r: 20, t: 44, b: 74 } : MARGIN,
     paper_bgcolor: alone ? colors.card : "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: FONT, size: 12, color: colors.ink },
+    font: { family: SANS, size: 12, color: colors.ink },
     ...(alone ? { title: { text: escaped(title), font: { size: 14 }, x: 0.02 } } : {}),
     showlegend: alone,
     legend: { orientation: "h", y: -0.22, x: 0 },

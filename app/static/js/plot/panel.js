@@ -1,6 +1,6 @@
 // @ts-check
 /** The place of a chart in the page: its drawing area, its legend with values, its cursor, its words. No Plotly. */
-import { breakable, h } from "../dom.js";
+import { breakable, h, write } from "../dom.js";
 import { count } from "../format.js";
 import { colors } from "../theme.js";
 import { heldWords } from "./held.js";
@@ -208,7 +208,7 @@ export class Panel {
 
   /** @param {string} summary */
   describe(summary) {
-    if (this.summary.textContent !== summary) this.summary.textContent = summary;
+    write(this.summary, summary);
   }
 
   /** Words in the place of the chart. @param {string} words */

@@ -1,6 +1,6 @@
 // @ts-check
 /** Lines as they are drawn: smoothed first, then of no more points than can be seen. No extreme is lost. Pure. */
-import { ema } from "../smooth.js";
+import { ema } from "./smooth.js";
 
 /**
  * @typedef {object} Line

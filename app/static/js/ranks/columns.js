@@ -1,7 +1,7 @@
 // @ts-check
 /** An answer of /ranks/map as the columns of a heatmap. Pure. */
 import { numberOf } from "../api.js";
-import { INFINITE, MISSING } from "../worst.js";
+import { INFINITE, MISSING } from "../canvas/worst.js";
 
 const MAX_CELLS = 60_000;
 const MAX_COLUMNS = 400;

@@ -1,7 +1,7 @@
 // @ts-check
 /** The heatmap of one value by rank and step. */
 import { get } from "../api.js";
-import { byId } from "../dom.js";
+import { byId, write } from "../dom.js";
 import { Heat } from "../heat/index.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
@@ -92,7 +92,7 @@ export class RankMap {
   #say(words) {
     this.empty.hidden = !words;
     this.plot.hidden = Boolean(words);
-    if (this.empty.textContent !== words) this.empty.textContent = words;
+    write(this.empty, words);
   }
 
   /** @param {number} rank @param {number} step */

@@ -1,7 +1,7 @@
 // @ts-check
 /** The charts of the list of runs: values over steps, settings against results, and what differs. */
 import { get, numberOf } from "../api.js";
-import { byId, h } from "../dom.js";
+import { byId, h, write } from "../dom.js";
 import { count, number, shorten } from "../format.js";
 import { MAX_LISTED_RUNS, MAX_OVERLAID_RUNS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
@@ -93,7 +93,7 @@ export class RunCharts {
       ? `; settings and results of ${count(this.#older)} older ${this.#older === 1 ? "run" : "runs"} are missing, because only the newest ${count(MAX_LISTED_RUNS)} are read`
       : "";
     const words = this.#words + older;
-    if (byId("charts-about").textContent !== words) byId("charts-about").textContent = words;
+    write(byId("charts-about"), words);
   }
 
   /** A color for each run, which stays if others are added after it; with groups, one for each of them. */

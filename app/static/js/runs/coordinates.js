@@ -1,14 +1,15 @@
 // @ts-check
 /** Runs as lines over their settings, and as points of one setting against a result: figures for Plotly. Pure. */
 import { number, shorten } from "../format.js";
-import { escaped, FONT } from "../plot/library.js";
+import { escaped } from "../plot/library.js";
+import { SANS } from "../theme.js";
 import { axisOf, resultOf, wordsOf } from "./settings.js";
 
 /** @typedef {import("../answers.js").Run} Run */
 /** @typedef {import("./settings.js").Setting} Setting */
 /** @typedef {{runs: Run[], settings: Setting[], result: string, colorOf: (run: Run) => string}} Shown */
 
-export const MAX_AXES = 8;
+const MAX_AXES = 8;
 const AIR = 0.08; // above and below an axis
 
 /** @param {Run} run */
@@ -184,7 +185,7 @@ function base(colors, width, height) {
     margin: { l: 24, r: 24, t: 12, b: 32 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: FONT, size: 12, color: colors.ink },
+    font: { family: SANS, size: 12, color: colors.ink },
     showlegend: false,
     hovermode: "closest",
     hoverlabel: { bgcolor: colors.card, bordercolor: colors.line, font: { color: colors.ink } },

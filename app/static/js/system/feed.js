@@ -1,7 +1,7 @@
 // @ts-check
 /** The sampled values: everything at first, then only what is newer while the page follows. */
 import { get } from "../api.js";
-import { Emitter } from "../events.js";
+import { Emitter } from "../emitter.js";
 import { MAX_SCALARS } from "../limits.js";
 import { Curve, lineIn } from "../live/curve.js";
 import { Refresh } from "../live/refresh.js";

@@ -19,7 +19,7 @@ export function strideOf(size) {
 }
 
 /** The names of a sample's positions. Pure. @param {Names} names @param {number} sample */
-export function tokensOf(names, sample) {
+function tokensOf(names, sample) {
   return names.tokens[names.shared ? 0 : sample] ?? [];
 }
 

@@ -1,6 +1,6 @@
 // @ts-check
 /** The legend of tiles. */
-import { makeBar, paintBar, swatch } from "../colorbar.js";
+import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
 import { number } from "../format.js";
 import { prefs } from "../prefs.js";
 

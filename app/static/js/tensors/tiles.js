@@ -1,7 +1,8 @@
 // @ts-check
 /** A tensor as tiles on one canvas: feature maps, attention heads, a matrix. Point at a cell to read it. */
-import { CanvasChart, penOf, pixelRatio } from "../canvas.js";
-import { paletteOf } from "../colors.js";
+
+import { paletteOf } from "../canvas/colors.js";
+import { CanvasChart, penOf, pixelRatio } from "../canvas/index.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
 import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "./layout.js";

@@ -1,7 +1,7 @@
 // @ts-check
 /** What stands on the axis of the charts: steps, times, or samples. One choice for all pages, in the address. */
 import { get, numberOf } from "../api.js";
-import { Emitter } from "../events.js";
+import { Emitter } from "../emitter.js";
 import { count } from "../format.js";
 import { Refresh } from "../live/refresh.js";
 import { SAMPLES_RATE, STEPS_RATE, TIME } from "../vocabulary.js";

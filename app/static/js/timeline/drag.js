@@ -1,7 +1,8 @@
 // @ts-check
 /** The pointer on the timeline: a click is a step, a drag is a range, a handle is moved. A finger does the same. */
+
+import { hideTip, showTip } from "../canvas/tip.js";
 import { count } from "../format.js";
-import { hideTip, showTip } from "../tip.js";
 
 const DRAG_PX = 5; // less is a click
 

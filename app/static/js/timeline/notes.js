@@ -2,7 +2,7 @@
 /** What readers noted at steps: the server draws it on the timeline, where charts find it. */
 import { send } from "../api.js";
 import { h } from "../dom.js";
-import { Emitter } from "../events.js";
+import { Emitter } from "../emitter.js";
 import { count } from "../format.js";
 import { MAX_NOTE } from "../limits.js";
 import { openDialog } from "../popup.js";

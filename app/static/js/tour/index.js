@@ -6,7 +6,7 @@ import { visit } from "../timeline/keep.js";
 /** Where a step is, what it points at, and what it says. @typedef {{place: string, target: string, title: string, text: string}} Stop */
 
 /** @type {readonly Stop[]} */
-export const STOPS = [
+const STOPS = [
   {
     place: "",
     target: "#timeline",
@@ -48,7 +48,7 @@ export const STOPS = [
 ];
 
 /** Which stop an address is at; null: none. Pure. @param {string} text @returns {number | null} */
-export function stopOf(text) {
+function stopOf(text) {
   const number = Number(text);
   return Number.isInteger(number) && number >= 1 && number <= STOPS.length ? number - 1 : null;
 }

@@ -7,7 +7,7 @@ export function isMarked(element) {
   return element.closest("button, a, input, select, label") !== null;
 }
 
-/** @param {import("../tree.js").Tree} tree @param {KeyboardEvent} event */
+/** @param {import("./index.js").Tree} tree @param {KeyboardEvent} event */
 export function onKey(tree, event) {
   if (event.target !== tree.grid || event.ctrlKey || event.metaKey || event.altKey) return;
   const act = ACTIONS[event.key];
@@ -18,12 +18,12 @@ export function onKey(tree, event) {
   else tree.activate(0);
 }
 
-/** @param {import("../tree.js").Tree} tree */
+/** @param {import("./index.js").Tree} tree */
 function page(tree) {
   return Math.max(1, Math.floor(tree.grid.clientHeight / ROW_PX) - 2);
 }
 
-/** @type {Record<string, (tree: import("../tree.js").Tree, row: import("../tree.js").Row) => void>} */
+/** @type {Record<string, (tree: import("./index.js").Tree, row: import("./index.js").Row) => void>} */
 const ACTIONS = {
   ArrowDown: (tree) => tree.activate(tree.active + 1),
   ArrowUp: (tree) => tree.activate(tree.active - 1),
@@ -38,7 +38,7 @@ const ACTIONS = {
   " ": (tree, row) => (tree.options.onSpace ?? ((each) => tree.toggle(each)))(row),
 };
 
-/** @param {import("../tree.js").Tree} tree @param {import("../tree.js").Row} row */
+/** @param {import("./index.js").Tree} tree @param {import("./index.js").Row} row */
 function toParent(tree, row) {
   for (let place = tree.active - 1; place >= 0; place -= 1)
     if (tree.rows[place].level < row.level) return tree.activate(place);

@@ -1,7 +1,7 @@
 // @ts-check
 /** One row's element, used again for whichever row is in sight. */
 
-import { h } from "../dom.js";
+import { h, write } from "../dom.js";
 import { count } from "../format.js";
 import { ROOT } from "../vocabulary.js";
 
@@ -12,12 +12,12 @@ const LONG = 16; // letters, from which on a cell may be too narrow
 
 let made = 0;
 
-/** @param {import("../tree.js").Column[]} columns */
+/** @param {import("./index.js").Column[]} columns */
 export function layoutOf(columns) {
   return columns.map(({ width }) => (width ? `${width}px` : `minmax(${NAME_PX}px, 1fr)`)).join(" ");
 }
 
-/** The least width of a row. @param {import("../tree.js").Column[]} columns */
+/** The least width of a row. @param {import("./index.js").Column[]} columns */
 export function widthOf(columns) {
   return columns.reduce((sum, { width }) => sum + (width || NAME_PX), 0);
 }
@@ -25,7 +25,7 @@ export function widthOf(columns) {
 export class RowView {
   place = -1;
 
-  /** @param {import("../tree.js").Tree} tree @param {HTMLElement} body */
+  /** @param {import("./index.js").Tree} tree @param {HTMLElement} body */
   constructor(tree, body) {
     made += 1;
     this.tree = tree;
@@ -53,7 +53,7 @@ export class RowView {
     for (const [at, column] of this.tree.columns.entries()) if (at) this.#fill(this.cells[at], column, row);
   }
 
-  /** @param {import("../tree.js").Row} row @param {number} place */
+  /** @param {import("./index.js").Row} row @param {number} place */
   #describe(row, place) {
     const given = {
       "aria-rowindex": place + 2,
@@ -71,7 +71,7 @@ export class RowView {
     this.element.style.setProperty("--level", String(row.level - 1));
   }
 
-  /** @param {import("../tree.js").Row} row */
+  /** @param {import("./index.js").Row} row */
   #name({ node, expanded }) {
     const isList = this.tree.sorting !== null;
     write(this.name, isList ? node.path || node.name : node.name);
@@ -81,7 +81,7 @@ export class RowView {
     if (this.cells[0].title !== title) this.cells[0].title = title;
   }
 
-  /** @param {HTMLElement} cell @param {import("../tree.js").Column} column @param {import("../tree.js").Row} row */
+  /** @param {HTMLElement} cell @param {import("./index.js").Column} column @param {import("./index.js").Row} row */
   #fill(cell, column, row) {
     const { node, expanded } = row;
     const isMany = (expanded === false || node.members.length > 1) && column.rank;
@@ -100,9 +100,4 @@ export class RowView {
       .join("\n");
     if (cell.title !== title) cell.title = title;
   }
-}
-
-/** @param {HTMLElement} element @param {string} text */
-export function write(element, text) {
-  if (element.textContent !== text) element.textContent = text;
 }

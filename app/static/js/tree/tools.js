@@ -1,13 +1,13 @@
 // @ts-check
 /** What stands above a tree: open and close, fold, the filter by type, and how much is found. And its headings. */
 
-import { h } from "../dom.js";
+import { h, write } from "../dom.js";
 import { count } from "../format.js";
 
 const MAX_TYPES = 200;
 
 export class Tools {
-  /** @param {import("../tree.js").Tree} tree */
+  /** @param {import("./index.js").Tree} tree */
   constructor(tree) {
     this.tree = tree;
     this.said = h("span", { class: "quiet small tree-said", role: "status" });
@@ -27,7 +27,7 @@ export class Tools {
     this.element = h("div", { class: "toolbar tree-tools" }, this.types, ...buttons, fold, this.said);
   }
 
-  /** @param {readonly import("../tree.js").Module[]} modules */
+  /** @param {readonly import("./index.js").Module[]} modules */
   showTypes(modules) {
     /** @type {Map<string, number>} */
     const counts = new Map();
@@ -56,7 +56,7 @@ export class Tools {
     const folded = tree.page.state.optional("fold") === "1";
     const matching = `${count(tree.matching)} ${folded ? "rows " : ""}of `;
     const said = `${tree.finder.text ? matching : ""}${count(all)} modules`;
-    if (this.said.textContent !== said) this.said.textContent = said;
+    write(this.said, said);
     this.fold.checked = folded;
     this.types.value = /(?:^|\s)type:(\S+)/.exec(tree.page.state.get("f") ?? "")?.[1] ?? "";
     if (this.types.selectedIndex < 0) this.types.value = "";
@@ -75,9 +75,9 @@ export class Tools {
   }
 
   /**
-   * @param {import("../tree.js").Column} column
+   * @param {import("./index.js").Column} column
    * @param {number} place
-   * @param {{column: import("../tree.js").Column, descending: boolean} | null} sort
+   * @param {{column: import("./index.js").Column, descending: boolean} | null} sort
    */
   heading(column, place, sort) {
     const own = sort?.column.key === column.key ? sort : null;

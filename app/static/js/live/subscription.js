@@ -4,7 +4,7 @@
 const MIN_MS = 60; // between two requests: a slider moves faster
 
 export class Subscription {
-  /** @type {ReturnType<import("./net.js").Stream["subscribe"]> | null} */
+  /** @type {ReturnType<import("./stream.js").Stream["subscribe"]> | null} */
   #open = null;
   #asked = "";
   #askedAt = -Infinity;
@@ -12,9 +12,9 @@ export class Subscription {
   #timer = null;
 
   /**
-   * @param {import("./page.js").Page} page
+   * @param {import("../page.js").Page} page
    * @param {() => Record<string, any> | null} query null if there is nothing to request
-   * @param {Parameters<import("./net.js").Stream["subscribe"]>[1]} handlers */
+   * @param {Parameters<import("./stream.js").Stream["subscribe"]>[1]} handlers */
   constructor(page, query, handlers) {
     this.page = page;
     this.query = query;

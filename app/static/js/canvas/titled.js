@@ -1,9 +1,10 @@
 // @ts-check
 /** Pictures of a chart with its title above. */
-import { penOf } from "./canvas.js";
-import { escaped } from "./heat/pen.js";
-import { imageOf } from "./plot/files.js";
-import { colors } from "./theme.js";
+
+import { escaped } from "../heat/pen.js";
+import { imageOf } from "../plot/files.js";
+import { colors } from "../theme.js";
+import { penOf } from "./index.js";
 
 const TITLE_PX = 26;
 

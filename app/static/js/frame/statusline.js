@@ -2,12 +2,12 @@
 /**
  * The pill and the banner of the frame, live. They change at most once per second, but at once if the state changes.
  */
-import { byId } from "./dom.js";
-import { count } from "./format.js";
-import { prefs } from "./prefs.js";
+import { byId, write } from "../dom.js";
+import { count } from "../format.js";
+import { prefs } from "../prefs.js";
+import { toast } from "../toast.js";
 import { Rate } from "./rate.js";
 import { bannerOf, pillOf } from "./status.js";
-import { toast } from "./toast.js";
 
 const CALM_MS = 1000;
 
@@ -23,7 +23,7 @@ export class Status {
   timer = null;
   spoken = "";
 
-  /** @param {import("./page.js").Page} page */
+  /** @param {import("../page.js").Page} page */
   constructor(page) {
     this.page = page;
   }
@@ -43,7 +43,7 @@ export class Status {
     this.show();
   }
 
-  /** @param {import("./answers.js").Message} said */
+  /** @param {import("../answers.js").Message} said */
   hear(said) {
     if (said.type !== "runs") return;
     const { page } = this;
@@ -69,7 +69,7 @@ export class Status {
     else this.show();
   }
 
-  /** @param {import("./answers.js").RunNews | undefined} mine @param {string} before its state on the page */
+  /** @param {import("../answers.js").RunNews | undefined} mine @param {string} before its state on the page */
   tell(mine, before) {
     const { last_step: _step, steps: _steps, ...rest } = mine ?? {};
     const now = { run: JSON.stringify(mine ?? ""), rest: JSON.stringify(rest) };
@@ -110,7 +110,7 @@ export class Status {
     const { state, words } = pillOf(now);
     if (page.run !== null) {
       byId("status").className = `pill ${state}`;
-      setText(byId("status-words"), words);
+      write(byId("status-words"), words);
     }
     const banner = bannerOf(now);
     this.#showBanner(banner);
@@ -128,12 +128,7 @@ export class Status {
     const element = byId("banner");
     element.hidden = banner === null;
     element.className = `banner ${banner?.kind ?? ""}`;
-    setText(byId("banner-words"), banner?.words ?? "");
+    write(byId("banner-words"), banner?.words ?? "");
     byId("banner-retry").hidden = banner?.kind !== "disconnected";
   }
-}
-
-/** @param {HTMLElement} element @param {string} text */
-function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
 }

@@ -1,11 +1,12 @@
 // @ts-check
 /** One layer's histograms as lines: ridges, the newest in front, or the bars of one step. Values to the right. */
-import { CanvasChart, penOf } from "../canvas.js";
-import { cssOf, tableOf } from "../colors.js";
+
+import { cssOf, tableOf } from "../canvas/colors.js";
+import { CanvasChart, penOf } from "../canvas/index.js";
+import { hideTip, showTip } from "../canvas/tip.js";
 import { count, number } from "../format.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
-import { hideTip, showTip } from "../tip.js";
 import { heightOf, heightsOf, picked } from "./heights.js";
 import { tableOf as numbersOf, say, stepsOf } from "./say.js";
 import { columnAt, columnOf, endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";

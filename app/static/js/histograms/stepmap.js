@@ -1,7 +1,7 @@
 // @ts-check
 /** A picture with the steps to the right: painted once, and composed with its axes whenever the cursor moves. */
-import { CanvasChart, pixelRatio } from "../canvas.js";
-import { stopAt } from "../stops.js";
+import { CanvasChart, pixelRatio } from "../canvas/index.js";
+import { stopAt } from "../canvas/stops.js";
 import { colors } from "../theme.js";
 import { BOTTOM, drawBox, drawCursor, LEFT } from "./axes.js";
 import { Brush } from "./brush.js";
@@ -52,7 +52,7 @@ export class StepMap extends CanvasChart {
     return this.span ?? this.captured;
   }
 
-  /** The columns of the picture. @returns {import("../stops.js").Stops | null} */
+  /** The columns of the picture. @returns {import("../canvas/stops.js").Stops | null} */
   get stops() {
     return null;
   }

@@ -1,6 +1,6 @@
 // @ts-check
 /** The tooltip of the page. */
-import { h } from "./dom.js";
+import { h } from "../dom.js";
 
 const AWAY = 14;
 

@@ -1,6 +1,6 @@
 // @ts-check
 /** The wall as a picture: what is in sight, with its names. */
-import { pixelRatio } from "../canvas.js";
+import { pixelRatio } from "../canvas/index.js";
 import { imageOf } from "../plot/files.js";
 import { colors } from "../theme.js";
 

@@ -1,21 +1,21 @@
 // @ts-check
 /** The live frame around every page: status, follow, link, theme, keys, banner. Its words are in status.js. */
 
-import { copyText } from "./copy.js";
-import { byId } from "./dom.js";
-import { count } from "./format.js";
+import { copyText } from "../copy.js";
+import { byId } from "../dom.js";
+import { count } from "../format.js";
+import { startBadge } from "../live/badge.js";
+import { openPalette } from "../palette/index.js";
+import { setTheme, theme } from "../theme.js";
+import { startTimeline } from "../timeline/late.js";
+import { toast } from "../toast.js";
+import { startTour } from "../tour/index.js";
+import { THEMES } from "../vocabulary.js";
 import { showKeys } from "./keylist.js";
-import { startBadge } from "./live/badge.js";
 import { addNavigation, addStepping } from "./navigation.js";
-import { openPalette } from "./palette/index.js";
 import { Status } from "./statusline.js";
-import { setTheme, theme } from "./theme.js";
-import { startTimeline } from "./timeline/late.js";
-import { toast } from "./toast.js";
-import { startTour } from "./tour/index.js";
-import { THEMES } from "./vocabulary.js";
 
-/** @param {import("./page.js").Page} page */
+/** @param {import("../page.js").Page} page */
 export function startFrame(page) {
   startTheme(page);
   addNavigation(page);
@@ -35,7 +35,7 @@ export function startFrame(page) {
   new Status(page).start();
 }
 
-/** @param {import("./page.js").Page} page */
+/** @param {import("../page.js").Page} page */
 function startPalette(page) {
   const button = byId("palette");
   button.hidden = false;
@@ -45,7 +45,7 @@ function startPalette(page) {
   });
 }
 
-/** @param {import("./page.js").Page} page */
+/** @param {import("../page.js").Page} page */
 function startTheme(page) {
   const button = byId("theme");
   const show = () => {
@@ -66,7 +66,7 @@ function startTheme(page) {
 
 /**
  * The address of this view, held at its step or range. For a live run it includes the steps shown right now.
- * @param {import("./page.js").Page} page
+ * @param {import("../page.js").Page} page
  */
 async function linkOf(page) {
   const { held, step, span, range } = page.follow;
@@ -78,7 +78,7 @@ async function linkOf(page) {
   return { link: url.href, held: words ? `, held at ${words}` : "" };
 }
 
-/** @param {import("./page.js").Page} page */
+/** @param {import("../page.js").Page} page */
 function startLink(page) {
   const button = byId("link");
   const copy = async () => {
@@ -91,7 +91,7 @@ function startLink(page) {
   page.keys.add("c", "copy a link to this view", copy, { group: "Everywhere" });
 }
 
-/** @param {import("./page.js").Page} page */
+/** @param {import("../page.js").Page} page */
 function startFollow(page) {
   const { follow } = page;
   if (follow.fixed) return;

@@ -58,7 +58,7 @@ export function endsOf({ first, last, columns }) {
 }
 
 /** The columns of a picture. @param {{first: Float64Array, last: Float64Array, columns: number}} shape
- * @returns {import("../stops.js").Stops} */
+ * @returns {import("../canvas/stops.js").Stops} */
 export function stopsOf({ first, last, columns }) {
   const find = (/** @type {number} */ step) => {
     let [low, high] = [0, columns];

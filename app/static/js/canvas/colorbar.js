@@ -1,8 +1,9 @@
 // @ts-check
 /** The colors of a map as a bar, and the signs for values outside of it. */
+
+import { h } from "../dom.js";
+import { isDark } from "../theme.js";
 import { cssOf, STEPS, tableOf } from "./colors.js";
-import { h } from "./dom.js";
-import { isDark } from "./theme.js";
 
 const COLORS = 128;
 

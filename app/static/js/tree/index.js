@@ -3,19 +3,19 @@
  * The modules as a tree that one can walk: as many rows in the page as can be seen, however many there are. The state's
  * `sort` (a column, or -column), `fold` and `f` are read where the page has them.
  */
-import { h } from "./dom.js";
-import { Finder } from "./finder.js";
-import { isMarked, onKey } from "./tree/keys.js";
-import { layoutOf, ROW_PX, RowView, widthOf } from "./tree/rowView.js";
-import { Tools } from "./tree/tools.js";
-import { closedBut, fold, grow, nodesOf, rowsOf, worstBelow } from "./treeRows.js";
+import { h } from "../dom.js";
+import { Finder } from "../finder.js";
+import { isMarked, onKey } from "./keys.js";
+import { closedBut, fold, grow, nodesOf, rowsOf, worstBelow } from "./rows.js";
+import { layoutOf, ROW_PX, RowView, widthOf } from "./rowView.js";
+import { Tools } from "./tools.js";
 
 const AROUND = 6; // rows above and below those that can be seen
 
 /**
- * @typedef {import("./treeRows.js").Module} Module
- * @typedef {import("./treeRows.js").Node} Node
- * @typedef {import("./treeRows.js").Row} Row
+ * @typedef {import("./rows.js").Module} Module
+ * @typedef {import("./rows.js").Node} Node
+ * @typedef {import("./rows.js").Row} Row
  */
 
 /**
@@ -51,7 +51,7 @@ export class Tree {
   active = -1;
 
   /**
-   * @param {import("./page.js").Page} page
+   * @param {import("../page.js").Page} page
    * @param {HTMLElement} element what is in it stands for the tree until now
    * @param {Options} options
    */

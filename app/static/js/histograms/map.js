@@ -1,10 +1,10 @@
 // @ts-check
 /** One layer's histograms over steps: signed-log values upwards, and the share of a step's values as the color. */
-import { paletteOf, pixelOf } from "../colors.js";
+import { paletteOf, pixelOf } from "../canvas/colors.js";
+import { hideTip, showTip } from "../canvas/tip.js";
 import { h } from "../dom.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
-import { hideTip, showTip } from "../tip.js";
 import { BOTTOM, drawValues, LEFT, topOf } from "./axes.js";
 import { paint, STRIP } from "./paint.js";
 import { say, tableOf } from "./say.js";

@@ -1,8 +1,8 @@
 // @ts-check
 /** The page's one live connection: subscriptions on a WebSocket that reconnects by itself. */
-import { Emitter } from "./events.js";
+import { Emitter } from "../emitter.js";
+import { MAX_ID } from "../limits.js";
 import { decode } from "./frames.js";
-import { MAX_ID } from "./limits.js";
 import { askStatus, openSocket, waitMs } from "./reconnect.js";
 
 const REFUSED = 1008;
@@ -14,8 +14,8 @@ const MAX_TRIES = 5; // of a subscription on one connection
  * @typedef {Record<string, any>} Query as in docs/live.md, without `op` and `id`; `run` is that of the page if not
  * given
  */
-/** @typedef {import("./answers.js").Message} Message */
-/** @typedef {import("./answers.js").RowsMessage} RowsMessage */
+/** @typedef {import("../answers.js").Message} Message */
+/** @typedef {import("../answers.js").RowsMessage} RowsMessage */
 /**
  * @typedef {{rows?: (message: RowsMessage) => void, frame?: (frame: Frame) => void, json?: (message: Message) =>
  * void}} Handlers

@@ -1,10 +1,10 @@
 // @ts-check
 /** Charts on the board: what a chart asks, without its run and its steps. */
-import { get, send } from "./api.js";
-import { shorten } from "./format.js";
-import { MAX_CHART_NAME, MAX_CHART_QUERY } from "./limits.js";
-import { toast } from "./toast.js";
-import { SYSTEM } from "./vocabulary.js";
+import { get, send } from "../api.js";
+import { shorten } from "../format.js";
+import { MAX_CHART_NAME, MAX_CHART_QUERY } from "../limits.js";
+import { toast } from "../toast.js";
+import { SYSTEM } from "../vocabulary.js";
 
 const PATHS = ["series", "scalars"];
 const OF_RUN = ["run", "from", "to", "points", "limit", "after"];
@@ -13,7 +13,7 @@ const OF_RUN = ["run", "from", "to", "points", "limit", "after"];
 
 /**
  * What the board keeps of a chart; null if it can't show such a chart. Pure.
- * @param {import("./plot/python.js").Query[]} queries
+ * @param {import("../plot/python.js").Query[]} queries
  * @param {string} title
  * @returns {Pin | null}
  */

@@ -8,11 +8,17 @@
 export const MISSING = 0x7fc00001; // not sampled
 export const NAN = 0x7fc00000;
 export const INFINITE = 0x7f800000;
-const MAGNITUDE = 0x7fffffff;
+export const MAGNITUDE = 0x7fffffff; // without the sign
+export const MANTISSA = 0x007fffff; // not zero in NaN, zero in an infinity
 
 /** How bad a value is, as an integer; -1 is not sampled. @param {number} bits */
 export function badness(bits) {
   return bits === MISSING ? -1 : bits & MAGNITUDE;
+}
+
+/** Whether a value is NaN or infinite. @param {number} bits */
+export function isBad(bits) {
+  return bits !== MISSING && (bits & INFINITE) === INFINITE;
 }
 
 /** The bits of the worse one. @param {number} a @param {number} b */

@@ -1,11 +1,11 @@
 // @ts-check
 /** The keys that lead from page to page and from step to step, and the find box. */
-import { count } from "./format.js";
-import { keepSteps } from "./timeline/keep.js";
+import { count } from "../format.js";
+import { keepSteps } from "../timeline/keep.js";
 
 const FAR = 10;
 
-/** @param {import("./page.js").Page} page */
+/** @param {import("../page.js").Page} page */
 export function addNavigation(page) {
   for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav.side a[data-key]"))) {
     page.keys.add(`g ${link.dataset.key}`, link.dataset.title ?? "", () => link.click(), { group: "Go to" });
@@ -19,7 +19,7 @@ export function addNavigation(page) {
   startFind(page);
 }
 
-/** @param {import("./page.js").Page} page */
+/** @param {import("../page.js").Page} page */
 function startFind(page) {
   const find = /** @type {HTMLInputElement | null} */ (
     document.getElementById("find") ?? document.querySelector("main input[type=search]")
@@ -47,7 +47,7 @@ function startFind(page) {
   );
 }
 
-/** @param {import("./page.js").Page} page */
+/** @param {import("../page.js").Page} page */
 export function addStepping(page) {
   const { follow, keys } = page;
   /** Keys that are held down wait for each other. */

@@ -2,10 +2,10 @@
 /**
  * Charts on a canvas of their own: sharp, redrawn when their size or colors change, read by pointer and by arrow keys.
  */
-import { h } from "./dom.js";
-import { imageOf } from "./plot/files.js";
-import { prefs } from "./prefs.js";
-import { onTheme } from "./theme.js";
+import { h } from "../dom.js";
+import { imageOf } from "../plot/files.js";
+import { prefs } from "../prefs.js";
+import { onTheme } from "../theme.js";
 
 const FAR = 10; // times as far with Shift
 /** @type {Record<string, [number, number]>} to the right, and up */
@@ -32,7 +32,7 @@ export class CanvasChart {
   /** @type {(() => void)[]} */
   #undo = [];
 
-  /** @param {import("./page.js").Page} page @param {HTMLElement} element gets the canvas
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas
    * @param {{label: string, name?: string, height?: number}} options `name` is the canvas's class; without a height,
    * the
    *   chart sets its size itself */

@@ -3,7 +3,7 @@
  * Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. Pure but for the
  * theme's.
  */
-import { isDark, colors as themed } from "./theme.js";
+import { isDark, colors as themed } from "../theme.js";
 
 export const STEPS = 256;
 

@@ -1,7 +1,7 @@
 // @ts-check
 /** The dialog with all keys, as they are at this moment on this page. */
-import { h } from "./dom.js";
-import { openDialog } from "./popup.js";
+import { h } from "../dom.js";
+import { openDialog } from "../popup.js";
 
 /** @type {Record<string, string>} */
 const SIGNS = { ArrowLeft: "\u2190", ArrowRight: "\u2192", ArrowUp: "\u2191", ArrowDown: "\u2193", Escape: "Esc" };
@@ -19,7 +19,7 @@ export function keyCaps(key) {
   return parts.flatMap((press, place) => [...(place ? [document.createTextNode(" then ")] : []), ...press]);
 }
 
-/** @param {import("./keys.js").Keys} keys */
+/** @param {import("../keys.js").Keys} keys */
 export function showKeys(keys) {
   const open = document.querySelector("dialog.keylist");
   if (open) return /** @type {HTMLDialogElement} */ (open).close();

@@ -2,12 +2,12 @@
 /**
  * From a tree of modules to the rows that are shown: filtered, closed, sorted, and the worst of what is closed. Pure.
  */
-import { backwards, nodesOf } from "./tree/nodes.js";
+import { backwards, nodesOf } from "./nodes.js";
 
-export { fold, grow, nodesOf } from "./tree/nodes.js";
+export { fold, grow, nodesOf } from "./nodes.js";
 
-/** @typedef {import("./tree/nodes.js").Module} Module */
-/** @typedef {import("./tree/nodes.js").Node} Node */
+/** @typedef {import("./nodes.js").Module} Module */
+/** @typedef {import("./nodes.js").Node} Node */
 
 /**
  * @typedef {{node: Node, level: number, place: number, siblings: number, expanded: boolean | null, matches: boolean}}

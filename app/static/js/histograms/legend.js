@@ -1,6 +1,6 @@
 // @ts-check
 /** The legend of histograms over steps. */
-import { makeBar, paintBar, swatch } from "../colorbar.js";
+import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
 import { h } from "../dom.js";
 import { percent } from "../format.js";
 import { prefs } from "../prefs.js";

@@ -1,6 +1,6 @@
 // @ts-check
 /** The words of the header about the run and the connection. Pure. */
-import { count, pace } from "./format.js";
+import { count, pace } from "../format.js";
 
 /**
  * @typedef {object} Situation
