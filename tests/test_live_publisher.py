@@ -258,7 +258,7 @@ class TellTale:
 
     def __getattr__(self, name: str) -> Any:
         self.asked.append(name)
-        return getattr(self._run if name in ("state", "edits", "is_paused") else self._run.store, name)
+        return getattr(self._run if name in ("state", "edits", "is_paused", "commands") else self._run.store, name)
 
 
 def test_a_look_never_sees_the_end_of_a_run_without_its_last_step_or_a_step_without_its_taps() -> None:

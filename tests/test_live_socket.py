@@ -334,7 +334,7 @@ def test_scalars_events_and_runs_come_as_json() -> None:
         assert {each["run"] for each in page.next_of(3, "runs").json["runs"]} == {"one", "two"}
 
 
-def test_the_list_of_runs_says_that_a_tensor_was_requested_and_captured() -> None:
+def test_the_list_of_runs_says_what_came_and_which_commands_wait() -> None:
     run = make_run()
     before = mark_of(run)
     assert (before.snapshots, before.waiting) == (0, ())
@@ -342,11 +342,12 @@ def test_the_list_of_runs_says_that_a_tensor_was_requested_and_captured() -> Non
     assert mark_of(run).waiting == tuple(command.number for command in asked)
     run.commands.done(asked[0].number)
     assert mark_of(run).waiting == (asked[1].number,)
+    put(run, frame(0, [1.0], new=1), frame(0, [1.0]))  # a sample of the machine is such a part of the newest step
     run.store.add_snapshot(Snapshot(Tap("layer", "output"), 0, 0.0, "float32", (2,), np.ones(2, np.float32)))
     listed = ((run.id, "", mark_of(run)),)
     (body,) = make(Selections(), None, spec_of(Subscribe(id=1, view="runs")), None, listed).bodies
     (news,) = json.loads(body.data)["runs"]
-    assert (news["snapshots"], news["waiting"]) == (1, [asked[1].number])
+    assert (news["steps"], news["frames"], news["snapshots"], news["waiting"]) == (1, 2, 1, [asked[1].number])
 
 
 def test_a_tap_and_an_event_on_the_socket_have_the_fields_that_rest_gives_them() -> None:

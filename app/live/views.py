@@ -263,4 +263,5 @@ def _news_of(run_id: str, name: str, mark: Mark) -> RunNews:
         mark.flow_step,
         mark.snapshots,
         mark.waiting,
+        mark.steps.frames,
     )

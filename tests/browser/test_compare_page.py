@@ -114,8 +114,8 @@ def test_a_comparison_of_live_runs_follows_them(browser: Browser) -> None:
         newest = page.locator("#layer-lines tbody th").first
         expect(newest).to_have_text("9")
         train(range(10, 20), differs_at=15)
+        page.clock.fast_forward(11_000)
         expect(page.locator(".verdict")).to_contain_text("The runs first differ at step 15")
-        page.clock.fast_forward(11_000)  # the pause between two comparisons
         expect(newest).to_have_text("19")
         page.locator("#settings").scroll_into_view_if_needed()  # only what is in view is renewed
         expect(page.locator("#settings")).to_contain_text("20")

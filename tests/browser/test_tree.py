@@ -143,7 +143,8 @@ def test_ten_thousand_modules_are_few_rows_and_all_are_reachable(visit: Open, pa
         page.evaluate(
             """async () => {
               const get = (name) => import(new URL(`${document.body.dataset.static}/js/${name}.js`, document.baseURI));
-              const [{ Tree }, { State }, { Schedule }] = await Promise.all(["tree/index", "state", "schedule"].map(get));
+              const files = ["tree/index", "state", "schedule"];
+              const [{ Tree }, { State }, { Schedule }] = await Promise.all(files.map(get));
               const state = new State({ f: "" });
               const page = { state, schedule: new Schedule(), cursor: { move() {}, pin() {} }, events: { on() {} } };
               const columns = [{ key: "type", title: "Type", width: 90, value: ({ type }) => type }];

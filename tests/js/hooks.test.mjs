@@ -31,7 +31,7 @@ const page = { run: "one", events: new Emitter() };
 const command = { number: 7, names: ["every", "budget"], from: 0 };
 
 test("a change is applied however many events came before, and if its parts are applied one by one", async (about) => {
-  const events = Array.from({ length: 2500 }, () => ({ name: "nonfinite", message: "loss: NaN" }));
+  const events = Array.from({ length: 12_500 }, () => ({ name: "nonfinite", message: "loss: NaN" }));
   events.push({ name: "settings-changed", message: "every: 1 -> 2" });
   events.push({ name: "settings-changed", message: "budget: 0.05 -> null; kinds: [] -> []" });
   serve(about, events);

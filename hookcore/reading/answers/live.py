@@ -119,6 +119,7 @@ class RunNews(Answer, frozen=True):
     flow_step: Annotated[int | None, Meta(description="the step whose data flow was learned last")]
     snapshots: Annotated[int, Meta(description="how many were captured so far, also those that were dropped since")]
     waiting: Annotated[tuple[int, ...], Meta(description="the numbers of commands that wait for the trainer")]
+    frames: Annotated[int, Meta(description="how many came; more than one for a step if parts of it came later")]
 
 
 class RunsMessage(Message, frozen=True, tag="runs"):

@@ -71,7 +71,7 @@ export class Status {
 
   /** @param {import("../answers.js").RunNews | undefined} mine @param {string} before its state on the page */
   tell(mine, before) {
-    const { last_step: _step, steps: _steps, ...rest } = mine ?? {};
+    const { last_step: _step, steps: _steps, frames: _frames, ...rest } = mine ?? {};
     const now = { run: JSON.stringify(mine ?? ""), rest: JSON.stringify(rest) };
     const { known } = this;
     this.known = now;

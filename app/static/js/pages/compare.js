@@ -7,7 +7,7 @@ import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 
-const LIVE_MS = 10_000; // between two updates: a comparison reads all values, too much for each step
+const LIVE_MS = 10_000; // between two updates: a comparison reads all values
 const MAX_MS = 60_000; // between two comparisons of large models
 const held = document.getElementById("compared")?.dataset ?? {};
 const page = open({
@@ -51,10 +51,7 @@ function startPictures() {
   const differences = figure && new Differences(page, figure, asked, sides[0].id, pick);
   const overlay = lines && new Overlay(page, lines, sides, asked);
   const showLoss = makeLoss(page, document.getElementById("loss-lines"), sides);
-  const layer = new Refresh(async (signal) => overlay?.show(state.get("module"), signal), {
-    min: LIVE_MS,
-    max: MAX_MS,
-  });
+  const layer = new Refresh(async (signal) => overlay?.show(state.get("module"), signal));
   const showPicked = () => {
     for (const row of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#layers tbody tr")))
       row.classList.toggle("picked", row.dataset.module === state.get("module"));
@@ -63,11 +60,8 @@ function startPictures() {
     showPicked();
     void layer.now();
   };
-  const pictures = new Refresh((signal) => Promise.all([differences?.load(signal), showLoss(signal)]), {
-    min: LIVE_MS,
-    max: MAX_MS,
-  });
-  const parts = new Parts(page, "compare", { query: sameRuns, min: LIVE_MS, max: MAX_MS });
+  const pictures = new Refresh((signal) => Promise.all([differences?.load(signal), showLoss(signal)]));
+  const parts = new Parts(page, "compare", { query: sameRuns, max: MAX_MS });
   byId("compared").addEventListener("renewed", () => {
     // What is compared only now has no figure yet.
     if (figuresToShow().some((id) => !document.getElementById(id))) location.reload();
@@ -107,6 +101,7 @@ function figuresToShow() {
 function follow(sides, shown) {
   /** What was heard of each run. @type {Map<string, import("../answers.js").RunNews | undefined>} */
   const heard = new Map();
+  const update = new Refresh(async () => shown.forEach((each) => void each.soon()), { min: LIVE_MS });
   const ids = [...new Set(sides.map(({ id }) => id))];
   const open = ids.map((id) => page.stream.subscribe({ view: "runs", run: id, hz: 1 }, { json: hear(id) }));
 
@@ -120,7 +115,7 @@ function follow(sides, shown) {
       if (heard.size < open.length) return;
       const newest = [...heard.values()].flatMap((each) => each?.last_step ?? []);
       if (newest.length === open.length) page.follow.saw(Math.min(...newest));
-      if (!page.follow.paused) for (const each of shown) each.soon(); // also once after the end
+      if (!page.follow.paused) update.soon(); // also once after the end
       if (![...heard.values()].some((each) => each?.state === "live")) for (const each of open) each.close();
     };
   }

@@ -13,7 +13,7 @@ const newest = byId("newest");
 const look = () => charts.show((newest.dataset.names ?? "").split(" ").filter(Boolean));
 
 parts.follow(["newest"], { held: true });
-page.events.on("news", () => page.follow.paused || parts.soon(["newest"]));
+page.events.on("run", () => page.follow.paused || parts.soon(["newest"]));
 prefs.on("numbers", () => dress(document));
 newest.addEventListener("renewed", look);
 look();

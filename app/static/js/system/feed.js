@@ -26,11 +26,8 @@ export class SystemFeed extends Emitter {
     const ready = () => this.#from === null || !page.follow.paused;
     this.refresh = new Refresh((signal) => this.#ask(signal), { min: EVERY_MS, ready });
     page.follow.on("change", () => this.load());
-    page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
-    // While no step ends, samples are added to the last one, which is no newer step.
-    setInterval(() => {
-      if (page.runState === "live" && !page.follow.paused) this.refresh.soon();
-    }, 2 * EVERY_MS);
+    // While no step ends, samples are added to the last one, which is news of the run but no newer step.
+    page.events.on("run", () => page.follow.paused || this.refresh.soon());
   }
 
   /** @param {string[]} names */
