@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
@@ -75,6 +76,10 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         for name in ("pagehide", "pageshow"):  # the reader leaves the page, and comes back to it
             page.evaluate(f"dispatchEvent(new PageTransitionEvent('{name}', {{persisted: true}}))")
         expect(page.locator("#layer-lines .main-svg").first).to_be_visible()
+        page.locator("select[name=by]").select_option("time")
+        for figure in ("#layer-lines", "#loss-lines"):
+            expect(page.locator(f"{figure} .xtick").last).to_have_text(re.compile(r" s$|:"))
+        page.locator("select[name=by]").select_option("step")
         page.locator("#layers").get_by_role("link", name="head", exact=True).click()
         expect(page.locator("#layer-lines h2")).to_have_text("head: rms of activation")
         expect(page.locator("tr.picked")).to_contain_text("head")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,12 @@ def test_gradient_norms_and_a_layer_of_all_runs_are_overlaid(tab: Visit) -> None
             page.locator("#metric-tap input").press("Enter")
         expect(legend).to_have_count(8)
         expect(page.locator("#overlay .js-plotly-plot")).to_be_visible()
+    expect(page.locator("#overlay .xtick").last).to_have_text(re.compile(r"^\d+\s*$"))
+    page.locator("#overlay select[name=by]").select_option("time")
+    expect(page.locator("#overlay .xtick").last).to_contain_text(re.compile(r" s\s*$|:"))  # since each run's start
+    expect(legend).to_have_count(8)
+    assert "by=time" in page.url
+    expect(page.locator("#overlay-axis")).to_be_hidden()
 
 
 def test_a_view_is_saved_and_opened_again(tab: Visit, swept: tuple[Site, dict[tuple[float, int], float]]) -> None:

@@ -14,10 +14,8 @@ test("a whole live run is loaded again, in fewer points, when its new points are
   t.mock.timers.enable({ apis: ["setTimeout"] });
   let clock = 0;
   mock.method(performance, "now", () => clock);
-  const state = Object.assign(new Emitter(), {
-    defaults: { steps: "all", step: "" },
-    get: (name) => ({ steps: "all", step: "", smooth: "0" })[name] ?? "",
-  });
+  const get = (name) => ({ steps: "all", step: "", smooth: "0" })[name] ?? "";
+  const state = Object.assign(new Emitter(), { defaults: { steps: "all", step: "" }, get, optional: get });
   const follow = new Follow(state, 999);
   const asked = [];
   t.mock.method(globalThis, "fetch", async (url) => {

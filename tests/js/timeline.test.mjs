@@ -7,8 +7,18 @@ import { Axis } from "../../app/static/js/plot/axis.js";
 import { aboutStep, nearestOf } from "../../app/static/js/tensors/nearest.js";
 import { Captured } from "../../app/static/js/timeline/captured.js";
 import { Clock } from "../../app/static/js/timeline/clock.js";
-import { sampleKnots, stepOf, timeKnots, timeText, timeTicks, valueAt } from "../../app/static/js/timeline/knots.js";
+import {
+  elapsedText,
+  elapsedTicks,
+  sampleKnots,
+  stepOf,
+  timeKnots,
+  timeText,
+  timeTicks,
+  valueAt,
+} from "../../app/static/js/timeline/knots.js";
 import { added, isOfRun, kept, Links } from "../../app/static/js/timeline/links.js";
+import { RunsClock } from "../../app/static/js/timeline/runsclock.js";
 import { further, movedBy, nextMark, readStep, Strip, snapped } from "../../app/static/js/timeline/scale.js";
 
 class FakeState extends Emitter {
@@ -370,6 +380,64 @@ test("charts by time have their steps at their times, and say so if times are un
   empty.state.values.by = "step";
   empty.state.emit("by", "step");
   assert.deepEqual([none.by, none.why, none.text(1234, [0, 2000]), none.beside(5)], ["step", "", "1,234", ""]);
+});
+
+test("a time since the start is written as long as the distance between two ticks asks for", () => {
+  const texts = (from, to, many) => elapsedTicks(from, to, many).map(({ text }) => text);
+  assert.deepEqual(texts(0, 1, 4), ["0 s", "0.5 s", "1 s"]);
+  assert.deepEqual(texts(0, 90, 4), ["0:00", "0:30", "1:00", "1:30"]);
+  assert.deepEqual(texts(3500, 7300, 3), ["1:00:00", "1:30:00", "2:00:00"]);
+  assert.deepEqual(texts(0, 4 * 86_400, 4), ["0:00", "1 d 0 h", "2 d 0 h", "3 d 0 h", "4 d 0 h"]);
+  assert.equal(elapsedText(3 * 86_400 + 4 * 3600 + 65, 1), "76:01:05");
+});
+
+test("lines of several runs stand where their own time or samples are, on the steps of the longest run", async (about) => {
+  const before = globalThis.document;
+  globalThis.document = new Emitter();
+  about.after(() => {
+    globalThis.document = before;
+  });
+  const line = (run, from, to) => ({ run, first_step: [0, 100], last_step: [0, 100], ...ends([from, to]) });
+  const ends = (values) => ({ mean: values, min: values, max: values });
+  const lines = {
+    "hookcore/time_s": [line("fast", 1010, 1110), line("slow", 5000, 5400)],
+    "hookcore/system/rate/samples": [line("fast", 320, 320)],
+    "hookcore/system/rate/steps": [line("fast", 10, 10)],
+  };
+  const run = (id, started_s) => ({ id, started_s, first_step: 0, newest_step: 100 });
+  const runs = [run("fast", 1000), run("slow", 0), run("none", 0)];
+  const page = new FakeClockPage("time", {});
+  const ask = async (_path, { scalar }) => ({ lines: lines[scalar] });
+  const clock = new RunsClock(page, { ask });
+  const { signal } = new AbortController();
+  const of = (id) => clock.moved({ name: id, first: [0, 50], last: [0, 50], mean: [1, 2] }, id);
+  await clock.learn(runs, signal);
+  assert.equal(clock.by, "time");
+  assert.match(clock.why, /^The times of 1 of 3 runs are unknown/);
+  assert.equal(of("none"), null);
+  assert.deepEqual(
+    of("fast").last.map((step) => clock.place(step)),
+    [10, 60],
+    "since its start",
+  );
+  assert.deepEqual(
+    of("slow").last.map((step) => clock.place(step)),
+    [0, 200],
+    "since its first step",
+  );
+  assert.deepEqual(of("fast").steps.last, [0, 50]);
+  assert.deepEqual([clock.beside(50), clock.title], ["3:20", "time since the start"]);
+  page.state.set({ steps: "5-10" }); // 20 to 40 seconds
+  assert.deepEqual(clock.stepsOf("fast"), { from: 10, to: 30 });
+  page.state.set({ steps: "live:500", by: "samples" });
+  page.state.emit("by", "samples");
+  await clock.learn(runs, signal);
+  assert.deepEqual([clock.by, clock.place(9), of("slow")], ["samples", 320, null]);
+  assert.match(clock.why, /^The batch sizes of 2 of 3/);
+  page.state.set({ by: "step" });
+  page.state.emit("by", "step");
+  await clock.learn(runs, signal);
+  assert.deepEqual([clock.by, clock.why, of("slow").first], ["step", "", [0, 50]]);
 });
 
 test("a zoomed axis shows a part, and what lies outside keeps its place", () => {

@@ -13,6 +13,11 @@ export function ofParameters(kind) {
   return kind.startsWith("param") || kind === "update";
 }
 
+/** What a tensor is within its module, as `stream` in templates. @param {{module: string, kind: string, label: string}} tap */
+export function streamWords({ module, kind, label }) {
+  return kindWords(kind) + label.slice(`${module || "(root)"} ${kind}`.length);
+}
+
 /** @param {string} kind */
 export function kindWords(kind) {
   return `${KIND_WORDS[kind] ?? kind}${isLocal(kind) ? " (local)" : ""}`;

@@ -1,7 +1,7 @@
 // @ts-check
 /** A layer, and the loss, of both runs in one chart: A as a line, B as a dashed one. */
 import { get, numberOf, patternOf } from "../api.js";
-import { kindWords } from "../kinds.js";
+import { kindWords, streamWords } from "../kinds.js";
 import { LineChart } from "../plot/index.js";
 import { ROOT } from "../vocabulary.js";
 
@@ -9,6 +9,7 @@ const POINTS = 1000;
 const MAX_TAPS = 4; // of one layer: parameters, calls
 
 /** @typedef {{id: string, name: string}} Side */
+/** @typedef {import("../page.js").Page & {clock: import("../timeline/runsclock.js").RunsClock}} Page whose axis is that of runs */
 
 /**
  * @param {import("../answers.js").Series} series
@@ -36,7 +37,7 @@ export class Overlay {
   #numbers = [[], []];
 
   /**
-   * @param {import("../page.js").Page} page
+   * @param {Page} page
    * @param {HTMLElement} figure
    * @param {Side[]} sides
    * @param {() => Record<string, any>} asked what is compared
@@ -56,13 +57,8 @@ export class Overlay {
   /** @param {number} place of the run */
   query(place) {
     const { stat } = this.asked();
-    const query = {
-      tap: this.#numbers[place],
-      stat,
-      ...this.page.follow.values,
-      points: POINTS,
-      run: this.sides[place].id,
-    };
+    const { id } = this.sides[place];
+    const query = { tap: this.#numbers[place], stat, ...this.page.clock.stepsOf(id), points: POINTS, run: id };
     return { path: "series", query };
   }
 
@@ -81,14 +77,11 @@ export class Overlay {
       signal.throwIfAborted();
       this.chart.show(
         answers.flatMap(({ series }, place) =>
-          series.map((each) =>
-            lineOf(
-              each,
-              this.sides[place],
-              place === 1,
-              series.length > 1 ? ` ${each.tap?.label.slice(each.tap.module.length).trim()}` : "",
-            ),
-          ),
+          series.flatMap((each) => {
+            const more = series.length > 1 ? ` ${each.tap ? streamWords(each.tap) : ""}` : "";
+            const side = this.sides[place];
+            return this.page.clock.moved(lineOf(each, side, place === 1, more), side.id) ?? [];
+          }),
         ),
         about,
       );
@@ -100,7 +93,7 @@ export class Overlay {
 }
 
 /**
- * @param {import("../page.js").Page} page
+ * @param {Page} page
  * @param {HTMLElement | null} figure
  * @param {Side[]} sides
  * @returns {(signal: AbortSignal) => Promise<void>} shows the newest
@@ -113,13 +106,17 @@ export function makeLoss(page, figure, sides) {
     y: { title: name, scale: "linear" },
     query: () => sides.map(({ id }) => ({ path: "scalars", query: queryOf(id) })),
   });
-  const queryOf = (/** @type {string} */ run) => ({ name, ...page.follow.values, points: POINTS, run });
+  const queryOf = (/** @type {string} */ run) => ({ name, ...page.clock.stepsOf(run), points: POINTS, run });
   return async (signal) => {
     try {
       const answers = await Promise.all(sides.map(({ id }) => get("scalars", queryOf(id), signal)));
       signal.throwIfAborted();
       chart.show(
-        answers.flatMap(({ series }, place) => series.map((each) => lineOf(each, sides[place], place === 1, ""))),
+        answers.flatMap(({ series }, place) =>
+          series.flatMap(
+            (each) => page.clock.moved(lineOf(each, sides[place], place === 1, ""), sides[place].id) ?? [],
+          ),
+        ),
       );
     } catch (error) {
       if (!signal.aborted) chart.fail(error);

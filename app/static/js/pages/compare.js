@@ -1,11 +1,13 @@
 // @ts-check
 /** Two runs side by side. The server says where they part; here are the pictures, and what is picked. */
+import { get } from "../api.js";
 import { Differences } from "../compare/differences.js";
 import { makeLoss, Overlay } from "../compare/overlay.js";
 import { byId, reveal } from "../dom.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
+import { RunsClock } from "../timeline/runsclock.js";
 
 const LIVE_MS = 10_000; // between two updates: a comparison reads all values
 const MAX_MS = 60_000; // between two comparisons of large models
@@ -32,6 +34,8 @@ const form = /** @type {HTMLFormElement | null} */ (document.getElementById("cho
 form?.addEventListener("change", (event) => {
   if (/** @type {HTMLElement} */ (event.target).tagName === "SELECT") form.requestSubmit();
 });
+// The form has no field for the axis of the lines, which is another one for the pictures only.
+form?.addEventListener("formdata", ({ formData }) => state.get("by") !== "step" && formData.set("by", state.get("by")));
 const find = /** @type {HTMLInputElement | null} */ (form?.elements.namedItem("f") ?? null);
 find?.addEventListener("input", () => state.set({ f: find.value }));
 
@@ -49,9 +53,20 @@ function startPictures() {
   const pick = (/** @type {string} */ module) => state.set({ module });
   const [figure, lines] = ["differences", "layer-lines"].map((id) => document.getElementById(id));
   const differences = figure && new Differences(page, figure, asked, sides[0].id, pick);
-  const overlay = lines && new Overlay(page, lines, sides, asked);
-  const showLoss = makeLoss(page, document.getElementById("loss-lines"), sides);
-  const layer = new Refresh(async (signal) => overlay?.show(state.get("module"), signal));
+  const clock = new RunsClock(page);
+  const ofRuns = { ...page, clock };
+  const overlay = lines && new Overlay(ofRuns, lines, sides, asked);
+  const showLoss = makeLoss(ofRuns, document.getElementById("loss-lines"), sides);
+  /** @param {AbortSignal} signal */
+  const learn = async (signal) => {
+    if (clock.asked === "step") return clock.stay("");
+    const runs = sides.map(({ id }) => get(`runs/${encodeURIComponent(id)}`, {}, signal));
+    await clock.learn(await Promise.all(runs), signal);
+  };
+  const layer = new Refresh(async (signal) => {
+    await learn(signal);
+    await overlay?.show(state.get("module"), signal);
+  });
   const showPicked = () => {
     for (const row of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#layers tbody tr")))
       row.classList.toggle("picked", row.dataset.module === state.get("module"));
@@ -60,7 +75,9 @@ function startPictures() {
     showPicked();
     void layer.now();
   };
-  const pictures = new Refresh((signal) => Promise.all([differences?.load(signal), showLoss(signal)]));
+  const pictures = new Refresh((signal) =>
+    Promise.all([differences?.load(signal), learn(signal).then(() => showLoss(signal))]),
+  );
   const parts = new Parts(page, "compare", { query: sameRuns, max: MAX_MS });
   byId("compared").addEventListener("renewed", () => {
     // What is compared only now has no figure yet.
@@ -68,6 +85,14 @@ function startPictures() {
     showPicked();
   });
   state.on("module", showLayer);
+  state.on("by", () => {
+    void layer.now();
+    void pictures.now();
+  });
+  clock.on("learned", () => {
+    const why = document.getElementById("axis-why");
+    if (why) why.textContent = clock.why;
+  });
   page.follow.on("change", () => {
     void layer.now();
     void pictures.now();

@@ -78,7 +78,9 @@ function start(body) {
     const [a, b] = selected()
       .toSorted((one, other) => one.started - other.started)
       .map(({ run }) => run);
-    location.assign(new URL(`compare?${new URLSearchParams({ a, b })}`, document.baseURI));
+    const by = page.state.get("by");
+    const query = new URLSearchParams({ a, b, ...(by === page.state.defaults.by ? {} : { by }) });
+    location.assign(new URL(`compare?${query}`, document.baseURI));
   });
   byId("bulk-clear").addEventListener("click", () => select(idsOf(selection.runs), false));
   document.getElementById("bulk-archive")?.addEventListener("click", () => {

@@ -34,7 +34,7 @@ export class LineFigure {
   /** The lines of the held step alone, once they were asked for. @type {{step: number, lines?: import("./thin.js").Line[]} | null} */
   exact = null;
 
-  /** @param {{state: {optional(name: string): string}, follow: {span: [number, number] | null}, clock?:
+  /** @param {{state: {optional(name: string): string}, follow: {span: [number, number] | null, range?: [number, number] | null}, clock?:
    * import("../timeline/clock.js").Clock}} page
    * @param {{title: string, y?: YAxis, legend?: boolean}} options */
   constructor(page, options) {
@@ -66,14 +66,13 @@ export class LineFigure {
    */
   make(colors, width, height, alone = false) {
     this.thin();
-    const { span } = this.page.follow;
     const { low, high } = this.options.y ?? {};
     const ends = [low, high].filter((value) => value !== undefined);
     const axis = axisOf(this.scale, [
       /** @type {number[]} */ (ends),
       ...this.drawn.flatMap(({ raw, min, max }) => [raw, min, max]),
     ]);
-    this.range = rangeOf(span, this.drawn);
+    this.range = rangeOf(this.#span, this.drawn);
     if (this.zoomed && !alone) axis.zoom(this.zoomed);
     this.axis = axis;
     const traces = tracesOf(
@@ -101,8 +100,14 @@ export class LineFigure {
   /** Computes what is drawn. */
   thin() {
     const halfLife = Number(this.page.state.optional("smooth")) || 0;
-    const { span } = this.page.follow;
-    this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, span));
+    this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, this.#span));
+  }
+
+  /** The steps on the axis; null is all of the lines. Those of another run may reach farther than the steps of the page.
+   * @returns {[number, number] | null} */
+  get #span() {
+    const { span, range = null } = this.page.follow;
+    return range === null && this.lines.some(({ steps }) => steps) ? null : span;
   }
 
   /** What is shown, also if it was not drawn because its table hides it. */

@@ -142,7 +142,7 @@ export class Panel {
     this.range = figure.range;
     this.figure = figure;
     const { step: pointed = null } = this.page.cursor.point;
-    const step = pointed ?? this.page.follow.step;
+    const step = pointed ?? (areMoved(figure) ? null : this.page.follow.step);
     const [from, to] = figure.range;
     const shown =
       step !== null && step >= from && step <= to && (pointed !== null || this.page.state.get("step") !== "");
@@ -176,7 +176,8 @@ export class Panel {
   #tell(figure, step, held) {
     const palette = colors();
     const known = figure.drawn.find(({ x }) => x.length);
-    const words = held === null ? (known ? stepsAt(known, nearest(known, step)) : "") : `step ${count(held)}`;
+    const alone = held === null && known && !areMoved(figure) ? stepsAt(known, nearest(known, step)) : "";
+    const words = held === null ? alone : `step ${count(held)}`;
     const beside = step === null ? "" : this.page.clock.beside(step);
     const note = step === null ? "" : this.page.notes.at(step);
     const items = figure.lines.flatMap((line, order) => {
@@ -225,6 +226,11 @@ export class Panel {
     this.#gone.abort();
     this.place.replaceChildren();
   }
+}
+
+/** Whether each line has steps of its own on the axis. @param {import("./lines.js").LineFigure} figure */
+function areMoved({ lines }) {
+  return lines.some(({ steps }) => steps);
 }
 
 /** @type {Record<string, string>} */

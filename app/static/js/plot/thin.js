@@ -7,6 +7,8 @@ import { ema } from "./smooth.js";
  * @property {string} name
  * @property {ArrayLike<number>} first each point speaks of the steps first[i] to last[i]
  * @property {ArrayLike<number>} last
+ * @property {{first: ArrayLike<number>, last: ArrayLike<number>}} [steps] the steps themselves, if `first` and `last` are those
+ *   of another run, whose axis it is (timeline/runsclock.js)
  * @property {ArrayLike<number>} [mean] without it there is only a band
  * @property {ArrayLike<number>} [min]
  * @property {ArrayLike<number>} [max]
@@ -24,6 +26,7 @@ import { ema } from "./smooth.js";
  * @property {number[]} x the middle of the steps
  * @property {number[]} first
  * @property {number[]} last
+ * @property {{first: number[], last: number[]}} steps in words; those of `first` and `last` on any other axis
  * @property {number[]} raw
  * @property {number[]} smooth empty without smoothing
  * @property {number[]} min empty without a band
@@ -38,18 +41,31 @@ import { ema } from "./smooth.js";
  * @param {[number, number] | null} [span] the steps shown
  * @returns {Drawn} */
 export function drawn(line, halfLife, most, span = null) {
-  const smooth = halfLife > 0 && line.mean ? ema(line.last, line.mean, halfLife) : null;
+  const smooth = halfLife > 0 && line.mean ? ema((line.steps ?? line).last, line.mean, halfLife) : null;
   const [from, to] = within(line, span);
   const size = Math.max(1, Math.ceil((to - from) / most));
   const hasBand = Boolean(line.min && line.max) || size > 1;
   /** @type {Drawn} */
-  const out = { x: [], first: [], last: [], raw: [], smooth: [], min: [], max: [], marks: [] };
+  const out = {
+    x: [],
+    first: [],
+    last: [],
+    steps: { first: [], last: [] },
+    raw: [],
+    smooth: [],
+    min: [],
+    max: [],
+    marks: [],
+  };
+  const steps = line.steps ?? line;
   for (let start = from; start < to; start += size) {
     const end = Math.min(to, start + size);
     const x = (line.first[start] + line.last[end - 1]) / 2;
     out.x.push(x);
     out.first.push(line.first[start]);
     out.last.push(line.last[end - 1]);
+    out.steps.first.push(steps.first[start]);
+    out.steps.last.push(steps.last[end - 1]);
     out.raw.push(line.mean ? meanOf(line.mean, start, end) : NaN);
     if (smooth) out.smooth.push(lastOf(smooth, start, end));
     if (hasBand) pushExtremes(out, line, start, end);

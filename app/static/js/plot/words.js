@@ -12,9 +12,9 @@ function stepWords(first, last) {
 
 /** One sentence on the whole, and one on each line. @param {Line[]} lines @param {Drawn[]} drawn */
 export function summaryOf(lines, drawn) {
-  const firsts = drawn.filter(({ first }) => first.length).map(({ first }) => first[0]);
-  if (!firsts.length) return "No values.";
-  const lasts = drawn.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);
+  const there = drawn.map(({ steps }) => steps).filter(({ first }) => first.length);
+  if (!there.length) return "No values.";
+  const [firsts, lasts] = [there.map(({ first }) => first[0]), there.map(({ last }) => last[last.length - 1])];
   const span = `Steps ${stepWords(Math.min(...firsts), Math.max(...lasts))}.`;
   return [span, ...lines.map((line, place) => lineWords(line, drawn[place]))].join(" ");
 }
@@ -46,11 +46,12 @@ export function tableOf(lines, drawn) {
   lines.forEach((line, place) => {
     const points = drawn[place];
     const own = columnsOf(line, points);
-    points.first.forEach((first, i) => {
-      const key = stepWords(first, points.last[i]);
+    points.steps.first.forEach((first, i) => {
+      const last = points.steps.last[i];
+      const key = stepWords(first, last);
       const found = rows.get(key) ?? {
         at: first,
-        row: [first === points.last[i] ? first : key, ...new Array(width - 1).fill(null)],
+        row: [first === last ? first : key, ...new Array(width - 1).fill(null)],
       };
       own.forEach(([, values], column) => {
         found.row[offset + column] = values[i];
@@ -99,7 +100,7 @@ export function covering(points, step) {
 /** The steps of a point in words; nothing if there is no point. @param {Drawn} points @param {number} place */
 export function stepsAt(points, place) {
   if (place < 0) return "";
-  const [first, last] = [points.first[place], points.last[place]];
+  const [first, last] = [points.steps.first[place], points.steps.last[place]];
   return `${first === last ? "step" : "steps"} ${stepWords(first, last)}`;
 }
 

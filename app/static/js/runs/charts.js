@@ -7,14 +7,17 @@ import { MAX_LISTED_RUNS, MAX_OVERLAID_RUNS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
 import { FreeChart } from "../plot/free.js";
 import { LineChart } from "../plot/index.js";
+import { RunsClock } from "../timeline/runsclock.js";
 import { GRADIENT_NORM } from "../vocabulary.js";
 import { nameOf, parallel, scatter } from "./coordinates.js";
 import { colorsOfGroups, HUES, huesOf } from "./palette.js";
 import { differing, resultOf, resultsOf, telling, wordsOf } from "./settings.js";
 
 const POINTS = 400;
+const MOST_POINTS = 2000; // of whole runs, of which a part is shown
 const MAX_ROWS = 60; // of what differs
 const LAYER = "(layer)";
+const BAND_WORDS = "Means of a group are taken over steps, so the x-axis shows steps.";
 const MAX_MS = 10_000;
 
 /** @typedef {import("../answers.js").Run} Run */
@@ -40,7 +43,9 @@ export class RunCharts {
   constructor(page, onPick, onKnown) {
     this.page = page;
     this.onKnown = onKnown;
-    this.overlay = new LineChart(page, byId("overlay"), {
+    this.clock = new RunsClock(page);
+    this.clock.on("learned", () => this.#sayAxis());
+    this.overlay = new LineChart({ ...page, clock: this.clock }, byId("overlay"), {
       title: "Runs over steps",
       query: () => ({ path: "overlay", query: this.#asked() }),
     });
@@ -52,7 +57,8 @@ export class RunCharts {
         page.state.set({ [name]: /** @type {HTMLSelectElement} */ (event.target).value }),
       );
     }
-    for (const name of ["metric", "tap", "stat", "band", "group"]) page.state.on(name, () => void this.refresh.now());
+    for (const name of ["metric", "tap", "stat", "band", "group", "by"])
+      page.state.on(name, () => void this.refresh.now());
     page.follow.on("change", () => void this.refresh.now());
     for (const name of ["result", "setting"]) page.state.on(name, () => this.#drawSettings());
   }
@@ -109,15 +115,18 @@ export class RunCharts {
   #asked() {
     const { metric, tap, stat, group, band } = this.page.state.values;
     const layer = metric === LAYER;
+    const { by } = this.clock;
+    const { follow } = this.page;
     return {
-      ...this.page.follow.values,
+      // The steps shown are those of one run; the others took others in the same time.
+      ...(by === "step" ? follow.values : {}),
       runs: this.#wanted.map(({ run }) => run).join(),
       scalar: layer ? null : metric || "loss",
       tap: layer ? tap : null,
       stat: layer ? stat : null,
       group_by: group || null,
       band: group && band === "1" ? true : null,
-      points: POINTS,
+      points: by === "step" || follow.range === null ? POINTS : MOST_POINTS,
     };
   }
 
@@ -153,19 +162,35 @@ export class RunCharts {
 
   /** @param {AbortSignal} signal */
   async #drawOverlay(signal) {
-    const asked = this.#asked();
-    if (asked.scalar === null && !asked.tap)
-      return this.overlay.say("Name a layer and its kind, such as: layers.0 output");
+    const { scalar, tap } = this.#asked();
+    if (scalar === null && !tap) return this.overlay.say("Name a layer and its kind, such as: layers.0 output");
     try {
-      const answer = await get("overlay", asked, signal);
-      const lines = answer.lines.map((line) => this.#lineOf(line));
-      for (const line of lines) this.page.follow.saw(line.last[line.last.length - 1] ?? 0);
+      await this.#learnPaces(signal);
+      const answer = await get("overlay", this.#asked(), signal);
+      for (const { last_step: last } of answer.lines) this.page.follow.saw(last[last.length - 1] ?? 0);
+      const lines = answer.lines.flatMap((line) => {
+        const own = this.#lineOf(line);
+        return (line.run === null ? own : this.clock.moved(own, line.run)) ?? [];
+      });
       if (lines.length) this.overlay.show(lines, this.#about);
       else this.overlay.say(emptyWords(answer, this.#isLogged, this.page.follow.range !== null));
     } catch (error) {
       if (!signal.aborted) this.overlay.fail(error, this.#about);
       throw error;
     }
+  }
+
+  /** What the axis needs to know of the runs. The mean of a group is one over steps. @param {AbortSignal} signal */
+  async #learnPaces(signal) {
+    if (!this.#asked().band) await this.clock.learn(this.#runs, signal);
+    else this.clock.stay(BAND_WORDS);
+  }
+
+  /** Says why the axis isn't the one that was chosen. */
+  #sayAxis() {
+    const element = byId("overlay-axis");
+    element.hidden = !this.clock.why;
+    element.textContent = this.clock.why;
   }
 
   /** @param {import("../answers.js").OverlayLine} line @returns {import("../plot/thin.js").Line} */

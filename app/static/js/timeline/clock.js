@@ -53,11 +53,9 @@ export class Clock extends Emitter {
   }
 
   #look() {
-    if (this.asked === "step" || this.run === null) {
-      this.#take("step", null);
-      return;
-    }
-    void this.refresh.now();
+    if (this.run === null) return;
+    if (this.asked !== "step") void this.refresh.now();
+    else if (this.set("step", null)) this.emit("change");
   }
 
   /** @param {AbortSignal} signal */
@@ -69,7 +67,7 @@ export class Clock extends Emitter {
     const knots =
       asked === "time" ? await this.#times(known.names, span, signal) : await this.#samples(known.names, signal);
     signal.throwIfAborted();
-    if (asked === this.asked) this.#take(asked, knots);
+    if (asked === this.asked && this.set(asked, knots, knots ? "" : WHY[asked])) this.emit("change");
   }
 
   /** @param {string[]} names @param {[number, number]} span @param {AbortSignal} signal */
@@ -88,12 +86,12 @@ export class Clock extends Emitter {
     return sampleKnots(rates, paces, this.follow.first, this.follow.newest ?? 0);
   }
 
-  /** @param {By} of @param {import("./knots.js").Knots | null} knots */
-  #take(of, knots) {
+  /** Returns whether that is new. @param {By} of @param {import("./knots.js").Knots | null} knots
+   * @param {string} [why] the axis isn't what the reader chose */
+  set(of, knots, why = "") {
     const before = JSON.stringify([this.#of, this.#knots, this.why]);
-    [this.#of, this.#knots] = [of, knots];
-    this.why = of === "step" || knots ? "" : WHY[of];
-    if (JSON.stringify([of, knots, this.why]) !== before) this.emit("change");
+    [this.#of, this.#knots, this.why] = [of, knots, why];
+    return JSON.stringify([of, knots, why]) !== before;
   }
 
   /** Where a step stands on the axis. @param {number} step */
@@ -124,14 +122,15 @@ export class Clock extends Emitter {
     return this.by === "time" ? timeText(this.place(step), 1) : `${count(Math.round(this.place(step)))} samples`;
   }
 
-  /** The name of the axis. */
+  /** The name of the axis. @returns {string} */
   get title() {
     return this.by === "step" ? "step" : this.by;
   }
 }
 
-/** @param {import("../answers.js").Series} series @returns {import("./knots.js").Points} */
-function pointsOf({ first_step, last_step, min, max, mean }) {
+/** @param {{first_step: number[], last_step: number[], min: unknown[], max: unknown[], mean: unknown[]}} series
+ * @returns {import("./knots.js").Points} */
+export function pointsOf({ first_step, last_step, min, max, mean }) {
   const [low, high, middle] = [min, max, mean].map((values) => values.map(numberOf));
   return { first_step, last_step, min: low, max: high, mean: middle };
 }

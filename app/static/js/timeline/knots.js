@@ -111,6 +111,24 @@ export function timeText(at, size, offset = -60 * new Date(at * 1000).getTimezon
   return size < 1 ? text.slice(11, 23).replace(/0+$/, "").replace(/\.$/, "") : text.slice(11, 19);
 }
 
+/** Ticks of a time since a start. @param {number} from seconds @param {number} to @param {number} many at most */
+export function elapsedTicks(from, to, many) {
+  const ticks = timeTicks(from, to, many, 0);
+  const size = ticks.length > 1 ? ticks[1].at - ticks[0].at : to - from;
+  return ticks.map(({ at }) => ({ at, text: elapsedText(at, size) }));
+}
+
+/** A time since a start in as much detail as a distance asks for: "0.5 s", "1:05", "2:00:00", "3 d 4 h".
+ * @param {number} at @param {number} size seconds */
+export function elapsedText(at, size) {
+  if (size < 1) return `${Number(at.toPrecision(4))} s`;
+  const [days, seconds] = [Math.floor(at / DAY), Math.round(at % DAY)];
+  if (size >= HOUR && days) return `${days} d ${Math.floor(seconds / HOUR)} h`;
+  const [hours, minutes] = [Math.floor(seconds / HOUR) + 24 * days, Math.floor((seconds % HOUR) / MINUTE)];
+  const rest = [minutes, seconds % MINUTE].map((each) => String(each).padStart(2, "0"));
+  return hours ? [hours, ...rest].join(":") : `${minutes}:${rest[1]}`;
+}
+
 /** @param {number} from @param {number} to @param {number} many */
 export function countTicks(from, to, many) {
   return evenTicks(from, to, many)
