@@ -55,6 +55,14 @@ test("tags are added to those of each run", async (context) => {
   assert.equal(refreshed, 1);
 });
 
+test("a new column comes after the others, but before words at the end", () => {
+  const words = new Set(["tags", "notes"]);
+  assert.equal(chosen(["lr", "tags"], "loss", true, words), "lr,loss,tags");
+  assert.equal(chosen(["tags", "lr"], "loss", true, words), "tags,lr,loss");
+  assert.equal(chosen(["lr", "tags"], "notes", true, words), "lr,tags,notes");
+  assert.equal(chosen(["tags"], "tags", false, words), "-");
+});
+
 test("a column moves among the shown ones, and not beyond their ends", () => {
   assert.deepEqual(moved(["a", "b", "c"], "b", -1), ["b", "a", "c"]);
   assert.deepEqual(moved(["a", "b", "c"], "b", 1), ["a", "c", "b"]);

@@ -59,6 +59,7 @@ class Columns:
     """The columns that are shown, and all that can be."""
 
     shown: tuple[Column, ...]
+    beyond: tuple[Column, ...]  # chosen ones that there is no room for
     sorting: Column | None  # by which the list is sorted
     choices: Mapping[str, tuple[Column, ...]]  # by title
     more: int  # choices that there is no room for
@@ -66,20 +67,14 @@ class Columns:
 
     @property
     def after(self) -> Mapping[str, Sequence[Column]]:
-        """The shown columns by the column that they follow: numbers are near the loss, words near the end."""
-        about = [column for column in self.shown if column.kind == "about"]
-        values = [column for column in self.shown if column.kind != "about"]
-        return defaultdict(list, {"loss": values, "started": about})
-
-    @property
-    def movable(self) -> Sequence[Sequence[Column]]:
-        """The shown columns in the order of the list, in groups that keep their places."""
-        return [group for group in (self.after["loss"], self.after["started"]) if group]
+        """The shown columns by the column that they follow: numbers are near the loss, last words near the end."""
+        many = max((place for place, column in enumerate(self.shown, 1) if column.kind != "about"), default=0)
+        return defaultdict(list, {"loss": list(self.shown[:many]), "started": list(self.shown[many:])})
 
     @property
     def names(self) -> set[str]:
-        """The names of the shown columns."""
-        return {column.name for column in self.shown}
+        """The names of the chosen columns."""
+        return {column.name for column in (*self.shown, *self.beyond)}
 
 
 def columns_of(
@@ -104,9 +99,9 @@ def columns_of(
     for column in offered[:MAX_CHOICES]:
         choices[column.kind].append(column)
     titled = {TITLES[kind]: tuple(columns) for kind, columns in choices.items() if columns}
-    return Columns(
-        tuple(shown[:MAX_COLUMNS]), known.get(sort), titled, max(0, len(offered) - MAX_CHOICES), bool(tokens)
-    )
+    more = max(0, len(offered) - MAX_CHOICES)
+    room, beyond = tuple(shown[:MAX_COLUMNS]), tuple(shown[MAX_COLUMNS:])
+    return Columns(room, beyond, known.get(sort), titled, more, bool(tokens))
 
 
 def cells_of(columns: Iterable[Column], runs: Sequence[Traits]) -> Cells:

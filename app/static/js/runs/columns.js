@@ -5,11 +5,12 @@ import { AUTO_COLUMNS, NO_COLUMNS } from "../vocabulary.js";
 
 const KEPT = "hookcore-columns";
 
-/** The list of columns after a click on one, in the order in which they were chosen.
- * @param {string[]} shown @param {string} name @param {boolean} on */
-export function chosen(shown, name, on) {
+/** The list of columns after a click on one, in the order in which they were chosen. Words at its end stay there.
+ * @param {string[]} shown @param {string} name @param {boolean} on @param {Set<string>} [words] columns of words */
+export function chosen(shown, name, on, words = new Set()) {
   const others = shown.filter((each) => each !== name);
-  return (on ? [...others, name] : others).join(",") || NO_COLUMNS;
+  const end = words.has(name) ? others.length : 1 + others.findLastIndex((each) => !words.has(each));
+  return (on ? others.toSpliced(end, 0, name) : others).join(",") || NO_COLUMNS;
 }
 
 /** The list of columns with one of them moved. @param {string[]} shown @param {string} name @param {number} by
@@ -28,7 +29,9 @@ export function rememberColumns(page) {
   if (!page.state.get("columns")) page.state.set({ columns: kept() });
   box.addEventListener("change", (event) => {
     const { value, checked } = /** @type {HTMLInputElement} */ (event.target);
-    choose(page, chosen(shownIn(box, page.state.get("columns"), value), value, checked));
+    const about = /** @type {NodeListOf<HTMLInputElement>} */ (box.querySelectorAll("[data-kind=about]"));
+    const words = new Set([...about].map((each) => each.value));
+    choose(page, chosen(shownIn(box, page.state.get("columns"), value), value, checked, words));
   });
   box.addEventListener("click", (event) => {
     const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-do]"));
@@ -55,7 +58,7 @@ export function rememberColumns(page) {
   const move = (button, by) => {
     const items = [.../** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-column]"))];
     const own = button.closest("li");
-    // At the end of its group, its own button can't move it.
+    // At the end of the list, its own button can't move it.
     if (own?.querySelector(`[data-by="${by}"]:enabled`) == null) return;
     const shown = items.map((each) => each.dataset.column ?? "");
     again = { id: own.id, by };
@@ -69,6 +72,8 @@ export function rememberColumns(page) {
  * @param {Element} box @param {string} asked @param {string} clicked */
 function shownIn(box, asked, clicked) {
   if (asked && asked !== AUTO_COLUMNS) return asked.split(",").filter((each) => each !== NO_COLUMNS);
+  const ordered = /** @type {NodeListOf<HTMLElement>} */ (box.querySelectorAll("[data-column]"));
+  if (ordered.length) return [...ordered].map((each) => each.dataset.column ?? "");
   const boxes = /** @type {NodeListOf<HTMLInputElement>} */ (box.querySelectorAll("input[name=columns]"));
   return [...boxes].filter((each) => each.checked !== (each.value === clicked)).map((each) => each.value);
 }
