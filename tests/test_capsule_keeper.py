@@ -108,7 +108,7 @@ def test_the_step_that_became_non_finite_is_saved_and_replayed_to_the_bit() -> N
         found = only_replay(watcher)
         assert not watcher.errors
     assert event.step == found.about["step"] == BAD
-    assert "output of standardize" in found.about["reason"]
+    assert "activation of standardize" in found.about["reason"]
     assert found.exact, found.differences
     assert found.about["weights"] == "before the update"
     assert guilty(found)

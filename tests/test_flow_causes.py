@@ -66,7 +66,7 @@ def test_what_runs_first_is_not_what_was_seen_first() -> None:
     assert spoil(None, FIRST_SEEN, {"late", "a", "b"}).culprit.tap.module == "a"
     incident = spoil(flow_of(CHAIN), FIRST_SEEN, {"late", "a", "b"})
     assert incident.culprit.tap.module == "late"
-    assert "No other module's output went into it." in incident.sentence
+    assert "No other module's activation went into it." in incident.sentence
     assert [link.tap.module for link in incident.chain] == ["a", "b"]
 
 
@@ -74,7 +74,7 @@ def test_a_gradient_whose_source_was_fine_is_named() -> None:
     assert spoil(None, FIRST_SEEN, {"late", "a"}, "output_grad").culprit.tap.module == "late"
     incident = spoil(flow_of(CHAIN), FIRST_SEEN, {"late", "a"}, "output_grad")
     assert incident.culprit.tap.module == "a"
-    assert "The gradient that it was computed from, at the output of b, was finite." in incident.sentence
+    assert "The gradient that it was computed from, that of the activation of b, was finite." in incident.sentence
     from_the_loss = spoil(flow_of(CHAIN), FIRST_SEEN, {"late", "a", "b"}, "output_grad")
     assert from_the_loss.culprit.tap.module == "b"
     assert "It came from the loss, through no other module." in from_the_loss.sentence

@@ -159,7 +159,7 @@ def test_a_loss_that_is_the_first_to_be_non_finite_is_named() -> None:
     (incident,) = store.incidents()
     assert incident.culprit.tap == Tap("stem", "output_grad")  # the later number comes first in the backward pass
     assert incident.loss == "loss"
-    assert "No captured output was, but loss was" in incident.sentence
+    assert "No captured activation was, but loss was" in incident.sentence
 
 
 def test_a_container_is_not_named_if_its_child_did_it() -> None:

@@ -103,12 +103,12 @@ def test_a_kind_that_was_switched_off_says_where_it_was_captured_last() -> None:
     assert why_uncaptured(store, "update") == "No update was captured at step 30; the newest is at step 9."
     assert why_uncaptured(store, "update", 12, 12) == "No update was captured at step 12; the newest is at step 9."
     assert why_uncaptured(store, "update", 10, 20).startswith("No update was captured at step 18;")
-    assert why_uncaptured(store, "output", 10, 10) == "No output was captured at step 10; the newest is at step 30."
+    assert why_uncaptured(store, "output", 10, 10) == "No activation was captured at step 10; the newest is at step 30."
     assert "Hooks page" in why_uncaptured(store, "input_grad")
 
 
 def test_the_picture_says_why_all_its_boxes_are_gray(world: World) -> None:
-    assert "No output" not in page(world, "model?kind=output")
+    assert "No activation" not in page(world, "model?kind=output")
     assert "Updates are not captured" in page(world, "model?kind=update")
     assert "Updates are not captured" in page(world, "model?kind=update&part=why")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hookcore.records import GRADIENT_KINDS
+from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Store
 
 from ..runs import JointRun, Run
@@ -29,12 +30,13 @@ def why_empty(store: Store, kind: str) -> str:
             "Updates are not captured, because they need a copy of every parameter. "
             "To capture them, select update on the Hooks page."
         )
+    words = KIND_WORDS.get(kind, kind)
     if kind in GRADIENT_KINDS:
         return (
-            f"No {kind} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), "
+            f"No {words} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), "
             "or this kind is not selected on the Hooks page."
         )
-    return f"No {kind} was captured: no module has run yet, or this kind is not selected on the Hooks page."
+    return f"No {words} was captured: no module has run yet, or this kind is not selected on the Hooks page."
 
 
 def why_uncaptured(store: Store, kind: str, first: int | None = None, last: int | None = None) -> str:
@@ -48,4 +50,4 @@ def why_uncaptured(store: Store, kind: str, first: int | None = None, last: int 
         return ""
     ever = store.latest(kind, "count").steps
     rest = f"; the newest is at step {ever.max():,}" if len(ever) else ""
-    return f"No {kind} was captured at step {shown:,}{rest}."
+    return f"No {KIND_WORDS.get(kind, kind)} was captured at step {shown:,}{rest}."

@@ -31,6 +31,7 @@ from hookcore.observe.plain import unseen
 from hookcore.recorder.keeper import Emit, FirstBad
 from hookcore.recorder.outputs import find_tensors
 from hookcore.records import ROOT, Frame, Occasion
+from hookcore.records.vocabulary import KIND_WORDS
 
 MAX_WRITTEN: Final = 3  # capsules of one run
 MAX_FAILED: Final = 3  # attempts
@@ -176,7 +177,7 @@ class CapsuleKeeper:
             return
         bad, late = first_bad(), self._late
         if bad is not None:
-            reason = f"non-finite values in the {bad.kind} of {bad.module or ROOT}, found {where}"
+            reason = f"non-finite values in the {KIND_WORDS[bad.kind]} of {bad.module or ROOT}, found {where}"
         elif late >= 0:
             reason = (
                 f"non-finite values in step {late:,}, found later, because reading them earlier waits for the device"

@@ -74,7 +74,7 @@ def _scale_finding(readings: Readings, layers: list[int], begin: int, end: int, 
     since = readings.steps.first or 0
     verb = "grow" if decades > 0 else "shrink"
     message = (
-        f"the outputs {verb} by a factor of {10 ** abs(decades / (end - begin)):,.0f} from layer to layer, "
+        f"the activations {verb} by a factor of {10 ** abs(decades / (end - begin)):,.0f} from layer to layer, "
         f"from {tap.module} to {readings.taps.taps[last].module}, since step {since}: the initial weights are too "
         f"{'large' if decades > 0 else 'small'}"
     )

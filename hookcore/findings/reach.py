@@ -81,7 +81,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "nonfinite": _ANY,
     "loss": _LOSS,
     "exploding": _ANY,
-    "vanishing": (lambda known: len(known.of_kinds(_PASSED)), "outputs or gradients"),
+    "vanishing": (lambda known: len(known.of_kinds(_PASSED)), "activations or gradients"),
     "no-gradient": _tensors("param_grad"),
     "dead": _tensors("output"),
     "saturated-activation": (lambda known: known.of_class(SATURATING.__contains__), "a Sigmoid or a Tanh module"),

@@ -101,8 +101,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Vanishing",
                 "A gradient is far below what is usual for it; or it is tiny compared with the same gradients of the "
                 "other layers and shrinks. If all of them fell alike, as at the end of a training, it is a note. Also "
-                "found, from the first steps on: gradients or outputs that fade by 5 decades from layer to layer, and "
-                "gradients that fall by as much at one layer.",
+                "found, from the first steps on: gradients or activations that fade by 5 decades from layer to layer, "
+                "and gradients that fall by as much at one layer.",
             ),
             _rule(
                 "no-gradient",
@@ -116,7 +116,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "dead",
                 "warning",
                 "Dead",
-                "The output is zero in each of the newest captured steps of this layer, as of a ReLU that no input "
+                "The activation is zero in each of the newest captured steps of this layer, as of a ReLU that no input "
                 "reaches any more.",
                 among=64,
             ),
@@ -220,33 +220,33 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "warning",
                 "Inputs are zero",
                 "The gradient of a weight is exactly zero in each of its newest captured steps, although that of its "
-                "layer's output isn't: everything that reaches the layer is zero. It is a note if another layer is "
-                "before it and it was so from the start, and nothing is said if an output is `dead`.",
+                "layer's activation isn't: everything that reaches the layer is zero. It is a note if another layer is "
+                "before it and it was so from the start, and nothing is said if an activation is `dead`.",
                 among=64,
             ),
             _rule(
                 "tensor-variance",
                 "warning",
                 "No variance",
-                "All values of an output are the same number, and not zero, in each of its newest captured steps. Only "
-                "modules with a weight are judged, and those whose output varied at first.",
+                "All values of an activation are the same number, and not zero, in each of its newest captured steps. "
+                "Only modules with a weight are judged, and those whose activation varied at first.",
                 among=64,
             ),
             _rule(
                 "poor-weight-initialization",
                 "warning",
                 "Poor initial weights",
-                "From the first step on, outputs grow or shrink by a factor of 8 from one layer with a weight to the "
-                "next, three times in a row; or two weight matrices in a row begin with equal values, so that all "
+                "From the first step on, activations grow or shrink by a factor of 8 from one layer with a weight to "
+                "the next, three times in a row; or two weight matrices in a row begin with equal values, so that all "
                 "units learn the same. The second needs the kind `param`, and is a note if the loss falls.",
             ),
             _rule(
                 "batch-norm-drift",
                 "warning",
                 "Running statistics are off",
-                "In evaluation, the output of a batch normalization is three times as large as in training, or a third "
-                "of it, in each of the newest captured evaluations, and doesn't come closer. Unknown unless `phases` "
-                "includes `eval`, and in the first 100 steps.",
+                "In evaluation, the activation of a batch normalization is three times as large as in training, or a "
+                "third of it, in each of the newest captured evaluations, and doesn't come closer. Unknown unless "
+                "`phases` includes `eval`, and in the first 100 steps.",
             ),
             _rule(
                 "gradient-clipped-always",
@@ -269,8 +269,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "rank-collapse",
                 "warning",
                 "Rank collapse",
-                "The outputs vary in a quarter of the directions in which they varied at first, or fewer, in each of "
-                "the newest results of a probe with `hookcore.probes.effective_rank`. It is a note while the loss "
+                "The activations vary in a quarter of the directions in which they varied at first, or fewer, in each "
+                "of the newest results of a probe with `hookcore.probes.effective_rank`. It is a note while the loss "
                 "falls, as classes gather around few points, unless one direction is left. Unknown without such a "
                 "probe.",
             ),

@@ -110,8 +110,8 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
     "all-zero": (_captured(16, 64),),
     "tensor-variance": (
         Threshold("spread", 1e-5, 0, 1, "the standard deviation as a share of the root mean square"),
-        Threshold("varied", 1e-3, 0, 1, "the same share at first, of outputs of modules without a weight"),
-        Threshold("least_values", 16, 2, 1e9, "values that an output must have", whole=True),
+        Threshold("varied", 1e-3, 0, 1, "the same share at first, of activations of modules without a weight"),
+        Threshold("least_values", 16, 2, 1e9, "values that an activation must have", whole=True),
         _captured(16, 64),
     ),
     "poor-weight-initialization": (

@@ -4,7 +4,11 @@ import { test } from "node:test";
 import { linesOf } from "../../app/static/js/alerts/evidence.js";
 
 const evidence = {
-  taps: [{ label: "b output" }, { label: "a output" }, { label: "c output" }],
+  taps: [
+    { module: "b", kind: "output", label: "b output" },
+    { module: "", kind: "param_grad", label: "(root) param_grad [w]" },
+    { module: "c", kind: "output", label: "c output call 2" },
+  ],
   steps: [8, 9, 11],
   stats: {
     count: [
@@ -35,8 +39,8 @@ test("a tensor has the steps in which it was captured, and one that never was ha
   assert.deepEqual(
     lines.map(({ name, first }) => [name, first]),
     [
-      ["b output", [8, 9, 11]],
-      ["a output", [8, 11]],
+      ["b activation", [8, 9, 11]],
+      ["(root) weight gradient [w]", [8, 11]],
     ],
   );
 });

@@ -110,7 +110,7 @@ class Feeding:
             return "What went into it isn't known."
         fine = f"What went into it was finite: the activation of {self._names(known)}." if known else ""
         if not known and not unseen and not masks:
-            fine = "No other module's output went into it."
+            fine = "No other module's activation went into it."
         mask = f"What {self._names(masks)} put into it has the infinities of a mask." if masks else ""
         return " ".join(filter(None, [fine, mask, self._unseen(unseen, "feeds it")]))
 
@@ -118,7 +118,7 @@ class Feeding:
         fine = ""
         if known:
             names = self._names(known)
-            fine = f"The gradient that it was computed from, at the output of {names}, was finite."
+            fine = f"The gradient that it was computed from, that of the activation of {names}, was finite."
         elif not unseen:
             fine = "It came from the loss, through no other module."
         return " ".join(filter(None, [fine, self._unseen(unseen, "it feeds")]))

@@ -197,7 +197,7 @@ class Incident:
     def _cause(self) -> str:
         if not self.loss:
             return ""
-        return f"No captured output was, but {self.loss} was: what computes it comes before every gradient."
+        return f"No captured activation was, but {self.loss} was: what computes it comes before every gradient."
 
     def _course(self) -> str:
         others = f"{self.modules:,} other module{'' if self.modules == 1 else 's'}"

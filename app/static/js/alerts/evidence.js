@@ -1,6 +1,7 @@
 // @ts-check
 /** The values that an incident keeps, as lines. Pure. */
 import { numberOf } from "../api.js";
+import { streamWords } from "../kinds.js";
 
 /** Known even if no value is finite. */
 const COUNTS = new Set(["nan", "inf", "zero"]);
@@ -20,7 +21,8 @@ export function linesOf(evidence, stat) {
       const bad = nan.map((many, row) => (COUNTS.has(stat) ? 0 : many + inf[row]));
       const mean = values.map((value, row) => (bad[row] ? NaN : value));
       const infinite = nan.map((many) => !many);
-      return { name: tap.label, first: at, last: at, mean, nonfinite: bad, infinite, dashed: place > 0 };
+      const name = `${tap.module || "(root)"} ${streamWords(tap)}`;
+      return { name, first: at, last: at, mean, nonfinite: bad, infinite, dashed: place > 0 };
     })
     .filter(({ first }) => first.length);
 }

@@ -37,7 +37,7 @@ export async function layersOf(run, kind, modules, steps, signal) {
     return {
       tap: Number(tap.number),
       module: tap.module,
-      label: tap.label.slice(tap.module.length).trim(),
+      label: tap.label.slice((tap.module || "(root)").length).trim(),
       type: modules.get(tap.module)?.type ?? "",
       place: modules.get(tap.module)?.place ?? modules.size,
       zero: numberOf(at[zero]),
