@@ -202,9 +202,10 @@ def test_a_dead_server_is_reported_and_the_page_continues_when_it_is_back(browse
     run = empty_site.run("one", 3)["id"]
     with visiting(browser, empty_site.url) as tab:
         tab.forgiven = LOST
-        tab.goto(f"runs/{run}/hooks")
+        tab.goto(f"runs/{run}")
         expect(tab.page.locator("#status")).to_have_class("pill live")
         expect(tab.page.locator("#status-words")).to_contain_text("/s")  # a rate shows that messages have arrived
+        expect(tab.page.locator("#chart .plot-legend")).to_contain_text("loss")
         empty_site.kill()
         banner = tab.page.locator("#banner")
         expect(banner).to_contain_text(
@@ -213,9 +214,17 @@ def test_a_dead_server_is_reported_and_the_page_continues_when_it_is_back(browse
         expect(tab.page.locator("#status")).to_have_class("pill disconnected")
         assert [fault for fault in tab.axe() if "#banner" in fault or "#status" in fault] == []
         assert tab.page.locator("h1").inner_text()
+        chart = tab.page.locator("#chart")
+        tab.page.locator("#scalars a", has_text="lr").click()
+        expect(chart.locator("h2")).to_have_text("lr")
+        expect(chart.locator(".empty")).to_contain_text(
+            re.compile("isn.t responding")
+        )  # instead of the line of the loss
+        expect(chart.locator(".plot-legend")).to_be_hidden()
         empty_site.start()
         expect(banner).to_be_hidden()
         expect(tab.page.locator("#status")).to_have_class("pill live")
+        expect(chart.locator(".plot-legend")).to_contain_text("lr")
 
 
 def test_the_removal_of_a_run_is_reported_on_its_open_page(browser: Browser, empty_site: Site) -> None:

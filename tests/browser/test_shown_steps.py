@@ -82,12 +82,17 @@ def test_a_held_page_shows_one_step_in_cards_scalars_table_and_status(visit: Ope
         expect(tab.page.locator("#status-words")).to_have_text("held at step 120 · ended")
         expect(tab.page.locator("#figures .glance")).to_contain_text("Values are from step 120.")
         expect(tab.page.locator("#chart .main-svg").first).to_be_visible()  # its line continues to the last step
+        legend = tab.page.locator("#chart .plot-legend")
+        expect(legend).to_have_text(
+            re.compile(r"^step 120\s*loss\s*9,880$")
+        )  # of this step, though points have several
         expect(tab.page.locator("#figure-loss .value")).to_have_text("9,880")
         expect(tab.page.locator("#scalar-loss data")).to_have_text("9,880")
         expect(tab.page.locator("#values tbody tr").first.locator("td").nth(2)).to_have_text("120")
         tab.page.locator("h1").click()
         tab.page.keyboard.press("Shift+ArrowLeft")
         expect(tab.page.locator("#figure-loss .value")).to_have_text("9,890")
+        expect(legend).to_have_text(re.compile(r"^step 110\s*loss\s*9,890$"))
         # Parts out of sight are updated when they become visible.
         tab.page.locator("#values h2").scroll_into_view_if_needed()
         expect(tab.page.locator("#values tbody tr").first.locator("td").nth(2)).to_have_text("110")

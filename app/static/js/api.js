@@ -35,6 +35,13 @@ export function urlOf(path, query = {}) {
   return `api/v1/${path}${text ? `?${text}` : ""}`;
 }
 
+/** The server didn't answer. */
+export class NoAnswer extends ApiError {
+  constructor() {
+    super(0, "The dashboard isn\u2019t responding");
+  }
+}
+
 /**
  * `fetch`, whose error says what it means. @param {string} address @param {RequestInit} [request]
  */
@@ -42,7 +49,7 @@ export async function reach(address, request) {
   try {
     return await fetch(address, request);
   } catch (error) {
-    if (error instanceof TypeError) throw new ApiError(0, "The dashboard isn\u2019t responding");
+    if (error instanceof TypeError) throw new NoAnswer();
     throw error;
   }
 }

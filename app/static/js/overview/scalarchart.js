@@ -1,19 +1,25 @@
 // @ts-check
 /** The large line of one scalar: the loss, or the one that was chosen. */
-import { get } from "../api.js";
+import { get, NoAnswer } from "../api.js";
 import { byId } from "../dom.js";
 import { Curve, lineIn } from "../live/curve.js";
+import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/index.js";
 
 const POINTS = 1000;
 const MAX_POINTS = 3 * POINTS; // of a run that is shown whole, until its points are requested again
 const HZ = 4;
+const CALM_MS = 150; // an answer that comes sooner takes the place of the old line
 
 export class ScalarChart {
   /** @type {{close: () => void, change: (query: Record<string, any>) => void} | null} */
   #stream = null;
   #shown = "";
+  /** The scalar of the curve. */
+  #of = "";
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #waiting;
   curve = new Curve();
 
   /** @param {import("../page.js").Page} page @param {string} name shown unless another one is chosen
@@ -36,6 +42,7 @@ export class ScalarChart {
     this.#begin();
     page.state.on("scalar", () => this.show());
     page.follow.on("change", () => this.show());
+    page.stream.on("state", (state) => state !== "connecting" && this.#of !== this.name && this.#wait());
     this.show();
   }
 
@@ -45,6 +52,7 @@ export class ScalarChart {
     const { span } = this.page.follow;
     const series = JSON.parse(document.getElementById("first-series")?.textContent ?? "null");
     if (!series || !span || series.name !== this.name || Number(first) > span[0]) return;
+    this.#of = this.name;
     this.curve.take(series, true);
     this.#draw();
     this.chart.draw(); // at once, so that it is in the first paint
@@ -80,8 +88,20 @@ export class ScalarChart {
       return this.chart.say(
         "No scalars logged. Call watcher.log(loss=loss.item()) in your training loop to plot it here.",
       );
+    const isOther = this.#of !== this.name;
+    if (isOther) this.curve = new Curve();
     if (live === null) void this.refresh.now();
     else this.#follow(live);
+    if (isOther) this.#wait();
+  }
+
+  /** The line of another scalar doesn't stay: it would be taken for this one. */
+  #wait() {
+    clearTimeout(this.#waiting);
+    const isAway = this.#stream !== null && this.page.stream.state === "waiting";
+    const say = () =>
+      this.name && this.#of !== this.name && this.chart.say(isAway ? failedWords(new NoAnswer()) : "Loading\u2026");
+    this.#waiting = setTimeout(say, isAway ? 0 : CALM_MS);
   }
 
   /** @param {number} live */
@@ -92,6 +112,7 @@ export class ScalarChart {
       json: (said) => {
         if (said.type !== "scalars") return;
         const mine = said.scalars.find((each) => each.name === this.name);
+        if (said.snapshot) this.#of = this.name;
         if (mine) this.curve.take(mine, said.snapshot);
         else if (said.snapshot) this.curve = new Curve();
         if (live !== Infinity) this.curve.forget((this.page.follow.newest ?? 0) - live + 1);
@@ -107,10 +128,14 @@ export class ScalarChart {
     try {
       const answer = await get("scalars", { run: page.run, name, points: POINTS, ...this.#bounds }, signal);
       signal.throwIfAborted();
+      this.#of = name;
       this.curve.take(answer.series[0], true);
       this.#draw();
     } catch (error) {
-      if (!signal.aborted) this.chart.fail(error, name);
+      if (!signal.aborted) {
+        clearTimeout(this.#waiting);
+        this.chart.fail(error, name);
+      }
       throw error;
     }
   }
