@@ -130,6 +130,42 @@ def test_an_edit_is_not_lost_if_another_server_that_has_not_heard_of_it_writes_s
         world.app.state.shared.close()
 
 
+def test_edits_at_the_very_same_moment_are_all_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two, late = (make_world(store=url) for _ in range(3))  # without threads: they look when the test says so
+
+    def look(*worlds: World) -> None:
+        for world in worlds:
+            world.app.state.shared._look(world.app.state.shared._cluster.shards[0])
+
+    store_frames(url, a_run("run"), range(3))
+    look(one, two)
+    for first in (True, False):  # nothing was edited before the first time
+        with monkeypatch.context() as blind:  # none sees what the others write
+            blind.setattr(entry, "pages_of", lambda *of, **which: [])
+            blind.setattr(views, "pages_of", lambda *of, **which: [])
+            for world, what, name in (
+                (one, {"name": f"renamed {first}"}, f"a{first}"),
+                (two, {"notes": str(first)}, "b"),
+            ):
+                assert world.client.patch("/api/v1/runs/run", json=what).status_code == 200
+                world.client.put("/api/v1/views", json={"name": name, "query": "sort=loss"})
+        look(one, two, one, two)
+        for world in (one, two):
+            run = world.runs.get("run")
+            assert run is not None
+            assert (run.name, run.notes) == (f"renamed {first}", str(first))
+            assert set(world.runs.views.all()) >= {f"a{first}", "b"}
+    cluster = _client(url)
+    newest = "SELECT max(version) AS newest FROM pages"
+    before = cluster.shards[0].read(newest).one("newest")
+    look(one, two, late)
+    assert cluster.shards[0].read(newest).one("newest") == before, "they agree"
+    cluster.close()
+    assert _listed(late)["run"]["name"] == "renamed False"
+    for world in (one, two, late):
+        world.app.state.shared.close()
+
+
 def test_what_was_changed_here_is_put_into_the_newest_content_and_nothing_else() -> None:
     before = {"name": "run", "notes": "", "tags": ["a"], "annotations": {"1": "x", "2": "y"}}
     mine = {**before, "notes": "mine", "annotations": {"2": "y", "3": "z"}}

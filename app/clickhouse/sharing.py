@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,6 +17,8 @@ from .client import Shard
 from .tables import COMMANDS, PAGES, Table
 from .writing import block_of
 
+EARLIER: Final = ""  # the versions that the writer of a page had seen, in its content; no view has this name
+MAX_EARLIER: Final = 50
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
@@ -51,6 +55,39 @@ def merged(before: Mapping[str, Any], mine: Mapping[str, Any], newest: Mapping[s
         else:
             content.pop(name, None)
     return content
+
+
+@dataclass(slots=True)
+class History:
+    """What a server knows of the versions of one page, and the newest change that it wrote itself.
+
+    Two servers that write at the same moment don't see each other's change, and the higher version counts. So each
+    version names those before it, and a server that doesn't find its own among them writes its change again.
+    """
+
+    version: int = -1  # the newest that is known
+    _earlier: tuple[int, ...] = ()  # with this one
+    _written: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None  # before and after it, if it is an own one
+
+    def follow(self, page: SharedPage) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Note a newer version. Return its content, and the same with the own change, if that was overtaken by it."""
+        content = {name: value for name, value in page.content.items() if name != EARLIER}
+        mended, said = content, page.content.get(EARLIER)  # an earlier release doesn't say it
+        if self._written is not None and isinstance(said, list) and self._is_overtaken(said):
+            mended = merged(*self._written, content)
+        self.version, self._written = page.version, None
+        self._earlier = (*(said if isinstance(said, list) else ()), page.version)
+        return content, mended
+
+    def _is_overtaken(self, earlier: Sequence[int]) -> bool:
+        is_known = len(earlier) < MAX_EARLIER or earlier[0] <= self.version  # the list is of the newest ones
+        return is_known and self.version not in earlier
+
+    def write(self, shard: Shard, day: int, number: int, before: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+        """Save the next version of a page, which changes the content before."""
+        version = max(time.time_ns(), self.version + 1)
+        save_page(shard, day, SharedPage(number, version, {**content, EARLIER: self._earlier[-MAX_EARLIER:]}))
+        self.version, self._earlier, self._written = version, (*self._earlier, version), (before, content)
 
 
 def save_page(shard: Shard, day: int, page: SharedPage) -> None:

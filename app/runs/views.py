@@ -87,14 +87,14 @@ class Views:
         return True
 
     def keep_in(self, kept: Kept) -> None:
-        """Keep them elsewhere from now on. Whoever knows of changes there passes them to `follow`."""
+        """Keep them elsewhere from now on. Whoever knows of changes there calls `follow`."""
         with self._lock:
             self._kept, self._views = kept, {}
 
-    def follow(self, said: Mapping[str, object]) -> None:
-        """Take what is kept now."""
+    def follow(self) -> None:
+        """Take what is kept now, because others have changed it."""
         with self._lock:
-            self._views = _fitting(said)
+            self._newest()
         self._changed()
 
     def _known(self) -> dict[str, str]:

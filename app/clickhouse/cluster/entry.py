@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +21,7 @@ from ..client import Shard
 from ..names import day_of, number_of_run
 from ..reading import Listed, Mismatch
 from ..record import awaited_in
-from ..sharing import SharedPage, merged, newest_command, pages_of, save_commands, save_page
+from ..sharing import History, SharedPage, merged, newest_command, pages_of, save_commands
 
 SIGNS_MISSED: Final = 2  # before the silence of a run counts
 PATIENCE: Final = 60  # looks for the rows of a frame, before they are lost; there is about one per second
@@ -37,10 +36,11 @@ class Entry:
     shard: Shard
     lost_after_s: float
     version: int = -1  # of the newest sign of life
-    page: int = -1  # the version of the newest edit
+    history: History = field(default_factory=History)  # of the edits
     removed: bool = False
     described: int = -1
     waits: int = 0  # looks in which frames had taps without names
+    summed: int = -1  # the highest item that the sum of all ranks has taken, or could have
     stored: int = -1  # the highest item in ClickHouse, as the newest sign of life says
     awaited: int = -1  # the frame that isn't here completely
     looks: int = 0  # for its rows
@@ -122,23 +122,25 @@ class Entry:
     def read_page(self, page: SharedPage) -> None:
         """Take a newer edit, of another server or an earlier one."""
         with self._editing:
-            if page.version > self.page:
-                self._follow(page)
+            if page.version > self.history.version and self._follow(page):
+                self._write()
 
-    def _follow(self, page: SharedPage) -> None:
-        """Take a newer edit, besides what was changed here and isn't written yet."""
+    def _follow(self, page: SharedPage) -> bool:
+        """Take a newer edit. Return whether it lacks what was changed here, unwritten yet or at the same moment."""
         run, rules, before, mine = self.run, self.run.rules, self._content, self._own()
-        self.page = page.version
-        self._apply(page.content)
+        theirs, mended = self.history.follow(page)
+        self._apply(theirs)
         self._content = self._own()
+        self._apply(mended)
         if mine != before:
-            self._apply(merged(before, mine, self._content))
+            self._apply(merged(before, mine, self._own()))
         self.summarized = bool(run.summary.get("results") is not None)
         if run.loaded and run.rules != rules and run.store.follower is not None:
             run.store.follower.change(run.rule_changes[-1][0] if run.rule_changes else -1, run.rules)
         if isinstance(run.joint, JointRun):
             run.joint.follow_edit(run)
         run.changes.tell()
+        return self._own() != self._content
 
     def _apply(self, content: Mapping[str, Any]) -> None:
         self.removed = content.get("removed") is True
@@ -155,12 +157,14 @@ class Entry:
         """Save what was edited here, for all servers, together with what others have edited in the meantime."""
         with self._editing:
             newest = next(iter(pages_of(self.shard, run=self.number)), None)
-            if newest is not None and newest.version > self.page:
+            if newest is not None and newest.version > self.history.version:
                 self._follow(newest)
-            content = self._own()
-            version = max(time.time_ns() // 1_000_000, self.page + 1)
-            save_page(self.shard, self.day, SharedPage(self.number, version, content))
-            self.page, self._content = version, content
+            self._write()
+
+    def _write(self) -> None:
+        content = self._own()
+        self.history.write(self.shard, self.day, self.number, self._content, content)
+        self._content = content
 
     def newest(self) -> int:
         """Return the highest number of a command for its trainer."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from ...runs.views import Views
 from ..client import Shard
 from ..names import number_of_run
-from ..sharing import SharedPage, pages_of, save_page
+from ..sharing import History, SharedPage, pages_of
 
 DAY: Final = 2**15 - 1  # in 2059: days are dropped when their runs are old, and no run begins on this one
 
@@ -20,25 +19,25 @@ class SharedViews:
     def __init__(self, views: Views, shard: Shard, name: str) -> None:
         self.number = number_of_run(f"hookcore/{name}")  # no run has such an id
         self._views, self._shard = views, shard
-        self._version = -1
+        self._history = History()
+        self._content: dict[str, Any] = {}  # of the newest version that is known
         views.keep_in(self)
 
     def read(self) -> Mapping[str, object]:
         """Return the newest views. Raises HookcoreError if the shard can't be asked."""
         page = next(iter(pages_of(self._shard, run=self.number)), None)
-        if page is None:
-            return {}
-        self._version = max(self._version, page.version)
-        return page.content
+        if page is not None and page.version > self._history.version:
+            self._content, mended = self._history.follow(page)
+            if mended != self._content:  # another server wrote at the same moment as this one
+                self.write(mended)
+        return self._content
 
     def write(self, views: Mapping[str, str]) -> None:
         """Save views for all servers. Raises HookcoreError if that isn't possible."""
-        version = max(time.time_ns() // 1_000_000, self._version + 1)
-        save_page(self._shard, DAY, SharedPage(self.number, version, dict(views)))
-        self._version = version
+        self._history.write(self._shard, DAY, self.number, self._content, views)
+        self._content = dict(views)
 
     def follow(self, page: SharedPage) -> None:
         """Take what another server has saved."""
-        if page.version > self._version:
-            self._version = page.version
-            self._views.follow(page.content)
+        if page.version > self._history.version:
+            self._views.follow()
