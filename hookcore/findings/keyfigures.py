@@ -96,11 +96,13 @@ def newest_of(store: Store, name: str, last: int | None = None, first: int | Non
     if newest is None or name not in store.scalar_names():
         return None
     # It is usually among the newest steps; for a scalar that is rarely logged, search all of them.
-    for begin in (max(first or 0, newest - _RATE_STEPS), first):
-        series = store.scalars(name, begin, last, _RATE_STEPS + 1)
-        if len(series.mean):
-            end = int(series.last_step[-1])
-            row = store.scalars(name, end, last, 1)  # the points of many steps are down-sampled
+    near = max(first or 0, newest - _RATE_STEPS)
+    for begin in (near, first):
+        row = store.scalars(name, begin, last, _RATE_STEPS + 1)
+        if len(row.mean):
+            end = int(row.last_step[-1])
+            if begin != near:  # the points of many steps are down-sampled
+                row = store.scalars(name, end, last, 1)
             value = float("nan") if row.nonfinite[-1] else float(row.mean[-1])
             return Reading(name, value, end, first_step=int(row.first_step[-1]))
     return None
