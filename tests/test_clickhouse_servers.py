@@ -28,6 +28,7 @@ from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
 from hookcore_app.clickhouse.sharing import merged
 from hookcore_app.clickhouse.tables import ROWS, SKETCHES
 from hookcore_app.runs import JointRun, Run
+from hookcore_app.runs.assembly import GRACE_S
 from hookcore_app.serving import server as serving
 from hookcore_app.settings import ServerSettings
 from tests.clickhouse_nodes import Cluster, running
@@ -532,6 +533,57 @@ def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are
     assert other is not None
     assert other.loaded
     assert loaded == [True, True]
+    shared_runs.close()
+
+
+def test_what_a_rank_sent_while_it_was_not_in_memory_is_added_to_the_sum_or_counted(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    world = make_world(lambda: now_s, store=url)  # without a thread: the test looks
+    shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
+    shared_runs._listed.set()
+
+    def look() -> None:
+        shared_runs._look(shard)
+        shared_runs.advance(shard)
+
+    for rank in range(2):
+        store_frames(url, _a_rank(rank), range(10))
+    look()
+    joint, away = world.runs.find("ranks-job"), world.runs.get("rank-1-0")
+    assert isinstance(joint, JointRun)
+    assert away is not None
+
+    def leave_while(steps: range, others: range) -> None:
+        nonlocal now_s
+        now_s += GRACE_S + 1
+        assert away is not None
+        away.seen_at = float("-inf")
+        assert world.runs._memory.leave(away)
+        joint.tick()
+        store_frames(url, _a_rank(0), others)
+        look()
+        store_frames(url, _a_rank(1), steps)
+        look()
+        assert away.loaded
+
+    leave_while(range(10, 16), range(10, 15))
+    progress = joint.assembly.ranks[1]
+    assert progress.late == 4, "steps 10 to 13: step 14 is still open, and 15 waits for the other rank"
+    assert any("rank 1 sent step 10 when step 14 had been added up" in each.message for each in joint.store.events())
+    store_frames(url, _a_rank(0), range(15, 17))
+    store_frames(url, _a_rank(1), range(16, 17))
+    look()
+    assert joint.store.steps().newest == 16
+    assert joint.assembly.incomplete == 0
+    monkeypatch.setattr(opening, "WHOLE_ROWS", 100)  # a frame counts as 25
+    monkeypatch.setattr(opening, "WINDOW_ROWS", 50)
+    leave_while(range(17, 25), range(17, 26))
+    assert progress.late == 4 + 8
+    assert any("rank 1 was away for 6 frames" in each.message for each in joint.store.events())
+    shown = world.client.get("/api/v1/ranks?run=ranks-job").json()
+    assert [each["late"] for each in shown["ranks"]] == [0, 12]
     shared_runs.close()
 
 

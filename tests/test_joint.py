@@ -8,18 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from hookcore.errors import HookcoreError
 from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, Snapshot, Tap, wire
 from hookcore.records.vocabulary import SAMPLES_RATE
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore_app.runs import Changes, JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S, LATE_S
+from hookcore_app.runs.joint import READ_AGAIN_S
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.rankwords import words_of
 from hookcore_app.runs.rounds import Rounds
@@ -268,6 +271,43 @@ def test_a_live_rank_whose_frames_do_not_come_is_not_waited_for_and_its_steps_co
     assert ranks.series()[3] == 1.5
     assert ranks.joint.assembly.incomplete == 2
     assert not ranks.events("rank-missing")
+
+
+def test_ranks_that_can_not_be_read_are_not_read_again_for_each_frame(
+    ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[float] = []
+
+    def refuse(runs: Sequence[Run]) -> dict[str, Any]:
+        asked.append(ranks.clock.now)
+        raise HookcoreError("the shard is away")
+
+    ranks.all([0])
+    joint, recorded = ranks.joint, ranks.joint.recorded
+    joint.loaded, joint.recorded = False, refuse
+    for step in range(1, 4):
+        ranks.all([step])
+    assert len(asked) == 1
+    (record,) = caplog.records
+    assert "the run of all ranks, ranks-job, can't be read, trying again in 10 s: the shard is away" in record.message
+    assert record.exc_info is None
+    assert joint.store.steps().newest == 1, "as the ranks were then"
+    ranks.clock.now += READ_AGAIN_S
+    joint.recorded = recorded
+    ranks.all([4])
+    assert joint.loaded
+
+
+def test_the_sum_of_all_ranks_says_which_steps_only_the_ranks_have_each(ranks: Ranks) -> None:
+    ranks.all(range(300))
+    store = ranks.joint.store
+    assert not ranks.joint.partial
+    store.shrink(store.usage().nbytes // 8)
+    assert store.exact_since
+    assert not ranks.joint.partial, "the ranks have no more"
+    ranks.joint.current()[0].run.store.past = SimpleNamespace(trouble="")  # type: ignore[assignment]
+    begins = f"Values of tensors before step {store.exact_since:,} are of several steps together"
+    assert ranks.joint.partial.startswith(begins)
 
 
 def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:

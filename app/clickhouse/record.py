@@ -144,6 +144,13 @@ class StoredRun:
         found = self.shard.read(f"SELECT min(number) AS first, count() AS found FROM items WHERE {where}")
         return found.one("first") if found.one("found") else self.last + 1
 
+    def count_frames(self, first: int, end: int) -> int:
+        """Return how many frames there are from one item up to another one, without that."""
+        if first >= end:
+            return 0
+        where = f"run = {self.run} AND kind = {FRAME} AND number >= {first} AND number < {end}"
+        return self.shard.read(f"SELECT count() AS frames FROM items WHERE {where}").one("frames")
+
     @cached_property
     def _names(self) -> tuple[tuple[Tap, ...], tuple[str, ...]]:
         return names_of(self.shard, self.run)
@@ -217,11 +224,11 @@ class StoredRun:
             self.damages.append(f"item {item.number}: {error}")
             return None
 
-    def snapshots(self) -> Iterator[Snapshot]:
-        """Yield the newest snapshots, oldest first."""
+    def snapshots(self, since: int = 0) -> Iterator[Snapshot]:
+        """Yield the newest snapshots from an item on, oldest first."""
         found = self.shard.read(
             f"SELECT number, length(content) AS nbytes FROM items WHERE run = {self.run} AND kind = {SNAPSHOT} "
-            f"AND number <= {self.last} ORDER BY number DESC"
+            f"AND number >= {since} AND number <= {self.last} ORDER BY number DESC"
         )
         fitting = int(np.searchsorted(np.cumsum(found.numbers("nbytes").astype(np.int64)), SNAPSHOT_BYTES, "right"))
         if not fitting:

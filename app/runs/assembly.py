@@ -185,18 +185,31 @@ class Assembly:
         known = self.ranks[rank]
         known.newest = max(known.newest, frame.step)
         if frame.step < self.newest:
-            known.late += 1
-            self.tell(
-                "rank-late",
-                rank,
-                f"rank {rank} sent step {frame.step:,} when step {self.newest:,} had been added up: the sum of all "
-                f"ranks is without it. The rank's own run has it",
-            )
+            self._note_late(rank, frame.step)
         elif frame.step == self.newest and self._last is not None:
             self._take_more(rank, frame, self._last)
         else:
             self._put(rank, frame)
         self.advance()
+
+    def _note_late(self, rank: int, step: int) -> None:
+        self.ranks[rank].late += 1
+        self.tell(
+            "rank-late",
+            rank,
+            f"rank {rank} sent step {step:,} when step {self.newest:,} had been added up: the sum of all ranks is "
+            f"without it. The rank's own run has it",
+        )
+
+    def miss(self, rank: int, frames: int) -> None:
+        """Count frames of a rank as too late, which aren't read because there are too many."""
+        self.ranks[rank].late += frames
+        self.tell(
+            "rank-away",
+            rank,
+            f"rank {rank} was away for {frames:,} frames: the sum of all ranks is without them. The rank's own run has "
+            f"them",
+        )
 
     def advance(self) -> None:
         """Add up all steps that are complete, or have waited for too long."""

@@ -6,7 +6,7 @@ import heapq
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -38,6 +38,7 @@ PREFIX: Final = "ranks-"  # of the id, before the job
 # Changed by readers, and saved with the lowest rank's run.
 EDITED: Final = ("notes", "tags", "group", "archived", "quiet", "annotations")
 COUNT_EVERY_S: Final = 1.0  # between two sums of the ranks' counters
+READ_AGAIN_S: Final = 10.0  # after the ranks couldn't be read
 _OF_RANK: Final = re.compile(r" rank \d+$")
 NO_ROUND: Final = -1
 _SHARE: Final = 4  # the steps that wait for ranks may take a quarter of the store's size
@@ -74,6 +75,7 @@ class JointRun(Run):
     _reading: bool = False
     _gathers_until: float = float("-inf")  # ranks that continue saved runs wait for each other
     _counted_at: float = float("-inf")
+    _read_again_at: float = float("-inf")
     _shaping: threading.Lock = field(default_factory=threading.Lock)  # the order of the members, and the outline
 
     def __post_init__(self) -> None:
@@ -181,12 +183,56 @@ class JointRun(Run):
         """Take a record of a member, whose lock is held. Nothing that goes wrong here costs the member its data."""
         try:
             with self.lock:
-                if not self.loaded:
-                    self._read_all()
-                self._take(run, record)
+                if self._is_read():
+                    self._take(run, record)
         except Exception:
-            logger.exception("hookcore: a frame can't be added to the run of all ranks, %s", self.id)
-            self.assembly.tell("not-added", -1, "frames of some rank can't be added up: the server's log says why")
+            self._tell_bug()
+        self.changes.tell()
+
+    def _is_read(self) -> bool:
+        """Return whether the sum is in memory. If not, read the ranks, but not again at once if they can't be read."""
+        if self.loaded:
+            return True
+        if self.clock() < self._read_again_at:
+            return False  # what is kept of the ranks has the frame when they are read
+        try:
+            self._read_all()
+        except Exception as error:
+            self._read_again_at = self.clock() + READ_AGAIN_S
+            is_ours = not isinstance(error, HookcoreError)
+            why = f"trying again in {READ_AGAIN_S:g} s: {error}"
+            logger.warning("hookcore: the run of all ranks, %s, can't be read, %s", self.id, why, exc_info=is_ours)
+            return False
+        return True
+
+    def _tell_bug(self) -> None:
+        logger.exception("hookcore: a frame can't be added to the run of all ranks, %s", self.id)
+        self.assembly.tell("not-added", -1, "frames of some rank can't be added up: the server's log says why")
+
+    def catch_up(self, run: Run, passed: int, records: Iterable[Frame | Snapshot]) -> None:
+        """Take what a member's own run has read by itself, and count the frames that it has passed over.
+
+        Those of steps that were added up without the rank come too late, like those of any rank that was away.
+        """
+        with self.lock:
+            member = self.members.get(run.id)
+            if not self.loaded or member is None:
+                return  # they are read with all the rest
+            try:
+                for record in records:
+                    self._take(run, record)
+                rank = self._rank_in_round(member)
+                if passed and rank is not None:
+                    self.assembly.miss(rank, passed)
+            except HookcoreError as error:
+                without = "the sum of all ranks is without some of its steps"
+                message = (
+                    f"rank {member.place.rank} can't be read now, so {without}: {error}. The rank's own run has them"
+                )
+                say(self, "rank-not-read", message, "warning")
+            except Exception:
+                self._tell_bug()
+            self._tell()
         self.changes.tell()
 
     def describe_of(self, run: Run, described: Description) -> None:
@@ -196,6 +242,23 @@ class JointRun(Run):
                 return  # reading the members reads their descriptions
             self._describe(run, described.modules, described.coverage, described.hooks)
             self._follow_lead()
+
+    @property
+    def partial(self) -> str:
+        """Why answers may lack something; empty if they don't."""
+        return " ".join(filter(None, (self.beginning, self.coarse, self.away)))
+
+    @property
+    def coarse(self) -> str:
+        """Which steps are merged, although the runs of the ranks have each of them; empty if none are."""
+        since = self.store.exact_since
+        if since is None or all(each.run.store.past is None for each in list(self.members.values())):
+            return ""
+        begin = min(since, (self.store.steps().newest or 0) + 1)
+        return (
+            f"Values of tensors before step {begin:,} are of several steps together, because the sum of all ranks is "
+            f"in memory only. The runs of the ranks have each step."
+        )
 
     @property
     def away(self) -> str:
@@ -441,6 +504,9 @@ class JointRun(Run):
         try:
             self._read_rounds()
             self.loaded = True
+        except Exception:
+            self._outline()  # again: a part of the ranks isn't their sum
+            raise
         finally:
             self._reading = False
         self._judge()

@@ -55,6 +55,11 @@ class Deep(Contents):
         """The step since which memory has had every step of the run, if not from the beginning."""
         return self._parts.whole_since
 
+    @property
+    def exact_since(self) -> int | None:
+        """The step since which memory has each step's values of tensors; None if it has all."""
+        return self._parts.stats.exact_since(self._parts.whole_since)
+
     @contextmanager
     def in_memory(self) -> Iterator[None]:
         """Answer this thread from memory alone, as rules need it: they look at thousands of taps, and often."""
@@ -106,7 +111,7 @@ class Deep(Contents):
 
     def _latest(self, span: Span) -> tuple[Steps, Floats]:
         """Return the newest step of each tap in a span, -1 if it has none, and its exact stats there [stat, tap]."""
-        since = self._parts.stats.exact_since(self._parts.whole_since)
+        since = self.exact_since
         past = self._past_of(span, since)
         if past is not None and since is not None and span[1] is not None and span[1] < since:
             found = past.latest(len(self._parts.taps), span)
@@ -116,13 +121,13 @@ class Deep(Contents):
 
     def _has_past(self, span: Span) -> bool:
         """Return whether the past has the steps of a span that memory has merged."""
-        past = self._past_of(span, self._parts.stats.exact_since(self._parts.whole_since))
+        past = self._past_of(span, self.exact_since)
         return past is not None and not past.trouble
 
     def _rows_between(self, span: Span) -> tuple[Steps, Steps]:
         """Return the first and the last step of every row of taps that overlaps a span, oldest first."""
         begin, end = self._parts.stats.rows_between(*span)
-        since = self._parts.stats.exact_since(self._parts.whole_since)
+        since = self.exact_since
         past = self._past_of(span, since)
         if past is None or since is None:
             return begin, end

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -317,6 +318,7 @@ class SharedRuns:
             except HookcoreError as error:
                 say(run, "damaged", f"item {item.number} of this run can't be read: {error}", "warning")
                 run.acknowledged = item.number
+            entry.summed = item.number
         run.changes.tell()
         if isinstance(item, EndItem):
             self._summarize_once(entry)
@@ -376,8 +378,20 @@ class SharedRuns:
         if not entry.is_new:  # what happened before this server isn't news
             run.seen_events, run.known_until = store.events_after(0)[0], store.steps().newest or -1
         run.swap(store, loaded=True)
+        self._catch_up(entry, stored)
         if end is not None:
             self._summarize_once(entry)
+
+    @staticmethod
+    def _catch_up(entry: Entry, stored: StoredRun) -> None:
+        """Pass frames to the sum of all ranks that it lacks, because they came while the rank wasn't in memory."""
+        joint, after = entry.run.joint, entry.summed
+        entry.summed = max(after, stored.last)
+        if isinstance(joint, JointRun) and joint.loaded and stored.last > after:
+            first = max(after + 1, stored.first)
+            newer = StoredRun(stored.shard, stored.run, stored.last, first, lost_until=stored.last)
+            records = chain(newer.frames(), newer.snapshots(after + 1))
+            joint.catch_up(entry.run, stored.count_frames(after + 1, first), records)
 
     def recorded(self, runs: Sequence[Run]) -> Mapping[str, Recorded | HookcoreError]:
         """Return the ranks of a training as far as their own runs have followed them."""
@@ -394,6 +408,7 @@ class SharedRuns:
                 last = run.acknowledged if run.loaded else extent.last
                 # Nobody waits for what isn't here completely: it has been taken, or isn't followed.
                 found[run.id] = stored = StoredRun(shard, entry.number, last, lost_until=last)
+                entry.summed = max(entry.summed, last)
                 if (member := members.get(run.id)) is not None and member.round >= 0:
                     attempts.setdefault(member.round, []).append((stored, extent))
         if isinstance(joint, JointRun):
