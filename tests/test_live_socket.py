@@ -602,7 +602,7 @@ def test_the_latest_values_in_some_steps_are_not_those_from_before() -> None:
 def test_the_latest_values_at_a_merged_step_are_the_worst_around_it() -> None:
     run = open_run(Runs(ServerSettings(memory=2**21)))
     put(run, frame(0, [0.0] * 50, new=50))
-    put(run, *(frame(step, [math.nan if step == 10 else float(step)] * 50) for step in range(1, 3000)))
+    put(run, *(frame(step, [math.nan if step == 10 else float(step)] * 50) for step in range(1, 1000)))
     assert run.store.latest(last=10).numbers.size == 0, "this test is about steps that are no longer exact"
     asked = heatmap(view="latest", stat=None, stats=["rms"], to=10)
     found = [each for each in bodies_of(run, asked, None, mark_of(run)) if each.kind == 1]
@@ -613,9 +613,9 @@ def test_the_latest_values_at_a_merged_step_are_the_worst_around_it() -> None:
 def test_the_latest_values_from_step_zero_are_the_worst_since_then() -> None:
     run = open_run(Runs(ServerSettings(memory=2**21)))
     put(run, frame(0, [0.0] * 50, new=50))
-    put(run, *(frame(step, [math.nan if step == 10 else float(step)] * 50) for step in range(1, 3000)))
-    assert run.store.latest(last=2700).numbers.size == 0, "this test is about steps that are no longer exact"
-    asked = heatmap(view="latest", stat=None, stats=["rms"], **{"from": 0, "to": 2700})
+    put(run, *(frame(step, [math.nan if step == 10 else float(step)] * 50) for step in range(1, 1000)))
+    assert run.store.latest(last=700).numbers.size == 0, "this test is about steps that are no longer exact"
+    asked = heatmap(view="latest", stat=None, stats=["rms"], **{"from": 0, "to": 700})
     found = [each for each in bodies_of(run, asked, None, mark_of(run)) if each.kind == 1]
     assert all(math.isnan(value) for value in found[0].values.ravel())
 

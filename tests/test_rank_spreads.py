@@ -60,22 +60,23 @@ def test_how_far_ranks_are_apart_is_known_for_the_largest_numbers() -> None:
 
 
 def test_values_of_merged_steps_are_those_of_the_asked_step_and_say_their_steps() -> None:
-    tap = Tap("layer", "output")
+    many, steps = 60, 600  # wide steps, which a small store soon merges
+    taps = tuple(Tap(f"layers.{number}", "output") for number in range(many))
     stores = [Store(2**20) for _ in range(3)]  # of all, and of two ranks
-    for step in range(30_000):
+    for step in range(steps):
         for rank, store in enumerate(stores):
-            append(store, step, [1.0 + rank], (tap,) if step == 0 else ())
-    ranks = [OfRank(rank, store, 0, np.zeros(1, np.int64)) for rank, store in enumerate(stores[1:])]
+            append(store, step, [1.0 + rank] * many, taps if step == 0 else ())
+    ranks = [OfRank(rank, store, 0, np.arange(many)) for rank, store in enumerate(stores[1:])]
     wanted = stores[0].taps()
     begin, end = (int(each[0]) for each in stores[1].captured_rows(101, 101))
     assert begin < 101 < end
     merged = layers_of(stores[0], lambda step: ranks, wanted, "rms", 101, 101)
     assert merged is not None
     assert (merged.first_step, merged.step) == (begin, end)
-    assert merged.values[:, 0].tolist() == pytest.approx([2.0, 3.0])
+    assert merged.values == pytest.approx(np.repeat([[2.0], [3.0]], many, axis=1))
     exact = layers_of(stores[0], lambda step: ranks, wanted, "rms", None, None)
     assert exact is not None
-    assert (exact.first_step, exact.step) == (29_999, 29_999)
+    assert (exact.first_step, exact.step) == (steps - 1, steps - 1)
 
 
 def test_the_newest_steps_are_counted_in_captured_ones() -> None:

@@ -161,7 +161,7 @@ def test_a_loop_that_waits_for_its_data_is_told_with_its_own_line() -> None:
 @pytest.mark.parametrize("train", [waits_behind_loop, waits_outside, saves_in_loop, waits_for_others])
 def test_what_ended_or_saves_is_no_stall(train: Callable[[World], None]) -> None:
     with training(train) as world:
-        world.pass_time(100 * MIN_S)
+        world.pass_time(20 * MIN_S)
         assert world.told == []
 
 
