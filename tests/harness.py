@@ -236,17 +236,14 @@ def key_of(tap: Tap) -> Key:
 def read_step(watcher: hookcore.Watcher, step: int, phase: str = "train") -> dict[Key, dict[str, float]]:
     """Return the stats of every tap in the store for this step."""
     taps = watcher.store.taps()
+    rows = {stat: watcher.store.rows(taps.numbers, stat, step, step) for stat in STATS}
+    captured = rows["count"].present > 0
     seen: dict[Key, dict[str, float]] = {}
-    for number, tap in zip(taps.numbers, taps.taps, strict=True):
-        if tap.phase == phase and not np.isnan(_value_at(watcher, int(number), "count", step)):
-            seen[key_of(tap)] = {stat: _value_at(watcher, int(number), stat, step) for stat in STATS}
+    for place, tap in enumerate(taps.taps):
+        if tap.phase == phase and captured[:, place].any():
+            row = captured[:, place].argmax()
+            seen[key_of(tap)] = {stat: float(of_stat.mean[row, place]) for stat, of_stat in rows.items()}
     return seen
-
-
-def _value_at(watcher: hookcore.Watcher, number: int, stat: str, step: int) -> float:
-    series = watcher.store.series(number, stat)
-    at = np.flatnonzero((series.first_step <= step) & (step <= series.last_step))
-    return float(series.mean[at[0]]) if at.size else float("nan")
 
 
 def reference_stats(parts: list[Tensor]) -> dict[str, float]:

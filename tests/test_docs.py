@@ -152,6 +152,7 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> Non
     assert len(messages) > 20
     for message in messages:
         # Three dots stand for an inserted value. Other text of the message may follow before the quotation continues.
-        parts = [re.escape(part.strip()) for part in re.split(r"\.\.\.", message)]
-        wanted = re.compile(r"[^\n]*?\0[^\n]*?".join(parts))
-        assert any(wanted.search(text) for text in texts), f"nothing in the code says: {message}"
+        parts = [part.strip() for part in message.split("...")]
+        wanted = re.compile(r"[^\n]*?\0[^\n]*?".join(map(re.escape, parts)))
+        candidates = (text for text in texts if all(part in text for part in parts))  # much faster than a search
+        assert any(wanted.search(text) for text in candidates), f"nothing in the code says: {message}"

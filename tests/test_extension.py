@@ -110,15 +110,19 @@ with hookcore.watch(model, server=None, budget=None) as watcher:
     assert "pip install" in finding
 
 
-def test_a_watched_training_imports_no_compiler_web_framework_or_arrow() -> None:
+def test_a_watched_training_imports_no_compiler_counter_of_operators_web_framework_or_arrow() -> None:
+    """Loading torch's counter of FLOPs takes a third of a second, and loads triton."""
     code = """
 import sys, torch
 from torch import nn
-import hookcore
+import hookcore, hookcore.hooks.compiled
 model = nn.Linear(4, 2)
 with hookcore.watch(model, server=None) as watcher:
+    model(torch.ones(1, 4)).sum().backward()
+    watcher.step()
+    assert watcher.store.flows()[0].sizes
     unwanted = {"numba", "llvmlite", "pyarrow", "fastapi", "starlette", "uvicorn", "plotly", "jinja2", "torch._dynamo"}
-    print(sorted(unwanted & set(sys.modules)))
+    print(sorted((unwanted | {"triton", "torch.utils.flop_counter"}) & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

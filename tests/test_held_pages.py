@@ -34,6 +34,7 @@ class Trained:
     world: World
     losses: dict[int, float] = field(default_factory=dict)
     outputs: dict[int, float] = field(default_factory=dict)
+    _known: dict[tuple[int, int], tuple[set[str], float]] = field(default_factory=dict)  # of two steps, as in `unknown`
 
     @property
     def captured(self) -> set[int]:
@@ -51,6 +52,13 @@ class Trained:
 
     def unknown(self, shown: set[str], step: int, logged: int) -> set[str]:
         """Return the numbers that REST doesn't have: of tensors in one step, and logged in another one."""
+        if (step, logged) not in self._known:  # all pages show the same steps
+            self._known[step, logged] = self._ask(step, logged)
+        found, norm = self._known[step, logged]
+        return {each for each in shown - found if not math.isclose(float(each), norm, rel_tol=1e-6)}
+
+    def _ask(self, step: int, logged: int) -> tuple[set[str], float]:
+        """Return the numbers that REST has, and the norm of all gradients."""
         said = self.world.json("taps", run="real", limit=1000)["taps"]
         names = self.world.json("scalars", run="real")["names"]
         scalars = self.world.json("scalars", run="real", name=names, first=logged, last=logged)
@@ -61,7 +69,7 @@ class Trained:
             values = dict(zip(STAT_NAMES, (each["mean"] for each in series["series"]), strict=True))
             found |= {text(value) for each in values.values() for value in each}
             squares += sum(float(each) ** 2 for each in values["norm"]) if tap["kind"] == "param_grad" else 0
-        return {each for each in shown - found if not math.isclose(float(each), math.sqrt(squares), rel_tol=1e-6)}
+        return found, math.sqrt(squares)
 
 
 def text(value: Any) -> str:

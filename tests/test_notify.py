@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch import nn
 import hookcore
 from hookcore.config import Settings
 from hookcore.delivery.failures import event_of
-from hookcore.delivery.notify import Note, Notifier, notifier, targets_of
+from hookcore.delivery.notify import Note, Notifier, child, notifier, targets, targets_of
 from hookcore.delivery.notify.notifier import ATTEMPTS, MAX_SENTENCE, MAX_SHOWN, MAX_WAITING, message_of
 from hookcore.errors import ArgumentError
 from hookcore.records import Event, Failure
@@ -33,6 +34,37 @@ from tests.serving import BEARER, READ_TOKEN, TOKEN, Served, World, make_batch, 
 from tests.waiting import PATIENCE_S, wait_for
 from tests.webhook import PASSWORD, PATH_SECRET, Webhook, webhook
 
+Ask = Callable[..., list[Any]]
+# Answers all requests like `child`, in one process: importing apprise takes most of the time of a request.
+ANSWERS = """
+import io, runpy, sys
+import apprise
+main = runpy.run_path(sys.argv[1])["main"]
+requests, answers = sys.stdin, sys.stdout
+for request in requests:
+    sys.stdin, sys.stdout = io.StringIO(request), io.StringIO()
+    main()
+    print(sys.stdout.getvalue(), file=answers, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def shared_process() -> Iterator[Ask]:
+    command = [sys.executable, "-W", "ignore", "-c", ANSWERS, child.__file__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        asking = threading.Lock()
+
+        def ask(addresses: Sequence[str], message: dict[str, str] | None = None) -> list[Any]:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with asking:
+                process.stdin.write(json.dumps({"addresses": list(addresses), "message": message}) + "\n")
+                process.stdin.flush()
+                found: list[Any] = json.loads(process.stdout.readline())
+                return found
+
+        yield ask
+
 
 @pytest.fixture
 def hook() -> Iterator[Webhook]:
@@ -41,10 +73,17 @@ def hook() -> Iterator[Webhook]:
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look and retry without pauses."""
+def soon(monkeypatch: pytest.MonkeyPatch, shared_process: Ask) -> None:
+    """Look and retry without pauses, and ask the shared process."""
     monkeypatch.setattr(notifier, "POLL_S", 0.01)
     monkeypatch.setattr(notifier, "RETRY_S", 0.001)
+    monkeypatch.setattr(targets, "ask", shared_process)
+
+
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch, soon: None) -> None:
+    """Start a process for each request, as outside of tests."""
+    monkeypatch.setattr(targets, "ask", child.ask)
 
 
 def note(number: int, run: str = "run-1", **others: Any) -> Note:
@@ -61,6 +100,7 @@ def notifier_of(hook: Webhook, failed: Callable[[str], None] = pytest.fail, paus
 # -- the notifier --
 
 
+@pytest.mark.usefixtures("own_process")
 def test_an_incident_is_sent_once_with_its_sentence_and_its_link(hook: Webhook) -> None:
     told = notifier_of(hook)
     told.start()
@@ -138,6 +178,7 @@ def test_a_broken_target_does_not_keep_the_others_from_being_told(hook: Webhook)
     assert [(each.name, each.sent, each.failed) for each in told.targets] == [("JSON 1", 0, 1), ("JSON 2", 1, 0)]
 
 
+@pytest.mark.usefixtures("own_process")
 def test_targets_that_hang_do_not_delay_the_others(hook: Webhook) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:  # accepts connections and never answers
         slow = f"json://127.0.0.1:{hanging.getsockname()[1]}/"
@@ -188,6 +229,7 @@ def test_a_wrong_address_is_refused_without_showing_it(address: str, caplog: pyt
     assert PASSWORD not in f"{raised.value}{caplog.text}"
 
 
+@pytest.mark.usefixtures("own_process")
 def test_nothing_that_is_logged_or_shown_contains_an_address(
     hook: Webhook, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +246,7 @@ def test_nothing_that_is_logged_or_shown_contains_an_address(
         assert secret not in f"{caplog.text}{out}{err}{failures}{told.targets}{told.counters}"
 
 
+@pytest.mark.usefixtures("own_process")
 def test_a_message_leaves_the_process_as_it_was(hook: Webhook) -> None:
     told = notifier_of(hook)
     before = random_state(), threading.active_count()
@@ -213,6 +256,7 @@ def test_a_message_leaves_the_process_as_it_was(hook: Webhook) -> None:
     told.close(PATIENCE_S)
 
 
+@pytest.mark.usefixtures("own_process")
 def test_a_process_that_does_not_answer_is_a_failure(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[str] = []
     told = notifier_of(hook, failures.append)
@@ -253,6 +297,7 @@ def bad_batch(info: RunInfo, steps: range, bad: int) -> Any:
     return make_batch(info, steps, items=tuple(items))
 
 
+@pytest.mark.usefixtures("own_process")
 def test_a_server_tells_about_the_incidents_of_its_live_runs(hook: Webhook) -> None:
     with served(notify=(hook.url,)) as server:
         run = server.runs.open(make_info("one"))
@@ -393,17 +438,6 @@ def test_a_wrong_address_stops_the_command_before_it_serves(capsys: pytest.Captu
     assert PASSWORD not in told.err + told.out
 
 
-def test_a_server_without_targets_does_not_load_the_library(tmp_path: Path) -> None:
-    import subprocess
-
-    code = (
-        "import sys, hookcore_app.main, hookcore_app.runs, hookcore_app.settings as s\n"
-        "hookcore_app.main.create_app(hookcore_app.runs.Runs(s.ServerSettings()), s.ServerSettings())\n"
-        "sys.exit('apprise' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
-
-
 # -- a training --
 
 
@@ -428,6 +462,7 @@ def train(model: nn.Module, steps: int) -> None:
         optimizer.step()
 
 
+@pytest.mark.usefixtures("own_process")
 def test_a_training_without_a_server_sends_a_message_itself(hook: Webhook) -> None:
     model = Fragile()
     with hookcore.watch(model, server=None, budget=None, notify=hook.url, name="mine") as watcher:

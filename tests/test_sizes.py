@@ -471,21 +471,6 @@ def test_no_saved_tensor_is_unpacked_for_it() -> None:
     assert unpacked(True) == unpacked(False)
 
 
-def test_the_module_of_the_counter_is_not_loaded() -> None:
-    """Loading it takes a third of a second, and loads triton."""
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, torch, hookcore; model = torch.nn.Linear(2, 2)\n"
-        "with hookcore.watch(model, server=None) as watcher:\n"
-        "    model(torch.ones(1, 2)).sum().backward(); watcher.step()\n"
-        "assert watcher.store.flows()[0].sizes\n"
-        "sys.exit(' '.join(name for name in ('triton', 'torch.utils.flop_counter') if name in sys.modules) or None)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_sizes_are_saved_with_the_run(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), BasicBlock(4, 6), nn.Flatten(), nn.Linear(216, 2))
     watcher = hookcore.watch(model, server=None, budget=None, keep=tmp_path)
