@@ -247,7 +247,7 @@ def test_a_gradient_that_explodes_is_blamed_in_the_order_of_the_backward_pass(ki
     assert grown(flow, FIRST_SEEN, {"a", "late"}, kind) == ("a", 1)
 
 
-@FEW
+@settings(FEW, max_examples=40)  # of eighty steps each
 @given(st.data())
 def test_the_culprit_of_an_explosion_has_only_sources_that_are_as_usual(data: st.DataObject) -> None:
     names = [f"m{number}" for number in range(data.draw(st.integers(2, 6)))]

