@@ -25,7 +25,8 @@ export TOKENIZERS_PARALLELISM ?= false
 export PYTHONDONTWRITEBYTECODE =
 # Tests at a time: one more than CI has cores, since many wait for a browser or a process. These may be run again,
 # because the machine may be shared. The pages' tests run beside the slow ones, which use the cores that a browser leaves.
-# The tests of a file run in one process, so that the servers and trainings that they share start once.
+# The tests of a file run in one process, so that the servers and trainings that they share start once; of the quick
+# tests, nearly all do: each process begins with a third of them, and takes over others when it has finished.
 AT_ONCE ?= 3
 TORCH ?= 2.13.0
 AGAIN ?= --reruns 2 -rfER
@@ -67,7 +68,7 @@ types-scripts: $(NODE_STAMP)
 	$(NODE_BIN)/tsc
 
 quick: $(STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --durations 15 $(AGAIN) -m "not slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist worksteal --durations 15 $(AGAIN) -m "not slow and not browser"
 
 scripts: $(NODE_STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
