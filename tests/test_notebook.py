@@ -17,9 +17,9 @@ import hookcore
 from hookcore.delivery.delivery import Delivery
 from hookcore.delivery.http import Address
 from hookcore.delivery.sinks import StoreSink
-from hookcore.reading import notebook
 from hookcore.records.wire import RunInfo
 from hookcore.store import Store
+from hookcore.watcher import notebook
 from hookcore_app.serving import server_thread
 from tests.harness import watch
 from tests.serving import PATIENCE_S, TOKEN, served

@@ -7,9 +7,9 @@ import pytest
 
 from hookcore.findings import key_figures_of
 from hookcore.reading import StoreReader
-from hookcore.reading.notebook import _facts_of
 from hookcore.records import KINDS, Tap
 from hookcore.records.vocabulary import ELAPSED, KIND_TITLES, KIND_WORDS, NAN_COLOR, is_loss, loss_rank, rgb_of
+from hookcore.watcher.notebook import _facts_of
 from hookcore_app.analysis.figures import LIGHT
 from hookcore_app.analysis.png import colors_of
 from hookcore_app.pages.views.overview import scalar_lines

@@ -16,7 +16,7 @@ from hookcore.store import Store
 
 if TYPE_CHECKING:
     from hookcore.reading import Client, Reader, answers
-    from hookcore.reading.notebook import Card
+    from hookcore.watcher.notebook import Card
 
 CARD_S: Final = 0.5  # how long a notebook cell waits for the newest steps
 
@@ -105,7 +105,7 @@ class WatchedRun:
     def _card(self) -> Card:
         if not self._recorder.closed:
             self.flush(CARD_S)
-        card: Card = import_module("hookcore.reading.notebook").card_of(self._delivery)
+        card: Card = import_module("hookcore.watcher.notebook").card_of(self._delivery)
         return card
 
     @property

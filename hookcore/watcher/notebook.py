@@ -7,17 +7,15 @@ import contextlib
 import os
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from hookcore.delivery.delivery import Delivery
 from hookcore.errors import HookcoreError
 from hookcore.reading import Client, Reader, StoreReader
 from hookcore.reading.answers import Heatmap
 from hookcore.reading.pictures import address_of, image_of, map_of
 from hookcore.records import ROOT, Kind
 from hookcore.records.vocabulary import KIND_TITLES, is_loss, loss_rank
-
-if TYPE_CHECKING:
-    from hookcore.delivery.delivery import Delivery
 
 COLUMNS: Final = 300
 ROWS: Final = 150
