@@ -20,7 +20,7 @@ from hookcore.reading.answers.base import Answer
 from hookcore.records import text_of
 
 from . import api, assets, live, pages
-from .api import health, ingest
+from .api import health, ingest, login
 from .api.given import PROBLEM
 from .clickhouse.address import ClusterAddress
 from .clickhouse.client import ClickHouseError, UnreachableError
@@ -28,7 +28,6 @@ from .clickhouse.cluster.partial import Partial
 from .clickhouse.cluster.shared import SharedRuns
 from .clickhouse.native import FormatError
 from .clickhouse.schema import SchemaError, connect
-from .guard import login
 from .guard.access import Access
 from .guard.security import Guard
 from .guard.usage import Usage

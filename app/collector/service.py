@@ -16,12 +16,11 @@ from hookcore.delivery.http.connection import Address
 from hookcore.errors import ArgumentError
 from hookcore.records.wire import Answer, Batch
 
-from ..api import ingest
+from ..api import ingest, login
 from ..api.health import healthz
 from ..api.metrics import Metric, exposition
 from ..clickhouse.address import EXAMPLE, ClusterAddress, is_clickhouse, shown
 from ..clickhouse.schema import connect
-from ..guard import login
 from ..main import make_app
 from ..serving.server import Lifetime, complete, data_folder, listen, prepare, server_of, url_of
 from ..settings import CollectorSettings, ServerSettings

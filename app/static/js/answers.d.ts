@@ -51,6 +51,7 @@ export type LayerSpread = { tap: Tap; low: Number; median: Number; high: Number;
 export type LayerSpreads = { total: number; next: number | null; run: string; kind: string; stat: string; first_step: number | null; step: number | null; layers: Array<LayerSpread> };
 export type Link = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; first_step: number };
 export type LiveRow = { number: number | null; module: string; kind: "input" | "input_grad" | "output" | "output_grad" | "param" | "param_grad" | "probe" | "update"; index: string; call: number; phase: "eval" | "train"; label: string; group: number; type: string };
+export type LoginLink = { url: string; expires_s: Number };
 export type Media = { number: number; name: string; step: number; time_s: Number; type: string; nbytes: number; cut: boolean };
 export type MediaList = { total: number; next: number | null; run: string; media: Array<Media> };
 export type Model = { run: string; step: number | null; steps: Array<number>; why: string; parts: Array<number>; edges: Array<ModelEdge>; boxes: Array<ModelBox>; absent: Array<string> };

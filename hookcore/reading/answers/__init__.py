@@ -31,6 +31,7 @@ from hookcore.reading.answers.findings import (
 )
 from hookcore.reading.answers.flow import Flow, FlowCall
 from hookcore.reading.answers.incidents import Around, Evidence, Incident, IncidentDetail, Incidents, Link
+from hookcore.reading.answers.login import LoginLink
 from hookcore.reading.answers.media import Media, MediaList
 from hookcore.reading.answers.model import Model, ModelBox, ModelEdge, ModelTensor
 from hookcore.reading.answers.notifications import Notifications, NotificationTarget
@@ -99,8 +100,8 @@ __all__ = [
     "Differences", "DifferentLayer", "DifferentScalar", "Event", "Events", "Evidence", "Explanation", "Figure",
     "Finding", "Findings", "Floats", "Flow", "FlowCall", "Heatmap", "Histograms", "HistogramsList", "Hooks",
     "Incident", "IncidentDetail", "Incidents", "Integers", "Latest", "LatestTap", "LayerSpread", "LayerSpreads",
-    "Link", "Media", "MediaList", "Model", "ModelBox", "ModelEdge", "ModelTensor", "Module", "ModuleTap", "Modules",
-    "Mute", "Mutes",
+    "Link", "LoginLink", "Media", "MediaList", "Model", "ModelBox", "ModelEdge", "ModelTensor", "Module", "ModuleTap",
+    "Modules", "Mute", "Mutes",
     "NotificationTarget", "Notifications", "Number", "Overlay", "OverlayLine", "Overview", "OwnRule", "Parting",
     "PinnedChart", "Problem", "Rank", "RankMap", "RankSpread", "RankSummary", "RankWaits", "Ranks", "Reading",
     "RemovedRun", "RemovedRuns", "RequestedMaps", "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run",

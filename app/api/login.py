@@ -5,23 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from hookcore.delivery.dashboard.trust import MAX_NONCE, PROOF_PATH
+from hookcore.reading.answers import LoginLink, Number
 
-from .access import CODE_S, SESSION_S, Access, Visitor
-from .security import LOGOUT, peer_of
+from ..formats import StrictJson
+from ..guard.access import CODE_S, SESSION_S, Access, Visitor
+from ..guard.security import LOGOUT, peer_of
+from .given import answered
 
 router = APIRouter()
-
-
-class LoginLink(BaseModel):
-    """A one-time link that logs in one browser."""
-
-    url: str
-    expires_s: float
 
 
 @router.get("/login", include_in_schema=False)
@@ -48,46 +43,39 @@ def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") ->
     return answer
 
 
-@router.post("/api/v1/login-link")
+@router.post("/api/v1/login-link", responses={200: answered(LoginLink)[200]})
 def login_link(
     request: Request,
     role: Annotated[Literal["owner", "reader"], Query(description="the browser's access")] = "owner",
-) -> LoginLink:
+) -> Response:
     """Create another link that logs in one browser."""
     access: Access = request.app.state.access
     if not access.settings.token:
         raise HTTPException(409, "this server needs no token: open its address")
     base = f"{request.url.scheme}://{request.headers['host']}{request.scope.get('root_path', '')}"
-    return LoginLink(url=f"{base}/login?code={access.make_code(role)}", expires_s=CODE_S)
-
-
-class LoggedOut(BaseModel):
-    """The number of ended sessions."""
-
-    sessions: int
+    return StrictJson(LoginLink(f"{base}/login?code={access.make_code(role)}", Number(CODE_S)))
 
 
 @router.post(LOGOUT, include_in_schema=False)
-def logout(request: Request, everyone: bool = False) -> LoggedOut:
-    """Log out this browser, or with `everyone`, which needs the owner, all browsers and unused links."""
+def logout(request: Request, everyone: bool = False) -> dict[str, int]:
+    """Log out this browser, or with `everyone`, which needs the owner, all browsers and unused links.
+
+    Return the number of ended sessions.
+    """
     access: Access = request.app.state.access
     visitor: Visitor = request.scope["hookcore"]
     if everyone:
         if visitor.role != "owner":
             raise HTTPException(403, "only an owner can log everyone out: send the full-access token, or log in")
-        return LoggedOut(sessions=access.end_all_sessions())
+        return {"sessions": access.end_all_sessions()}
     access.end_session(visitor.session)
-    return LoggedOut(sessions=int(bool(visitor.session)))
-
-
-class Identity(BaseModel):
-    """For each token of the server, a proof that the server knows it."""
-
-    proofs: list[str]
+    return {"sessions": int(bool(visitor.session))}
 
 
 @router.get(PROOF_PATH, include_in_schema=False)
-def identity(request: Request, nonce: Annotated[str, Query(min_length=16, max_length=MAX_NONCE)]) -> Identity:
-    """Answer a challenge. Trainers and clients send nothing else before they have this answer."""
+def identity(
+    request: Request, nonce: Annotated[str, Query(min_length=16, max_length=MAX_NONCE)]
+) -> dict[str, list[str]]:
+    """Prove for each token that the server knows it. Trainers and clients send nothing else before they have this."""
     access: Access = request.app.state.access
-    return Identity(proofs=access.proofs(nonce))
+    return {"proofs": access.proofs(nonce)}
