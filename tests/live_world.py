@@ -71,7 +71,7 @@ def put(run: Run, *frames: Frame) -> None:
     """Add frames to the run, as if they had arrived."""
     for each in frames:
         run.store.append(each)
-    run.seen_at = run.clock()
+    run.signs.seen_at = run.signs.clock()
     run.changes.tell()
 
 

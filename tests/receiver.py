@@ -65,7 +65,7 @@ class Receiver:
         """Store a batch, and note which of its frames were new."""
         run = self.runs.open(batch.run)
         assert run is not None
-        before = run.acknowledged
+        before = run.received.acknowledged
         answer = run.take(batch)
         self.stored += [
             frame_of(item).step

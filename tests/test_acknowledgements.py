@@ -86,7 +86,7 @@ def test_a_run_keeps_a_limited_number_of_the_newest_acknowledgements(
     for number in range(5):
         world.run.acknowledge(f"event:{number}")
     world.run.acknowledge("event:3")
-    assert list(world.run.quiet.acknowledged) == ["event:2", "event:4", "event:3"]
+    assert list(world.run.edits.quiet.acknowledged) == ["event:2", "event:4", "event:3"]
 
 
 def test_followers_receive_acknowledgements(world: World) -> None:

@@ -54,12 +54,12 @@ def test_a_run_has_a_limited_number_of_them_and_says_so(world: World, monkeypatc
 
 
 def test_a_change_is_news_for_the_pages(world: World) -> None:
-    before = world.run.edits
+    before = world.run.edits.count
     annotate(world, 1, "x")
-    assert world.run.edits == before + 1
+    assert world.run.edits.count == before + 1
     world.client.delete("/api/v1/annotations?step=1")
     world.client.delete("/api/v1/annotations?step=1")
-    assert world.run.edits == before + 2, "nothing was there the second time"
+    assert world.run.edits.count == before + 2, "nothing was there the second time"
 
 
 def test_the_timeline_draws_them_where_their_steps_are_and_escapes_their_words(world: World) -> None:

@@ -16,6 +16,7 @@ from hookcore.store import Store
 from hookcore_app.pages.frame import percent, shown
 from hookcore_app.pages.overview import ROWS
 from hookcore_app.runs import Run
+from hookcore_app.runs.parts import End
 from tests.build import frame, make_info
 from tests.serving import World, make_batch, make_taps, make_world
 
@@ -87,7 +88,7 @@ def test_a_server_without_runs_says_how_to_start_one() -> None:
 def test_the_first_page_lists_the_newest_runs_first(world: World, client: TestClient) -> None:
     newer = world.runs.open(RunInfo(id="two", key="key", name="", started_s=5.0))
     assert newer is not None
-    newer.ended_at_step = 0
+    newer.end = End(0)
     names = [row[1] for row in _read(client, "/").rows[1:]]
     assert [name.split()[0] for name in names] == ["two", "first"]
     text = client.get("/").text

@@ -363,7 +363,7 @@ def test_a_removed_run_that_sends_again_is_saved_again(tmp_path: Path) -> None:
             run = runs.open(make_info())
             assert run is not None
             keeper.opened(run, False)
-            assert run.on_record is not None
+            assert run.saved.on_record is not None
             runs.remove(run.id)
     finally:
         keeper.close()

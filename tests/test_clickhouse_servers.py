@@ -97,7 +97,7 @@ def test_two_servers_show_the_same_runs_and_the_same_edits(url: str, collector: 
     wait_for(lambda: _listed(two)["run"]["name"] == "renamed", "the edit")
     shown = two.runs.get("run")
     assert shown is not None
-    assert (shown.tags, shown.notes) == (("good",), "because")
+    assert (shown.edits.tags, shown.edits.notes) == (("good",), "because")
     late = serve(url)
     assert _listed(late)["run"]["name"] == "renamed"
     two.client.delete("/api/v1/runs/other")
@@ -122,7 +122,7 @@ def test_an_edit_is_not_lost_if_another_server_that_has_not_heard_of_it_writes_s
     for world in (two, late):
         run = world.runs.get("run")
         assert run is not None
-        assert (run.name, run.notes, sorted(run.quiet.acknowledged)) == ("renamed", "because", ["a", "b"])
+        assert (run.name, run.edits.notes, sorted(run.edits.quiet.acknowledged)) == ("renamed", "because", ["a", "b"])
     assert one.client.delete("/api/v1/runs/run").is_success
     assert two.client.patch("/api/v1/runs/run", json={"notes": "still here"}).status_code == 200
     two.app.state.shared._look(two.app.state.shared._cluster.shards[0])
@@ -423,7 +423,7 @@ def test_a_crash_that_arrives_while_the_run_is_read_is_shown_once(
     monkeypatch.setattr(shared, "extent_of", lambda *of: Extent(1, 4))  # as it was before the end came
     run = world.runs.find("run")
     assert run is not None
-    wait_for(lambda: run.acknowledged == 5, "the rest")
+    wait_for(lambda: run.received.acknowledged == 5, "the rest")
     assert [event.name for event in run.store.events()].count("crashed") == 1
 
 
@@ -527,7 +527,7 @@ def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are
     assert joint.assembly.incomplete == 2
     joint.swap(Store.outline(joint.store.steps()), loaded=False)
     monkeypatch.setattr(shared, "FULL", 0.8)
-    monkeypatch.setattr(joint, "recorded", recorded)
+    monkeypatch.setattr(shared_runs, "recorded", recorded)
     store_frames(url, _a_rank(0), range(12, 13))
     look()
     assert other is not None

@@ -310,13 +310,13 @@ class Collected(RuleBasedStateMachine):
     def _arrive(self, batch: Batch) -> Answer:
         run = self.receiver.runs.open(batch.run)
         assert run is not None
-        run.on_disk = self.disk
+        run.saved.on_disk = self.disk
         return self.receiver.take(batch)
 
     @rule()
     def the_server_writes_to_its_disk(self) -> None:
         run = self.receiver.runs.get("run")
-        self.disk.durable = -1 if run is None else run.acknowledged
+        self.disk.durable = -1 if run is None else run.received.acknowledged
 
     @rule()
     def the_server_is_killed(self) -> None:
@@ -328,7 +328,7 @@ class Collected(RuleBasedStateMachine):
             again = self.receiver.runs.open(a_run())
             assert again is not None
             again.store.announce(run.store.taps().taps)
-            again.acknowledged, again.described = self.disk.durable, -1
+            again.received.acknowledged, again.received.described = self.disk.durable, -1
 
     @rule(torn=st.booleans(), is_killed=st.booleans())
     def the_collector_restarts(self, torn: bool, is_killed: bool) -> None:
@@ -525,10 +525,10 @@ def test_an_item_that_the_server_will_never_take_is_dropped_alone_and_the_server
         with _forwarding(client):
             _post(client, make_batch(a_run(), [0, 1, 2, 3]))
             _post(client, Batch(run=a_run(), taps_from=2, items=(EndItem(4, 3),), counters=DeliveryCounters(5, 4)))
-            wait_for(lambda: receiver.run().ended_at_step is not None)
+            wait_for(lambda: receiver.run().end.step is not None)
             assert receiver.stored == [0, 1, 3]
             assert "hookcore_items_dropped_total{" in client.get("/metrics").text
-            assert receiver.run().counters.dropped == {"refused": 1}
+            assert receiver.run().received.counters.dropped == {"refused": 1}
 
 
 def test_what_a_full_spool_drops_is_counted_at_the_server(tmp_path: Path) -> None:
@@ -548,7 +548,7 @@ def test_what_a_full_spool_drops_is_counted_at_the_server(tmp_path: Path) -> Non
         sent = lane.next_batch()
         lane.on_answer(sent, receiver.take(sent))
     assert receiver.stored == list(range(dropped, 400))
-    told = receiver.run().counters
+    told = receiver.run().received.counters
     assert told.dropped == {"spool-full": dropped}
     assert told.produced == told.acknowledged + dropped + told.waiting
     lanes.close()
@@ -788,7 +788,7 @@ def test_a_collector_that_is_killed_again_and_again_loses_and_doubles_nothing(tm
             assert sink.flush(60.0)
             sink.close()
         runs = [receiver.run(f"rank-{rank}") for rank in range(8)]
-        wait_for(lambda: all(run.ended_at_step is not None for run in runs))
+        wait_for(lambda: all(run.end.step is not None for run in runs))
         for sink, run in zip(sinks, runs, strict=True):
             assert sink.counters.dropped == {}
             steps = run.store.steps()

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from hookcore.records import Coverage, ModuleRecord, Tap
 from hookcore.store.contents import UNREPORTED
 from hookcore_app.analysis.cost import Cost, cost_of, ordinal
+from hookcore_app.runs.parts import End
 from tests.build import make_info
 from tests.serving import (
     World,
@@ -89,7 +90,7 @@ def test_the_sentence_states_what_is_known(settings: dict[str, Any], scalars: di
 def test_the_cost_of_a_run_that_ended_unmeasured_is_not_awaited() -> None:
     run = _world({"budget": 0.05}).runs.get("one")
     assert run is not None
-    run.ended_at_step = 1
+    run.end = End(1)
     assert cost_of(run).headline == "not measured"
 
 

@@ -25,6 +25,7 @@ from hookcore.reading.answers import Capsule
 from hookcore.records import Command
 from hookcore_app.runs import explaining
 from hookcore_app.runs.explaining import Explainer
+from hookcore_app.runs.parts import End
 from tests.archive_world import make_info
 from tests.serving import READ_TOKEN, TOKEN, Served, served
 from tests.waiting import wait_for
@@ -226,7 +227,7 @@ def test_rest_needs_a_live_trainer_to_save_a_step(server: Served) -> None:
     with Client(server.url, TOKEN) as client:
         accepted = client.save_step("gone")
         assert [(each.number, each.name) for each in run.commands] == [(accepted.number, "capsule")]
-        run.ended_at_step = 3
+        run.end = End(3)
         with pytest.raises(ServerError, match="no trainer"):
             client.save_step("gone")
 

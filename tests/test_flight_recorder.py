@@ -102,9 +102,9 @@ def check(run: Run, how: str) -> None:
     """Assert that a run says how it ended."""
     if how == "exception":
         assert run.state == "crashed"
-        assert run.failure is not None
-        assert run.failure.error == "ValueError: out of luck"
-        assert "raise ValueError('out of luck')" in run.failure.traceback
+        assert run.end.failure is not None
+        assert run.end.failure.error == "ValueError: out of luck"
+        assert "raise ValueError('out of luck')" in run.end.failure.traceback
         assert "out of luck" in event_of(run, "crashed").message
     else:
         event = event_of(run, "lost")
@@ -262,7 +262,7 @@ def test_a_saved_run_is_not_marked_again() -> None:
     world = make_world()
     run = world.runs.open(make_info("one"))
     assert run is not None
-    run.from_disk = True
+    run.saved.from_disk = True
     LostMarks(world.runs).mark()
     assert run.state == "lost"
     assert event_of(run, "lost") is None

@@ -14,6 +14,7 @@ from torch import nn
 import hookcore
 from hookcore.records import Snapshot
 from hookcore.store import STAT_NAMES
+from hookcore_app.runs.parts import End
 from tests.api_world import World, open_run
 from tests.harness import seed_all
 
@@ -101,7 +102,7 @@ def trained() -> Trained:
         tap = next(tap for tap in store.taps().taps if (tap.module, tap.kind) == ("0", "output"))
         for step in (9, 45):
             store.add_snapshot(Snapshot(tap, step, 1.0, "float32", (2,), torch.ones(2).numpy()))
-    run.ended_at_step = STEPS - 1
+    run.end = End(STEPS - 1)
     run.swap(store, True)
     return found
 

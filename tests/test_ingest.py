@@ -124,7 +124,7 @@ def test_a_run_shown_from_a_file_can_be_continued_only_by_its_trainer(world: Wor
     world.take(make_batch(INFO, [0, 1]))
     run = world.runs.get("one")
     assert run is not None
-    run.from_disk = True
+    run.saved.from_disk = True
     _refused(world, make_batch(make_info(key="of a new start"), [2]), 403, "another trainer")
     assert world.means()[0] == [0, 1]
 
@@ -352,7 +352,7 @@ def test_any_bytes_are_stored_or_refused_and_the_store_stays_consistent(body: by
         if run.id != "good":
             world.runs.remove(run.id)
     good = world.runs.get("good")
-    following = 0 if good is None else good.acknowledged + 1
+    following = 0 if good is None else good.received.acknowledged + 1
     answer = world.take(make_batch(make_info("good"), [following], first=following == 0))
     assert answer.acknowledged == following
     steps, means = world.means("good")

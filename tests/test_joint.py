@@ -23,6 +23,7 @@ from hookcore.store import Store
 from hookcore_app.runs import Changes, JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S, LATE_S
 from hookcore_app.runs.joint import READ_AGAIN_S
+from hookcore_app.runs.commands import Commands
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.rankwords import words_of
 from hookcore_app.runs.rounds import Rounds
@@ -331,9 +332,9 @@ def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
 def test_all_ranks_end(ranks: Ranks) -> None:
     ranks.all(range(2))
     for rank in range(WORLD):
-        assert ranks.joint.ended_at_step is None
+        assert ranks.joint.end.step is None
         ranks.end(rank, 1)
-    assert (ranks.joint.state, ranks.joint.ended_at_step) == ("ended", 1)
+    assert (ranks.joint.state, ranks.joint.end.step) == ("ended", 1)
 
 
 def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> None:
@@ -343,8 +344,8 @@ def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> Non
     for rank in (0, 1, 3):
         ranks.end(rank, 1, Failure("interrupted", 1, "SystemExit: 1"))
     assert ranks.joint.state == "crashed"
-    assert ranks.joint.failure is not None
-    assert "rank" in ranks.joint.failure.error
+    assert ranks.joint.end.failure is not None
+    assert "rank" in ranks.joint.end.failure.error
 
 
 def test_a_restarted_training_goes_on_in_the_same_run(ranks: Ranks) -> None:
@@ -418,7 +419,7 @@ def test_a_rank_that_starts_again_alone_does_not_continue_the_run_of_others_that
     ranks.send(1, range(3, 6))
     ranks.end(1, 5)
     assert list(ranks.series()) == list(range(15))
-    assert (ranks.joint.ended_at_step, ranks.joint.shift, ranks.events("restarted")) == (14, 0, [])
+    assert (ranks.joint.end.step, ranks.joint.shift, ranks.events("restarted")) == (14, 0, [])
 
 
 def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_others_that_are_silent(ranks: Ranks) -> None:
@@ -443,9 +444,9 @@ def test_a_rank_that_starts_again_alone_stays_out_after_a_restart_of_the_server(
         again.sent, again.restarted = others["sent"], others["restarted"]  # type: ignore[assignment]
         first = again.server.runs.get("run-1-0")
         assert first is not None
-        assert first.folder is not None
+        assert first.saved.folder is not None
         if not is_readable:
-            (first.folder / "run.json").write_text("{")
+            (first.saved.folder / "run.json").write_text("{")
         for rank in (0, 2, 3):
             again.send(rank, [14])
         again.clock.now += GRACE_S + 1
@@ -481,7 +482,10 @@ def test_a_rank_that_started_again_twice_takes_part_with_its_newest_run() -> Non
         "3c": 300.0,
         "1c": 303.0,
     }
-    runs = {name: Run(make_info(name, started_s=at), Store(2**20), count(), Changes()) for name, at in started.items()}
+    runs = {
+        name: Run(make_info(name, started_s=at), Store(2**20), Commands(count()), Changes())
+        for name, at in started.items()
+    }
     places = {name: Place(job="job", rank=int(name[0]), world=WORLD) for name in runs}
     for order in (list(runs), sorted(runs), sorted(runs, reverse=True)):
         rounds = Rounds()
@@ -604,8 +608,8 @@ def test_modules_are_those_of_all_ranks_and_the_counters_are_sums(ranks: Ranks) 
         ranks.clock.now += 2
     assert [each.path for each in ranks.joint.store.modules()] == ["", *(f"stage{rank}" for rank in range(WORLD))]
     ranks.send(0, [])
-    assert ranks.joint.counters.produced == 4 * 10
-    assert ranks.joint.counters.dropped == {"queue-full": 0 + 1 + 2 + 3}
+    assert ranks.joint.received.counters.produced == 4 * 10
+    assert ranks.joint.received.counters.dropped == {"queue-full": 0 + 1 + 2 + 3}
 
 
 def test_a_module_that_is_another_part_in_each_rank_has_no_outputs_in_the_run_of_all(ranks: Ranks) -> None:
@@ -660,9 +664,9 @@ def test_what_a_reader_writes_about_the_run_is_kept_with_it(ranks: Ranks) -> Non
     ranks.all([0])
     ranks.server.client.patch(f"/api/v1/runs/{JOINT}", json={"tags": ["good"], "group": "sweep", "archived": True})
     ranks.all([1])
-    assert (ranks.joint.tags, ranks.joint.group, ranks.joint.archived) == (("good",), "sweep", True)
+    assert (ranks.joint.edits.tags, ranks.joint.edits.group, ranks.joint.edits.archived) == (("good",), "sweep", True)
     lead = ranks.joint.lead
-    assert (lead.tags, lead.group, lead.archived) == (("good",), "sweep", True)
+    assert (lead.edits.tags, lead.edits.group, lead.edits.archived) == (("good",), "sweep", True)
 
 
 def test_processes_without_others_are_runs_of_their_own(ranks: Ranks) -> None:
@@ -695,7 +699,7 @@ def everything(ranks: Ranks) -> list[Any]:
         [ranks.series(tap, stat) for tap in (0, 1) for stat in ("count", "mean", "std", "max", "norm")],
         joint.store.scalars("loss").mean.tolist(),
         [(each.rule, each.first_step, each.sentence) for each in joint.store.incidents()],
-        joint.ended_at_step,
+        joint.end.step,
         joint.state,
     ]
 
@@ -705,7 +709,7 @@ def test_after_a_restart_the_run_is_what_it_was(tmp_path: Path) -> None:
         ranks.all(range(20))
         for rank in range(WORLD):
             ranks.send(rank, range(20, 40), weight=10.0 + (rank == 1))
-        ranks.joint.name, ranks.joint.notes = "renamed", "noted"
+        ranks.joint.name, ranks.joint.edits.notes = "renamed", "noted"
         ranks.joint.edited()
         for rank in range(WORLD):
             ranks.end(rank, 39)
@@ -714,7 +718,7 @@ def test_after_a_restart_the_run_is_what_it_was(tmp_path: Path) -> None:
         wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
         listed = again.server.runs.get(JOINT)
         assert isinstance(listed, JointRun)
-        assert (listed.loaded, listed.state, listed.name, listed.notes) == (False, "ended", "renamed", "noted")
+        assert (listed.loaded, listed.state, listed.name, listed.edits.notes) == (False, "ended", "renamed", "noted")
         assert listed.store.steps().newest == 39
         assert everything(again) == before
 
@@ -765,8 +769,8 @@ def test_a_rank_whose_saved_run_can_not_be_read_is_named(tmp_path: Path) -> None
         wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
         damaged = again.server.runs.get("run-1-0")
         assert damaged is not None
-        assert damaged.folder is not None
-        (damaged.folder / "run.json").write_text("{")
+        assert damaged.saved.folder is not None
+        (damaged.saved.folder / "run.json").write_text("{")
         again.server.runs.read(again.joint)
         said = again.server.client.get("/api/v1/ranks", params={"run": JOINT}).json()
         assert (said["unread"], said["steps"]) == ([1], 10)
@@ -782,7 +786,7 @@ def test_a_rank_whose_folder_can_not_be_read_at_the_start_is_said_to_be_missing_
         ranks.all(range(3))
         for rank in range(WORLD):
             ranks.end(rank, 2)
-        folder = ranks.server.runs.get("run-1-0").folder  # type: ignore[union-attr]
+        folder = ranks.server.runs.get("run-1-0").saved.folder  # type: ignore[union-attr]
     assert folder is not None
     (folder / "run.json").write_text("{")
     with saved(tmp_path) as again:
@@ -823,21 +827,24 @@ def test_ranks_that_save_their_runs_elsewhere_are_added_up_together_after_a_rest
             assert again.joint.assembly.incomplete == 0
 
 
-def test_a_rank_that_arrives_while_the_run_is_read_changes_nothing_of_it(tmp_path: Path) -> None:
+def test_a_rank_that_arrives_while_the_run_is_read_changes_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with saved(tmp_path) as ranks:
         ranks.all(range(10))
     with saved(tmp_path) as again:
         wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
         joint = again.server.runs.get(JOINT)
         assert isinstance(joint, JointRun)
-        recorded = joint.recorded
+        disk = again.server.runs.disk
+        recorded = disk.recorded
 
         def meanwhile(runs: Sequence[Run]) -> Any:
             place = Place(job="job", rank=0, world=WORLD, attempt=1)
             again.server.runs.open(make_info("run-0-1", name="training rank 0", place=place, started_s=2.0))
             return recorded(runs)
 
-        joint.recorded = meanwhile
+        monkeypatch.setattr(disk, "recorded", meanwhile)
         assert again.series() == dict.fromkeys(range(10), 1.5)
         assert joint.store.usage().max_bytes > 2**20
 

@@ -322,8 +322,8 @@ def test_names_notes_and_acknowledgements_survive_a_restart(tmp_path: Path) -> N
     run = world.runs.get(INFO.id)
     assert run is not None
     assert run.loaded
-    assert run.quiet.acknowledged == {"a:b": 2}
-    assert run.annotations == {2: "why?"}
+    assert run.edits.quiet.acknowledged == {"a:b": 2}
+    assert run.edits.annotations == {2: "why?"}
     stop(world)
 
 

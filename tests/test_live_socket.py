@@ -24,6 +24,7 @@ from hookcore_app.live.publisher import Selections
 from hookcore_app.live.requests import Subscribe, read, spec_of
 from hookcore_app.live.views import Made, concern, make
 from hookcore_app.runs import Run, Runs
+from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info, open_run
 from tests.live_world import (
@@ -194,7 +195,7 @@ def test_the_first_answer_is_a_snapshot_followed_by_deltas_in_order() -> None:
         delta = page.next()
         assert (delta.kind, delta.sequence, delta.first_step) == (2, 4, 2)
         assert delta.values.tolist() == [[5.0, 6.0]]
-        run.ended_at_step = 2
+        run.end = End(2)
         run.changes.tell()
         assert page.next_of(3, "state").json["state"] == "ended"
 

@@ -21,6 +21,7 @@ from hookcore_app.live.marks import Cursor, mark_of
 from hookcore_app.live.news import Wish, begin, make_blocks
 from hookcore_app.live.publisher import Publisher
 from hookcore_app.runs import Run, Runs
+from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info, open_run
 from tests.live_world import (
@@ -268,7 +269,7 @@ def test_the_end_of_a_run_is_sent_after_its_last_step() -> None:
             assert next(events).name == "run"
             put(run, frame(0, [1.0], new=1))
             run.store.append(frame(1, [1.0]))
-            run.ended_at_step = 1
+            run.end = End(1)
             run.changes.tell()
             names = []
             while (block := next(events)).data.get("state") != "ended":

@@ -17,6 +17,7 @@ from hookcore_app import assets
 from hookcore_app.analysis.coverage import why_uncaptured
 from hookcore_app.pages.frame import PLACES
 from hookcore_app.pages.views.model import box_id
+from hookcore_app.runs.parts import End
 from tests.api_world import World, open_run
 from tests.build import append, frame, stats_of
 from tests.harness import seed_all
@@ -56,7 +57,7 @@ def world() -> World:
             optimizer.step()
         watcher.flush()
         store = watcher.store
-    run.ended_at_step = STEPS - 1
+    run.end = End(STEPS - 1)
     run.swap(store, True)
     return found
 

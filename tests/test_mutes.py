@@ -94,7 +94,7 @@ def test_a_page_held_at_a_step_says_which_incidents_touch_it(world: World) -> No
     assert claim_of(run, held) == "No new incident touches step 45: 1 muted."
     change(world, "DELETE", rule="nonfinite")
     (incident,) = run.store.incidents()
-    run.quiet.acknowledge(incident.key, 59)
+    run.edits.quiet.acknowledge(incident.key, 59)
     assert claim_of(run, held) == "No new incident touches step 45: 1 acknowledged."
     assert claim_of(run, span_of(run, step="10")) == "No incident touches step 10, judging by what was captured."
     assert claim_of(run, span_of(run, steps="5-50")) == "No new incident touches steps 5 to 50: 1 acknowledged."
@@ -153,9 +153,9 @@ def test_muted_incidents_are_not_told(world: World) -> None:
 
 
 def test_followers_learn_of_a_mute(world: World) -> None:
-    edits, tag = run_of(world).edits, world.get("incidents").headers["etag"]
+    edits, tag = run_of(world).edits.count, world.get("incidents").headers["etag"]
     change(world, "POST", rule="nonfinite")
-    assert run_of(world).edits == edits + 1
+    assert run_of(world).edits.count == edits + 1
     assert world.get("incidents").headers["etag"] != tag
 
 

@@ -317,9 +317,9 @@ def test_a_run_from_disk_is_no_news_and_one_that_goes_on_tells_only_what_is_new(
     run = world.runs.open(make_info("one"))
     assert run is not None
     run.take(bad_batch(make_info("one"), range(5), bad=3))
-    run.from_disk = True
+    run.saved.from_disk = True
     assert notifications._lookout.news() == []
-    run.from_disk, run.known_until = False, 4  # as after a restart
+    run.saved.from_disk, run.saved.known_until = False, 4  # as after a restart
     assert notifications._lookout.news() == []
     run.take(bad_batch(make_info("one"), range(5, 9), bad=7))
     (told,) = notifications._lookout.news()
@@ -337,7 +337,7 @@ def test_a_server_tells_about_a_crash_and_a_lost_run_once(hook: Webhook) -> None
     run.store.add_event(Event(5, 1.0, "skipped-step", "the scaler skipped", "warning"))
     run.store.add_event(Event(5, 2.0, "interrupted", "The training was interrupted in step 5", "info"))
     assert lookout.news() == []
-    run.seen_at = run.clock() - 10 * run.lost_after_s
+    run.signs.seen_at = run.signs.clock() - 10 * run.signs.lost_after_s
     LostMarks(world.runs).mark()
     (lost,) = lookout.news()
     assert lost.severity in ("error", "warning")
@@ -355,7 +355,7 @@ def test_a_run_that_was_lost_before_a_restart_is_no_news(hook: Webhook) -> None:
     assert run is not None
     run.take(bad_batch(make_info("one"), range(5), bad=9))
     run.store.add_event(Event(4, 1.0, "lost", "The trainer sent nothing more after step 4.", "error"))
-    run.known_until, run.seen_events = 4, run.store.events_after(0)[0]
+    run.saved.known_until, run.saved.seen_events = 4, run.store.events_after(0)[0]
     lookout = world.app.state.notifications._lookout
     assert lookout.news() == []
     run.store.add_event(Event(4, 2.0, "lost", "The trainer came back, and sent nothing more again.", "error"))

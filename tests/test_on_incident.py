@@ -151,7 +151,7 @@ def test_a_run_that_stop_training_ends_is_shown_as_ended(monkeypatch: pytest.Mon
         with pytest.raises(StopTraining), watch(nn.Linear(1, 1), server=server.url):
             raise StopTraining
         (run,) = server.runs.all()
-        assert (run.state, run.failure) == ("ended", None)
+        assert (run.state, run.end.failure) == ("ended", None)
 
 
 def raise_stop(incident: Incident) -> None:

@@ -24,6 +24,7 @@ from hookcore_app.analysis.figures.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages import frame, hooks, settings
 from hookcore_app.pages.page import Page, PartsPage, RunPage
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
+from hookcore_app.runs.parts import End
 from tests.api_world import fill_ranks
 from tests.build import make_info
 from tests.serving import (
@@ -63,7 +64,7 @@ def world() -> World:
     world = make_world()
     _open(world, "old", (3.0, 2.0, 1.0), name="baseline", script="/home/me/train.py", host="box", started_s=10.0)
     newer = _open(world, "new", (0.5, math.nan), name="second try", started_s=20.0)
-    newer.ended_at_step = 1
+    newer.end = End(1)
     return world
 
 

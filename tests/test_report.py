@@ -24,6 +24,7 @@ from hookcore_app.report import MAX_BYTES, View, report_of
 from hookcore_app.report.pictures import line_of, picture_of
 from hookcore_app.report.view import alerts_of
 from hookcore_app.runs import Run, Runs
+from hookcore_app.runs.parts import End
 from hookcore_app.runs.saved import show
 from hookcore_app.settings import ServerSettings
 from tests.api_world import World, fill, make_info, open_run
@@ -88,7 +89,8 @@ def test_a_report_contains_key_figures_findings_coverage_settings_and_events_wit
 def test_a_run_that_failed_says_so_first(outcome: Any, words: str) -> None:
     run = make_run()
     assert words not in report_of(run).decode()
-    run.failure = Failure(outcome, 1234, "RuntimeError: <b>no</b> memory " + "x" * 900, "Traceback\n  in train.py")
+    error = "RuntimeError: <b>no</b> memory " + "x" * 900
+    run.end = End(None, Failure(outcome, 1234, error, "Traceback\n  in train.py"))
     html = report_of(run).decode()
     assert f"{words} in step 1,234" in html
     assert "RuntimeError: &lt;b&gt;no&lt;/b&gt; memory" in html
@@ -106,7 +108,7 @@ def test_uncaptured_steps_are_not_called_captured() -> None:
 
 def test_names_are_escaped() -> None:
     run = make_run(name="evil", **{"settings": {EVIL: EVIL}, "script": EVIL, "host": EVIL})
-    run.name, run.notes = EVIL, EVIL
+    run.name, run.edits.notes = EVIL, EVIL
     taps = (Tap(EVIL, "output"),)
     run.store = Store(2**24)
     for step in range(40):
@@ -269,7 +271,7 @@ def test_the_command_reads_a_saved_run(tmp_path: Path, capsys: pytest.CaptureFix
         writer.take(record)
     writer.close(30.0)
     shown = show(Runs(ServerSettings()), writer.folder)
-    assert shown.from_disk
+    assert shown.saved.from_disk
     out = tmp_path / "out.html"
     assert main(["report", str(writer.folder), "-o", str(out)]) == 0
     assert b"as it was" in out.read_bytes()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookcore.errors import ArgumentError
+from hookcore_app.runs.parts import End
 from hookcore_app.runs.query import find_runs
 from hookcore_app.runs.traits import Traits
 from tests.build import append, open_run
@@ -39,7 +40,7 @@ def world() -> World:
             append(run.store, step, [], scalars=losses)
     found = world.runs.get("fast")
     assert found is not None
-    found.ended_at_step = 1
+    found.end = End(1)
     return world
 
 
@@ -141,8 +142,8 @@ def test_rest_finds_the_same_runs_as_the_page_part_by_part(world: World) -> None
 def test_results_of_a_run_on_disk_are_found_by_its_summary(world: World) -> None:
     run = world.runs.get("slow")
     assert run is not None
-    run.loaded, run.summary = False, json.loads('{"results": {"loss": 0.125, "acc": "NaN", "odd": [1]}}')
+    run.loaded, run.saved.summary = False, json.loads('{"results": {"loss": 0.125, "acc": "NaN", "odd": [1]}}')
     assert [each.run.id for each in find_runs("loss=0.125", [Traits(run)])] == ["slow"]
     assert sorted(Traits(run).results()) == ["acc", "loss"]
-    run.summary = {"results": "odd"}
+    run.saved.summary = {"results": "odd"}
     assert not list(Traits(run).results())

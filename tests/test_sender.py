@@ -79,9 +79,9 @@ def test_every_frame_arrives_once_and_in_order_and_the_run_ends(receiver: Receiv
     assert sink.counters == DeliveryCounters(produced=300, acknowledged=300)
     run = receiver.run()
     assert run.state == "ended"
-    assert run.ended_at_step == 299
+    assert run.end.step == 299
     assert [module.type for module in run.store.modules()] == ["Linear"]
-    assert run.counters == DeliveryCounters(produced=300, acknowledged=300)
+    assert run.received.counters == DeliveryCounters(produced=300, acknowledged=300)
 
 
 def test_a_frame_is_sent_immediately_and_not_with_the_next_sign_of_life(
@@ -418,7 +418,7 @@ def test_a_server_that_lost_its_memory_gets_everything_again(receiver: Receiver,
     with serving(receiver, port):
         wait_for(lambda: sink.counters.acknowledged == 15)
         run = receiver.run()
-        wait_for(lambda: run.described >= 0)
+        wait_for(lambda: run.received.described >= 0)
         assert receiver.stored == list(range(15))
         assert [tap.module for tap in run.store.taps().taps] == ["layer", "late"]
         assert [module.type for module in run.store.modules()] == ["Linear"]
@@ -435,7 +435,7 @@ def test_a_server_that_forgets_during_silence_is_updated_by_the_next_sign_of_lif
     wait_for(lambda: sink.counters.acknowledged == 2)
     receiver.forget()
     wait_for(lambda: receiver.runs.get("run") is not None and receiver.run().store.taps_announced == 1)
-    wait_for(lambda: receiver.run().described >= 0)
+    wait_for(lambda: receiver.run().received.described >= 0)
 
 
 def test_a_server_that_moved_is_found_again(receiver: Receiver, sink: HttpSink) -> None:
@@ -603,7 +603,7 @@ def test_a_killed_trainer_leaves_a_consistent_prefix_and_a_lost_run(receiver: Re
     with receiver.lock:
         assert receiver.stored == list(range(len(receiver.stored)))
         run = receiver.run()
-    run.lost_after_s = 0.0
+    run.signs.lost_after_s = 0.0
     assert run.state == "lost"
     assert run.store.steps().newest == receiver.stored[-1]
 

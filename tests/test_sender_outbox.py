@@ -80,7 +80,7 @@ class Delivered(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         """Write what the receiver has to disk."""
-        self.disk.save(self._run().acknowledged, len(self.stored))
+        self.disk.save(self._run().received.acknowledged, len(self.stored))
 
     @rule()
     def crash(self) -> None:
@@ -89,12 +89,12 @@ class Delivered(RuleBasedStateMachine):
         self.disk.missing = self.disk.missing_saved
         del self.stored[self.disk.frames :]
         run = self._run()
-        run.acknowledged, run.stored = self.disk.durable, self.disk.frames + self.disk.missing
+        run.received.acknowledged, run.saved.count = self.disk.durable, self.disk.frames + self.disk.missing
 
     def _run(self) -> Run:
         run = self.runs.open(a_run())
         assert run is not None
-        run.on_disk = self.disk
+        run.saved.on_disk = self.disk
         return run
 
     @rule(fresh=st.integers(0, 3), padding=st.sampled_from([0, 0, 0, 5_000, 35_000]))
@@ -135,7 +135,7 @@ class Delivered(RuleBasedStateMachine):
 
     def _take(self, batch: Batch) -> Answer:
         run = self._run()
-        before = run.acknowledged
+        before = run.received.acknowledged
         answer = run.take(batch)
         new = [item for item in batch.items if before < item.number <= answer.acknowledged]
         self.stored += [frame_of(item).step for item in new if isinstance(item, FrameItem)]

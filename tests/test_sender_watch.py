@@ -99,7 +99,7 @@ def test_every_step_reaches_the_server_with_the_description_of_the_run(receiver:
         assert watcher.url == f"{url}/runs/{run.id}"
         assert run.state == "live"
     assert run.state == "ended"
-    assert run.ended_at_step == 9
+    assert run.end.step == 9
     assert run.store.steps().count == 10
     assert run.store.scalars("loss").last_step[-1] == 9
     assert {module.type for module in run.store.modules()} == {"Sequential", "Linear", "ReLU"}

@@ -15,6 +15,7 @@ from hookcore.delivery.sinks import Sink
 from hookcore.errors import ClosedError, ServerError
 from hookcore.records import Command
 from hookcore_app.runs import Runs
+from hookcore_app.runs.parts import End
 from hookcore_app.serving import server_thread
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info
@@ -52,7 +53,7 @@ def test_sent_frames_are_immediately_in_the_store_and_on_the_page(server: server
     assert 'hookcore_runs{state="ended"} 1.0' in _get(f"{server.url}/metrics")
     with pytest.raises(ClosedError, match="open a new one"):
         sink.send(make_frame(4))
-    assert sink.run.ended_at_step == 3
+    assert sink.run.end.step == 3
 
 
 def test_commands_reach_the_trainer_even_those_from_before_it_listened(server: server_thread.Embedded) -> None:
@@ -121,7 +122,7 @@ def test_short_runs_are_removed_only_by_number_the_oldest_first() -> None:
         assert size == 100_000_000
         run = runs.get(f"run-{number}")
         assert run is not None
-        run.ended_at_step = 0
+        run.end = End(0)
     left = [int(run.id.partition("-")[2]) for run in runs.all()]
     assert len(left) == 20
     assert sorted(left) == list(range(30 - len(left), 30))

@@ -141,7 +141,7 @@ def unhurried() -> float:
 
 def _has_all(world: World) -> bool:
     every = world.runs.every()
-    return len(every) == 5 and all(run.loaded and run.ended_at_step is not None for run in every)
+    return len(every) == 5 and all(run.loaded and run.end.step is not None for run in every)
 
 
 @pytest.fixture(scope="module")

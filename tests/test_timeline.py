@@ -18,6 +18,7 @@ from hookcore_app.pages.views.moment import nearest_captured, note_of
 from hookcore_app.pages.views.span import Shared, Span, range_in, span_of, step_in
 from hookcore_app.pages.views.timeline import timeline_view
 from hookcore_app.runs import Run, Runs
+from hookcore_app.runs.parts import End
 from hookcore_app.settings import ServerSettings
 from tests import build
 from tests.api_world import World, fill, open_run
@@ -157,7 +158,7 @@ def filled(state: str = "ended") -> Run:
     for step in range(700):
         run.store.append(frame(step, [1.0], new=int(step == 0)))
     if state == "ended":
-        run.ended_at_step = 699
+        run.end = End(699)
     return run
 
 

@@ -11,7 +11,7 @@ from ..runs import JointRun, Run
 
 def losses_of(run: Run) -> dict[str, int]:
     """Return how much was lost in the store, and on the way to it, by reason."""
-    on_the_way = {f"sender {reason}": count for reason, count in run.counters.dropped.items()}
+    on_the_way = {f"sender {reason}": count for reason, count in run.received.counters.dropped.items()}
     on_the_way["commands queue-full"] = run.commands.dropped
     if isinstance(run, JointRun):
         on_the_way["steps without some rank"] = run.assembly.incomplete

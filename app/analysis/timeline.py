@@ -146,7 +146,7 @@ def _mark_of(together: list[_Happened]) -> answers.TimelineMark:
 
 def _all_of(run: Run) -> Iterable[_Happened]:
     """Return every incident and event that isn't muted."""
-    muting = run.quiet.muting(run.store)
+    muting = run.edits.quiet.muting(run.store)
     for incident in run.store.incident_heads():
         if muting(incident.rule, incident.culprit.tap.module) is None:
             yield _of_incident(incident)

@@ -46,4 +46,4 @@ def delete_annotation(
 
 
 def _of(run: Run) -> answers.Annotations:
-    return answers.Annotations(run.id, tuple(answers.Annotation(*each) for each in run.annotations.items()))
+    return answers.Annotations(run.id, tuple(answers.Annotation(*each) for each in run.edits.annotations.items()))

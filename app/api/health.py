@@ -73,7 +73,7 @@ def _of_server(state: Any, live: Publisher) -> Iterator[Metric]:
 def _of_runs(runs: list[Run]) -> Iterator[Metric]:
     usages = [(run, run.store.usage()) for run in runs]
     dropped = [({"run": run.id, "reason": why}, n) for run, usage in usages for why, n in usage.dropped.items()]
-    unsent = [({"run": run.id, "reason": why}, n) for run in runs for why, n in run.counters.dropped.items()]
+    unsent = [({"run": run.id, "reason": why}, n) for run in runs for why, n in run.received.counters.dropped.items()]
     steps = [(run, run.store.steps()) for run in runs]
     named = [({"run": run.id, "name": run.name, "state": run.state}, 1.0) for run in runs]
     yield Metric("run_info", "gauge", "Each run, its name and state.", named)

@@ -133,7 +133,7 @@ def take_into_runs(state: Any, batch: wire.Batch, _data: bytearray, own: bool) -
     try:
         if is_new:
             state.keeper.opened(run, own)
-        elif run.from_disk:
+        elif run.saved.from_disk:
             state.keeper.resume(run, batch.run)
     except WrongKeyError as error:
         if is_new:
@@ -164,7 +164,7 @@ def refuse_runs(state: Any, _batch: wire.Batch, _data: bytearray, _own: bool) ->
 
 def is_empty(run: Run) -> bool:
     """Return whether nothing was received for a run yet."""
-    return run.acknowledged < 0 and run.described < 0 and not run.store.taps_announced
+    return run.received.acknowledged < 0 and run.received.described < 0 and not run.store.taps_announced
 
 
 def most_decoded(settings: ServerSettings) -> int:

@@ -101,9 +101,8 @@ def delete_run(runs: GivenRuns, run: ListedRun) -> None:
 @router.patch("/runs/{run}", summary="Edit a run", responses=answered(answers.Run))
 def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response:
     """Change the name, notes, tags, or group of a run, or archive it. Omitted ones stay unchanged."""
-    for name, value in changes.model_dump(exclude_none=True).items():
-        setattr(run, name, tuple(dict.fromkeys(value)) if name == "tags" else value)
-    run.edited()
+    given = changes.model_dump(exclude_none=True)
+    run.edit({name: tuple(dict.fromkeys(value)) if name == "tags" else value for name, value in given.items()})
     runs.changes.tell()
     return StrictJson(run_of(run))
 

@@ -121,7 +121,7 @@ def _look(given: argparse.Namespace) -> Checked:
     if run is not None:
         sentence, newest = run.findings.scope().sentence, run.store.steps().newest
         troubles = tuple(each.message for each in run.store.events() if each.name in TROUBLES)
-        known = run.id, run.name, run.state, run.failure, newest, sentence
+        known = run.id, run.name, run.state, run.end.failure, newest, sentence
         return Checked(*known, run.reader.incidents(), troubles, rules_of(run))
     with run_of_server(given) as (client, run_id):
         findings = client.findings(1, run_id)  # loads a run that is only on disk

@@ -86,7 +86,7 @@ def mark_of(run: Run, present: bool = True) -> Mark:
         run.store.taps_announced,
         state,
         run.store.incidents_version,
-        run.edits,
+        run.edits.count,
         run.is_paused,
         flows[-1].step if flows else None,
         run.store.snapshots_after(_ALL)[0],

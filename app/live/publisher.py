@@ -246,7 +246,7 @@ class Publisher:
         if run_id is not None:
             run = self.runs.get(run_id)
             if run is not None:
-                run.looked_at = self.runs.now()
+                run.signs.look()
             return run
         return next(iter(self.runs.all()), None)
 

@@ -99,7 +99,7 @@ class Subscription:
 
     async def _tell(self, now: Any) -> None:
         publisher, run, spec, told = self._session.publisher, self._run, self._spec, self._told
-        about = (token_of(run.store), run.edits) if run else ()
+        about = (token_of(run.store), run.edits.count) if run else ()
         key = ("socket", about, spec, told, now)
         made = await self._session.made(key, lambda: make(publisher.selections, run, spec, told, now))
         for body in made.bodies:

@@ -163,7 +163,7 @@ class _Follower:
         def make() -> tuple[bytes, Cursor]:
             return make_blocks(publisher, run, wish, told, now)
 
-        key = ("sse", wish, told, now, run.edits)
+        key = ("sse", wish, told, now, run.edits.count)
         data, self._cursor = await publisher.shared.get(key, make, lambda made: len(made[0]))
         return bytes(data)
 

@@ -60,14 +60,14 @@ class IncidentPage(RunPage):
     def values(self) -> dict[str, Any]:
         """Return what all parts show."""
         incident, module = self.incident, self.incident.culprit.tap.module
-        muted = self.run.quiet.muting(self.run.store)(incident.rule, module)
+        muted = self.run.edits.quiet.muting(self.run.store)(incident.rule, module)
         return {
             "view": self.view,
             "incident": incident,
             "stat_words": STAT_WORDS,
             "shown_stats": SHOWN,
             "usual_stat": default_stat(incident),
-            "acknowledged": self.run.quiet.has_seen(incident.key, incident.first_step),
+            "acknowledged": self.run.edits.quiet.has_seen(incident.key, incident.first_step),
             "muted": None if muted is None else muted.match,
             "mute_here": literal(module) if module else "",
             "layer_of": self._layer_of,

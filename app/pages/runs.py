@@ -54,7 +54,7 @@ class RunsPage(Page):
             problem = str(error)
         with_archived = "archived" in names_in(self.f)
         if not with_archived:
-            found = [each for each in found if not each.run.archived]
+            found = [each for each in found if not each.run.edits.archived]
         lines = [line_of(each.run) for each in found]
         columns = columns_of(self.columns, known, found, _name_in(self.sort))
         wanted = [*columns.shown, *([columns.sorting] if columns.sorting is not None else [])]
@@ -71,7 +71,7 @@ class RunsPage(Page):
             "columns": columns,
             "cells": cells,
             "about": {each.run.id: each.run for each in found},
-            "archived": 0 if with_archived else sum(each.run.archived for each in known),
+            "archived": 0 if with_archived else sum(each.run.edits.archived for each in known),
             "total": len(known),
             "live": sum(each.run.state == "live" for each in known),
             "problem": problem,

@@ -163,7 +163,7 @@ def _about(run: Run) -> dict[str, str]:
         "script": info.script,
         "host": info.host,
         "run": run.id,
-        "notes": run.notes,
+        "notes": run.edits.notes,
     }
     return {name: _cut(str(value)) for name, value in told.items() if value not in ("", None)} | {
         name: _cut(text) for name, text in sorted(run.labels.items())[:20]

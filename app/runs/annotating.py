@@ -16,18 +16,18 @@ MAX_TEXT: Final = 500
 def annotate(run: Run, step: int, text: str) -> None:
     """Note something at a step, in place of what was noted there. Raises ArgumentError if there is no room."""
     with run.lock:
-        kept = run.annotations
+        kept = run.edits.annotations
         if step not in kept and len(kept) >= MAX_ANNOTATED:
             raise ArgumentError(f"this run has {MAX_ANNOTATED} annotated steps already: remove an annotation")
-        run.annotations = dict(sorted({**kept, step: text}.items()))
+        run.edits.annotations = dict(sorted({**kept, step: text}.items()))
     run.edited()
 
 
 def remove_annotation(run: Run, step: int) -> bool:
     """Remove what was noted at a step. Returns whether there was anything."""
     with run.lock:
-        found = step in run.annotations
-        run.annotations = {each: text for each, text in run.annotations.items() if each != step}
+        found = step in run.edits.annotations
+        run.edits.annotations = {each: text for each, text in run.edits.annotations.items() if each != step}
     if found:
         run.edited()
     return found

@@ -31,16 +31,16 @@ def run_of(run: Run) -> answers.Run:
     return answers.Run(
         id=run.id,
         name=run.name,
-        notes=run.notes,
+        notes=run.edits.notes,
         state=run.state,
-        failure=run.failure,
+        failure=run.end.failure,
         partial=run.partial,
         in_memory=run.loaded,
-        folder="" if run.folder is None else text_of(str(run.folder)),
+        folder="" if run.saved.folder is None else text_of(str(run.saved.folder)),
         first_step=steps.first,
         newest_step=steps.newest,
         steps=steps.count,
-        ended_at_step=run.ended_at_step,
+        ended_at_step=run.end.step,
         taps=run.store.taps_announced,
         started_s=Number(info.started_s),
         ranks=summary_of(run) if isinstance(run, JointRun) else None,
@@ -56,11 +56,11 @@ def run_of(run: Run) -> answers.Run:
         facts=plain(info.facts),
         facts_cut=info.facts_cut,
         results={name: Number(value) for name, value in Traits(run).result_values().items()},
-        tags=run.tags,
-        group=run.group,
-        archived=run.archived,
+        tags=run.edits.tags,
+        group=run.edits.group,
+        archived=run.edits.archived,
         labels=run.store.labels(),
-        counters=run.counters,
+        counters=run.received.counters,
         usage=run.store.usage(),
     )
 
@@ -77,7 +77,7 @@ def incidents_of(run: Run, version: int = 0) -> tuple[answers.Incident, ...]:
 
 def findings_of(run: Run, found: Iterable[Finding]) -> tuple[answers.Finding, ...]:
     """Return findings, each with the class of its module."""
-    types, muting = run.store.module_types(), run.quiet.muting(run.store)
+    types, muting = run.store.module_types(), run.edits.quiet.muting(run.store)
     return tuple(
         _finding_of(run, each, muting(each.rule, each.module) is not None, types.get(each.module, "")) for each in found
     )

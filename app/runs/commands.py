@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, Literal, Protocol
 
 from hookcore.records import Command
 
 MAX_COMMANDS: Final = 256  # that wait for one trainer
+OnCommand = Callable[[Command], None]
 Ask = Literal["settings", "snapshot", "inventory", "capsule"]
 
 
-class Commands(deque[Command]):
-    """The waiting commands, oldest first."""
+class Relay(Protocol):
+    """The way of commands to a trainer that sends its frames elsewhere."""
 
-    def __init__(self, numbers: Iterator[int]) -> None:
+    def newest(self) -> int:
+        """Return the highest number of a command that any server gave the trainer; -1 for none."""
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Store commands where the trainer's collector looks for them."""
+
+
+class Commands(deque[Command]):
+    """The waiting commands, oldest first.
+
+    `local` takes those for a trainer in this process, and `relay` passes them on to one that sends elsewhere.
+    """
+
+    def __init__(self, numbers: Iterator[int], local: OnCommand | None = None) -> None:
         super().__init__()
+        self.local = local
+        self.relay: Relay | None = None
         self.dropped = 0
         self.waiting: tuple[int, ...] = ()  # their numbers, for readers without the run's lock
         self._numbers = numbers

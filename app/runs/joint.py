@@ -16,17 +16,20 @@ import msgspec
 
 from hookcore.delivery.archive import SUFFIX, Recorded, folder_name
 from hookcore.errors import HookcoreError
+from hookcore.findings import follow
 from hookcore.reading.answers.runs import State
 from hookcore.records import Command, Frame, Snapshot
 from hookcore.records.vocabulary import DESYNC
-from hookcore.records.wire import Description, EndItem, Place
+from hookcore.records.wire import DeliveryCounters, Description, Place
 from hookcore.store import StepRange, Store
 from hookcore.store.copies import Difference
 from hookcore.store.rankstep import MAX_WORLD
 
 from .assembly import GRACE_S, Assembly
 from .commands import Ask
+from .disk import Disk
 from .gone import Gone
+from .parts import End, Record
 from .rankwords import desync_of, of_rank, words_of
 from .rounds import WAITING, Held, Member, Rounds
 from .run import Run, say
@@ -35,8 +38,6 @@ from .structures import Structures
 logger = logging.getLogger("hookcore")
 
 PREFIX: Final = "ranks-"  # of the id, before the job
-# Changed by readers, and saved with the lowest rank's run.
-EDITED: Final = ("notes", "tags", "group", "archived", "quiet", "annotations")
 COUNT_EVERY_S: Final = 1.0  # between two sums of the ranks' counters
 READ_AGAIN_S: Final = 10.0  # after the ranks couldn't be read
 _OF_RANK: Final = re.compile(r" rank \d+$")
@@ -60,13 +61,12 @@ class JointRun(Run):
     """The run of all ranks. Its members feed it; commands go to them."""
 
     rounds: Rounds = field(default_factory=Rounds)
-    make_store: Callable[[], Store] = Store
-    until_listed: Callable[[], None] = lambda: None  # waits until the runs on disk are known
-    recorded: Callable[[Sequence[Run]], Mapping[str, Recorded | HookcoreError]] = lambda runs: {}  # what is kept
-    unlisted: Mapping[Path, str] = field(default_factory=dict)  # folders that couldn't be listed, and why
     unread: set[str] = field(default_factory=set)  # runs of ranks that are saved, and can't be read
     assembly: Assembly = field(init=False)
     shifts: dict[int, int] = field(default_factory=dict)  # of the steps of each round
+    _disk: Callable[[], Disk | None] = lambda: None  # where the runs of the ranks are saved
+    _store_bytes: Callable[[int], int] = int  # the limit of a store
+    _unlisted: Mapping[Path, str] = field(default_factory=dict)  # folders that couldn't be listed, and why
     _round: int = NO_ROUND  # the one whose steps are added up
     _structures: Structures = field(default_factory=Structures)
     _joined: dict[str, int] = field(default_factory=dict)  # ranks of the runs that the assembly expects
@@ -83,10 +83,16 @@ class JointRun(Run):
         self._begin()
 
     def _begin(self) -> None:
-        self.assembly = Assembly(self._store_step, max(self.store.usage().max_bytes // _SHARE, 2**22), self.clock)
+        self.assembly = Assembly(self._store_step, max(self.store.usage().max_bytes // _SHARE, 2**22), self.signs.clock)
         self.store.name_ranks(self._words_of_bad)
         self.shifts, self._round, self._joined, self._held = {}, NO_ROUND, {}, {}
         self._follows = False
+
+    def connect(
+        self, disk: Callable[[], Disk | None], store_bytes: Callable[[int], int], unlisted: Mapping[Path, str]
+    ) -> None:
+        """Read the runs of the ranks from there when they are needed."""
+        self._disk, self._store_bytes, self._unlisted = disk, store_bytes, unlisted
 
     @property
     def shift(self) -> int:
@@ -152,10 +158,9 @@ class JointRun(Run):
         started_s = min(each.run.info.started_s for each in current)
         own = {"id": self.info.id, "name": self.info.name, "key": "", "keep": "", "place": None}
         self.info = msgspec.structs.replace(lead.info, started_s=started_s, **own)
-        if not self.edits:
-            self.name, self.summary = _OF_RANK.sub("", lead.name), lead.summary
-            for name in EDITED:
-                setattr(self, name, getattr(lead, name))
+        if not self.edits.count:
+            self.name, self.saved.summary = _OF_RANK.sub("", lead.name), lead.saved.summary
+            self.edits.follow(lead.edits)
 
     def _outline(self) -> None:
         every = [each.run.store.steps() for each in self.members.values()]
@@ -179,7 +184,7 @@ class JointRun(Run):
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
-    def take_of(self, run: Run, record: Frame | Snapshot | EndItem) -> None:
+    def take_of(self, run: Run, record: Record) -> None:
         """Take a record of a member, whose lock is held. Nothing that goes wrong here costs the member its data."""
         try:
             with self.lock:
@@ -306,14 +311,13 @@ class JointRun(Run):
 
     def _is_over(self, run: Run) -> bool:
         """Return whether no more frames are expected. After a restart of the server, trainers may return."""
-        has_ended = run.ended_at_step is not None or run.failure is not None
-        return has_ended or (run.finished and not (run.from_disk and self.assembly.is_patient))
+        return run.end.is_known or (run.finished and not (run.saved.from_disk and self.assembly.is_patient))
 
-    def _take(self, run: Run, record: Frame | Snapshot | EndItem) -> None:
+    def _take(self, run: Run, record: Record) -> None:
         member = self.members.get(run.id)
         if member is None:
             return
-        self.seen_at = self.clock()
+        self.signs.see()
         self._follows |= isinstance(record, Frame)
         rank = self._rank_in_round(member, record.step)
         if rank is None:
@@ -330,7 +334,7 @@ class JointRun(Run):
             self.assembly.leave(rank)
             self._end()
         self._tell()
-        if self.clock() - self._counted_at >= COUNT_EVERY_S:
+        if self.signs.clock() - self._counted_at >= COUNT_EVERY_S:
             self._count()
 
     def _leave_out(self, member: Member, frame: Frame) -> None:
@@ -338,7 +342,7 @@ class JointRun(Run):
         if member.round != WAITING:
             self._tell_left_out(member)
             return
-        self._held.setdefault(member.run.id, Held(self.clock())).take(frame)
+        self._held.setdefault(member.run.id, Held(self.signs.clock())).take(frame)
         self._give_up()
 
     def _give_up(self) -> None:
@@ -349,7 +353,7 @@ class JointRun(Run):
             self._begin_round(newest)
         is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
         for run_id, each in self._held.items():
-            if not each.given_up and (is_much or self.clock() - each.since > GRACE_S):
+            if not each.given_up and (is_much or self.signs.clock() - each.since > GRACE_S):
                 each.give_up()
                 if run_id in held:
                     self._tell_left_out(held[run_id])
@@ -382,7 +386,7 @@ class JointRun(Run):
             )
             say(self, "restarted", message)
         self._round, self._joined = number, {}
-        self.ended_at_step, self.failure = None, None
+        self.end = End()
         for member in self.rounds.of(number):
             held = self._held.pop(member.run.id, None)
             for frame in () if held is None else held.frames:
@@ -442,28 +446,28 @@ class JointRun(Run):
 
     def _end(self) -> None:
         current = [each for each in self.current() if each.run.id in self._joined]
-        failed = next((each for each in current if each.run.failure is not None), None)
-        if failed is not None and failed.run.failure is not None and self.failure is None:
-            failure = failed.run.failure
-            self.failure = replace(
-                failure, step=failure.step + self.shift, error=f"{failure.error} (rank {failed.place.rank})"
-            )
-        if current and all(self._is_over(each.run) for each in current) and self.ended_at_step is None:
+        if self.end.failure is None:
+            failed = ((each.run.end.failure, each.place.rank) for each in current)
+            failure, rank = next((each for each in failed if each[0] is not None), (None, 0))
+            if failure is not None:
+                error = f"{failure.error} (rank {rank})"
+                self.end = replace(self.end, failure=replace(failure, step=failure.step + self.shift, error=error))
+        if current and all(self._is_over(each.run) for each in current) and self.end.step is None:
             self.assembly.flush()
             self.store.settle()
-            steps = [each.run.ended_at_step for each in current if each.run.ended_at_step is not None]
-            self.ended_at_step = max(steps) + self.shift if steps else None
+            steps = [each.run.end.step for each in current if each.run.end.step is not None]
+            self.end = replace(self.end, step=max(steps) + self.shift if steps else None)
             self._count()
 
     def _count(self) -> None:
-        self._counted_at = self.clock()
-        every = [each.run.counters for each in self.members.values()]
+        self._counted_at = self.signs.clock()
+        every = [each.run.received.counters for each in self.members.values()]
         dropped: dict[str, int] = {}
         for each in every:
             for name, number in each.dropped.items():
                 dropped[name] = dropped.get(name, 0) + number
         names = ("produced", "acknowledged", "waiting", "in_flight")
-        self.counters = type(self.counters)(
+        self.received.counters = DeliveryCounters(
             **{name: sum(getattr(each, name) for each in every) for name in names}, dropped=dropped
         )
 
@@ -484,12 +488,12 @@ class JointRun(Run):
                 return
             self.loaded = False
             if gathers and self._gathers_until == float("-inf"):
-                self._gathers_until = self.clock() + GRACE_S
+                self._gathers_until = self.signs.clock() + GRACE_S
 
     @property
     def gathers(self) -> bool:
         """Whether ranks that are back must wait for others, so that their saved runs are added up together."""
-        return self.clock() < self._gathers_until and bool(self.missing())
+        return self.signs.clock() < self._gathers_until and bool(self.missing())
 
     def read_all(self) -> None:
         """Read the runs of all ranks from disk, and add them up again."""
@@ -498,7 +502,8 @@ class JointRun(Run):
                 self._read_all()
 
     def _read_all(self) -> None:
-        self.until_listed()
+        if (disk := self._disk()) is not None:
+            disk.wait_until_listed()
         with self._shaping:
             self._reading = True
         try:
@@ -516,11 +521,12 @@ class JointRun(Run):
         self._tell()
 
     def _read_rounds(self) -> None:
-        self.store = self.make_store()
+        self.store = follow(Store(self._store_bytes(self.info.memory)), self.edits.rule_changes)
         self._begin()
-        self.ended_at_step, self.failure = None, None
+        self.end = End()
         members = sorted(self.members.values(), key=lambda each: (each.round, each.place.rank))
-        kept = self.recorded([each.run for each in members])
+        disk = self._disk()
+        kept = {} if disk is None else disk.recorded([each.run for each in members])
         for turn in sorted({each.round for each in members}):
             in_turn = [(each, kept.get(each.run.id)) for each in members if each.round == turn]
             readable = [(each, found) for each, found in in_turn if not isinstance(found, HookcoreError | None)]
@@ -550,10 +556,10 @@ class JointRun(Run):
 
     def unlisted_folders(self) -> dict[Path, str]:
         """Return the folders that can't be read and have this training's name, and why, if ranks are missing."""
-        if not self.unlisted or not self.missing():
+        if not self._unlisted or not self.missing():
             return {}
         begin = folder_name(_OF_RANK.sub("", self.current()[0].run.info.name), "").removesuffix(SUFFIX)
-        return {path: why for path, why in list(self.unlisted.items()) if path.name.startswith(begin)}
+        return {path: why for path, why in list(self._unlisted.items()) if path.name.startswith(begin)}
 
     def _read_round(self, members: list[tuple[Member, Recorded]]) -> None:
         for member, archive in members:
@@ -582,8 +588,7 @@ class JointRun(Run):
         """Take what was edited elsewhere, if this rank speaks for all."""
         if self.members and run is self.current()[0].run:
             self.name = _OF_RANK.sub("", run.name)
-            for name in EDITED:
-                setattr(self, name, getattr(run, name))
+            self.edits.follow(run.edits)
             self.changes.tell()
 
     # -- commands and edits ------------------------------------------------------------------------------------------
@@ -603,8 +608,8 @@ class JointRun(Run):
         """Announce a change, and save it with the lowest rank's run."""
         lead = self.current()[0].run if self.members else None
         if lead is not None:
-            for name in ("name", *EDITED):
-                setattr(lead, name, getattr(self, name))
+            lead.name = self.name
+            lead.edits.follow(self.edits)
             lead.edited()
         Run.edited(self)
 

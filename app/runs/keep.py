@@ -15,12 +15,12 @@ from hookcore.config import NO_FOLDER
 from hookcore.delivery.archive import Archive, ArchiveWriter, DiskCounters, Recorded, Scribe, folder_name, read_archive
 from hookcore.delivery.archive.state import key_hash
 from hookcore.errors import HookcoreError
-from hookcore.records import Frame, Snapshot
 from hookcore.records.wire import EndItem, RunInfo, keep_folder
 
 from ..settings import ServerSettings
 from .gone import Why
 from .joint import JointRun
+from .parts import End, Record
 from .run import Run, say
 from .runs import Runs
 from .saved import apply_folder, call_logged, fill_store, list_run, load, make_known, page_of, steps_of
@@ -90,13 +90,14 @@ class Keeper:
     def resume(self, run: Run, info: RunInfo) -> None:
         """Continue a run on disk whose trainer is back. Raises WrongKeyError for another trainer."""
         with run.lock:
-            if not run.from_disk:
+            if not run.saved.from_disk:
                 return  # a concurrent request did it
-            if not run.key_hash or run.key_hash != key_hash(info.key) or run.folder is None:
+            saved = run.saved
+            if not saved.key_hash or saved.key_hash != key_hash(info.key) or saved.folder is None:
                 raise WrongKeyError(f"another trainer started the run {run.id}: each trainer needs its own run")
             self._runs.read(run)
-            self._continue(run, info, DiskCounters.of(run.folder))
-        self._write(run, run.folder)
+            self._continue(run, info, DiskCounters.of(saved.folder))
+        self._write(run, saved.folder)
 
     def _take_up(self, run: Run, path: Path) -> None:
         """Continue a run that turns out to be on disk, because the server was restarted."""
@@ -112,23 +113,23 @@ class Keeper:
         with run.lock:
             apply_folder(run, path, archive)
             fill_store(archive, run.store)
-            run.seen_events = run.store.events_after(0)[0]
+            run.saved.remember(run.store)
             self._continue(run, run.info, DiskCounters.of(path))
             if isinstance(run.joint, JointRun):
                 run.joint.expect_disk(gathers=not self._is_ours(path))
 
     @staticmethod
     def _continue(run: Run, info: RunInfo, counters: DiskCounters) -> None:
-        run.info, run.from_disk = info, False
-        run.ended_at_step, run.failure = None, None
-        run.acknowledged, run.described = counters.acknowledged, -1
-        run.stored, run.writer = counters.written + counters.lost, None
+        run.info, run.end = info, End()
+        run.received.acknowledged, run.received.described = counters.acknowledged, -1
+        run.saved.from_disk, run.saved.writer = False, None
+        run.saved.count = counters.written + counters.lost
         newest = run.store.steps().newest
-        run.known_until = -1 if newest is None else newest
+        run.saved.known_until = -1 if newest is None else newest
 
     def _write(self, run: Run, path: Path) -> None:
-        other, before = self._writers.get(run.id, (run, run.writer))
-        if before is not None and (other is not run or run.writer is not None):
+        other, before = self._writers.get(run.id, (run, run.saved.writer))
+        if before is not None and (other is not run or run.saved.writer is not None):
             before.close(CLOSE_S)  # of a run that was removed or lost, and is back
         with self._lock:
             if self._closed or self._writers.get(run.id, (None,))[0] is run:
@@ -144,18 +145,18 @@ class Keeper:
                 make_room=lambda: self._make_room(shelf),
                 scribe=self._scribes.setdefault(path.parent, Scribe()),
                 folder=path,
-                events_seen=run.writer.events_seen if run.writer is not None else run.seen_events,
+                events_seen=run.saved.writer.events_seen if run.saved.writer is not None else run.saved.seen_events,
                 after_part=partial(self._note_part, run),
             )
             self._writers[run.id] = run, writer
-        run.folder, run.key_hash = path, key_hash(run.info.key)
-        run.on_record, run.on_disk = partial(self._follow, run, writer), writer
-        run.on_edit = lambda: self.note(run)
+        run.saved.folder, run.saved.key_hash = path, key_hash(run.info.key)
+        run.saved.on_record, run.saved.on_disk = partial(self._follow, run, writer), writer
+        run.saved.on_edit = lambda: self.note(run)
 
     def _shelf_of(self, path: Path) -> Shelf:
         return self._shelves.setdefault(path.parent, Shelf(path.parent, self._settings.keep_limit))
 
-    def _follow(self, run: Run, writer: ArchiveWriter, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
+    def _follow(self, run: Run, writer: ArchiveWriter, record: Record, number: int = -1) -> None:
         """Pass a record of a run to its writer, which finishes in the background after the last one."""
         writer.inform(run.info)  # its facts and its settings may have changed
         writer.take(record, number)
@@ -200,23 +201,23 @@ class Keeper:
         """Whether all of a run is on disk, so that it can leave memory."""
         if isinstance(run, JointRun):
             return bool(run.members) and all(self.is_whole(each.run) for each in list(run.members.values()))
-        if run.folder is None or run.id in self._writers or not run.finished:
+        if run.saved.folder is None or run.id in self._writers or not run.finished:
             return False
-        writer: ArchiveWriter | None = run.writer
-        return run.from_disk or (writer is not None and writer.is_complete)
+        writer: ArchiveWriter | None = run.saved.writer
+        return run.saved.from_disk or (writer is not None and writer.is_complete)
 
     def release(self, run: Run) -> None:
         """Write the rest of a run and close its writer, which would keep the store in memory."""
-        run.on_record = partial(self._reopen, run) if run.folder is not None else None
+        run.saved.on_record = partial(self._reopen, run) if run.saved.folder is not None else None
         self._let_go(run)
 
-    def _reopen(self, run: Run, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
+    def _reopen(self, run: Run, record: Record, number: int = -1) -> None:
         """Write again to a run whose writer was closed, because its trainer is back."""
-        run.on_record = None
-        if run.folder is not None:
-            self._write(run, run.folder)
-        if run.on_record is not None:
-            run.on_record(record, number)
+        run.saved.on_record = None
+        if run.saved.folder is not None:
+            self._write(run, run.saved.folder)
+        if run.saved.on_record is not None:
+            run.saved.on_record(record, number)
 
     def _let_go(self, run: Run, wait_s: float = 0.0) -> None:
         with self._lock:
@@ -225,48 +226,48 @@ class Keeper:
                 return
             del self._writers[run.id]
             self._closing.add(writer)
-        run.writer = writer
+        run.saved.writer = writer
         writer.close(wait_s)
 
     def discard(self, run: Run, why: Why) -> None:
         """Move a run's folder into the trash. A folder that a trainer named stays where it is."""
-        run.on_record = run.on_disk = None
+        run.saved.on_record = run.saved.on_disk = None
         self._let_go(run)
-        if run.folder is None or not self._is_ours(run.folder):
+        if run.saved.folder is None or not self._is_ours(run.saved.folder):
             return
         try:
-            if run.writer is not None and not run.writer.close(CLOSE_S):
+            if run.saved.writer is not None and not run.saved.writer.close(CLOSE_S):
                 raise OSError("its last part is still being written")  # the last part would be lost
             self.note(run)
-            run.folder = self._shelf_of(run.folder).discard(run.folder, why)
+            run.saved.folder = self._shelf_of(run.saved.folder).discard(run.saved.folder, why)
         except OSError as error:
-            logger.warning("hookcore: %s can't be moved to the trash: %s", run.folder, error)
+            logger.warning("hookcore: %s can't be moved to the trash: %s", run.saved.folder, error)
 
     def restore(self, run: Run) -> None:
         """Move a run's folder back."""
-        if run.folder is None or run.folder.parent.name != TRASH:
+        if run.saved.folder is None or run.saved.folder.parent.name != TRASH:
             return
-        shelf = self._shelf_of(run.folder.parent)
+        shelf = self._shelf_of(run.saved.folder.parent)
         try:
-            run.folder = shelf.restore(run.folder)
+            run.saved.folder = shelf.restore(run.saved.folder)
         except OSError as error:
             say(run, "not-kept", f"the run's folder can't be moved back from the trash: {error}", "warning")
-        run.on_edit = lambda: self.note(run)
+        run.saved.on_edit = lambda: self.note(run)
 
     def _is_ours(self, folder: Path) -> bool:
         return bool(self._settings.keeps) and folder.parent == Path(self._settings.keep)
 
     def note(self, run: Run) -> None:
         """Write the run's name, notes, tags, acknowledgements, mutes, annotations, and summary for the list."""
-        if run.folder is None:
+        if run.saved.folder is None:
             return
         if run.loaded:
-            run.summary = steps_of(run) | self._summarize(run)
-        said = {**read_json(run.folder / PAGE_FILE), **page_of(run)}
+            run.saved.summary = steps_of(run) | self._summarize(run)
+        said = {**read_json(run.saved.folder / PAGE_FILE), **page_of(run)}
         try:
-            write_page(run.folder, said)
+            write_page(run.saved.folder, said)
         except OSError as error:
-            logger.warning("hookcore: %s can't be written: %s", run.folder / PAGE_FILE, error)
+            logger.warning("hookcore: %s can't be written: %s", run.saved.folder / PAGE_FILE, error)
 
     def close(self) -> None:
         """Write the rest of all runs."""
@@ -279,7 +280,7 @@ class Keeper:
         for writer in writers:
             writer.close(max(0.0, deadline - time.monotonic()))
         for run in runs:
-            if run.folder is not None and run.folder.is_dir():
+            if run.saved.folder is not None and run.saved.folder.is_dir():
                 self.note(run)
 
     # -- the folder -------------------------------------------------------------------------------------------------
@@ -293,7 +294,7 @@ class Keeper:
     def _discard_oldest(self, path: Path) -> bool:
         if not self._is_ours(path) or not may_go(path):
             return False
-        run = next((run for run in self._runs.every() if run.folder == path), None)
+        run = next((run for run in self._runs.every() if run.saved.folder == path), None)
         if run is None:
             self._shelf_of(path).discard(path, "disk")  # from another server, or beyond the limit of the list
             return True
@@ -322,9 +323,9 @@ class Keeper:
 
 
 def _archive_of(run: Run) -> Archive | HookcoreError:
-    if run.folder is None:
+    if run.saved.folder is None:
         return HookcoreError("it was not written to disk")
     try:
-        return read_archive(run.folder)
+        return read_archive(run.saved.folder)
     except HookcoreError as error:
         return error

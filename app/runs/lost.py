@@ -33,18 +33,18 @@ class LostMarks:
         for run in every:
             if isinstance(run, JointRun):
                 run.tick()
-        runs = (run for run in every if run.loaded and not run.from_disk and isfinite(run.seen_at))
+        runs = (run for run in every if run.loaded and not run.saved.from_disk and isfinite(run.signs.seen_at))
         lost = [run for run in runs if not isinstance(run, JointRun) and _is_lost(run)]
         for run in lost:
-            if self._marked.get(run.id) != run.seen_at:
+            if self._marked.get(run.id) != run.signs.seen_at:
                 cause = _cause(run)
                 say(run, "lost", f"{_sentence(run)} {cause}.", "error" if cause == ENDED else "warning")
-        self._marked = {run.id: run.seen_at for run in lost}
+        self._marked = {run.id: run.signs.seen_at for run in lost}
 
 
 def _is_lost(run: Run) -> bool:
     if run.state == "live" and run.is_silent(GONE_AFTER_S):
-        run.is_gone = lives_as(run.info.pid, run.info.process) is False
+        run.signs.is_gone = lives_as(run.info.pid, run.info.process) is False
     return run.state == "lost"
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from hookcore.store import Store
-
 from ..settings import ServerSettings
 from .disk import Disk
 from .gone import Gone
@@ -100,13 +98,13 @@ class Memory:
     def leave(self, run: Run) -> bool:
         """Unload a run if all of it is on disk. Needs no lock."""
         disk = self._disk()
-        if disk is None or run.local is not None or not run.lock.acquire(blocking=False):
+        if disk is None or run.commands.local is not None or not run.lock.acquire(blocking=False):
             return False  # a batch is being stored: the trainer is back
         try:
             if not disk.is_whole(run):
                 return False
-            run.swap(Store.outline(run.store.steps()), loaded=False)
-            run.from_disk, run.writer = True, None
+            run.outline(run.store.steps(), run.end)
+            run.saved.from_disk, run.saved.writer = True, None
             return True
         finally:
             run.lock.release()
@@ -119,7 +117,8 @@ class Memory:
         """Return the finished runs in memory: unviewed ones first, and of these the oldest."""
         recent = self._clock() - IDLE_S
         finished = [run for run in loaded if run.finished]
-        return sorted(finished, key=lambda run: (max(run.looked_at, recent), run.seen_at, run.info.started_s))
+        looked_at = {run.id: max(run.signs.looked_at, recent) for run in finished}
+        return sorted(finished, key=lambda run: (looked_at[run.id], run.signs.seen_at, run.info.started_s))
 
     def _drop(self, run: Run) -> bool:
         """Unload a removed run, which can still be restored from disk."""
@@ -129,7 +128,7 @@ class Memory:
 
     def _unload(self, run: Run) -> bool:
         """Unload a run that is completely on disk; no data is lost."""
-        if self._clock() - run.looked_at < IDLE_S:
+        if self._clock() - run.signs.looked_at < IDLE_S:
             return False
         disk = self._disk()
         if run.state == "lost" and disk is not None:

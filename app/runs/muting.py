@@ -21,8 +21,8 @@ def add_mute(run: Run, rule: str, match: str) -> None:
 def remove_mute(run: Run, rule: str, match: str) -> None:
     """Take a mute back. Raises ArgumentError if there is none."""
     given = Mute(rule, match.strip())
-    if given not in run.quiet.mutes:
-        known = ", ".join(map(_words_of, run.quiet.mutes)) or "none"
+    if given not in run.edits.quiet.mutes:
+        known = ", ".join(map(_words_of, run.edits.quiet.mutes)) or "none"
         raise ArgumentError(f"{_words_of(given)} is not muted: give a mute as it was made ({known})")
     run.mute(given, False)
 
@@ -40,7 +40,7 @@ def names_of(run: Run) -> list[str]:
 
 def mutes_of(run: Run) -> answers.Mutes:
     """Return the mutes of a run, each with what it covers now. If several cover the same, the first one counts."""
-    store, muting = run.store, run.quiet.muting(run.store)
+    store, muting = run.store, run.edits.quiet.muting(run.store)
     findings = Counter(muting(each.rule, each.module) for each in run.findings.current())
     incidents = Counter(muting(each.rule, each.culprit.tap.module) for each in store.incidents())
     events = Counter(muting(each.name, each.module) for each in store.events())
@@ -48,6 +48,6 @@ def mutes_of(run: Run) -> answers.Mutes:
         run.id,
         tuple(
             answers.Mute(each.rule, each.match, findings[each], incidents[each], events[each])
-            for each in run.quiet.mutes
+            for each in run.edits.quiet.mutes
         ),
     )

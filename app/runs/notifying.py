@@ -38,10 +38,10 @@ class Lookout:
     def news(self) -> list[Note]:
         """Return a note for each incident of a run whose incidents have changed, and for each run that broke off."""
         notes: list[Note] = []
-        runs = [run for run in self._runs.all() if run.loaded and not run.from_disk]
+        runs = [run for run in self._runs.all() if run.loaded and not run.saved.from_disk]
         seen = {}
         for run in runs:
-            before = self._seen.get(run.id, _Seen(events=run.seen_events))
+            before = self._seen.get(run.id, _Seen(events=run.saved.seen_events))
             version = run.store.incidents_version
             if version != before.incidents:
                 notes += self._of_incidents(run)
@@ -52,14 +52,14 @@ class Lookout:
         return notes
 
     def _of_incidents(self, run: Run) -> list[Note]:
-        muting = run.quiet.muting(run.store)
-        new = (each for each in run.store.incidents() if each.severity in TOLD and each.told > run.known_until)
+        muting = run.edits.quiet.muting(run.store)
+        new = (each for each in run.store.incidents() if each.severity in TOLD and each.told > run.saved.known_until)
         heard = (each for each in new if muting(each.rule, each.culprit.tap.module) is None)
         return [note_about(each, run.id, run.name, self._page_of(run)) for each in heard]
 
     def _of_events(self, run: Run, events: Iterable[Event]) -> list[Note]:
         new = (each for each in events if each.name in TOLD_EVENTS)
-        muting = run.quiet.muting(run.store)
+        muting = run.edits.quiet.muting(run.store)
         heard = (each for each in new if muting(each.name, each.module) is None)
         return [note_about_event(each, run.id, run.name, self._page_of(run)) for each in heard]
 

@@ -51,7 +51,7 @@ def list_orphan(runs: Runs, keeper: Keeper, info: RunInfo) -> None:
     if run is None:
         logger.warning("hookcore: no room to list the run %s, which sent no data", info.id)
         return
-    run.seen_at = float("-inf")
+    run.signs.seen_at = float("-inf")
     message = f"the training process ({info.pid}) ended before this dashboard answered it; its data is lost"
     say(run, "never-arrived", message, "warning")
     try:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Protocol
+
+from msgspec.structs import replace
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
 from hookcore.findings import Choices, Finding, FindingsCache, changed, read_choices
 from hookcore.findings.ownrules import OwnRules
-from hookcore.reading import Mute, Quiet, StoreReader
+from hookcore.reading import Mute, StoreReader
 from hookcore.reading.answers.runs import State
-from hookcore.records import Command, Event, Failure, Frame, Severity, Snapshot, Tap
+from hookcore.records import Command, Event, Severity, Snapshot, Tap
 from hookcore.records.vocabulary import OWN_RULE_LABEL, TRAINED
 from hookcore.records.wire import (
     Answer,
@@ -30,12 +30,13 @@ from hookcore.records.wire import (
     frame_of,
     snapshot_of,
 )
-from hookcore.store import Store
+from hookcore.store import StepRange, Store
 from hookcore.store.incidents import FirstError, Incident
 
 from .changes import Changes
 from .commands import MAX_COMMANDS, Ask, Commands
 from .gaps import Gaps
+from .parts import Edits, End, Received, Record, Saved, Signs
 
 STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # most urgent first
 GONE_AFTER_S: Final = 2.0  # of silence: the last batch of a process that has ended may still be read
@@ -43,27 +44,6 @@ GONE_AFTER_S: Final = 2.0  # of silence: the last batch of a process that has en
 
 class AwayError(HookcoreError):
     """A batch arrived for a run that must be read from disk before. Its trainer repeats the batch."""
-
-
-class OnDisk(Protocol):
-    """The part of a run that is on disk while it is being written."""
-
-    @property
-    def durable(self) -> int:
-        """The highest number on the wire that is on disk."""
-
-    def miss(self, count: int) -> None:
-        """Count what an earlier server had acknowledged, and lost when it was killed."""
-
-
-class Relay(Protocol):
-    """The way of commands to a trainer that sends its frames elsewhere."""
-
-    def newest(self) -> int:
-        """Return the highest number of a command that any server gave the trainer; -1 for none."""
-
-    def send(self, commands: Sequence[Command]) -> None:
-        """Store commands where the trainer's collector looks for them."""
 
 
 class Joint(Protocol):
@@ -77,7 +57,7 @@ class Joint(Protocol):
     def gathers(self) -> bool:
         """Whether ranks that are back must wait for others, so that their saved runs are added up together."""
 
-    def take_of(self, run: Run, record: Frame | Snapshot | EndItem) -> None:
+    def take_of(self, run: Run, record: Record) -> None:
         """Take what a rank's run has taken."""
 
     def describe_of(self, run: Run, described: Description) -> None:
@@ -90,55 +70,25 @@ class Run:
 
     info: RunInfo
     store: Store
-    numbers: itertools.count[int]
+    commands: Commands
     changes: Changes
-    clock: Callable[[], float] = time.monotonic
-    lost_after_s: float = 15.0
+    signs: Signs = field(default_factory=Signs)
     name: str = ""
-    notes: str = ""
-    tags: tuple[str, ...] = ()
-    group: str = ""
-    archived: bool = False  # the list leaves it out
-    from_disk: bool = False  # read from disk: no trainer is connected to it
-    folder: Path | None = None  # its folder on disk
     loaded: bool = True  # False: it is on disk, and its store has only the range of steps
-    summary: dict[str, Any] = field(default_factory=dict)  # data for the list, if the run isn't loaded
-    key_hash: str = ""  # of the trainer that can continue it
-    seen_at: float = 0.0
-    looked_at: float = float("-inf")
-    is_gone: bool = False  # its process has ended, as far as can be seen from here
-    failure: Failure | None = None
-    ended_at_step: int | None = None
-    acknowledged: int = -1
-    described: int = -1
-    counters: DeliveryCounters = field(default_factory=DeliveryCounters)
-    local: Callable[[Command], None] | None = None  # a trainer in this process
-    relay: Relay | None = None  # the way to a trainer that doesn't send to this server
-    behind: str = ""  # why its newest steps aren't here yet
-    beginning: str = ""  # why something here doesn't begin with the run's first step; empty if everything does
-    on_record: Callable[[Frame | Snapshot | EndItem, int], None] | None = None  # writes the run to disk
     joint: Joint | None = None  # the run of all ranks, if this is one of them
-    on_disk: OnDisk | None = None  # the part on disk while it is being written
-    on_edit: Callable[[], None] | None = None  # writes name, notes, acknowledgements, mutes, and annotations to disk
-    writer: Any = None  # wrote it to disk until it ended or was lost
-    seen_events: int = 0  # the events that were on disk when it was read
-    known_until: int = -1  # the newest step that was on disk when its trainer returned
-    stored: int | None = None  # frames and snapshots that were on disk when its trainer returned
-    commands: Commands = field(init=False)
+    edits: Edits = field(default_factory=Edits)
+    saved: Saved = field(default_factory=Saved)
+    received: Received = field(default_factory=Received)
+    end: End = field(default_factory=End)
     lock: threading.Lock = field(default_factory=threading.Lock)
     findings: FindingsCache = field(init=False)
-    quiet: Quiet = field(default_factory=Quiet)  # acknowledgements and mutes
-    annotations: dict[int, str] = field(default_factory=dict)  # of readers, by step; replaced, never changed
-    rule_changes: list[tuple[int, Choices]] = field(default_factory=list)  # of thresholds, by the step before them
-    own: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
-    edits: int = 0  # of name, notes, acknowledgements, mutes, and annotations
+    _own_rules: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
     _first_error: FirstError = field(default_factory=FirstError)
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
     _gaps: Gaps = field(default_factory=Gaps)
 
     def __post_init__(self) -> None:
-        self.commands = Commands(self.numbers)
         self._judge()
 
     @property
@@ -149,7 +99,7 @@ class Run:
     @property
     def reader(self) -> StoreReader:
         """A reader of its values."""
-        return StoreReader(self.store, self.id, self.quiet)
+        return StoreReader(self.store, self.id, self.edits.quiet)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -159,14 +109,14 @@ class Run:
     @property
     def partial(self) -> str:
         """Why answers about the run may lack something; empty if they don't."""
-        return " ".join(filter(None, (self.beginning, self.away)))
+        return " ".join(filter(None, (self.received.beginning, self.away)))
 
     @property
     def away(self) -> str:
         """Why steps aren't here yet, or left memory and can't be read now; empty if all can."""
         past = self.store.past
         old = "" if past is None or not past.trouble else f"Steps that left memory can't be read now: {past.trouble}"
-        return " ".join(filter(None, (self.behind, old)))
+        return " ".join(filter(None, (self.received.behind, old)))
 
     @property
     def is_paused(self) -> bool:
@@ -176,13 +126,11 @@ class Run:
     @property
     def state(self) -> State:
         """Whether its trainer is live, and if not, how the run ended."""
-        if self.failure is not None:
-            return self.failure.outcome
-        if self.ended_at_step is not None:
-            return "ended"
-        if self.from_disk:
+        if self.end.is_known:
+            return "ended" if self.end.failure is None else self.end.failure.outcome
+        if self.saved.from_disk:
             return "lost"
-        return "lost" if self.is_silent(GONE_AFTER_S if self.is_gone else self.lost_after_s) else "live"
+        return "lost" if self.is_silent(GONE_AFTER_S if self.signs.is_gone else self.signs.lost_after_s) else "live"
 
     @property
     def steps(self) -> int:
@@ -194,12 +142,45 @@ class Run:
 
     def is_silent(self, seconds: float) -> bool:
         """Return whether its trainer, in another process, has sent nothing for longer than this."""
-        return self.local is None and self.clock() - self.seen_at > seconds
+        return self.commands.local is None and self.signs.silent_s > seconds
 
     @property
     def finished(self) -> bool:
         """Whether no more data can arrive."""
         return self.state != "live"
+
+    def hear(
+        self, info: RunInfo, counters: DeliveryCounters, *, silent_s: float, lost_after_s: float, has_ended: bool
+    ) -> None:
+        """Take a sign of life that another process received. Its key is the hash of the trainer's."""
+        self.info, self.saved.key_hash = replace(info, key=""), info.key
+        self.received.counters, self.signs.lost_after_s = counters, lost_after_s
+        self.signs.seen_at = self.signs.clock() - silent_s
+        is_over = has_ended or self.is_silent(lost_after_s)
+        if not (self.loaded and is_over):
+            self.saved.from_disk = is_over
+
+    def amend(self, **changes: Any) -> None:
+        """Change what is known of the trainer."""
+        self.info = replace(self.info, **changes)
+        self.changes.tell()
+
+    def wait(self, why: str) -> None:
+        """Note why the newest steps aren't here yet; empty if they are."""
+        if why != self.received.behind:
+            self.received.behind = why
+            self.changes.tell()
+
+    def outline(self, steps: StepRange, end: End) -> None:
+        """Keep the range of steps only."""
+        self.end = end
+        self.swap(Store.outline(steps), loaded=False)
+
+    def fill(self, store: Store, acknowledged: int, end: End, *, beginning: str, behind: str) -> None:
+        """Use a store that was filled up to an item. `beginning` and `behind` say what it lacks."""
+        self.received.acknowledged, self.end = acknowledged, end
+        self.received.beginning, self.received.behind = beginning, behind
+        self.swap(store, loaded=True)
 
     def swap(self, store: Store, loaded: bool) -> None:
         """Use another store: one loaded from disk, or an outline of one that is on disk."""
@@ -222,18 +203,19 @@ class Run:
     def _ask_all(self, name: Ask, each: Sequence[dict[str, Any]]) -> list[Command]:
         # One at a time: a trainer ignores a command that arrives after one with a higher number.
         with self._asking:
-            if self.relay is not None:  # another server may have asked in the meantime
-                self.commands.know(self.relay.newest())
+            local, relay = self.commands.local, self.commands.relay
+            if relay is not None:  # another server may have asked in the meantime
+                self.commands.know(relay.newest())
             with self.lock:
                 commands = self.commands.make(name, each)
-                if self.local is None and self.commands.wait(commands):
+                if local is None and self.commands.wait(commands):
                     why = f"more than {MAX_COMMANDS} commands wait for the trainer: the oldest are dropped"
                     say(self, "command-dropped", why, "warning")
-            if self.local is not None:
+            if local is not None:
                 for command in commands:
-                    self.local(command)
-            if self.relay is not None:
-                self.relay.send(commands)
+                    local(command)
+            if relay is not None:
+                relay.send(commands)
         return commands
 
     def _ask_for_step(self) -> None:
@@ -245,24 +227,24 @@ class Run:
             self.ask("capsule", occasion=occasion)
 
     def _is_muted(self, incident: Incident) -> bool:
-        return self.quiet.muting(self.store)(incident.rule, incident.culprit.tap.module) is not None
+        return self.edits.quiet.muting(self.store)(incident.rule, incident.culprit.tap.module) is not None
 
     def acknowledge(self, key: str, yes: bool = True) -> None:
         """Acknowledge a finding or an event, or undo that."""
         with self.lock:
-            self.quiet.acknowledge(key, (self.store.steps().newest or 0) if yes else None)
+            self.edits.quiet.acknowledge(key, (self.store.steps().newest or 0) if yes else None)
         self.edited()
 
     def mute(self, mute: Mute, yes: bool = True) -> None:
         """Mute a rule, or undo that."""
         with self.lock:
-            (self.quiet.mute if yes else self.quiet.unmute)(mute)
+            (self.edits.quiet.mute if yes else self.edits.quiet.unmute)(mute)
         self.edited()
 
     @property
     def rules(self) -> Choices:
         """The thresholds that were chosen, by rule."""
-        return self.rule_changes[-1][1] if self.rule_changes else {}
+        return self.edits.rule_changes[-1][1] if self.edits.rule_changes else {}
 
     def change_rules(self, given: Mapping[str, object]) -> None:
         """Change thresholds for the steps to come. Raises ArgumentError for a wrong name or number."""
@@ -271,37 +253,43 @@ class Run:
             step, chosen = -1 if newest is None else newest, read_choices(given, self.rules)
             if chosen == self.rules:
                 return
-            self.rule_changes = changed(self.rule_changes, step, chosen)
+            self.edits.rule_changes = changed(self.edits.rule_changes, step, chosen)
             if self.store.follower is not None:
                 self.store.follower.change(step, chosen)
         self.edited()
 
+    def edit(self, changes: Mapping[str, Any]) -> None:
+        """Change the name, or other edits, by their names."""
+        for name, value in changes.items():
+            setattr(self if name == "name" else self.edits, name, value)
+        self.edited()
+
     def edited(self) -> None:
         """Announce and save a changed name, note, acknowledgement, mute, or annotation."""
-        self.edits += 1
-        if self.on_edit is not None:
-            self.on_edit()
+        self.edits.count += 1
+        if self.saved.on_edit is not None:
+            self.saved.on_edit()
         self.changes.tell()
 
     def has_seen(self, finding: Finding) -> bool:
         """Return whether a finding was acknowledged since it began; a recurring one is new."""
-        return self.quiet.has_seen(finding.key, finding.since_step)
+        return self.edits.quiet.has_seen(finding.key, finding.since_step)
 
     def take(self, batch: Batch) -> Answer:
         """Store a batch. Repeated items are ignored; inconsistent data raises WireError."""
         with self.lock:
-            if self.from_disk:
+            if self.saved.from_disk:
                 raise AwayError(f"the run {self.id} has just left memory: send again")
             if self.joint is not None and self.joint.gathers:
-                self.seen_at = self.clock()
+                self.signs.see()
                 raise AwayError(f"the run {self.id} waits for the other ranks of its training: send again")
-            if batch.retained > self.acknowledged:
+            if batch.retained > self.received.acknowledged:
                 # Lost with the server that acknowledged it. The trainer sends it again, and the rest after it.
-                self.seen_at = self.clock()
+                self.signs.see()
                 return self._answer()
             self._notice(batch.counters, is_last=any(isinstance(item, EndItem) for item in batch.items))
-            self.seen_at, self.is_gone = self.clock(), False
-            self.info, self.counters = batch.run, batch.counters
+            self.signs.see()
+            self.info, self.received.counters = batch.run, batch.counters
             self.commands.done(batch.commands_done)
             known = self.store.taps_announced
             if batch.taps_from <= known:
@@ -314,77 +302,77 @@ class Run:
 
     def _answer(self) -> Answer:
         return Answer(
-            acknowledged=self.acknowledged,
+            acknowledged=self.received.acknowledged,
             taps=self.store.taps_announced,
-            described=self.described,
+            described=self.received.described,
             commands=tuple(self.commands),
             incidents=self.store.incidents_version,
-            durable=None if self.on_disk is None else self.on_disk.durable,
+            durable=None if self.saved.on_disk is None else self.saved.on_disk.durable,
         )
 
     def _notice(self, counters: DeliveryCounters, is_last: bool) -> None:
         """Add events about lost or delayed data."""
-        now = self.clock()
-        missing = 0 if self.stored is None or self._gaps.met else counters.acknowledged - self.stored
-        if missing > 0 and self.on_disk is not None:
-            self.on_disk.miss(missing)  # or the next restart would report them again
-        for said in self._gaps.greet(counters, now - self.seen_at, self.stored is not None, missing):
+        saved, is_back = self.saved, self.saved.count is not None
+        missing = 0 if saved.count is None or self._gaps.met else counters.acknowledged - saved.count
+        if missing > 0 and saved.on_disk is not None:
+            saved.on_disk.miss(missing)  # or the next restart would report them again
+        for said in self._gaps.greet(counters, self.signs.silent_s, is_back, missing):
             say(self, *said)
-        for said in self._gaps.count(self.counters, counters, now, is_last):
+        for said in self._gaps.count(self.received.counters, counters, self.signs.clock(), is_last):
             say(self, *said)
 
     def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
         # Everything is read before anything is stored: a damaged batch leaves no trace.
-        fresh = [item for item in batch.items if item.number > self.acknowledged]
+        fresh = [item for item in batch.items if item.number > self.received.acknowledged]
         records = [record_of(item) for item in fresh]
         if new_taps:
             self.store.announce(new_taps)
         described = batch.description
-        if described is not None and described.version > self.described:
+        if described is not None and described.version > self.received.described:
             self.store.describe(described.modules, described.coverage, described.hooks)
-            self.described = described.version
+            self.received.described = described.version
             if self.joint is not None:
                 self.joint.describe_of(self, described)
         for item, record in zip(fresh, records, strict=True):
-            if item.number > self.acknowledged:
+            if item.number > self.received.acknowledged:
                 self._keep(record, item.number)
-                self.acknowledged = item.number
+                self.received.acknowledged = item.number
 
-    def take_record(self, record: Frame | Snapshot | EndItem) -> None:
+    def take_record(self, record: Record) -> None:
         """Store a record of a trainer in this process."""
         with self.lock:
-            self.seen_at = self.clock()
+            self.signs.see()
             self._keep(record)
         self._ask_for_step()
         self.changes.tell()
 
-    def take_stored(self, record: Frame | Snapshot | EndItem, number: int) -> None:
+    def take_stored(self, record: Record, number: int) -> None:
         """Take a record that another process has received and stored."""
         with self.lock:
             self._keep(record, number)
-            self.acknowledged = number
+            self.received.acknowledged = number
 
-    def _keep(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
+    def _keep(self, record: Record, number: int = -1) -> None:
         if isinstance(record, EndItem):
-            self.ended_at_step, self.failure = record.step, record.failure
+            self.end = End(record.step, record.failure)
             self.store.settle()
             if record.failure is not None:
                 self.store.add_event(event_of(record.failure))
         elif isinstance(record, Snapshot):
             self.store.add_snapshot(record)
         else:
-            if self.own:  # before it is stored, so that what they find is saved with the run
+            if self._own_rules:  # before it is stored, so that what they find is saved with the run
                 if len(self._taps) != self.store.taps_known:
                     self._taps = self.store.taps().taps
-                record = self.own.examine(record, self._taps)
+                record = self._own_rules.examine(record, self._taps)
             self.store.append(record)
         if self.joint is not None:  # before it is written: what a run of all ranks reads from disk, it hasn't taken
             self.joint.take_of(self, record)
-        if self.on_record is not None:
-            self.on_record(record, number)
+        if self.saved.on_record is not None:
+            self.saved.on_record(record, number)
 
 
-def record_of(item: FrameItem | SnapshotItem | EndItem) -> Frame | Snapshot | EndItem:
+def record_of(item: FrameItem | SnapshotItem | EndItem) -> Record:
     """Return what an item contains. Raises WireError if it can't be true."""
     if isinstance(item, FrameItem):
         return frame_of(item)

@@ -13,16 +13,18 @@ from msgspec.structs import replace
 
 from hookcore.findings import chosen_in, follow, started_with
 from hookcore.findings.ownrules import OwnRules, rules_in
-from hookcore.records import Command, Event
+from hookcore.records import Event
 from hookcore.records.wire import MAX_TEXT, Place, RunInfo
 from hookcore.store import Store
 
 from ..settings import ServerSettings
 from .changes import Changes
+from .commands import Commands, OnCommand
 from .disk import Disk
 from .gone import Gone, Why
 from .joint import JointRun, as_joint, joint_id
 from .memory import MIN_RUN_BYTES, Memory
+from .parts import Edits, Signs
 from .run import Run
 from .views import BOARD_FILE, Views
 
@@ -97,7 +99,7 @@ class Runs:
 
     def read(self, run: Run) -> Run:
         """Return the run with all its values in memory."""
-        run.looked_at = self._clock()
+        run.signs.look()
         if not run.loaded and self.disk is not None:
             with self._loading:
                 if not run.loaded:
@@ -120,10 +122,9 @@ class Runs:
         self.changes.tell()
         return run
 
-    def open_local(self, info: RunInfo, memory: int, on_command: Callable[[Command], None]) -> Run:
+    def open_local(self, info: RunInfo, memory: int, on_command: OnCommand) -> Run:
         """Return the run of a trainer in this process, which has its own memory and is never rejected."""
-        run = self._new(info, memory)
-        run.local = on_command
+        run = self._made(Run, info, memory, on_command)
         self.add(run)
         return run
 
@@ -152,33 +153,34 @@ class Runs:
     def _new_joint(self, run: Run, run_id: str) -> JointRun:
         info = replace(run.info, id=run_id, place=None, keep="", key="")
         joint = self._made(JointRun, info, self.store_bytes(info.memory))
-        joint.until_listed = lambda: None if self.disk is None else self.disk.wait_until_listed()
-        joint.recorded = lambda runs: {} if self.disk is None else self.disk.recorded(runs)
-        joint.make_store = lambda: follow(Store(self.store_bytes(joint.info.memory)), joint.rule_changes)
-        joint.loaded, joint.unlisted = run.loaded, self.unlisted
+        joint.connect(lambda: self.disk, self.store_bytes, self.unlisted)
+        joint.loaded = run.loaded
         return joint
 
     def _new(self, info: RunInfo, memory: int) -> Run:
         return self._made(Run, info, memory)
 
-    def _made(self, kind: type[SomeRun], info: RunInfo, memory: int) -> SomeRun:
+    def _made(self, kind: type[SomeRun], info: RunInfo, memory: int, local: OnCommand | None = None) -> SomeRun:
         chosen, ignored = chosen_in(info.settings.get("rules"))
         changes = started_with(chosen)
         store = follow(Store(memory), changes)
         if ignored:
             store.add_event(Event(0, time.time(), "rules-ignored", ignored, "warning"))
-        run = kind(info, store, self._numbers, Changes(), self._clock, self.settings.lost_after_s)
-        run.rule_changes = changes
-        run.own = OwnRules(self._own_rules, "server")
-        run.seen_at = self._clock()
-        run.name = info.name[:MAX_TEXT] or info.id
-        run.notes, run.tags, run.group = info.notes, info.tags, info.group
-        return run
+        return kind(
+            info,
+            store,
+            Commands(self._numbers, local),
+            Changes(),
+            Signs(self._clock, self.settings.lost_after_s, self._clock()),
+            info.name[:MAX_TEXT] or info.id,
+            edits=Edits(info.notes, info.tags, info.group, rule_changes=changes),
+            _own_rules=OwnRules(self._own_rules, "server"),
+        )
 
     def known(self, info: RunInfo) -> Run:
         """Return a run on disk, as the list shows it."""
         run = self._new(info, MIN_RUN_BYTES)
-        run.from_disk, run.loaded = True, False
+        run.saved.from_disk, run.loaded = True, False
         return run
 
     def add(self, run: Run) -> None:
@@ -258,7 +260,7 @@ class Runs:
     def forget(self, folder_name: str) -> None:
         """Forget a removed run whose folder was deleted to make room."""
         for gone in list(self._gone.values()):
-            if gone.run is not None and gone.run.folder is not None and gone.run.folder.name == folder_name:
+            if gone.run is not None and gone.run.saved.folder is not None and gone.run.saved.folder.name == folder_name:
                 gone.run = None
         self.changes.tell()
 
@@ -278,7 +280,7 @@ class Runs:
             if isinstance(run.joint, JointRun):  # it was removed with all ranks
                 self._runs.setdefault(run.joint.id, run.joint)
             self._join(run, run.info.place)
-        run.looked_at = self._clock()
+        run.signs.look()
         if self.disk is not None:
             self.disk.restore(run)
         self.changes.tell()

@@ -17,6 +17,7 @@ from hookcore.store import StepRange, Store
 
 from .annotating import annotations_in
 from .limits import MAX_TAGS, tamed
+from .parts import End
 from .run import Run
 from .runs import Runs
 from .shelf import PAGE_FILE, Shelf, is_run, read_json
@@ -40,17 +41,17 @@ def show(runs: Runs, path: Path) -> Run:
 
 def load(runs: Runs, run: Run) -> None:
     """Read a run that is on disk into memory."""
-    if run.folder is None:
+    if run.saved.folder is None:
         return
-    store = follow(Store(runs.store_bytes(run.info.memory)), run.rule_changes)
+    store = follow(Store(runs.store_bytes(run.info.memory)), run.edits.rule_changes)
     try:
-        fill_store(read_archive(run.folder), store)
+        fill_store(read_archive(run.saved.folder), store)
     except HookcoreError as error:
         _warn(store, "damaged", f"this run can no longer be read: {error}")
     store.rules = run.rules  # also those that were changed after the last step
-    if run.ended_at_step is not None:
+    if run.end.step is not None:
         store.settle()
-    run.seen_events = store.events_after(0)[0]
+    run.saved.remember(store)
     run.swap(store, loaded=True)
 
 
@@ -71,7 +72,7 @@ def list_run(runs: Runs, path: Path, note: Callable[[Run], None] | None = None) 
     """Put a run on disk into the list, unless it is listed already."""
     run = make_known(runs, path)
     if note is not None:
-        run.on_edit = lambda: note(run)
+        run.saved.on_edit = lambda: note(run)
     return runs.add_known(run)
 
 
@@ -85,28 +86,30 @@ def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:
 
 def apply_folder(run: Run, path: Path, archive: Archive) -> None:
     """Apply what a run's folder contains: its names, notes, acknowledgements, mutes, annotations, and end."""
-    run.folder, run.key_hash = path, archive.key_hash
+    run.saved.folder, run.saved.key_hash = path, archive.key_hash
     apply_page(run, read_json(path / PAGE_FILE))
-    run.failure = archive.failure
-    run.ended_at_step = archive.last_step if archive.state == "ended" or archive.failure is not None else None
-    if not run.loaded:
-        newest = archive.last_step
-        first, count = (_whole(run.summary.get(name)) for name in ("first_step", "steps"))
-        run.swap(Store.outline(StepRange(first if newest is not None else None, newest, count or 0)), loaded=False)
+    newest, has_ended = archive.last_step, archive.state == "ended" or archive.failure is not None
+    end = End(newest if has_ended else None, archive.failure)
+    if run.loaded:
+        run.end = end
+    else:
+        first, count = (_whole(run.saved.summary.get(name)) for name in ("first_step", "steps"))
+        run.outline(StepRange(first if newest is not None else None, newest, count or 0), end)
 
 
 def page_of(run: Run) -> dict[str, Any]:
     """Return what its readers have changed of a run, and its summary, in JSON types."""
+    edits = run.edits
     return {
         "name": run.name,
-        "notes": run.notes,
-        "tags": run.tags,
-        "group": run.group,
-        "archived": run.archived,
-        **run.quiet.as_data(),
-        "annotations": {str(step): text for step, text in run.annotations.items()},
-        "rules": run.rule_changes,
-        "summary": run.summary,
+        "notes": edits.notes,
+        "tags": edits.tags,
+        "group": edits.group,
+        "archived": edits.archived,
+        **edits.quiet.as_data(),
+        "annotations": {str(step): text for step, text in edits.annotations.items()},
+        "rules": edits.rule_changes,
+        "summary": run.saved.summary,
     }
 
 
@@ -118,15 +121,16 @@ def steps_of(run: Run) -> dict[str, Any]:
 
 def apply_page(run: Run, said: Mapping[str, Any]) -> None:
     """Apply what `page_of` returned earlier. Parts that can't be read are left out."""
+    edits = run.edits
     run.name = _text(said.get("name")) or run.name
-    run.notes, run.group = (_text(said.get(name, getattr(run, name))) for name in ("notes", "group"))
-    run.archived = said.get("archived") is True
-    run.tags = tags_of(said.get("tags", run.tags))
-    run.quiet = Quiet.of(said)
-    run.annotations = annotations_in(said.get("annotations"))
-    run.rule_changes = changes_in(said.get("rules")) or run.rule_changes
+    edits.notes, edits.group = (_text(said.get(name, getattr(edits, name))) for name in ("notes", "group"))
+    edits.archived = said.get("archived") is True
+    edits.tags = tags_of(said.get("tags", edits.tags))
+    edits.quiet = Quiet.of(said)
+    edits.annotations = annotations_in(said.get("annotations"))
+    edits.rule_changes = changes_in(said.get("rules")) or edits.rule_changes
     summary = said.get("summary")
-    run.summary = summary if isinstance(summary, dict) else {}
+    run.saved.summary = summary if isinstance(summary, dict) else {}
 
 
 def fill_store(archive: Archive, store: Store) -> None:

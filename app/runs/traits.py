@@ -28,11 +28,11 @@ OWN: Final[Mapping[str, Callable[[Run], Value]]] = {
     "id": lambda run: run.id,
     "name": lambda run: run.name or run.id,
     "state": lambda run: run.state,
-    "group": lambda run: run.group,
-    "notes": lambda run: run.notes,
+    "group": lambda run: run.edits.group,
+    "notes": lambda run: run.edits.notes,
     "host": lambda run: run.info.host,
     "script": lambda run: run.info.script,
-    "archived": lambda run: run.archived,
+    "archived": lambda run: run.edits.archived,
     "steps": lambda run: _asked(run, lambda _: run.steps, None),
 }
 
@@ -46,7 +46,7 @@ class Traits:
     @property
     def tags(self) -> tuple[str, ...]:
         """The tags of the run."""
-        return self.run.tags
+        return self.run.edits.tags
 
     @property
     def facts(self) -> dict[str, Value]:
@@ -57,9 +57,9 @@ class Traits:
     @property
     def texts(self) -> Iterator[str]:
         """The texts in which words are searched."""
-        run = self.run
-        yield from (run.id, run.name, run.notes, run.state, run.info.script, run.info.host, run.group, *run.tags)
-        yield from (value for value in run.info.config.values() if isinstance(value, str))
+        run, info, edits = self.run, self.run.info, self.run.edits
+        yield from (run.id, run.name, edits.notes, run.state, info.script, info.host, edits.group, *edits.tags)
+        yield from (value for value in info.config.values() if isinstance(value, str))
 
     def find(self, name: str) -> str | None:
         """Return the full name of a trait: `lr` is also `optimizer.lr`. None if the run has none of this name."""
@@ -158,7 +158,7 @@ def _recent(store: Store, loss: str | None) -> float | None:
 
 def saved_results(run: Run) -> dict[str, float]:
     """Return the results in the summary of a run on disk. Unexpected values are left out."""
-    said = run.summary.get("results")
+    said = run.saved.summary.get("results")
     found = {}
     for name, value in list(said.items())[:MAX_SAVED] if isinstance(said, dict) else ():
         with contextlib.suppress(ValueError, TypeError):

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import structs
-
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import ClosedError, ServerError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
@@ -125,8 +123,7 @@ class LocalSink(Sink):
         self._amend(**description)
 
     def _amend(self, **changes: Any) -> None:
-        self.run.info = structs.replace(self.run.info, **changes)
-        self.run.changes.tell()
+        self.run.amend(**changes)
 
     def fail(self, failure: Failure) -> None:
         self._failure = failure
@@ -135,7 +132,8 @@ class LocalSink(Sink):
         """Mark the run as ended."""
         if not self._closed:
             self._closed = True
-            self.run.take_record(EndItem(self.run.acknowledged + 1, self.run.store.steps().newest or 0, self._failure))
+            number, newest = self.run.received.acknowledged + 1, self.run.store.steps().newest
+            self.run.take_record(EndItem(number, newest or 0, self._failure))
 
     def _pass_on(self, command: Command) -> None:
         with self._lock:

@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgspec
-
 from hookcore.records import Command
-from hookcore.store import StepRange, Store
+from hookcore.store import StepRange
 
 from ...runs.joint import JointRun
 from ...runs.limits import tamed
+from ...runs.parts import End
 from ...runs.run import Run
 from ...runs.saved import apply_page, page_of
 from ..client import Shard
@@ -34,18 +33,18 @@ class Entry:
 
     run: Run
     shard: Shard
-    lost_after_s: float
-    version: int = -1  # of the newest sign of life
-    history: History = field(default_factory=History)  # of the edits
+    _lost_after_s: float
+    _version: int = -1  # of the newest sign of life
+    _history: History = field(default_factory=History)  # of the edits
     removed: bool = False
     described: int = -1
     waits: int = 0  # looks in which frames had taps without names
     summed: int = -1  # the highest item that the sum of all ranks has taken, or could have
-    stored: int = -1  # the highest item in ClickHouse, as the newest sign of life says
-    awaited: int = -1  # the frame that isn't here completely
-    looks: int = 0  # for its rows
-    begun_at: int = -1  # the newest item when this began
-    given_up: int = -1  # frames up to this item were awaited for long enough
+    _stored: int = -1  # the highest item in ClickHouse, as the newest sign of life says
+    _awaited: int = -1  # the frame that isn't here completely
+    _looks: int = 0  # for its rows
+    _begun_at: int = -1  # the newest item when this began
+    _given_up: int = -1  # frames up to this item were awaited for long enough
     summarized: bool = False
     is_new: bool = True  # it began while this server was running
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -68,75 +67,73 @@ class Entry:
     @property
     def is_followed(self) -> bool:
         """Whether its store lacks something that ClickHouse has or will have."""
-        return self.run.loaded and not (self.run.ended_at_step is not None and self.run.acknowledged >= self.stored)
+        return self.run.loaded and not (
+            self.run.end.step is not None and self.run.received.acknowledged >= self._stored
+        )
 
     @property
     def lost_until(self) -> int:
         """The item up to which frames that aren't here completely never will be."""
         # Whoever inserted items up to `stored` has finished that, so only replicas get their rows later.
-        return max(self.given_up, -1 if self.shard.is_replicated else self.stored)
+        return max(self._given_up, -1 if self.shard.is_replicated else self._stored)
 
     # -- from ClickHouse --------------------------------------------------------------------------------------------
 
     def hear(self, each: Listed) -> None:
         """Take a newer sign of life."""
-        if each.version <= self.version:
+        if each.version <= self._version:
             return
         run, sign = self.run, each.sign
-        self.version, self.stored = each.version, sign.stored
-        run.info = msgspec.structs.replace(tamed(sign.info), key="")
-        run.key_hash, run.counters = sign.info.key, sign.counters
-        run.lost_after_s = self.lost_after_s + SIGNS_MISSED * sign.every_s
-        run.seen_at = run.clock() - max(0, each.age_s) - sign.silent_s
+        self._version, self._stored = each.version, sign.stored
+        run.hear(
+            tamed(sign.info),
+            sign.counters,
+            silent_s=max(0, each.age_s) + sign.silent_s,
+            lost_after_s=self._lost_after_s + SIGNS_MISSED * sign.every_s,
+            has_ended=sign.has_ended,
+        )
         run.commands.done(sign.commands_done)
-        is_over = sign.has_ended or run.is_silent(run.lost_after_s)
         if not run.loaded:
-            run.from_disk = is_over
             self._outline(each)
-        elif not is_over:
-            run.from_disk = False  # its trainer is back
         run.changes.tell()
 
     def _outline(self, each: Listed) -> None:
-        run, sign = self.run, each.sign
-        known = sign.newest_step >= 0
-        run.failure = None if sign.end is None else sign.end.failure
-        run.ended_at_step = sign.end.step if sign.end is not None else sign.newest_step if sign.has_ended else None
-        first, newest = (sign.first_step, sign.newest_step) if known else (None, None)
-        run.store = Store.outline(StepRange(first, newest, sign.steps))
+        sign = each.sign
+        end = End(sign.newest_step) if sign.has_ended else End()
+        if sign.end is not None:
+            end = End(sign.end.step, sign.end.failure)
+        first, newest = (sign.first_step, sign.newest_step) if sign.newest_step >= 0 else (None, None)
+        self.run.outline(StepRange(first, newest, sign.steps), end)
 
     def wait_for(self, waits: Mismatch | None) -> None:
         """Note after a look for which frame's rows the run waits, if it does."""
         number = -1 if waits is None else waits.number
-        if number != self.awaited:
-            self.awaited, self.looks, self.begun_at = number, 0, max(self.stored, number)
-        self.looks += waits is not None
-        if self.looks >= PATIENCE:
-            self.given_up = self.begun_at
-        before = self.run.behind
-        if waits is None or self.looks > UNSAID:
-            self.run.behind = "" if waits is None else awaited_in(waits)
-        if self.run.behind != before:
-            self.run.changes.tell()
+        if number != self._awaited:
+            self._awaited, self._looks, self._begun_at = number, 0, max(self._stored, number)
+        self._looks += waits is not None
+        if self._looks >= PATIENCE:
+            self._given_up = self._begun_at
+        if waits is None or self._looks > UNSAID:
+            self.run.wait("" if waits is None else awaited_in(waits))
 
     def read_page(self, page: SharedPage) -> None:
         """Take a newer edit, of another server or an earlier one."""
         with self._editing:
-            if page.version > self.history.version and self._follow(page):
+            if page.version > self._history.version and self._follow(page):
                 self._write()
 
     def _follow(self, page: SharedPage) -> bool:
         """Take a newer edit. Return whether it lacks what was changed here, unwritten yet or at the same moment."""
         run, rules, before, mine = self.run, self.run.rules, self._content, self._own()
-        theirs, mended = self.history.follow(page)
+        theirs, mended = self._history.follow(page)
         self._apply(theirs)
         self._content = self._own()
         self._apply(mended)
         if mine != before:
             self._apply(merged(before, mine, self._own()))
-        self.summarized = bool(run.summary.get("results") is not None)
+        self.summarized = bool(run.saved.summary.get("results") is not None)
         if run.loaded and run.rules != rules and run.store.follower is not None:
-            run.store.follower.change(run.rule_changes[-1][0] if run.rule_changes else -1, run.rules)
+            run.store.follower.change(run.edits.rule_changes[-1][0] if run.edits.rule_changes else -1, run.rules)
         if isinstance(run.joint, JointRun):
             run.joint.follow_edit(run)
         run.changes.tell()
@@ -157,13 +154,13 @@ class Entry:
         """Save what was edited here, for all servers, together with what others have edited in the meantime."""
         with self._editing:
             newest = next(iter(pages_of(self.shard, run=self.number)), None)
-            if newest is not None and newest.version > self.history.version:
+            if newest is not None and newest.version > self._history.version:
                 self._follow(newest)
             self._write()
 
     def _write(self) -> None:
         content = self._own()
-        self.history.write(self.shard, self.day, self.number, self._content, content)
+        self._history.write(self.shard, self.day, self.number, self._content, content)
         self._content = content
 
     def newest(self) -> int:

@@ -23,6 +23,7 @@ from ...analysis.figures.numerals import size
 from ...runs.gone import Why
 from ...runs.joint import JointRun
 from ...runs.limits import tamed
+from ...runs.parts import End
 from ...runs.run import Run, record_of, say
 from ...runs.runs import Runs
 from ...runs.saved import steps_of
@@ -179,7 +180,7 @@ class SharedRuns:
         entry.hear(each)
         if (page := self._pages.pop(each.run, None)) is not None:
             entry.read_page(page)
-        run.on_edit, run.relay = entry.write_page, entry
+        run.saved.on_edit, run.commands.relay = entry.write_page, entry
         return entry
 
     def _show(self, entry: Entry) -> None:
@@ -240,7 +241,8 @@ class SharedRuns:
         here = [each for each in list(self._entries.values()) if each.shard is shard and not each.removed]
         followed = {each.number: each for each in here if each.is_followed}
         self._describe(shard, followed)
-        stored = items_after(shard, {number: each.run.acknowledged for number, each in followed.items()}, MAX_ITEMS)
+        taken = {number: each.run.received.acknowledged for number, each in followed.items()}
+        stored = items_after(shard, taken, MAX_ITEMS)
         halted: set[int] = set()
         unnamed: set[int] = set()
         waiting: dict[int, Mismatch | None] = {}
@@ -262,7 +264,7 @@ class SharedRuns:
 
     @staticmethod
     def _say_lost(entry: Entry, damaged: Sequence[Mismatch]) -> None:
-        taken = [each for each in damaged if each.number <= entry.run.acknowledged]
+        taken = [each for each in damaged if each.number <= entry.run.received.acknowledged]
         if taken:
             say(entry.run, "damaged", lost_in(taken, entry.shard.name), "warning")
 
@@ -309,7 +311,7 @@ class SharedRuns:
         run = entry.run
         self._gather(run)
         with entry.lock:
-            if not run.loaded or run.acknowledged >= item.number:
+            if not run.loaded or run.received.acknowledged >= item.number:
                 return True  # it was loaded again in the meantime
             if isinstance(item, FrameItem) and item.taps and not self._names_are_known(entry, item):
                 return False
@@ -317,7 +319,7 @@ class SharedRuns:
                 run.take_stored(record_of(item), item.number)
             except HookcoreError as error:
                 say(run, "damaged", f"item {item.number} of this run can't be read: {error}", "warning")
-                run.acknowledged = item.number
+                run.received.acknowledged = item.number
             entry.summed = item.number
         run.changes.tell()
         if isinstance(item, EndItem):
@@ -337,10 +339,10 @@ class SharedRuns:
 
     def _summarize_once(self, entry: Entry) -> None:
         """Save what the list shows of a run, for the time when it isn't in memory."""
-        if entry.summarized or entry.run.beginning:
+        if entry.summarized or entry.run.received.beginning:
             return
         entry.summarized = True
-        entry.run.summary = steps_of(entry.run) | self._summarize(entry.run)
+        entry.run.saved.summary = steps_of(entry.run) | self._summarize(entry.run)
         entry.write_page()
 
     # -- loading ----------------------------------------------------------------------------------------------------
@@ -360,7 +362,7 @@ class SharedRuns:
     def _load(self, entry: Entry) -> None:
         run, shard = entry.run, entry.shard
         extent = extent_of(shard, entry.number)
-        store = follow(Store(self._runs.store_bytes(run.info.memory)), run.rule_changes)
+        store = follow(Store(self._runs.store_bytes(run.info.memory)), run.edits.rule_changes)
         stored = StoredRun(shard, entry.number, extent.last, lost_until=entry.lost_until)
         beginning = fill(store, RunPast(shard, run.id, store.steps), stored, extent.rows)
         store.rules = run.rules  # also those that were changed after the last step
@@ -369,15 +371,18 @@ class SharedRuns:
             store.settle()
             if end.failure is not None:
                 store.add_event(event_of(end.failure))
-            run.ended_at_step, run.failure = end.step, end.failure
         for sentence in stored.damages:
             store.add_event(Event(store.steps().newest or 0, time.time(), "damaged", sentence, "warning"))
         entry.described = -1 if stored.description is None else stored.description.version
-        run.acknowledged, run.beginning = stored.last, beginning
-        run.behind = "" if stored.waits is None else awaited_in(stored.waits)
-        if not entry.is_new:  # what happened before this server isn't news
-            run.seen_events, run.known_until = store.events_after(0)[0], store.steps().newest or -1
-        run.swap(store, loaded=True)
+        if not entry.is_new:
+            run.saved.remember(store)
+        run.fill(
+            store,
+            stored.last,
+            run.end if end is None else End(end.step, end.failure),
+            beginning=beginning,
+            behind="" if stored.waits is None else awaited_in(stored.waits),
+        )
         self._catch_up(entry, stored)
         if end is not None:
             self._summarize_once(entry)
@@ -405,14 +410,14 @@ class SharedRuns:
             extents = extents_of(shard, [entry.number for entry in here])
             for entry in here:
                 run, extent = entry.run, extents.get(entry.number, Extent())
-                last = run.acknowledged if run.loaded else extent.last
+                last = run.received.acknowledged if run.loaded else extent.last
                 # Nobody waits for what isn't here completely: it has been taken, or isn't followed.
                 found[run.id] = stored = StoredRun(shard, entry.number, last, lost_until=last)
                 entry.summed = max(entry.summed, last)
                 if (member := members.get(run.id)) is not None and member.round >= 0:
                     attempts.setdefault(member.round, []).append((stored, extent))
         if isinstance(joint, JointRun):
-            joint.beginning = limit([attempts[each] for each in sorted(attempts)])
+            joint.received.beginning = limit([attempts[each] for each in sorted(attempts)])
         return found
 
     # -- leaving memory ---------------------------------------------------------------------------------------------

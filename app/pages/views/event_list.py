@@ -103,7 +103,7 @@ class Line:
 
 def finding_lines(run: Run) -> list[Line]:
     """Return the findings of a run, the worst first."""
-    muting = run.quiet.muting(run.store)
+    muting = run.edits.quiet.muting(run.store)
     return [
         _line_of(run, finding, _match_of(muting(finding.rule, finding.module))) for finding in run.findings.current()
     ]
@@ -134,7 +134,7 @@ def _line_of(run: Run, finding: Finding, muted: str | None) -> Line:
 def event_lines(run: Run) -> list[Line]:
     """Return the events of a run, the oldest first."""
     _, events = run.store.events_after(0)
-    muting = run.quiet.muting(run.store)
+    muting = run.edits.quiet.muting(run.store)
     found = []
     for event in events:
         key = event.key
@@ -150,7 +150,7 @@ def event_lines(run: Run) -> list[Line]:
                 event.message,
                 event.count,
                 event.time_s,
-                key in run.quiet.acknowledged,
+                key in run.edits.quiet.acknowledged,
                 muted=_match_of(muting(event.name, event.module)),
             )
         )
@@ -159,7 +159,7 @@ def event_lines(run: Run) -> list[Line]:
 
 def incident_lines(run: Run, first: int | None, last: int) -> list[Line]:
     """Return the incidents that touch some steps, the worst first, as they were known at the last of these steps."""
-    muting = run.quiet.muting(run.store)
+    muting = run.edits.quiet.muting(run.store)
     found = [
         _line_of_incident(run, each.as_of(last), _match_of(muting(each.rule, each.culprit.tap.module)))
         for each in reversed(run.store.incidents())
@@ -181,7 +181,7 @@ def _line_of_incident(run: Run, incident: Incident, muted: str | None) -> Line:
         incident.sentence,
         1,
         float("nan"),
-        run.quiet.has_seen(incident.key, incident.first_step),
+        run.edits.quiet.has_seen(incident.key, incident.first_step),
         muted=muted,
         incident=incident,
     )

@@ -23,8 +23,8 @@ MAX_CHOICES: Final = 300
 TAGS: Final = "tags"
 ABOUT: Final[dict[str, Callable[[Traits], Value]]] = {
     TAGS: lambda run: ", ".join(run.tags),
-    "group": lambda run: run.run.group,
-    "notes": lambda run: run.run.notes,
+    "group": lambda run: run.run.edits.group,
+    "notes": lambda run: run.run.edits.notes,
 }
 TITLES: Final[dict[Kind, str]] = {
     "about": "About the run",

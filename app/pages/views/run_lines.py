@@ -133,9 +133,9 @@ def _line(
         run.info.script,
         run.info.host,
         run.info.started_s,
-        run.failure,
+        run.end.failure,
         run.loaded,
-        run.folder is not None,
+        run.saved.folder is not None,
         summary_of_ranks(run) if isinstance(run, JointRun) else None,
     )
 
@@ -165,7 +165,7 @@ def summary_of(run: Run) -> dict[str, Any]:
 def model_of(run: Run) -> str:
     """Return a digest of the paths and classes of a run's modules; "" if they are unknown."""
     if not run.loaded:
-        return str(run.summary.get("model", ""))
+        return str(run.saved.summary.get("model", ""))
     types = sorted(run.store.module_types().items())
     return blake2b(repr(types).encode("utf-8", "replace"), digest_size=16).hexdigest() if types else ""
 
@@ -175,12 +175,12 @@ def _summarized(run: Run) -> RunLine:
     loss = points = None
     alerts = Alerts()
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
-        name, value = run.summary["loss"]
+        name, value = run.saved.summary["loss"]
         loss = Loss(str(name)[:MAX_TEXT], float(value))
-        steps, values = run.summary["points"]
+        steps, values = run.saved.summary["points"]
         points = np.array(steps[:SPARK_POINTS], np.int64), np.array(values[:SPARK_POINTS], np.float64)
     with contextlib.suppress(ValueError, TypeError, KeyError, IndexError):
-        severities, *words = run.summary["alerts"]
+        severities, *words = run.saved.summary["alerts"]
         known = tuple(each for each in severities[:MAX_ALERTS] if each in ("warning", "error"))
         alerts = Alerts(known, *(str(each)[:MAX_TEXT] for each in words[:4]))
     return _line(run, None, loss, points, alerts, run.store.steps())

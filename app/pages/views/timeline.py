@@ -73,7 +73,7 @@ def timeline_view(run: Run) -> TimelineView | None:
         marks,
         tuple(
             Note(place_of(step, first, last), step, text)
-            for step, text in run.annotations.items()
+            for step, text in run.edits.annotations.items()
             if first <= step <= last
         ),
     )

@@ -33,7 +33,7 @@ class Stop:
 
 def stop_of(run: Run) -> Stop | None:
     """Return why a run ended early, or None."""
-    failure = run.failure
+    failure = run.end.failure
     if failure is None:
         return None
     return Stop(f"{_STATES[failure.outcome]} at step {failure.step:,}", failure.error, failure.traceback)

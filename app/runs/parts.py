@@ -1,0 +1,117 @@
+"""The parts of a run: what readers edited, what is saved of it, signs of life, what has arrived, and how it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hookcore.findings import Choices
+from hookcore.reading import Quiet
+from hookcore.records import Failure, Frame, Snapshot
+from hookcore.records.wire import DeliveryCounters, EndItem
+from hookcore.store import Store
+
+Record = Frame | Snapshot | EndItem
+
+
+class OnDisk(Protocol):
+    """The part of a run that is on disk while it is being written."""
+
+    @property
+    def durable(self) -> int:
+        """The highest number on the wire that is on disk."""
+
+    def miss(self, count: int) -> None:
+        """Count what an earlier server had acknowledged, and lost when it was killed."""
+
+
+@dataclass(slots=True)
+class Edits:
+    """What readers can change of a run, besides its name. Saved with it."""
+
+    notes: str = ""
+    tags: tuple[str, ...] = ()
+    group: str = ""
+    archived: bool = False  # the list leaves it out
+    quiet: Quiet = field(default_factory=Quiet)  # acknowledgements and mutes
+    annotations: dict[int, str] = field(default_factory=dict)  # of readers, by step; replaced, never changed
+    rule_changes: list[tuple[int, Choices]] = field(default_factory=list)  # of thresholds, by the step before them
+    count: int = 0  # of edits since the server started, of the name, too
+
+    def follow(self, other: Edits) -> None:
+        """Take what was edited of a rank. Thresholds aren't taken: they begin at steps, which a rank may count anew."""
+        self.notes, self.tags, self.group, self.archived = other.notes, other.tags, other.group, other.archived
+        self.quiet, self.annotations = other.quiet, other.annotations
+
+
+@dataclass(slots=True)
+class Saved:
+    """What is on disk of a run, and who writes it."""
+
+    folder: Path | None = None
+    key_hash: str = ""  # of the trainer that can continue it
+    from_disk: bool = False  # read from disk: no trainer is connected to it
+    summary: dict[str, Any] = field(default_factory=dict)  # data for the list, if the run isn't loaded
+    seen_events: int = 0  # the events that were on disk when it was read
+    known_until: int = -1  # the newest step that was on disk when it was read
+    count: int | None = None  # frames and snapshots that were on disk when its trainer returned
+    on_record: Callable[[Record, int], None] | None = None  # writes the run to disk
+    on_disk: OnDisk | None = None  # the part on disk while it is being written
+    on_edit: Callable[[], None] | None = None  # writes what readers edited to disk
+    writer: Any = None  # wrote it to disk until it ended or was lost
+
+    def remember(self, store: Store) -> None:
+        """Note what has been read: it happened before this server, and isn't news."""
+        newest = store.steps().newest
+        self.seen_events, self.known_until = store.events_after(0)[0], -1 if newest is None else newest
+
+
+@dataclass(slots=True)
+class Signs:
+    """When a run's trainer was heard of, and its readers were."""
+
+    clock: Callable[[], float] = time.monotonic
+    lost_after_s: float = 15.0
+    seen_at: float = 0.0
+    looked_at: float = float("-inf")
+    is_gone: bool = False  # its process has ended, as far as can be seen from here
+
+    def see(self) -> None:
+        """Note that the trainer was heard of now."""
+        self.seen_at, self.is_gone = self.clock(), False
+
+    def look(self) -> None:
+        """Note that somebody looks at the run now."""
+        self.looked_at = self.clock()
+
+    @property
+    def silent_s(self) -> float:
+        """The time since the trainer was heard of."""
+        return self.clock() - self.seen_at
+
+
+@dataclass(slots=True)
+class Received:
+    """What has arrived of a run, and what hasn't."""
+
+    acknowledged: int = -1
+    described: int = -1
+    counters: DeliveryCounters = field(default_factory=DeliveryCounters)
+    behind: str = ""  # why its newest steps aren't here yet
+    beginning: str = ""  # why something here doesn't begin with the run's first step; empty if everything does
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a run ended. `step` is None while it runs, or if it just stopped."""
+
+    step: int | None = None
+    failure: Failure | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its trainer said that it ended."""
+        return self.step is not None or self.failure is not None
