@@ -207,7 +207,7 @@ class Cutter:
         signs = []
         for feed in feeds:
             lane = feed.lane
-            news = lane.seen_at, lane.acknowledged, lane.delivered, lane.has_ended
+            news = lane.progress
             if news != feed.signed:
                 feed.signed = news
                 # Clocks may go back, and those of other processes differ, but a later sign must count more.

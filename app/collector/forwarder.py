@@ -81,9 +81,7 @@ class Forwarder:
                     logger.warning("hookcore: %s; what arrives waits in the spool", error)
                 self.trouble = str(error)
             except Exception as error:  # our own bug must not end the thread silently
-                lane.trouble = f"{type(error).__name__}: {error}"
-                lane.failures += 1
-                lane.not_before = time.monotonic() + pause_s(lane.failures)
+                lane.on_failure(f"{type(error).__name__}: {error}")
                 logger.warning("hookcore: the run %s can't be sent on", lane.info.id, exc_info=True)
             if number == 0:
                 self._lanes.forget_finished()
@@ -114,12 +112,8 @@ class Forwarder:
             trouble = f"the server answered {reply.status}{sentence_of(reply.body)}"
             if reply.status in INVALID:
                 lane.on_refusal(sent)
-        if trouble:
-            lane.failures += 1
-            if trouble != lane.trouble:
-                logger.warning("hookcore: the run %s waits in the spool: %s", lane.info.id, trouble)
-            lane.trouble = trouble
-            lane.not_before = time.monotonic() + max(reply.retry_after_s, pause_s(lane.failures))
+        if trouble and lane.on_failure(trouble, reply.retry_after_s):
+            logger.warning("hookcore: the run %s waits in the spool: %s", lane.info.id, trouble)
 
 
 def _when(due: tuple[float, float, Lane]) -> tuple[float, float]:

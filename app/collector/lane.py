@@ -29,6 +29,7 @@ from hookcore.records.wire import (
     encode,
 )
 
+from .pauses import Pause
 from .spool import Record, Spool, SpoolError
 
 PARCEL_BYTES: Final = 8_000_000
@@ -46,28 +47,27 @@ class Lane:
 
     info: RunInfo
     spool: Spool
-    clock: Callable[[], float] = time.monotonic
+    _clock: Callable[[], float] = time.monotonic
     taps: tuple[Tap, ...] = ()
     description: Description | None = None
     acknowledged: int = -1  # the highest item in the spool, now or earlier
-    counters: DeliveryCounters = field(default_factory=DeliveryCounters)  # of the trainer
+    _counters: DeliveryCounters = field(default_factory=DeliveryCounters)  # of the trainer
     commands_done: int = -1
-    seen_at: float = float("-inf")
-    opened_at: float = field(init=False)  # when this process began to listen to the trainer
+    _seen_at: float = float("-inf")
+    _opened_at: float = field(init=False)  # when this process began to listen to the trainer
     has_ended: bool = False
     dropped: Counter[str] = field(default_factory=Counter)  # items, by reason
     # what the server has said
-    known_taps: int = 0
-    known_description: int = -1
+    _known_taps: int = 0
+    _known_description: int = -1
     delivered: int = -1  # the highest item that it has
     commands: tuple[Command, ...] = ()
-    incidents: int = 0
+    _incidents: int = 0
     read_until: int = -1  # items up to this one are in memory, on their way to ClickHouse
     sent_at: float = float("-inf")
-    not_before: float = float("-inf")
-    failures: int = 0
     trouble: str = ""
-    is_gone: bool = False  # forgotten: a batch that comes now needs another lane
+    _pause: Pause = field(init=False)  # until the next attempt to send
+    _is_gone: bool = False  # forgotten: a batch that comes now needs another lane
     lock: threading.RLock = field(default_factory=threading.RLock)
     _waiting: deque[Record] = field(default_factory=deque)
     _retained: deque[Record] = field(
@@ -79,12 +79,17 @@ class Lane:
     _refused: set[int] = field(default_factory=set)  # items that the server will never take
 
     def __post_init__(self) -> None:
-        self.opened_at = self.clock()
+        self._opened_at, self._pause = self._clock(), Pause(self._clock)
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """What a sign of life says: it is due when this has changed."""
+        return self._seen_at, self.acknowledged, self.delivered, self.has_ended
 
     @property
     def silent_s(self) -> float:
         """How long the trainer has been silent. A process that has just started doesn't know of earlier silence."""
-        return max(0.0, self.clock() - max(self.seen_at, self.opened_at))
+        return max(0.0, self._clock() - max(self._seen_at, self._opened_at))
 
     # -- from the trainer -------------------------------------------------------------------------------------------
 
@@ -94,18 +99,18 @@ class Lane:
         Raises SpoolError if the disk takes nothing more; then nothing was taken.
         """
         with self.lock:
-            if self.is_gone:
+            if self._is_gone:
                 return None
             if batch.retained > self.acknowledged:
-                self.seen_at = self.clock()  # lost with an earlier spool: the trainer sends it again
+                self._seen_at = self._clock()  # lost with an earlier spool: the trainer sends it again
                 return self._answer()
             new: tuple[Tap, ...] = ()
             if batch.taps_from <= len(self.taps):
                 new = batch.taps[len(self.taps) - batch.taps_from :]
                 self._take(batch, data, new)
-            self.info, self.counters = batch.run, batch.counters
+            self.info, self._counters = batch.run, batch.counters
             self.commands_done = max(self.commands_done, batch.commands_done)
-            self.seen_at = self.clock()
+            self._seen_at = self._clock()
             return self._answer()
 
     def _take(self, batch: Batch, data: bytes | bytearray, new: tuple[Tap, ...]) -> None:
@@ -127,7 +132,7 @@ class Lane:
             taps=len(self.taps),
             described=-1 if self.description is None else self.description.version,
             commands=tuple(command for command in self.commands if command.number > self.commands_done),
-            incidents=self.incidents,
+            incidents=self._incidents,
             durable=self.acknowledged,
         )
 
@@ -160,7 +165,7 @@ class Lane:
             self.acknowledged = max(self.acknowledged, *(record.last for record in records))
             with suppress(SpoolError, WireError):
                 last = decode_batch(self.spool.read(records[-1]))
-                self.info, self.counters, self.commands_done = last.run, last.counters, last.commands_done
+                self.info, self._counters, self.commands_done = last.run, last.counters, last.commands_done
                 self.has_ended = isinstance(last.items[-1], EndItem)
 
     def _without_trimmed(self, records: Sequence[Record]) -> list[Record]:
@@ -180,7 +185,7 @@ class Lane:
     def forget(self) -> None:
         """Remove what is on disk for a run whose data the server has."""
         with self.lock, suppress(OSError):
-            self.is_gone = True
+            self._is_gone = True
             self._head_path.unlink()
 
     # -- to ClickHouse ----------------------------------------------------------------------------------------------
@@ -241,19 +246,19 @@ class Lane:
     def due_at(self) -> float:
         """Return when to send something."""
         with self.lock:
-            described = self.description is not None and self.description.version > self.known_description
-            if self._waiting or described or self.known_taps < len(self.taps):
-                return self.not_before
-            is_alive = self.seen_at > self.sent_at or (self._retained and not self._waiting)
-            return max(self.not_before, self.sent_at + SIGN_OF_LIFE_S) if is_alive else float("inf")
+            described = self.description is not None and self.description.version > self._known_description
+            if self._waiting or described or self._known_taps < len(self.taps):
+                return self._pause.until
+            is_alive = self._seen_at > self.sent_at or (self._retained and not self._waiting)
+            return max(self._pause.until, self.sent_at + SIGN_OF_LIFE_S) if is_alive else float("inf")
 
     def next_batch(self) -> Batch:
         """Return what to send now."""
         with self.lock:
-            self.sent_at = self.clock()
-            first = self.known_taps
+            self.sent_at = self._clock()
+            first = self._known_taps
             taps = self.taps[first : first + MAX_TAPS]
-            due = self.description is not None and self.description.version > self.known_description
+            due = self.description is not None and self.description.version > self._known_description
             description = self.description if due and not (self._is_careful and taps) else None
             is_whole = first + len(taps) == len(self.taps)
             items = () if not is_whole or (self._is_careful and (taps or due)) else tuple(self._some_items())
@@ -288,7 +293,7 @@ class Lane:
 
     def whole_counters(self) -> DeliveryCounters:
         """Return the trainer's counters, with what became of its items here: what was in flight to here has arrived."""
-        own, waiting = self.counters, self.counters.waiting + self.waiting
+        own, waiting = self._counters, self._counters.waiting + self.waiting
         dropped = self.dropped + Counter(own.dropped)
         acknowledged = max(0, own.produced - waiting - sum(dropped.values()))
         return DeliveryCounters(own.produced, acknowledged, dict(dropped), waiting)
@@ -296,11 +301,11 @@ class Lane:
     def on_answer(self, sent: Batch, answer: Answer) -> bool:
         """Process the server's answer. Return False if it made no progress."""
         with self.lock:
-            before = self.known_taps, self.known_description, self.delivered
-            self.known_taps = max(0, min(answer.taps, len(self.taps)))
+            before = self._known_taps, self._known_description, self.delivered
+            self._known_taps = max(0, min(answer.taps, len(self.taps)))
             version = -1 if self.description is None else self.description.version
-            self.known_description = min(answer.described, version)
-            self.commands, self.incidents = answer.commands, answer.incidents
+            self._known_description = min(answer.described, version)
+            self.commands, self._incidents = answer.commands, answer.incidents
             if answer.acknowledged < self.delivered and self._retained:
                 self._waiting.extendleft(reversed(self._retained))  # the server has lost them, and what came after them
                 self._retained.clear()
@@ -311,11 +316,18 @@ class Lane:
             while self._retained and self._retained[0].last <= durable:
                 self.spool.release(self._retained.popleft())
             self._refused = {number for number in self._refused if number > durable}
-            after = self.known_taps, self.known_description, self.delivered
+            after = self._known_taps, self._known_description, self.delivered
             progress = after > before or not (sent.items or sent.taps or sent.description)
             if progress:
-                self._is_careful, self._strikes, self.failures, self.trouble = False, 0, 0, ""
+                self._pause.succeed(True)
+                self._is_careful, self._strikes, self.trouble = False, 0, ""
             return progress
+
+    def on_failure(self, trouble: str, retry_after_s: float = 0.0) -> bool:
+        """Wait before the next attempt, longer after each. Return whether this trouble is new."""
+        self._pause.fail(retry_after_s)
+        is_new, self.trouble = trouble != self.trouble, trouble
+        return is_new
 
     def on_refusal(self, sent: Batch) -> None:
         """Handle a batch that the server rejects as invalid: its items are tried one by one."""
@@ -328,7 +340,7 @@ class Lane:
                     self.dropped["refused"] += 1
                     self._move_on()
                 elif sent.description is not None:
-                    self.known_description = sent.description.version
+                    self._known_description = sent.description.version
             self._is_careful = True
 
     def _move_on(self) -> None:

@@ -19,16 +19,16 @@ class Pause:
     """How long to wait after failures, longer after each."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.failures = 0
-        self._clock, self._until = clock, float("-inf")
+        self.failures, self.until = 0, float("-inf")
+        self._clock = clock
 
     @property
     def is_over(self) -> bool:
-        return self._clock() >= self._until
+        return self._clock() >= self.until
 
-    def fail(self) -> None:
+    def fail(self, at_least_s: float = 0.0) -> None:
         self.failures += 1
-        self._until = self._clock() + pause_s(self.failures)
+        self.until = self._clock() + max(at_least_s, pause_s(self.failures))
 
     def succeed(self, was_tried: bool) -> None:
         self.failures = 0 if was_tried else self.failures
