@@ -27,7 +27,7 @@ from hookcore.records import (
 from hookcore.records.flow import Flow, FlowCall, How
 from hookcore.records.wire import RunInfo
 from hookcore.store import STAT_NAMES, Store
-from tests.build import frame, no_sketches, stats_of, stats_of_magnitudes
+from tests.build import frame, stats_of, stats_of_magnitudes
 from tests.sketches import block_of, sketch_of
 
 ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0, -0.0)
@@ -81,20 +81,20 @@ class Trainer:
             present = np.flatnonzero(self.random.random(len(self.taps)) < 0.8).astype(np.uint32)
             made = [sketch_of(self.random.normal(0, 10.0 ** int(tap % 5), 20)) for tap in present]
             frames.append(
-                Frame(
+                frame(
                     self.step,
-                    float(self.step) + 0.5,
-                    present,
                     self.stats(len(present)),
-                    block_of(made) if sketched else no_sketches(len(present)),
                     () if part else new,
-                    tuple(self.event(n) for n in range(int(self.random.integers(0, 3)))),
-                    {"loss": float(self.random.choice([1.5, np.nan, np.inf])), "ü/ж": float(self.step)},
-                    int(self.random.integers(0, 3)),
-                    float(self.random.choice([1.0, 65536.0])) if self.step % 2 else None,
-                    {"optimizer": f"Adam {self.step}"},
-                    float(self.random.choice([0.25, np.nan])),
-                    None if part or self.step % 3 else self.flow(),
+                    numbers=present,
+                    sketches=block_of(made) if sketched else None,
+                    time_s=float(self.step) + 0.5,
+                    events=tuple(self.event(n) for n in range(int(self.random.integers(0, 3)))),
+                    scalars={"loss": float(self.random.choice([1.5, np.nan, np.inf])), "ü/ж": float(self.step)},
+                    micro_batches=int(self.random.integers(0, 3)),
+                    grad_scale=float(self.random.choice([1.0, 65536.0])) if self.step % 2 else None,
+                    labels={"optimizer": f"Adam {self.step}"},
+                    elapsed_s=float(self.random.choice([0.25, np.nan])),
+                    flow=None if part or self.step % 3 else self.flow(),
                 )
             )
         return frames
@@ -190,16 +190,7 @@ def make_frame(step: int, seed: int = 0, taps: int = len(TAPS)) -> Frame:
     start = np.cumsum([0, *map(len, bins)]).astype(np.uint32)
     block = SketchBlock(start, flat, rng.integers(1, 9, len(flat)).astype(np.uint32))
     scalars = {"loss": float(rng.standard_normal()), "bad": float("nan")}
-    return Frame(
-        step,
-        1.5 * step,
-        np.arange(taps, dtype=np.uint32),
-        stats,
-        block,
-        scalars=scalars,
-        micro_batches=2,
-        elapsed_s=0.1,
-    )
+    return frame(step, stats, sketches=block, time_s=1.5 * step, scalars=scalars, micro_batches=2, elapsed_s=0.1)
 
 
 ODD_NAME = "layers.<b>&\x1b]0;x\x07"  # what a module may be called

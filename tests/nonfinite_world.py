@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
+from hookcore.records import STAT_COLUMN, Frame, Tap
 from hookcore.store import Store
+from tests.build import frame, stats_of
 
 TAPS = 5
 quick = settings(deadline=None, derandomize=True, max_examples=150, suppress_health_check=list(HealthCheck))
@@ -26,14 +27,10 @@ def part(step: int, held: Part, *, new: bool = False) -> Frame:
     """Return a frame in which each tap has the values of `held`."""
     numbers = np.array([tap for tap, each in enumerate(held) if each is not None], np.uint32)
     given = np.array([held[tap] for tap in numbers], float)
-    stats = np.ones((len(numbers), len(STATS)))
-    stats[:, STAT_COLUMN["count"]] = 8
-    stats[:, STAT_COLUMN["nan"]] = np.maximum(given, 0)
-    stats[:, STAT_COLUMN["inf"]] = np.maximum(-given, 0)
+    stats = stats_of(len(numbers), 1.0, count=8, nan=np.maximum(given, 0), inf=np.maximum(-given, 0))
     stats[given < 0, STAT_COLUMN["max"]] = 1e30  # an overflow, not a mask
-    block = SketchBlock(np.zeros(len(numbers) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
     taps = tuple(Tap(f"m{number}", "output") for number in range(len(held))) if new else ()
-    return Frame(step, 0.0, numbers, stats, block, new_taps=taps)
+    return frame(step, stats, taps, numbers=numbers)
 
 
 def store_of(run: list[tuple[int, list[Part]]]) -> tuple[Store, dict[int, list[Part]]]:

@@ -35,6 +35,7 @@ from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.store import Store
 from tests.archive_world import INFO, TAPS, make_frame
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 MODULE = ModuleRecord(
@@ -242,10 +243,7 @@ def test_a_killed_process_leaves_every_finished_part(tmp_path: Path, delay: floa
         assert process.stdout is not None
         assert process.stdout.readline() == b"writing\n"
         folder = tmp_path / folder_name(INFO.name, INFO.id)
-        deadline = time.monotonic() + 60
-        while not list(folder.glob("steps/part-*.parquet")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: list(folder.glob("steps/part-*.parquet")), "the first part")
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
     archive = read_archive(folder)

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -179,7 +178,6 @@ def _status(url: str) -> int:
     try:
         return httpx.get(url, headers=BEARER).status_code
     except httpx.TransportError:
-        time.sleep(0.05)
         return 0
 
 

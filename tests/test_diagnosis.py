@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from benchmarks.diagnosis import BAD, HEALTHY, RANKED, SICK, Case, diagnose, judge, judge_ranks
 from hookcore.delivery.archive.reader import load_into, read_archive
 from hookcore.findings import Finding, FindingsCache, examine, findings_of
-from hookcore.records import STAT_COLUMN, STATS, Coverage, Event, Frame, SketchBlock, Tap
+from hookcore.records import STAT_COLUMN, Coverage, Event, Frame, Tap
 from hookcore.store import Store
+from tests import build
+from tests.build import stats_of_magnitudes
 
 from .archive_world import keep, kept_in
 
@@ -22,16 +25,9 @@ CHAIN = tuple(Tap(name, "output") for name in ("standardize", "stem", "blocks.0"
 
 def frame(step: int, rms: list[float], taps: tuple[Tap, ...] = (), loss: float | None = None, zero: float = 0) -> Frame:
     """Return a step in which the taps have these magnitudes. NaN and infinity stand for such values in tensors."""
-    values = np.array(rms)
-    stats = np.zeros((len(values), len(STATS)))
-    stats[:, STAT_COLUMN["count"]] = 8
-    stats[:, STAT_COLUMN["nan"]] = np.isnan(values)
-    stats[:, STAT_COLUMN["inf"]] = np.isinf(values)
+    stats = stats_of_magnitudes(rms, rms=np.where(np.isfinite(rms), rms, np.nan))
     stats[-1, STAT_COLUMN["zero"]] = zero
-    stats[:, STAT_COLUMN["rms"]] = np.where(np.isfinite(values), values, np.nan)
-    block = SketchBlock(np.zeros(len(values) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
-    scalars = {} if loss is None else {"loss": loss}
-    return Frame(step, 0.0, np.arange(len(values), dtype=np.uint32), stats, block, new_taps=taps, scalars=scalars)
+    return build.frame(step, stats, taps, scalars={} if loss is None else {"loss": loss})
 
 
 def chain(store: Store, last: int, *, bad: int, heals: bool, fine: int = 0) -> None:
@@ -213,7 +209,7 @@ def test_a_loss_that_is_nan_or_diverges_is_found(name: str) -> None:
         store = Store(2**24)
         for step, loss in enumerate(values):
             one = frame(step, [1.0, 1.0], CHAIN[:2] if step == 0 else ())
-            store.append(Frame(**{**{k: getattr(one, k) for k in one.__slots__}, "scalars": {name: loss}}))
+            store.append(replace(one, scalars={name: loss}))
         (found,) = [each for each in findings_of(store) if each.rule == "loss"]
         assert words in found.message
         assert found.message.startswith(name)
@@ -255,9 +251,7 @@ def test_a_rarely_captured_layer_counts_as_not_judged() -> None:
     for step in range(200):
         whole = frame(step, [1.0, 1.0, 1.0], CHAIN[:3] if step == 0 else ())
         if step % 40:
-            parts = {name: getattr(whole, name) for name in whole.__slots__}
-            block = SketchBlock(np.zeros(3, np.uint32), whole.sketches.bins, whole.sketches.counts)
-            whole = Frame(**{**parts, "taps": whole.taps[:2], "stats": whole.stats[:2], "sketches": block})
+            whole = build.frame(step, whole.stats[:2])
         store.append(whole)
     scope = examine(store).scope
     assert scope.verdict == "clear"

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -150,5 +149,4 @@ def _status(url: str) -> int:
     try:
         return httpx.get(url).status_code
     except httpx.TransportError:
-        time.sleep(0.05)
         return 0

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,7 +18,6 @@ from hookcore.recorder.idle import IDLE_S, Idle
 from hookcore.recorder.machine import Gpus, Host, Sample, Sampler, open_host
 from hookcore.recorder.machine.sampler import MAX_FAILURES
 from hookcore.recorder.throughput import Throughput, cuda_devices
-from hookcore.records import STATS, Frame, SketchBlock
 from hookcore.records.vocabulary import (
     CPU_MACHINE,
     CPU_PROCESS,
@@ -38,6 +36,7 @@ from hookcore.records.vocabulary import (
 )
 from hookcore.store import Store
 from hookcore.store.parts import SHARES
+from tests.build import frame, stats_of
 from tests.gpus import GIB, Nvml, NvmlError, device
 
 Times = namedtuple("Times", "user system idle guest")
@@ -376,17 +375,12 @@ def test_samples_are_sent_while_no_step_ends_ever_less_often() -> None:
     assert world.shipped  # the next pause begins anew
 
 
-def frame(step: int, scalars: dict[str, float]) -> Frame:
-    empty = SketchBlock(np.zeros(1, np.int64), np.empty(0, np.int16), np.empty(0, np.int64))
-    return Frame(step, float(step), np.empty(0, np.uint32), np.empty((0, len(STATS))), empty, scalars=scalars)
-
-
 def test_a_store_keeps_the_machine_apart_from_the_scalars_of_each_step() -> None:
     alone, beside = Store(2**26), Store(2**26)
     sampled = {f"{SYSTEM}{number}": float(number) for number in range(8)}
     for step in range(1000):
-        alone.append(frame(step, {"loss": 1.0}))
-        beside.append(frame(step, {"loss": 1.0} | (sampled if step % 10 == 0 else {})))
+        alone.append(frame(step, stats_of(0), scalars={"loss": 1.0}))
+        beside.append(frame(step, stats_of(0), scalars={"loss": 1.0} | (sampled if step % 10 == 0 else {})))
     assert beside.usage().parts["scalars"] == alone.usage().parts["scalars"]
     assert beside.usage().parts["system"].nbytes <= beside.usage().parts["system"].limit
     found = beside.scalars(SYSTEM + "7")
@@ -399,7 +393,7 @@ def test_a_store_keeps_the_machine_apart_from_the_scalars_of_each_step() -> None
 
 def test_a_store_counts_what_it_has_no_room_for() -> None:
     store = Store(2**20)
-    store.append(frame(0, {"loss": 1.0} | {f"{SYSTEM}{number}": 1.0 for number in range(100)}))
+    store.append(frame(0, stats_of(0), scalars={"loss": 1.0} | {f"{SYSTEM}{number}": 1.0 for number in range(100)}))
     assert store.usage().dropped["scalars_refused"] > 0
     assert [event.name for event in store.events()] == ["scalars-refused"]
     assert store.scalars("loss").mean.tolist() == [1.0]

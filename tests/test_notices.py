@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -138,9 +137,7 @@ def test_a_training_that_is_killed_while_its_dashboard_starts_is_listed(tmp_path
         dashboard = find(environment)
         assert dashboard is not None
         client = hookcore.Client(dashboard.url, dashboard.token)
-        deadline = time.monotonic() + 30
-        while not (listed := client.runs()) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        listed = wait_for(client.runs, "a list of runs")
         ((name, state),) = [(run.name, run.state) for run in listed]
         assert (name, state) == ("short", "lost")
     finally:

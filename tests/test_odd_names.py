@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import nn
 
 import hookcore
 from hookcore.delivery.archive import read_archive
-from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Tap, escaped_in, plain, text_of, wire
+from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Tap, escaped_in, plain, text_of, wire
 from tests.build import make_info
 from tests.receiver import DEADLINE_S, Receiver, a_frame, serving
 from tests.serving import (
@@ -165,8 +166,7 @@ def test_records_hold_only_valid_text_and_two_odd_names_stay_distinct() -> None:
     module = ModuleRecord(ODD, ODD, None, aliases=(ODD,), shapes=odd_shapes, placements=((ODD, ODD),))
     assert (module.path, module.aliases, module.shapes) == (SHOWN, (SHOWN,), ((SHOWN, (1, 2)),))
     assert module.placements == ((SHOWN, SHOWN),)
-    frame = a_frame(0)
-    odd = Frame(0, 0.0, frame.taps, frame.stats, frame.sketches, scalars={ODD: 1.0}, labels={"a": ODD})
+    odd = replace(a_frame(0), scalars={ODD: 1.0}, labels={"a": ODD})
     assert (odd.scalars, odd.labels) == ({SHOWN: 1.0}, {"a": SHOWN})
     assert Event(0, 0.0, "x", ODD, module=ODD).message == SHOWN
     assert Coverage("x", "X", False, reason=ODD).reason == SHOWN

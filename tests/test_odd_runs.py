@@ -30,7 +30,7 @@ from hookcore.store import STAT_NAMES
 from hookcore_app.runs import Run
 from tests.api_world import World as FilledWorld
 from tests.api_world import fill, open_run, strict
-from tests.build import make_info
+from tests.build import frame, make_info
 from tests.serving import (
     World,
     make_world,
@@ -70,12 +70,11 @@ class Trainer:
         event = Event(
             self.pick.choice([step, -1, 2**53 - 1]), self.pick.choice(TIMES), self.text(), self.text(), "error"
         )
-        return Frame(
+        return frame(
             step,
-            self.pick.choice(TIMES),
-            np.arange(rows, dtype=np.uint32),
             stats,
-            Block(np.arange(0, 3 * rows + 1, 3, dtype=np.uint32), bins, counts),
+            time_s=self.pick.choice(TIMES),
+            sketches=Block(np.arange(0, 3 * rows + 1, 3, dtype=np.uint32), bins, counts),
             events=(event,),
             scalars={name: self.number() for name in ("loss", "lr", self.text())},
             micro_batches=self.pick.choice([0, 1, 2**53 - 1]),

@@ -98,7 +98,6 @@ def test_a_connection_that_sends_byte_by_byte_is_closed() -> None:
                 connection.sendall(b"X-Slow: 1\r\n")
             except OSError:
                 return True
-            time.sleep(0.02)
             return False
 
         wait_for(drip)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,9 @@ from hookcore.records import (
     Snapshot,
     Tap,
 )
-from hookcore.records.sketch import POS_INF, Sketch
+from hookcore.records.sketch import POS_INF
 from hookcore.store import STAT_NAMES, Store
+from tests import build
 from tests.sketches import block_of, rebin, sketch_of
 
 
@@ -53,7 +55,7 @@ def frame(step: int, rows: dict[int, list[float]], new: tuple[Tap, ...] = (), **
     arrays = [np.array(values, np.float64) for values in rows.values()]
     stats = np.array([stats_of(array) for array in arrays]).reshape(len(rows), len(STATS))
     block = block_of([sketch_of(array) for array in arrays])
-    return Frame(step, float(step), np.array(list(rows), np.uint32), stats, block, new, **further)  # type: ignore[arg-type]
+    return build.frame(step, stats, new, numbers=list(rows), sketches=block, **further)
 
 
 TAPS = (Tap("a.one", "output"), Tap("a.two", "output"), Tap("b", "output_grad"))
@@ -108,7 +110,7 @@ def test_a_tap_named_twice_in_one_frame_is_merged_and_order_does_not_matter() ->
     store = Store(2**20)
     stats = np.array([stats_of(np.array(values)) for values in ([9.0], [1.0], [3.0])])
     block = block_of([sketch_of([9.0]), sketch_of([1.0]), sketch_of([3.0])])
-    store.append(Frame(0, 0.0, np.array([2, 0, 0], np.uint32), stats, block, TAPS))
+    store.append(build.frame(0, stats, TAPS, numbers=[2, 0, 0], sketches=block))
     assert store.latest(stat="mean").values[:, 0].tolist() == [2.0, 9.0]
     assert store.latest(stat="count").values[:, 0].tolist() == [2, 1]
     assert store.quantiles(0, [1.0]).values[0, 0] == pytest.approx(3, rel=0.07)
@@ -127,9 +129,9 @@ def test_a_frame_older_than_the_newest_step_is_counted_and_dropped(store: Store)
 def test_a_frame_of_the_wrong_shape_is_refused() -> None:
     good = frame(0, {0: [1.0]}, TAPS)
     with pytest.raises(ArgumentError, match=r"\[1, 13\]"):
-        Store(2**20).append(Frame(0, 0.0, good.taps, good.stats[:, :3], good.sketches))
+        Store(2**20).append(replace(good, stats=good.stats[:, :3]))
     with pytest.raises(ArgumentError, match="starts"):
-        Store(2**20).append(Frame(0, 0.0, good.taps, good.stats, block_of([])))
+        Store(2**20).append(replace(good, sketches=block_of([])))
 
 
 def test_rows_of_unannounced_taps_are_counted(store: Store) -> None:
@@ -147,9 +149,7 @@ def test_taps_without_room_are_refused_counted_and_reported_once() -> None:
     store = Store(2**20)
     for step in range(3):
         new = tuple(Tap(f"m{step}.{number}", "output") for number in range(5000))
-        rows = np.arange(step * 5000, step * 5000 + 5000, dtype=np.uint32)
-        stats = np.ones((5000, len(STATS)))
-        store.append(Frame(step, 0.0, rows, stats, block_of([Sketch.empty()] * 5000), new))
+        store.append(build.frame(step, build.stats_of(5000, 1.0), new, numbers=range(step * 5000, step * 5000 + 5000)))
         usage = store.usage()
         assert usage.nbytes <= usage.max_bytes
     kept = len(store.taps().taps)
@@ -367,9 +367,8 @@ def test_a_store_that_shrinks_loses_only_resolution(share: float) -> None:
     steps, block = 600, block_of([sketch_of(rng.standard_normal(1000).astype(np.float32))] * 50)
     means = rng.standard_normal((steps, 50))
     for step in range(steps):
-        stats = np.ones((50, len(STATS)))
-        stats[:, STAT_COLUMN["mean"]] = means[step]
-        store.append(Frame(step, 0.0, np.arange(50, dtype=np.uint32), stats, block, scalars={"loss": step}))
+        stats = build.stats_of(50, 1.0, mean=means[step])
+        store.append(build.frame(step, stats, sketches=block, scalars={"loss": step}))
     store.add_event(Event(5, 0.0, "note", "text"))
     before = store.usage()
     assert before.merged["stats"] > 0  # it is full
@@ -385,7 +384,7 @@ def test_a_store_that_shrinks_loses_only_resolution(share: float) -> None:
     assert store.histograms(3, columns=1).counts.sum() == steps * 1000
     assert [event.name for event in store.events()] == ["note"]
     for step in range(steps, steps + 100):  # and it still works
-        store.append(Frame(step, 0.0, np.arange(50, dtype=np.uint32), np.ones((50, len(STATS))), block))
+        store.append(build.frame(step, build.stats_of(50, 1.0), sketches=block))
     assert store.usage().dropped == before.dropped
     assert store.series(3, "mean", points=100_000).present.sum() == steps + 100
 
@@ -401,8 +400,7 @@ def test_sketches_without_room_are_cut_and_counted_and_the_stats_stay_complete()
     wide = sketch_of(np.geomspace(1e-12, 1e6, 5000))
     new = tuple(Tap(f"m{tap}", "output") for tap in range(taps))
     for step in range(20):
-        stats = np.ones((taps, len(STATS)))
-        store.append(Frame(step, 0.0, np.arange(taps, dtype=np.uint32), stats, block_of([wide] * taps), new))
+        store.append(build.frame(step, build.stats_of(taps, 1.0), new, sketches=block_of([wide] * taps)))
         new = ()
         assert store.usage().parts["sketches"].nbytes <= store.usage().parts["sketches"].limit
     assert store.usage().dropped["sketches_refused"] > 0
@@ -415,7 +413,7 @@ def test_sketch_arrays_that_are_views_are_copied_and_others_kept() -> None:
     store, buffer = Store(2**20), np.array([700, 701, 702], np.uint16)
     counts = np.array([5], np.uint32)
     block = SketchBlock(np.array([0, 1], np.uint32), buffer[:1], counts)
-    store.append(Frame(0, 0.0, np.array([0], np.uint32), np.ones((1, len(STATS))), block, TAPS))
+    store.append(build.frame(0, build.stats_of(1, 1.0), TAPS, sketches=block))
     buffer[:] = 0
     assert store.histograms(0).counts.sum() == 5
 

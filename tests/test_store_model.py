@@ -18,7 +18,7 @@ from hookcore.store import STAT_NAMES, Store
 from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.sketches import SketchLadder
-from tests.build import no_sketches
+from tests import build
 from tests.sketches import block_of, merged, rebin, sketch_of
 
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -60,8 +60,8 @@ class World:
             self.steps.setdefault(self.step, {}).update(zip(part.tolist(), stats, strict=True))
             if sketched:
                 self.sketches.setdefault(self.step, {}).update(zip(part.tolist(), made, strict=True))
-            block = block_of(made) if sketched else no_sketches(len(part))
-            yield Frame(self.step, float(self.step), part, stats, block, new, scalars={"x": float(self.step)})
+            block = block_of(made) if sketched else None
+            yield build.frame(self.step, stats, new, numbers=part, sketches=block, scalars={"x": float(self.step)})
             new = ()
 
     def column(self, tap: int, name: str) -> dict[int, float]:

@@ -13,6 +13,7 @@ from hookcore.records import STATS, Frame, SketchBlock, Tap
 from hookcore.store import Store
 from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import STAT_SCHEMA
+from tests.build import frame
 
 TAPS = 24
 LANES = 4000  # enough for NumPy to let other threads run while it copies a row
@@ -33,7 +34,7 @@ def steady_frame(step: int, taps: np.ndarray, new: tuple[Tap, ...] = ()) -> Fram
     stats[:, 1:3] = 0
     start = np.arange(rows + 1, dtype=np.uint32)
     block = SketchBlock(start, np.full(rows, 900, np.uint16), np.full(rows, step, np.uint32))
-    return Frame(step, float(step), taps, stats, block, new)
+    return frame(step, stats, new, numbers=taps, sketches=block)
 
 
 def check_heatmap(store: Store) -> None:

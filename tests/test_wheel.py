@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import sysconfig
-import time
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
@@ -123,12 +124,12 @@ def _serving(python: Path, user: Path) -> Iterator[str]:
         command = [python, "-m", "hookcore_app.cli", "serve", "--port", "0"]
         server = subprocess.Popen(command, cwd=user, env=_environment(user), stdout=out, stderr=out)
     try:
-        end = time.monotonic() + PATIENCE_S
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
+
+        def address() -> re.Match[str] | None:
             assert server.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.05)
-        yield found[0]
+            return re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+
+        yield wait_for(address, "the server's address")[0]
     finally:
         server.terminate()
         assert server.wait(PATIENCE_S) == 0

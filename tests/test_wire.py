@@ -53,6 +53,7 @@ from hookcore.records.wire import (
     snapshot_of,
 )
 from hookcore.records.wire.weigh import weigh
+from tests.build import frame, stats_of
 
 INFO = RunInfo(id="run-1", key="secret", name="a run")
 texts = st.text(max_size=20)
@@ -105,11 +106,11 @@ def frames(draw: st.DrawFn) -> Frame:
     rows = draw(st.integers(0, 5))
     bins = [draw(st.lists(st.integers(0, BINS - 1), unique=True, max_size=6).map(sorted)) for _ in range(rows)]
     flat = np.array([each for row in bins for each in row], np.uint16)
-    return Frame(
-        step=step,
+    return frame(
+        step,
+        draw(hnp.arrays(np.float64, (rows, len(STATS))).map(counted)),
         time_s=draw(st.floats(0, 2e9)),
-        taps=draw(hnp.arrays(np.uint32, rows, unique=True)),
-        stats=draw(hnp.arrays(np.float64, (rows, len(STATS))).map(counted)),
+        numbers=draw(hnp.arrays(np.uint32, rows, unique=True)),
         sketches=SketchBlock(
             np.cumsum([0, *map(len, bins)]).astype(np.uint32), flat, draw(hnp.arrays(np.uint32, len(flat)))
         ),
@@ -268,7 +269,7 @@ def test_damage_is_refused_or_harmless_but_never_another_error(frame: Frame, dat
 )
 def test_arrays_that_do_not_fit_together_are_refused(change: dict[str, Any], words: str) -> None:
     block = SketchBlock(np.array([0, 2], np.uint32), np.array([3, 4], np.uint16), np.array([1, 1], np.uint32))
-    item = frame_item(0, Frame(0, 0.0, np.zeros(1, np.uint32), np.zeros((1, len(STATS))), block))
+    item = frame_item(0, frame(0, stats_of(1), sketches=block))
     with pytest.raises(WireError, match=words):
         frame_of(msgspec.structs.replace(item, **change))
 

@@ -107,7 +107,6 @@ def _second(server: Server) -> Iterator[str]:
 
 # The statements that lead from each version to the next one. All can be repeated, as after a lost connection.
 MIGRATIONS: Final[tuple[Callable[[Server], Iterator[str]], ...]] = (_first, _second)
-VERSION: Final = len(MIGRATIONS)
 _VERSIONS: Final = (
     "CREATE TABLE IF NOT EXISTS versions (version UInt32, at DateTime, writer String) "
     "ENGINE = MergeTree ORDER BY version"
