@@ -320,6 +320,7 @@ def test_a_missing_private_name_is_explained() -> None:
 
 
 MAX_ATTRIBUTES = 14
+WIDE = {"Parts", "Feed"}  # each is used by one class only: a store, and what cuts segments for ClickHouse
 ASKED_TO_STOP = {"should_stop", "should_training_stop"}  # the interface of Lightning and of transformers
 
 
@@ -350,10 +351,17 @@ def test_no_attribute_is_written_from_another_room_and_no_private_one_from_anoth
                 assert node.attr in mine, f"{file.relative_to(ROOT)} writes {ast.unparse(node)}"
 
 
-def test_no_class_of_the_recorder_has_more_than_about_a_dozen_public_attributes() -> None:
-    for file in _files_of_the_recorder():
+def _is_record(node: ast.ClassDef) -> bool:
+    """Return whether a class is plain data: it never changes, or has no methods."""
+    head = " ".join(map(ast.unparse, (*node.decorator_list, *node.bases, *node.keywords)))
+    is_frozen = "frozen=True" in head or "NamedTuple" in head
+    return is_frozen or not any(isinstance(each, ast.FunctionDef) for each in node.body)
+
+
+def test_no_class_has_more_than_about_a_dozen_public_attributes() -> None:
+    for file in _files("hookcore") + _files("app"):
         for node in ast.walk(_tree(file)):
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef) and not _is_record(node) and node.name not in WIDE:
                 public = {name for name in _own_attributes(node) if not name.startswith("_")}
                 assert len(public) <= MAX_ATTRIBUTES, f"{node.name} in {file.name} has {sorted(public)}"
 
