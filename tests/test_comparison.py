@@ -11,7 +11,7 @@ import pytest
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.records import Tap
 from hookcore.store import Store
-from hookcore_app.analysis.comparison import Asked, Pairs, compare, differences, renamer
+from hookcore_app.analysis.comparison import ComparisonQuery, Pairs, compare, differences, renamer
 
 from .api_world import STEPS, TAPS, World, make_frame, open_run, value_at
 
@@ -49,7 +49,7 @@ def test_every_cell_is_the_largest_share_of_its_layers_and_steps() -> None:
     # The second store numbers its taps in reverse and has only every second step.
     one = filled(taps, {step: values[0, step].tolist() for step in range(30)})
     two = filled(taps[::-1], {step: values[1, step, ::-1].tolist() for step in range(10, 30, 2)})
-    asked = Asked("rms")
+    asked = ComparisonQuery("rms")
     pairs = Pairs.of(one, two, asked)
     for columns, rows in ((100, 200), (7, 40), (1, 1)):
         found = differences(one, two, pairs, asked, columns, rows)
@@ -66,7 +66,7 @@ def test_each_layer_has_its_largest_share_and_its_step() -> None:
     taps = [Tap("a", "output"), Tap("b", "output")]
     one = filled(taps, {0: [1.0, 1.0], 1: [1.0, 1.0], 2: [1.0, 1.0]})
     two = filled(taps, {0: [1.0, 1.0], 1: [2.0, NAN], 2: [1.5, 1.0]})
-    asked = Asked("rms")
+    asked = ComparisonQuery("rms")
     layers = compare(one, two, Pairs.of(one, two, asked), asked, 10)
     assert [(layer.share, layer.at_step, layer.parts_at) for layer in layers] == [(0.5, 1, 1), (math.inf, 1, 1)]
 
@@ -74,8 +74,8 @@ def test_each_layer_has_its_largest_share_and_its_step() -> None:
 def test_renamed_modules_are_matched_and_others_stay_alone() -> None:
     one = filled([Tap("enc.0", "output"), Tap("enc.1", "output"), Tap("head", "output")], {0: [1.0, 2.0, 3.0]})
     two = filled([Tap("encoder.block1", "output"), Tap("encoder.block0", "output")], {0: [2.0, 5.0]})
-    assert Pairs.of(one, two, Asked("rms")).taps == ()
-    asked = Asked("rms", rename=r"^encoder\.block(\d+)$ -> enc.\1")
+    assert Pairs.of(one, two, ComparisonQuery("rms")).taps == ()
+    asked = ComparisonQuery("rms", rename=r"^encoder\.block(\d+)$ -> enc.\1")
     pairs = Pairs.of(one, two, asked)
     assert [(tap.module, numbers) for tap, numbers in zip(pairs.taps, pairs.numbers, strict=True)] == [
         ("enc.0", (0, 1)),
@@ -97,7 +97,7 @@ def test_a_name_that_no_expression_matches_is_unchanged() -> None:
 
 def test_runs_without_a_common_step_have_no_columns() -> None:
     taps = [Tap("a", "output")]
-    one, two, asked = filled(taps, {0: [1.0]}), filled(taps, {5: [1.0]}), Asked("rms")
+    one, two, asked = filled(taps, {0: [1.0]}), filled(taps, {5: [1.0]}), ComparisonQuery("rms")
     found = differences(one, two, Pairs.of(one, two, asked), asked, 10, 10)
     assert found.share.shape == (1, 0)
     nothing = Store(8_000_000)

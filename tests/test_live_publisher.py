@@ -15,7 +15,7 @@ from hookcore_app import live
 from hookcore_app.formats import json_of
 from hookcore_app.live import frames, publisher
 from hookcore_app.live.marks import Steps, mark_of, new_steps
-from hookcore_app.live.publisher import Publisher, Pulse, Selections, Shared
+from hookcore_app.live.publisher import ChangeTicker, MessageCache, Publisher, TapCache
 from hookcore_app.live.socket import Pace
 from hookcore_app.runs import Changes, Runs
 from hookcore_app.settings import ServerSettings
@@ -27,27 +27,27 @@ from tests.live_world import (
 )
 
 
-def _looks(pulse: Pulse, arrivals: list[float]) -> list[float]:
-    """Return when a pulse looks, for data that arrives at these times."""
+def _looks(ticker: ChangeTicker, arrivals: list[float]) -> list[float]:
+    """Return when a ticker looks, for data that arrives at these times."""
     looks, free = [], 0.0
     for place, arrival in enumerate(arrivals):
         at = max(arrival, free)
         if place + 1 < len(arrivals) and at > arrivals[place + 1]:
             continue  # by then the next one has arrived: one look covers both
         looks.append(at)
-        free = at + pulse._rest_s(at)
+        free = at + ticker._rest_s(at)
     return looks
 
 
 def test_data_at_the_rate_of_looks_never_waits_for_one_even_if_it_is_uneven() -> None:
     random = np.random.default_rng(3)
     arrivals = sorted((np.arange(200) / 20 + random.uniform(0, 0.04, 200)).tolist())
-    looks = _looks(Pulse(Changes(), int, 20), arrivals)
+    looks = _looks(ChangeTicker(Changes(), int, 20), arrivals)
     assert np.mean([look in arrivals for look in looks]) > 0.95
 
 
 def test_faster_data_is_looked_at_about_as_often_as_requested() -> None:
-    looks = _looks(Pulse(Changes(), int, 20), (np.arange(5000) / 1000).tolist())
+    looks = _looks(ChangeTicker(Changes(), int, 20), (np.arange(5000) / 1000).tolist())
     assert 90 <= len(looks) <= 20 / publisher.SOONER * 5 + publisher.EARLY + 2
 
 
@@ -61,22 +61,22 @@ def test_a_pulse_runs_only_while_there_are_listeners_and_survives_errors() -> No
                 raise ZeroDivisionError("on purpose")
             return seen[0]
 
-        pulse, ear = Pulse(changes, look, 30), asyncio.Event()
-        pulse.join(ear)
+        ticker, wake = ChangeTicker(changes, look, 30), asyncio.Event()
+        ticker.join(wake)
         seen[0] = 1
         changes.tell()
-        await asyncio.wait_for(ear.wait(), 30)
-        assert pulse.now == 2
-        pulse.leave(ear)
+        await asyncio.wait_for(wake.wait(), 30)
+        assert ticker.now == 2
+        ticker.leave(wake)
         await asyncio.sleep(0)
-        assert pulse._task is None
+        assert ticker._task is None
 
     asyncio.run(live_through())
 
 
 def test_shared_requests_are_computed_once_and_the_cache_is_bounded() -> None:
     async def ask() -> None:
-        shared, made = Shared(), []
+        shared, made = MessageCache(), []
 
         def make() -> bytes:
             made.append(1)
@@ -94,7 +94,7 @@ def test_shared_requests_are_computed_once_and_the_cache_is_bounded() -> None:
 
 def test_failed_computations_are_retried() -> None:
     async def ask() -> None:
-        shared, results = Shared(), iter([ZeroDivisionError("on purpose"), b"made"])
+        shared, results = MessageCache(), iter([ZeroDivisionError("on purpose"), b"made"])
 
         def make() -> bytes:
             result = next(results)
@@ -143,7 +143,7 @@ def test_requests_come_in_a_burst_and_then_at_an_even_rate() -> None:
 
 
 def test_taps_are_searched_once_until_there_are_more() -> None:
-    run, selections = open_run(Runs(ServerSettings())), Selections()
+    run, selections = open_run(Runs(ServerSettings())), TapCache()
     put(run, frame(0, [1.0], new=1))
     first = selections.get(run.store, "output", "*")
     assert selections.get(run.store, "output", "*") is first

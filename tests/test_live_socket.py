@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 from hookcore.records import STAT_COLUMN, ModuleRecord, Snapshot, Tap, wire
 from hookcore_app.live import publisher_of, views
 from hookcore_app.live.marks import mark_of
-from hookcore_app.live.publisher import Selections
+from hookcore_app.live.publisher import TapCache
 from hookcore_app.live.requests import Subscribe, read, spec_of
 from hookcore_app.live.views import Made, concern, make
 from hookcore_app.runs import Run, Runs
@@ -87,8 +87,8 @@ def open_page(served: Served) -> Iterator[Page]:
 
 
 def subscribe(page: Page, number: int = 1, **more: Any) -> None:
-    wish = {"view": "heatmap", "kind": "output", "stat": "rms", "hz": 30, **more}
-    page.ask("subscribe", number, **wish)
+    query = {"view": "heatmap", "kind": "output", "stat": "rms", "hz": 30, **more}
+    page.ask("subscribe", number, **query)
 
 
 def make_run() -> Run:
@@ -96,13 +96,13 @@ def make_run() -> Run:
 
 
 def bodies_of(run: Run, asked: Subscribe, told: Any, now: Any) -> list[Message]:
-    made = make(Selections(), run, spec_of(asked), told, now)
+    made = make(TapCache(), run, spec_of(asked), told, now)
     return [Message.read(body.frame(1, 1, 0.0)) for body in made.bodies]
 
 
 def heatmap(**more: Any) -> Subscribe:
-    wish = {"op": "subscribe", "id": 1, "view": "heatmap", "kind": "output", "stat": "rms", **more}
-    request = read(json.dumps(wish))
+    query = {"op": "subscribe", "id": 1, "view": "heatmap", "kind": "output", "stat": "rms", **more}
+    request = read(json.dumps(query))
     assert isinstance(request, Subscribe)
     return request
 
@@ -172,7 +172,7 @@ def test_colors_distinguish_nan_infinity_and_not_captured() -> None:
 def test_a_missing_scale_is_computed_and_sent() -> None:
     run = make_run()
     put(run, frame(0, np.geomspace(1e-4, 1.0, 50).tolist(), new=50))
-    made = make(Selections(), run, spec_of(heatmap(dtype="u8")), None, mark_of(run))
+    made = make(TapCache(), run, spec_of(heatmap(dtype="u8")), None, mark_of(run))
     scale = made.spec.scale
     assert scale is not None
     assert 1e-4 <= scale.low < scale.high <= 1.0
@@ -250,7 +250,7 @@ def test_new_taps_that_match_cause_a_new_snapshot_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "modules"),
+    ("query", "modules"),
     [
         ({"rows": "idx:1-2"}, ["layers.1", "layers.2"]),
         ({"rows": "idx:3-3"}, ["layers.3"]),
@@ -260,10 +260,10 @@ def test_new_taps_that_match_cause_a_new_snapshot_and_others_do_not() -> None:
         ({"match": "none"}, []),
     ],
 )
-def test_rows_are_the_requested_ones(wish: dict[str, Any], modules: list[str]) -> None:
+def test_rows_are_the_requested_ones(query: dict[str, Any], modules: list[str]) -> None:
     run = make_run()
     put(run, frame(0, [1.0, 2.0, 3.0, 4.0], new=4))
-    rows, snapshot = bodies_of(run, heatmap(**wish), None, mark_of(run))[:2]
+    rows, snapshot = bodies_of(run, heatmap(**query), None, mark_of(run))[:2]
     assert [row["module"] for row in rows.json["rows"]] == modules
     assert snapshot.rows == len(modules)
 
@@ -346,7 +346,7 @@ def test_the_list_of_runs_says_what_came_and_which_commands_wait() -> None:
     put(run, frame(0, [1.0], new=1), frame(0, [1.0]))  # a sample of the machine is such a part of the newest step
     run.store.add_snapshot(Snapshot(Tap("layer", "output"), 0, 0.0, "float32", (2,), np.ones(2, np.float32)))
     listed = ((run.id, "", mark_of(run)),)
-    (body,) = make(Selections(), None, spec_of(Subscribe(id=1, view="runs")), None, listed).bodies
+    (body,) = make(TapCache(), None, spec_of(Subscribe(id=1, view="runs")), None, listed).bodies
     (news,) = json.loads(body.data)["runs"]
     assert (news["steps"], news["frames"], news["snapshots"], news["waiting"]) == (1, 2, 1, [asked[1].number])
 
@@ -405,7 +405,7 @@ def test_an_ended_subscription_is_silent_and_its_number_is_free() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "query",
     [
         {"kind": None},
         {"kind": "nose"},
@@ -430,10 +430,10 @@ def test_an_ended_subscription_is_silent_and_its_number_is_free() -> None:
     ],
     ids=json.dumps,
 )
-def test_an_invalid_request_gets_an_error_message(wish: dict[str, Any]) -> None:
+def test_an_invalid_request_gets_an_error_message(query: dict[str, Any]) -> None:
     with serving(make_app()) as served, open_page(served) as page:
         open_run(served.runs)
-        asked = {"op": "subscribe", "id": 1, "view": "heatmap", "kind": "output", "stat": "rms", **wish}
+        asked = {"op": "subscribe", "id": 1, "view": "heatmap", "kind": "output", "stat": "rms", **query}
         page.socket.send(json.dumps(asked))
         message = page.next()
         assert (message.kind, message.sequence) == (3, 0)
@@ -502,8 +502,8 @@ def test_batches_are_accepted_while_every_encoder_is_busy(monkeypatch: pytest.Mo
         for number in range(40):
             bearer = {"Authorization": BEARER["Authorization"]}
             socket = stack.enter_context(connect(address, compression=None, proxy=None, additional_headers=bearer))
-            wish = {"view": "heatmap", "kind": "output", "stat": "rms", "columns": number + 1}
-            socket.send(json.dumps({"op": "subscribe", "id": 1, **wish}))
+            query = {"view": "heatmap", "kind": "output", "stat": "rms", "columns": number + 1}
+            socket.send(json.dumps({"op": "subscribe", "id": 1, **query}))
         wait_for(lambda: made)
         for step in range(1, 5):
             body = wire.encode(make_batch(make_info(), [step], first=False))

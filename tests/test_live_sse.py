@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hookcore.store import STAT_NAMES
 from hookcore_app.live import marks, news
 from hookcore_app.live.marks import Cursor, mark_of
-from hookcore_app.live.news import Wish, begin, make_blocks
+from hookcore_app.live.news import StreamQuery, begin, make_blocks
 from hookcore_app.live.publisher import Publisher
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
@@ -38,7 +38,7 @@ from tests.live_world import (
 )
 from tests.waiting import wait_for
 
-WISH = Wish(None, None, ("rms", "nan"), 20.0)
+QUERY = StreamQuery(None, None, ("rms", "nan"), 20.0)
 # What can happen to a run: a step (distance from the last, its values, a scalar), an event, or a read.
 STEP = st.tuples(
     st.integers(1, 3),
@@ -54,8 +54,8 @@ def make_publisher() -> tuple[Publisher, Run]:
     return Publisher(runs, settings_), open_run(runs)
 
 
-def tell(publisher: Publisher, run: Run, told: Cursor, wish: Wish = WISH) -> tuple[list[Block], Cursor]:
-    data, cursor = make_blocks(publisher, run, wish, told, mark_of(run))
+def tell(publisher: Publisher, run: Run, told: Cursor, query: StreamQuery = QUERY) -> tuple[list[Block], Cursor]:
+    data, cursor = make_blocks(publisher, run, query, told, mark_of(run))
     return blocks_of(data), cursor
 
 
@@ -154,8 +154,8 @@ def test_an_incident_is_told_when_it_begins_spreads_and_ends() -> None:
 def test_numbers_that_json_does_not_have_are_strings() -> None:
     publisher, run = make_publisher()
     put(run, frame(0, [math.nan, math.inf, -math.inf], new=3, scalars={"loss": math.nan}))
-    wish = Wish(None, None, STAT_NAMES, 20.0)
-    blocks, _ = tell(publisher, run, begin(run, None), wish)
+    query = StreamQuery(None, None, STAT_NAMES, 20.0)
+    blocks, _ = tell(publisher, run, begin(run, None), query)
     values = next(block.data["values"] for block in blocks if block.name == "frame")
     assert values["rms"] == ["NaN", "Infinity", "-Infinity"]
     assert values["ratio"] == ["NaN"] * 3

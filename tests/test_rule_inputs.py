@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hookcore.findings import Finding, findings_of, follow, follower
 from hookcore.findings.ranking import RuleInputs
-from hookcore.findings.readings import Columns, Readings
+from hookcore.findings.window import Columns, MagnitudeWindow
 from hookcore.records import Frame, Tap
 from hookcore.store import Store, TapList
 from tests import build
@@ -135,13 +135,13 @@ def test_reading_what_is_new_gives_what_a_full_reading_gives(plan: Plan, every: 
         if place % every:
             continue
         taps = store.taps()
-        before = Readings.of(store, taps, "rms", before)
+        before = MagnitudeWindow.of(store, taps, "rms", before)
         assert before is not None
         looks += 1
         if looks > 100 and looks % 9:  # what was read wrongly stays, so later looks at it need not be compared too
             before = before.outline() if releases else before
             continue
-        full = Readings.of(store, taps, "rms")
+        full = MagnitudeWindow.of(store, taps, "rms")
         assert full is not None
         first = int(before.columns.at[0]) * before.columns.width
         require_same(before.columns, plain(store, taps, "rms", before.columns.width, first, frame.step))

@@ -8,7 +8,7 @@ import pytest
 
 from hookcore.records import Tap
 from hookcore.store import Store
-from hookcore_app.analysis.comparison import Asked
+from hookcore_app.analysis.comparison import ComparisonQuery
 from hookcore_app.analysis.verdict import Verdict, compare_runs
 
 from .api_world import make_frame
@@ -32,7 +32,7 @@ def run_of(
 
 
 def verdict_of(one: Store, two: Store, tolerance: float = 0.0) -> Verdict:
-    return compare_runs(one, two, Asked("rms", tolerance=tolerance))
+    return compare_runs(one, two, ComparisonQuery("rms", tolerance=tolerance))
 
 
 def losses(values: dict[int, float] | None = None, steps: int = 150) -> dict[int, float]:

@@ -23,7 +23,7 @@ _AT_ONCE: Final = 64  # taps read together
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ComparisonQuery:
     """What to compare: a stat of the matching taps, within some steps. Values within `tolerance` are equal."""
 
     stat: str
@@ -44,7 +44,7 @@ class Pairs:
     alone: tuple[dict[Tap, int], dict[Tap, int]]
 
     @classmethod
-    def of(cls, one: Store, two: Store, asked: Asked) -> Pairs:
+    def of(cls, one: Store, two: Store, asked: ComparisonQuery) -> Pairs:
         """Pair the taps of two stores; `rename` maps module paths of the second store."""
         fits, fits_in_two, rename = one.matcher(asked.match), two.matcher(asked.match), renamer(asked.rename)
         own = {tap: number for number, tap in one.taps(None, asked.kind) if fits(tap.module)}
@@ -207,7 +207,7 @@ def _distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.
 
 
 def compare(
-    one: Store, two: Store, pairs: Pairs, asked: Asked, points: int, only: Sequence[int] | None = None
+    one: Store, two: Store, pairs: Pairs, asked: ComparisonQuery, points: int, only: Sequence[int] | None = None
 ) -> list[LayerDifference]:
     """Compare all pairs, or only some by index, with `points` points each."""
     places = list(range(len(pairs.taps))) if only is None else list(only)
@@ -217,7 +217,9 @@ def compare(
     return layers
 
 
-def layers_of(some: list[int], compared: Compared, pairs: Pairs, asked: Asked, points: int) -> list[LayerDifference]:
+def layers_of(
+    some: list[int], compared: Compared, pairs: Pairs, asked: ComparisonQuery, points: int
+) -> list[LayerDifference]:
     """Return the layers of one chunk."""
     return [
         compared.layer(lane, pairs.taps[place], pairs.numbers[place], asked.tolerance, points)
@@ -226,7 +228,7 @@ def layers_of(some: list[int], compared: Compared, pairs: Pairs, asked: Asked, p
 
 
 def chunks(
-    one: Store, two: Store, pairs: Pairs, asked: Asked, places: list[int]
+    one: Store, two: Store, pairs: Pairs, asked: ComparisonQuery, places: list[int]
 ) -> Iterator[tuple[list[int], tuple[Rows, Rows], Compared]]:
     """Yield chunks of pairs by index: the rows of both runs, and their comparison."""
     for start in range(0, len(places), _AT_ONCE):
@@ -264,7 +266,7 @@ class Differences:
         return found
 
 
-def differences(one: Store, two: Store, pairs: Pairs, asked: Asked, columns: int, rows: int) -> Differences:
+def differences(one: Store, two: Store, pairs: Pairs, asked: ComparisonQuery, columns: int, rows: int) -> Differences:
     """Compare all pairs over all shared steps."""
     span = _common(one, two, asked)
     many, height = len(pairs.taps), min(len(pairs.taps), rows)
@@ -293,7 +295,7 @@ def differences(one: Store, two: Store, pairs: Pairs, asked: Asked, columns: int
     return Differences(starts, groups, borders[:-1], borders[1:] - 1, worst, nonfinite)
 
 
-def _common(one: Store, two: Store, asked: Asked) -> tuple[int, int] | None:
+def _common(one: Store, two: Store, asked: ComparisonQuery) -> tuple[int, int] | None:
     """Return the first and the last step that both runs can have."""
     ranges = one.steps(), two.steps()
     if any(each.first is None or each.newest is None for each in ranges):

@@ -23,7 +23,7 @@ Steps: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OverlayQuery:
     """What is overlaid: a scalar, the norm of all gradients, or a stat of a tap."""
 
     scalar: str = ""
@@ -38,7 +38,7 @@ class Wanted:
 
 
 def find_series(
-    store: Store, wanted: Wanted, points: int, first: int | None = None, last: int | None = None
+    store: Store, wanted: OverlayQuery, points: int, first: int | None = None, last: int | None = None
 ) -> Series | None:
     """Return the wanted values of a run in some steps, or None if it has none at all."""
     if wanted.tap:

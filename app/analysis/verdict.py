@@ -13,7 +13,7 @@ from hookcore.records.vocabulary import OWN
 from hookcore.store import Series, Store
 from hookcore.store.rows import Rows
 
-from .comparison import Apart, Asked, Compared, LayerDifference, Pairs, chunks, layers_of
+from .comparison import Apart, Compared, ComparisonQuery, LayerDifference, Pairs, chunks, layers_of
 
 MAX_NAMED: Final = 5  # logged values of one sentence
 _EVERY_POINT: Final = 1 << 40
@@ -188,7 +188,7 @@ def _share_key(layer: LayerDifference) -> tuple[bool, float, bool, int, int]:
     return not layer.points, -layer.share if layer.points else 0.0, *_parting_key(layer)
 
 
-def compare_runs(one: Store, two: Store, asked: Asked) -> Verdict:
+def compare_runs(one: Store, two: Store, asked: ComparisonQuery) -> Verdict:
     """Compare the layers that fit and all logged values of two runs."""
     pairs = Pairs.of(one, two, asked)
     layers: list[LayerDifference] = []
@@ -226,7 +226,7 @@ class _Steps:
         return int(np.maximum.reduceat(counts[order], starts).sum(dtype=np.int64))
 
 
-def _span(one: Store, two: Store, asked: Asked) -> int:
+def _span(one: Store, two: Store, asked: ComparisonQuery) -> int:
     """Return the number of steps from the first to the newest of either run."""
     ranges = [each for each in (one.steps(), two.steps()) if each.newest is not None]
     if not ranges:
@@ -237,7 +237,7 @@ def _span(one: Store, two: Store, asked: Asked) -> int:
     return max(0, last - first + 1)
 
 
-def _compare_logged(one: Store, two: Store, asked: Asked) -> list[Logged]:
+def _compare_logged(one: Store, two: Store, asked: ComparisonQuery) -> list[Logged]:
     """Compare every value that both runs logged, except hookcore's own."""
     there = set(two.scalar_names())
     names = [name for name in one.scalar_names() if name in there and not name.startswith(OWN)]

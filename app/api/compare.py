@@ -18,7 +18,16 @@ from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require
 
-from ..analysis.comparison import Apart, Asked, Differences, LayerDifference, Pairs, compare, differences, renamer
+from ..analysis.comparison import (
+    Apart,
+    ComparisonQuery,
+    Differences,
+    LayerDifference,
+    Pairs,
+    compare,
+    differences,
+    renamer,
+)
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
@@ -81,14 +90,14 @@ def _asked(
             examples=["^backbone\\. -> encoder."],
         ),
     ] = "",
-) -> Asked:
+) -> ComparisonQuery:
     require("stat", stat, STAT_NAMES)
     renamer(rename)
-    return Asked(stat, kind, match, span.first, span.last, tolerance, rename)
+    return ComparisonQuery(stat, kind, match, span.first, span.last, tolerance, rename)
 
 
 TwoRuns = Annotated[tuple[Run, Run], Depends(_two_runs)]
-GivenAsked = Annotated[Asked, Depends(_asked)]
+GivenAsked = Annotated[ComparisonQuery, Depends(_asked)]
 
 
 @router.get(
@@ -224,7 +233,9 @@ def compare_heatmap(
     return reply.arrays(format, [version_of(one), version_of(two)], lambda: read()[0], table)
 
 
-def _differences_of(runs: tuple[str, str], asked: Asked, pairs: Pairs, found: Differences) -> answers.ComparisonHeatmap:
+def _differences_of(
+    runs: tuple[str, str], asked: ComparisonQuery, pairs: Pairs, found: Differences
+) -> answers.ComparisonHeatmap:
     rows = tuple(
         answers.DifferenceRow.of(pairs.numbers[place][0], pairs.taps[place], group=group, numbers=pairs.numbers[place])
         for place, group in zip(found.starts.tolist(), found.groups.tolist(), strict=True)

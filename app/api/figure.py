@@ -48,7 +48,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FigureQuery:
     """The parameters of a chart. Each chart reads those that it needs."""
 
     span: Span
@@ -109,10 +109,10 @@ def _asked(
     bins: Annotated[int, Query(ge=5, le=BINS, description="maximum bins of histograms")] = 80,
     scale: Annotated[Literal["auto", "log", "linear"], Query(description="the scale of the values")] = "auto",
     smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 disables smoothing")] = 0.0,
-) -> Asked:
+) -> FigureQuery:
     check_cells(columns, rows)
     about = span, kind, stat, match, tap, tuple(name or ()), step, other, number, part
-    return Asked(*about, points, columns, rows, bins, scale, smooth)
+    return FigureQuery(*about, points, columns, rows, bins, scale, smooth)
 
 
 @router.get(
@@ -124,7 +124,7 @@ def figure(
     runs: GivenRuns,
     run: GivenRun,
     reply: GivenReply,
-    asked: Annotated[Asked, Depends(_asked)],
+    asked: Annotated[FigureQuery, Depends(_asked)],
     chart: Annotated[Chart, Query(description="the kind of chart")],
     theme: Annotated[Literal["light", "dark"], Query(description="the color theme")] = "light",
 ) -> Response:
@@ -139,7 +139,7 @@ def figure(
     return reply.json(versions, content)
 
 
-def make_figure(runs: Runs, run: Run, chart: Chart, asked: Asked, theme: str) -> dict[str, Any]:
+def make_figure(runs: Runs, run: Run, chart: Chart, asked: FigureQuery, theme: str) -> dict[str, Any]:
     """Return a chart of a run. Plotly is loaded for the first one, so a server that draws none does without."""
     from ..analysis.figures import THEMES
 
@@ -148,14 +148,14 @@ def make_figure(runs: Runs, run: Run, chart: Chart, asked: Asked, theme: str) ->
     return _CHARTS[chart](run, asked, THEMES[theme])
 
 
-def _heatmap(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+def _heatmap(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import heatmap
 
     found = run.reader.heatmap(asked.one_kind, asked.stat, asked.match, *asked.bounds, asked.columns, asked.rows)
     return heatmap(found, style, f"{asked.stat} of {KIND_WORDS[asked.one_kind]}", asked.scale)
 
 
-def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+def _series(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import series
 
     reader = run.reader
@@ -166,7 +166,7 @@ def _series(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     return series(many, style, title, asked.stat, asked.scale, asked.smooth)
 
 
-def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+def _scalars(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import series
 
     every = run.store.scalar_names()
@@ -179,14 +179,14 @@ def _scalars(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     return series(many, style, title, "value", asked.scale, asked.smooth)
 
 
-def _histograms(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+def _histograms(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import histograms
 
     found = run.reader.histograms(_needs(asked.tap, "tap", "histograms"), *asked.bounds, asked.columns, asked.bins)
     return histograms(found, style, found.tap.label)
 
 
-def _fan(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+def _fan(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import fan
 
     tap = run.reader.find(_needs(asked.tap, "tap", "fan"))
@@ -194,7 +194,7 @@ def _fan(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     return fan(quantiles, counted, style, f"percentiles of {tap.label}")
 
 
-def _profile(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+def _profile(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import profile
 
     require("stat", asked.stat, STAT_NAMES)
@@ -209,7 +209,7 @@ def _profile(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     return profile([each for each in kinds if each[1]], style, title, asked.stat, asked.scale)
 
 
-def _tensor(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
+def _tensor(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import tensor
 
     number = asked.number
@@ -230,11 +230,11 @@ def _tensor(run: Run, asked: Asked, style: Style) -> dict[str, Any]:
     return tensor(found, values, style, title, asked.scale)
 
 
-def _other(runs: Runs, asked: Asked) -> Run:
+def _other(runs: Runs, asked: FigureQuery) -> Run:
     return run_named(runs, _needs(asked.other, "other", "compare"))
 
 
-def _compare(run: Run, other: Run, asked: Asked, style: Style) -> dict[str, Any]:
+def _compare(run: Run, other: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import difference, same_maps
 
     found = same_maps(
@@ -250,7 +250,7 @@ def _needs(given: str | None, name: str, chart: str) -> str:
     return given
 
 
-_CHARTS: Final[dict[str, Callable[[Run, Asked, Any], dict[str, Any]]]] = {
+_CHARTS: Final[dict[str, Callable[[Run, FigureQuery, Any], dict[str, Any]]]] = {
     "heatmap": _heatmap,
     "series": _series,
     "scalars": _scalars,

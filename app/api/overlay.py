@@ -13,7 +13,7 @@ from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.store import Series
 
-from ..analysis.overlay import Wanted, band_of, find_series, grouped
+from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
 from ..runs.traits import Traits
@@ -73,7 +73,7 @@ def overlay(
     ids = list(dict.fromkeys(named.split(",")))
     if len(ids) > MAX_RUNS or not all(re.match(RUN_PATTERN, each) for each in ids):
         raise ArgumentError(f"runs={named[:80]!r} is invalid: give the ids of 1 to {MAX_RUNS} runs, such as runs=a,b")
-    wanted, chosen = Wanted(scalar, tap, stat), [listed_run(runs, each) for each in ids]
+    wanted, chosen = OverlayQuery(scalar, tap, stat), [listed_run(runs, each) for each in ids]
 
     def content() -> answers.Overlay:
         found: list[tuple[Run, Series]] = []

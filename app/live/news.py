@@ -25,7 +25,7 @@ MAX_SCALARS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class StreamQuery:
     """The parts of a run that a reader wants."""
 
     kind: str | None
@@ -63,10 +63,10 @@ def is_told(told: Cursor, now: Mark) -> bool:
     )
 
 
-def make_blocks(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mark) -> tuple[bytes, Cursor]:
+def make_blocks(publisher: Publisher, run: Run, query: StreamQuery, told: Cursor, now: Mark) -> tuple[bytes, Cursor]:
     """Return everything between the follower's progress and now, and the new cursor."""
     made = []
-    for name, content, cursor in _news_of(publisher, run, wish, told, now):
+    for name, content, cursor in _news_of(publisher, run, query, told, now):
         if content is not None:
             made.append(block(name, {"run": run.id, **content} if isinstance(content, dict) else content, cursor))
     return b"".join(made), Cursor(
@@ -75,14 +75,14 @@ def make_blocks(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: M
 
 
 def _news_of(
-    publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mark
+    publisher: Publisher, run: Run, query: StreamQuery, told: Cursor, now: Mark
 ) -> Iterator[tuple[str, dict[str, Any] | FrameNews | None, Cursor]]:
     """Yield each kind of news, or None, with its new cursor. A change to `ended` comes last, after all other news."""
     state = {"state": now.state, "last_step": now.steps.newest if now.steps.newest >= 0 else None}
     if now.state == "live" and told.state != "live":
         told = told._replace(state=now.state)
         yield "state", state, told
-    content = _new_taps(publisher, run, wish, told, now)
+    content = _new_taps(publisher, run, query, told, now)
     told = told._replace(taps=now.taps)
     yield "taps", content, told
     taken, events = run.store.events_after(told.events)
@@ -95,17 +95,17 @@ def _news_of(
     content = _new_logs(run, told.logs, now.steps)
     told = told._replace(logs=now.steps)
     yield "scalars", content, told
-    frame = _new_frame(publisher, run, wish, told.frames, now.steps)
+    frame = _new_frame(publisher, run, query, told.frames, now.steps)
     told = told._replace(frames=now.steps)
     yield "frame", frame, told
     if now.state != told.state:
         yield "state", state, told._replace(state=now.state)
 
 
-def _new_taps(publisher: Publisher, run: Run, wish: Wish, told: Cursor, now: Mark) -> dict[str, Any] | None:
+def _new_taps(publisher: Publisher, run: Run, query: StreamQuery, told: Cursor, now: Mark) -> dict[str, Any] | None:
     if told.taps >= now.taps:
         return None
-    found = publisher.selections.get(run.store, wish.kind, wish.match)
+    found = publisher.selections.get(run.store, query.kind, query.match)
     first, last = np.searchsorted(found.numbers, [told.taps, now.taps]).tolist()
     return {"taps": taps_of(found.at(range(first, last)))} if first < last else None
 
@@ -122,22 +122,22 @@ def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:
     return {"first_step": span[0], "last_step": span[1], "scalars": [answers.Series.of(series) for series in found]}
 
 
-def _new_frame(publisher: Publisher, run: Run, wish: Wish, told: Steps, now: Steps) -> FrameNews | None:
+def _new_frame(publisher: Publisher, run: Run, query: StreamQuery, told: Steps, now: Steps) -> FrameNews | None:
     span = new_steps(told, now)
     if span is None:
         return None
-    wanted = publisher.selections.get(run.store, wish.kind, wish.match)
+    wanted = publisher.selections.get(run.store, query.kind, query.match)
     latest = run.store.latest(first=span[0], last=span[1], wanted=wanted)
     if not len(latest.numbers):
         return None
-    values = {name: latest.values[:, STAT_NAMES.index(name)] for name in wish.stats}
+    values = {name: latest.values[:, STAT_NAMES.index(name)] for name in query.stats}
     times = run.store.scalars(TIME, span[1], span[1])
     return FrameNews(
         run=run.id,
         first_step=span[0],
         last_step=span[1],
         time_s=Number(times.max[-1]) if len(times.max) else None,
-        stats=wish.stats,
+        stats=query.stats,
         numbers=latest.numbers,
         steps=latest.steps,
         values=values,

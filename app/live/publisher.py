@@ -29,35 +29,34 @@ MAX_MADE_BYTES: Final = 32 * 2**20
 MAX_SELECTIONS: Final = 256
 
 _log = logging.getLogger("hookcore.live")
-Ear = asyncio.Event  # what a follower waits for: something is new, was acknowledged, or the server stops
 
 
-class Pulse:
+class ChangeTicker:
     """The progress of something, read whenever it changes but about `hz` times a second at most, for all followers.
 
     A few looks may be early, and all come slightly sooner than necessary, so that steps at the same rate as the looks
     don't wait for one.
 
-    Followers of one pulse see the same `now` at the same moment, so they request the same messages.
+    Followers of one ticker see the same `now` at the same moment, so they request the same messages.
     """
 
     def __init__(self, changes: Changes, look: Callable[[], Any], hz: float) -> None:
         self.now: Any = look()
-        self.ears: set[Ear] = set()
+        self.wakes: set[asyncio.Event] = set()
         self._changes, self._look, self._period_s = changes, look, SOONER / hz
         self._due = 0.0  # when all looks so far would have happened at an even rate
         self._task: asyncio.Task[None] | None = None
 
-    def join(self, ear: Ear) -> None:
-        """Set `ear` whenever `now` has changed, from now on."""
-        self.ears.add(ear)
+    def join(self, wake: asyncio.Event) -> None:
+        """Set `wake` whenever `now` has changed, from now on."""
+        self.wakes.add(wake)
         if self._task is None:
             self._task = asyncio.create_task(self._beat())
 
-    def leave(self, ear: Ear) -> None:
+    def leave(self, wake: asyncio.Event) -> None:
         """End what `join` began."""
-        self.ears.discard(ear)
-        if not self.ears and self._task is not None:
+        self.wakes.discard(wake)
+        if not self.wakes and self._task is not None:
             self._task.cancel()
             self._task = None
 
@@ -73,8 +72,8 @@ class Pulse:
                 continue
             if now != self.now:
                 self.now = now
-                for ear in self.ears:
-                    ear.set()
+                for wake in self.wakes:
+                    wake.set()
                 await asyncio.sleep(self._rest_s(asyncio.get_running_loop().time()))
 
     def _rest_s(self, now: float) -> float:
@@ -83,7 +82,7 @@ class Pulse:
         return max(0.0, self._due - now - EARLY * self._period_s)
 
 
-class Shared:
+class MessageCache:
     """Messages by their content: a second request gets the bytes of the first. Limited; the oldest are dropped.
 
     Only a few are made at a time, so that threads remain for batches, no matter how many subscriptions there are.
@@ -126,7 +125,7 @@ class Shared:
             self._bytes -= gone
 
 
-class Selections:
+class TapCache:
     """The taps that a follower requested, searched once until new ones are announced. From any thread."""
 
     def __init__(self) -> None:
@@ -160,10 +159,10 @@ class Publisher:
         self.refused = 0
         self._readers: Counter[str] = Counter()  # clients by the address of a reader; "" is the owner
         self.stopping = False
-        self.shared = Shared()
-        self.selections = Selections()
-        self._pulses: dict[Hashable, Pulse] = {}
-        self._ears: dict[Ear, asyncio.AbstractEventLoop] = {}
+        self.shared = MessageCache()
+        self.selections = TapCache()
+        self._tickers: dict[Hashable, ChangeTicker] = {}
+        self._wakes: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
 
     @contextmanager
     def client(self, reader: str = "") -> Generator[bool, None, None]:
@@ -203,38 +202,38 @@ class Publisher:
         )
 
     @contextmanager
-    def hearing(self) -> Iterator[Ear]:
-        """Return an ear that is also set when the server stops."""
-        ear = Ear()
-        self._ears[ear] = asyncio.get_running_loop()
+    def hearing(self) -> Iterator[asyncio.Event]:
+        """Return an event that is also set when the server stops."""
+        wake = asyncio.Event()
+        self._wakes[wake] = asyncio.get_running_loop()
         try:
-            yield ear
+            yield wake
         finally:
-            del self._ears[ear]
+            del self._wakes[wake]
 
     @contextmanager
-    def following(self, run: Run | None, hz: float, ear: Ear, rank: str = "") -> Iterator[Pulse]:
-        """Return the pulse of a run, or of the list of runs and the run of one rank, with an ear attached."""
+    def following(self, run: Run | None, hz: float, wake: asyncio.Event, rank: str = "") -> Iterator[ChangeTicker]:
+        """Return the ticker of a run, or of the list of runs and the run of one rank, with an event attached."""
         key = (token_of(run.store) if run else rank, hz)
-        pulse = self._pulses.get(key)
-        if pulse is None:
-            pulse = self._pulses[key] = self._pulse_of(run, hz, rank)
-        pulse.join(ear)
+        ticker = self._tickers.get(key)
+        if ticker is None:
+            ticker = self._tickers[key] = self._ticker_of(run, hz, rank)
+        ticker.join(wake)
         try:
-            yield pulse
+            yield ticker
         finally:
-            pulse.leave(ear)
-            if not pulse.ears:
-                self._pulses.pop(key, None)
+            ticker.leave(wake)
+            if not ticker.wakes:
+                self._tickers.pop(key, None)
 
-    def _pulse_of(self, run: Run | None, hz: float, rank: str) -> Pulse:
+    def _ticker_of(self, run: Run | None, hz: float, rank: str) -> ChangeTicker:
         if run is None:
-            return Pulse(self.runs.changes, lambda: self._look_at_runs(rank), hz)
+            return ChangeTicker(self.runs.changes, lambda: self._look_at_runs(rank), hz)
 
         def look() -> Mark:
             return mark_of(run, self.runs.get(run.id) is run)
 
-        return Pulse(run.changes, look, hz)
+        return ChangeTicker(run.changes, look, hz)
 
     def _look_at_runs(self, rank: str) -> tuple[Any, ...]:
         one = self.runs.get(rank)
@@ -253,9 +252,9 @@ class Publisher:
     def stop(self) -> None:
         """End every stream. From any thread."""
         self.stopping = True
-        for ear, loop in list(self._ears.items()):
+        for wake, loop in list(self._wakes.items()):
             if not loop.is_closed():
-                loop.call_soon_threadsafe(ear.set)
+                loop.call_soon_threadsafe(wake.set)
 
 
 def reader_of(scope: Scope, state: State) -> str:

@@ -81,7 +81,7 @@ def read(text: str) -> Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class ViewSpec:
     """The contents of a subscription. Two with the same spec get the same bytes."""
 
     view: View
@@ -97,7 +97,7 @@ class Spec:
     scale: ColorScale | None  # None until it is computed
 
 
-def spec_of(asked: Subscribe) -> Spec:
+def spec_of(asked: Subscribe) -> ViewSpec:
     """Return the spec of a request, checked as a whole."""
     stats = asked.stats or ((asked.stat,) if asked.stat else ())
     if asked.view in ("heatmap", "latest"):
@@ -115,7 +115,7 @@ def spec_of(asked: Subscribe) -> Spec:
         rows = DEFAULT_ROWS
     if rows is not None:
         read_rows(rows, asked.view)
-    return Spec(
+    return ViewSpec(
         asked.view,
         asked.kind,
         asked.match,

@@ -22,7 +22,7 @@ from ..runs import Run
 from .frames import NOBODY, json_body
 from .marks import token_of
 from .publisher import Publisher, publisher_of, reader_of
-from .requests import Ack, Request, Resume, Spec, Subscribe, Unsubscribe, read, spec_of
+from .requests import Ack, Request, Resume, Subscribe, Unsubscribe, ViewSpec, read, spec_of
 from .views import Made, concern, make
 
 MAX_SUBSCRIPTIONS: Final = 16
@@ -48,14 +48,14 @@ class _NoSuchRunError(ArgumentError):
 class Subscription:
     """One view of one page: what was sent, and what of it was acknowledged."""
 
-    def __init__(self, session: Session, number: int, run: Run | None, spec: Spec, hz: float, rank: str) -> None:
+    def __init__(self, session: Session, number: int, run: Run | None, spec: ViewSpec, hz: float, rank: str) -> None:
         self._session, self._number, self._run, self._spec, self._hz = session, number, run, spec, hz
         self._rank = rank  # a run that the list of runs doesn't have
         self._told: Any = None
         self._sequence = self._acknowledged = 0
         self._history: OrderedDict[int, Any] = OrderedDict()
         self._resume: Any = _NOTHING
-        self._ear: asyncio.Event | None = None
+        self._wake: asyncio.Event | None = None
 
     def acknowledge(self, sequence: int) -> None:
         """Note that everything up to a number has arrived."""
@@ -68,24 +68,24 @@ class Subscription:
         self._poke()
 
     def _poke(self) -> None:
-        if self._ear is not None:
-            self._ear.set()
+        if self._wake is not None:
+            self._wake.set()
 
     async def serve(self) -> None:
         """Send news until this is cancelled, the run is removed, or the server stops."""
         publisher = self._session.publisher
-        with publisher.hearing() as ear, publisher.following(self._run, self._hz, ear, self._rank) as pulse:
-            self._ear = ear
+        with publisher.hearing() as wake, publisher.following(self._run, self._hz, wake, self._rank) as ticker:
+            self._wake = wake
             while not publisher.stopping:
-                ear.clear()
+                wake.clear()
                 self._go_back()
-                if self._has_news(pulse.now):
+                if self._has_news(ticker.now):
                     async with self._session.sending:
-                        await self._tell(pulse.now)
+                        await self._tell(ticker.now)
                 elif getattr(self._told, "state", "") == "removed":
                     return
                 else:
-                    await ear.wait()
+                    await wake.wait()
 
     def _go_back(self) -> None:
         if self._resume is not _NOTHING:
@@ -254,9 +254,9 @@ async def socket(websocket: WebSocket) -> None:
             return
         await websocket.accept()
         session = Session(websocket, publisher)
-        with publisher.hearing() as ear:
+        with publisher.hearing() as wake:
             listening = asyncio.create_task(session.listen())
-            stopping = asyncio.create_task(_wait_for_the_end(publisher, ear))
+            stopping = asyncio.create_task(_wait_for_the_end(publisher, wake))
             try:
                 await asyncio.wait([listening, stopping], return_when=asyncio.FIRST_COMPLETED)
                 if not listening.done():
@@ -269,7 +269,7 @@ async def socket(websocket: WebSocket) -> None:
             raise ends[0]
 
 
-async def _wait_for_the_end(publisher: Publisher, ear: asyncio.Event) -> None:
+async def _wait_for_the_end(publisher: Publisher, wake: asyncio.Event) -> None:
     while not publisher.stopping:
-        ear.clear()
-        await ear.wait()
+        wake.clear()
+        await wake.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -17,8 +18,8 @@ from hookcore.store import STAT_NAMES, checks
 
 from ..runs import Run
 from .marks import Cursor, Mark
-from .news import Wish, begin, block, is_told, make_blocks
-from .publisher import Ear, Publisher, Pulse, publisher_of, reader_of
+from .news import StreamQuery, begin, block, is_told, make_blocks
+from .publisher import ChangeTicker, Publisher, publisher_of, reader_of
 from .requests import check_match
 
 HEARTBEAT_S: Final = 15.0
@@ -76,11 +77,11 @@ def live(
     publisher = publisher_of(request.app)
     checks.require_kind(kind)
     check_match(match)
-    wish = Wish(kind, match, _stats_of(stat), hz)
+    query = StreamQuery(kind, match, _stats_of(stat), hz)
     if run is not None and publisher.find(run) is None:
         known = [each.id for each in publisher.runs.all()]
         raise HTTPException(404, checks.unknown("run", run, known))
-    return LiveResponse(publisher, _stream(publisher, run, wish, Cursor.read(last_event_id or "")))
+    return LiveResponse(publisher, _stream(publisher, run, query, Cursor.read(last_event_id or "")))
 
 
 def _stats_of(given: str | None) -> tuple[str, ...]:
@@ -95,23 +96,23 @@ def _stats_of(given: str | None) -> tuple[str, ...]:
 
 
 async def _stream(
-    publisher: Publisher, run_id: str | None, wish: Wish, cursor: Cursor | None
+    publisher: Publisher, run_id: str | None, query: StreamQuery, cursor: Cursor | None
 ) -> AsyncGenerator[bytes, None]:
     yield b"retry: 1000\n\n"
-    with publisher.hearing() as ear:
+    with publisher.hearing() as wake:
         while not publisher.stopping:
             run = publisher.find(run_id)
             if run is None:
                 if run_id is not None:
                     return
-                async for beat in _wait_for_a_run(publisher, ear):
+                async for beat in _wait_for_a_run(publisher, wake):
                     yield beat
                 continue
             cursor = begin(run, cursor)
             yield block("run", {"run": run.id, "name": run.name}, cursor)
-            with publisher.following(run, wish.hz, ear) as pulse:
-                follower = _Follower(publisher, run, wish, cursor, run_id is None)
-                async with aclosing(follower.follow(pulse, ear)) as blocks:
+            with publisher.following(run, query.hz, wake) as ticker:
+                follower = _Follower(publisher, run, query, cursor, run_id is None)
+                async with aclosing(follower.follow(ticker, wake)) as blocks:
                     async for told in blocks:
                         yield told
             if run_id is not None:
@@ -119,10 +120,10 @@ async def _stream(
             cursor = None
 
 
-async def _wait_for_a_run(publisher: Publisher, ear: Ear) -> AsyncIterator[bytes]:
+async def _wait_for_a_run(publisher: Publisher, wake: asyncio.Event) -> AsyncIterator[bytes]:
     beat = time.monotonic() + HEARTBEAT_S
     while not publisher.stopping and not publisher.runs.all():
-        await _hear(ear, NEWER_RUN_S)
+        await _hear(wake, NEWER_RUN_S)
         if time.monotonic() >= beat:
             beat += HEARTBEAT_S
             yield b": nothing new\n\n"
@@ -131,17 +132,17 @@ async def _wait_for_a_run(publisher: Publisher, ear: Ear) -> AsyncIterator[bytes
 class _Follower:
     """One reader of one run."""
 
-    def __init__(self, publisher: Publisher, run: Run, wish: Wish, cursor: Cursor, newest: bool) -> None:
-        self._publisher, self._run, self._wish, self._cursor = publisher, run, wish, cursor
+    def __init__(self, publisher: Publisher, run: Run, query: StreamQuery, cursor: Cursor, newest: bool) -> None:
+        self._publisher, self._run, self._query, self._cursor = publisher, run, query, cursor
         self._follows_newest = newest
         self._looked_at = time.monotonic()
 
-    async def follow(self, pulse: Pulse, ear: Ear) -> AsyncGenerator[bytes, None]:
+    async def follow(self, ticker: ChangeTicker, wake: asyncio.Event) -> AsyncGenerator[bytes, None]:
         """Yield blocks until there is a newer run, the run is removed, or the server stops."""
         silent_since = time.monotonic()
         while not self._publisher.stopping:
-            ear.clear()
-            now: Mark = pulse.now
+            wake.clear()
+            now: Mark = ticker.now
             data = await self._news(now)
             if data:
                 yield data
@@ -151,19 +152,19 @@ class _Follower:
                 silent_since = time.monotonic()
             if now.state == "removed" or self._has_newer():
                 return
-            if pulse.now == now:
-                await _hear(ear, NEWER_RUN_S)
+            if ticker.now == now:
+                await _hear(wake, NEWER_RUN_S)
 
     async def _news(self, now: Mark) -> bytes:
-        told, run, wish = self._cursor, self._run, self._wish
+        told, run, query = self._cursor, self._run, self._query
         if is_told(told, now):
             return b""
         publisher = self._publisher
 
         def make() -> tuple[bytes, Cursor]:
-            return make_blocks(publisher, run, wish, told, now)
+            return make_blocks(publisher, run, query, told, now)
 
-        key = ("sse", wish, told, now, run.edits.count)
+        key = ("sse", query, told, now, run.edits.count)
         data, self._cursor = await publisher.shared.get(key, make, lambda made: len(made[0]))
         return bytes(data)
 
@@ -174,6 +175,6 @@ class _Follower:
         return self._publisher.find(None) is not self._run
 
 
-async def _hear(ear: Ear, timeout_s: float) -> None:
+async def _hear(wake: asyncio.Event, timeout_s: float) -> None:
     with anyio.move_on_after(timeout_s):
-        await ear.wait()
+        await wake.wait()

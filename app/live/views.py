@@ -26,8 +26,8 @@ from ..runs import Run
 from ..runs.answering import events_of, incidents_of
 from .frames import DELTA, SNAPSHOT, Body, as_colors, as_f4, json_body, scale_for, values_body
 from .marks import Mark, new_steps
-from .publisher import Selections
-from .requests import MAX_ROWS, Spec, read_rows
+from .publisher import TapCache
+from .requests import MAX_ROWS, ViewSpec, read_rows
 
 MAX_COLUMNS: Final = 4  # of a delta; more new steps become one column
 MAX_SCALARS: Final = 200
@@ -39,7 +39,7 @@ class Made:
     """Frames, and the spec with the computed scale of colors."""
 
     bodies: tuple[Body, ...]
-    spec: Spec
+    spec: ViewSpec
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +47,7 @@ class Made:
         return sum(len(body.data) for body in self.bodies)
 
 
-def concern(spec: Spec, mark: Any) -> Any:
+def concern(spec: ViewSpec, mark: Any) -> Any:
     """Return the part of a mark that a view shows. Changes of other parts cause no message."""
     if not isinstance(mark, Mark) or spec.view == "runs":
         return mark
@@ -60,7 +60,7 @@ def concern(spec: Spec, mark: Any) -> Any:
     return (mark.steps, mark.state) if spec.view == "scalars" else (mark.steps, mark.taps, mark.state)
 
 
-def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: Any) -> Made:
+def make(selections: TapCache, run: Run | None, spec: ViewSpec, told: Any, now: Any) -> Made:
     """Return the frames that bring a reader from `told` (None: it has nothing) to `now`."""
     if run is None:
         return Made((json_body(RunsMessage(tuple(_news_of(*each) for each in now))),), spec)
@@ -84,7 +84,7 @@ def make(selections: Selections, run: Run | None, spec: Spec, told: Any, now: An
     return Made(tuple(bodies), spec)
 
 
-def _wanted(selections: Selections, run: Run, spec: Spec) -> tuple[TapList, int]:
+def _wanted(selections: TapCache, run: Run, spec: ViewSpec) -> tuple[TapList, int]:
     """Return the selected taps, and how many match."""
     found = selections.get(run.store, spec.kind, spec.match)
     every = len(found.taps)
@@ -98,8 +98,8 @@ def _wanted(selections: Selections, run: Run, spec: Spec) -> tuple[TapList, int]
 
 
 def _heatmap(
-    every: int, run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark
-) -> tuple[list[Body], Spec]:
+    every: int, run: Run, spec: ViewSpec, wanted: TapList, told: Mark | None, now: Mark
+) -> tuple[list[Body], ViewSpec]:
     how, rows, _ = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
     most = rows if how == "fit" else None
     span = _span(spec, told, now)
@@ -127,7 +127,7 @@ def _starts(rows: int, most: int | None) -> Any:
     return -(-np.arange(number, dtype=np.int64) * rows // number) if number else np.empty(0, np.int64)
 
 
-def _span(spec: Spec, told: Mark | None, now: Mark) -> tuple[int, int] | None:
+def _span(spec: ViewSpec, told: Mark | None, now: Mark) -> tuple[int, int] | None:
     newest = now.steps.newest
     last = newest if spec.last is None else min(newest, spec.last)
     if told is not None:
@@ -137,7 +137,7 @@ def _span(spec: Spec, told: Mark | None, now: Mark) -> tuple[int, int] | None:
     return (first if first >= 0 else max(0, last + 1 + first), last) if newest >= 0 else None
 
 
-def _cells(kind: int, heat: Heatmap, spec: Spec, rows: int = 0) -> Body:
+def _cells(kind: int, heat: Heatmap, spec: ViewSpec, rows: int = 0) -> Body:
     values, absent = np.where(heat.infinite, np.inf, heat.worst).T, heat.present.T == 0
     if not values.size:
         values, absent = np.empty((0, rows)), np.empty((0, rows), bool)
@@ -151,7 +151,9 @@ def _values(kind: int, values: Any, heat: Heatmap) -> Body:
     return values_body(kind, np.ascontiguousarray(values), heat.first_step, heat.last_step, nonfinite)
 
 
-def _latest(every: int, run: Run, spec: Spec, wanted: TapList, told: Mark | None, now: Mark) -> tuple[list[Body], Spec]:
+def _latest(
+    every: int, run: Run, spec: ViewSpec, wanted: TapList, told: Mark | None, now: Mark
+) -> tuple[list[Body], ViewSpec]:
     span = _span(spec, told, now) or (None if told is not None else (0, 0))
     if span is None:
         return [], spec
@@ -194,7 +196,9 @@ def _flagged(stats: Any, columns: list[int]) -> Any:
     return values
 
 
-def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, span: tuple[int, int], values: Any, absent: Any) -> None:
+def _fill_from_merged(
+    run: Run, spec: ViewSpec, wanted: TapList, span: tuple[int, int], values: Any, absent: Any
+) -> None:
     """Fill in the worst values around merged steps, for the taps without exact ones."""
     for place, stat in enumerate(spec.stats):
         heat = run.store.heatmap("", stat, None, *span, columns=1, wanted=wanted)
@@ -205,7 +209,7 @@ def _fill_from_merged(run: Run, spec: Spec, wanted: TapList, span: tuple[int, in
         absent[place, found] = False
 
 
-def _rows(every: int, run: Run, spec: Spec, wanted: TapList, starts: Any, groups: Any) -> RowsMessage:
+def _rows(every: int, run: Run, spec: ViewSpec, wanted: TapList, starts: Any, groups: Any) -> RowsMessage:
     """Return the names of the rows of the snapshot that follows."""
     types = run.store.module_types()
     rows = tuple(
@@ -216,7 +220,7 @@ def _rows(every: int, run: Run, spec: Spec, wanted: TapList, starts: Any, groups
     return RowsMessage(run.id, spec.view, spec.kind, spec.stats, every, rows, why, spec.scale)
 
 
-def _events(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
+def _events(run: Run, spec: ViewSpec, told: Mark | None, now: Mark) -> list[Body]:
     before = told.events if told is not None else 0
     taken, events = run.store.events_after(before)
     events = events[: max(0, len(events) - max(0, taken - now.events))][-spec.columns :]
@@ -233,7 +237,7 @@ def _incidents(run: Run, told: Mark | None, now: Mark) -> list[Body]:
     return [json_body(IncidentsMessage(run.id, told is None, changed), now.steps.newest)]
 
 
-def _scalars(run: Run, spec: Spec, told: Mark | None, now: Mark) -> list[Body]:
+def _scalars(run: Run, spec: ViewSpec, told: Mark | None, now: Mark) -> list[Body]:
     span = _span(spec, told, now)
     if span is None and told is not None:
         return []

@@ -16,7 +16,7 @@ from hookcore.records import KINDS, Tap
 from hookcore.records.vocabulary import loss_among
 from hookcore.store import STAT_NAMES, Store
 
-from ..analysis.comparison import Asked, LayerDifference
+from ..analysis.comparison import ComparisonQuery, LayerDifference
 from ..analysis.figures.numerals import ago
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
@@ -35,7 +35,7 @@ RunId = Annotated[str, Query(max_length=MAX_RUN_ID)]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CompareQuery:
     """The query of the page; a form also sends its empty fields."""
 
     a: str
@@ -113,7 +113,7 @@ class ComparePage(Page):
         one, two, missing = _chosen(self.runs, every, self.a, self.b)
         ids = (one.id if one else "", two.id if two else "")
         kind, stat = self.kind or "output", self.stat or "rms"
-        wanted = Wanted(*ids, kind, stat, self.tolerance, self.rename, self.f, self.sort)
+        wanted = CompareQuery(*ids, kind, stat, self.tolerance, self.rename, self.f, self.sort)
         values: dict[str, Any] = {"every": labels_of(every), "one": one, "two": two, "wanted": wanted}
         values |= {"missing": missing, "problem": "", "result": None, "settings": [], "query": wanted.query}
         values |= {"layer_address": _layer_address, "parting_words": parting_words}
@@ -171,12 +171,12 @@ def _like(given: Run, every: list[Run]) -> Run | None:
     return next((run for run in others if model and model_of(run) == model), next(iter(others), None))
 
 
-def _result(one: Run, two: Run, wanted: Wanted) -> dict[str, Any]:
+def _result(one: Run, two: Run, wanted: CompareQuery) -> dict[str, Any]:
     if wanted.kind not in KINDS or wanted.stat not in STAT_NAMES:
         raise ArgumentError(
             f"there is no {wanted.stat[:40]!r} of {wanted.kind[:40]!r}: select a stat and a kind from the lists"
         )
-    asked = Asked(wanted.stat, wanted.kind, tolerance=wanted.share, rename=wanted.rename)
+    asked = ComparisonQuery(wanted.stat, wanted.kind, tolerance=wanted.share, rename=wanted.rename)
     verdict = compare_runs(one.store, two.store, asked)
     fits = finder_of(one, wanted.f).fits
     layers = [verdict.layers[place] for place in verdict.order(wanted.sort or "share")]

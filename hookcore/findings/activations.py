@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from hookcore.findings.finding import SPARK, WARM_UP, Finding
 from hookcore.findings.loss import Losses
-from hookcore.findings.readings import window_first
 from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.window import window_first
 from hookcore.records import Severity
 from hookcore.store import Store, TapList
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import RECENT, Finding
-from hookcore.findings.readings import Readings
 from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.window import MagnitudeWindow
 from hookcore.records import ROOT, Kind, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import KIND_WORDS
@@ -63,42 +63,42 @@ class Stack:
         return float(np.corrcoef(_ranks(known), np.arange(len(known)))[0, 1])
 
 
-def find_depth(readings: Readings) -> list[Finding]:
+def find_depth(window: MagnitudeWindow) -> list[Finding]:
     """Return a finding for each kind of tensor that fades or grows with depth."""
-    found = _find_cliff(readings)
+    found = _find_cliff(window)
     for kinds in _KINDS[: 1 if found else None]:  # a fall at one place is no steady one
-        stack = next((stack for kind in kinds if (stack := _stack_of(readings, kind)) is not None), None)
-        finding = None if stack is None else _judge(readings, stack)
+        stack = next((stack for kind in kinds if (stack := _stack_of(window, kind)) is not None), None)
+        finding = None if stack is None else _judge(window, stack)
         if finding is not None:
             found.append(finding)
     return found
 
 
-def _find_cliff(readings: Readings) -> list[Finding]:
+def _find_cliff(window: MagnitudeWindow) -> list[Finding]:
     """Return a finding if, from the start, gradients are far smaller in all layers before one than in all after it."""
-    stack, limits = _stack_of(readings, "param_grad", _MIN_AROUND), limits_of(readings.store, "vanishing")
+    stack, limits = _stack_of(window, "param_grad", _MIN_AROUND), limits_of(window.store, "vanishing")
     if stack is None:
         return []
     after, before = _sides(stack.levels)
     drop = medians((after - before).T)
     last = int(np.argmax(drop))  # of the layers before
-    small, large = (readings.taps.taps[int(stack.places[place])] for place in (last, last + 1))
+    small, large = (window.taps.taps[int(stack.places[place])] for place in (last, last + 1))
     if not drop[last] >= limits["decades"] or stack.levels[:, : last + 1].min() <= _FLOOR:
         return []  # gradients of zero have rules of their own
-    after, before = _sides(_levels_of(readings, stack.places, readings.number))
+    after, before = _sides(_levels_of(window, stack.places, window.number))
     far = (after - before)[:, last]
-    if (far < limits["decades"]).any() or not _feeds(readings.store.flows(), small.module, large.module):
+    if (far < limits["decades"]).any() or not _feeds(window.store.flows(), small.module, large.module):
         return []
-    place, since = int(stack.places[last]), readings.first_step(0)
-    older = "" if readings.starts_run else " or earlier"
+    place, since = int(stack.places[last]), window.first_step(0)
+    older = "" if window.starts_run else " or earlier"
     message = (
         f"the {KIND_WORDS['param_grad']} in {small.module or ROOT} is {drop[last]:.0f} decades below that in "
         f"{large.module or ROOT}, and no larger in the layers before it, since step {since}{older}"
     )
-    level = float(readings.columns.size[-1, place])
-    about = (readings.stat, level, float("nan"), since, None, message, readings.spark(place), last)
-    members = tuple((number, since) for number in readings.taps.numbers[stack.places[: last + 1]].tolist())
-    number = int(readings.taps.numbers[place])
+    level = float(window.columns.size[-1, place])
+    about = (window.stat, level, float("nan"), since, None, message, window.spark(place), last)
+    members = tuple((number, since) for number in window.taps.numbers[stack.places[: last + 1]].tolist())
+    number = int(window.taps.numbers[place])
     return [Finding("vanishing", RULES["vanishing"].severity, number, small, *about, members=members)]
 
 
@@ -124,13 +124,13 @@ def _feeds(flows: Sequence[Flow], module: str, other: str) -> bool:
     return False
 
 
-def _stack_of(readings: Readings, kind: Kind, least: float | None = None) -> Stack | None:
+def _stack_of(window: MagnitudeWindow, kind: Kind, least: float | None = None) -> Stack | None:
     """Return the layers of a kind that have recent values; None if there are too few."""
-    taps = readings.taps.taps
-    leaves = readings.taps.fact(_leaves)[kind]
-    levels = _levels_of(readings, leaves, RECENT)
+    taps = window.taps.taps
+    leaves = window.taps.fact(_leaves)[kind]
+    levels = _levels_of(window, leaves, RECENT)
     known = np.flatnonzero((~np.isnan(levels)).sum(axis=0) >= _MIN_COLUMNS)
-    least = min(limits_of(readings.store, rule)["least_layers"] for rule in _RULES) if least is None else least
+    least = min(limits_of(window.store, rule)["least_layers"] for rule in _RULES) if least is None else least
     if len({taps[place].module for place in leaves[known].tolist()}) < least:
         return None
     return Stack(kind, leaves[known], levels[:, known])
@@ -151,38 +151,38 @@ def _is_main(tap: Tap) -> bool:
     return tap.phase == "train" and (tap.index in ("", "0") or tap.index.endswith("weight"))
 
 
-def _levels_of(readings: Readings, places: NDArray[np.intp], newest: int) -> Levels:
-    size = readings.columns.size[-newest:, places]
+def _levels_of(window: MagnitudeWindow, places: NDArray[np.intp], newest: int) -> Levels:
+    size = window.columns.size[-newest:, places]
     with np.errstate(divide="ignore"):
         levels: Levels = np.maximum(np.log10(size), _FLOOR)
     return levels
 
 
-def _judge(readings: Readings, stack: Stack) -> Finding | None:
+def _judge(window: MagnitudeWindow, stack: Stack) -> Finding | None:
     now, trend = medians(stack.fall()[None])[0], stack.trend()
     is_gradient = stack.kind != "output"
     rule: RuleName = "vanishing" if (now > 0) == is_gradient else "exploding"
-    limits = limits_of(readings.store, rule)
+    limits = limits_of(window.store, rule)
     if not abs(now) >= limits["decades"] or not np.sign(now) * trend >= limits["monotone"]:
         return None
-    if len({readings.taps.taps[place].module for place in stack.places.tolist()}) < limits["least_layers"]:
+    if len({window.taps.taps[place].module for place in stack.places.tolist()}) < limits["least_layers"]:
         return None
-    fall = replace(stack, levels=_levels_of(readings, stack.places, readings.number)).fall()
+    fall = replace(stack, levels=_levels_of(window, stack.places, window.number)).fall()
     beyond = np.sign(now) * fall >= limits["decades"]
     healthy = np.flatnonzero(~beyond & ~np.isnan(fall))
     begun = int(healthy[-1]) + 1 if len(healthy) else 0
-    return _finding(readings, stack, rule, float(now), begun)
+    return _finding(window, stack, rule, float(now), begun)
 
 
-def _finding(readings: Readings, stack: Stack, rule: RuleName, fall: float, begun: int) -> Finding:
+def _finding(window: MagnitudeWindow, stack: Stack, rule: RuleName, fall: float, begun: int) -> Finding:
     now = medians(stack.levels.T)
     layers = len(stack.places)
     far = 0 if stack.kind != "output" else layers - 1  # the gradient fades toward the first layer
     near = layers - 1 - far
     place = int(stack.places[far])
-    tap, other = readings.taps.taps[place], readings.taps.taps[int(stack.places[near])]
-    since = readings.first_step(begun)
-    older = "" if begun or readings.starts_run else " or earlier"
+    tap, other = window.taps.taps[place], window.taps.taps[int(stack.places[near])]
+    since = window.first_step(begun)
+    older = "" if begun or window.starts_run else " or earlier"
     verb = "shrinks" if rule == "vanishing" else "grows"
     ends = (_size(now[near]), other.module or "(root)", _size(now[far]), tap.module or "(root)")
     message = (
@@ -190,14 +190,14 @@ def _finding(readings: Readings, stack: Stack, rule: RuleName, fall: float, begu
         f"{abs(fall) / max(1, layers - 1):.1g} a layer: {ends[0]} in {ends[1]}, {ends[2]} in {ends[3]}, "
         f"since step {since}{older}"
     )
-    level = float(readings.columns.size[-1, place])
+    level = float(window.columns.size[-1, place])
     large, small = (now.max(), now.min())
     reached = (now < large - 2) if rule == "vanishing" else (now > small + 2)
-    modules = {readings.taps.taps[each].module for each in stack.places[reached].tolist()} - {tap.module}
-    severity = "error" if abs(fall) >= 2 * limits_of(readings.store, rule)["decades"] else RULES[rule].severity
-    about = (readings.stat, level, float("nan"), since, None, message, readings.spark(place), len(modules))
-    members = tuple((number, since) for number in readings.taps.numbers[stack.places[reached]].tolist())
-    return Finding(rule, severity, int(readings.taps.numbers[place]), tap, *about, members=members)
+    modules = {window.taps.taps[each].module for each in stack.places[reached].tolist()} - {tap.module}
+    severity = "error" if abs(fall) >= 2 * limits_of(window.store, rule)["decades"] else RULES[rule].severity
+    about = (window.stat, level, float("nan"), since, None, message, window.spark(place), len(modules))
+    members = tuple((number, since) for number in window.taps.numbers[stack.places[reached]].tolist())
+    return Finding(rule, severity, int(window.taps.numbers[place]), tap, *about, members=members)
 
 
 def _size(level: float) -> str:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from hookcore.findings.depth import medians
 from hookcore.findings.finding import RECENT, SPARK, Finding
 from hookcore.findings.loss import Losses
-from hookcore.findings.readings import Readings
 from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.window import MagnitudeWindow
 from hookcore.records import Severity
 from hookcore.store import Store, TapList
 
@@ -20,21 +20,21 @@ RULE: Final = "poor-weight-initialization"
 Levels = NDArray[np.float64]
 
 
-def find_scale(readings: Readings) -> list[Finding]:
+def find_scale(window: MagnitudeWindow) -> list[Finding]:
     """Return a finding if the outputs of layers with weights have grown or shrunk far too much since the first step."""
-    if not readings.starts_run:
+    if not window.starts_run:
         return []  # later, other rules know what is usual
-    layers = readings.taps.fact(_layers)
-    limits = limits_of(readings.store, RULE)
+    layers = window.taps.fact(_layers)
+    limits = limits_of(window.store, RULE)
     if len(layers) <= limits["in_a_row"]:
         return []
     # A bias that learns soon hides the last layers, so one layer that is still far off is enough now.
     far = np.log10(limits["factor"])
-    gains = np.diff(medians(readings.logs[layers, -RECENT:].astype(np.float64)))
+    gains = np.diff(medians(window.logs[layers, -RECENT:].astype(np.float64)))
     if not (np.abs(gains) >= far).any():
         return []  # most looks end here
-    start = readings.steps.first or 0
-    first = readings.store.rows(readings.taps.numbers[layers], readings.stat, start, start).high
+    start = window.steps.first or 0
+    first = window.store.rows(window.taps.numbers[layers], window.stat, start, start).high
     with np.errstate(divide="ignore"):
         begun = _run_of(medians(np.log10(np.where(first > 0, first, np.nan)).T), limits["in_a_row"], limits["factor"])
     if begun is None:
@@ -42,7 +42,7 @@ def find_scale(readings: Readings) -> list[Finding]:
     begin, end, decades = begun
     if not (np.sign(decades) * gains[begin:end] >= far).any():
         return []
-    return [_scale_finding(readings, layers, begin, end, decades)]
+    return [_scale_finding(window, layers, begin, end, decades)]
 
 
 def _layers(taps: TapList) -> list[int]:
@@ -68,19 +68,19 @@ def _run_of(levels: Levels, least: float, factor: float) -> tuple[int, int, floa
     return best
 
 
-def _scale_finding(readings: Readings, layers: list[int], begin: int, end: int, decades: float) -> Finding:
+def _scale_finding(window: MagnitudeWindow, layers: list[int], begin: int, end: int, decades: float) -> Finding:
     place, last = layers[begin], layers[end]
-    number, tap = int(readings.taps.numbers[place]), readings.taps.taps[place]
-    since = readings.steps.first or 0
+    number, tap = int(window.taps.numbers[place]), window.taps.taps[place]
+    since = window.steps.first or 0
     verb = "grow" if decades > 0 else "shrink"
     message = (
         f"the activations {verb} by a factor of {10 ** abs(decades / (end - begin)):,.0f} from layer to layer, "
-        f"from {tap.module} to {readings.taps.taps[last].module}, since step {since}: the initial weights are too "
+        f"from {tap.module} to {window.taps.taps[last].module}, since step {since}: the initial weights are too "
         f"{'large' if decades > 0 else 'small'}"
     )
-    size = float(10.0 ** readings.logs[place][~np.isnan(readings.logs[place])][-1])
-    members = tuple((int(readings.taps.numbers[each]), since) for each in layers[begin : end + 1])
-    about = readings.stat, size, float("nan"), since, None, message, readings.spark(place), end - begin
+    size = float(10.0 ** window.logs[place][~np.isnan(window.logs[place])][-1])
+    members = tuple((int(window.taps.numbers[each]), since) for each in layers[begin : end + 1])
+    about = window.stat, size, float("nan"), since, None, message, window.spark(place), end - begin
     return Finding(RULE, RULES[RULE].severity, number, tap, *about, members=members)
 
 

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from hookcore.findings.finding import SPARK, Finding
-from hookcore.findings.readings import window_first
 from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.window import window_first
 from hookcore.records.vocabulary import FOUND_LOSS, is_loss, loss_rank
 from hookcore.store import Series, Store, TapList
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from hookcore.findings.finding import RECENT, WARM_UP, Finding
 from hookcore.findings.loss import Losses
 from hookcore.findings.order import Group, groups_of
-from hookcore.findings.readings import Logs, Readings
 from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.window import Logs, MagnitudeWindow
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
 from hookcore.records.vocabulary import KIND_WORDS, is_bias
 from hookcore.store import TapList
@@ -35,16 +35,16 @@ class Shift:
     severity: Severities
 
 
-def find_sizes(readings: Readings, losses: Losses, spikes_told: int | None = None) -> list[Finding]:
+def find_sizes(window: MagnitudeWindow, losses: Losses, spikes_told: int | None = None) -> list[Finding]:
     """Return findings about magnitudes of any kind: exploding, vanishing, and spikes (see `findings_of`)."""
-    if not readings.have_past:
+    if not window.have_past:
         return []
-    exploding, vanishing = _exploding(readings), _vanishing(readings)
-    grown = [judged for each in _told(readings, exploding, _size_sentence) if (judged := _weigh(each, losses))]
-    faded = _told(readings, vanishing, _size_sentence)
+    exploding, vanishing = _exploding(window), _vanishing(window)
+    grown = [judged for each in _told(window, exploding, _size_sentence) if (judged := _weigh(each, losses))]
+    faded = _told(window, vanishing, _size_sentence)
     if losses.are_solved:
         faded = [replace(each, severity="info") for each in faded]
-    return grown + faded + _spikes(readings, exploding.places, losses, spikes_told)
+    return grown + faded + _spikes(window, exploding.places, losses, spikes_told)
 
 
 def _weigh(finding: Finding, losses: Losses) -> Finding | None:
@@ -58,40 +58,40 @@ def _weigh(finding: Finding, losses: Losses) -> Finding | None:
     return finding if worsened else None
 
 
-def find_updates(readings: Readings) -> list[Finding]:
+def find_updates(window: MagnitudeWindow) -> list[Finding]:
     """Return findings about updates that are too large or too small relative to their weights."""
-    if not readings.have_past:
+    if not window.have_past:
         return []
-    shifts = _large(readings), _stalled(readings)
-    return [finding for shift in shifts for finding in _told(readings, shift, _share_sentence)]
+    shifts = _large(window), _stalled(window)
+    return [finding for shift in shifts for finding in _told(window, shift, _share_sentence)]
 
 
-def _exploding(readings: Readings) -> Shift:
-    limits = limits_of(readings.store, "exploding")
-    usual, spread = readings.past.usual, readings.past.below
-    rise = readings.now - usual
+def _exploding(window: MagnitudeWindow) -> Shift:
+    limits = limits_of(window.store, "exploding")
+    usual, spread = window.past.usual, window.past.below
+    rise = window.now - usual
     far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * spread)
     # An old explosion has become its own past, but it is still far above the start of the run.
-    since_early = readings.now - readings.early > np.log10(limits["error_factor"])
-    usual = np.where(since_early, readings.early, usual)
-    rise = readings.now - usual
+    since_early = window.now - window.early > np.log10(limits["error_factor"])
+    usual = np.where(since_early, window.early, usual)
+    rise = window.now - usual
     places = np.flatnonzero(since_early | (rise > far))  # NaN compares as False
 
     def severity(place: int) -> Severity:
         return "error" if rise[place] > np.log10(limits["error_factor"]) else RULES["exploding"].severity
 
-    return Shift("exploding", places, _onsets(readings, places, usual, above=True), usual, severity)
+    return Shift("exploding", places, _onsets(window, places, usual, above=True), usual, severity)
 
 
-def _vanishing(readings: Readings) -> Shift:
-    limits = limits_of(readings.store, "vanishing")
-    kinds = readings.taps.fact(_kinds_of)
+def _vanishing(window: MagnitudeWindow) -> Shift:
+    limits = limits_of(window.store, "vanishing")
+    kinds = window.taps.fact(_kinds_of)
     is_gradient = np.isin(kinds, [KINDS.index(kind) for kind in GRADIENT_KINDS])
     # If it was zero for the whole window, only the start of the run shows what is usual.
-    usual = np.where(np.isnan(readings.past.usual), readings.early, readings.past.usual)
-    spread = np.nan_to_num(readings.past.above)
-    now = readings.now.copy()
-    now[readings.is_nothing] = -np.inf
+    usual = np.where(np.isnan(window.past.usual), window.early, window.past.usual)
+    spread = np.nan_to_num(window.past.above)
+    now = window.now.copy()
+    now[window.is_nothing] = -np.inf
     fall = usual - now
     beside, alike, least = np.full((3, len(now)), np.nan)
     for kind in np.unique(kinds[is_gradient]):
@@ -101,7 +101,7 @@ def _vanishing(readings: Readings) -> Shift:
     shrinks = fall > np.maximum(np.log10(limits["shrinks"]), 3 * spread)
     tiny = now < beside - np.log10(limits["beside_factor"])
     places = np.flatnonzero(is_gradient & (fell | (tiny & shrinks)))
-    usually_zero = [readings.is_nothing[place] and _is_often_zero(readings.columns.size[:, place]) for place in places]
+    usually_zero = [window.is_nothing[place] and _is_often_zero(window.columns.size[:, place]) for place in places]
     places = places[~np.array(usually_zero, bool)]
 
     def severity(place: int) -> Severity:
@@ -113,7 +113,7 @@ def _vanishing(readings: Readings) -> Shift:
             fell_alike = False
         return "info" if fell_alike else RULES["vanishing"].severity
 
-    return Shift("vanishing", places, _onsets(readings, places, usual, above=False), usual, severity)
+    return Shift("vanishing", places, _onsets(window, places, usual, above=False), usual, severity)
 
 
 def _kinds_of(taps: TapList) -> NDArray[np.intp]:
@@ -144,48 +144,48 @@ def _least(values: Logs) -> float:
     return float(np.sort(known)[len(known) // 10]) if len(known) else float("nan")
 
 
-def _onsets(readings: Readings, places: NDArray[np.intp], usual: Logs, above: bool) -> list[int]:
+def _onsets(window: MagnitudeWindow, places: NDArray[np.intp], usual: Logs, above: bool) -> list[int]:
     """Return, for each tap, the first column that is nearer to the present value than to the usual one."""
-    before, now = usual[places].astype(float), readings.now[places].astype(float)
+    before, now = usual[places].astype(float), window.now[places].astype(float)
     borders = np.where(np.isfinite(now), (before + now) / 2, before - 1)
-    return readings.beyond_from(places, borders, above)
+    return window.beyond_from(places, borders, above)
 
 
-def _large(readings: Readings) -> Shift:
-    rule, limits = RULES["large-update"], limits_of(readings.store, "large-update")
-    usual, now = readings.past.usual, readings.now
+def _large(window: MagnitudeWindow) -> Shift:
+    rule, limits = RULES["large-update"], limits_of(window.store, "large-update")
+    usual, now = window.past.usual, window.now
     absolute = now > np.log10(limits["share"])
     relative = (now > np.log10(limits["relative_share"])) & (now - usual > np.log10(limits["factor"]))
     # A bias often passes through zero, beside which any update is large. So does a single number, such as a gate.
-    places = np.flatnonzero((absolute | relative) & ~readings.taps.fact(_biases_of))
+    places = np.flatnonzero((absolute | relative) & ~window.taps.fact(_biases_of))
     if len(places):
-        counts = readings.store.latest(stat="count", wanted=readings.taps.at(places.tolist())).values[:, 0]
+        counts = window.store.latest(stat="count", wanted=window.taps.at(places.tolist())).values[:, 0]
         places = places[counts >= limits["least_values"]]
-    return Shift("large-update", places, _onsets(readings, places, usual, above=True), usual, lambda _: rule.severity)
+    return Shift("large-update", places, _onsets(window, places, usual, above=True), usual, lambda _: rule.severity)
 
 
-def _stalled(readings: Readings) -> Shift:
-    rule, limits = RULES["stalled"], limits_of(readings.store, "stalled")
-    usual, now = readings.past.usual, readings.now.copy()
-    now[readings.is_nothing] = -np.inf
+def _stalled(window: MagnitudeWindow) -> Shift:
+    rule, limits = RULES["stalled"], limits_of(window.store, "stalled")
+    usual, now = window.past.usual, window.now.copy()
+    now[window.is_nothing] = -np.inf
     places = np.flatnonzero((now < np.log10(limits["share"])) | (usual - now > np.log10(limits["factor"])))
-    return Shift("stalled", places, _onsets(readings, places, usual, above=False), usual, lambda _: rule.severity)
+    return Shift("stalled", places, _onsets(window, places, usual, above=False), usual, lambda _: rule.severity)
 
 
-def _told(readings: Readings, shift: Shift, sentence: Sentence) -> list[Finding]:
-    taps, numbers = readings.taps.taps, readings.taps.numbers.tolist()
+def _told(window: MagnitudeWindow, shift: Shift, sentence: Sentence) -> list[Finding]:
+    taps, numbers = window.taps.taps, window.taps.numbers.tolist()
     found = []
     onsets = list(zip(shift.onsets, shift.places.tolist(), strict=True))
-    for group in groups_of(onsets, numbers, taps, _TOGETHER, lambda: readings.feeding):
-        place, since = group.place, readings.first_step(group.column)
-        usual, value = _power(shift.usual[place]), _now_of(readings, place)
-        message = sentence(shift.rule, taps[place].kind, value, usual, readings.since(group.column))
-        found.append(_finding(readings, shift.rule, shift.severity(place), group, (value, usual), since, message))
+    for group in groups_of(onsets, numbers, taps, _TOGETHER, lambda: window.feeding):
+        place, since = group.place, window.first_step(group.column)
+        usual, value = _power(shift.usual[place]), _now_of(window, place)
+        message = sentence(shift.rule, taps[place].kind, value, usual, window.since(group.column))
+        found.append(_finding(window, shift.rule, shift.severity(place), group, (value, usual), since, message))
     return found
 
 
 def _finding(
-    readings: Readings,
+    window: MagnitudeWindow,
     rule: RuleName,
     severity: Severity,
     group: Group,
@@ -195,15 +195,15 @@ def _finding(
     until: int | None = None,
 ) -> Finding:
     place = group.place
-    number, tap = int(readings.taps.numbers[place]), readings.taps.taps[place]
-    about = (readings.stat, *sizes, since, until, message, readings.spark(place), group.downstream)
-    steps = {column: readings.first_step(column) for column in {column for column, _ in group.members}}
+    number, tap = int(window.taps.numbers[place]), window.taps.taps[place]
+    about = (window.stat, *sizes, since, until, message, window.spark(place), group.downstream)
+    steps = {column: window.first_step(column) for column in {column for column, _ in group.members}}
     members = tuple((number, steps[column]) for column, number in group.members)
     return Finding(rule, severity, number, tap, *about, members=members)
 
 
-def _now_of(readings: Readings, place: int) -> float:
-    row = readings.columns.size[-RECENT:, place]
+def _now_of(window: MagnitudeWindow, place: int) -> float:
+    row = window.columns.size[-RECENT:, place]
     known = np.sort(row[np.isfinite(row)])
     return float(known[len(known) // 2]) if len(known) else float("nan")
 
@@ -233,42 +233,41 @@ def _times(one: float, two: float) -> str:
     return f"{ratio:,.0f} times" if ratio < 1e6 else f"{ratio:.0e} times"
 
 
-def _spikes(readings: Readings, exploding: NDArray[np.intp], losses: Losses, told: int | None) -> list[Finding]:
+def _spikes(window: MagnitudeWindow, exploding: NDArray[np.intp], losses: Losses, told: int | None) -> list[Finding]:
     """Return single columns far beyond a tap's own spread."""
-    limits = limits_of(readings.store, "spike")
-    usual, spread = readings.past.usual, readings.past.below
+    limits = limits_of(window.store, "spike")
+    usual, spread = window.past.usual, window.past.below
     far = np.maximum(np.log10(limits["factor"]), limits["spreads"] * np.maximum(spread, limits["least_spread"]))
-    beyond = readings.logs > (usual + far)[:, None]
-    beyond[:, : readings.column_of((readings.steps.first or 0) + WARM_UP)] = False
+    beyond = window.logs > (usual + far)[:, None]
+    beyond[:, : window.column_of((window.steps.first or 0) + WARM_UP)] = False
     beyond[exploding] = False
     beyond[beyond.sum(axis=1) > limits["rare"]] = False
     if told is not None:
         wanted = [
-            told < readings.last_step(each) and readings.first_step(each) <= readings.settled
-            for each in range(readings.number)
+            told < window.last_step(each) and window.first_step(each) <= window.settled for each in range(window.number)
         ]
         beyond[:, ~np.array(wanted)] = False
     columns, places = np.nonzero(beyond.T)
     if not len(columns):
         return []
     onsets = list(zip(columns.tolist(), places.tolist(), strict=True))
-    numbers = readings.taps.numbers.tolist()
-    groups = groups_of(onsets, numbers, readings.taps.taps, 0, lambda: readings.feeding)
-    return [_spike(readings, group, losses) for group in groups]
+    numbers = window.taps.numbers.tolist()
+    groups = groups_of(onsets, numbers, window.taps.taps, 0, lambda: window.feeding)
+    return [_spike(window, group, losses) for group in groups]
 
 
-def _spike(readings: Readings, group: Group, losses: Losses) -> Finding:
+def _spike(window: MagnitudeWindow, group: Group, losses: Losses) -> Finding:
     place, column = group.place, group.column
-    tap = readings.taps.taps[place]
-    bounds = readings.first_step(column), readings.last_step(column)
-    series = readings.store.series(int(readings.taps.numbers[place]), readings.stat, *bounds, WIDEST)
+    tap = window.taps.taps[place]
+    bounds = window.first_step(column), window.last_step(column)
+    series = window.store.series(int(window.taps.numbers[place]), window.stat, *bounds, WIDEST)
     step = int(series.first_step[np.nanargmax(np.abs(series.max))]) if np.isfinite(series.max).any() else bounds[0]
-    value, usual = float(readings.columns.size[column, place]), _power(readings.past.usual[place])
+    value, usual = float(window.columns.size[column, place]), _power(window.past.usual[place])
     # Near the end of a training, a single hard sample is large beside tiny gradients. It does no harm.
     harmless = losses.jumped(step) is False
-    severe = value > usual * limits_of(readings.store, "spike")["warning_factor"] and not harmless
+    severe = value > usual * limits_of(window.store, "spike")["warning_factor"] and not harmless
     message = f"the {KIND_WORDS[tap.kind]} was {_times(value, usual)} as large as usual at step {step}"
-    return _finding(readings, "spike", "warning" if severe else "info", group, (value, usual), step, message, step)
+    return _finding(window, "spike", "warning" if severe else "info", group, (value, usual), step, message, step)
 
 
 WIDEST: Final = 1000  # points of one column with one point per step

@@ -21,12 +21,12 @@ from hookcore.findings.nonfinite import find_nonfinite
 from hookcore.findings.ownership import find_ownership
 from hookcore.findings.probed import find_probed
 from hookcore.findings.progress import find_progress
-from hookcore.findings.readings import Readings, window_first
 from hookcore.findings.rounding import find_lost
 from hookcore.findings.rules import RULES
 from hookcore.findings.running import find_drift
 from hookcore.findings.scope import Scope, scope_of
 from hookcore.findings.variance import find_variance
+from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.findings.zeros import find_dead, find_no_gradient, find_zero_inputs
 from hookcore.records import SEVERITIES
 from hookcore.store import Store, TapList
@@ -38,8 +38,8 @@ _RULES: Final = tuple(RULES)
 class RuleInputs:
     """Data from earlier reads, so that only new data is read. It doesn't change the result."""
 
-    sizes: Readings | None = None
-    updates: Readings | None = None
+    sizes: MagnitudeWindow | None = None
+    updates: MagnitudeWindow | None = None
 
     def shrink(self) -> None:
         """Release the memory of what can be read again."""
@@ -70,8 +70,8 @@ def findings_of(store: Store, inputs: RuleInputs | None = None, spikes_told: int
     inputs = RuleInputs() if inputs is None else inputs
     taps = store.taps()
     outputs = taps.fact(_outputs_of)
-    inputs.sizes = Readings.of(store, taps, "rms", inputs.sizes)
-    inputs.updates = Readings.of(store, taps.fact(_updates_of), "ratio", inputs.updates)
+    inputs.sizes = MagnitudeWindow.of(store, taps, "rms", inputs.sizes)
+    inputs.updates = MagnitudeWindow.of(store, taps.fact(_updates_of), "ratio", inputs.updates)
     losses = Losses(store)
     gradients = taps.fact(_gradients_of)
     dead = find_dead(store, outputs)
@@ -93,7 +93,9 @@ def _ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=_urgency))
 
 
-def _of_sizes(store: Store, taps: TapList, sizes: Readings, losses: Losses, spikes_told: int | None) -> list[Finding]:
+def _of_sizes(
+    store: Store, taps: TapList, sizes: MagnitudeWindow, losses: Losses, spikes_told: int | None
+) -> list[Finding]:
     """Return findings about magnitudes; a stack that fades or grows as a whole replaces those of its layers."""
 
     def spark(number: int) -> tuple[float, ...]:

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from hookcore.findings.finding import Finding
-from hookcore.findings.readings import Readings
 from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.window import MagnitudeWindow
 from hookcore.store import TapList
 
 RULE: Final = "batch-norm-drift"
@@ -16,13 +16,13 @@ CLASSES: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the name
 _TRAINED: Final = 8  # newest columns of training that show what is usual there
 
 
-def find_drift(readings: Readings) -> list[Finding]:
+def find_drift(window: MagnitudeWindow) -> list[Finding]:
     """Return a finding for the first batch normalization whose output is of another size in evaluation."""
-    taps = readings.taps.taps
-    evaluated = readings.taps.fact(_evaluated)
+    taps = window.taps.taps
+    evaluated = window.taps.fact(_evaluated)
     if not evaluated:
         return []  # most runs capture no evaluations
-    types = readings.store.module_types()
+    types = window.store.module_types()
     pairs = [
         (place, evaluated[key])
         for place, tap in enumerate(taps)
@@ -31,11 +31,11 @@ def find_drift(readings: Readings) -> list[Finding]:
         and (key := (tap.module, tap.index, tap.call)) in evaluated
         and types.get(tap.module, "").startswith(CLASSES)
     ]
-    found = [each for pair in pairs if (each := _drift(readings, *pair)) is not None]
+    found = [each for pair in pairs if (each := _drift(window, *pair)) is not None]
     if not found:
         return []
     first, onset, ratio = min(found)
-    return [_finding(readings, first, onset, ratio, found)]
+    return [_finding(window, first, onset, ratio, found)]
 
 
 def _evaluated(taps: TapList) -> dict[tuple[str, str, int], int]:
@@ -47,13 +47,13 @@ def _evaluated(taps: TapList) -> dict[tuple[str, str, int], int]:
     }
 
 
-def _drift(readings: Readings, trained: int, evaluated: int) -> tuple[int, int, float] | None:
+def _drift(window: MagnitudeWindow, trained: int, evaluated: int) -> tuple[int, int, float] | None:
     """Return the place, the first column, and the ratio, if it was far from one in each of the newest evaluations."""
-    limits = limits_of(readings.store, RULE)
-    usual, now = readings.logs[trained], readings.logs[evaluated]
+    limits = limits_of(window.store, RULE)
+    usual, now = window.logs[trained], window.logs[evaluated]
     columns = np.flatnonzero(~np.isnan(now))
-    first = (readings.steps.first or 0) + limits["settled"]
-    columns = columns[[readings.first_step(column) >= first for column in columns.tolist()]]
+    first = (window.steps.first or 0) + limits["settled"]
+    columns = columns[[window.first_step(column) >= first for column in columns.tolist()]]
     known = np.flatnonzero(~np.isnan(usual))
     if len(columns) < limits["evaluations"] or not len(known):
         return None
@@ -69,13 +69,15 @@ def _drift(readings: Readings, trained: int, evaluated: int) -> tuple[int, int, 
     return evaluated, int(columns[begun]), float(10.0 ** ratios[-1])
 
 
-def _finding(readings: Readings, place: int, column: int, ratio: float, found: list[tuple[int, int, float]]) -> Finding:
-    number, tap = int(readings.taps.numbers[place]), readings.taps.taps[place]
-    size = float(readings.columns.size[np.flatnonzero(~np.isnan(readings.logs[place]))[-1], place])
-    since = readings.first_step(column)
+def _finding(
+    window: MagnitudeWindow, place: int, column: int, ratio: float, found: list[tuple[int, int, float]]
+) -> Finding:
+    number, tap = int(window.taps.numbers[place]), window.taps.taps[place]
+    size = float(window.columns.size[np.flatnonzero(~np.isnan(window.logs[place]))[-1], place])
+    since = window.first_step(column)
     times = f"{ratio:.3g} times as large" if ratio > 1 else f"{1 / ratio:.3g} times smaller"
     message = f"in evaluation, the activation has been {times} than in training since step {since}"
     message = message.replace("as large than", "as large as")
-    members = tuple((int(readings.taps.numbers[each]), readings.first_step(onset)) for each, onset, _ in found)
-    about = readings.stat, size, size / ratio, since, None, message, readings.spark(place), len(found) - 1
+    members = tuple((int(window.taps.numbers[each]), window.first_step(onset)) for each, onset, _ in found)
+    about = window.stat, size, size / ratio, since, None, message, window.spark(place), len(found) - 1
     return Finding(RULE, RULES[RULE].severity, number, tap, *about, members=members)

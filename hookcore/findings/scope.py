@@ -9,8 +9,8 @@ from typing import Final, Literal
 import numpy as np
 
 from hookcore.findings.finding import MIN_PAST, RECENT, Finding
-from hookcore.findings.readings import Readings, window_first
 from hookcore.findings.rules import RuleName, limits_of
+from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.findings.zeros import zeros_of
 from hookcore.store import Store, TapList
 
@@ -56,7 +56,9 @@ class Scope:
     unjudged: tuple[Unjudged, ...]
 
 
-def scope_of(store: Store, taps: TapList, outputs: TapList, sizes: Readings | None, found: Sequence[Finding]) -> Scope:
+def scope_of(
+    store: Store, taps: TapList, outputs: TapList, sizes: MagnitudeWindow | None, found: Sequence[Finding]
+) -> Scope:
     """Return how much was examined for these findings."""
     newest = store.steps().newest
     uncaptured = sum(not each.captured for each in store.coverage())
@@ -81,7 +83,7 @@ def scope_of(store: Store, taps: TapList, outputs: TapList, sizes: Readings | No
     return Scope(verdict, sentence, *about, unjudged)
 
 
-def _growth(taps: TapList, sizes: Readings) -> Unjudged | None:
+def _growth(taps: TapList, sizes: MagnitudeWindow) -> Unjudged | None:
     """Return the layers without any tensor whose past is known well enough."""
     most: dict[str, int] = {}
     for tap, seen in zip(sizes.taps.taps, sizes.seen.tolist(), strict=True):

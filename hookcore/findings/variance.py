@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import SPARK, WARM_UP, Finding
-from hookcore.findings.readings import window_first
 from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.window import window_first
 from hookcore.store import Store, TapList
 
 RULE: Final = "tensor-variance"

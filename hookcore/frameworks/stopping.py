@@ -22,14 +22,14 @@ logger = logging.getLogger("hookcore")
 AGREE_EVERY: Final = 16  # steps of a distributed training between two exchanges
 
 
-class Wish:
+class StopRequest:
     """The first incident that stops a training. A watcher has it instead of the callback, which may be discarded."""
 
     def __init__(self) -> None:
         self.incident: Incident | None = None
 
     def note(self, incident: Incident) -> None:
-        """Wish to stop."""
+        """Request to stop."""
         self.incident = self.incident or incident
 
 
@@ -42,21 +42,21 @@ class Stopping(Watching):
         super().__init__(**settings)
         self.stop_on = stop_on
         self.stopped = False
-        self._wish = Wish()
+        self._request = StopRequest()
         self._calls = 0
 
     def begin(self, model: nn.Module | None, unfinished: str = "") -> None:
         super().begin(model, unfinished)
-        self._wish, self._calls, self.stopped = Wish(), 0, False
+        self._request, self._calls, self.stopped = StopRequest(), 0, False
         if self.stop_on is not None and self.watcher is not None:
-            self.watcher.on_incident(self._wish.note, severity=self.stop_on)
+            self.watcher.on_incident(self._request.note, severity=self.stop_on)
 
     def must_stop(self) -> bool:
         """Return whether the training must stop now. Call it after each step, on all ranks, watched or not."""
         if self.stop_on is None or self.stopped:
             return False
         self._calls += 1
-        self.stopped = self._any_rank_stops() if _ranks() > 1 else self._wish.incident is not None
+        self.stopped = self._any_rank_stops() if _ranks() > 1 else self._request.incident is not None
         if self.stopped:
             self._explain()
         return self.stopped
@@ -67,12 +67,12 @@ class Stopping(Watching):
             return False
         # NCCL can exchange only what is on a GPU.
         device = "cuda" if "nccl" in str(distributed.get_backend()) else "cpu"
-        stop: Any = torch.tensor(int(self._wish.incident is not None), device=device)
+        stop: Any = torch.tensor(int(self._request.incident is not None), device=device)
         distributed.all_reduce(stop, distributed.ReduceOp.MAX)
         return bool(stop)
 
     def _explain(self) -> None:
-        incident = self._wish.incident
+        incident = self._request.incident
         why = "an incident on another rank" if incident is None else incident.sentence
         logger.warning("hookcore: stop_on=%r stops the training: %s", self.stop_on, why)
         if self.watcher is not None:

@@ -26,7 +26,7 @@ from hookcore.recorder.checkpoints import forward_segment, take_call
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.flows import Flows
-from hookcore.recorder.keeper import Keeper
+from hookcore.recorder.keeper import StepKeeper
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root
@@ -57,7 +57,7 @@ class Dispatcher:
         self.statistics = statistics
         self.errors = errors
         self.on_pending = on_pending  # called when a module runs and `current.pending` is set
-        self.keeper: Keeper | None = None
+        self.keeper: StepKeeper | None = None
         self.times = times
         self.names = names
         self.others: tuple[Observer, ...] = ()

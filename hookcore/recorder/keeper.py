@@ -11,11 +11,11 @@ from hookcore.records import Frame, Occasion, Tap
 
 Emit = Callable[..., None]  # adds an event: name, message, severity, module
 # Makes a keeper from functions that return the running step, emit an event, and count the changes of models.
-MakeKeeper = Callable[[Callable[[], int], Emit, Callable[[], int]], "Keeper | None"]
+MakeKeeper = Callable[[Callable[[], int], Emit, Callable[[], int]], "StepKeeper | None"]
 FirstBad = Callable[[], Tap | None]  # the first tap of this step with a non-finite value
 
 
-class Keeper(Protocol):
+class StepKeeper(Protocol):
     """Follows the captured steps. Called on the training thread, under the recorder's lock, or as it says."""
 
     def ask(self, occasion: Occasion | None = None) -> bool:

@@ -82,7 +82,7 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Readings:
+class MagnitudeWindow:
     """One nonnegative stat of some taps over the newest steps [tap, column]."""
 
     store: Store
@@ -94,7 +94,9 @@ class Readings:
     begun: dict[tuple[int, bool], int]  # the column in which a change began that is now older than the window
 
     @classmethod
-    def of(cls, store: Store, taps: TapList, stat: str, before: Readings | None = None) -> Readings | None:
+    def of(
+        cls, store: Store, taps: TapList, stat: str, before: MagnitudeWindow | None = None
+    ) -> MagnitudeWindow | None:
         """Read from a store, or only what is new since `before`; None if there is no data."""
         steps = store.steps()
         if steps.first is None or steps.newest is None or not len(taps.taps):
@@ -113,7 +115,7 @@ class Readings:
         begun = before.begun if before is not None and before.columns.width == width else {}
         return cls(store, taps, stat, steps, known, _early_of(store, taps, stat, steps, before), begun)
 
-    def outline(self) -> Readings:
+    def outline(self) -> MagnitudeWindow:
         """Return only what can't be read again once old steps are merged."""
         return replace(self, columns=Columns.empty(self.columns.width, len(self.taps.taps)))
 
@@ -243,7 +245,7 @@ def window_first(store: Store) -> int:
     return max(steps.first or 0, store.whole_since, begin if captured is None else min(begin, captured))
 
 
-def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: Readings | None) -> Logs:
+def _early_of(store: Store, taps: TapList, stat: str, steps: StepRange, before: MagnitudeWindow | None) -> Logs:
     """Return the usual values early in the run. Read once they are over; until then, the window includes them."""
     first = (steps.first or 0) + WARM_UP
     unknown = np.full(len(taps.taps), _UNKNOWN)
