@@ -89,10 +89,10 @@ def make_app(settings: ServerSettings, title: str) -> App:
     return app
 
 
-def create_app(runs: Runs, settings: ServerSettings) -> FastAPI:
-    """Create an application over `runs`."""
+def create_app(runs: Runs, settings: ServerSettings, trouble: str = "") -> FastAPI:
+    """Create an application over `runs`. `trouble` says why they can't be saved, if they should be."""
     app = make_app(settings, "hookcore")
-    app.state.runs, app.state.keeper = runs, Keeper(runs, settings, pages.summary_of)
+    app.state.runs, app.state.keeper = runs, Keeper(runs, settings, pages.summary_of, trouble)
     app.state.take = partial(ingest.take_into_runs, app.state)
     app.state.shared = None
     if settings.store:

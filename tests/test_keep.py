@@ -114,8 +114,7 @@ def test_runs_report_an_unwritable_data_folder(tmp_path: Path) -> None:
     settings, trouble = _with_folder(ServerSettings(), {"XDG_DATA_HOME": str(tmp_path / "data")})
     assert not settings.keeps
     runs = Runs(settings)
-    keeper = Keeper(runs, settings)
-    keeper.trouble = trouble
+    keeper = Keeper(runs, settings, trouble=trouble)
     (event,) = train(runs, keeper).store.events()
     assert (event.name, event.severity) == ("not-kept", "warning")
     assert "in memory only" in event.message

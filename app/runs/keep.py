@@ -46,7 +46,9 @@ class Keeper:
     A run whose server was killed stays one run: the new server loads it from disk, and its trainer sends the rest.
     """
 
-    def __init__(self, runs: Runs, settings: ServerSettings, summarize: Summarize = lambda run: {}) -> None:
+    def __init__(
+        self, runs: Runs, settings: ServerSettings, summarize: Summarize = lambda run: {}, trouble: str = ""
+    ) -> None:
         self._runs = runs
         self._settings = settings
         self._summarize = summarize
@@ -57,7 +59,7 @@ class Keeper:
         self._scribes: dict[Path, Scribe] = {}  # a thread per folder: one that hangs must not stop the others
         self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each writer until it has finished
         self._closed = False
-        self.trouble = ""  # why the server can't save runs, if it should
+        self._trouble = trouble  # why the server can't save runs, if it should
         self._listed = threading.Event()
         runs.disk = self
         if settings.keeps:
@@ -71,7 +73,7 @@ class Keeper:
         """Start to save a run, if the server saves runs or the trainer may name a folder."""
         folder = self._folder_for(run.info, may_name_folder)
         if folder is None:
-            why = "this server saves no runs: start it with --keep FOLDER" if run.info.keep else self.trouble
+            why = "this server saves no runs: start it with --keep FOLDER" if run.info.keep else self._trouble
             if why and run.info.keep != NO_FOLDER:
                 say(run, "not-kept", why, "warning")
             return

@@ -234,8 +234,7 @@ def run(
         settings = complete(given, listening)
         prepare(settings)
         runs = Runs(settings)
-        app = create_app(runs, settings)
-        app.state.keeper.trouble = trouble
+        app = create_app(runs, settings, trouble)
         if fill is not None:
             fill(runs)
         if app.state.shared is not None:
