@@ -327,6 +327,15 @@ def test_a_run_from_disk_is_no_news_and_one_that_goes_on_tells_only_what_is_new(
     assert notifications._lookout.news() == []
 
 
+def test_an_incident_of_step_0_that_was_read_is_no_news(hook: Webhook) -> None:
+    world = make_world(notify=(hook.url,))
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.take(bad_batch(make_info("one"), range(1), bad=0))
+    run.saved.remember(run.store)
+    assert world.app.state.notifications._lookout.news() == []
+
+
 def test_a_server_tells_about_a_crash_and_a_lost_run_once(hook: Webhook) -> None:
     world = make_world(notify=(hook.url,))
     lookout = world.app.state.notifications._lookout

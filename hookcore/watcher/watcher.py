@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import astuple
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +44,6 @@ from hookcore.watcher.media import Content, figure_content, image_content, table
 from hookcore.watcher.notifying import note_failure, noting, targets_for
 from hookcore.watcher.null import NullWatcher
 from hookcore.watcher.watched import WatchedRun
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("hookcore")
 
