@@ -13,7 +13,7 @@ from hookcore.reading import answers
 from hookcore.reading.answers.base import decode
 from hookcore.records import Snapshot, Tap
 from hookcore.store import STAT_NAMES
-from hookcore_app.api.given import examples
+from hookcore_app.api.params import examples
 from hookcore_app.formats import json_of
 from tests.api_world import (
     COVERAGE,

@@ -13,19 +13,19 @@ from ..formats import StrictJson
 from ..runs import Run
 from ..runs.annotating import annotate, remove_annotation
 from .bodies import Annotation
-from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_named, version_of
+from .params import ReplyParam, RunParam, RunsParam, answered, described, run_named, version_of
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
 @router.get("/annotations", summary="Annotated steps", responses=described(answers.Annotations))
-def list_annotations(run: GivenRun, reply: GivenReply) -> Response:
+def list_annotations(run: RunParam, reply: ReplyParam) -> Response:
     """Return what readers noted at steps of a run, by step."""
     return reply.json([version_of(run)], lambda: _of(run))
 
 
 @router.post("/annotations", summary="Annotate a step", responses=answered(answers.Annotations))
-def add_annotation(runs: GivenRuns, given: Annotation) -> Response:
+def add_annotation(runs: RunsParam, given: Annotation) -> Response:
     """Note something at a step, in place of what was noted there. Returns the annotations of the run.
 
     They are kept with the run, and shown on the timeline and in the charts of its pages.
@@ -37,7 +37,7 @@ def add_annotation(runs: GivenRuns, given: Annotation) -> Response:
 
 @router.delete("/annotations", summary="Remove an annotation", responses=answered(answers.Annotations))
 def delete_annotation(
-    run: GivenRun, step: Annotated[int, Query(ge=0, le=2**53, description="the annotated step", examples=[100])]
+    run: RunParam, step: Annotated[int, Query(ge=0, le=2**53, description="the annotated step", examples=[100])]
 ) -> Response:
     """Remove what was noted at a step. Returns the annotations that are left."""
     if not remove_annotation(run, step):

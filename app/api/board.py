@@ -9,7 +9,7 @@ from hookcore.reading import answers
 from ..formats import StrictJson
 from ..runs import Runs
 from .bodies import ChartToPin
-from .given import GivenName, GivenRuns, answered, described, forget, problems
+from .params import NameParam, RunsParam, answered, described, forget, problems
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -21,19 +21,19 @@ def charts_of(runs: Runs) -> tuple[answers.PinnedChart, ...]:
 
 
 @router.get("/board", summary="Pinned charts", responses=described(answers.Board))
-def board(runs: GivenRuns) -> Response:
+def board(runs: RunsParam) -> Response:
     """Return the charts that were pinned on any page."""
     return StrictJson(answers.Board(charts_of(runs)))
 
 
 @router.put("/board", summary="Pin a chart", responses=answered(answers.Board))
-def pin(runs: GivenRuns, chart: ChartToPin) -> Response:
+def pin(runs: RunsParam, chart: ChartToPin) -> Response:
     """Pin a chart, instead of the one of the same name."""
     runs.board.save(chart.name, f"{chart.path}?{chart.query}")
     return StrictJson(answers.Board(charts_of(runs)))
 
 
 @router.delete("/board", summary="Unpin a chart", status_code=204, response_class=Response, responses=problems())
-def unpin(runs: GivenRuns, name: GivenName) -> None:
+def unpin(runs: RunsParam, name: NameParam) -> None:
     """Take a chart off the board."""
     forget(runs.board, name)

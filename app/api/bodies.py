@@ -10,7 +10,7 @@ from hookcore.records import Kind, Phase
 
 from ..runs.annotating import MAX_TEXT
 from ..runs.views import MAX_CHART, MAX_NAME, MAX_QUERY
-from .given import RUN_PATTERN
+from .params import RUN_PATTERN
 
 
 class RunChanges(BaseModel):

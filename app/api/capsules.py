@@ -11,7 +11,7 @@ from hookcore.reading import answers
 
 from ..formats import StrictJson
 from ..runs.explaining import BusyError, Explainer
-from .given import GivenRun, answered, described
+from .params import RunParam, answered, described
 from .runs import accepted, require_live
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
@@ -25,7 +25,7 @@ def explainer_of(request: Request) -> Explainer:
 
 
 @router.get("/capsules", summary="Saved steps", responses=described(answers.Capsules))
-def capsules(run: GivenRun, request: Request) -> Response:
+def capsules(run: RunParam, request: Request) -> Response:
     """Return the steps that the run saved on this machine, oldest first, with what a replay found."""
     found = tuple(explainer_of(request).capsules_of(run))
     return StrictJson(answers.Capsules(run.id, len(found), found))
@@ -37,7 +37,7 @@ def capsules(run: GivenRun, request: Request) -> Response:
     status_code=202,
     responses=answered(answers.Accepted, 202, 409),
 )
-def save_step(run: GivenRun) -> Response:
+def save_step(run: RunParam) -> Response:
     """Ask the trainer to save its next step to a capsule, on the trainer's machine."""
     require_live(run)
     return accepted(run, run.ask("capsule").number, f"/api/v1/capsules?run={run.id}")
@@ -49,7 +49,7 @@ def save_step(run: GivenRun) -> Response:
     status_code=202,
     responses=answered(answers.Capsule, 202, 409),
 )
-def explain(run: GivenRun, request: Request, capsule: CapsuleId) -> Response:
+def explain(run: RunParam, request: Request, capsule: CapsuleId) -> Response:
     """Replay a saved step in a process of its own, which runs code from the capsule; `state` says when it is done."""
     try:
         found = explainer_of(request).explain(run, capsule)

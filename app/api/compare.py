@@ -31,16 +31,16 @@ from ..analysis.comparison import (
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
-from .given import (
+from .params import (
     MAX_RUN_ID,
     RUN_PATTERN,
     After,
     Format,
-    GivenMatch,
-    GivenReply,
-    GivenRuns,
-    GivenSpan,
+    MatchParam,
     OfKind,
+    ReplyParam,
+    RunsParam,
+    SpanParam,
     StatName,
     check_cells,
     described,
@@ -56,7 +56,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
 def _two_runs(
-    runs: GivenRuns,
+    runs: RunsParam,
     pair: Annotated[
         str,
         Query(
@@ -74,8 +74,8 @@ def _two_runs(
 
 
 def _asked(
-    span: GivenSpan,
-    match: GivenMatch,
+    span: SpanParam,
+    match: MatchParam,
     stat: StatName = "rms",
     kind: OfKind = None,
     tolerance: Annotated[
@@ -97,7 +97,7 @@ def _asked(
 
 
 TwoRuns = Annotated[tuple[Run, Run], Depends(_two_runs)]
-GivenAsked = Annotated[ComparisonQuery, Depends(_asked)]
+AskedParam = Annotated[ComparisonQuery, Depends(_asked)]
 
 
 @router.get(
@@ -106,9 +106,9 @@ GivenAsked = Annotated[ComparisonQuery, Depends(_asked)]
     responses=described(answers.Comparison, ARRAYS),
 )
 def compare_two_runs(
-    reply: GivenReply,
+    reply: ReplyParam,
     pair: TwoRuns,
-    asked: GivenAsked,
+    asked: AskedParam,
     points: Annotated[int, Query(ge=1, le=10_000, description="maximum number of points per layer")] = 200,
     sort: Annotated[
         Literal["model", "share", "step"],
@@ -210,9 +210,9 @@ def _table(layers: Sequence[LayerDifference]) -> Table:
     responses=described(answers.ComparisonHeatmap, ARRAYS),
 )
 def compare_heatmap(
-    reply: GivenReply,
+    reply: ReplyParam,
     pair: TwoRuns,
-    asked: GivenAsked,
+    asked: AskedParam,
     columns: Annotated[int, Query(ge=1, le=5000, description="maximum number of columns (equal spans of steps)")] = 500,
     rows: Annotated[int, Query(ge=1, le=5000, description="maximum number of rows; neighbors share one")] = 600,
     format: Format = None,

@@ -13,17 +13,17 @@ from hookcore.reading.answers import Number
 from ..analysis.different import Different, Layer, Logged, Side, what_differs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
-from .given import (
+from .params import (
     MAX_STEP,
     RUN_PATTERN,
     Format,
-    GivenMatch,
-    GivenReply,
-    GivenRun,
-    GivenRuns,
-    GivenSpan,
+    MatchParam,
     OfKind,
+    ReplyParam,
+    RunParam,
+    RunsParam,
     Span,
+    SpanParam,
     described,
     run_named,
     version_of,
@@ -41,11 +41,11 @@ OtherStep = Annotated[
 
 @router.get("/differences", summary="What is different in some steps", responses=described(answers.Differences, ARRAYS))
 def differences(
-    reply: GivenReply,
-    runs: GivenRuns,
-    run: GivenRun,
-    span: GivenSpan,
-    match: GivenMatch,
+    reply: ReplyParam,
+    runs: RunsParam,
+    run: RunParam,
+    span: SpanParam,
+    match: MatchParam,
     kind: OfKind = None,
     other: OtherRun = None,
     other_from: OtherStep = None,

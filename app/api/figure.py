@@ -21,14 +21,14 @@ from hookcore.store.checks import require, unknown
 from ..analysis.counted import counted_series
 from ..formats import StrictJson
 from ..runs import Run, Runs
-from .given import (
+from .params import (
     RUN_PATTERN,
-    GivenMatch,
-    GivenReply,
-    GivenRun,
-    GivenRuns,
-    GivenSpan,
+    MatchParam,
+    ReplyParam,
+    RunParam,
+    RunsParam,
     Span,
+    SpanParam,
     check_cells,
     described,
     run_named,
@@ -81,8 +81,8 @@ class FigureQuery:
 
 
 def _asked(
-    span: GivenSpan,
-    match: GivenMatch,
+    span: SpanParam,
+    match: MatchParam,
     kind: Annotated[
         str,
         Query(max_length=200, description="the kind of the taps; a profile can have several, separated by commas"),
@@ -121,9 +121,9 @@ def _asked(
     responses=described(answers.Figure),
 )
 def figure(
-    runs: GivenRuns,
-    run: GivenRun,
-    reply: GivenReply,
+    runs: RunsParam,
+    run: RunParam,
+    reply: ReplyParam,
     asked: Annotated[FigureQuery, Depends(_asked)],
     chart: Annotated[Chart, Query(description="the kind of chart")],
     theme: Annotated[Literal["light", "dark"], Query(description="the color theme")] = "light",

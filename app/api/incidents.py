@@ -11,16 +11,16 @@ from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 
 from ..formats import StrictJson
-from .given import GivenReply, GivenRun, GivenSpan, described, version_of
+from .params import ReplyParam, RunParam, SpanParam, described, version_of
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
 @router.get("/incidents", summary="Incidents", responses=described(answers.Incidents))
 def incidents(
-    run: GivenRun,
-    reply: GivenReply,
-    span: GivenSpan,
+    run: RunParam,
+    reply: ReplyParam,
+    span: SpanParam,
     rule: Annotated[str | None, Query(max_length=100, description="only incidents of this rule")] = None,
 ) -> Response:
     """Return what went wrong, oldest first: the culprit, the first step, and what followed.
@@ -32,8 +32,8 @@ def incidents(
 
 @router.get("/incidents/{incident}", summary="One incident", responses=described(answers.IncidentDetail))
 def incident(
-    run: GivenRun,
-    reply: GivenReply,
+    run: RunParam,
+    reply: ReplyParam,
     incident: Annotated[str, Path(max_length=200, description="its `id`", examples=["nonfinite-100"])],
 ) -> Response:
     """Return one incident with its evidence: exact values of the culprit and its neighbors around the onset."""

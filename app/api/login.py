@@ -14,7 +14,7 @@ from hookcore.reading.answers import LoginLink, Number
 from ..formats import StrictJson
 from ..guard.access import CODE_S, SESSION_S, Access, Visitor
 from ..guard.security import LOGOUT, peer_of
-from .given import answered
+from .params import answered
 
 router = APIRouter()
 

@@ -11,7 +11,7 @@ from hookcore.reading import answers
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
 
 from ..formats import StrictJson
-from .given import After, GivenReply, GivenRun, GivenSpan, Limit, described, page_of, problems, version_of
+from .params import After, Limit, ReplyParam, RunParam, SpanParam, described, page_of, problems, version_of
 
 # Nothing else is sent as it came: a trainer's word for it must not make a browser run it.
 TYPES = {kind: kind for kind in (IMAGE_TYPE, TABLE_TYPE, FIGURE_TYPE)} | {TEXT_TYPE: "text/plain; charset=utf-8"}
@@ -23,9 +23,9 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 @router.get("/media", summary="Images, texts, tables, and figures", responses=described(answers.MediaList))
 def media(
-    run: GivenRun,
-    reply: GivenReply,
-    span: GivenSpan,
+    run: RunParam,
+    reply: ReplyParam,
+    span: SpanParam,
     name: Annotated[str | None, Query(max_length=1000, description="only those of this name")] = None,
     after: After = 0,
     limit: Limit = 1000,
@@ -46,7 +46,7 @@ def media(
     responses={200: {"content": {kind: {} for kind in TYPES} | _TABLE}, **problems()},
 )
 def content(
-    run: GivenRun, number: Annotated[int, Path(ge=0, le=2**62, description="the number from the list")]
+    run: RunParam, number: Annotated[int, Path(ge=0, le=2**62, description="the number from the list")]
 ) -> Response:
     """Return the content: an image as PNG, a text, or a table or figure of Plotly as JSON."""
     found = run.reader.medium(number)

@@ -9,15 +9,15 @@ from fastapi import APIRouter, Query, Response
 from hookcore.reading import answers
 
 from ..formats import ARRAYS, StrictJson, Table
-from .given import Format, GivenReply, GivenRun, described, version_of
+from .params import Format, ReplyParam, RunParam, described, version_of
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
 @router.get("/model", summary="The model as a picture", responses=described(answers.Model, ARRAYS))
 def model(
-    run: GivenRun,
-    reply: GivenReply,
+    run: RunParam,
+    reply: ReplyParam,
     step: Annotated[int | None, Query(ge=0, le=2**53, description="as it was known in this step; else now")] = None,
     format: Format = None,
 ) -> Response:

@@ -11,7 +11,7 @@ from hookcore.delivery.notify import Notifier
 from hookcore.reading import answers
 
 from ..formats import StrictJson
-from .given import answered
+from .params import answered
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -22,7 +22,7 @@ def notifier_of(request: Request) -> Notifier:
     return notifier
 
 
-GivenNotifier = Annotated[Notifier, Depends(notifier_of)]
+NotifierParam = Annotated[Notifier, Depends(notifier_of)]
 
 
 def notifications_of(notifier: Notifier) -> answers.Notifications:
@@ -34,7 +34,7 @@ def notifications_of(notifier: Notifier) -> answers.Notifications:
 
 
 @router.get("/notifications", summary="Notifications", responses=answered(answers.Notifications))
-def notifications(notifier: GivenNotifier) -> Response:
+def notifications(notifier: NotifierParam) -> Response:
     """Return where this server sends notifications, and how many arrived."""
     return StrictJson(notifications_of(notifier))
 
@@ -42,7 +42,7 @@ def notifications(notifier: GivenNotifier) -> Response:
 @router.post(
     "/notifications/test", summary="Test the notifications", responses=answered(answers.Notifications, 200, 409)
 )
-def test_notifications(notifier: GivenNotifier) -> Response:
+def test_notifications(notifier: NotifierParam) -> Response:
     """Send a message to every target now, and return whether it arrived."""
     if not notifier.targets:
         raise HTTPException(409, "this server sends no notifications: start it with `hookcore serve --notify URL`")

@@ -17,13 +17,13 @@ from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
 from ..runs.traits import Traits
-from .given import (
+from .params import (
     MAX_RUN_ID,
     RUN_PATTERN,
     Format,
-    GivenReply,
-    GivenRuns,
-    GivenSpan,
+    ReplyParam,
+    RunsParam,
+    SpanParam,
     StatName,
     described,
     listed_run,
@@ -37,8 +37,8 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 @router.get("/overlay", summary="The same values of many runs", responses=described(answers.Overlay, ARRAYS))
 def overlay(
-    runs: GivenRuns,
-    reply: GivenReply,
+    runs: RunsParam,
+    reply: ReplyParam,
     named: Annotated[
         str,
         Query(
@@ -48,7 +48,7 @@ def overlay(
             examples=["run-1,run-2"],
         ),
     ],
-    span: GivenSpan,
+    span: SpanParam,
     scalar: Annotated[
         str,
         Query(

@@ -17,7 +17,7 @@ from ..analysis.coverage import losses_of
 from ..formats import StrictJson
 from ..runs import Run
 from ..runs.answering import findings_of, reading_of, scope_of
-from .given import GivenReply, GivenRun, GivenSpan, described, version_of
+from .params import ReplyParam, RunParam, SpanParam, described, version_of
 
 MAX_FINDINGS: Final = 1000
 _MAX_MODULES: Final = 100
@@ -31,8 +31,8 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
     responses=described(answers.Findings),
 )
 def findings(
-    run: GivenRun,
-    reply: GivenReply,
+    run: RunParam,
+    reply: ReplyParam,
     limit: Annotated[int, Query(ge=1, le=MAX_FINDINGS, description="maximum number of findings in this answer")] = 50,
 ) -> Response:
     """Return the findings, the worst first, with how much they are based on, and the rules they come from."""
@@ -62,7 +62,7 @@ def _rule_of(run: Run, rule: Rule) -> answers.Rule:
     summary="The key figures",
     responses=described(answers.Overview),
 )
-def overview(run: GivenRun, reply: GivenReply, span: GivenSpan) -> Response:
+def overview(run: RunParam, reply: ReplyParam, span: SpanParam) -> Response:
     """Return the state of a run: its step and rate, the loss, the gradients, what is watched, and what that costs.
 
     With `from` and `to`, the loss, the other scalars, the gradients, and the non-finite and captured modules are the

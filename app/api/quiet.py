@@ -14,7 +14,7 @@ from hookcore.records.vocabulary import OWN_RULE
 from ..formats import StrictJson
 from ..runs.muting import add_mute, mutes_of, remove_mute
 from .bodies import Acknowledgement, Mute
-from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_named, version_of
+from .params import ReplyParam, RunParam, RunsParam, answered, described, run_named, version_of
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -24,7 +24,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
     summary="Acknowledge a finding or an event",
     responses=answered(answers.Acknowledged),
 )
-def acknowledge(runs: GivenRuns, seen: Acknowledgement) -> Response:
+def acknowledge(runs: RunsParam, seen: Acknowledgement) -> Response:
     """Acknowledge a finding or an event by its `key`, or take that back.
 
     A finding that happens again is reported again. The server remembers acknowledgements as long as it shows the run.
@@ -42,13 +42,13 @@ def _require_key(key: str) -> None:
 
 
 @router.get("/mutes", summary="Muted rules", responses=described(answers.Mutes))
-def mutes(run: GivenRun, reply: GivenReply) -> Response:
+def mutes(run: RunParam, reply: ReplyParam) -> Response:
     """Return the mutes of a run, each with the number of findings, incidents, and events that it covers now."""
     return reply.json([version_of(run)], lambda: mutes_of(run))
 
 
 @router.post("/mutes", summary="Mute a rule", responses=answered(answers.Mutes))
-def mute(runs: GivenRuns, given: Mute) -> Response:
+def mute(runs: RunsParam, given: Mute) -> Response:
     """Mute a rule, or events with a name, in the modules that match.
 
     What is muted is still found, counted, and listed, but is no alert: not in the badge, notifications, or
@@ -61,7 +61,7 @@ def mute(runs: GivenRuns, given: Mute) -> Response:
 
 @router.delete("/mutes", summary="Take a mute back", responses=answered(answers.Mutes))
 def unmute(
-    run: GivenRun,
+    run: RunParam,
     rule: Annotated[str, Query(min_length=1, max_length=200, description="as it was muted", examples=["dead"])],
     match: Annotated[str, Query(max_length=1000, description="as it was muted", examples=["layers.*"])] = "",
 ) -> Response:

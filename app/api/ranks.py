@@ -22,15 +22,15 @@ from ..analysis.spreads import SpreadSort, layers_of, spreads_of
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import JointRun, Run
 from ..runs.ranked import joint_of, read_every
-from .given import (
+from .params import (
     MAX_STEP,
     After,
     Format,
-    GivenMatch,
-    GivenReply,
-    GivenRun,
-    GivenRuns,
-    GivenSpan,
+    MatchParam,
+    ReplyParam,
+    RunParam,
+    RunsParam,
+    SpanParam,
     StatName,
     described,
     page_of,
@@ -42,7 +42,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
 @router.get("/ranks", summary="The ranks of a training", responses=described(answers.Ranks, ARRAYS))
-def ranks(run: GivenRun, reply: GivenReply, format: Format = None) -> Response:
+def ranks(run: RunParam, reply: ReplyParam, format: Format = None) -> Response:
     """Return each rank: its state, how far it is, how fast, and what of it came too late for the sum of all ranks."""
     joint = joint_of(run)
     return reply.arrays(format, _versions(joint), lambda: ranks_of(joint), lambda: Table(ranks_of(joint).columns()))
@@ -50,10 +50,10 @@ def ranks(run: GivenRun, reply: GivenReply, format: Format = None) -> Response:
 
 @router.get("/ranks/map", summary="A value by rank and step", responses=described(answers.RankMap, ARRAYS))
 def rank_map(
-    run: GivenRun,
-    runs: GivenRuns,
-    reply: GivenReply,
-    span: GivenSpan,
+    run: RunParam,
+    runs: RunsParam,
+    reply: ReplyParam,
+    span: SpanParam,
     tap: Annotated[TapText | None, Query(description="a tap's label, as the run of all ranks has it")] = None,
     stat: Annotated[str, Query(max_length=50, json_schema_extra={"enum": list(STAT_NAMES)})] = "rms",
     name: Annotated[str | None, Query(max_length=1000, description="a logged value instead of a tap")] = None,
@@ -84,11 +84,11 @@ def rank_map(
 
 @router.get("/ranks/spread", summary="Spread over ranks, by layer", responses=described(answers.LayerSpreads, ARRAYS))
 def rank_spread(
-    run: GivenRun,
-    runs: GivenRuns,
-    reply: GivenReply,
+    run: RunParam,
+    runs: RunsParam,
+    reply: ReplyParam,
     kind: Annotated[Kind, Query(description="of the taps")],
-    match: GivenMatch = None,
+    match: MatchParam = None,
     stat: StatName = "rms",
     step: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="default: the newest one")] = None,
     sort: Annotated[SpreadSort, Query(description="the model's order, or the largest of these values first")] = "model",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from .given import MAX_STEP, GivenRun, GivenSpan, problems
+from .params import MAX_STEP, RunParam, SpanParam, problems
 
 router = APIRouter(prefix="/api/v1")
 
@@ -30,8 +30,8 @@ _POLICY = (
     },
 )
 def report(
-    run: GivenRun,
-    span: GivenSpan,
+    run: RunParam,
+    span: SpanParam,
     at: Annotated[
         int | None, Query(ge=0, le=MAX_STEP, description="the step of which numbers are; charts show all the steps")
     ] = None,

@@ -16,7 +16,7 @@ from ..analysis.rollout import AttentionLayer, Fuse, maps_of
 from ..analysis.rollout import rollout as roll_out
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
-from .given import MAX_STEP, Format, GivenMatch, GivenReply, GivenRun, answered, described, version_of
+from .params import MAX_STEP, Format, MatchParam, ReplyParam, RunParam, answered, described, version_of
 from .runs import require_live
 
 MAX_ASKED: Final = 64  # snapshots that a trainer remembers
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
     status_code=202,
     responses=answered(answers.RequestedMaps, 202, 409),
 )
-def request_maps(run: GivenRun, match: GivenMatch) -> Response:
+def request_maps(run: RunParam, match: MatchParam) -> Response:
     """Ask the trainer for a snapshot of every output that may be attention, and of its gradient if it has one."""
     require_live(run)
     store = run.store
@@ -66,9 +66,9 @@ def _none(match: str | None) -> str:
     responses=described(answers.Rollout, ARRAYS),
 )
 def rollout(
-    run: GivenRun,
-    reply: GivenReply,
-    match: GivenMatch,
+    run: RunParam,
+    reply: ReplyParam,
+    match: MatchParam,
     step: Annotated[int | None, Query(ge=0, le=MAX_STEP, description="default: the newest step with maps")] = None,
     sample: Annotated[int, Query(ge=0, le=MAX_STEP, description="index in the batch")] = 0,
     fuse: Annotated[Fuse, Query(description="how the heads of a layer become one map")] = "mean",

@@ -9,19 +9,19 @@ from hookcore.reading import answers
 from ..formats import StrictJson
 from ..runs.rules import rules_of
 from .bodies import RuleChanges
-from .given import GivenReply, GivenRun, GivenRuns, answered, described, run_named, version_of
+from .params import ReplyParam, RunParam, RunsParam, answered, described, run_named, version_of
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
 @router.get("/rules", summary="Rules and thresholds", responses=described(answers.RunRules))
-def rules(run: GivenRun, reply: GivenReply) -> Response:
+def rules(run: RunParam, reply: ReplyParam) -> Response:
     """Return all rules, whether each is on for this run, and its thresholds with their ranges and meanings."""
     return reply.json([version_of(run)], lambda: rules_of(run))
 
 
 @router.post("/rules", summary="Change thresholds", responses=answered(answers.RunRules))
-def change_rules(runs: GivenRuns, changes: RuleChanges) -> Response:
+def change_rules(runs: RunsParam, changes: RuleChanges) -> Response:
     """Change thresholds, or switch rules off and on; rules and thresholds that are left out stay as they are.
 
     A change applies to the steps to come: incidents that were found stay. It is an event, and is kept with the run.

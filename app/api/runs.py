@@ -19,20 +19,20 @@ from ..runs.answering import run_of
 from ..runs.query import find_runs
 from ..runs.traits import Traits
 from .bodies import RunChanges, SelectionDraft
-from .given import (
+from .params import (
     RUN_PATTERN,
     After,
-    GivenMatch,
-    GivenReply,
-    GivenRun,
-    GivenRuns,
-    GivenSpan,
     Limit,
     ListedRun,
+    MatchParam,
     OfKind,
     OfModule,
     PathRun,
+    ReplyParam,
     RunId,
+    RunParam,
+    RunsParam,
+    SpanParam,
     answered,
     described,
     page_of,
@@ -47,8 +47,8 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 @router.get("/runs", summary="The runs", responses=described(answers.Runs))
 def list_runs(
-    runs: GivenRuns,
-    reply: GivenReply,
+    runs: RunsParam,
+    reply: ReplyParam,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED, description="maximum number of runs in this answer")] = 100,
     after: Annotated[str | None, Query(pattern=RUN_PATTERN, description="the last run of the previous answer")] = None,
     query: Annotated[
@@ -78,7 +78,7 @@ def list_runs(
 
 
 @router.get("/runs/{run}", summary="One run", responses=described(answers.Run))
-def one_run(run: PathRun, reply: GivenReply) -> Response:
+def one_run(run: PathRun, reply: ReplyParam) -> Response:
     """Return a run's description, its progress, its counters, and the size of its store."""
     return reply.json([version_of(run)], lambda: run_of(run))
 
@@ -90,7 +90,7 @@ def one_run(run: PathRun, reply: GivenReply) -> Response:
     response_class=Response,
     responses=problems(),
 )
-def delete_run(runs: GivenRuns, run: ListedRun) -> None:
+def delete_run(runs: RunsParam, run: ListedRun) -> None:
     """Remove a run. It can be restored for seven days, or until its room is needed.
 
     A folder that a trainer named stays where it is. A live trainer starts the run again.
@@ -99,7 +99,7 @@ def delete_run(runs: GivenRuns, run: ListedRun) -> None:
 
 
 @router.patch("/runs/{run}", summary="Edit a run", responses=answered(answers.Run))
-def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response:
+def change_run(runs: RunsParam, run: ListedRun, changes: RunChanges) -> Response:
     """Change the name, notes, tags, or group of a run, or archive it. Omitted ones stay unchanged."""
     given = changes.model_dump(exclude_none=True)
     run.edit({name: tuple(dict.fromkeys(value)) if name == "tags" else value for name, value in given.items()})
@@ -112,7 +112,7 @@ def change_run(runs: GivenRuns, run: ListedRun, changes: RunChanges) -> Response
     summary="The runs that were removed",
     responses=described(answers.RemovedRuns),
 )
-def list_removed(runs: GivenRuns) -> Response:
+def list_removed(runs: RunsParam) -> Response:
     """Return the runs that were deleted or had to make room, newest removal first."""
     gone = tuple(_removed_of(each) for each in runs.gone())
     return StrictJson(answers.RemovedRuns(len(gone), gone))
@@ -127,7 +127,7 @@ def _removed_of(gone: Gone) -> answers.RemovedRun:
     summary="Bring a removed run back",
     responses=answered(answers.Run, 200, 409),
 )
-def restore_run(runs: GivenRuns, run: RunId) -> Response:
+def restore_run(runs: RunsParam, run: RunId) -> Response:
     """Undo a removal, as long as the run's room wasn't needed."""
     if all(gone.id != run for gone in runs.gone()):
         raise HTTPException(404, f"the run {run!r} was not removed from this server")
@@ -143,7 +143,7 @@ def restore_run(runs: GivenRuns, run: RunId) -> Response:
     responses=described(answers.Modules),
 )
 def modules(
-    run: PathRun, reply: GivenReply, match: GivenMatch, module: OfModule = None, after: After = 0, limit: Limit = 1000
+    run: PathRun, reply: ReplyParam, match: MatchParam, module: OfModule = None, after: After = 0, limit: Limit = 1000
 ) -> Response:
     """Return every module in the model's order, with its parameters, its coverage, and its taps."""
     fits = run.store.matcher(match)
@@ -160,7 +160,7 @@ def modules(
 @router.get("/runs/{run}/find", include_in_schema=False)  # only for the find boxes of the pages, and the palette
 def find_modules(
     run: PathRun,
-    reply: GivenReply,
+    reply: ReplyParam,
     f: Annotated[str, Query(max_length=1000)] = "",
     limit: Annotated[
         int | None, Query(ge=1, le=1000, description="only the first ones, and how many there are")
@@ -171,7 +171,7 @@ def find_modules(
 
 
 @router.get("/runs/{run}/module-rows", include_in_schema=False)  # only for the tree of the page Hooks
-def module_rows(run: PathRun, reply: GivenReply, span: GivenSpan) -> Response:
+def module_rows(run: PathRun, reply: ReplyParam, span: SpanParam) -> Response:
     """Return what the tree shows of each module: its hooks, and the newest values in a range of steps."""
     return reply.json([version_of(run)], lambda: rows_of(run.store, span.first, span.last))
 
@@ -185,9 +185,9 @@ def preview_selection(run: PathRun, draft: SelectionDraft) -> Response:
 
 @router.get("/taps", summary="The observed tensor streams", responses=described(answers.Taps))
 def taps(
-    run: GivenRun,
-    reply: GivenReply,
-    match: GivenMatch,
+    run: RunParam,
+    reply: ReplyParam,
+    match: MatchParam,
     kind: OfKind = None,
     module: OfModule = None,
     after: After = 0,
@@ -209,9 +209,9 @@ def taps(
     responses=described(answers.CoverageList),
 )
 def coverage(
-    run: GivenRun,
-    reply: GivenReply,
-    match: GivenMatch,
+    run: RunParam,
+    reply: ReplyParam,
+    match: MatchParam,
     captured: Annotated[bool | None, Query(description="only captured, or only uncaptured modules")] = None,
     after: After = 0,
     limit: Limit = 1000,
@@ -226,7 +226,7 @@ def coverage(
 
 
 @router.get("/hooks", summary="The inventory of hooks", responses=described(answers.Hooks))
-def hooks(run: GivenRun, reply: GivenReply, after: After = 0, limit: Limit = 1000) -> Response:
+def hooks(run: RunParam, reply: ReplyParam, after: After = 0, limit: Limit = 1000) -> Response:
     """Return the hooks on the model and the process at the last inventory."""
 
     def content() -> answers.Hooks:
@@ -238,8 +238,8 @@ def hooks(run: GivenRun, reply: GivenReply, after: After = 0, limit: Limit = 100
 
 @router.get("/flow", summary="Which call feeds which", responses=described(answers.Flow))
 def flow(
-    run: GivenRun,
-    reply: GivenReply,
+    run: RunParam,
+    reply: ReplyParam,
     step: Annotated[int | None, Query(ge=0, le=2**53, description="as it was known in this step; else now")] = None,
 ) -> Response:
     """Return the calls of the modules, and whose outputs went into each. It was learned inside the training."""
@@ -252,7 +252,7 @@ def flow(
     status_code=202,
     responses=answered(answers.Accepted, 202, 409),
 )
-def look_for_hooks(run: GivenRun) -> Response:
+def look_for_hooks(run: RunParam) -> Response:
     """Ask the trainer to take inventory of the hooks at its next step."""
     require_live(run)
     number = run.ask("inventory").number

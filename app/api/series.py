@@ -18,14 +18,14 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.checks import matcher, require, unknown
 
 from ..formats import ARRAYS, StrictJson, Table
-from .given import (
+from .params import (
     After,
     Format,
-    GivenMatch,
-    GivenReply,
-    GivenRun,
-    GivenSpan,
+    MatchParam,
     OfKind,
+    ReplyParam,
+    RunParam,
+    SpanParam,
     StatName,
     StatsOrQuantiles,
     check_cells,
@@ -64,10 +64,10 @@ SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="maximum num
     responses=described(answers.SeriesList, ARRAYS),
 )
 def series(
-    run: GivenRun,
-    reply: GivenReply,
-    span: GivenSpan,
-    match: GivenMatch,
+    run: RunParam,
+    reply: ReplyParam,
+    span: SpanParam,
+    match: MatchParam,
     stat: StatsOrQuantiles,
     tap: Annotated[list[TapText] | None, Query(max_length=MAX_SERIES, description="can be repeated")] = None,
     kind: OfKind = None,
@@ -106,10 +106,10 @@ def series(
     responses=described(answers.Heatmap, ARRAYS),
 )
 def heatmap(
-    run: GivenRun,
-    reply: GivenReply,
-    span: GivenSpan,
-    match: GivenMatch,
+    run: RunParam,
+    reply: ReplyParam,
+    span: SpanParam,
+    match: MatchParam,
     kind: Annotated[Kind, Query(description="the kind of the taps")],
     stat: StatName,
     columns: Annotated[int, Query(ge=1, le=5000, description="maximum number of columns (equal spans of steps)")] = 500,
@@ -137,9 +137,9 @@ def heatmap(
     responses=described(answers.Histograms, ARRAYS, answers.HistogramsList),
 )
 def histograms(
-    run: GivenRun,
-    reply: GivenReply,
-    span: GivenSpan,
+    run: RunParam,
+    reply: ReplyParam,
+    span: SpanParam,
     tap: Annotated[TapText | None, Query()] = None,
     taps: TapNumbers = None,
     columns: Annotated[
@@ -175,10 +175,10 @@ def histograms(
     responses=described(answers.Channels, ARRAYS, answers.ChannelTaps),
 )
 def channels(
-    run: GivenRun,
-    reply: GivenReply,
-    match: GivenMatch,
-    span: GivenSpan,
+    run: RunParam,
+    reply: ReplyParam,
+    match: MatchParam,
+    span: SpanParam,
     tap: Annotated[TapText | None, Query(description="omit it for a list of the taps")] = None,
     columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of columns (spans of steps)")] = 240,
     rows: Annotated[
@@ -207,10 +207,10 @@ def channels(
     responses=described(answers.Latest, ARRAYS),
 )
 def latest(
-    run: GivenRun,
-    reply: GivenReply,
-    match: GivenMatch,
-    span: GivenSpan,
+    run: RunParam,
+    reply: ReplyParam,
+    match: MatchParam,
+    span: SpanParam,
     kind: OfKind = None,
     stat: Annotated[str | None, Query(max_length=50, description="only this stat; default: all")] = None,
     sort: Annotated[
@@ -240,9 +240,9 @@ def latest(
     responses=described(answers.Scalars, ARRAYS),
 )
 def scalars(
-    run: GivenRun,
-    reply: GivenReply,
-    span: GivenSpan,
+    run: RunParam,
+    reply: ReplyParam,
+    span: SpanParam,
     name: Annotated[
         list[Annotated[str, Query(max_length=1000)]] | None,
         Query(

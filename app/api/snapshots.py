@@ -24,13 +24,13 @@ from ..analysis.tiles import pool as pooled
 from ..formats import TENSORS, StrictJson, csv_of, json_of, npy_of
 from ..runs import Run
 from .bodies import SnapshotRequest
-from .given import (
+from .params import (
     After,
-    GivenMatch,
-    GivenReply,
-    GivenRun,
     Limit,
+    MatchParam,
     OfKind,
+    ReplyParam,
+    RunParam,
     answered,
     described,
     page_of,
@@ -54,7 +54,7 @@ Pixels = Annotated[int, Query(ge=1, le=4096)]
     responses=described(answers.Snapshots),
 )
 def snapshots(
-    run: GivenRun, reply: GivenReply, match: GivenMatch, kind: OfKind = None, after: After = 0, limit: Limit = 1000
+    run: RunParam, reply: ReplyParam, match: MatchParam, kind: OfKind = None, after: After = 0, limit: Limit = 1000
 ) -> Response:
     """Return the snapshots, oldest first, without their values."""
 
@@ -71,7 +71,7 @@ def snapshots(
     status_code=202,
     responses=answered(answers.Accepted, 202, 409),
 )
-def request_snapshot(run: GivenRun, wanted: SnapshotRequest) -> Response:
+def request_snapshot(run: RunParam, wanted: SnapshotRequest) -> Response:
     """Ask the trainer to capture a tensor at its next call. When it arrives, it is at `look`."""
     require_live(run)
     tap = _tap_wanted(run, wanted)
@@ -97,8 +97,8 @@ def _tap_wanted(run: Run, wanted: SnapshotRequest) -> Tap:
     responses=described(answers.SnapshotValues, TENSORS),
 )
 def one_snapshot(
-    run: GivenRun,
-    reply: GivenReply,
+    run: RunParam,
+    reply: ReplyParam,
     number: Number,
     part: Part = "",
     format: Annotated[
@@ -127,8 +127,8 @@ def one_snapshot(
     responses=described(answers.Tiles, ("json", "npy")),
 )
 def tiles(
-    run: GivenRun,
-    reply: GivenReply,
+    run: RunParam,
+    reply: ReplyParam,
     number: Number,
     part: Part = "",
     rows: Pixels = 256,
@@ -166,7 +166,7 @@ def tiles(
     summary="The names of a tensor's tokens and samples",
     responses=described(answers.SnapshotNames),
 )
-def names(run: GivenRun, reply: GivenReply, number: Number) -> Response:
+def names(run: RunParam, reply: ReplyParam, number: Number) -> Response:
     """Return what the script called them with `watcher.tokens` and `watcher.labels`, as far as it fits the tensor."""
     snapshot = _find(run, number)
 
@@ -182,7 +182,7 @@ def names(run: GivenRun, reply: GivenReply, number: Number) -> Response:
     summary="Statistics of a slice",
     responses=described(answers.Statistics),
 )
-def statistics(run: GivenRun, reply: GivenReply, number: Number, part: Part = "") -> Response:
+def statistics(run: RunParam, reply: ReplyParam, number: Number, part: Part = "") -> Response:
     """Return counts, moments, and quantiles of the exact values in float64, or of the magnitudes of complex ones."""
     values = cut(_find(run, number).values, part)
 

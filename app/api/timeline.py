@@ -10,16 +10,16 @@ from hookcore.reading import answers
 
 from ..analysis.timeline import COLUMNS, timeline_of
 from ..formats import StrictJson
-from .given import GivenReply, GivenRun, GivenSpan, described, version_of
+from .params import ReplyParam, RunParam, SpanParam, described, version_of
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 
 @router.get("/timeline", summary="A run at a glance", responses=described(answers.Timeline))
 def timeline(
-    run: GivenRun,
-    reply: GivenReply,
-    span: GivenSpan,
+    run: RunParam,
+    reply: ReplyParam,
+    span: SpanParam,
     columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of points of the line")] = COLUMNS,
 ) -> Response:
     """Return the loss over the steps (or what comes nearest), what happened, and which steps were captured.

@@ -14,7 +14,7 @@ from hookcore.records import Severity
 
 from ..formats import StrictJson, plain
 from .bodies import SettingsChanges
-from .given import MAX_STEP, GivenReply, GivenRun, GivenSpan, Limit, answered, described, version_of
+from .params import MAX_STEP, Limit, ReplyParam, RunParam, SpanParam, answered, described, version_of
 from .runs import accepted, require_live
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
@@ -22,9 +22,9 @@ router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
 @router.get("/events", summary="Events", responses=described(answers.Events))
 def events(
-    run: GivenRun,
-    reply: GivenReply,
-    span: GivenSpan,
+    run: RunParam,
+    reply: ReplyParam,
+    span: SpanParam,
     name: Annotated[str | None, Query(max_length=1000, description="only events of this name")] = None,
     severity: Annotated[Severity | None, Query(description="only events of this severity")] = None,
     after: Annotated[
@@ -45,7 +45,7 @@ def events(
     summary="Current settings",
     responses=described(answers.Settings),
 )
-def settings(run: GivenRun, reply: GivenReply) -> Response:
+def settings(run: RunParam, reply: ReplyParam) -> Response:
     """Return the current settings of the trainer, and the commands that it has not carried out yet."""
 
     def content() -> answers.Settings:
@@ -64,7 +64,7 @@ def settings(run: GivenRun, reply: GivenReply) -> Response:
     status_code=202,
     responses=answered(answers.Accepted, 202, 409),
 )
-def change_settings(run: GivenRun, wanted: SettingsChanges) -> Response:
+def change_settings(run: RunParam, wanted: SettingsChanges) -> Response:
     """Change settings of the trainer, pause it, or resume it. Takes effect at its next step."""
     changes = _checked(wanted.model_dump(exclude_unset=True))
     require_live(run)

@@ -9,7 +9,7 @@ from hookcore.reading import answers
 from ..formats import StrictJson
 from ..runs import Runs
 from .bodies import ViewToSave
-from .given import GivenName, GivenRuns, answered, described, forget, problems
+from .params import NameParam, RunsParam, answered, described, forget, problems
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -19,19 +19,19 @@ def _views_of(runs: Runs) -> Response:
 
 
 @router.get("/views", summary="Saved views of the list of runs", responses=described(answers.Views))
-def list_views(runs: GivenRuns) -> Response:
+def list_views(runs: RunsParam) -> Response:
     """Return the saved views: each is a name, and the query string of the Runs page."""
     return _views_of(runs)
 
 
 @router.put("/views", summary="Save a view", responses=answered(answers.Views))
-def save_view(runs: GivenRuns, view: ViewToSave) -> Response:
+def save_view(runs: RunsParam, view: ViewToSave) -> Response:
     """Save what the Runs page shows with a query string, instead of the view of the same name."""
     runs.views.save(view.name, view.query)
     return _views_of(runs)
 
 
 @router.delete("/views", summary="Delete a view", status_code=204, response_class=Response, responses=problems())
-def delete_view(runs: GivenRuns, name: GivenName) -> None:
+def delete_view(runs: RunsParam, name: NameParam) -> None:
     """Delete a saved view."""
     forget(runs.views, name)

@@ -20,7 +20,7 @@ from ..analysis.comparison import ComparisonQuery, LayerDifference
 from ..analysis.figures.numerals import ago
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
-from ..api.given import MAX_RUN_ID
+from ..api.params import MAX_RUN_ID
 from ..formats import plain, text_of_setting
 from ..runs import Run, Runs
 from .frame import address_of, middle

@@ -32,7 +32,7 @@ from .gone import Gone
 from .parts import End, Record
 from .rankwords import desync_of, of_rank, words_of
 from .rounds import WAITING, Held, Member, Rounds
-from .run import Run, say
+from .run import Run, emit_event
 from .structures import Structures
 
 logger = logging.getLogger("hookcore")
@@ -384,7 +384,7 @@ class JointRun(Run):
                 f"the training was restarted (attempt {number + 1}): its steps continue from "
                 f"{self.shifts[number]:,} here, and count from 0 in the runs of the ranks"
             )
-            say(self, "restarted", message)
+            emit_event(self, "restarted", message)
         self._round, self._joined = number, {}
         self.end = End()
         for member in self.rounds.of(number):
@@ -473,7 +473,7 @@ class JointRun(Run):
 
     def _tell(self) -> None:
         for name, message in self.assembly.trouble:
-            say(self, name, message, "warning")
+            emit_event(self, name, message, "warning")
         self.assembly.trouble.clear()
 
     # -- from disk ---------------------------------------------------------------------------------------------------
@@ -546,13 +546,13 @@ class JointRun(Run):
         for unlisted in self.unlisted_folders().values():
             ranks, verb = words_of(self.missing(), -1), "is" if len(self.missing()) == 1 else "are"
             named = f"By its name, it may be of this training, and {ranks} {verb} missing"
-            say(self, "rank-not-read", f"a saved run can't be read: {unlisted}. {named}", "warning")
+            emit_event(self, "rank-not-read", f"a saved run can't be read: {unlisted}. {named}", "warning")
 
     def lack(self, run: Run, rank: int, why: HookcoreError) -> None:
         """Note that the saved run of a rank can't be read."""
         self.unread.add(run.id)
         message = f"the saved run of rank {rank} can't be read, so the sum of all ranks is without it: {why}"
-        say(self, "rank-not-read", message, "warning")
+        emit_event(self, "rank-not-read", message, "warning")
 
     def unlisted_folders(self) -> dict[Path, str]:
         """Return the folders that can't be read and have this training's name, and why, if ranks are missing."""
@@ -582,7 +582,7 @@ class JointRun(Run):
             for snapshot in archive.snapshots():
                 self.store.add_snapshot(replace(snapshot, step=snapshot.step + self.shift))
         if archive.damages:
-            say(self, "damaged", f"rank {member.place.rank}: {archive.damages[0]}", "warning")
+            emit_event(self, "damaged", f"rank {member.place.rank}: {archive.damages[0]}", "warning")
 
     def follow_edit(self, run: Run) -> None:
         """Take what was edited elsewhere, if this rank speaks for all."""

@@ -21,7 +21,7 @@ from ..settings import ServerSettings
 from .gone import Why
 from .joint import JointRun
 from .parts import End, Record
-from .run import Run, say
+from .run import Run, emit_event
 from .runs import Runs
 from .saved import apply_folder, call_logged, fill_store, list_run, load, make_known, page_of, steps_of
 from .shelf import PAGE_FILE, REMOVED_FILE, TRASH, Shelf, is_run, may_go, number_of, read_json, write_page
@@ -75,7 +75,7 @@ class Keeper:
         if folder is None:
             why = "this server saves no runs: start it with --keep FOLDER" if run.info.keep else self._trouble
             if why and run.info.keep != NO_FOLDER:
-                say(run, "not-kept", why, "warning")
+                emit_event(run, "not-kept", why, "warning")
             return
         path = folder / folder_name(run.info.name, run.info.id)
         if is_run(path):
@@ -106,7 +106,7 @@ class Keeper:
         try:
             archive = read_archive(path)
         except HookcoreError as error:
-            say(run, "damaged", f"this run's files can't be read: {error}", "warning")
+            emit_event(run, "damaged", f"this run's files can't be read: {error}", "warning")
             if isinstance(run.joint, JointRun) and run.info.place is not None:
                 run.joint.lack(run, run.info.place.rank, error)
             return
@@ -141,7 +141,7 @@ class Keeper:
                 path.parent,
                 run.info,
                 run.store,
-                tell=lambda name, message: say(run, name, message, "warning"),
+                tell=lambda name, message: emit_event(run, name, message, "warning"),
                 limit_bytes=self._settings.keep_limit,
                 used_elsewhere=lambda: shelf.besides(path),
                 make_room=lambda: self._make_room(shelf),
@@ -253,7 +253,7 @@ class Keeper:
         try:
             run.saved.folder = shelf.restore(run.saved.folder)
         except OSError as error:
-            say(run, "not-kept", f"the run's folder can't be moved back from the trash: {error}", "warning")
+            emit_event(run, "not-kept", f"the run's folder can't be moved back from the trash: {error}", "warning")
         run.saved.on_edit = lambda: self.note(run)
 
     def _is_ours(self, folder: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 from hookcore.delivery.dashboard.lives import MAX_PID, lives, lives_as
 
 from .joint import JointRun
-from .run import GONE_AFTER_S, Run, say
+from .run import GONE_AFTER_S, Run, emit_event
 from .runs import Runs
 
 ENDED: Final = (
@@ -38,7 +38,7 @@ class LostMarks:
         for run in lost:
             if self._marked.get(run.id) != run.signs.seen_at:
                 cause = _cause(run)
-                say(run, "lost", f"{_sentence(run)} {cause}.", "error" if cause == ENDED else "warning")
+                emit_event(run, "lost", f"{_sentence(run)} {cause}.", "error" if cause == ENDED else "warning")
         self._marked = {run.id: run.signs.seen_at for run in lost}
 
 

@@ -15,7 +15,7 @@ from hookcore.records.wire import RunInfo
 
 from .keep import Keeper, WrongKeyError
 from .limits import tamed
-from .run import say
+from .run import emit_event
 from .runs import Runs
 
 logger = logging.getLogger("hookcore")
@@ -53,7 +53,7 @@ def list_orphan(runs: Runs, keeper: Keeper, info: RunInfo) -> None:
         return
     run.signs.seen_at = float("-inf")
     message = f"the training process ({info.pid}) ended before this dashboard answered it; its data is lost"
-    say(run, "never-arrived", message, "warning")
+    emit_event(run, "never-arrived", message, "warning")
     try:
         keeper.opened(run, True)
     except WrongKeyError as error:

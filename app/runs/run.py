@@ -210,7 +210,7 @@ class Run:
                 commands = self.commands.make(name, each)
                 if local is None and self.commands.wait(commands):
                     why = f"more than {MAX_COMMANDS} commands wait for the trainer: the oldest are dropped"
-                    say(self, "command-dropped", why, "warning")
+                    emit_event(self, "command-dropped", why, "warning")
             if local is not None:
                 for command in commands:
                     local(command)
@@ -317,9 +317,9 @@ class Run:
         if missing > 0 and saved.on_disk is not None:
             saved.on_disk.miss(missing)  # or the next restart would report them again
         for said in self._gaps.greet(counters, self.signs.silent_s, is_back, missing):
-            say(self, *said)
+            emit_event(self, *said)
         for said in self._gaps.count(self.received.counters, counters, self.signs.clock(), is_last):
-            say(self, *said)
+            emit_event(self, *said)
 
     def _take_all(self, batch: Batch, new_taps: tuple[Tap, ...]) -> None:
         # Everything is read before anything is stored: a damaged batch leaves no trace.
@@ -379,7 +379,7 @@ def record_of(item: FrameItem | SnapshotItem | EndItem) -> Record:
     return snapshot_of(item) if isinstance(item, SnapshotItem) else item
 
 
-def say(run: Run, name: str, message: str, severity: Severity = "info", count: int = 1) -> None:
+def emit_event(run: Run, name: str, message: str, severity: Severity = "info", count: int = 1) -> None:
     """Add an event of the server to those of the trainer."""
     run.store.add_event(Event(run.store.steps().newest or 0, time.time(), name, message, severity, count=count))
     run.changes.tell()

@@ -24,7 +24,7 @@ from ...runs.gone import Why
 from ...runs.joint import JointRun
 from ...runs.limits import tamed
 from ...runs.parts import End
-from ...runs.run import Run, record_of, say
+from ...runs.run import Run, emit_event, record_of
 from ...runs.runs import Runs
 from ...runs.saved import steps_of
 from ...settings import ServerSettings
@@ -266,7 +266,7 @@ class SharedRuns:
     def _say_lost(entry: Entry, damaged: Sequence[Mismatch]) -> None:
         taken = [each for each in damaged if each.number <= entry.run.received.acknowledged]
         if taken:
-            say(entry.run, "damaged", lost_in(taken, entry.shard.name), "warning")
+            emit_event(entry.run, "damaged", lost_in(taken, entry.shard.name), "warning")
 
     def _admit(self, run: Run) -> None:
         """Take a live run into memory if there is room. If not, the sum of its ranks must not wait for it."""
@@ -318,7 +318,7 @@ class SharedRuns:
             try:
                 run.take_stored(record_of(item), item.number)
             except HookcoreError as error:
-                say(run, "damaged", f"item {item.number} of this run can't be read: {error}", "warning")
+                emit_event(run, "damaged", f"item {item.number} of this run can't be read: {error}", "warning")
                 run.received.acknowledged = item.number
             entry.summed = item.number
         run.changes.tell()

@@ -75,7 +75,7 @@ def match_of(
     return match
 
 
-GivenMatch = Annotated[str | None, Depends(match_of)]
+MatchParam = Annotated[str | None, Depends(match_of)]
 
 
 def runs_of(request: Request) -> Runs:
@@ -84,8 +84,8 @@ def runs_of(request: Request) -> Runs:
     return runs
 
 
-GivenRuns = Annotated[Runs, Depends(runs_of)]
-GivenName = Annotated[str, Query(min_length=1, max_length=MAX_NAME, description="the name it was saved under")]
+RunsParam = Annotated[Runs, Depends(runs_of)]
+NameParam = Annotated[str, Query(min_length=1, max_length=MAX_NAME, description="the name it was saved under")]
 
 
 def forget(kept: Views, name: str) -> None:
@@ -116,22 +116,22 @@ def run_named(runs: Runs, run_id: str | None) -> Run:
     return runs.read(newest)
 
 
-def _run_of_path(runs: GivenRuns, run: RunId) -> Run:
+def _run_of_path(runs: RunsParam, run: RunId) -> Run:
     return run_named(runs, run)
 
 
-def _listed_run_of_path(runs: GivenRuns, run: RunId) -> Run:
+def _listed_run_of_path(runs: RunsParam, run: RunId) -> Run:
     return listed_run(runs, run)
 
 
-def _run_of_query(runs: GivenRuns, run: OfRun = None, rank: OfRank = None) -> Run:
+def _run_of_query(runs: RunsParam, run: OfRun = None, rank: OfRank = None) -> Run:
     found = run_named(runs, run)
     return found if rank is None else runs.read(rank_of(found, rank))
 
 
 PathRun = Annotated[Run, Depends(_run_of_path)]
 ListedRun = Annotated[Run, Depends(_listed_run_of_path)]
-GivenRun = Annotated[Run, Depends(_run_of_query)]
+RunParam = Annotated[Run, Depends(_run_of_query)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _span(
     return Span(first, last)
 
 
-GivenSpan = Annotated[Span, Depends(_span)]
+SpanParam = Annotated[Span, Depends(_span)]
 
 
 def page_of(items: Sequence[Any], after: int, limit: int) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -216,7 +216,7 @@ def _knows(given: str, tag: str) -> bool:
     return tag.removeprefix("W/") in known or given.strip() == "*"
 
 
-GivenReply = Annotated[Reply, Depends(Reply)]
+ReplyParam = Annotated[Reply, Depends(Reply)]
 
 
 def check_cells(columns: int, rows: int) -> None:
