@@ -22,8 +22,8 @@ from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore_app.runs import Changes, JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S, LATE_S
-from hookcore_app.runs.joint import READ_AGAIN_S
 from hookcore_app.runs.commands import Commands
+from hookcore_app.runs.joint import READ_AGAIN_S
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.rankwords import words_of
 from hookcore_app.runs.rounds import Rounds

@@ -234,7 +234,7 @@ class JointRun(Run):
                 message = (
                     f"rank {member.place.rank} can't be read now, so {without}: {error}. The rank's own run has them"
                 )
-                say(self, "rank-not-read", message, "warning")
+                emit_event(self, "rank-not-read", message, "warning")
             except Exception:
                 self._tell_bug()
             self._tell()
