@@ -876,3 +876,18 @@ def test_a_run_whose_ranks_are_all_on_disk_leaves_memory_and_returns(tmp_path: P
         assert joint.steps == 10
         assert ranks.server.runs.get(JOINT) is joint
         assert everything(ranks) == before
+
+
+def test_thresholds_of_all_ranks_outlast_the_server(tmp_path: Path) -> None:
+    with saved(tmp_path) as ranks:
+        ranks.all(range(4))
+        asked = {"run": JOINT, "rules": {"dead": False}}
+        assert ranks.server.client.post("/api/v1/rules", json=asked).status_code == 200
+        assert ranks.joint.current()[0].run.store.rules["dead"] is False
+        for rank in range(WORLD):
+            ranks.end(rank, 3)
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
+        table = again.server.client.get(f"/api/v1/rules?run={JOINT}").json()["rules"]
+        assert [each["name"] for each in table if not each["on"]] == ["dead"]
+        assert again.joint.store.rules["dead"] is False

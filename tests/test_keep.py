@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import os
 import re
 import threading
 import weakref
@@ -21,7 +22,9 @@ from hookcore.records import Failure, ModuleRecord
 from hookcore.records.wire import Batch, DeliveryCounters, Description, EndItem, RunInfo, frame_item
 from hookcore.store import StepRange
 from hookcore_app.runs import AwayError, Run, Runs
+from hookcore_app.runs import keep as keep_module
 from hookcore_app.runs import runs as runs_module
+from hookcore_app.runs import views as views_module
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.saved import show, show_all
 from hookcore_app.runs.shelf import bytes_below
@@ -505,3 +508,64 @@ def test_a_server_remembers_a_limited_number_of_removed_runs(monkeypatch: pytest
         world.take(Batch(run=info, taps_from=len(TAPS), items=(EndItem(3, 2),)))
     assert {gone.id for gone in world.runs.gone()} == {"run-2", "run-3"}
     assert world.runs.removed == 4
+
+
+def test_runs_that_are_too_many_or_damaged_are_named_and_links_to_the_former_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    world = start(settings, 0)
+    for number in range(4):
+        finish(world, number)
+    stop(world)
+    for age, path in enumerate(reversed(kept_in(tmp_path))):
+        os.utime(path, (1e9 - age, 1e9 - age))
+    newest = kept_in(tmp_path)[-1]
+    (newest / "run.json").write_text("{")
+    monkeypatch.setattr(keep_module, "MAX_LISTED", 3)
+    world = start(settings, 2)
+    wait_for(lambda: "1 older saved run is not listed" in world.runs.left_out)
+    for said in (world.client.get("/").text, world.client.get("/api/v1/runs").json()["partial"]):
+        assert "1 older saved run is not listed; links to them work." in said
+        assert f"1 saved run can't be read: {newest}" in said
+    assert world.client.get("/runs/run-0").status_code == 200
+    assert world.client.get("/runs/run-").status_code == 404
+    assert "older saved" not in world.runs.left_out
+    assert len(world.runs.all()) == 3
+    stop(world)
+
+
+def test_a_run_whose_trainer_was_killed_makes_place_without_leaving_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, gate, write = [0.0], threading.Event(), ArchiveWriter.write_part
+    monkeypatch.setattr(ArchiveWriter, "write_part", lambda writer: gate.wait(30.0) and write(writer))
+    world = make_world(lambda: now[0], keep=str(tmp_path), max_runs=2)
+    infos = [RunInfo(id=f"run-{number}", key="k", name="r", started_s=float(number)) for number in range(3)]
+    for info in infos[:2]:
+        world.take(batch(info, range(STEPS), first=True))
+    now[0] += 1000.0
+    assert world.post(batch(infos[2], range(STEPS), first=True)).status_code == 429
+    gate.set()
+    wait_for(lambda: world.post(batch(infos[2], range(STEPS), first=True)).status_code == 200)
+    assert {run.id for run in world.runs.all()} == {"run-0", "run-1", "run-2"}
+    assert world.runs.removed == 0
+    stop(world)
+
+
+def test_a_change_that_cannot_be_saved_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    world = start(ServerSettings(keep=str(tmp_path)), 0)
+    finish(world, 0)
+    monkeypatch.setattr(keep_module, "write_page", refuse)
+    assert world.client.patch("/api/v1/runs/run-0", json={"name": "better"}).status_code == 200
+    events = world.client.get("/api/v1/events?run=run-0&name=not-kept").json()["events"]
+    assert "No space left on device" in events[0]["message"]
+    monkeypatch.setattr(views_module, "write_json", refuse)
+    answer = world.client.put("/api/v1/views", json={"name": "v", "query": "f=x"})
+    assert (answer.status_code, "No space left on device" in answer.json()["error"]) == (400, True)
+    assert world.client.get("/api/v1/views").json()["views"] == []
+    monkeypatch.undo()
+    stop(world)

@@ -267,3 +267,13 @@ def test_the_page_shows_the_newest_of_each_name_as_text_only() -> None:
     assert 'src="api/v1/media/4?run=one"' in html
     assert "This page can't show it" in html.replace("&#39;", "'")
     assert "Nothing was logged" in served().get("/runs/one/media", headers={"Accept": "text/html"}).text
+
+
+def test_an_item_with_the_number_of_another_one_is_never_taken_for_it() -> None:
+    first = served(("words", 1, "text/plain", b"old")).get("/api/v1/media/0?run=one")
+    assert first.headers["cache-control"] == "private, no-cache"
+    again = served(("words", 9, "text/plain", b"new"))
+    known = {"If-None-Match": first.headers["etag"]}
+    assert again.get("/api/v1/media/0?run=one", headers=known).content == b"new"
+    same = served(("words", 1, "text/plain", b"old")).get("/api/v1/media/0?run=one", headers=known)
+    assert (same.status_code, same.content) == (304, b"")

@@ -516,3 +516,13 @@ def test_every_request_of_many_threads_is_answered() -> None:
         for thread in threads:
             thread.join(PATIENCE_S)
     assert answers == [b"HTTP/1.1 200"] * 200
+
+
+def test_a_look_at_the_runs_that_fails_does_not_end_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ValueError("a run is odd")
+
+    with served(lost_after_s=10_000.0) as server:
+        server.server._lifetime.each_second = fail
+        wait_for(lambda: "look at its runs failed" in caplog.text)
+        assert b"200 OK" in server.get("/healthz")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
@@ -19,7 +19,7 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, unknown
 
 from ..analysis.counted import counted_series
-from ..formats import StrictJson
+from ..formats import StrictJson, words_of
 from ..runs import Run, Runs
 from .params import (
     RUN_PATTERN,
@@ -162,7 +162,7 @@ def _series(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     wanted = [reader.find(asked.tap)] if asked.tap is not None else reader.taps(asked.match, asked.one_kind).taps
     about = asked.stat, *asked.bounds, asked.points
     many = [(tap.label, counted_series(reader, tap, *about)) for tap in wanted[:MAX_LINES]]
-    title = many[0][0] if len(many) == 1 else f"{asked.stat} of {KIND_WORDS[asked.one_kind]}"
+    title = many[0][0] if len(many) == 1 else f"{asked.stat} of {KIND_WORDS[asked.one_kind]}{_of(many, wanted)}"
     return series(many, style, title, asked.stat, asked.scale, asked.smooth)
 
 
@@ -170,12 +170,13 @@ def _scalars(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import series
 
     every = run.store.scalar_names()
-    names = asked.names or [name for name in every if not name.startswith(OWN)][:MAX_LINES]
+    wanted = asked.names or [name for name in every if not name.startswith(OWN)]
+    names = wanted[:MAX_LINES]
     missing = next((name for name in names if name not in set(every)), None)
     if missing is not None:
         raise HTTPException(404, unknown("scalar", missing, every))
     many = [(each.name, each) for each in run.reader.scalars(names, *asked.bounds, asked.points).series]
-    title = many[0][0] if len(many) == 1 else "scalars"
+    title = many[0][0] if len(many) == 1 else f"scalars{_of(many, wanted)}"
     return series(many, style, title, "value", asked.scale, asked.smooth)
 
 
@@ -195,18 +196,23 @@ def _fan(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
 
 
 def _profile(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
-    from ..analysis.figures import profile
+    from ..analysis.figures import ends_of, profile
 
     require("stat", asked.stat, STAT_NAMES)
     step = asked.step if asked.step is not None else run.store.steps().newest
-    kinds = []
+    kinds, cut = [], ""
     for kind in dict.fromkeys(asked.kind.split(",")):
         require("kind", kind, KINDS)
-        taps = run.reader.taps(asked.match, cast("Kind", kind)).taps[: asked.rows]
+        wanted = run.reader.taps(asked.match, cast("Kind", kind)).taps
+        taps = wanted[: asked.rows]
+        cut = cut or _of(taps, wanted)
         found = [run.reader.series(tap, asked.stat, step, step, 1) for tap in taps]
         kinds.append((kind, [each for each in found if each.present is not None and each.present.any()]))
-    title = f"{asked.stat} at step {step if step is not None else '-'}"
-    return profile([each for each in kinds if each[1]], style, title, asked.stat, asked.scale)
+    known = [each for each in kinds if each[1]]
+    first, last = ends_of(known) if known else (step, step)
+    steps = "step -" if first is None or last is None else words_of(first, last)
+    where = "at" if first == last else "as the mean of"
+    return profile(known, style, f"{asked.stat} {where} {steps}{cut}", asked.stat, asked.scale)
 
 
 def _tensor(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
@@ -242,6 +248,11 @@ def _compare(run: Run, other: Run, asked: FigureQuery, style: Style) -> dict[str
     )
     title = f"{asked.stat} of {KIND_WORDS[asked.one_kind]}: {other.name} against {run.name}"
     return difference(*found, style, title)
+
+
+def _of(shown: Sequence[Any], wanted: Sequence[Any]) -> str:
+    """Return what the title of a chart adds if it doesn't show all."""
+    return f" (the first {len(shown):,} of {len(wanted):,})" if len(shown) < len(wanted) else ""
 
 
 def _needs(given: str | None, name: str, chart: str) -> str:

@@ -46,11 +46,13 @@ def media(
     responses={200: {"content": {kind: {} for kind in TYPES} | _TABLE}, **problems()},
 )
 def content(
-    run: RunParam, number: Annotated[int, Path(ge=0, le=2**62, description="the number from the list")]
+    run: RunParam,
+    reply: ReplyParam,
+    number: Annotated[int, Path(ge=0, le=2**62, description="the number from the list")],
 ) -> Response:
     """Return the content: an image as PNG, a text, or a table or figure of Plotly as JSON."""
     found = run.reader.medium(number)
     if found is None:
         raise HTTPException(404, f"there is no item {number} of the run {run.id}; see the list of media")
     kind = TYPES.get(found.dtype, "application/octet-stream")
-    return Response(found.values.tobytes(), media_type=kind, headers={"Cache-Control": "private, max-age=3600"})
+    return reply.content(found.values.tobytes(), kind)

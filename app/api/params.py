@@ -193,12 +193,18 @@ class Reply:
     ) -> Response:
         """Reply with the result of the maker for the chosen format, or 304 if the client's copy is current."""
         name = chosen or choose(self._request.headers.get("accept"), offered)
-        headers = {"Cache-Control": "private, no-cache", "Vary": "Accept"}
         # The version is read before the answer is made, so an answer is never older than its tag says.
-        headers["ETag"] = tag = self._tag(name, versions)
+        return self._unless_known(self._tag(name, versions), makers[name], _media_type(name))
+
+    def content(self, data: bytes, media_type: str) -> Response:
+        """Reply with data as they came. Numbers of items begin anew with a run, so only the data are their version."""
+        return self._unless_known(self._tag("", [hashlib.blake2b(data).hexdigest()]), lambda: data, media_type)
+
+    def _unless_known(self, tag: str, make: Callable[[], bytes], media_type: str) -> Response:
+        headers = {"Cache-Control": "private, no-cache", "Vary": "Accept", "ETag": tag}
         if _knows(self._request.headers.get("if-none-match", ""), tag):
             return Response(status_code=304, headers=headers)
-        return Response(makers[name](), headers=headers, media_type=_media_type(name))
+        return Response(make(), headers=headers, media_type=media_type)
 
     def _tag(self, name: str, versions: Sequence[str]) -> str:
         """Return a weak tag: two answers with the same tag have the same content, if not the same bytes."""

@@ -62,6 +62,7 @@ def list_runs(
 ) -> Response:
     """Return the runs of this server, newest first: all of them, or those that a query finds."""
     known = [each.run for each in find_runs(query, map(Traits, runs.all()))]
+    missing = " ".join(filter(None, (runs.partial, runs.left_out)))
     start = 0
     if after is not None:
         places = [place for place, run in enumerate(known) if run.id == after]
@@ -72,9 +73,9 @@ def list_runs(
 
     def content() -> answers.Runs:
         more = start + limit < len(known)
-        return answers.Runs(len(known), shown[-1].id if more else None, tuple(map(run_of, shown)), runs.partial)
+        return answers.Runs(len(known), shown[-1].id if more else None, tuple(map(run_of, shown)), missing)
 
-    return reply.json([version_of(run) for run in known], content)
+    return reply.json([*(version_of(run) for run in known), missing], content)
 
 
 @router.get("/runs/{run}", summary="One run", responses=described(answers.Run))

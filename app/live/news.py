@@ -114,12 +114,14 @@ def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:
     span = new_steps(told, now)
     if span is None:
         return None
-    scalars = [name for name in run.store.scalar_names() if not name.startswith(OWN)][:MAX_SCALARS]
-    found = [run.store.scalars(name, *span, points=MAX_POINTS) for name in scalars]
+    names = [name for name in run.store.scalar_names() if not name.startswith(OWN)]
+    found = [run.store.scalars(name, *span, points=MAX_POINTS) for name in names[:MAX_SCALARS]]
     found = [series for series in found if len(series.first_step)]
     if not found:
         return None
-    return {"first_step": span[0], "last_step": span[1], "scalars": [answers.Series.of(series) for series in found]}
+    left_out = max(0, len(names) - MAX_SCALARS)
+    listed = [answers.Series.of(series) for series in found]
+    return {"first_step": span[0], "last_step": span[1], "left_out": left_out, "scalars": listed}
 
 
 def _new_frame(publisher: Publisher, run: Run, query: StreamQuery, told: Steps, now: Steps) -> FrameNews | None:

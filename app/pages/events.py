@@ -91,7 +91,8 @@ class EventsPage(RunPage):
         root, given = str(self.request.base_url).rstrip("/"), self.request.query_params.multi_items()
         query = urlencode([(key, value) for key, value in given if key != "format"])
         address = f"{root}/{address_of(self.run, 'events')}{'?' + query if query else ''}"
-        text = markdown_of(self.fitting[:MAX_COPIED], f"Events of {self.run.name or self.run.id}", address)
+        copied, title = self.fitting[:MAX_COPIED], f"Events of {self.run.name or self.run.id}"
+        text = markdown_of(copied, title, address, len(self.fitting) - len(copied))
         return PlainTextResponse(text, media_type="text/markdown")
 
     def values(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ MAPS: Final[tuple[tuple[Kind, str, str], ...]] = (
 MAP_ROWS, MAP_COLUMNS = 250, 300
 MAX_BARS: Final = 400
 _PROFILE: Final[tuple[Kind, ...]] = ("output", "output_grad")
+MAX_SCALARS: Final = 6
 WORST: Final = 6  # layers with their own charts
 POINTS: Final = 600
 NOTHING: Final = Markup()
@@ -51,7 +52,7 @@ class Chart:
 def charts_of(reader: Reader, findings: tuple[Finding, ...], view: View) -> tuple[list[Chart], list[str]]:
     """Return the charts that fit, most informative first, and the titles of the others."""
     taken: list[Chart] = []
-    left_out: list[str] = []
+    left_out = _names(reader)[MAX_SCALARS:]
     size = 0
     for chart in _all(reader, findings, view):
         size += len(chart.figure) + len(chart.picture)
@@ -80,10 +81,14 @@ def _chart(name: str, title: str, figure: dict[str, Any], text: str, **more: Any
     return Chart(name, title, json_of(figure), text, **more)
 
 
+def _names(reader: Reader) -> list[str]:
+    """Return the logged values, the loss first."""
+    return sorted((name for name in reader.scalars().names if not name.startswith(OWN)), key=loss_rank)
+
+
 def _scalars(reader: Reader, view: View) -> Iterator[Chart]:
-    names = [name for name in reader.scalars().names if not name.startswith(OWN)]
-    names.sort(key=loss_rank)
-    for place, series in enumerate(reader.scalars(names[:6], view.first, view.last, points=POINTS).series):
+    drawn = _names(reader)[:MAX_SCALARS]
+    for place, series in enumerate(reader.scalars(drawn, view.first, view.last, points=POINTS).series):
         if len(series.mean):
             name = series.name
             figure = figures.series([(name, series)], figures.LIGHT, name, "value")
@@ -135,8 +140,6 @@ def _layer(reader: Reader, place: int, finding: Finding, view: View) -> Iterator
 def _newest(reader: Reader, view: View) -> int | None:
     """Return the newest captured one of the steps."""
     first, last = view.values
-    if last is None:
-        return reader.steps().newest
     latest = (reader.latest(None, kind, first=first, last=last).taps for kind in _PROFILE)
     return max((each.step for taps in latest for each in taps), default=last)
 
@@ -147,6 +150,7 @@ def _profile(reader: Reader, view: View) -> Iterator[Chart]:
     found = {kind: reader.many_series(None, kind, "rms", newest, newest, 1) for kind in _PROFILE}
     kinds = [(kind, known) for kind, many in found.items() if (known := [each for each in many if len(each.mean)])]
     if kinds:
-        figure = figures.profile(kinds, figures.LIGHT, "", "rms")
-        text = f"{'the newest step, ' if view.is_whole else ''}from the input to the output"
-        yield _chart("profile", f"Step {newest}, layer by layer (rms)", figure, text, tall=True)
+        figure, (first, last) = figures.profile(kinds, figures.LIGHT, "", "rms"), figures.ends_of(kinds)
+        text = f"{'the newest captured step, ' if view.is_whole else ''}from the input to the output"
+        steps = f"Step {last}" if first == last else f"Means of steps {first} to {last}"
+        yield _chart("profile", f"{steps}, layer by layer (rms)", figure, text, tall=True)

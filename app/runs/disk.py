@@ -34,6 +34,9 @@ class Disk(Protocol):
     def is_whole(self, run: Run) -> bool:
         """Return whether all of a run is on disk, so that it can leave memory."""
 
+    def is_saving(self, run: Run) -> bool:
+        """Return whether the rest of a run is being written, so that all of it will be on disk soon."""
+
     def release(self, run: Run) -> None:
         """Write the rest of a run and close its files."""
 

@@ -35,7 +35,7 @@ class Gone:
     @property
     def sentence(self) -> str:
         """Why and when it was removed, and whether it can be restored."""
-        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.at_s))
+        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.at_s))
         undo = "To restore it, select Undo on the Runs page." if self.run is not None else "It can't be restored."
         return f"The run {self.name or self.id} {_WHY[self.why]} on {at}. {undo}"
 

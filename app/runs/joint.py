@@ -32,7 +32,7 @@ from .gone import Gone
 from .parts import End, Record
 from .rankwords import desync_of, of_rank, words_of
 from .rounds import WAITING, Held, Member, Rounds
-from .run import Run, emit_event
+from .run import Run, emit_event, follow_rules
 from .structures import Structures
 
 logger = logging.getLogger("hookcore")
@@ -535,6 +535,7 @@ class JointRun(Run):
             else:
                 for each, _ in readable:
                     self._tell_left_out(each)
+        self.store.rules = self.rules  # also those that were changed after the last step
         self._say_unread(members, kept)
 
     def _say_unread(self, members: Sequence[Member], kept: Mapping[str, Recorded | HookcoreError]) -> None:
@@ -587,8 +588,9 @@ class JointRun(Run):
     def follow_edit(self, run: Run) -> None:
         """Take what was edited elsewhere, if this rank speaks for all."""
         if self.members and run is self.current()[0].run:
-            self.name = _OF_RANK.sub("", run.name)
+            before, self.name = self.rules, _OF_RANK.sub("", run.name)
             self.edits.follow(run.edits)
+            follow_rules(self, before)
             self.changes.tell()
 
     # -- commands and edits ------------------------------------------------------------------------------------------
@@ -608,8 +610,9 @@ class JointRun(Run):
         """Announce a change, and save it with the lowest rank's run."""
         lead = self.current()[0].run if self.members else None
         if lead is not None:
-            lead.name = self.name
+            before, lead.name = lead.rules, self.name
             lead.edits.follow(self.edits)
+            follow_rules(lead, before)
             lead.edited()
         Run.edited(self)
 

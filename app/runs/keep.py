@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -12,7 +13,16 @@ from typing import Any, Final
 from weakref import WeakSet
 
 from hookcore.config import NO_FOLDER
-from hookcore.delivery.archive import Archive, ArchiveWriter, DiskCounters, Recorded, Scribe, folder_name, read_archive
+from hookcore.delivery.archive import (
+    SUFFIX,
+    Archive,
+    ArchiveWriter,
+    DiskCounters,
+    Recorded,
+    Scribe,
+    folder_name,
+    read_archive,
+)
 from hookcore.delivery.archive.state import key_hash
 from hookcore.errors import HookcoreError
 from hookcore.records.wire import EndItem, RunInfo, keep_folder
@@ -23,7 +33,7 @@ from .joint import JointRun
 from .parts import End, Record
 from .run import Run, emit_event
 from .runs import Runs
-from .saved import apply_folder, call_logged, fill_store, list_run, load, make_known, page_of, steps_of
+from .saved import apply_folder, call_logged, fill_store, load, make_known, page_of, steps_of
 from .shelf import PAGE_FILE, REMOVED_FILE, TRASH, Shelf, is_run, may_go, number_of, read_json, write_page
 
 logger = logging.getLogger("hookcore")
@@ -153,7 +163,7 @@ class Keeper:
             self._writers[run.id] = run, writer
         run.saved.folder, run.saved.key_hash = path, key_hash(run.info.key)
         run.saved.on_record, run.saved.on_disk = partial(self._follow, run, writer), writer
-        run.saved.on_edit = lambda: self.note(run)
+        run.saved.on_edit = partial(self._save_edit, run)
 
     def _shelf_of(self, path: Path) -> Shelf:
         return self._shelves.setdefault(path.parent, Shelf(path.parent, self._settings.keep_limit))
@@ -188,7 +198,13 @@ class Keeper:
         return ""
 
     def find(self, run_id: str) -> Run | None:
-        """Return None: all runs of the folder are listed, or were too many."""
+        """Return a run that wasn't listed because there were too many, and list it."""
+        for path in [each for each in list(self._runs.too_many) if each.name.endswith(f"-{run_id}{SUFFIX}")]:
+            with contextlib.suppress(HookcoreError, OSError):
+                run = make_known(self._runs, path)
+                if run.id == run_id:
+                    self._runs.too_many.discard(path)
+                    return self._list_run(path, run)
         return None
 
     def recorded(self, runs: Sequence[Run]) -> dict[str, Recorded | HookcoreError]:
@@ -207,6 +223,11 @@ class Keeper:
             return False
         writer: ArchiveWriter | None = run.saved.writer
         return run.saved.from_disk or (writer is not None and writer.is_complete)
+
+    def is_saving(self, run: Run) -> bool:
+        """Return whether the rest of a run is being written, so that all of it will be on disk soon."""
+        writer: ArchiveWriter | None = run.saved.writer
+        return run.saved.folder is not None and writer is not None and writer.is_closing
 
     def release(self, run: Run) -> None:
         """Write the rest of a run and close its writer, which would keep the store in memory."""
@@ -254,7 +275,7 @@ class Keeper:
             run.saved.folder = shelf.restore(run.saved.folder)
         except OSError as error:
             emit_event(run, "not-kept", f"the run's folder can't be moved back from the trash: {error}", "warning")
-        run.saved.on_edit = lambda: self.note(run)
+        run.saved.on_edit = partial(self._save_edit, run)
 
     def _is_ours(self, folder: Path) -> bool:
         return bool(self._settings.keeps) and folder.parent == Path(self._settings.keep)
@@ -263,13 +284,25 @@ class Keeper:
         """Write the run's name, notes, tags, acknowledgements, mutes, annotations, and summary for the list."""
         if run.saved.folder is None:
             return
-        if run.loaded:
-            run.saved.summary = steps_of(run) | self._summarize(run)
-        said = {**read_json(run.saved.folder / PAGE_FILE), **page_of(run)}
         try:
-            write_page(run.saved.folder, said)
+            self._write_page(run, run.saved.folder)
         except OSError as error:
             logger.warning("hookcore: %s can't be written: %s", run.saved.folder / PAGE_FILE, error)
+
+    def _save_edit(self, run: Run) -> None:
+        """Write what a reader has changed of a run, or say on its pages that this isn't possible."""
+        if run.saved.folder is None:
+            return
+        try:
+            self._write_page(run, run.saved.folder)
+        except OSError as error:
+            why = f"a change of the run's name, notes, or the like can't be saved, and ends with this server: {error}"
+            emit_event(run, "not-kept", why, "warning")
+
+    def _write_page(self, run: Run, folder: Path) -> None:
+        if run.loaded:
+            run.saved.summary = steps_of(run) | self._summarize(run)
+        write_page(folder, {**read_json(folder / PAGE_FILE), **page_of(run)})
 
     def close(self) -> None:
         """Write the rest of all runs."""
@@ -298,7 +331,11 @@ class Keeper:
             return False
         run = next((run for run in self._runs.every() if run.saved.folder == path), None)
         if run is None:
-            self._shelf_of(path).discard(path, "disk")  # from another server, or beyond the limit of the list
+            # From another server, beyond the limit of the list, or damaged.
+            gone = self._shelf_of(path).discard(path, "disk")
+            self._runs.too_many.discard(path)
+            self._runs.unlisted.pop(path, None)
+            call_logged(gone, self._list_trashed)
             return True
         return self._runs.remove(run.id, "disk")
 
@@ -306,8 +343,11 @@ class Keeper:
         """List the runs of the server's folder and its trash, and make room for new ones."""
         shelf = self._shelf_of(Path(self._settings.keep) / "any")
         try:
-            for path in shelf.runs()[:MAX_LISTED]:
-                call_logged(path, lambda path: list_run(self._runs, path, self.note), self._runs.unlisted)
+            paths = shelf.runs()
+            for path in paths[:MAX_LISTED]:
+                call_logged(path, self._list_run, self._runs.unlisted)
+            self._runs.too_many |= {*paths[MAX_LISTED:]}
+            self._runs.changes.tell()
         finally:
             self._listed.set()
         for path in shelf.trashed():
@@ -316,6 +356,12 @@ class Keeper:
             self._make_room(shelf)
         except OSError as error:
             logger.warning("hookcore: can't make room in %s: %s", shelf.folder, error)
+
+    def _list_run(self, path: Path, run: Run | None = None) -> Run:
+        """Put a run on disk into the list, unless it is listed already."""
+        run = run or make_known(self._runs, path)
+        run.saved.on_edit = partial(self._save_edit, run)
+        return self._runs.add_known(run)
 
     def _list_trashed(self, path: Path) -> None:
         run = make_known(self._runs, path)

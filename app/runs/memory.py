@@ -64,10 +64,8 @@ class Memory:
         loaded = [run for run in self._runs.values() if run.loaded]
         if sum(run.joint is None for run in loaded) < self._settings.max_runs:
             return self.used_bytes < self._settings.memory or any(run.finished for run in loaded)
-        for run in self._idle(loaded):
-            self._unload(run) or self._evict(run)
-            return True
-        return False
+        idle = self._idle(loaded)
+        return any(self._unload(run) for run in idle) or any(self._evict(run) for run in idle)
 
     def is_short(self, at_once: bool) -> bool:
         """Return whether room must be made. Unless it is needed `at_once`, that is examined once a second at most."""
@@ -139,10 +137,13 @@ class Memory:
         """Remove a run that is only in memory; the last resort."""
         if run.id not in self._runs or not run.loaded:
             return False
+        disk = self._disk()
+        if run.state == "lost" and disk is not None:
+            disk.release(run)
         if self.leave(run):
             return True
-        if isinstance(run, JointRun):
-            return False  # it goes with its ranks
+        if isinstance(run, JointRun) or (disk is not None and disk.is_saving(run)):
+            return False  # it goes with its ranks, or will soon be only on disk
         self._remove(run)
         return True
 

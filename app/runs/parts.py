@@ -42,9 +42,9 @@ class Edits:
     count: int = 0  # of edits since the server started, of the name, too
 
     def follow(self, other: Edits) -> None:
-        """Take what was edited of a rank. Thresholds aren't taken: they begin at steps, which a rank may count anew."""
+        """Take what was edited of another rank, or of all ranks together."""
         self.notes, self.tags, self.group, self.archived = other.notes, other.tags, other.group, other.archived
-        self.quiet, self.annotations = other.quiet, other.annotations
+        self.quiet, self.annotations, self.rule_changes = other.quiet, other.annotations, other.rule_changes
 
 
 @dataclass(slots=True)

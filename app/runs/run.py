@@ -379,6 +379,12 @@ def record_of(item: FrameItem | SnapshotItem | EndItem) -> Record:
     return snapshot_of(item) if isinstance(item, SnapshotItem) else item
 
 
+def follow_rules(run: Run, before: Choices) -> None:
+    """Let the rules of a run use its thresholds, if they were changed elsewhere."""
+    if run.loaded and run.rules != before and run.store.follower is not None:
+        run.store.follower.change(run.edits.rule_changes[-1][0] if run.edits.rule_changes else -1, run.rules)
+
+
 def emit_event(run: Run, name: str, message: str, severity: Severity = "info", count: int = 1) -> None:
     """Add an event of the server to those of the trainer."""
     run.store.add_event(Event(run.store.steps().newest or 0, time.time(), name, message, severity, count=count))

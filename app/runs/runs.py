@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from hookcore.findings import chosen_in, follow, started_with
 from hookcore.findings.ownrules import OwnRules, rules_in
-from hookcore.records import Event
+from hookcore.records import Event, text_of
 from hookcore.records.wire import MAX_TEXT, Place, RunInfo
 from hookcore.store import Store
 
@@ -43,6 +43,7 @@ class Runs:
         told = self.changes.tell
         self.views, self.board = Views(folder, changed=told), Views(folder, BOARD_FILE, "chart", told)
         self.unlisted: dict[Path, str] = {}  # folders of runs that can't be read, and why
+        self.too_many: set[Path] = set()  # folders of older runs that the list has no room for
         self._own_rules = rules_in(settings.rules_file) if settings.rules_file else ()
         self._clock = clock
         self._lock = threading.Lock()
@@ -82,6 +83,17 @@ class Runs:
     def partial(self) -> str:
         """Why runs may be missing in the list now; empty if none are."""
         return "" if self.disk is None else self.disk.partial
+
+    @property
+    def left_out(self) -> str:
+        """Which saved runs the list doesn't have, and why; empty if it has all."""
+        said, unread = [], list(self.unlisted.values())
+        if many := len(self.too_many):
+            said.append(f"{many:,} older saved run{'s are' if many > 1 else ' is'} not listed; links to them work.")
+        if many := len(unread):
+            runs = "1 saved run" if many == 1 else f"{many:,} saved runs"
+            said.append(f"{runs} can't be read{'' if many == 1 else '. The first'}: {text_of(unread[0])}.")
+        return " ".join(said)
 
     def get(self, run_id: str) -> Run | None:
         """Return a listed run by its id, without loading it."""

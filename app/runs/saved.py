@@ -68,12 +68,9 @@ def show_all(runs: Runs, path: Path) -> list[Run]:
     return shown
 
 
-def list_run(runs: Runs, path: Path, note: Callable[[Run], None] | None = None) -> Run:
+def list_run(runs: Runs, path: Path) -> Run:
     """Put a run on disk into the list, unless it is listed already."""
-    run = make_known(runs, path)
-    if note is not None:
-        run.saved.on_edit = lambda: note(run)
-    return runs.add_known(run)
+    return runs.add_known(make_known(runs, path))
 
 
 def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:

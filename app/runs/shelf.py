@@ -15,6 +15,7 @@ from hookcore.delivery.archive import SUFFIX, is_held
 from hookcore.delivery.archive.files import write_json
 from hookcore.delivery.archive.layout import RUN_FILE
 from hookcore.records import plain
+from hookcore.records.wire import LATEST_TIME_S
 
 PAGE_FILE: Final = "page.json"  # name, notes, acknowledgements, mutes, and a summary for the list
 REMOVED_FILE: Final = "removed.json"  # in the trash: when a run was removed, and why
@@ -143,8 +144,8 @@ def may_go(path: Path) -> bool:
 
 
 def number_of(value: object) -> float:
-    """Return a number from a JSON file, or 0 if it isn't one."""
-    return float(value) if isinstance(value, int | float) else 0.0
+    """Return a time from a JSON file, or 0 if it isn't one."""
+    return float(value) if isinstance(value, int | float) and 0 <= value < LATEST_TIME_S else 0.0
 
 
 def _size_of(path: Path) -> int:

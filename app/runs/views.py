@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from hookcore.delivery.archive.files import write_json
-from hookcore.errors import ArgumentError
+from hookcore.errors import ArgumentError, HookcoreError
 
 from .shelf import read_json
 
@@ -108,7 +108,10 @@ class Views:
 
     def _put(self, views: dict[str, str]) -> None:
         if self._kept is not None:
-            self._kept.write(views)
+            try:
+                self._kept.write(views)
+            except OSError as error:
+                raise HookcoreError(f"the {self.noun} can't be saved: {error}. Make room, and try again") from None
         self._views = views
 
 

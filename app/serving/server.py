@@ -72,6 +72,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._state: Any = app.state
         self._lifetime = lifetime
+        self._trouble = ""
 
     def stop(self) -> None:
         """Stop the server soon. Callable from any thread and from a signal handler."""
@@ -85,12 +86,22 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Check ten times per second whether to stop."""
         if counter % 10 == 0:
-            self._lifetime.each_second()
+            self._look()
         usage: Usage = self._state.usage
         limit = self._state.settings.idle_stop_s
         if limit and usage.idle_s > limit:
             self.stop()
         return await super().on_tick(counter)
+
+    def _look(self) -> None:
+        """Do what is due each second. Nothing that goes wrong there ends the server."""
+        try:
+            self._lifetime.each_second()
+            self._trouble = ""
+        except Exception as error:
+            if repr(error) != self._trouble:  # one each second would fill the log
+                logger.exception("hookcore: the server's look at its runs failed")
+            self._trouble = repr(error)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the streams, then the connections, then the rest."""

@@ -159,11 +159,13 @@ class Latest(Tabular):
     steps: Steps
     values: Floats  # [tap, stat], unchanged: NaN and infinities included
     first_steps: Steps
+    total: int  # of the taps that have values, with those beyond the limit
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each tap, and a column for each stat."""
         stats = {stat: self.values[:, place] for place, stat in enumerate(self.stats)}
-        return tap_columns(self.numbers, self.taps) | {"step": self.steps} | stats
+        steps = {"first_step": self.first_steps, "step": self.steps}
+        return tap_columns(self.numbers, self.taps) | steps | stats
 
 
 @dataclass(frozen=True, slots=True)

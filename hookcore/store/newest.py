@@ -46,12 +46,12 @@ class Newest(Deep):
         if sort:
             keys = _column_of(stored, sort.removeprefix("-"), numbers)
             numbers = numbers[_order(keys, sort.startswith("-"))]
-        numbers = numbers[:limit]
+        total, numbers = len(numbers), numbers[:limit]
         chosen = STAT_NAMES if stat is None else (stat,)
         values = np.stack([_column_of(stored, name, numbers) for name in chosen], axis=1)
         whole = len(numbers) == len(wanted.taps) and not sort
         taps = wanted.taps if whole else tuple(self._parts.taps[number] for number in numbers)
-        return Latest(chosen, numbers, taps, steps[numbers], values, steps[numbers])
+        return Latest(chosen, numbers, taps, steps[numbers], values, steps[numbers], total)
 
     def newest(
         self,
@@ -94,6 +94,7 @@ class Newest(Deep):
             np.concatenate([exact.steps, end[found]])[order],
             np.concatenate([exact.values, values[:, found].T])[order],
             np.concatenate([exact.first_steps, begin[found]])[order],
+            len(numbers),
         )
 
     def captured_rows(self, first: int | None = None, last: int | None = None) -> tuple[Steps, Steps]:
@@ -125,6 +126,7 @@ def _arranged(found: Latest, stat: str | None, sort: str | None, limit: int | No
         found.steps[order],
         found.values[order][:, columns],
         found.first_steps[order],
+        found.total,
     )
 
 

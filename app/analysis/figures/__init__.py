@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .aligned import same_maps
 from .distributions import fan, histograms
-from .lines import profile, series
+from .lines import ends_of, profile, series
 from .maps import EMPTY, INFINITE, NAN, difference, heatmap, tensor
 from .numerals import shown
 from .style import DARK, LIGHT, THEMES, Style
@@ -21,6 +21,7 @@ __all__ = [
     "THEMES",
     "Style",
     "difference",
+    "ends_of",
     "fan",
     "heatmap",
     "histograms",

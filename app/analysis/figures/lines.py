@@ -131,6 +131,12 @@ def profile(
     )
 
 
+def ends_of(kinds: Sequence[tuple[str, Sequence[Series]]]) -> tuple[int, int]:
+    """Return the first and the last step of a profile's values, which are means if these differ."""
+    points = [each for _, many in kinds for each in many]
+    return min(int(each.first_step[0]) for each in points), max(int(each.last_step[0]) for each in points)
+
+
 def _bar_marks(style: Style, kind: str, many: Sequence[Series]) -> list[Trace]:
     bad = [_layer_of(each) for each in many if each.nonfinite is not None and each.nonfinite[0]]
     if not bad:

@@ -14,7 +14,7 @@ from hookcore.store import StepRange
 from ...runs.joint import JointRun
 from ...runs.limits import tamed
 from ...runs.parts import End
-from ...runs.run import Run
+from ...runs.run import Run, follow_rules
 from ...runs.saved import apply_page, page_of
 from ..client import Shard
 from ..names import day_of, number_of_run
@@ -132,8 +132,7 @@ class Entry:
         if mine != before:
             self._apply(merged(before, mine, self._own()))
         self.summarized = bool(run.saved.summary.get("results") is not None)
-        if run.loaded and run.rules != rules and run.store.follower is not None:
-            run.store.follower.change(run.edits.rule_changes[-1][0] if run.edits.rule_changes else -1, run.rules)
+        follow_rules(run, rules)
         if isinstance(run.joint, JointRun):
             run.joint.follow_edit(run)
         run.changes.tell()

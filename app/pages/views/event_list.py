@@ -232,14 +232,16 @@ def names_of(lines: Iterable[Line]) -> dict[str, str]:
     return dict(sorted({line.name: line.title for line in lines}.items(), key=lambda each: each[1]))
 
 
-def markdown_of(lines: Sequence[Line], title: str, address: str) -> str:
-    """Return the lines as a Markdown table."""
+def markdown_of(lines: Sequence[Line], title: str, address: str, left_out: int = 0) -> str:
+    """Return the lines as a Markdown table, and how many older ones it lacks."""
     rows = [
         f"| {line.step:,} | {line.severity} | {_cell(line.title)} | {_code(line.module)} | {_cell(line.message)} |"
         for line in lines
     ]
     head = ["| step | severity | event | module | message |", "| ---: | --- | --- | --- | --- |"]
-    return "\n".join([f"# {_cell(title)}", "", f"<{address}>", "", *(head + rows if rows else ["No events."]), ""])
+    table = head + rows if rows else ["No events."]
+    more = ["", f"{left_out:,} older ones are left out."] if left_out else []
+    return "\n".join([f"# {_cell(title)}", "", f"<{address}>", "", *table, *more, ""])
 
 
 def _cell(text: str) -> str:

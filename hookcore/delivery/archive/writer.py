@@ -158,6 +158,12 @@ class ArchiveWriter:
         return self._finished.is_set() and not self._stopped and not self._lost
 
     @property
+    def is_closing(self) -> bool:
+        """Whether it writes the rest of the run now, and neither a full disk nor a folder that hangs is in its way."""
+        waits = self._ending and not self._finished.is_set() and not self._stopped
+        return waits and self._clock() - self._turn_at <= HANG_S
+
+    @property
     def durable(self) -> int:
         """The highest number on the wire that is on disk; earlier losses are counted."""
         return self._durable

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from hookcore.reading.answers.base import Answer, Floats, Integers, Tabular
 
-_PARTS = ("first_step", "last_step", "mean", "min", "max")
+_PARTS = ("first_step", "last_step", "mean", "min", "max", "nonfinite", "runs")
 
 
 class OverlayLine(Answer, frozen=True, eq=False):
@@ -41,7 +41,7 @@ class Overlay(Tabular, frozen=True):
         sizes = [len(line.mean) for line in self.lines]
         pairs = list(zip(self.lines, sizes, strict=True))
         columns: dict[str, Any] = {
-            "run": [line.run for line, size in pairs for _ in range(size)],
+            "run": [line.run or "" for line, size in pairs for _ in range(size)],  # none of a group
             "name": [line.name for line, size in pairs for _ in range(size)],
             "group": [line.group for line, size in pairs for _ in range(size)],
         }

@@ -247,6 +247,7 @@ class Latest(Tabular, frozen=True, eq=False):
     run: str
     stats: tuple[str, ...]
     taps: tuple[LatestTap, ...]
+    total: Annotated[int, Meta(description="how many taps have values; more than `taps` has if `limit` is less")]
 
     @classmethod
     def of(cls, run: str, found: store.Latest) -> Latest:
@@ -257,7 +258,7 @@ class Latest(Tabular, frozen=True, eq=False):
             LatestTap.of(number, tap, first_step=first, step=step, values=values)
             for number, tap, (first, step), values in rows
         )
-        return cls(run, found.stats, taps)
+        return cls(run, found.stats, taps, found.total)
 
     @property
     def steps(self) -> Integers:
@@ -272,4 +273,5 @@ class Latest(Tabular, frozen=True, eq=False):
     def columns(self) -> dict[str, Any]:
         """Return a row for each tap, and a column for each stat."""
         stats = {stat: self.values[:, place] for place, stat in enumerate(self.stats)}
-        return tap_columns(self.taps) | {"step": self.steps} | stats
+        firsts = np.array([tap.first_step for tap in self.taps], np.int64)
+        return tap_columns(self.taps) | {"first_step": firsts, "step": self.steps} | stats

@@ -1,0 +1,123 @@
+"""What an answer, a chart, or a file leaves out or sums up is said there, in every format."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hookcore.records import Tap
+from hookcore_app.live.marks import Steps, steps_of
+from hookcore_app.live.news import MAX_SCALARS, _new_logs
+from hookcore_app.pages.views.event_list import markdown_of
+from hookcore_app.report import View, report_of
+from hookcore_app.runs import Run
+from tests.api_world import arrow_columns, csv_columns, npy
+from tests.build import append, open_run
+from tests.serving import World, make_world
+
+LAYERS = 60
+STEPS = 400
+LOGGED = tuple(f"value {number:03}" for number in range(8))
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    """A run of sixty layers whose older steps are merged, and a group of two short ones."""
+    world = make_world(memory=500_000_000)
+    taps = tuple(Tap(f"layers.{number:02}", "output") for number in range(LAYERS))
+    run = open_run(world.runs, "one", started_s=2.0)
+    for step in range(STEPS):
+        append(run.store, step, [1.0 + step] * LAYERS, () if step else taps, dict.fromkeys(LOGGED, float(step)))
+    run.store.shrink(run.store.usage().nbytes // 2)
+    for seed in range(2):
+        short = open_run(world.runs, f"seed-{seed}", config={"lr": 0.1})
+        for step in range(3):
+            append(short.store, step, [1.0], () if step else taps[:1], {"loss": float("nan") if step == 1 else 1.0})
+    return world
+
+
+@pytest.fixture(scope="module")
+def run(world: World) -> Run:
+    found = world.runs.get("one")
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def merged(run: Run) -> tuple[int, int]:
+    """The ends of a span of merged steps."""
+    first, last = run.store.captured_rows(0, 40)
+    place = int(np.flatnonzero(last > first)[0])
+    return int(first[place]), int(last[place])
+
+
+def title_of(world: World, **asked: str | int) -> str:
+    figure = world.client.get("/api/v1/figure", params={"run": "one", **asked}).json()
+    return str(figure["layout"]["title"]["text"])
+
+
+def test_a_band_of_runs_is_available_in_every_format(world: World) -> None:
+    asked = {"runs": "seed-0,seed-1", "scalar": "loss", "group_by": "lr", "band": "true"}
+    found = {each: world.client.get("/api/v1/overlay", params={**asked, "format": each}) for each in ("csv", "arrow")}
+    assert [each.status_code for each in found.values()] == [200, 200]
+    for columns in (csv_columns(found["csv"].content), arrow_columns(found["arrow"].content)):
+        assert set(columns["run"]) == {""}
+        assert [int(each) for each in columns["runs"]] == [2, 0, 2]
+        assert [int(each) for each in columns["nonfinite"]] == [0, 2, 0]
+
+
+def test_newest_values_say_of_which_steps_they_are_and_of_how_many_there_are_more(
+    world: World, merged: tuple[int, int]
+) -> None:
+    first, last = merged
+    asked = {"run": "one", "from": first, "to": first, "limit": 2}
+    found = world.client.get("/api/v1/latest", params=asked).json()
+    assert (len(found["taps"]), found["total"]) == (2, LAYERS)
+    assert (found["taps"][0]["first_step"], found["taps"][0]["step"]) == merged
+    for name, read in (("csv", csv_columns), ("arrow", arrow_columns)):
+        columns = read(world.client.get("/api/v1/latest", params={**asked, "format": name}).content)
+        assert [(int(columns["first_step"][row]), int(columns["step"][row])) for row in (0, 1)] == [merged] * 2
+    assert npy(world.client.get("/api/v1/latest", params={**asked, "format": "npy"}).content)["first_step"][0] == first
+    assert world.client.get("/api/v1/latest", params={"run": "one", "limit": 2}).json()["total"] == LAYERS
+    assert last > first
+
+
+def test_a_chart_of_some_layers_says_of_how_many(world: World) -> None:
+    assert title_of(world, chart="series", kind="output") == f"rms of activation (the first 50 of {LAYERS})"
+    assert title_of(world, chart="profile", rows=3, step=STEPS - 1).endswith(f"(the first 3 of {LAYERS})")
+    assert title_of(world, chart="scalars") == "scalars"
+
+
+def test_a_profile_of_merged_steps_says_which(world: World, run: Run, merged: tuple[int, int]) -> None:
+    first, last = merged
+    assert title_of(world, chart="profile", step=first) == f"rms as the mean of steps {first} to {last}"
+    assert title_of(world, chart="profile", step=STEPS - 1) == f"rms at step {STEPS - 1}"
+    html = report_of(run, View(at=first)).decode()
+    assert f"Means of steps {first} to {last}, layer by layer (rms)" in html
+    assert f"Step {last}, layer by layer" not in html
+
+
+def test_a_report_names_the_logged_values_that_it_does_not_draw(run: Run) -> None:
+    html = report_of(run).decode()
+    assert f"MB: {LOGGED[6]}, {LOGGED[7]}" in html
+
+
+def test_the_profile_of_a_report_is_of_the_newest_captured_step(world: World) -> None:
+    run = open_run(world.runs, "sparse")
+    append(run.store, 0, [1.0], (Tap("a", "output"),))
+    append(run.store, 1, [], (), {"loss": 1.0})
+    assert "Step 0, layer by layer (rms)" in report_of(run).decode()
+
+
+def test_a_stream_of_scalars_says_how_many_more_there_are(world: World) -> None:
+    run = open_run(world.runs, "many")
+    names = [f"value {number:03}" for number in range(MAX_SCALARS + 3)]
+    append(run.store, 0, [], (), dict.fromkeys(names, 1.0))
+    told = _new_logs(run, Steps(), steps_of(run.store))
+    assert told is not None
+    assert (len(told["scalars"]), told["left_out"]) == (MAX_SCALARS, 3)
+
+
+def test_a_copy_of_the_events_says_how_many_older_ones_it_lacks() -> None:
+    assert "1,234 older ones are left out." in markdown_of([], "Events", "http://box/", 1234)
+    assert "left out" not in markdown_of([], "Events", "http://box/")
