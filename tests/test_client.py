@@ -23,6 +23,7 @@ from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading import Client
 from hookcore.reading.answers import HistogramsList, Scalars, Tabular
 from hookcore.reading.answers.live import FrameNews, News
+from hookcore.reading.exchange import Exchange
 from hookcore.reading.remote import RemoteReader
 from hookcore.records import Snapshot, Tap
 from hookcore_app.main import create_app
@@ -395,3 +396,25 @@ def test_later_pages_are_of_the_run_of_the_first_one_even_if_a_newer_run_starts(
         asked.clear()
         ask()
         assert asked == [None, "run 1"]
+
+
+def test_a_follower_waits_until_a_restarted_server_knows_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, unknown = Exchange("http://127.0.0.1:9", None, 1.0), ServerError("there is no run 'one'", 404)
+    answers = iter([[("run", "1", b"{}")], unknown, [("state", "2", b"{}")], unknown, unknown])
+
+    def events(*_: Any) -> Iterator[tuple[str, str, bytes]]:
+        found = next(answers)
+        if isinstance(found, ServerError):
+            raise found
+        yield from found
+
+    monkeypatch.setattr(exchange, "_connect", lambda timeout_s: socket.socket())
+    monkeypatch.setattr(exchange, "_events", events)
+    monkeypatch.setattr("hookcore.reading.exchange.FIRST_WAIT_S", 0.0)
+    news = exchange.follow("/api/v1/live", {}, None)
+    assert [next(news)[0] for _ in range(2)] == ["run", "state"]
+    monkeypatch.setattr("hookcore.reading.exchange.NEW_SERVER_S", 0.0)
+    with pytest.raises(ServerError, match="there is no run"):
+        next(news)
+    with pytest.raises(ServerError, match="there is no run"):  # it was never there
+        next(exchange.follow("/api/v1/live", {}, None))

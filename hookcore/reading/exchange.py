@@ -18,6 +18,8 @@ from hookcore.reading.answers.base import Wanted, decode
 STREAM_TIMEOUT_S: Final = 60.0  # a live stream sends a sign of life every 15 s
 FIRST_WAIT_S: Final = 0.2
 MAX_WAIT_S: Final = 10.0
+NEW_SERVER_S: Final = 30.0  # in which a server that was restarted may not know a run yet
+_TRY_AGAIN: Final = (429, 502, 503, 504)
 MAX_LINE: Final = 64 * 2**20
 _BROKEN: Final = (OSError, http.client.HTTPException)
 
@@ -77,19 +79,22 @@ class Exchange:
     def follow(self, path: str, asked: Mapping[str, Any], last: str | None) -> Iterator[tuple[str, str, bytes]]:
         """Yield name, id, and data of server-sent events forever; resume a broken stream."""
         wait_s, address, was_there = FIRST_WAIT_S, self._endpoint.prefix + path + query_of(asked), False
+        unknown_since = float("inf")
         while True:
             connection = None
             try:
                 connection = self._connect(STREAM_TIMEOUT_S)
                 for name, told, data in self._events(connection, address, last):
-                    wait_s, last, was_there = FIRST_WAIT_S, told or last, True
+                    wait_s, last, was_there, unknown_since = FIRST_WAIT_S, told or last, True, float("inf")
                     yield name, told, data
             except _BROKEN as error:
                 if not was_there:
                     raise self._unreachable(error) from None
                 # It is gone, or is being restarted.
             except ServerError as error:
-                if error.status not in (429, 502, 503, 504):
+                is_unknown, now = error.status == 404 and was_there, time.monotonic()
+                unknown_since = min(unknown_since, now) if is_unknown else unknown_since
+                if error.status not in _TRY_AGAIN and not (is_unknown and now - unknown_since < NEW_SERVER_S):
                     raise
             finally:
                 if connection is not None:
@@ -109,7 +114,7 @@ class Exchange:
             raise ServerError(sentence_of(answer.status, answer.read()), answer.status)
         fields: dict[str, str] = {}
         while line := answer.readline(MAX_LINE):
-            text = line.decode().rstrip("\r\n")
+            text = line.decode("utf-8", "replace").rstrip("\r\n")  # the last line may be cut inside a letter
             name, _, value = text.partition(":")
             if name:
                 fields[name] = value.removeprefix(" ")
