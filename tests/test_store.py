@@ -26,7 +26,7 @@ from hookcore.records import (
     Tap,
 )
 from hookcore.records.sketch import POS_INF
-from hookcore.store import STAT_NAMES, Store
+from hookcore.store import STAT_NAMES, Store, queries
 from tests import build
 from tests.sketches import block_of, rebin, sketch_of
 
@@ -210,6 +210,17 @@ def test_a_nonfinite_step_wins_its_cell_of_the_heatmap(store: Store) -> None:
     assert np.isnan(shown.worst[0, 0])
     assert shown.nonfinite.tolist() == [[2]]
     assert shown.taps == (TAPS[2],)
+
+
+def test_a_heatmap_of_very_many_taps_has_fewer_columns_and_loses_no_step(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = store.heatmap("output", "rms", columns=5000)
+    monkeypatch.setattr(queries, "MAX_CELLS", 2 * len(whole.taps))
+    found = store.heatmap("output", "rms", columns=5000)
+    assert (len(found.first_step), len(whole.first_step) > 2) == (2, True)
+    assert found.present.sum() == whole.present.sum()
+    assert found.nonfinite.sum() == whole.nonfinite.sum()
 
 
 def test_heatmap_rows_are_grouped_to_the_requested_number(store: Store) -> None:

@@ -200,7 +200,8 @@ def _profile(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
 
     require("stat", asked.stat, STAT_NAMES)
     step = asked.step if asked.step is not None else run.store.steps().newest
-    kinds, cut = [], ""
+    kinds = []
+    cut = ""
     for kind in dict.fromkeys(asked.kind.split(",")):
         require("kind", kind, KINDS)
         wanted = run.reader.taps(asked.match, cast("Kind", kind)).taps

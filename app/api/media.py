@@ -43,7 +43,11 @@ def media(
     "/media/{number}",
     summary="The content of one item",
     response_class=Response,
-    responses={200: {"content": {kind: {} for kind in TYPES} | _TABLE}, **problems()},
+    responses={
+        200: {"content": {kind: {} for kind in TYPES} | _TABLE},
+        304: {"description": "the item is the one with the ETag in If-None-Match"},
+        **problems(),
+    },
 )
 def content(
     run: RunParam,

@@ -87,9 +87,11 @@ class Runs:
     @property
     def left_out(self) -> str:
         """Which saved runs the list doesn't have, and why; empty if it has all."""
-        said, unread = [], list(self.unlisted.values())
+        said = []
+        unread = list(self.unlisted.values())
         if many := len(self.too_many):
-            said.append(f"{many:,} older saved run{'s are' if many > 1 else ' is'} not listed; links to them work.")
+            runs, link = ("run is", "its link works") if many == 1 else ("runs are", "their links work")
+            said.append(f"{many:,} older saved {runs} not listed, but {link}.")
         if many := len(unread):
             runs = "1 saved run" if many == 1 else f"{many:,} saved runs"
             said.append(f"{runs} can't be read{'' if many == 1 else '. The first'}: {text_of(unread[0])}.")

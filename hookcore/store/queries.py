@@ -27,6 +27,7 @@ from hookcore.store.schemas import SCALAR_SCHEMA
 from hookcore.store.segments import Lanes, Steps
 from hookcore.store.unlike import Sample
 
+MAX_CELLS: Final = 2**23  # of a heatmap, before neighboring taps share a row: 24 bytes each
 _VALUE: Final = SCALAR_SCHEMA.columns.index("value")
 
 
@@ -104,7 +105,8 @@ class Queries(Newest):
     ) -> Heatmap:
         """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells.
 
-        Callers that ask for the same taps again and again pass them as `wanted`, which skips the search.
+        Callers that ask for the same taps again and again pass them as `wanted`, which skips the search. Very many taps
+        get fewer columns, so that the memory is bounded.
         """
         checks.require("stat", stat, STAT_NAMES)
         checks.require_at_least("columns", columns, 1)
@@ -112,6 +114,7 @@ class Queries(Newest):
         wanted = self.taps(match, kind) if wanted is None else wanted
         if not len(wanted.taps):
             return _empty_heatmap(stat)
+        columns = max(1, min(columns, MAX_CELLS // len(wanted.taps)))
         span, streaks = (first, last), self._streaks_of(wanted.numbers)
         view = self._view(self._of_taps(stat, wanted.numbers), span)
         over = columns_over(view.kept, *span, columns, view.past)
