@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from hookcore_app.live.news import MAX_SCALARS, _new_logs
 from hookcore_app.pages.views.event_list import markdown_of
 from hookcore_app.report import View, report_of
 from hookcore_app.runs import Run
-from tests.api_world import arrow_columns, csv_columns, npy
+from tests.api_world import World as Filled
+from tests.api_world import arrow_columns, attend, csv_columns, fill, fill_ranks, npy
 from tests.build import append, open_run
 from tests.serving import World, make_world
 
@@ -49,6 +52,40 @@ def merged(run: Run) -> tuple[int, int]:
     first, last = run.store.captured_rows(0, 40)
     place = int(np.flatnonzero(last > first)[0])
     return int(first[place]), int(last[place])
+
+
+def test_every_table_is_available_in_every_format() -> None:
+    server = Filled()
+    fill(open_run(server.runs, "two"), 3.0)
+    attend(server.run)
+    fill_ranks(server.runs)
+    tables: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("series", {"tap": "0", "stat": "rms,p50"}),
+        ("heatmap", {"kind": "output", "stat": "rms"}),
+        ("histograms", {"tap": "0"}),
+        ("histograms", {"taps": "0,1"}),
+        ("channels", {}),
+        ("latest", {}),
+        ("scalars", {"name": "loss"}),
+        ("compare", {"runs": "one,two"}),
+        ("compare/heatmap", {"runs": "one,two"}),
+        ("differences", {"from": 0, "to": 3}),
+        ("overlay", {"runs": "one,two", "scalar": "loss"}),
+        ("overlay", {"runs": "one,two", "scalar": "loss", "band": True}),
+        ("model", {}),
+        ("ranks", {"run": "ranks-4f2a"}),
+        ("ranks/map", {"run": "ranks-4f2a"}),
+        ("ranks/spread", {"run": "ranks-4f2a", "kind": "output"}),
+        ("attention-rollout", {}),
+    )
+    paths = server.app.openapi()["paths"]
+    listed = {path for path, each in paths.items() if "text/csv" in str(each.get("get", {}).get("responses"))}
+    assert {f"/api/v1/{path}" for path, _ in tables} == listed - {"/api/v1/snapshots/{number}"}
+    for path, asked in tables:
+        asked.setdefault("run", "one")
+        rows = {len(column) for column in csv_columns(server.get(path, format="csv", **asked).content).values()}
+        assert rows == {len(each) for each in arrow_columns(server.get(path, format="arrow", **asked).content).values()}
+        assert npy(server.get(path, format="npy", **asked).content).dtype.hasobject is False
 
 
 def title_of(world: World, **asked: str | int) -> str:

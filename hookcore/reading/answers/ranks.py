@@ -64,11 +64,16 @@ class Ranks(Tabular, frozen=True):
     ranks: tuple[Rank, ...]
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each rank."""
-        about = ("rank", "run", "state", "host", "device", "newest_step", "seconds_per_step")
-        rates = ("samples_per_second", "tokens_per_second")
-        names = (*about, *rates, "wait_s", "after_first_s", "was_last", "late", "missed")
-        return {name: [getattr(each, name) for each in self.ranks] for name in names}
+        """Return a row for each rank. What isn't known is NaN."""
+        texts, counts = ("run", "state", "host", "device"), ("was_last", "late", "missed")
+        rates = ("seconds_per_step", "samples_per_second", "tokens_per_second")
+        numbers = ("newest_step", *rates, "wait_s", "after_first_s")
+        return {
+            "rank": np.array([each.rank for each in self.ranks], np.int64),
+            **{name: [getattr(each, name) for each in self.ranks] for name in texts},
+            **{name: np.array([getattr(each, name) for each in self.ranks], np.float64) for name in numbers},
+            **{name: np.array([getattr(each, name) for each in self.ranks], np.int64) for name in counts},
+        }
 
 
 class RankSpread(Answer, frozen=True):
@@ -133,7 +138,8 @@ class LayerSpreads(Page, Tabular, frozen=True):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each layer."""
-        names = ("low", "median", "high", "apart", "odd_value", "finite", "present")
-        found: dict[str, Any] = {name: [getattr(each, name) for each in self.layers] for name in names}
-        odd = [-1 if each.odd is None else each.odd for each in self.layers]  # -1: none
+        kinds = dict.fromkeys(("low", "median", "high", "apart", "odd_value"), np.float64)
+        kinds |= dict.fromkeys(("finite", "present"), np.int64)
+        found = {name: np.array([getattr(each, name) for each in self.layers], kind) for name, kind in kinds.items()}
+        odd = np.array([-1 if each.odd is None else each.odd for each in self.layers], np.int64)  # -1: none
         return tap_columns([each.tap for each in self.layers]) | found | {"odd": odd}
