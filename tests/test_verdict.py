@@ -140,7 +140,9 @@ def test_if_old_steps_were_merged_the_first_difference_is_a_range_of_steps() -> 
 @pytest.mark.parametrize(("tolerance", "outcome"), [(0.0, "different"), (0.6, "no difference")])
 def test_the_tolerance_applies_to_logged_values_too(tolerance: float, outcome: str) -> None:
     one, two = (run_of({0: [1.0, 2.0]}, {0: loss}) for loss in (1.0, 2.0))
-    assert verdict_of(one, two, tolerance).outcome == outcome
+    verdict = verdict_of(one, two, tolerance)
+    assert verdict.outcome == outcome
+    assert ("Differences of up to 60% of the larger value don't count." in verdict.say()) == (tolerance > 0)
 
 
 def test_hookcores_own_numbers_are_not_part_of_a_verdict() -> None:

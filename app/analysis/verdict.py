@@ -45,6 +45,7 @@ class Verdict:
     layers: list[LayerDifference]
     logged: list[Logged]
     extent: Extent
+    tolerance: float = 0.0
 
     @property
     def outcome(self) -> Outcome:
@@ -86,7 +87,13 @@ class Verdict:
         return "Nothing was compared: " + ("no step was captured by both runs." if self.pairs.taps else _NO_PAIR)
 
     def _details(self) -> list[str]:
-        return [self._layers(), self._rest(), *self._values(), self._nonfinite(), self._left_out()]
+        return [self._tolerated(), self._layers(), self._rest(), *self._values(), self._nonfinite(), self._left_out()]
+
+    def _tolerated(self) -> str:
+        """Say what doesn't count as a difference."""
+        if not self.tolerance or self.outcome == "unknown":
+            return ""
+        return f"Differences of up to {100 * self.tolerance:.3g}% of the larger value don't count."
 
     def _layers(self) -> str:
         """Describe the layers, unless the headline does."""
@@ -200,7 +207,7 @@ def compare_runs(one: Store, two: Store, asked: ComparisonQuery) -> Verdict:
             captured[side].add(rows[side].first, rows[side].present)
     both, either = compared.count(), (captured[0].count(), captured[1].count())
     extent = Extent(both, either, max(0, _span(one, two, asked) - both))
-    return Verdict(pairs, layers, _compare_logged(one, two, asked), extent)
+    return Verdict(pairs, layers, _compare_logged(one, two, asked), extent, asked.tolerance)
 
 
 @dataclass(slots=True)
