@@ -138,7 +138,7 @@ class LayerSpreads(Page, Tabular, frozen=True):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each layer."""
-        kinds = dict.fromkeys(("low", "median", "high", "apart", "odd_value"), np.float64)
+        kinds: dict[str, Any] = dict.fromkeys(("low", "median", "high", "apart", "odd_value"), np.float64)
         kinds |= dict.fromkeys(("finite", "present"), np.int64)
         found = {name: np.array([getattr(each, name) for each in self.layers], kind) for name, kind in kinds.items()}
         odd = np.array([-1 if each.odd is None else each.odd for each in self.layers], np.int64)  # -1: none
