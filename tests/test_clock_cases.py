@@ -338,6 +338,21 @@ def test_parameters_can_be_swapped_while_they_are_watched() -> None:
         torch.__future__.set_swap_module_params_on_conversion(False)
 
 
+def test_many_micro_batches_before_the_first_optimizer_step_are_one_step() -> None:
+    model = _net()
+    optimizer = sgd(model.parameters())
+    with watch(model, kinds={"param_grad"}) as watcher:
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(70):
+                mean_square(model(noise(5, 4))).backward()
+            optimizer.step()
+        assert watcher.current_step == 2
+        assert watcher.flush()
+        assert watcher.store.scalars("hookcore/micro_batches").mean.tolist() == [70.0, 70.0]
+        assert [event for event in watcher.store.events() if event.name == "no-optimizer"] == []
+
+
 def test_a_kept_output_keeps_neither_store_nor_recorder_alive_after_close() -> None:
     model = _net()
     watcher = watch(model)

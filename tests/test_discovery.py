@@ -169,6 +169,14 @@ def test_a_discarded_model_is_released_and_makes_room() -> None:
         assert watcher.current_step == 20
 
 
+def test_models_that_follow_one_another_continue_the_same_series() -> None:
+    with watch() as watcher:
+        for _ in range(3):
+            step_of(Net(), noise(5, 6))
+            assert watcher.flush()
+        assert {path.partition("/")[0] for path in paths(watcher)} == {"Net"}
+
+
 def test_patterns_apply_to_discovered_models() -> None:
     with watch(include="type:Linear", kinds={"output"}) as watcher:
         step_of(Net(), noise(5, 6))
@@ -264,6 +272,20 @@ def test_a_paused_watcher_counts_steps_and_captures_none() -> None:
         assert watcher.flush()
         assert watcher.current_step == 3
         assert [bool(read_step(watcher, number)) for number in range(3)] == [True, False, True]
+
+
+def test_a_detached_block_in_an_uncaptured_step_captures_no_part_of_it() -> None:
+    model = mlp()
+    optimizer = sgd(model.parameters())
+    with watch(model, every=4) as watcher:
+        for _ in range(6):
+            loss = mean_square(model(noise(5, 6)))
+            with hookcore.detached():
+                pass
+            loss.backward()
+            optimizer.step()
+        assert watcher.flush()
+        assert watcher.store.captured_rows()[0].tolist() == [0, 4]
 
 
 def test_every_second_step_is_captured_on_request() -> None:

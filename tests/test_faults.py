@@ -14,12 +14,14 @@ from typing import Any, Final, NoReturn
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import hookcore
 from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder import dispatch as dispatch_code
 from hookcore.recorder import errorlog
+from hookcore.recorder import recorder as recorder_code
 from hookcore.recorder import shipping as shipping_code
 from hookcore.recorder import statistics as statistics_code
 from hookcore.recorder import worker as worker_code
@@ -154,6 +156,10 @@ def test_a_limited_number_of_errors_is_kept_and_the_rest_is_counted(
     assert run.steps == untouched
     assert len(watcher.errors) == 2
     assert watcher.error_count > 2
+    events = [event for event in watcher.store.events() if event.name == "hook-error"]
+    assert events[:2] == watcher.errors
+    assert sum(event.count for event in events) == watcher.error_count
+    assert "more errors" in events[-1].message
 
 
 def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
@@ -469,6 +475,23 @@ def test_the_watcher_may_be_called_from_inside_a_forward_or_a_backward(call: str
     assert process_state() == before
 
 
+def test_watches_that_begin_and_end_in_other_threads_disturb_no_step() -> None:
+    other = mlp()
+
+    def begin_and_end(*_: object) -> None:
+        thread = threading.Thread(target=lambda: watch(other).close())
+        thread.start()
+        thread.join()
+
+    expected = train_unwatched()
+    own = register_optimizer_step_pre_hook(begin_and_end)
+    try:
+        with watch(mlp()):
+            assert train().steps == expected  # torch iterates over its table of hooks meanwhile
+    finally:
+        own.remove()
+
+
 def test_a_forked_process_trains_as_if_unwatched() -> None:
     expected = train_unwatched()
     seed_all()
@@ -504,6 +527,29 @@ def test_invalid_logs_and_observations_are_counted_and_do_not_raise() -> None:
         thing = object()
         assert watcher.observe("scores", thing) is thing  # type: ignore[arg-type]
         assert watcher.error_count == 2
+        watcher.log(loss=1.5, note="warm-up", rates=torch.ones(2), none=None, self=2.0)  # type: ignore[arg-type]
+        assert watcher.error_count == 5
+        watcher.step()
+        assert watcher.flush()
+        assert [watcher.store.scalars(name).mean.tolist() for name in ("loss", "self")] == [[1.5], [2.0]]
+        assert "a tensor of shape (2,) was given" in watcher.errors[3].message
+
+
+def test_names_of_observed_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_code, "MAX_OBSERVED", 3)
+    with watch(mlp()) as watcher:
+        for step in range(5):
+            watcher.observe(f"scores of step {step}", torch.ones(3))
+        assert watcher.error_count == 2
+        assert "use one name for a tensor in all steps" in watcher.errors[0].message
+
+
+def test_an_observation_with_a_name_that_is_no_text_costs_no_frame() -> None:
+    with watch(mlp()) as watcher:
+        watcher.observe(7, torch.ones(3))  # type: ignore[arg-type]
+        watcher.step()
+        assert read_step(watcher, 0)["7", "output", "", 0]["count"] == 3.0
+        assert watcher.errors == []
 
 
 def test_a_watcher_can_be_closed_twice_and_then_no_longer_used() -> None:

@@ -257,6 +257,26 @@ def test_a_closed_watcher_releases_a_graph_that_still_lives() -> None:
     assert gone() is None
 
 
+@pytest.mark.parametrize("steps", [2, 70])  # in the first 64 steps, more gradients are compared
+@pytest.mark.parametrize("closes", [True, False])
+def test_no_parameter_outlives_its_model_because_the_watcher_is_kept(steps: int, closes: bool) -> None:
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    gone = [weakref.ref(parameter) for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model) as watcher:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+        assert watcher.flush()  # the recorder's thread may be looking at the model just now
+        if closes:
+            watcher.close()
+        del model, optimizer
+        gc.collect()
+        assert [ref() for ref in gone] == [None] * 6
+        assert watcher.errors == []
+
+
 class Shows(nn.Module):
     """Keeps the watcher, and passes it a tensor from inside its forward."""
 

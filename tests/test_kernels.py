@@ -6,6 +6,7 @@ test_triton_kernel.py) Triton's interpreter pass the same tests. Tests of one ke
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import hypothesis.extra.numpy as hnp
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hookcore.observe import arena as arena_code
 from hookcore.observe import cpu, portable
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.harvest import unpack
@@ -225,6 +227,24 @@ def test_the_result_does_not_depend_on_the_number_of_threads(threads: int) -> No
     expected = expect(tensor.numpy())
     assert stats["norm"] == pytest.approx(expected["norm"], rel=1e-12)
     assert stats["nan"] == 1
+    np.testing.assert_array_equal(dense, np.bincount(bins_of(tensor.numpy()), minlength=BINS))
+
+
+@on_cpu
+def test_a_team_of_fewer_threads_than_asked_for_measures_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What OpenMP does under OMP_THREAD_LIMIT=1: one thread runs the function.
+    work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    fork = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(
+        lambda function, data, *_: work(function)(data)
+    )
+    number = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
+    addresses = [ctypes.cast(each, ctypes.c_void_p).value for each in (fork, number)]
+    monkeypatch.setattr(arena_code, "_openmp_calls", lambda: addresses)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    tensor = torch.randn(100_000, generator=torch.Generator().manual_seed(5))
+    stats, dense = measure(tensor, arena=CpuArena(16, None))
+    assert stats["count"] == 100_000
+    assert stats["norm"] == pytest.approx(expect(tensor.numpy())["norm"], rel=1e-12)
     np.testing.assert_array_equal(dense, np.bincount(bins_of(tensor.numpy()), minlength=BINS))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -152,6 +153,12 @@ def test_a_rule_that_raises_is_counted_and_switched_off_after_three_times_in_a_r
     ]
     assert [each.rule for each in store.incidents()] == ["own-large"]
     assert '"faults": 3' in store.labels()["own rule broken"]
+
+
+def test_a_rule_that_exits_ends_neither_the_thread_nor_the_training() -> None:
+    store = play(runner(lambda given: sys.exit("too large"), large), [50.0] * 4)
+    assert events(store, "own-rule-failed") == ["the rule mine raised SystemExit: too large"]
+    assert [each.rule for each in store.incidents()] == ["own-large"]
 
 
 def test_a_rule_that_raises_now_and_then_goes_on() -> None:

@@ -8,10 +8,10 @@ torch's own method with the same arguments. When the last observer leaves, torch
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from hookcore.hooks.handle import registering
 from hookcore.internals import Engine, current_graph_task, engine, set_engine
 
 
@@ -30,7 +30,6 @@ class BackwardObserver(Protocol):
 
 _observers: tuple[BackwardObserver, ...] = ()
 _replaced: Any = None  # torch's own engine, while ours replaces it
-_lock = threading.Lock()
 
 
 class ObservedEngine(Engine):
@@ -60,7 +59,7 @@ class BackwardHandle:
 
     def remove(self) -> None:
         global _observers
-        with _lock:
+        with registering():
             _observers = tuple(observer for observer in _observers if observer is not self._observer)
             self._observer = None
             if not _observers:
@@ -70,7 +69,7 @@ class BackwardHandle:
 def observe_backward(observer: BackwardObserver) -> BackwardHandle:
     """Call the observer around every outermost backward pass of this process."""
     global _observers, _replaced
-    with _lock:
+    with registering():
         if not isinstance(engine(), ObservedEngine):
             _replaced = engine()
             set_engine(ObservedEngine())

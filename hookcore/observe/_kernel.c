@@ -37,8 +37,9 @@ struct control {
     int64_t jitter;  /* where the sampling stride begins: another place in every step */
     int64_t scratch; /* address of the scratch memory, one part a thread */
     int64_t threads;
-    int64_t fork_call, thread_num; /* addresses of two functions in torch's OpenMP runtime */
+    int64_t fork_call, thread_num; /* addresses of two functions in torch's OpenMP runtime; the second is unused */
     int64_t task_source, task_size, task_code; /* the tensor that the threads share at the moment */
+    int64_t next;                              /* its first part that no thread has taken yet */
 };
 
 enum { BLOCK = 2048, MAX_DIMENSIONS = 64, MAX_THREADS = 64 };
@@ -303,21 +304,24 @@ static void use_copies(struct task *task)
     task->copies = (uint32_t *)(task->scratch + COPIES_OFFSET);
 }
 
-/* One thread's share of a large tensor. Its numbers begin the thread's scratch memory, as a row does. */
-static void run_share(void *address)
+/* A thread's shares of a large tensor: it takes one part after the other until none is left, because a runtime may give
+ * fewer threads than were asked for (OMP_THREAD_LIMIT, OMP_DYNAMIC). The numbers of a part begin its scratch memory, as
+ * a row does. */
+static void run_shares(void *address)
 {
     struct control *control = address;
-    int64_t thread = ((int (*)(void))control->thread_num)(), threads = control->threads;
-    int64_t scratch = control->scratch + thread * SCRATCH_BYTES;
-    int64_t blocks = (control->task_size + BLOCK - 1) / BLOCK;
-    struct task task = new_task(control, control->task_source, control->task_size, control->task_code, scratch);
-    task.scratch = (char *)scratch;
-    memset(task.cells, 0, CELLS * 8);
-    use_copies(&task);
-    loops->scan(&task, blocks * thread / threads, blocks * (thread + 1) / threads);
+    int64_t parts = control->threads, blocks = (control->task_size + BLOCK - 1) / BLOCK;
+    for (int64_t part; (part = __atomic_fetch_add(&control->next, 1, __ATOMIC_RELAXED)) < parts;) {
+        int64_t scratch = control->scratch + part * SCRATCH_BYTES;
+        struct task task = new_task(control, control->task_source, control->task_size, control->task_code, scratch);
+        task.scratch = (char *)scratch;
+        memset(task.cells, 0, CELLS * 8);
+        use_copies(&task);
+        loops->scan(&task, blocks * part / parts, blocks * (part + 1) / parts);
+    }
 }
 
-/* Give every thread of torch's team a part, then merge the parts. */
+/* Let the threads of torch's team take the parts, then merge these. */
 static void share(struct control *control, const struct task *task)
 {
     typedef void (*fork_function)(void (*)(void *), void *, unsigned, unsigned);
@@ -325,7 +329,8 @@ static void share(struct control *control, const struct task *task)
     control->task_source = (int64_t)task->source;
     control->task_size = task->n;
     control->task_code = task->code;
-    ((fork_function)control->fork_call)(run_share, control, (unsigned)control->threads, 0);
+    control->next = 0;
+    ((fork_function)control->fork_call)(run_shares, control, (unsigned)control->threads, 0);
     for (int64_t thread = 0; thread < control->threads; thread++) {
         char *scratch = (char *)control->scratch + thread * SCRATCH_BYTES;
         const double *part = (const double *)scratch;

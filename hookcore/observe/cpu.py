@@ -21,7 +21,7 @@ JITTER: Final = 1  # where the sampling stride begins, which changes in every st
 SCRATCH: Final = 2  # address of the scratch memory, one part per thread
 THREADS: Final = 3
 FORK_CALL: Final = 4  # two addresses in torch's OpenMP runtime
-THREAD_NUM: Final = 5
+THREAD_NUM: Final = 5  # only for extensions that were built before threads took their parts
 CONTROL_CELLS: Final = 16
 
 # Codes of the element types.

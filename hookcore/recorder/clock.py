@@ -31,11 +31,11 @@ from hookcore.recorder.witnesses import Fate, Mark, fate_of, marks_of, was_reset
 
 FIRST_STEPS: Final = 64  # steps after which all optimizers are known
 ATTEMPTS: Final = 16  # resets of the gradients after which manual updates are assumed, even if none is seen
-PASSES_WITHOUT_STEP: Final = 64  # after this, each pass counts as a step, even if the gradients are never reset
+PASSES_WITHOUT_STEP: Final = 64  # without any optimizer, each pass then counts as a step, even if nothing is reset
 RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tensors are looked up again
 SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in this many, in which its scaler is searched for
 SCALER_DEPTH: Final = 64  # frames up the stack
-SCALER_NEAR: Final = 6  # in all other steps, because a loop may start to use a scaler at any time
+SCALER_NEAR: Final = 7  # in all other steps, because a loop may start to use a scaler at any time
 
 
 class Host(Protocol):
@@ -71,6 +71,7 @@ class Clock:
 
     def __init__(self, parameters: Parameters, host: Host) -> None:
         self.owners = Owners(parameters, host.find_model)
+        parameters.when_gone = self._release
         self._parameters = parameters
         self._host = host
         self.step = 0
@@ -90,7 +91,7 @@ class Clock:
         self._marks: list[Mark] = []  # of the witnesses, before the running pass or after the last one
         self._versions: list[int] = []  # of the witnesses, after the last pass
         self._looked_at: list[Tensor] = []  # the witnesses' tensors, while a pass runs
-        self._compared: list[Tensor] = []  # those of the last pass
+        self._compared: frozenset[int] = frozenset()  # those of the last pass, by id
         self._thread = 0  # that of the first pass
         self.many_threads = False  # a second thread has run a pass
         self._passed_in: set[int] = set()  # of many threads, those with a pass since they ended a step
@@ -206,7 +207,7 @@ class Clock:
 
     def _compared_at(self, owner: Owner) -> bool:
         """Return whether the last pass was compared at a witness of this optimizer."""
-        return any(id(tensor) in owner.witnesses.keys for tensor in self._compared)
+        return not self._compared.isdisjoint(owner.witnesses.keys)
 
     def _has_reached(self, owner: Owner) -> bool:
         if self.many_threads:
@@ -229,6 +230,20 @@ class Clock:
         self.step += 1
         self._host.begin_step()
 
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def _release(self, keys: Set[int]) -> None:
+        """Keep no parameter alive of a module that is gone, given by id. A module may die in any thread."""
+        for owner in (*self.owners, self._alone, self._last):
+            if owner is not None:
+                owner.witnesses.release(keys)
+
+    def let_go(self) -> None:
+        """Let go of the training's parameters, and of what a graph that still lives would keep alive through them."""
+        self._parameters.when_gone = lambda _: None
+        self._looked_at, self._marks, self._alone, self._last = [], [], None, None
+        self.owners.let_go()
+
     # -- backward passes --------------------------------------------------------------------------------------------
 
     def pass_begins(self) -> None:
@@ -248,7 +263,7 @@ class Clock:
             return
         if self._alone is not None:
             self.fate = self._fate_of(self._alone.witnesses.tensors)
-            self._looked_at, self._compared, self._marks = [], [], []
+            self._looked_at, self._compared, self._marks = [], frozenset(), []
             return
         if not self.stepping and not self.manual:
             self.begins_late = True
@@ -296,7 +311,7 @@ class Clock:
     def _look_at_witnesses(self) -> bool:
         tensors, before = self._looked_at, self._marks
         now = marks_of(tensors)
-        self._looked_at, self._compared, self._marks = [], tensors, now
+        self._looked_at, self._compared, self._marks = [], frozenset(map(id, tensors)), now
         if not self._decided:
             self._versions = [tensor._version for tensor in tensors]
         reached: set[int] = set()
@@ -370,6 +385,9 @@ class Clock:
             if self.passes >= self._by_hand:
                 self._end_by_hand()
         elif self.passes >= PASSES_WITHOUT_STEP and not self._attempts:
+            if self.owners.are_waiting():
+                self._decide(None)
+                return
             self._steps_by_hand(1)
             self._end_by_hand()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -46,6 +46,11 @@ class Collector:
         """Add an event to the next frame. Any thread may call it."""
         with self._lock:
             self._events.append(Event(self._step(), time.time(), name, message, severity, module))
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Add events to the next frame. Any thread may call it."""
+        with self._lock:
+            self._events += events
 
     def add_scalars(self, scalars: dict[str, Any]) -> None:
         """Add the user's numbers to the running step."""

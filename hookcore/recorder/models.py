@@ -259,7 +259,7 @@ class Models:
         """Watch a model that has started to run, except losses and metrics, which have no parameters."""
         if id(top) in self.plans.by_id or next(parameters_of(top), None) is None:
             return
-        name = unique_root_name(type(top).__name__, {root.name for root in self.roots})
+        name = unique_root_name(type(top).__name__, {root.name for root in self.roots if root.ref() is not None})
         try:
             self.add(top, name)
         except PatternError as error:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from hookcore.recorder.instances import instances_of
 from hookcore.recorder.parameters import Parameter, Parameters
 from hookcore.recorder.scalers import ScalerLink
 from hookcore.recorder.witnesses import Witnesses, spread, tensors_of
@@ -81,9 +82,17 @@ class Owners:
     def __iter__(self) -> Iterator[Owner]:
         return iter(list(self._owners.values()))
 
+    def let_go(self) -> None:
+        """Forget every optimizer."""
+        self._owners.clear()
+
     def get(self, optimizer: Optimizer) -> Owner | None:
         """Return what is known of an optimizer."""
         return self._owners.get(id(optimizer))
+
+    def are_waiting(self) -> bool:
+        """Return whether there is an optimizer with watched parameters, though none has stepped. It takes a while."""
+        return any(self._parameters.owned(each) for each in instances_of(Optimizer))
 
     def meet(self, optimizer: Optimizer, compares: bool) -> Owner:
         """Return what is known of an optimizer that steps. `compares`: whether gradients are compared at witnesses."""

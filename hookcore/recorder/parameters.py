@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Set
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,7 @@ class Parameters:
         self._known: dict[int, Parameter] = {}  # by id(tensor); an entry is valid while the tensor is at its place
         self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
         self.adopted = 0  # grows with every new parameter
+        self.when_gone: Callable[[Set[int]], None] = lambda _: None  # is called with the ids of a dead module's
         # By optimizer, because several may step at once in several threads.
         self._before: dict[int, list[tuple[Parameter, Tensor]]] = {}
         self.read = False  # whether this step's gradients have been read
@@ -98,8 +99,11 @@ class Parameters:
 
     def forget(self, plan: Plan) -> None:
         """Forget a removed module and its parameters."""
-        for key in self._keys.pop(id(plan), {}).values():
+        keys = self._keys.pop(id(plan), {}).values()
+        for key in keys:
             self._drop(plan, key)
+        if keys and plan.ref() is None:
+            self.when_gone(set(keys))
 
     def _drop(self, plan: Plan, key: int | None) -> None:
         if key is not None and key in self._known and self._known[key].plan is plan:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-from torch.optim import Optimizer
+from typing import Protocol
 
 from hookcore import hooks
 from hookcore.config import Settings
 from hookcore.hooks.engine import BackwardHandle, BackwardObserver, observe_backward
 from hookcore.hooks.loading import UNSEEN, LoadingHandle, LoadingObserver, observe_loading
+from hookcore.hooks.optimizers import StepObserver, StepsHandle, observe_steps
 from hookcore.recorder.attachment import Attachment
 from hookcore.recorder.calls import Observer
 from hookcore.recorder.dispatch import Dispatcher
@@ -21,14 +20,8 @@ from hookcore.recorder.on_process import ProcessAttachment
 from hookcore.recorder.plans import Plan
 
 
-class StepObserver(BackwardObserver, Protocol):
+class TrainingObserver(BackwardObserver, StepObserver, Protocol):
     """Observes backward passes and the steps of optimizers."""
-
-    def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Handle an optimizer that is about to step."""
-
-    def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Handle an optimizer that has stepped."""
 
 
 class Placement:
@@ -48,13 +41,12 @@ class Placement:
         self._loading = loading
         self._emit = emit
         self._attachment: Attachment | None = None
-        self._handles: list[hooks.HookHandle | BackwardHandle | LoadingHandle] = []
+        self._handles: list[hooks.HookHandle | StepsHandle | BackwardHandle | LoadingHandle] = []
 
-    def attach(self, observer: StepObserver, step: int, captured: bool) -> None:
+    def attach(self, observer: TrainingObserver, step: int, captured: bool) -> None:
         """Register every hook."""
         self._handles = [
-            hooks.on_optimizer_step_pre(None, observer.saw_step_begin),
-            hooks.on_optimizer_step(None, observer.saw_step_end),
+            observe_steps(observer),
             observe_backward(observer),
             observe_loading(self._loading),
         ]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hookcore.config import Pattern, Settings
 from hookcore.delivery.sinks import Sink
+from hookcore.errors import ArgumentError
 from hookcore.hooks.compiled import guarded
 from hookcore.internals import DisableTorchFunction
 from hookcore.observe import cpu, layout
@@ -59,6 +60,7 @@ from hookcore.records import Command, Coverage, Frame, Occasion, Tap
 from hookcore.records.vocabulary import TRAINED
 
 COVERAGE_WAIT_S: Final = 1.0
+MAX_OBSERVED: Final = 4096  # names of tensors that the user observes
 
 
 class Recorder:
@@ -194,17 +196,18 @@ class Recorder:
         sink.subscribe(self.on_command)
         if infeasible:
             self.emit("inside-infeasible", infeasible, "warning")
+        if cpu.FALLBACK_REASON:
+            self.emit("slow-kernel", cpu.SLOW_KERNEL, "warning")
 
     # Hooks
 
-    def attach(self) -> None:
-        """Register every hook and start the thread."""
+    def attach(self, captured: bool = True) -> None:
+        """Register every hook and start the thread. `captured`: whether the running step is captured, unless paused."""
         self.shipper.start()
         self._machine.start()
-        if cpu.FALLBACK_REASON:
-            self.emit("slow-kernel", cpu.SLOW_KERNEL, "warning")
-        self.placement.attach(self.steps, self.step, not self.control.paused)
-        self.control.begin_step(self.step, not self.control.paused)
+        captured = captured and not self.control.paused
+        self.placement.attach(self.steps, self.step, captured)
+        self.control.begin_step(self.step, captured)
 
     def watch(self, model: nn.Module | None) -> None:
         """Watch a model; with None, every model that runs."""
@@ -241,15 +244,26 @@ class Recorder:
 
         With `ended`, the caller knows that they are. A tensor on a device is read later, on the recorder's thread.
         """
-        numbers = {name: scalar_of(value) for name, value in scalars.items()}
+        numbers = self._numbers_in(scalars)
         with self._lock:
             self.shipper.note_jumps(numbers)
-            behind = {name: numbers.pop(name) for name in self._behind(scalars, ended)}
-            self._collector.loss.note_log(self.step, scalars)
+            late = self._behind(numbers, ended)
+            self._collector.loss.note_log(self.step, numbers)
+            behind = {name: numbers.pop(name) for name in late}
             if behind:
                 self.shipper.put(without_rows(self.step - 1, time.time(), scalars=behind))
             if numbers:
                 self._collector.add_scalars(numbers)
+
+    def _numbers_in(self, scalars: dict[str, Any]) -> dict[str, Any]:
+        """Return the values that are single numbers. Each of the others is an error."""
+        numbers = {}
+        for name, value in scalars.items():
+            try:
+                numbers[name] = scalar_of(value)
+            except Exception as error:
+                self.errors.record(f"log {name}", error)
+        return numbers
 
     def _behind(self, names: Iterable[str], ended: bool = False) -> list[str]:
         """Return which of these names belong to the step that ended, not to the running one."""
@@ -272,8 +286,13 @@ class Recorder:
 
     def observe(self, name: str, tensor: Tensor) -> None:
         """Capture a tensor that the user names."""
+        name = str(name)  # the names of taps are sent
         plan = self._observed.get(name)
         if plan is None:
+            if len(self._observed) >= MAX_OBSERVED:
+                raise ArgumentError(
+                    f"observe({name!r}): {MAX_OBSERVED:,} names have been used; use one name for a tensor in all steps"
+                )
             plan = self._observed[name] = self.models.plan_for_name(name)
         self.dispatcher.saw_output(plan, tensor)
 
@@ -367,6 +386,7 @@ class Recorder:
     # The recorder's thread
 
     def _tick(self) -> None:
+        self._tell_errors()
         self.snapshots.copies.ship(self.shipper.sink.send)
         self.probes.channels.ship(self.shipper.sink.send)
         self._media.ship(self.shipper.sink.send)
@@ -374,6 +394,12 @@ class Recorder:
         self._tell_sink()
         self._idle.tick()
         self.steps.stalls.look(self.steps.ended_at)
+
+    def _tell_errors(self, is_last: bool = False) -> None:
+        """Make the errors events of the run."""
+        events = self.errors.news(is_last)
+        if events:
+            self._collector.add_events(events)
 
     def _tell_sink(self) -> None:
         """Tell the sink the place of this process, and facts, whenever more of them is known."""
@@ -422,12 +448,14 @@ class Recorder:
             self._tell_sink()
         self.shipper.close(max(0.0, deadline - time.monotonic()), self.description.send_coverage)
         self.models.let_go()
+        self.steps.clock.let_go()
         if self.dispatcher.keeper is not None:
             self.dispatcher.keeper.close()
 
     def _ship_last_events(self) -> None:
         """Ship the events about the last frames: they were emitted as these were shipped, or have not been yet."""
         self._problems.emit_new()
+        self._tell_errors(is_last=True)
         if self._collector.has_events:
             self.shipper.put(self._collector.take_between(time.time()))
 

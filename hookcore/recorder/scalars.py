@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookcore.errors import ArgumentError
 from hookcore.observe.plain import unseen
 
 
@@ -27,9 +28,11 @@ class _Pending:
 
 
 def scalar_of(value: Any) -> Any:
-    """Return a number, or a device scalar that can be waited for."""
+    """Return a number, or a device scalar that can be waited for. Raises an exception for anything else."""
     if not isinstance(value, Tensor):
         return float(value)
+    if value.numel() != 1:
+        raise ArgumentError(f"a tensor of shape {tuple(value.shape)} was given: give a single number, such as its mean")
     with unseen():
         return read_unseen(value)
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.engine import ObservedEngine
+from hookcore.hooks.optimizers import begin_step, end_step
 from hookcore.internals import DisableTorchFunction, current_graph_task
 from hookcore.recorder.boundary import Boundary, ends_steps
 from hookcore.recorder.cadence import Cadence
@@ -400,4 +401,4 @@ def _closure(args: Any, kwargs: Any) -> Any:
     return kwargs.get("closure") if "closure" in kwargs else args[1] if len(args) > 1 else None
 
 
-guard_functions(ObservedEngine.run_backward)
+guard_functions(ObservedEngine.run_backward, begin_step, end_step)

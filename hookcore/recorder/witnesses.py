@@ -38,6 +38,12 @@ class Witnesses:
         self.tensors = tensors_of(self.parameters)
         self.keys = frozenset(map(id, self.tensors))
 
+    def release(self, keys: Set[int]) -> None:
+        """Let go of the tensors with these ids, because their modules are gone."""
+        if not self.keys.isdisjoint(keys):
+            self.look_up()
+            self._explained = ([], [])
+
     def note_reached(self, reached: Set[int]) -> None:
         """Note which tensors a pass reached, by id."""
         self.were_reached = self.were_reached or not reached.isdisjoint(self.keys)

@@ -23,7 +23,7 @@ class NullWatcher:
     def step(self) -> None:
         """Do nothing."""
 
-    def log(self, **scalars: float | Tensor) -> None:
+    def log(self, /, **scalars: float | Tensor) -> None:
         """Do nothing."""
 
     def log_image(self, name: str, image: Any) -> None:

@@ -130,7 +130,7 @@ class Watcher(WatchedRun):
             self._guarded("step", self._recorder.user_step)
             self._recorder.steps.boundary.run()
 
-    def log(self, **scalars: float | Tensor) -> None:
+    def log(self, /, **scalars: float | Tensor) -> None:
         """Record numbers such as the loss and the learning rate for the running step. Never waits for a tensor.
 
         Between two steps, they are recorded for the one that ended (docs/how-it-works.md has the rule).
@@ -325,15 +325,17 @@ def _versions() -> dict[str, str]:
 @contextmanager
 def detached() -> Iterator[None]:
     """Remove all of hookcore's hooks in this block. `torch.export.export(..., strict=True)` needs that."""
-    attached = [watcher for watcher in _watchers if watcher._recorder.placement.attached]
-    for watcher in attached:
+    attached = [
+        (watcher, watcher._recorder.capturing) for watcher in list(_watchers) if watcher._recorder.placement.attached
+    ]
+    for watcher, _ in attached:
         watcher._recorder.placement.detach()
     try:
         yield
     finally:
-        for watcher in attached:
+        for watcher, captured in attached:
             if not watcher._recorder.closed:
-                watcher._recorder.attach()
+                watcher._recorder.attach(captured)
 
 
 def _close_all() -> None:

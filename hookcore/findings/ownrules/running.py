@@ -104,7 +104,7 @@ class OwnRules:
                 found = list(_problems_of(state.rule(view)))
             if len(found) > MAX_PROBLEMS:
                 raise ValueError(f"it returned {len(found)} problems; at most {MAX_PROBLEMS} are possible")
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() would end the thread without a trace
             yield from self._fault(state, frame, error)
             return
         finally:
@@ -122,7 +122,7 @@ class OwnRules:
             mean = 1000 * state.seconds / state.calls
             yield _event(frame, "own-rule-slow", f"the rule {state.rule.name} takes {mean:.3g} ms per frame", "info")
 
-    def _fault(self, state: _State, frame: Frame, error: Exception) -> Iterator[Event]:
+    def _fault(self, state: _State, frame: Frame, error: BaseException) -> Iterator[Event]:
         state.faults += 1
         state.in_a_row += 1
         why = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
