@@ -198,12 +198,12 @@ class JointRun(Run):
         """Return whether the sum is in memory. If not, read the ranks, but not again at once if they can't be read."""
         if self.loaded:
             return True
-        if self.clock() < self._read_again_at:
+        if self.signs.clock() < self._read_again_at:
             return False  # what is kept of the ranks has the frame when they are read
         try:
             self._read_all()
         except Exception as error:
-            self._read_again_at = self.clock() + READ_AGAIN_S
+            self._read_again_at = self.signs.clock() + READ_AGAIN_S
             is_ours = not isinstance(error, HookcoreError)
             why = f"trying again in {READ_AGAIN_S:g} s: {error}"
             logger.warning("hookcore: the run of all ranks, %s, can't be read, %s", self.id, why, exc_info=is_ours)
@@ -251,7 +251,7 @@ class JointRun(Run):
     @property
     def partial(self) -> str:
         """Why answers may lack something; empty if they don't."""
-        return " ".join(filter(None, (self.beginning, self.coarse, self.away)))
+        return " ".join(filter(None, (self.received.beginning, self.coarse, self.away)))
 
     @property
     def coarse(self) -> str:

@@ -39,10 +39,7 @@ def scalar_of(value: Any) -> Any:
 
 def read_unseen(value: Tensor) -> Any:
     """Return a tensor's only number, or a device scalar that can be waited for. Within `unseen()` only."""
-    if value.is_cpu and value.numel() == 1:
-        return float(value.item())
-    value = value.detach().reshape(-1)[:1]
-    return float(value) if value.is_cpu else _Pending(value.clone())
+    return float(value.item()) if value.is_cpu else _Pending(value.detach().reshape(-1)[:1].clone())
 
 
 def number_of(value: Any) -> float:
