@@ -154,7 +154,7 @@ def test_edits_at_the_very_same_moment_are_all_kept(url: str, monkeypatch: pytes
         for world in (one, two):
             run = world.runs.get("run")
             assert run is not None
-            assert (run.name, run.notes) == (f"renamed {first}", str(first))
+            assert (run.name, run.edits.notes) == (f"renamed {first}", str(first))
             assert set(world.runs.views.all()) >= {f"a{first}", "b"}
     cluster = _client(url)
     newest = "SELECT max(version) AS newest FROM pages"

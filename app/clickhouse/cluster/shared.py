@@ -15,7 +15,7 @@ from hookcore.delivery.archive import Recorded
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
 from hookcore.findings import follow
-from hookcore.records import Event
+from hookcore.records import Event, Frame, Snapshot
 from hookcore.records.wire import EndItem, FrameItem, Item
 from hookcore.store import Store
 
@@ -395,7 +395,7 @@ class SharedRuns:
         if isinstance(joint, JointRun) and joint.loaded and stored.last > after:
             first = max(after + 1, stored.first)
             newer = StoredRun(stored.shard, stored.run, stored.last, first, lost_until=stored.last)
-            records = chain(newer.frames(), newer.snapshots(after + 1))
+            records: chain[Frame | Snapshot] = chain(newer.frames(), newer.snapshots(after + 1))
             joint.catch_up(entry.run, stored.count_frames(after + 1, first), records)
 
     def recorded(self, runs: Sequence[Run]) -> Mapping[str, Recorded | HookcoreError]:
