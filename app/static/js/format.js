@@ -68,7 +68,7 @@ export function percent(share) {
 }
 
 /** Seconds: 3.2 ms, 12 s, 2 min 5 s, 3 h 12 min, 2 d 4 h. @param {number} seconds @returns {string} */
-function duration(seconds) {
+export function duration(seconds) {
   if (!Number.isFinite(seconds)) return nameOf(seconds);
   if (seconds < 0) return `-${duration(-seconds)}`;
   if (seconds < 1e-3) return `${Number((seconds * 1e6).toPrecision(3))} \u00b5s`;
