@@ -559,7 +559,7 @@ def test_what_a_rank_sent_while_it_was_not_in_memory_is_added_to_the_sum_or_coun
         nonlocal now_s
         now_s += GRACE_S + 1
         assert away is not None
-        away.seen_at = float("-inf")
+        away.signs.seen_at = float("-inf")
         assert world.runs._memory.leave(away)
         joint.tick()
         store_frames(url, _a_rank(0), others)

@@ -284,8 +284,9 @@ def test_ranks_that_can_not_be_read_are_not_read_again_for_each_frame(
         raise HookcoreError("the shard is away")
 
     ranks.all([0])
-    joint, recorded = ranks.joint, ranks.joint.recorded
-    joint.loaded, joint.recorded = False, refuse
+    joint, disk = ranks.joint, ranks.joint._disk
+    joint.loaded = False
+    joint._disk = lambda: SimpleNamespace(wait_until_listed=lambda: None, recorded=refuse)  # type: ignore[return-value]
     for step in range(1, 4):
         ranks.all([step])
     assert len(asked) == 1
@@ -294,7 +295,7 @@ def test_ranks_that_can_not_be_read_are_not_read_again_for_each_frame(
     assert record.exc_info is None
     assert joint.store.steps().newest == 1, "as the ranks were then"
     ranks.clock.now += READ_AGAIN_S
-    joint.recorded = recorded
+    joint._disk = disk
     ranks.all([4])
     assert joint.loaded
 
