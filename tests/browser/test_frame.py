@@ -224,6 +224,7 @@ def test_a_dead_server_is_reported_and_the_page_continues_when_it_is_back(browse
         empty_site.start()
         expect(banner).to_be_hidden()
         expect(tab.page.locator("#status")).to_have_class("pill live")
+        chart.scroll_into_view_if_needed()  # the click has scrolled it out of sight, where nothing is drawn
         expect(chart.locator(".plot-legend")).to_contain_text("lr")
 
 
