@@ -16,8 +16,8 @@ from hookcore.records import ROOT
 from hookcore.records.vocabulary import KIND_WORDS, SAMPLES_RATE, STEPS_RATE, SYSTEM, TIME
 from hookcore_app import assets
 from hookcore_app.analysis import overlay
-from hookcore_app.api import given, runs, series
 from hookcore_app.api import overlay as overlays
+from hookcore_app.api import params, runs, series
 from hookcore_app.clickhouse.cluster import partial
 from hookcore_app.live import requests
 from hookcore_app.main import create_app
@@ -42,7 +42,7 @@ WORDS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
     "PARTIAL": (partial.HEADER, "The header that says what is missing in an answer"),
 }
 LIMITS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
-    "MAX_PAGE": (given.MAX_PAGE, "Items of an answer that has a next one"),
+    "MAX_PAGE": (params.MAX_PAGE, "Items of an answer that has a next one"),
     "MAX_LISTED_RUNS": (runs.MAX_LISTED, "Runs of an answer"),
     "MAX_OVERLAID_RUNS": (overlays.MAX_RUNS, "Runs whose lines are in one answer"),
     "MAX_LATEST": (series.MAX_LATEST, "Tensors of an answer with newest values"),

@@ -341,7 +341,7 @@ def test_parameters_can_be_swapped_while_they_are_watched() -> None:
 def test_many_micro_batches_before_the_first_optimizer_step_are_one_step() -> None:
     model = _net()
     optimizer = sgd(model.parameters())
-    with watch(model, kinds={"param_grad"}) as watcher:
+    with watch(model, kinds={"output_grad"}) as watcher:
         for _ in range(2):
             optimizer.zero_grad()
             for _ in range(70):

@@ -120,6 +120,7 @@ model = nn.Linear(4, 2)
 with hookcore.watch(model, server=None) as watcher:
     model(torch.ones(1, 4)).sum().backward()
     watcher.step()
+    watcher.flush()
     assert watcher.store.flows()[0].sizes
     unwanted = {"numba", "llvmlite", "pyarrow", "fastapi", "starlette", "uvicorn", "plotly", "jinja2", "torch._dynamo"}
     print(sorted((unwanted | {"triton", "torch.utils.flop_counter"}) & set(sys.modules)))

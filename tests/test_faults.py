@@ -548,6 +548,7 @@ def test_an_observation_with_a_name_that_is_no_text_costs_no_frame() -> None:
     with watch(mlp()) as watcher:
         watcher.observe(7, torch.ones(3))  # type: ignore[arg-type]
         watcher.step()
+        assert watcher.flush()
         assert read_step(watcher, 0)["7", "output", "", 0]["count"] == 3.0
         assert watcher.errors == []
 

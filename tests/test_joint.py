@@ -292,7 +292,7 @@ def test_ranks_that_can_not_be_read_are_not_read_again_for_each_frame(
     assert len(asked) == 1
     (record,) = caplog.records
     assert "the run of all ranks, ranks-job, can't be read, trying again in 10 s: the shard is away" in record.message
-    assert record.exc_info is None
+    assert not record.exc_info
     assert joint.store.steps().newest == 1, "as the ranks were then"
     ranks.clock.now += READ_AGAIN_S
     joint._disk = disk
@@ -301,7 +301,7 @@ def test_ranks_that_can_not_be_read_are_not_read_again_for_each_frame(
 
 
 def test_the_sum_of_all_ranks_says_which_steps_only_the_ranks_have_each(ranks: Ranks) -> None:
-    ranks.all(range(300))
+    ranks.all(range(600))
     store = ranks.joint.store
     assert not ranks.joint.partial
     store.shrink(store.usage().nbytes // 8)

@@ -41,8 +41,7 @@ STEPS = 12
 
 def train(runs: Runs, keeper: Keeper, info: RunInfo = INFO, may_name_folder: bool = False, ends: bool = True) -> Run:
     """Send some frames and end, like a trainer."""
-    run = runs.open(info)
-    assert run is not None
+    run: Run = wait_for(lambda: runs.open(info), "room for the run, once others are on disk")
     keeper.opened(run, may_name_folder)
     items = tuple(frame_item(step, make_frame(step)) for step in range(STEPS))
     run.take(Batch(run=info, taps=TAPS, items=items))

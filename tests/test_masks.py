@@ -140,7 +140,7 @@ def test_a_fault_in_a_model_with_masks_is_found_where_it_is_and_its_step_is_save
     assert "divide" in bad
     assert not {"mask", "padding"} & set(bad)
     about = read_about(Path(path))
-    assert (about["step"], "output of divide" in about["reason"]) == (BAD, True)
+    assert (about["step"], "activation of divide" in about["reason"]) == (BAD, True)
 
 
 def test_without_gradients_only_masks_from_the_start_are_known_to_be_harmless() -> None:
