@@ -93,7 +93,7 @@ def test_the_name_of_a_layer_opens_the_drawer_and_escape_gives_the_focus_back(vi
         expect(drawer.locator("h2")).to_have_text("features.0")
         with page.context.expect_page() as opened:
             row.click(modifiers=["Control"])
-        assert "/layer?module=features.0" in opened.value.url
+        opened.value.wait_for_url("**/layer?module=features.0*")
         opened.value.close()
         with page.context.expect_page() as opened:
             page.locator("#model .heat-pad").click(position={"x": 20, "y": 10}, modifiers=["Control"])
