@@ -30,6 +30,11 @@ export class Capture {
   #timer;
   /** The changes by checkboxes, one at a time. @type {Promise<unknown>} */
   #switching = Promise.resolve();
+  #know = () => {};
+  /** Resolves when it is known which modules are watched. @type {Promise<void>} */
+  known = new Promise((resolve) => {
+    this.#know = resolve;
+  });
 
   /** @param {import("../page.js").Page} page @param {HTMLFormElement} form
    * @param {{drafted: () => void, obeyed: () => void}} tell called when the form changes, and when a change is
@@ -133,6 +138,7 @@ export class Capture {
   /** @param {Preview} answer */
   #take(answer) {
     this.#preview = answer;
+    this.#know();
     this.#paths = new Set(answer.paths);
     const { include, exclude } = changesOf(this.held, this.wanted);
     if (include === undefined && exclude === undefined) this.#now = answer.selected;

@@ -105,6 +105,7 @@ export function makeTree(page, figure, capture) {
   /** @param {import("../tree/index.js").Row} row */
   async function flip(row) {
     if (!capture) return;
+    await capture.known; // a switch before that would go the wrong way
     const paths = row.node.members.map(({ path }) => path);
     const blocked = await capture.switch({ paths, whole: row.expanded === false, on: stateOf(row) !== "true" });
     if (blocked)
