@@ -282,27 +282,23 @@ class Keeper:
 
     def note(self, run: Run) -> None:
         """Write the run's name, notes, tags, acknowledgements, mutes, annotations, and summary for the list."""
-        if run.saved.folder is None:
-            return
-        try:
-            self._write_page(run, run.saved.folder)
-        except OSError as error:
-            logger.warning("hookcore: %s can't be written: %s", run.saved.folder / PAGE_FILE, error)
+        self._write_page(run, lambda path, error: logger.warning("hookcore: %s can't be written: %s", path, error))
 
     def _save_edit(self, run: Run) -> None:
         """Write what a reader has changed of a run, or say on its pages that this isn't possible."""
-        if run.saved.folder is None:
+        why = "a change of the run's name, notes, or the like can't be saved, and ends with this server"
+        self._write_page(run, lambda path, error: emit_event(run, "not-kept", f"{why}: {error}", "warning"))
+
+    def _write_page(self, run: Run, failed: Callable[[Path, OSError], None]) -> None:
+        folder = run.saved.folder
+        if folder is None:
             return
         try:
-            self._write_page(run, run.saved.folder)
+            if run.loaded:
+                run.saved.summary = steps_of(run) | self._summarize(run)
+            write_page(folder, {**read_json(folder / PAGE_FILE), **page_of(run)})
         except OSError as error:
-            why = f"a change of the run's name, notes, or the like can't be saved, and ends with this server: {error}"
-            emit_event(run, "not-kept", why, "warning")
-
-    def _write_page(self, run: Run, folder: Path) -> None:
-        if run.loaded:
-            run.saved.summary = steps_of(run) | self._summarize(run)
-        write_page(folder, {**read_json(folder / PAGE_FILE), **page_of(run)})
+            failed(folder / PAGE_FILE, error)
 
     def close(self) -> None:
         """Write the rest of all runs."""
