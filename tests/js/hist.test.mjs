@@ -175,6 +175,8 @@ test("heights of a profile ascend with the share, and the newest step is always 
   assert.deepEqual(picked(3, 12), [0, 1, 2]);
   assert.equal(picked(500, 12).at(-1), 499);
   assert.deepEqual(picked(1, 12), [0]);
+  assert.deepEqual(picked(9, 3, 7), [0, 7, 8], "the one that is read out is among them");
+  assert.deepEqual(picked(9, 3, 4), [0, 4, 8]);
 });
 
 test("layers are sorted with the largest first, those of which nothing is known last, and equals in model order", () => {

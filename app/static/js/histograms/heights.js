@@ -28,14 +28,20 @@ export function heightOf(share) {
 }
 
 /**
- * The columns of a ridge plot: at most a given number, evenly spaced, always with the newest.
+ * The columns of a ridge plot: at most a given number, evenly spaced, always with the newest, and with the one that is
+ * read out, which takes the place of its neighbor.
  * @param {number} columns
  * @param {number} most
+ * @param {number} [read] -1 for none
  * @returns {number[]}
  */
-export function picked(columns, most) {
+export function picked(columns, most, read = -1) {
   const many = Math.min(columns, most);
-  return Array.from({ length: many }, (_, place) =>
+  const found = Array.from({ length: many }, (_, place) =>
     many === 1 ? columns - 1 : Math.round((place * (columns - 1)) / (many - 1)),
   );
+  if (read < 0 || found.includes(read)) return found;
+  const place = Math.min(many - 2, Math.round((read * (many - 1)) / (columns - 1)));
+  found[Math.max(0, place)] = read;
+  return found;
 }

@@ -37,6 +37,7 @@ export class HistProfile extends CanvasChart {
     this.mode = mode;
     this.onOpen = onOpen;
     if (mode === "bars") this.onClose(page.cursor.on("move", () => this.draw()));
+    else this.onClose(page.follow.on("change", () => this.draw()));
     this.canvas.addEventListener("click", () => this.enter());
   }
 
@@ -56,18 +57,19 @@ export class HistProfile extends CanvasChart {
     return this.shape ? numbersOf(this.shape) : { columns: ["step"], rows: [] };
   }
 
-  /** The column of the bars: the step under the cursor, the held step, or the newest; -1 if there is none. */
+  /** The column that is read out: the held step, or the newest. Bars are those of the step under the cursor, if there is
+   * one. -1 if it wasn't captured. */
   get column() {
-    const { shape, page } = this;
+    const { shape, page, mode } = this;
     if (!shape) return -1;
     const { step = null } = page.cursor.point;
-    const pointed = step === null ? -1 : columnAt(shape, this.#ends, step);
+    const pointed = step === null || mode !== "bars" ? -1 : columnAt(shape, this.#ends, step);
     if (pointed >= 0) return pointed;
     const { held } = page.follow;
     return held === null ? shape.columns - 1 : columnOf(shape, held);
   }
 
-  /** Why there are no bars. */
+  /** Why there is no value. */
   get #missing() {
     return `Not captured in step ${count(this.page.follow.held ?? 0)}`;
   }
@@ -80,7 +82,9 @@ export class HistProfile extends CanvasChart {
     this.axis = this.shared ?? new SignedLog(extentOf([shape]));
     const pen = penOf(canvas, width, height);
     pen.font = FONT;
-    const columns = this.mode === "bars" ? [this.column] : picked(shape.columns, RIDGES);
+    const { column: read } = this;
+    const columns = this.mode === "bars" ? [read] : picked(shape.columns, RIDGES, read);
+    const marked = this.page.follow.held === null ? -1 : read;
     if (columns[0] < 0) return this.#say(pen);
     const room = height - BOTTOM;
     const tall = this.mode === "bars" ? room - 14 : room * 0.55;
@@ -95,7 +99,7 @@ export class HistProfile extends CanvasChart {
         base,
         tall,
         cssOf(table[Math.round(30 + 170 * share)]),
-        this.mode === "bars",
+        this.mode === "bars" || column === marked,
       );
     }
     this.#axis(pen, width, height, columns);
@@ -165,7 +169,7 @@ export class HistProfile extends CanvasChart {
   #show(place, x, y) {
     if (!this.shape?.columns || !this.axis) return "";
     this.#at = Math.min(1, Math.max(0, place));
-    const column = this.mode === "bars" ? this.column : this.shape.columns - 1;
+    const { column } = this;
     if (column < 0) {
       showTip(this.#missing, x, y);
       return this.#missing;
