@@ -201,6 +201,26 @@ def test_logged_values_are_ranked_too() -> None:
     assert found.mean == pytest.approx((np.mean(loss[40:60]), np.mean(loss[:40] + loss[60:])))
     assert found.low == (9.0, 1.0)
     assert found.high == (11.0, 3.0)
+    assert found.message == "mean 10.05 instead of 1.975"
+
+
+@pytest.mark.parametrize(
+    ("inside", "words"),
+    [
+        (
+            lambda step: np.nan if step % 2 else 3.0,
+            "10 of 20 values are NaN or infinite instead of 0 of 80; mean of the finite values: 3 instead of 1",
+        ),
+        (
+            lambda step: np.inf,
+            "20 of 20 values are NaN or infinite instead of 0 of 80; mean of the finite values: none instead of 1",
+        ),
+    ],
+)
+def test_logged_values_that_are_not_finite_are_counted(inside: Any, words: str) -> None:
+    loss = [inside(step) if 40 <= step < 60 else 1.0 for step in range(100)]
+    (found,) = _compare(_store([[[1.0]]] * 100, loss=loss), 40, 59).logged
+    assert found.message == words
 
 
 def test_two_stores_that_number_their_taps_differently_are_compared_by_name() -> None:

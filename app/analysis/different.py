@@ -57,7 +57,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A logged value that differs: its mean and extremes in the two samples."""
+    """A logged value that differs: mean and extremes of its finite values in the two samples; NaN if there are none."""
 
     name: str
     share: float
@@ -203,8 +203,23 @@ def _logged_of(name: str, here: Rows, there: Rows) -> Logged | None:
     below = [np.searchsorted(np.sort(each), points, side="right") / len(each) for each in values]
     chance = _KS_MEAN * np.sqrt(1 / len(values[0]) + 1 / len(values[1]))
     share = max(0.0, float(np.abs(below[0] - below[1]).max()) - chance)
-    means = [float(np.average(rows.mean[:, 0], weights=rows.present[:, 0])) for rows in (here, there)]
+    means = [_mean_of(rows) for rows in (here, there)]
     low = [float(np.fmin.reduce(rows.low[:, 0])) for rows in (here, there)]
     high = [float(np.fmax.reduce(rows.high[:, 0])) for rows in (here, there)]
-    message = f"mean {means[0]:.4g} instead of {means[1]:.4g}"
-    return Logged(name, share, message, (means[0], means[1]), (low[0], low[1]), (high[0], high[1]))
+    return Logged(name, share, _logged_message(here, there), (means[0], means[1]), (low[0], low[1]), (high[0], high[1]))
+
+
+def _mean_of(rows: Rows) -> float:
+    """Return the mean of the finite values."""
+    weights = rows.finite[:, 0]
+    return float(np.average(np.where(weights > 0, rows.mean[:, 0], 0.0), weights=weights)) if weights.any() else np.nan
+
+
+def _logged_message(here: Rows, there: Rows) -> str:
+    means = [each if np.isfinite(each) else None for each in map(_mean_of, (here, there))]
+    words = " instead of ".join("none" if each is None else f"{each:.4g}" for each in means)
+    bad, of = ([int(getattr(rows, name).sum()) for rows in (here, there)] for name in ("nonfinite", "present"))
+    if not any(bad):
+        return f"mean {words}"
+    count = f"{bad[0]:,} of {of[0]:,} values are NaN or infinite instead of {bad[1]:,} of {of[1]:,}"
+    return f"{count}; mean of the finite values: {words}"

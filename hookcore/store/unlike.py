@@ -27,9 +27,13 @@ from hookcore.store.sketches import SketchRows
 _BINS_PER_GROUP: Final = 4  # half an octave: finer bins would show chance, coarser ones would hide small changes
 _GROUPS: Final = np.concatenate([[NEG_INF], group_starts(_BINS_PER_GROUP), [POS_INF, NAN]])
 _GROUP_OF: Final = np.repeat(np.arange(len(_GROUPS)), np.diff(_GROUPS, append=BINS))  # by bin
-_TAPS_AT_ONCE: Final = 64  # rows (0.5 MB) that are compared at a time, to stay in the cache
+_BIN_OF: Final = np.arange(BINS)
+_TAPS_AT_ONCE: Final = 32  # whose sums, and the bins that are added, stay in the cache
 
 Numbers = NDArray[np.int64]
+Picked = tuple[
+    Numbers, NDArray[np.uint16], NDArray[Any]
+]  # the number of filled bins of each tap, the bins, their counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,36 +72,56 @@ class Sample:
 
     def sums(self, numbers: Numbers) -> NDArray[np.float64]:
         """Return the sums [tap, bin] of some taps. They are exact up to 2 ** 53 values in a bin."""
-        return self._summed(numbers, np.arange(BINS), BINS)
+        return np.concatenate([np.empty((0, BINS)), *self._summed(numbers, _BIN_OF, BINS)])
 
-    def grouped(self, numbers: Numbers) -> NDArray[np.float64]:
-        """Return the sums [tap, group of bins] of some taps."""
+    def grouped(self, numbers: Numbers) -> Iterator[NDArray[np.float64]]:
+        """Yield the sums [tap, group of bins] of a few taps after the other."""
         return self._summed(numbers, _GROUP_OF, len(_GROUPS))
 
-    def _summed(self, numbers: Numbers, column_of: Numbers, width: int) -> NDArray[np.float64]:
-        cells, counts = [np.empty(0, np.int64)], [np.empty(0)]
-        for entry in self.entries:
-            places, lengths, picked = _rows_of(entry, numbers)
-            cells.append(np.repeat(places * width, lengths) + column_of[entry.bins[picked]])
-            counts.append(entry.counts[picked])
-        size = len(numbers) * width
-        summed: NDArray[Any] = np.bincount(np.concatenate(cells), weights=np.concatenate(counts), minlength=size)
-        return summed.reshape(len(numbers), width)
+    def _summed(self, numbers: Numbers, column_of: Numbers, width: int) -> Iterator[NDArray[np.float64]]:
+        spans = [_Spans.of(entry, numbers) for entry in self.entries if len(entry.taps)]
+        narrow: Any = np.uint16 if _TAPS_AT_ONCE * width <= 2**16 else np.uint32  # a quarter of the memory
+        columns = column_of.astype(narrow)
+        for low in range(0, len(numbers), _TAPS_AT_ONCE):
+            part = slice(low, min(low + _TAPS_AT_ONCE, len(numbers)))
+            picked = [each.pick(part) for each in spans]
+            yield _sums_of(picked, part.stop - low, columns, width) if picked else np.zeros((part.stop - low, width))
 
 
-def _rows_of(entry: SketchRows, numbers: Numbers) -> tuple[Numbers, Numbers, Any]:
-    """Return which of the taps have rows in an entry, the lengths of these rows, and where their bins are."""
-    at = np.searchsorted(entry.taps, numbers)
-    at[at == len(entry.taps)] = 0
-    places = np.flatnonzero(entry.taps[at] == numbers) if len(entry.taps) else np.empty(0, np.int64)
-    rows, start = at[places], entry.start.astype(np.int64)
-    lengths = start[rows + 1] - start[rows]
-    if not len(rows):
-        return places, lengths, slice(0)
-    if rows[-1] - rows[0] == len(rows) - 1 and bool((rows[1:] > rows[:-1]).all()):
-        return places, lengths, slice(int(start[rows[0]]), int(start[rows[-1] + 1]))
-    ends = np.cumsum(lengths)
-    return places, lengths, np.arange(int(lengths.sum())) + np.repeat(start[rows] - (ends - lengths), lengths)
+def _sums_of(picked: list[Picked], taps: int, columns: NDArray[Any], width: int) -> NDArray[np.float64]:
+    """Return the sums [tap, column] of what was picked of some entries for these taps."""
+    lengths, bins, counts = zip(*picked, strict=True)
+    rows = np.arange(taps, dtype=columns.dtype) * columns.dtype.type(width)
+    cells = np.repeat(np.tile(rows, len(picked)), np.concatenate(lengths))
+    cells += columns.take(np.concatenate(bins), mode="clip")  # none is outside, and checking takes longer
+    summed: NDArray[Any] = np.bincount(cells, weights=np.concatenate(counts), minlength=taps * width)
+    return summed.reshape(taps, width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Where the bins of some taps begin and end in an entry."""
+
+    entry: SketchRows
+    begin: Numbers
+    end: Numbers
+    gaps: list[int]  # before each tap: between the bins of taps up to it
+
+    @classmethod
+    def of(cls, entry: SketchRows, numbers: Numbers) -> _Spans:
+        at = np.searchsorted(entry.taps, numbers)
+        is_there = entry.taps.take(at, mode="clip") == numbers
+        begin, end = (entry.start[each].astype(np.int64) for each in (at, at + is_there))
+        return cls(entry, begin, end, [0, *np.cumsum(begin[1:] != end[:-1]).tolist()])
+
+    def pick(self, part: slice) -> Picked:
+        """Return the numbers of filled bins of some of the taps, and these bins with their counts."""
+        begin, end = self.begin[part], self.end[part]
+        lengths = end - begin
+        picked: Any = slice(int(begin[0]), int(end[-1]))
+        if self.gaps[part.start] != self.gaps[part.stop - 1]:
+            picked = np.arange(int(lengths.sum())) + np.repeat(end - np.cumsum(lengths), lengths)
+        return lengths, self.entry.bins[picked], self.entry.counts[picked]
 
 
 def shares_apart(one: Sample, two: Sample, numbers: tuple[Numbers, Numbers]) -> NDArray[np.float64]:
@@ -105,11 +129,8 @@ def shares_apart(one: Sample, two: Sample, numbers: tuple[Numbers, Numbers]) -> 
 
     NaN if a tap has no values in one of them. `numbers` are the taps' numbers in the runs of the two samples.
     """
-    found = np.full(len(numbers[0]), np.nan)
-    for low in range(0, len(found), _TAPS_AT_ONCE):
-        part = slice(low, low + _TAPS_AT_ONCE)
-        found[part] = _groups_apart(one.grouped(numbers[0][part]), two.grouped(numbers[1][part]))
-    return found
+    both = zip(one.grouped(numbers[0]), two.grouped(numbers[1]), strict=True)
+    return np.concatenate([np.empty(0), *(_groups_apart(*each) for each in both)])
 
 
 def apart(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -119,16 +140,19 @@ def apart(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.floa
 
 def _groups_apart(*counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return half the sum of the differences of the shares in all groups of bins, less what chance explains."""
-    many = [each.sum(axis=1, keepdims=True) for each in counts]
+    filled = np.flatnonzero(counts[0] + counts[1])  # most groups are empty in both
+    rows = filled // counts[0].shape[1]
+    many = [each.sum(axis=1) for each in counts]
+    here, there = (each.ravel()[filled] for each in counts)
+    all_here, all_there = (each[rows] for each in many)
     with np.errstate(invalid="ignore", divide="ignore"):
-        shares = [each / number for each, number in zip(counts, many, strict=True)]
-        both = (counts[0] + counts[1]) / (many[0] + many[1])
+        both = (here + there) / (all_here + all_there)
         # The standard deviation of the difference of two binomial shares of equal probability. Its expected magnitude
         # is between 0.8 and 1 of that.
-        chance = np.sqrt(both * (1 - both) * (1 / many[0] + 1 / many[1]))
-        distance = np.abs(shares[0] - shares[1]).sum(axis=1) / 2 - chance.sum(axis=1) / 2
-    result: NDArray[np.float64] = np.where(np.isnan(distance), np.nan, np.maximum(distance, 0.0))
-    return result
+        chance = np.sqrt(both * (1 - both) * (1 / all_here + 1 / all_there))
+        beyond = np.abs(here / all_here - there / all_there) - chance
+    distance = np.bincount(rows, weights=beyond, minlength=len(many[0])) / 2
+    return np.where((many[0] > 0) & (many[1] > 0), np.maximum(distance, 0.0), np.nan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class DifferentLayer(Answer, frozen=True, eq=False):
 
 
 class DifferentScalar(Answer, frozen=True):
-    """A logged value that differs. Each pair is inside and outside."""
+    """A logged value that differs: mean and extremes of its finite values. Each pair is inside and outside."""
 
     name: str
     share: Number
