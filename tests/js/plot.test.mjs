@@ -147,6 +147,12 @@ test("a hole parts the line and its band; nothing is drawn across it", () => {
   assert.equal(marks.marker.color, COLORS.nan);
 });
 
+test("a band of nothing but NaN is not drawn: a shape without points is an error in SVG", () => {
+  const one = line([NaN, NaN], { min: [NaN, NaN], max: [NaN, NaN] });
+  const traces = tracesOf([one], [drawn(one, 0, 1000)], axisOf("linear", []), COLORS);
+  assert.ok(traces.every(({ fill }) => !fill));
+});
+
 test("NaN and infinities have symbols of their own, at the foot of the axis", () => {
   const one = line([1, NaN, Infinity, -Infinity]);
   const points = drawn(one, 0, 1000);

@@ -47,12 +47,13 @@ export function tracesOf(lines, drawn, axis, colors) {
  * @param {string} color
  */
 function bandOf(line, points, axis, color) {
-  if (!points.min.length) return null;
-  const shapes = stretches(points.min).map(([from, to]) => {
+  const parts = stretches(points.min);
+  if (!parts.length) return null; // no band, or no finite value: a shape without points is an error in SVG
+  const shapes = parts.map(([from, to]) => {
     const [xs, tops, bottoms] = [points.x, points.max, points.min].map((each) => each.slice(from, to));
     return { x: [...xs, ...[...xs].reverse()], y: [...tops, ...bottoms.reverse()].map((value) => axis.place(value)) };
   });
-  const joined = (/** @type {number[][]} */ parts) => parts.flatMap((part, i) => (i ? [null, ...part] : part));
+  const joined = (/** @type {number[][]} */ many) => many.flatMap((part, i) => (i ? [null, ...part] : part));
   const only = line.mean ? {} : { name: escaped(line.name) };
   return {
     type: "scatter",
