@@ -112,7 +112,7 @@ def test_the_step_that_became_non_finite_is_saved_and_replayed_to_the_bit() -> N
     assert found.exact, found.differences
     assert found.about["weights"] == "before the update"
     assert guilty(found)
-    assert "output loss" in found.bad_results
+    assert "activation loss" in found.bad_results
 
 
 def test_nothing_changes_in_the_training() -> None:
@@ -311,7 +311,7 @@ def test_large_outputs_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         model(torch.zeros(8, 2)).sum().backward()
         found = only_replay(watcher)
     assert guilty(found)  # of the forward pass
-    assert any(each.startswith("not kept: the outputs") for each in found.differences)
+    assert any(each.startswith("not kept: the activations") for each in found.differences)
 
 
 def test_a_batch_that_is_changed_in_place_is_told() -> None:

@@ -219,7 +219,7 @@ def test_the_guilty_line_is_found(path: Path, function: Callable[[Tensor], Tenso
     assert found.culprit.elements
     assert found.culprit.output is not None
     assert found.exact, found.differences
-    assert function in IN_BACKWARD or found.bad_results[0] == "output"
+    assert function in IN_BACKWARD or found.bad_results[0] == "activation"
 
 
 @pytest.fixture
@@ -318,7 +318,7 @@ def test_a_loss_that_fails_outside_of_the_model_is_told_from_the_model(path: Pat
         train(model, torch.randn(3, 4), reduce=lambda y: (y - y).square().sum().sqrt())
     found = replay(path)
     assert found.culprit is not None
-    assert (found.culprit.origin, found.culprit.operator) == ("given", "gradient of the output")
+    assert (found.culprit.origin, found.culprit.operator) == ("given", "activation gradient")
 
 
 def test_the_bad_micro_batch_of_an_accumulation_is_the_one_in_the_capsule(path: Path) -> None:

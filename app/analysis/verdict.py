@@ -9,11 +9,12 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records.vocabulary import OWN
+from hookcore.records.vocabulary import KIND_WORDS, OWN
 from hookcore.store import Series, Store
 from hookcore.store.rows import Rows
 
 from .comparison import Apart, Compared, ComparisonQuery, LayerDifference, Pairs, chunks, layers_of
+from .figures.numerals import counted
 
 MAX_NAMED: Final = 5  # logged values of one sentence
 _EVERY_POINT: Final = 1 << 40
@@ -79,7 +80,8 @@ class Verdict:
     def _headline(self) -> str:
         layer, logged = self.parting, self.logged_first
         if layer is not None and (logged is None or layer.parts_at <= logged.parts_at):  # type: ignore[operator]
-            return f"The runs first differ {parting_words(layer)}, in {layer.tap.label}."
+            where = f"the {KIND_WORDS[layer.tap.kind]} of {layer.tap.name}"
+            return f"The runs first differ {parting_words(layer)}, in {where}."
         if logged is not None:
             return f"The runs first differ {parting_words(logged)}, in the logged value {logged.name}."
         if self.outcome == "no difference":
@@ -103,7 +105,7 @@ class Verdict:
         differing = sum(each.parts_at is not None for each in self.layers)
         if differing:
             verb = "differs" if differing == 1 else "differ"
-            return f"{differing:,} of {len(self.layers):,} layers {verb} in {steps}.{self._ties()}"
+            return f"{differing:,} of {counted(len(self.layers), 'layer')} {verb} in {steps}.{self._ties()}"
         if self.extent.compared:
             return f"The layers do not differ in {steps}."
         return "No layer was compared: no step was captured by both runs."

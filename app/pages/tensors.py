@@ -44,7 +44,7 @@ def shown_of(store: Store, number: int | None) -> Shown | None:
             part = ",".join(["0"] * (snapshot.values.ndim - 2))
             cells = snapshot.values[(0,) * max(0, snapshot.values.ndim - 2)] if snapshot.values.size else None
             drawn = cells is not None and 0 < cells.size <= MAX_VALUES
-            return Shown(each, snapshot.tap.label, snapshot, part if drawn else "-", statistics_of(snapshot.values))
+            return Shown(each, snapshot.tap.words, snapshot, part if drawn else "-", statistics_of(snapshot.values))
     return None
 
 
@@ -79,7 +79,7 @@ class TensorsPage(RunPage):
         nearest = nearest_of(kept, self.span)
         query = self.request.query_params
         return {
-            "kept": [(each, one.tap.label, one) for each, one in kept[:MAX_SHOWN]],
+            "kept": [(each, one.tap.words, one) for each, one in kept[:MAX_SHOWN]],
             "kept_total": len(kept),
             "shown": shown_of(run.store, nearest if number is None else number),
             "is_nearest": number is None,

@@ -122,7 +122,7 @@ def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
 
 
 def _layer(reader: Reader, place: int, finding: Finding, view: View) -> Iterator[Chart]:
-    label = finding.tap.label
+    label = finding.tap.words
     series = reader.series(finding.number, finding.stat, view.first, view.last, POINTS)
     if not len(series.mean):
         return

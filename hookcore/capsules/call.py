@@ -96,7 +96,7 @@ class Call:
         """Keep the gradient that arrived at an output."""
         self.gradients[place] = alias = gradient.detach()
         if not alias.is_inference():
-            self.versions[f"gradient of the output {place}".rstrip()] = alias, alias._version
+            self.versions[f"activation gradient {place}".rstrip()] = alias, alias._version
 
 
 def call_of(model: nn.Module, args: Any, kwargs: Any, autocast: dict[str, torch.dtype], grad_enabled: bool) -> Call:

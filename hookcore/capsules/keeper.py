@@ -160,7 +160,7 @@ class CapsuleKeeper:
             if used > limit:
                 limit = max(limit, bytes_of(each for _, each in find_tensors((call.args, call.kwargs))))
             if used > limit:
-                call.unkept.append(f"the outputs and their gradients, which take more than {limit >> 20} MiB")
+                call.unkept.append(f"the activations and their gradients, which take more than {limit >> 20} MiB")
                 return
             for place, each in outputs:
                 call.outputs[place] = alias_of(each)

@@ -241,7 +241,7 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # Suspects
 
     def _suspect(self, origin: Origin, func: Any, inputs: list[tuple[str, Tensor]], output: Tensor) -> int:
-        facts, elements, bad = self._described("output", output)
+        facts, elements, bad = self._described("result", output)
         node = current_node()
         stack = running_lines(self._until)
         if node is not None and not stack:

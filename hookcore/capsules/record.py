@@ -93,7 +93,7 @@ class Recording:
             return
         for name, output in self._call.outputs.items():
             if is_numeric(output) and bool(output.isnan().any()):  # an infinity may be a mask
-                self.write(f"NaN in the output {name}".rstrip() + f", found {where}")
+                self.write(f"NaN in the activation {name}".rstrip() + f", found {where}")
                 return
         for name, parameter in self._model.named_parameters():
             gradient = parameter.grad

@@ -169,7 +169,7 @@ class _Run:
             self._handles.append(hooks.on_gradient(tensor, _always(gradients[place])))
         with unseen():  # what arrived came after all that the forward pass did
             for place, gradient in gradients.items():
-                self._tracer.give(f"gradient of the output {place}".rstrip(), gradient)
+                self._tracer.give(f"activation gradient {place}".rstrip(), gradient)
         if reached:
             torch.autograd.backward([tensor for _, tensor in reached], [gradients[place] for place, _ in reached])
 
@@ -196,7 +196,7 @@ class _Run:
 
     def _results(self) -> Iterator[tuple[str, Tensor]]:
         for place, tensor in self._outputs:
-            yield f"output {place}".rstrip(), tensor
+            yield f"activation {place}".rstrip(), tensor
         for name, parameter in self._model.named_parameters():
             if parameter.grad is not None:
                 yield f"gradient of {name}", parameter.grad
@@ -207,12 +207,12 @@ class _Run:
         recorded = self._step["outputs"]
         seen = dict(self._outputs)
         self._differences += [
-            f"output {place}: other values".replace(" :", ":")
+            f"activation {place}: other values".replace(" :", ":")
             for place, digest in recorded.items()
             if place not in seen or digest_of(seen[place]) != digest
         ]
         if not recorded:
-            self._differences.append("the outputs were not recorded, so they can't be compared")
+            self._differences.append("the activations were not recorded, so they can't be compared")
         self._differences += [f"not kept: {what}" for what in self._about.get("unkept", ())]
         self._differences += [f"changed before the capsule was written: {name}" for name in self._about["changed"]]
         if self._about["weights"] != "before the update":

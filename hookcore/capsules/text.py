@@ -30,7 +30,7 @@ def _lines(found: Replay) -> Iterator[str]:
     if found.error:
         yield f"the step raised {found.error}"
     yield f"{found.operators} operators; " + (
-        "outputs equal to the training's, to the bit" if found.exact else "not equal to the training:"
+        "activations equal to the training's, to the bit" if found.exact else "not equal to the training:"
     )
     yield from (f"  {difference}" for difference in found.differences)
     if steps := about.get("frames"):

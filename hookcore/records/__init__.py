@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records.flow import Flow
+from hookcore.records.vocabulary import KIND_WORDS
 
 Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update", "probe"]
 Phase = Literal["train", "eval"]
@@ -133,6 +134,11 @@ class Tap:
     def stream(self) -> str:
         """The label without the module, such as "output [past.1] call 2 (eval)"."""
         return f"{self.kind}{self._rest}"
+
+    @property
+    def words(self) -> str:
+        """The label in the words of pages, such as "encoder activation [past.1] call 2 (eval)"."""
+        return f"{self.module or ROOT} {KIND_WORDS[self.kind]}{self._rest}"
 
     @property
     def _rest(self) -> str:

@@ -72,7 +72,7 @@ def test_a_tensor_is_requested_and_shown_as_soon_as_it_arrives(visit: Open, path
         expect(tab.page.locator("#asked li")).to_contain_text(
             re.compile("features.2 activation.*(Requested|Waiting|Captured)", re.S)
         )
-        expect(tab.page.locator("#viewer-title")).to_have_text("features.2 output")
+        expect(tab.page.locator("#viewer-title")).to_have_text("features.2 activation")
         expect(tab.page.locator("#kept [aria-current]")).to_contain_text("32 \u00d7 16 \u00d7 6 \u00d7 6")
         expect(tab.page.locator("#panes canvas.tiles")).to_be_visible()
         expect(tab.page).to_have_url(re.compile("snapshot="))
@@ -263,7 +263,7 @@ def test_without_javascript_a_tensor_is_a_picture_with_its_statistics(
 ) -> None:
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("live")["tensors"])
-        tab.page.locator("#kept a", has_text="features.0 output").first.click()
+        tab.page.locator("#kept a", has_text="features.0 activation").first.click()
         width = "document.querySelector('img.plain')?.naturalWidth"
         wait_for(lambda: tab.page.evaluate(width) == 8, "the picture is there, 8 values wide")
         expect(tab.page.locator("dl")).to_contain_text("mean")

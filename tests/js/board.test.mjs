@@ -71,10 +71,13 @@ function series(name, label, mean) {
 test("lines are named by what differs, and extremes and percentiles are bands", () => {
   const names = (/** @type {any[]} */ found) => linesOf(found).map(({ name }) => name);
   assert.deepEqual(names([series("loss", null, [1, 2])]), ["loss"]);
-  assert.deepEqual(names([series("rms", "a output", [1]), series("rms", "b output", [2])]), ["a output", "b output"]);
+  assert.deepEqual(names([series("rms", "a output", [1]), series("rms", "b output", [2])]), [
+    "a activation",
+    "b activation",
+  ]);
   assert.deepEqual(names([series("rms", "a output", [1]), series("std", "b output", [2])]), [
-    "a output rms",
-    "b output std",
+    "a activation rms",
+    "b activation std",
   ]);
   assert.deepEqual(names([series("rms", "a output", [1]), series("std", "a output", [2])]), ["rms", "std"]);
   const [band, ...others] = linesOf(["mean", "min", "max"].map((stat, place) => series(stat, "a output", [place])));

@@ -20,7 +20,7 @@ WORDS: Final[dict[str, Word]] = {
     "run": Word("One training process that hookcore watches, from hookcore.watch(model) to its end."),
     "module": Word("A torch.nn.Module of your model: a layer, a block, or the whole. Its name is its dotted path."),
     "layer": Word("A module that does computation of its own, rather than only holding other modules."),
-    "kind": Word("Which tensor of a module: its output, the gradient of that output, its parameters, and so on."),
+    "kind": Word("Which tensor of a module: its activation, the gradient of that, its weights, and so on."),
     "tap": Word(
         "One stream of tensors that is watched: a module and a kind and, if needed, the place in a nested output, the "
         "number of the call within the step, and whether it is training or evaluation."

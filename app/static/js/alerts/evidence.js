@@ -1,7 +1,7 @@
 // @ts-check
 /** The values that an incident keeps, as lines. Pure. */
 import { numberOf } from "../api.js";
-import { streamWords } from "../kinds.js";
+import { tapWords } from "../kinds.js";
 
 /** Known even if no value is finite. */
 const COUNTS = new Set(["nan", "inf", "zero"]);
@@ -21,7 +21,7 @@ export function linesOf(evidence, stat) {
       const bad = nan.map((many, row) => (COUNTS.has(stat) ? 0 : many + inf[row]));
       const mean = values.map((value, row) => (bad[row] ? NaN : value));
       const infinite = nan.map((many) => !many);
-      const name = `${tap.module || "(root)"} ${streamWords(tap)}`;
+      const name = tapWords(tap);
       return { name, first: at, last: at, mean, nonfinite: bad, infinite, dashed: place > 0 };
     })
     .filter(({ first }) => first.length);

@@ -1,5 +1,6 @@
 // @ts-check
 /** The lines of a pinned chart. Pure. */
+import { tapWords } from "../kinds.js";
 import { fanOf } from "../layer/lines.js";
 import { shortOf } from "../layer/plan.js";
 import { Curve } from "../live/curve.js";
@@ -48,7 +49,7 @@ export function linesOf(found) {
 /** @param {Series} series @param {number} taps @param {number} stats @param {boolean} inside one module */
 function nameOf({ name, tap }, taps, stats, inside) {
   if (!tap || taps === 1) return name;
-  const words = inside ? shortOf(tap) : tap.label;
+  const words = inside ? shortOf(tap) : tapWords(tap);
   return stats === 1 ? words : `${words} ${name}`;
 }
 

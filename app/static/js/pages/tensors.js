@@ -3,7 +3,7 @@
 import { get, only } from "../api.js";
 import { byId, h } from "../dom.js";
 import { Finder } from "../finder.js";
-import { ofParameters } from "../kinds.js";
+import { kindWords, ofParameters } from "../kinds.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
 import { Asking } from "../tensors/ask.js";
@@ -105,7 +105,7 @@ async function places() {
   const found = module ? await indicesOf(module, kind, placing.signal) : [];
   byId("ask-index-row").hidden = found.length < 2 && (found[0] ?? "") === "";
   select.replaceChildren(
-    ...(found.length ? found : [""]).map((index) => h("option", { value: index }, index || "the output")),
+    ...(found.length ? found : [""]).map((index) => h("option", { value: index }, index || `the ${kindWords(kind)}`)),
   );
   if (found.length && !found.includes(state.get("index"))) state.set({ index: found[0] });
   select.value = state.get("index");

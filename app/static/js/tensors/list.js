@@ -3,6 +3,7 @@
 import { getAll } from "../api.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
+import { tapWords } from "../kinds.js";
 import { MAX_PAGE } from "../limits.js";
 import { aboutOf } from "./side.js";
 
@@ -52,7 +53,7 @@ function lineOf(page, each, chosen) {
   const link = h(
     "a",
     { href: page.address("tensors", { snapshot: number }) },
-    h("strong", {}, each.tap.label),
+    h("strong", {}, tapWords(each.tap)),
     h("span", { class: "quiet small" }, aboutOf(each)),
   );
   link.addEventListener("click", (event) => {
@@ -72,7 +73,7 @@ function lineOf(page, each, chosen) {
         class: "button toggle",
         type: "button",
         "aria-pressed": String(besides),
-        "aria-label": `Compare: ${each.tap.label}, step ${each.step}`,
+        "aria-label": `Compare: ${tapWords(each.tap)}, step ${each.step}`,
         onclick: () => state.set({ beside: besides ? "" : number }),
       },
       "Compare",

@@ -3,6 +3,7 @@
 import { ApiError, get, numberOf, reach, urlOf } from "../api.js";
 import { h } from "../dom.js";
 import { bytes, count, number, percent } from "../format.js";
+import { tapWords } from "../kinds.js";
 import { besides, NONE, wordsAt } from "./names.js";
 import { readNpy } from "./npy.js";
 import { indicesOf, sliceOf } from "./plan.js";
@@ -124,7 +125,7 @@ export class Side {
     const trace = look.view.draws === "trace";
     if (!this.picture || this.picture instanceof Trace !== trace) {
       this.picture?.close();
-      const title = `${this.entry.tap.label}, step ${this.entry.step}`;
+      const title = `${tapWords(this.entry.tap)}, step ${this.entry.step}`;
       this.picture = trace
         ? new Trace(this.page, this.plot, {
             title,

@@ -3,6 +3,7 @@
 
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
+import { tapWords } from "../kinds.js";
 import { failedWords, isPassing } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { rangeOf } from "./layout.js";
@@ -105,7 +106,7 @@ export class Viewer {
   /** @param {import("./side.js").Look} look */
   #controls({ view, picks }) {
     const { entry } = this.sides[0];
-    byId("viewer-title").textContent = entry.tap.label;
+    byId("viewer-title").textContent = tapWords(entry.tap);
     const views = viewsOf(entry.kept_shape, entry.tap.label);
     byId("view").replaceChildren(
       ...views.map(({ name, words }) => h("option", { value: name, selected: name === view.name }, words)),
