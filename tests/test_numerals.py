@@ -40,6 +40,11 @@ def test_a_number_reads_as_the_table_says(name: str, value: Any, words: str) -> 
     assert WRITERS[name](float(value) if isinstance(value, str) else value) == words
 
 
+def test_a_count_of_one_has_its_noun_in_the_singular() -> None:
+    found = [numerals.counted(many, "layer") for many in (0, 1, 2000)]
+    assert found == ["0 layers", "1 layer", "2,000 layers"]  # as in format.test.mjs
+
+
 def test_server_and_script_format_a_wide_grid_of_values_alike() -> None:
     values = grid()
     # Times, bytes, and counts are bounded: no clock measures fractions of a picosecond, or the age of the universe.

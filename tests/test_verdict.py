@@ -131,7 +131,10 @@ def test_if_old_steps_were_merged_the_first_difference_is_a_range_of_steps() -> 
         assert apart.parts_at < 1001 <= apart.parts_by
     assert logged.nonfinite_at <= 1501 <= logged.nonfinite_by
     said = " ".join(verdict.say())
-    assert f"The runs first differ between steps {layer.parts_at:,} and {layer.parts_by:,}, in the activation of 0." in said
+    assert (
+        f"The runs first differ between steps {layer.parts_at:,} and {layer.parts_by:,}, in the activation of 0."
+        in said
+    )
     assert "2 of them start to differ in the same merged steps: it is unknown which of these was first." in said
     assert f"loss first differs between steps {logged.parts_at:,} and {logged.parts_by:,}." in said
     assert f"first between steps {logged.nonfinite_at:,} and {logged.nonfinite_by:,}." in said

@@ -147,9 +147,9 @@ def _as_text(checked: Checked, _level: str) -> str:
         lines.append(f"{each.severity}: {title}: {each.sentence}{seen}")
         lines += _advice_lines(each.rule)
     muted = sum(each.muted for each in checked.incidents)
-    lines += (
-        [f"{muted:,} of {checked.incidents.total:,} incidents {'is' if muted == 1 else 'are'} muted."] if muted else []
-    )
+    total = checked.incidents.total
+    which = f"{total:,} incident{'' if total == 1 else 's'}"
+    lines += [f"{muted:,} of {which} {'is' if muted == 1 else 'are'} muted."] if muted else []
     if checked.incidents.dropped:
         lines.append(f"{checked.incidents.dropped:,} more incidents were dropped; {checked.dropped_words}.")
     lines += [] if checked.incidents.total else ["No incidents in the captured steps."]
@@ -179,7 +179,7 @@ def _advice_of(rule: str) -> dict[str, Any] | None:
 
 def _own_words(rule: OwnRule) -> str:
     """Return what became of a rule of the user."""
-    looked = f"it looked at {rule.calls:,} frames"
+    looked = f"it looked at {rule.calls:,} {'frame' if rule.calls == 1 else 'frames'}"
     failed = f"{looked}, and raised in {rule.faults:,} of them" if rule.faults else looked
     return f"{failed}; it was switched off: {rule.off}" if rule.off else failed
 

@@ -17,7 +17,7 @@ from hookcore.records.vocabulary import loss_among
 from hookcore.store import STAT_NAMES, Store
 
 from ..analysis.comparison import ComparisonQuery, LayerDifference
-from ..analysis.figures.numerals import ago
+from ..analysis.figures.numerals import ago, counted
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
 from ..api.params import MAX_RUN_ID
@@ -137,7 +137,7 @@ def _label_of(run: Run, ambiguous: bool) -> str:
     name = middle(run.name or run.id, LABEL_LETTERS)
     which = f" \u00b7 {run.id.rpartition('-')[2]}" if ambiguous else ""
     when = f", started {ago(time.time() - run.info.started_s)}" if run.info.started_s else ""
-    return f"{name}{which} ({run.state}, {run.store.steps().count:,} steps{when})"
+    return f"{name}{which} ({run.state}, {counted(run.store.steps().count, 'step')}{when})"
 
 
 def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, Run | None, list[str]]:

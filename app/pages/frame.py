@@ -20,7 +20,7 @@ from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS
 from hookcore.store import STAT_NAMES
 
 from .. import assets
-from ..analysis.figures.numerals import ago, pace, percent, shown, size, thousands
+from ..analysis.figures.numerals import ago, counted, pace, percent, shown, size, thousands
 from ..analysis.selection import finder_of
 from ..formats import words_of
 from ..guard.headers import is_framed
@@ -213,7 +213,7 @@ def _make_templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = (ends, middle, breakable, camels, shown, percent, thousands, pace, ago, moment, size, basename)
+    own = (ends, middle, breakable, camels, shown, percent, thousands, counted, pace, ago, moment, size, basename)
     templates.filters |= {each.__name__: each for each in (*own, code)}
     templates.globals |= {
         "words_of": words_of,

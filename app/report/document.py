@@ -24,6 +24,7 @@ from .. import assets
 from ..analysis import figures
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
+from ..analysis.figures.numerals import counted
 from ..formats import plain, text_of_setting
 from ..runs import Run
 from ..runs.rules import rules_of
@@ -158,7 +159,7 @@ def _about(run: Run) -> dict[str, str]:
     told = {
         "state": run.state,
         "steps": f"{steps.first} to {steps.newest}" if steps.count else "none",
-        "not captured": f"{left_out:,} steps" if (left_out := cost_of(run).left_out) else "",
+        "not captured": counted(left_out, "step") if (left_out := cost_of(run).left_out) else "",
         "began": began,
         "script": info.script,
         "host": info.host,

@@ -13,6 +13,13 @@ const valueOf = (value) =>
     ["-Infinity", -Infinity],
   ]).get(value) ?? value;
 
+test("a count of one has its noun in the singular", () => {
+  assert.deepEqual(
+    [0, 1, 2000].map((many) => format.counted(many, "layer")),
+    ["0 layers", "1 layer", "2,000 layers"], // as in test_numerals.py
+  );
+});
+
 for (const [name, some] of Object.entries(cases)) {
   test(`a ${name} reads as the table says, which the server is held to as well`, () => {
     for (const [value, words] of some) assert.equal(format[name](valueOf(value)), words, `${name} of ${value}`);

@@ -33,6 +33,11 @@ export function number(value, how = form) {
   return withCommas(String(Number(value.toPrecision(digits))));
 }
 
+/** 1 layer, 2,000 layers. @param {number} many @param {string} noun of one */
+export function counted(many, noun) {
+  return `${count(many)} ${noun}${many === 1 ? "" : "s"}`;
+}
+
 /** 12345.678 is 12,345.678. The browser's own formatting takes 20 ms at its first use, before the first chart.
  * @param {string} text a number without an exponent */
 function withCommas(text) {

@@ -2,7 +2,7 @@
 /** How far two runs are apart, layer by step, as a heatmap. */
 import { get } from "../api.js";
 import { Finder } from "../finder.js";
-import { count } from "../format.js";
+import { count, counted } from "../format.js";
 import { Heat } from "../heat/index.js";
 import { failedWords } from "../live/failed.js";
 import { bitsOf } from "./bits.js";
@@ -52,7 +52,8 @@ export class Differences {
     const { rows } = this.heat;
     const shown = [...rows.keys()].filter((row) => this.finder.fits(rows[row].module));
     this.heat.setOrder(shown);
-    this.said.textContent = shown.length < rows.length ? `${count(shown.length)} of ${count(rows.length)} rows` : "";
+    this.said.textContent =
+      shown.length < rows.length ? `${count(shown.length)} of ${counted(rows.length, "row")}` : "";
     this.heat.draw();
   }
 }

@@ -113,7 +113,7 @@ export class OverTime {
   /** @param {number} shown */
   #say(shown) {
     const { rows } = this.heat;
-    const hidden = `The filter matches nothing: ${count(rows.length)} layers are hidden.`;
+    const hidden = `The filter matches nothing: ${rows.length === 1 ? "1 layer is" : `${count(rows.length)} layers are`} hidden.`;
     const none = rows.length ? `${hidden} Clear the find box, or select all types.` : this.#why;
     const why = rows.length && shown ? "" : none;
     write(this.empty, why);

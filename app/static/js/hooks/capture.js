@@ -2,7 +2,7 @@
 /** The form of capture settings: previews a change, sends it to the trainer, reports the outcome, and undoes it. */
 import { send } from "../api.js";
 import { byId } from "../dom.js";
-import { count } from "../format.js";
+import { count, counted } from "../format.js";
 import { toast } from "../toast.js";
 import { applied, eventsNow } from "./applied.js";
 import { changesOf, patterns } from "./changes.js";
@@ -150,7 +150,7 @@ export class Capture {
     const preview = this.#preview;
     const changes = Object.keys(changesOf(this.held, wanted));
     const wrong = preview?.problem || (wanted.kinds.length ? "" : "Select at least one kind, or pause capture");
-    const modules = preview && `${count(preview.selected)} of ${count(preview.modules)} modules`;
+    const modules = preview && `${count(preview.selected)} of ${counted(preview.modules, "module")}`;
     const now = this.#now === null ? "" : ` (now ${count(this.#now)})`;
     const words = modules && (changes.length ? `Would watch ${modules}${now}` : `Watches ${modules}`);
     this.#show(wrong || words || "", wrong ? "error" : changes.length ? "drafted" : "quiet");

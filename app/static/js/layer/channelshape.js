@@ -1,7 +1,7 @@
 // @ts-check
 /** The numbers of a probe by channel and step: their order, their colors, and what they are in words. Pure. */
 import { numberOf } from "../api.js";
-import { count, number } from "../format.js";
+import { count, counted, number } from "../format.js";
 import { stepsOf } from "../histograms/say.js";
 import { columnAt, endsOf } from "../histograms/shape.js";
 import { percentiles, Scale } from "../scale.js";
@@ -133,9 +133,9 @@ export function say(shape, order, { step, place }) {
 export function captionOf(shape, sort, column) {
   const rows =
     shape.group > 1
-      ? `${count(shape.channels)} channels in ${count(shape.rows)} rows: ` +
+      ? `${count(shape.channels)} channels in ${counted(shape.rows, "row")}: ` +
         `each row shows the largest value of ${count(shape.group)} neighboring channels, or NaN.`
-      : `${count(shape.channels)} ${shape.channels === 1 ? "channel" : "channels"}.`;
+      : `${counted(shape.channels, "channel")}.`;
   if (!sort) return `${rows} Channel 0 is on top.`;
   return `${rows} Sorted by the values of ${stepsOf(/** @type {any} */ (shape), column)}, ${sort} first.`;
 }

@@ -2,7 +2,7 @@
 /** The picture in words: the tip at the pointer, the table, and what is read out. */
 
 import { isBad, MISSING } from "../canvas/worst.js";
-import { bytes, count, number as format } from "../format.js";
+import { bytes, counted, number as format } from "../format.js";
 import { kindWords } from "../kinds.js";
 import { ROOT } from "../vocabulary.js";
 import { valueWords } from "./boxes.js";
@@ -59,7 +59,7 @@ export function tipOf(picture, number) {
     value ? `${quantityOf(picture)}: ${value}` : `${quantityOf(picture)}: not captured for this box`,
     ...(values && readings.origins.has(number) ? ["All inputs are finite, so the problem starts here."] : []),
     ...(values?.bad[number] && !isBad(values.bits[number]) ? ["This block contains non-finite values."] : []),
-    ...(box.parameters ? [`${count(box.parameters)} parameters`] : []),
+    ...(box.parameters ? [counted(box.parameters, "parameter")] : []),
     ...(box.kind === "call" ? [`output ${formsOf(box.outputs) || "unknown"}`, flopsOf(box)] : []),
     ...(box.memory ? [`${bytes(box.memory)} of activations`] : []),
     ...(box.kind === "repeat" && !structure.open.has(number) ? ["Click to unfold"] : []),
@@ -104,7 +104,7 @@ export function saidOf(picture, number) {
   const fold = box.parts.length
     ? structure.open.has(number)
       ? ", unfolded"
-      : `, folded, ${count(box.parts.length)} parts`
+      : `, folded, ${counted(box.parts.length, "part")}`
     : "";
   const value = readings.values ? valueWords(readings.values, tree, number) : "";
   return `${tree.titleOf(number)}, ${tree.typeOf(number)}${value ? `, ${value}` : ""}${fold}`;

@@ -7,7 +7,7 @@ import { PickedLine } from "../flow/line.js";
 import { OverTime } from "../flow/overtime.js";
 import { NONE } from "../flow/picked.js";
 import { Profile } from "../flow/profile.js";
-import { count } from "../format.js";
+import { count, counted } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
 import { dress, listenToLinks, Parts } from "../live/parts.js";
@@ -80,8 +80,8 @@ function sayCount() {
   const { shown, layers } = profile;
   const words =
     shown.length === layers.length
-      ? `${count(layers.length)} layers`
-      : `${count(shown.length)} of ${count(layers.length)} layers`;
+      ? counted(layers.length, "layer")
+      : `${count(shown.length)} of ${counted(layers.length, "layer")}`;
   const element = byId("flow-count");
   write(element, words);
   const empty = byId("profile-empty");

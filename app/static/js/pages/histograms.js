@@ -5,7 +5,7 @@ import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
-import { count } from "../format.js";
+import { count, counted } from "../format.js";
 import { pngOf } from "../histograms/export.js";
 import { addDrift, layersOf, modulesOf } from "../histograms/layers.js";
 import { histLegend } from "../histograms/legend.js";
@@ -65,8 +65,8 @@ async function show(signal) {
   signal.throwIfAborted();
   byId("total").textContent =
     fits.length === layers.length
-      ? `${count(layers.length)} layers`
-      : `${count(fits.length)} of ${count(layers.length)} layers`;
+      ? counted(layers.length, "layer")
+      : `${count(fits.length)} of ${counted(layers.length, "layer")}`;
   byId("wall-empty").hidden = fits.length > 0 || !finder.ready;
   byId("empty-words").replaceChildren(...whyEmpty());
   byId("wall-title").textContent = title().replace(/^./, (letter) => letter.toUpperCase());
@@ -82,7 +82,9 @@ async function show(signal) {
 function whyEmpty() {
   if (layers.length)
     return [
-      `None of ${count(layers.length)} layers matches the filter. `,
+      layers.length === 1
+        ? "The one layer doesn\u2019t match the filter. "
+        : `None of ${count(layers.length)} layers matches the filter. `,
       h("button", { class: "button", type: "button", onclick: () => state.set({ f: "" }) }, "Clear filter"),
     ];
   if (follow.newest === null) return ["No steps yet. Histograms appear with the first captured step."];
@@ -91,7 +93,7 @@ function whyEmpty() {
   const { from, to } = follow.values;
   const where =
     from === undefined
-      ? `${count(follow.newest + 1)} steps`
+      ? counted(follow.newest + 1, "step")
       : from === to
         ? `step ${count(to)}`
         : `steps ${count(from)} to ${count(to)}`;

@@ -2,7 +2,7 @@
 /** The charts of the list of runs: values over steps, settings against results, and what differs. */
 import { get, numberOf } from "../api.js";
 import { byId, h, write } from "../dom.js";
-import { count, number, shorten } from "../format.js";
+import { count, counted, number, shorten } from "../format.js";
 import { MAX_LISTED_RUNS, MAX_OVERLAID_RUNS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
 import { FreeChart } from "../plot/free.js";
@@ -81,8 +81,10 @@ export class RunCharts {
     const shown = new Set(listed.map(({ run }) => run));
     const hidden = selected.filter(({ run }) => !shown.has(run)).length;
     const about = selected.length
-      ? `of ${count(selected.length)} selected ${selected.length === 1 ? "run" : "runs"}${hidden ? `, ${count(hidden)} hidden by the filter` : ""}`
-      : `of all ${count(listed.length)} listed runs: select some to see only these`;
+      ? `of ${counted(selected.length, "selected run")}${hidden ? `, ${count(hidden)} hidden by the filter` : ""}`
+      : listed.length === 1
+        ? "of the only listed run"
+        : `of all ${counted(listed.length, "listed run")}: select some to see only these`;
     const more = wanted.length > MAX_OVERLAID_RUNS ? `; showing the first ${MAX_OVERLAID_RUNS}` : "";
     this.#words = about + more;
     this.#say();
@@ -96,7 +98,7 @@ export class RunCharts {
 
   #say() {
     const older = this.#older
-      ? `; settings and results of ${count(this.#older)} older ${this.#older === 1 ? "run" : "runs"} are missing, because only the newest ${count(MAX_LISTED_RUNS)} are read`
+      ? `; settings and results of ${counted(this.#older, "older run")} are missing, because only the newest ${count(MAX_LISTED_RUNS)} are read`
       : "";
     const words = this.#words + older;
     write(byId("charts-about"), words);
@@ -200,7 +202,7 @@ export class RunCharts {
     const merged = isBand || line.first_step.some((first, place) => first !== line.last_step[place]);
     const { group } = this.page.state.values;
     const words = isBand
-      ? `${group} ${line.name || "unknown"} (${count(Math.max(...line.runs))} runs)`
+      ? `${group} ${line.name || "unknown"} (${counted(Math.max(...line.runs), "run")})`
       : shorten(line.name, 40);
     return {
       name: words,
@@ -300,7 +302,7 @@ export class RunCharts {
     const { result } = this;
     byId("config-differences").hidden = this.#runs.length < 2;
     byId("differences-about").textContent = settings.length
-      ? `${count(settings.length)} ${settings.length === 1 ? "setting" : "settings"}${settings.length > rows.length ? `; showing ${count(rows.length)}` : ""}`
+      ? `${counted(settings.length, "setting")}${settings.length > rows.length ? `; showing ${count(rows.length)}` : ""}`
       : "nothing in the configuration";
     const head = h(
       "tr",

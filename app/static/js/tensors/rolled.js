@@ -4,7 +4,7 @@
 import { get, numberOf } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";
-import { count, number, percent } from "../format.js";
+import { count, counted, number, percent } from "../format.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { ROOT } from "../vocabulary.js";
@@ -134,7 +134,7 @@ export class Rolled {
     const { follow, state } = this.page;
     byId("rollout-about").textContent = [
       ...[aboutStep("Maps", step ?? NaN, follow.values, state.get("rollout") !== "")].filter(Boolean),
-      `${named}, ${heads} heads, ${size} positions, sample ${sample} of ${samples}${label && ` (${label})`}.`,
+      `${named}, ${counted(heads, "head")}, ${counted(size, "position")}, sample ${sample} of ${samples}${label && ` (${label})`}.`,
       "Each row shows what a position of the last layer attends to before the first; rows sum to 1.",
       "Discard drops the smallest weights of each row, but never those of the first position.",
       ...(differ ? [] : ["Gradient weighting isn\u2019t available: no gradient reaches these weights."]),

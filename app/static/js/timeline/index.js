@@ -265,7 +265,9 @@ export class Timeline {
     const window = follow.window;
     const words =
       "live" in window && Number.isFinite(window.live) && follow.held === null
-        ? `newest ${count(window.live)} steps`
+        ? window.live === 1
+          ? "newest step"
+          : `newest ${count(window.live)} steps`
         : from === to
           ? `step ${count(to)}`
           : `steps ${count(from)}\u2013${count(to)}`;

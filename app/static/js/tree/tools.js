@@ -2,7 +2,7 @@
 /** What stands above a tree: open and close, fold, the filter by type, and how much is found. And its headings. */
 
 import { h, write } from "../dom.js";
-import { count } from "../format.js";
+import { count, counted } from "../format.js";
 
 const MAX_TYPES = 200;
 
@@ -55,7 +55,7 @@ export class Tools {
     const all = tree.modules.length;
     const folded = tree.page.state.optional("fold") === "1";
     const matching = `${count(tree.matching)} ${folded ? "rows " : ""}of `;
-    const said = `${tree.finder.text ? matching : ""}${count(all)} modules`;
+    const said = `${tree.finder.text ? matching : ""}${counted(all, "module")}`;
     write(this.said, said);
     this.fold.checked = folded;
     this.types.value = /(?:^|\s)type:(\S+)/.exec(tree.page.state.get("f") ?? "")?.[1] ?? "";
@@ -71,7 +71,12 @@ export class Tools {
       { class: "button", type: "button", onclick: () => this.tree.page.state.set({ f: "" }) },
       "Clear filter",
     );
-    return h("div", {}, h("p", {}, `No modules match the filter; ${count(all)} modules are hidden.`), clear);
+    return h(
+      "div",
+      {},
+      h("p", {}, `No modules match the filter; ${all === 1 ? "1 module is" : `${count(all)} modules are`} hidden.`),
+      clear,
+    );
   }
 
   /**
