@@ -238,6 +238,9 @@ def test_quantiles_are_series_without_counts(world: World, stat: str, share: flo
     truth = world.run.store.quantiles(4, [share], points=7)
     assert same(said["mean"], truth.values[:, 0])
     assert "present" not in said
+    rows = world.get("series", tap=4, stat=f"rms,{stat}", points=7, format="csv").text.splitlines()
+    assert rows[0].endswith('"max","present","nonfinite"')  # also of the series that has counts
+    assert [row.endswith(",nan,nan") for row in rows[1:]] == [False] * 7 + [True] * 7
     assert "stat" in world.error("series", 400, tap=4, stat="p101")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,18 @@ def test_every_cell_is_the_largest_share_of_its_layers_and_steps() -> None:
                 cells = [share(*values[:, step, lane].tolist()) for step in steps for lane in range(start, end)]
                 wanted = max(cells) if cells else NAN
                 assert found.share[row, column] == pytest.approx(wanted, nan_ok=True)
+
+
+def test_a_map_takes_memory_for_its_rows_not_for_all_layers() -> None:
+    taps = [Tap(f"m.{place}", "output") for place in range(400)]
+    one = filled(taps, {step: [1.0] * 400 for step in (0, 4999)})
+    asked = ComparisonQuery("rms")
+    pairs = Pairs.of(one, one, asked)
+    tracemalloc.start()
+    assert differences(one, one, pairs, asked, 5000, 4).share.shape == (4, 5000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4_000_000  # 5,000 columns of 400 layers would be 16 MB
 
 
 def test_each_layer_has_its_largest_share_and_its_step() -> None:

@@ -278,21 +278,21 @@ def differences(one: Store, two: Store, pairs: Pairs, asked: ComparisonQuery, co
     length = span[1] - span[0] + 1
     width = min(columns, length)
     borders = span[0] + -(-np.arange(width + 1, dtype=np.int64) * length // width)
-    share = np.full((width, many), np.nan)
-    bad = np.zeros((width, many), np.bool_)
+    share = np.full((width, height), np.nan)
+    bad = np.zeros((width, height), np.bool_)
     for some, _, compared in chunks(one, two, pairs, asked, list(range(many))):
         if not len(compared.first_step):
             continue
+        row = np.searchsorted(starts, some, side="right") - 1
+        firsts = np.flatnonzero(np.diff(row, prepend=-1))  # of the pairs that share a row
         cells = np.where(compared.steps > 0, compared.share, np.nan)
         place = np.clip(np.searchsorted(borders, compared.first_step, side="right") - 1, 0, width - 1)
         begins = np.flatnonzero(np.diff(place, prepend=-1))
-        share[place[begins][:, None], some] = np.fmax.reduceat(cells, begins, axis=0)
+        at = place[begins][:, None], row[firsts]
         in_both = compared.nonfinite & (compared.steps > 0)
-        bad[place[begins][:, None], some] = np.logical_or.reduceat(in_both, begins, axis=0)
-    if not height:
-        return Differences(starts, groups, borders[:-1], borders[1:] - 1, share.T, bad.T)
-    worst, nonfinite = np.fmax.reduceat(share, starts, axis=1).T, np.logical_or.reduceat(bad, starts, axis=1).T
-    return Differences(starts, groups, borders[:-1], borders[1:] - 1, worst, nonfinite)
+        share[at] = np.fmax(share[at], np.fmax.reduceat(np.fmax.reduceat(cells, begins, axis=0), firsts, axis=1))
+        bad[at] |= np.logical_or.reduceat(np.logical_or.reduceat(in_both, begins, axis=0), firsts, axis=1)
+    return Differences(starts, groups, borders[:-1], borders[1:] - 1, share.T, bad.T)
 
 
 def _common(one: Store, two: Store, asked: ComparisonQuery) -> tuple[int, int] | None:

@@ -41,7 +41,13 @@ class SeriesTable(Tabular):
 
     def columns(self) -> dict[str, Any]:
         """Return a row for each point."""
-        return {name: getattr(self, name) for name in SERIES_COLUMNS if getattr(self, name) is not None}
+        return {name: series_column(self, name) for name in SERIES_COLUMNS}
+
+
+def series_column(series: Any, name: str) -> NDArray[Any]:
+    """Return a column of a series; NaN where it is unknown, as the counts of a quantile are."""
+    values: NDArray[Any] | None = getattr(series, name)
+    return np.full(len(series.first_step), np.nan) if values is None else values
 
 
 class HistogramsTable(Tabular):

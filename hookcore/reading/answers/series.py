@@ -24,7 +24,14 @@ from hookcore.reading.answers.base import (
     tap_columns,
 )
 from hookcore.records import Kind
-from hookcore.store.tables import SERIES_COLUMNS, ChannelsTable, HistogramsTable, SeriesTable, span_columns
+from hookcore.store.tables import (
+    SERIES_COLUMNS,
+    ChannelsTable,
+    HistogramsTable,
+    SeriesTable,
+    series_column,
+    span_columns,
+)
 
 # Limits of one answer. The client divides its questions by them.
 MAX_SERIES: Final = 100
@@ -79,9 +86,8 @@ def _series_columns(many: Sequence[Series], *, stats: bool = False) -> dict[str,
     if stats:
         columns["stat"] = [series.name for series, size in pairs for _ in range(size)]
     for name in SERIES_COLUMNS:
-        parts = [getattr(series, name) for series in many]
-        if all(part is not None for part in parts):
-            columns[name] = np.concatenate(parts) if parts else np.empty(0, np.int64 if "step" in name else np.float64)
+        parts = [series_column(series, name) for series in many]
+        columns[name] = np.concatenate(parts) if parts else np.empty(0, np.int64 if "step" in name else np.float64)
     return columns
 
 
