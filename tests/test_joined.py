@@ -16,8 +16,14 @@ PAGES = sorted((assets.FOLDER / "js" / "pages").glob("*.js"))
 
 def run(files: dict[str, str], folder: Path) -> str:
     """Return what the joined script of main.js prints."""
-    script = folder / "joined.mjs"
-    script.write_text(join("main.js", files.__getitem__))
+    whole = join("main.js", files.__getitem__)
+    script = folder / "main.js"
+    script.write_text(whole.script)
+    (folder / "package.json").write_text('{"type": "module"}')
+    for name in whole.late:
+        part = folder / "main" / name
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(whole.part(name))
     done = subprocess.run(["node", script], capture_output=True, text=True, timeout=60, check=False)
     assert not done.stderr, done.stderr
     return done.stdout
@@ -53,6 +59,25 @@ def test_a_module_runs_once_and_after_its_imports(tmp_path: Path) -> None:
     assert run(files, tmp_path) == "1 2\n"
 
 
+def test_a_module_that_is_imported_late_shares_all_others_with_the_page(tmp_path: Path) -> None:
+    files = {
+        "main.js": '/** The page. */\nimport { once } from "./once.js";\n  // Later.\n'
+        'const late = () => import("./of/late.js");\n'
+        'late().then(({ b, twice }) => console.log(once.length, twice("// b"), b === once));\n'
+        'import("./early.js").then(({ early }) => console.log(early));\n',
+        "once.js": "/**\n * Comments **are**\n * left out. */\nexport const once = [1];",
+        "early.js": "export const early = 3;",
+        "of/late.js": 'import { twice } from "./deep.js";\nimport { once } from "../once.js";\n'
+        'export const b = once;\nb.push(2);\nexport { twice } from "./deep.js";',
+        "of/deep.js": "export function twice(text) {\n  return text + text; // as it is\n}",
+    }
+    assert run(files, tmp_path).splitlines() == ["2 // b// b true", "3"]
+    whole = join("main.js", files.__getitem__)
+    assert "Comments" not in whole.script
+    assert "as it is" in whole.part("of/late.js")
+    assert "const once_js" not in whole.part("of/late.js")
+
+
 @pytest.mark.parametrize(
     "form", ["import * as a from './a.js';", "export default 1;", 'import "./a.js";', "export { a };"]
 )
@@ -75,10 +100,15 @@ def test_the_script_of_each_page_is_complete(page: Path, tmp_path: Path) -> None
     script.write_bytes(found.content)
     done = subprocess.run(["node", "--check", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+    for name in join(f"js/pages/{page.name}", lambda name: (assets.FOLDER / name).read_text()).late:
+        part = assets.read(f"joined/{page.stem}/{name}")
+        assert part is not None
+        assert len(part.content) > 100
 
 
 def test_an_unknown_page_has_no_script() -> None:
     assert assets.read("joined/nowhere.js") is None
+    assert assets.read("joined/flow/js/dom.js") is None  # no page imports it late
 
 
 def test_scripts_of_pages_are_read_in_advance() -> None:

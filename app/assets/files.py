@@ -53,14 +53,19 @@ def _files() -> frozenset[Path]:
 def read(name: str) -> Asset | None:
     """Return a file by its path below `static`, or None. Compressed once, not for every request.
 
-    `joined/flow.js` is `js/pages/flow.js` with everything that it imports; `joined/workers/` has those of web workers.
+    `joined/flow.js` is `js/pages/flow.js` with everything that it imports, `joined/flow/js/drawer/index.js` is what that
+    page imports late, and `joined/workers/` has those of web workers.
     """
     whole = re.fullmatch(r"joined/(workers/)?(\w+\.js)", name)
-    source = f"js/{whole[1] or 'pages/'}{whole[2]}" if whole else name
+    late = re.fullmatch(r"joined/(\w+)/(js/.+\.js)", name)
+    source = f"js/{whole[1] or 'pages/'}{whole[2]}" if whole else f"js/pages/{late[1]}.js" if late else name
     path = FOLDER / source
-    if path not in _files():
+    if path not in _files() or (late and late[2] not in _joined(source).late):
         return None
-    content = joined.join(source, _text_of).encode() if whole else path.read_bytes()
+    if late:
+        content = _joined(source).part(late[2]).encode()
+    else:
+        content = _joined(source).script.encode() if whole else path.read_bytes()
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
     text = kind.startswith("text/") or kind in ("image/svg+xml", "application/javascript")
     squeezed = gzip.compress(content, 9) if text and len(content) >= MIN_SQUEEZED else b""
@@ -74,8 +79,15 @@ def read_all() -> None:
         read(path.relative_to(FOLDER).as_posix())
     for path in FOLDER.glob("js/pages/*.js"):
         read(f"joined/{path.name}")
+        for late in _joined(f"js/pages/{path.name}").late:
+            read(f"joined/{path.stem}/{late}")
     for path in FOLDER.glob("js/workers/*.js"):
         read(f"joined/workers/{path.name}")
+
+
+@cache
+def _joined(source: str) -> joined.Joined:
+    return joined.join(source, _text_of)
 
 
 def _text_of(name: str) -> str:

@@ -1,11 +1,13 @@
 // @ts-check
 /** The names of layers open the drawer: links to the page Layer, and rows of heatmaps. What is open is in the address. */
 import { byId } from "../dom.js";
+import { late } from "../late.js";
 import { sharedOf } from "../timeline/keep.js";
 import { added } from "../timeline/links.js";
-import { Drawer } from "./index.js";
 
 /** @typedef {import("./index.js").Layer} Layer */
+
+const drawers = late(() => import("./index.js"));
 
 /**
  * Calls `open` at a plain click on a link to a layer, and follows the link if it returns false. Other clicks follow it as
@@ -23,7 +25,7 @@ export function listenToNames(page, open) {
 
 /** The drawer of a page that has no other use for a click on a layer. */
 export class LayerNames {
-  /** Made when it is opened first. @type {Drawer | null} */
+  /** Made when it is opened first. @type {import("./index.js").Drawer | null} */
   #drawer = null;
   /** What was clicked. @type {HTMLElement | null} */
   #from = null;
@@ -51,8 +53,16 @@ export class LayerNames {
   #show() {
     const layer = read(new URLSearchParams(this.page.state.get("drawer")));
     if (!layer) return this.#drawer?.close();
-    this.#drawer ??= new Drawer(this.page, byId("drawer"), () => this.page.state.set({ drawer: "" }));
-    this.#drawer.open(layer, this.#from);
+    if (this.#drawer) this.#drawer.open(layer, this.#from);
+    else void this.#make();
+  }
+
+  async #make() {
+    const found = await drawers();
+    if (!found || this.#drawer) return;
+    this.#drawer = new found.Drawer(this.page, byId("drawer"), () => this.page.state.set({ drawer: "" }));
+    this.#show(); // of what is in the address by now
+    if (this.#from && !this.#drawer.closed) this.#drawer.focus();
   }
 
   /** What a heatmap of layers does at a click on a name, and at one that asks for another tab. */
