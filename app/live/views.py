@@ -63,7 +63,7 @@ def concern(spec: ViewSpec, mark: Any) -> Any:
 def make(selections: TapCache, run: Run | None, spec: ViewSpec, told: Any, now: Any) -> Made:
     """Return the frames that bring a reader from `told` (None: it has nothing) to `now`."""
     if run is None:
-        return Made((json_body(RunsMessage(tuple(_news_of(*each) for each in now))),), spec)
+        return Made((json_body(RunsMessage(tuple(news_of(*each) for each in now))),), spec)
     if spec.view == "events":
         bodies = _events(run, spec, told, now)
     elif spec.view == "incidents":
@@ -252,7 +252,8 @@ def _scalars(run: Run, spec: ViewSpec, told: Mark | None, now: Mark) -> list[Bod
     return [json_body(ScalarsMessage(run.id, told is None, first, last, left_out, listed), first)]
 
 
-def _news_of(run_id: str, name: str, mark: Mark) -> RunNews:
+def news_of(run_id: str, name: str, mark: Mark) -> RunNews:
+    """Return how far a run is."""
     last = mark.steps.newest if mark.steps.newest >= 0 else None
     return RunNews(
         run_id,

@@ -21,7 +21,9 @@ from ..analysis.figures.numerals import ago, counted
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
 from ..api.params import MAX_RUN_ID
-from ..formats import plain, text_of_setting
+from ..formats import plain, script_json, text_of_setting
+from ..live.marks import mark_of
+from ..live.views import news_of
 from ..runs import Run, Runs
 from .frame import address_of, middle
 from .page import Page, Text
@@ -114,7 +116,15 @@ class ComparePage(Page):
         ids = (one.id if one else "", two.id if two else "")
         kind, stat = self.kind or "output", self.stat or "rms"
         wanted = CompareQuery(*ids, kind, stat, self.tolerance, self.rename, self.f, self.sort)
-        values: dict[str, Any] = {"every": labels_of(every), "one": one, "two": two, "wanted": wanted}
+        # First, so that what the page shows is at least as new.
+        news = [] if self.part else [news_of(run.id, run.name, mark_of(run)) for run in (one, two) if run is not None]
+        values: dict[str, Any] = {
+            "news": script_json(news),
+            "every": labels_of(every),
+            "one": one,
+            "two": two,
+            "wanted": wanted,
+        }
         values |= {"missing": missing, "problem": "", "result": None, "settings": [], "query": wanted.query}
         values |= {"layer_address": _layer_address, "parting_words": parting_words}
         values["find_problem"] = finder_of(one, self.f).problem if one is not None else ""

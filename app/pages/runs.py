@@ -11,6 +11,9 @@ from fastapi import Query
 
 from hookcore.errors import ArgumentError
 
+from ..formats import script_json
+from ..live.marks import mark_of
+from ..live.views import news_of
 from ..runs.query import EXAMPLE, find_runs, names_in
 from ..runs.traits import Traits
 from .page import Page, Text
@@ -19,6 +22,7 @@ from .views.run_groups import groupings_of, groups_of
 from .views.run_lines import SORTS, RunLine, line_of, sorted_lines
 
 MAX_GONE_SHOWN: Final = 5
+MAX_NEWS: Final = 200  # with more runs, the page asks for its parts once more when the socket tells of them
 ColumnNames: TypeAlias = Annotated[Sequence[Text], Query(max_length=50)]
 
 
@@ -46,7 +50,9 @@ class RunsPage(Page):
 
     def values(self) -> dict[str, Any]:
         """Return what all parts need."""
-        runs, known = self.runs, [Traits(run) for run in self.runs.all()]
+        runs, every = self.runs, self.runs.all()
+        news = [] if self.part else [news_of(run.id, run.name, mark_of(run)) for run in every[: MAX_NEWS + 1]]
+        known = [Traits(run) for run in every]
         found, problem = known, ""
         try:
             found = find_runs(self.f, known)
@@ -61,6 +67,7 @@ class RunsPage(Page):
         cells = cells_of(dict.fromkeys(wanted), found)
         shown = sorted_by(cells, lines, self.sort) if columns.sorting is not None else sorted_lines(lines, self.sort)
         return {
+            "news": script_json(news if len(news) <= MAX_NEWS else []),
             "used": runs.used_bytes,
             "memory": runs.settings.memory,
             "keep": runs.settings.keep if runs.settings.keeps else "",

@@ -34,6 +34,12 @@ FLAGS = (
 )
 PATIENCE_MS = 30_000
 PAUSE_MS = 10
+QUIET_MS = 500
+SAME_REQUESTS = """() => {
+    const [before, now] = [globalThis.answered, performance.getEntriesByType("resource").length];
+    globalThis.answered = now;
+    return before === now;
+}"""
 expect.set_options(timeout=PATIENCE_MS)
 # What browsers say of a server that doesn't answer: Chromium, and Firefox.
 LOST = (
@@ -89,6 +95,13 @@ class Visit:
     def wait_until_started(self) -> None:
         """Wait until the page's script hears keys; its text is there earlier."""
         expect(self.page.locator("#keys")).to_be_visible()
+
+    def wait_until_quiet(self) -> None:
+        """Wait until no request has been answered for half a second.
+
+        An idle network is another thing: Firefox never reports it of a page with an open socket.
+        """
+        self.page.wait_for_function(SAME_REQUESTS, polling=QUIET_MS)
 
     def wait_for(self, holds: Callable[[], Any], what: str) -> None:
         """Wait for what an event of the browser changes, such as the address or a list of requests.

@@ -113,11 +113,16 @@ def test_a_comparison_of_live_runs_follows_them(browser: Browser) -> None:
     with visiting(browser, str(server.url).rstrip("/") + "/") as tab:
         page = tab.page
         page.clock.install()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
         tab.goto("compare?a=first&b=second&f=layer")
         expect(page.locator(".verdict")).to_contain_text("No difference in the 10 steps that both runs captured")
         page.get_by_role("button", name="Table: A layer in both runs").click()
         newest = page.locator("#layer-lines tbody th").first
         expect(newest).to_have_text("9")
+        page.clock.fast_forward(11_000)
+        page.wait_for_timeout(300)
+        assert sum("compare/heatmap?" in url for url in asked) == 1  # the first news of the socket is none
         train(range(10, 20), differs_at=15)
         page.clock.fast_forward(11_000)
         expect(page.locator(".verdict")).to_contain_text("The runs first differ at step 15")

@@ -100,7 +100,7 @@ def check(browser: Browser, url: str, path: str, opened: Callable[[Page], None] 
     with visiting(browser, url, size=(WIDTHS[0], HEIGHT)) as tab:
         tab.forgiven = ("status of 404",)
         tab.goto(path)
-        tab.page.wait_for_load_state("networkidle")
+        tab.wait_until_quiet()
         if opened:
             opened(tab.page)
         for theme, widths in THEMES[: 1 if opened else 2]:

@@ -209,11 +209,13 @@ def test_a_selected_run_that_the_server_removes_is_no_longer_selected_and_the_ch
         for box in page.locator("[data-do=tick]").all():
             box.check()
         expect(page.locator("#charts-about")).to_have_text("of 2 selected runs")
-        page.wait_for_load_state("networkidle")
+        tab.wait_until_quiet()
         server.runs.remove("first")
         expect(page.locator("#charts-about")).to_have_text("of 1 selected run")
         expect(page.get_by_role("button", name="Archive 1")).to_be_visible()
         expect(page.locator("#overlay .plot svg").first).to_be_visible()
+        page.get_by_role("checkbox", name="Select second").uncheck()
+        expect(page.locator("#charts-about")).to_have_text("of the only listed run")
     server.stop()
 
 

@@ -225,7 +225,7 @@ def test_charts_zoom_on_both_axes_and_say_how_to_undo_it(visit: Open) -> None:
         assert chosen(page) == ""
         tab.goto(RUN)  # with the values of all steps, which come some time after the reset
         expect(figure.locator(".main-svg").first).to_be_visible()
-        page.wait_for_load_state("networkidle")
+        tab.wait_until_quiet()
         figure.locator(".plot-area").press("+")
         expect(reset).to_be_visible()
         figure.locator(".plot-area").press("-")

@@ -4,8 +4,8 @@
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
 import { count } from "../format.js";
-import { late } from "../late.js";
 import { startBadge } from "../live/badge.js";
+import { openPalette } from "../palette/index.js";
 import { setTheme, theme } from "../theme.js";
 import { startTimeline } from "../timeline/late.js";
 import { toast } from "../toast.js";
@@ -14,8 +14,6 @@ import { THEMES } from "../vocabulary.js";
 import { showKeys } from "./keylist.js";
 import { addNavigation, addStepping } from "./navigation.js";
 import { Status } from "./statusline.js";
-
-const palette = late(() => import("../palette/index.js"));
 
 /** @param {import("../page.js").Page} page */
 export function startFrame(page) {
@@ -40,10 +38,11 @@ export function startFrame(page) {
 /** @param {import("../page.js").Page} page */
 function startPalette(page) {
   const button = byId("palette");
-  const open = async () => (await palette())?.openPalette(page);
   button.hidden = false;
-  button.addEventListener("click", open);
-  page.keys.add("Ctrl+k", "find an action, a page, a layer, or a run", open, { group: "Everywhere" });
+  button.addEventListener("click", () => openPalette(page));
+  page.keys.add("Ctrl+k", "find an action, a page, a layer, or a run", () => openPalette(page), {
+    group: "Everywhere",
+  });
 }
 
 /** @param {import("../page.js").Page} page */

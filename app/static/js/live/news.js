@@ -1,5 +1,5 @@
 // @ts-check
-/** Waiting for what the socket says of the run. */
+/** What the socket says of runs: waiting for it, and what it would have said when the page was made. */
 
 const MAX_MS = 5000; // while the socket is away
 
@@ -20,3 +20,10 @@ export function nextNews(page, ms = MAX_MS) {
     const timer = setTimeout(end, ms);
   });
 }
+
+/** What the page shows of its runs, so that the same news isn't a reason to ask again. @returns {RunNews[]} */
+export function newsInPage() {
+  return JSON.parse(document.getElementById("news")?.textContent || "[]");
+}
+
+/** @typedef {import("../answers.js").RunNews} RunNews */

@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { Differences } from "../compare/differences.js";
 import { makeLoss, Overlay } from "../compare/overlay.js";
 import { byId, reveal } from "../dom.js";
+import { newsInPage } from "../live/news.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
@@ -124,8 +125,8 @@ function figuresToShow() {
 /** Shows what is newer when the socket says so, until both runs have ended.
  * @param {import("../compare/overlay.js").Side[]} sides @param {{soon: () => void}[]} shown */
 function follow(sides, shown) {
-  /** What was heard of each run. @type {Map<string, import("../answers.js").RunNews | undefined>} */
-  const heard = new Map();
+  /** What was heard of each run, at first what the page was made of. @type {Map<string, RunNews | undefined>} */
+  const heard = new Map(newsInPage().map((news) => [news.run, news]));
   const update = new Refresh(async () => shown.forEach((each) => void each.soon()), { min: LIVE_MS });
   const ids = [...new Set(sides.map(({ id }) => id))];
   const open = ids.map((id) => page.stream.subscribe({ view: "runs", run: id, hz: 1 }, { json: hear(id) }));
@@ -146,5 +147,6 @@ function follow(sides, shown) {
   }
 }
 
+/** @typedef {import("../answers.js").RunNews} RunNews */
 reveal(document);
 if (held.a) startPictures();

@@ -1,6 +1,7 @@
 // @ts-check
 /** The Runs page. The server renders its parts, also when something has changed. */
 import { byId } from "../dom.js";
+import { newsInPage } from "../live/news.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
 import { archive, edit, remove, restore, tag, tagsOf } from "../runs/actions.js";
@@ -41,7 +42,7 @@ const hand = { last: "", stretches: false };
 const gone = new Set();
 /** The removed runs that are listed. */
 let removed = listedAsGone();
-let known = "";
+let known = JSON.stringify(newsInPage());
 /** @type {RunCharts | null} */
 let charts = null;
 
@@ -59,9 +60,9 @@ function hear(said) {
   // Without runs, the page shows how to begin instead of the list.
   if ((list === null) === said.runs.length > 0) return location.reload();
   const now = JSON.stringify(said.runs);
+  // Removed runs are no longer selected, whoever removed them.
+  if (selection.keep(new Set(said.runs.map(({ run }) => run))) && list) show();
   if (now !== known) {
-    // Removed runs are no longer selected, whoever removed them.
-    if (selection.keep(new Set(said.runs.map(({ run }) => run))) && list) show();
     parts.soon();
     charts?.refresh.soon();
   }
