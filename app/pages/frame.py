@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
-from hookcore.records import KINDS, TENSOR_KINDS, Severity
+from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Severity
 from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS
 from hookcore.store import STAT_NAMES
 
@@ -216,6 +216,7 @@ def _make_templates() -> Environment:
     own = (ends, middle, breakable, camels, shown, percent, thousands, counted, pace, ago, moment, size, basename)
     templates.filters |= {each.__name__: each for each in (*own, code)}
     templates.globals |= {
+        "ROOT": ROOT,
         "words_of": words_of,
         "places": tuple(place for place in PLACES if place.key),
         "with_drawer": frozenset(place.page for place in PLACES if place.has_drawer),

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 import hookcore
 from hookcore.findings import RULES, Finding, Rule, key_figures_of, without_data
+from hookcore.records import ROOT
 from hookcore.records.vocabulary import KIND_WORDS
 
 from .. import assets
@@ -111,6 +112,7 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.globals["ROOT"] = ROOT
     templates.filters |= {"shown": figures.shown, "cut": _cut, "time": _time}
     return templates
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from hookcore.capsules.arrival import Arrival, hidden
+from hookcore.capsules.arrival import Arrival
 from hookcore.capsules.call import Call, Members, alias_of, aliases_in, has_data, is_traced, versions_of
 from hookcore.capsules.conditions import autocast_types
 from hookcore.capsules.content import about, step_of
@@ -116,7 +116,7 @@ class CapsuleKeeper:
             self._why_not = "the model is traced, or its arguments are of a tensor class of their own"
             return
         conditions = autocast_types(), torch.is_grad_enabled()  # the block below may change both
-        with hidden():
+        with unseen():
             known = self._known(path, model)
             known.call = None  # the last micro-batch may be freed first
             known.call = Call(
@@ -154,7 +154,7 @@ class CapsuleKeeper:
         call, limit = known.call, HELD_BYTES
         if is_traced():
             return
-        with hidden():
+        with unseen():
             outputs = [(place, each) for place, each in find_tensors(output) if has_data(each)]
             used = bytes_of(each for _, each in outputs)
             if used > limit:

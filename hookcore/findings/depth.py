@@ -184,7 +184,7 @@ def _finding(window: MagnitudeWindow, stack: Stack, rule: RuleName, fall: float,
     since = window.first_step(begun)
     older = "" if begun or window.starts_run else " or earlier"
     verb = "shrinks" if rule == "vanishing" else "grows"
-    ends = (_size(now[near]), other.module or "(root)", _size(now[far]), tap.module or "(root)")
+    ends = (_size(now[near]), other.module or ROOT, _size(now[far]), tap.module or ROOT)
     message = (
         f"the {KIND_WORDS[stack.kind]} {verb} by {abs(fall):.0f} decades over {layers} layers, "
         f"{abs(fall) / max(1, layers - 1):.1g} a layer: {ends[0]} in {ends[1]}, {ends[2]} in {ends[3]}, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hookcore.records import ROOT
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.store import Store
 
@@ -18,7 +19,7 @@ class Feed:
     @property
     def name(self) -> str:
         """The path, or "(root)"."""
-        return self.path or "(root)"
+        return self.path or ROOT
 
 
 @dataclass(frozen=True, slots=True)

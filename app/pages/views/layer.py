@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from hookcore.records import KINDS, TENSOR_KINDS, Coverage, HookRecord, ModuleRecord, Tap
+from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store, TapList
 
 from ...runs import JointRun, Run
@@ -53,7 +53,7 @@ class LayerView:
     @property
     def name(self) -> str:
         """The path, or "(root)"."""
-        return self.module.path or "(root)"
+        return self.module.path or ROOT
 
     @property
     def pattern(self) -> str:
@@ -109,7 +109,7 @@ def _crumbs(module: ModuleRecord, by_path: dict[str, ModuleRecord]) -> tuple[tup
     above: list[tuple[str, str]] = []
     at = module.parent
     while at is not None and at in by_path and len(above) < len(by_path):
-        above.append((at.rpartition(".")[2] or "(root)", at))
+        above.append((at.rpartition(".")[2] or ROOT, at))
         at = by_path[at].parent
     return tuple(reversed(above))
 

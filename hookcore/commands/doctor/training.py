@@ -17,7 +17,7 @@ from hookcore.config import Settings
 from hookcore.errors import ArgumentError
 from hookcore.hooks.loading import UNSEEN
 from hookcore.observe import cpu
-from hookcore.records import Coverage
+from hookcore.records import ROOT, Coverage
 from hookcore.watcher import Watcher, watch
 
 SHOWN: Final = 12  # modules to name for each reason
@@ -154,7 +154,7 @@ def _describe(coverage: list[Coverage], ran: bool) -> list[Finding]:
     others: dict[str, list[str]] = {}
     for each in coverage:
         if each not in seen or (ran and each.reason):
-            others.setdefault(each.reason, []).append(each.path or "(root)")
+            others.setdefault(each.reason, []).append(each.path or ROOT)
     for reason, paths in others.items():
         more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
         findings.append(Finding("note", "not captured", f"{', '.join(paths[:SHOWN])}{more}: {reason}"))

@@ -2,6 +2,7 @@
 /** The layers of the Histograms page: their types, newest values, and drift. */
 import { get, getAll, numberOf } from "../api.js";
 import { MAX_LATEST, MAX_PAGE } from "../limits.js";
+import { ROOT } from "../vocabulary.js";
 import { driftOf } from "./order.js";
 
 const COLUMNS = 12; // of the heatmap from which drift is computed
@@ -37,7 +38,7 @@ export async function layersOf(run, kind, modules, steps, signal) {
     return {
       tap: Number(tap.number),
       module: tap.module,
-      label: tap.label.slice((tap.module || "(root)").length).trim(),
+      label: tap.label.slice((tap.module || ROOT).length).trim(),
       type: modules.get(tap.module)?.type ?? "",
       place: modules.get(tap.module)?.place ?? modules.size,
       zero: numberOf(at[zero]),
