@@ -24,18 +24,19 @@ export TOKENIZERS_PARALLELISM ?= false
 # Hundreds of tests start their own Python: the first one compiles, the others only read.
 export PYTHONDONTWRITEBYTECODE =
 # Tests at a time: one more than CI has cores, since many wait for a browser or a process. These may be run again,
-# because the machine may be shared. The pages' tests run beside the slow ones, which use the cores that a browser leaves.
+# because the machine may be shared. The pages' tests run beside the others, which use the cores that a browser leaves.
 # The tests of a file run in one process, so that the servers and trainings that they share start once; of the quick
 # tests, nearly all do: each process begins with a third of them, and takes over others when it has finished.
 AT_ONCE ?= 3
 TORCH ?= 2.13.0
-AGAIN ?= --reruns 2 -rfER
+AGAIN ?= --reruns 2 --rerun-except 'from pytest-timeout' -rfER
 # Of the pages' tests: chromium, or firefox, which is Debian's. Not taken from the environment, where it means something else.
 BROWSER := chromium
+SCHEMA := tests/test_api_schema.py
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow matrix bench image format clean
+.PHONY: help demo test others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow schema matrix bench image format clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -43,12 +44,15 @@ help:  ## this list
 demo: $(DEMO)  ## train a small network with the dashboard open, including all setup; DEMO_FLAGS="--trouble nan"
 	@$(BIN)/hookcore demo $(DEMO_FLAGS)
 
-# What needs one core runs beside what leaves one: pip beside the checks of the scripts, mypy beside the last tests.
+# What needs one core runs beside what leaves one: pip beside the checks of the scripts, the pages beside all the rest.
 test:  ## everything that CI checks, including all setup
 	@$(call need,$(HAS_ALL),$(ALL_PACKAGES))
 	$(MAKE) --no-print-directory --jobs 2 --output-sync $(STAMP) lint-scripts types-scripts scripts
-	$(MAKE) --no-print-directory lint-python quick
-	$(MAKE) --no-print-directory --jobs 3 --output-sync types-python pages slow
+	$(MAKE) --no-print-directory --jobs 2 --output-sync pages others
+
+# One after the other, the quickest answers first.
+others:
+	$(MAKE) --no-print-directory lint-python types-python quick slow schema
 
 lint: lint-python lint-scripts types-scripts  ## style of Python, scripts, and styles; tsc over the scripts
 
@@ -68,7 +72,7 @@ types-scripts: $(NODE_STAMP)
 	$(NODE_BIN)/tsc
 
 quick: $(STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist worksteal --durations 15 $(AGAIN) -m "not slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist worksteal --durations 15 $(AGAIN) -m "not slow and not browser" --ignore $(SCHEMA)
 
 scripts: $(NODE_STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
@@ -78,7 +82,11 @@ pages: $(STAMP)  ## the pages in a real browser; BROWSER=firefox for Debian's Fi
 	TEST_BROWSER=$(BROWSER) $(BIN)/python -m pytest -q -n $$((($(AT_ONCE) + 1) / 2)) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m "slow and not browser"
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m "slow and not browser" --ignore $(SCHEMA)
+
+# Apart, because each process that only collects it makes its requests, which takes ten seconds.
+schema: $(STAMP)  ## requests that the description of the API allows and forbids
+	$(BIN)/python -m pytest -q --durations 3 $(AGAIN) $(SCHEMA)
 
 matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.0 PYTHON=python3.12
 	.ci/matrix $(TORCH) $(PYTHON)

@@ -771,12 +771,12 @@ def test_a_collector_that_is_killed_again_and_again_loses_and_doubles_nothing(tm
             while not done.is_set():
                 sink.send(a_frame(step, TAPS[:1] if step == 0 else (), padding=2000))
                 step += 1
-                done.wait(0.005)
+                done.wait(0.02)
 
         threads = [threading.Thread(target=train, args=(sink,)) for sink in sinks]
         for thread in threads:
             thread.start()
-        for _ in range(6):
+        for _ in range(4):
             before = receiver.items_sent()
             wait_for(lambda before=before: receiver.items_sent() > before + 100)  # type: ignore[misc]
             collector.stop()

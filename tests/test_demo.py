@@ -22,7 +22,7 @@ from hookcore.store import Store
 from hookcore_app import cli
 from hookcore_app.cli import demo as command
 
-AT, STEPS = 40, 100
+AT, STEPS = 24, 64
 BOTH = pytest.mark.parametrize("model", MODELS)
 PATIENCE_S = 120
 

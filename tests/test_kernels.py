@@ -40,14 +40,14 @@ by_each = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.n
 by_all = pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
 on_cpu = pytest.mark.skipif(IN_INTERPRETER, reason="only Triton's kernel is tested in this process")
 SAMPLED = CpuArena(64, 65536)
-LONGEST = 2_500 if IN_INTERPRETER else 300_001  # Triton's interpreter takes a second for 10,000 values
+LONGEST = 600 if IN_INTERPRETER else 300_001  # Triton's interpreter takes a second for 10,000 values; a block has 64
 COMPLEX = [torch.complex64, torch.complex128]
 REAL = [dtype for dtype in CODES if not dtype.is_complex]
 
 
 def tries(number: int) -> settings:
     """Return how often a property is tried."""
-    return settings(deadline=None, max_examples=number // 7 if IN_INTERPRETER else number)
+    return settings(deadline=None, max_examples=number // 10 if IN_INTERPRETER else number)
 
 
 def check_each(values: np.ndarray, *tensors: torch.Tensor) -> None:
@@ -94,7 +94,7 @@ def test_parts_of_any_magnitude_merge_to_the_stats_of_the_whole(parts: list[np.n
 
 @by_all
 @pytest.mark.parametrize("dtype", REAL if IN_INTERPRETER else list(CODES))
-@pytest.mark.parametrize("size", [size for size in (1, 15, 16, 2049, 70_001) if size <= LONGEST])
+@pytest.mark.parametrize("size", [size for size in (1, 15, 16, 257, 2049, 70_001) if size <= LONGEST])
 def test_every_type_is_measured_by_its_own_values(kernel: Kernel, dtype: torch.dtype, size: int) -> None:
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).mul(30).to(dtype)
     exact = tensor.to(torch.complex128).abs() if dtype.is_complex else tensor.double()
@@ -108,7 +108,9 @@ def test_a_large_integer_is_not_rounded_to_float32(kernel: Kernel) -> None:
 
 
 @by_each
-@pytest.mark.parametrize("size", [size for size in (1, 2047, 2048, 2049, 8191, 40_000, 300_001) if size <= LONGEST])
+@pytest.mark.parametrize(
+    "size", [size for size in (1, 257, 2047, 2048, 2049, 8191, 40_000, 300_001) if size <= LONGEST]
+)
 @pytest.mark.parametrize("mean", [0.0, 1e4, -1e8])
 def test_a_huge_mean_does_not_cancel_a_tiny_spread(kernel: Kernel, size: int, mean: float) -> None:
     exact = np.random.default_rng(size).normal(size=size) * 1e-3 + mean
@@ -123,7 +125,7 @@ def test_one_unusual_value_among_many_is_counted_and_the_rest_stays_exact(
     kernel: Kernel, special: float, at: int
 ) -> None:
     values = np.random.default_rng(1).normal(size=min(100_000, LONGEST)).astype(np.float32)
-    values[at] = special
+    values[at % values.size] = special
     kernel.check(values, torch.from_numpy(values))
 
 

@@ -24,6 +24,7 @@ from hookcore.delivery import place as places
 from hookcore.delivery.archive import read_archive
 from hookcore.records.wire import Place
 from hookcore.watcher import watcher
+from tests.commanding import PATIENCE_S
 from tests.ports import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -214,7 +215,7 @@ def after(folder: Path, *arguments: str) -> dict[int, Place]:
         env=given | {"HOOKCORE_SERVER": "none", "HOOKCORE_KEEP": str(folder), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

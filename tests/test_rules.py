@@ -12,18 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore.commands.demo.training import Demo
-from hookcore.commands.demo.training import train as train_demo
 from hookcore.delivery.archive.reader import load_into, read_archive
-from hookcore.findings import Finding, FindingsCache, examine, follow
+from hookcore.findings import Finding, FindingsCache, follow
 from hookcore.findings.follower import MAX_LOOKS, Follower
 from hookcore.findings.gate import BLOCK, Gate
 from hookcore.findings.history import settle
-from hookcore.records import STATS, Event, Severity, Tap
+from hookcore.records import Event, Severity, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Found, Incident, Incidents
 from hookcore.store.incidents.standing import GRACE, MAX_STANDING, RECURS
-from hookcore.watcher import watch
 from tests import build
 from tests.archive_world import keep, kept_in
 
@@ -316,55 +313,3 @@ def test_a_saved_run_keeps_a_nan_among_many_skipped_steps(tmp_path: Path) -> Non
         assert kept == [1000]
         assert each.usage().merged["incidents"] > 0
         assert each.dropped_alerts == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("trouble", "rule", "modules"),
-    [
-        ("nan", "nonfinite", {"standardize"}),
-        # Every layer shrinks, and the gradients of the first two fall below the limit within one step of each other:
-        # which one is first depends on the last bits, and so on the processor.
-        ("vanishing", "vanishing", {"stem", "blocks.0.relu"}),
-        # The same here: the gradients of all layers grow in one step, and which of the last ones is named depends on
-        # the processor: three different ones were seen on three.
-        ("exploding", "exploding", {"blocks.3.conv", "blocks.4.conv", "blocks.5.conv", "head"}),
-        ("dead-relu", "dead", {"blocks.1.relu"}),
-        ("spike", "spike", {"head"}),
-    ],
-)
-def test_each_trouble_of_the_demo_stays_named_after_it_is_merged_and_read_again(
-    trouble: str, rule: str, modules: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "hookcore.commands.demo.training.watch",
-        lambda model, **given: watch(model, server=None, keep=tmp_path, memory="24 MiB", **given),
-    )
-    store = train_demo(Demo(trouble=trouble, at=100, steps=300, most_per_s=0), lambda _: None).store
-    known = {each.id: each for each in store.incidents()}
-    incident = next(each for each in known.values() if each.rule == rule)
-    module = incident.culprit.tap.module
-    assert module in modules
-    assert 100 <= incident.first_step <= 130
-    assert incident.told <= incident.first_step + 40
-    assert incident.evidence is not None
-    assert incident.evidence.steps[0] < incident.first_step
-
-    (folder,) = tmp_path.glob("*.hookcore")
-    again = follow(Store(2**24))
-    load_into(again, read_archive(folder))
-    again.settle()
-    assert list(map(repr, again.incidents())) == list(map(repr, known.values()))
-
-    newest = store.latest()
-    for step in range(300, 5000):  # nothing changes for long
-        stats = newest.values[:, : len(STATS)]
-        store.append(build.frame(step, stats, numbers=newest.numbers, scalars={"loss": 1.0}))
-    assert store.usage().merged["stats"] > 1000
-    after = {each.id: each for each in store.incidents()}
-    for id, each in known.items():
-        told = after[id].culprit, after[id].first_step, after[id].message, after[id].chain[:5]
-        assert told == (each.culprit, each.first_step, each.message, each.chain[:5])
-    if not after[incident.id].is_over:
-        named = [(each.module, each.since_step) for each in examine(store).findings if each.rule == rule]
-        assert (module, incident.first_step) in named

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from hookcore.commands.demo import Demo, train
-from hookcore.records import Frame
+from hookcore.delivery.archive.reader import load_into, read_archive
+from hookcore.findings import examine, follow
+from hookcore.records import STATS, Frame
 from hookcore.records.wire import Batch, EndItem, RunInfo, frame_item
 from hookcore.store import Store
+from hookcore.watcher import watch
 from hookcore_app.report import report_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.settings import ServerSettings
+from tests import build
 from tests.waiting import wait_for
+
+pytestmark = pytest.mark.slow
 
 AT, TRAINED, LAST = 100, 300, 2_000
 TAIL = 150  # the period of the spikes
 INFO = RunInfo(id="run-1", key="k", name="a run", memory=8_000_000)  # small, so that steps are merged soon
-TOLD = {  # the rules that may lead, and the layer that is blamed; None where the trouble has no layer of its own
+# Which layer is first may depend on the last bits, and so on the processor: several shrink or grow in the same step.
+TOLD = {
+    "nan": ("nonfinite", {"standardize"}),
+    "vanishing": ("vanishing", {"stem", "blocks.0.relu"}),
+    "exploding": ("exploding", {"blocks.3.conv", "blocks.4.conv", "blocks.5.conv", "head"}),
+    "dead-relu": ("dead", {"blocks.1.relu"}),
+    "spike": ("spike", {"head"}),
+}
+# The rules that may lead in a server, and the layer that is blamed; None where the trouble has no layer of its own.
+LED = {
     "nan": (("nonfinite",), "standardize"),
     "vanishing": (("vanishing",), None),
     "exploding": (("exploding", "loss"), None),
@@ -40,19 +55,34 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def frames_of(trouble: str, monkeypatch: pytest.MonkeyPatch) -> list[Frame]:
-    """Return the frames of a real training."""
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A real training with a trouble: its frames, its store, and the folder in which it was kept."""
+
+    trouble: str
+    frames: list[Frame]
+    store: Store
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=TOLD)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     frames: list[Frame] = []
-    append = Store.append
+    append, kept, trouble = Store.append, tmp_path_factory.mktemp("kept"), str(request.param)
 
     def record(self: Store, frame: Frame) -> None:
         frames.append(frame)
         append(self, frame)
 
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Store, "append", record)
-        train(Demo("cnn", trouble, AT, TRAINED, most_per_s=0), lambda _: None)
-    return frames
+        patched.setattr(
+            "hookcore.commands.demo.training.watch",
+            lambda model, **given: watch(model, server=None, keep=kept, memory="24 MiB", **given),
+        )
+        store = train(Demo("cnn", trouble, AT, TRAINED, most_per_s=0), lambda _: None).store
+    (folder,) = kept.glob("*.hookcore")
+    return Trained(trouble, frames, store, folder)
 
 
 def played(frames: list[Frame]) -> Iterator[Frame]:
@@ -80,18 +110,15 @@ def findings_of(run: Run) -> Known:
     return [(each.rule, each.module, each.since_step) for each in run.findings.current()]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("trouble", TOLD)
-def test_the_culprit_and_the_step_stay(trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules, module = TOLD[trouble]
-    frames = frames_of(trouble, monkeypatch)
+def test_the_culprit_and_the_step_stay(trained: Trained, tmp_path: Path) -> None:
+    rules, module = LED[trained.trouble]
     settings = ServerSettings(keep=str(tmp_path))
     runs = Runs(settings)
     keeper = Keeper(runs, settings)
     run = runs.open(INFO)
     assert run is not None
     keeper.opened(run, False)
-    send(run, frames)
+    send(run, trained.frames)
     rule, blamed, first = told = incidents_of(run)[0]
     assert rule in rules
     assert module is None or blamed.startswith(module)
@@ -110,3 +137,34 @@ def test_the_culprit_and_the_step_stay(trouble: str, tmp_path: Path, monkeypatch
     report = report_of(shown).decode()
     assert f"step {first}" in report
     assert f"<code>{blamed or '(root)'}</code>" in report
+
+
+def test_it_stays_named_after_it_is_merged_and_read_again(trained: Trained) -> None:
+    rule, modules = TOLD[trained.trouble]
+    store = trained.store
+    known = {each.id: each for each in store.incidents()}
+    incident = next(each for each in known.values() if each.rule == rule)
+    module = incident.culprit.tap.module
+    assert module in modules
+    assert AT <= incident.first_step <= AT + 30
+    assert incident.told <= incident.first_step + 40
+    assert incident.evidence is not None
+    assert incident.evidence.steps[0] < incident.first_step
+
+    again = follow(Store(2**24))
+    load_into(again, read_archive(trained.folder))
+    again.settle()
+    assert list(map(repr, again.incidents())) == list(map(repr, known.values()))
+
+    newest = store.latest()
+    for step in range(TRAINED, 5000):  # nothing changes for long
+        stats = newest.values[:, : len(STATS)]
+        store.append(build.frame(step, stats, numbers=newest.numbers, scalars={"loss": 1.0}))
+    assert store.usage().merged["stats"] > 1000
+    after = {each.id: each for each in store.incidents()}
+    for id, each in known.items():
+        told = after[id].culprit, after[id].first_step, after[id].message, after[id].chain[:5]
+        assert told == (each.culprit, each.first_step, each.message, each.chain[:5])
+    if not after[incident.id].is_over:
+        named = [(each.module, each.since_step) for each in examine(store).findings if each.rule == rule]
+        assert (module, incident.first_step) in named
