@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -15,16 +16,22 @@ from hypothesis import strategies as st
 from hookcore.records import STATS, Frame, SketchBlock, Tap
 from hookcore.records.wire import frame_item
 from hookcore.store import Store
-from hookcore_app.clickhouse import past
+from hookcore.store.past import Past
+from hookcore_app.clickhouse import asked, past, rankspast
 from hookcore_app.clickhouse.address import ClusterAddress
-from hookcore_app.clickhouse.client import Cluster, UnreachableError
+from hookcore_app.clickhouse.attempts import Attempt, RankRun
+from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
 from hookcore_app.clickhouse.levels import EXACT, Budget, pieces_of
 from hookcore_app.clickhouse.names import number_of_run
 from hookcore_app.clickhouse.native import Answer
 from hookcore_app.clickhouse.past import RunPast
+from hookcore_app.clickhouse.rankanswers import nbytes_of
+from hookcore_app.clickhouse.rankspast import RanksPast
+from hookcore_app.clickhouse.recent import Recent
 from hookcore_app.clickhouse.schema import connect
 from hookcore_app.clickhouse.segments import Piece, blocks_of
 from hookcore_app.clickhouse.tables import LEVELS
+from hookcore_app.runs.assembly import Assembly
 from tests.build import frame
 from tests.clickhouse_nodes import running
 
@@ -66,27 +73,12 @@ def test_a_heatmap_reads_finer_buckets_the_fewer_rows_it_has() -> None:
 # -- the same answers --------------------------------------------------------------------------------------------------
 
 
-class Both:
-    """A run in a large store, and in a small one with a past."""
+class Alike:
+    """A large store, and a small one with a past."""
 
-    def __init__(self, cluster: Cluster, run: str, made: list[Frame], small: int = SMALL) -> None:
-        self.whole, self.small = Store(600_000_000), Store(small)
-        for store in (self.whole, self.small):
-            store.announce(TAPS)
-        shard = cluster.shards[0]
-        items = [frame_item(number, each) for number, each in enumerate(made)]
-        before = -1
-        for segment, first in enumerate(range(0, len(items), 9000)):
-            part = items[first : first + 9000]
-            piece = Piece(number_of_run(run), 20_000, 0, 0, len(TAPS), before, part)
-            for table, block in blocks_of(f"spool of {run}", segment, [piece]).items():
-                shard.insert(table.name, block)
-            before = max(item.step for item in part)
-        for each in made:
-            self.whole.append(each)
-            self.small.append(each)
-        self.past = RunPast(shard, run, self.small.steps)
-        self.small.past = self.past
+    whole: Store
+    small: Store
+    past: Past
 
     def same(self, question: str, *asked: Any, **named: Any) -> None:
         """Assert that both answer a question in the same way."""
@@ -98,6 +90,35 @@ class Both:
                 assert np.array_equal(expected, found, equal_nan=expected.dtype.kind == "f"), (question, asked, name)
             elif not name.startswith("_"):
                 assert expected == found, (question, asked, name)
+
+
+def store_rank(shard: Shard, run: str, made: Sequence[Frame], taps: int, rank: int = 0) -> None:
+    """Insert the frames of a run as a collector does it, in several segments."""
+    items = [frame_item(number, each) for number, each in enumerate(made)]
+    before = -1
+    for segment, first in enumerate(range(0, len(items), 9000)):
+        part = items[first : first + 9000]
+        piece = Piece(number_of_run(run), 20_000, rank, 0, taps, before, part)
+        for table, block in blocks_of(f"spool of {run}", segment, [piece]).items():
+            shard.insert(table.name, block)
+        before = max(item.step for item in part)
+
+
+class Both(Alike):
+    """A run in both stores."""
+
+    past: RunPast
+
+    def __init__(self, cluster: Cluster, run: str, made: list[Frame], small: int = SMALL) -> None:
+        self.whole, self.small = Store(600_000_000), Store(small)
+        for store in (self.whole, self.small):
+            store.announce(TAPS)
+        shard = cluster.shards[0]
+        store_rank(shard, run, made, len(TAPS))
+        for each in made:
+            self.whole.append(each)
+            self.small.append(each)
+        self.past = self.small.past = RunPast(shard, run, self.small.steps)
 
 
 def a_run(steps: int, stride: int = 1, seed: int = 1, parts: bool = True) -> list[Frame]:
@@ -304,3 +325,159 @@ def test_what_cannot_be_read_stays_missing_whatever_else_is_read(
     monkeypatch.setattr(shard, "read", read)
     both.small.histograms(1, columns=50, bins=20)
     assert not both.past.trouble
+
+
+# -- all ranks ---------------------------------------------------------------------------------------------------------
+
+OF_RANKS: Final = (  # with what the owner of a row is
+    (Tap("weights", "param_grad"), 0),  # rank 0 has it, and the others the same
+    (Tap("batch", "output"), None),  # each rank its own
+    (Tap("unknown", "output"), -1),  # nobody knows
+    (Tap("experts", "output"), None),  # rank 0 has none
+    (Tap("stage", "output"), None),  # of a module that is something else in each rank
+    (Tap("orphan", "update"), 0),  # of rank 0, which doesn't send it
+)
+WORLD: Final = 3
+LENGTHS: Final = (150, 250)  # steps of two attempts
+
+
+def frames_of(rank: int, steps: int, seed: int) -> list[Frame]:
+    """Return what a rank sends: its taps in an order of its own, values that aren't finite, and steps that it skips."""
+    random, common = np.random.default_rng([seed, rank]), np.random.default_rng(seed)
+    order = np.roll(np.arange(len(OF_RANKS)), rank)
+    made = []
+    for step in range(steps):
+        of_all = common.lognormal(0, 2, (len(OF_RANKS), len(STATS)))
+        stats = random.lognormal(0, 2, (len(OF_RANKS), len(STATS)))
+        stats[[0, 5]] = of_all[[0, 5]]
+        if step % 3:
+            stats[2] = of_all[2]
+        stats[:, :4], stats[:, 10:12] = (64, 0, 0, 3), (1, 64)
+        if step % 97 == 7 and rank == 1:
+            stats[1, [1, 4, 8]] = 2, math.nan, math.nan
+        stats[1, STATS.index("ratio")] = math.nan
+        counts, bins = np.full(len(OF_RANKS), 64, np.uint32), random.integers(1800, 2300, len(OF_RANKS))
+        wanted = [number for number in order.tolist() if not (rank == 0 and number in (3, 5))]
+        if rank == 2 and seed and step % 4 == 1:
+            wanted = []
+        owners = [rank if (owner := OF_RANKS[number][1]) is None else owner for number in wanted]
+        block = SketchBlock(np.arange(len(wanted) + 1, dtype=np.uint32), bins[wanted].astype(np.uint16), counts[wanted])
+        places = [order.tolist().index(number) for number in wanted]
+        others: dict[str, Any] = {"scalars": {"loss": float(random.random())}, "elapsed_s": float(random.random())}
+        others |= {"owners": np.array(owners, np.int32), "time_s": 1000.0 + step + rank}
+        made.append(frame(step, stats[wanted], numbers=places, sketches=block, **others))
+        if step % 50 == 3 and rank == 1:
+            more = frame(step, stats[[1]] * 2, numbers=[order.tolist().index(1)], scalars={"loss": 2.0})
+            made.append(replace(more, owners=np.array([1], np.int32), time_s=1001.0 + step))
+    return made
+
+
+class Ranks(Alike):
+    """The sum of all ranks over two attempts, as the server adds it up, and in a small store over ClickHouse."""
+
+    past: RanksPast
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.whole, self.small = Store(600_000_000), Store(SMALL)
+        shard, attempts = cluster.shards[0], []
+        assembly = Assembly(lambda merged, _: self._append(merged), 2**30, lambda: 0.0)
+        assembly.part(frozenset(["stage"]))
+        for turn, steps in enumerate(LENGTHS):
+            assembly.begin_round()
+            shift, ranks, every = assembly.newest + 1, [], []
+            for rank in range(WORLD):
+                taps = tuple(OF_RANKS[number][0] for number in np.roll(np.arange(len(OF_RANKS)), rank))
+                made = frames_of(rank, steps, turn)
+                store_rank(shard, f"rank-{rank}-{turn}", made, len(taps), rank)
+                assembly.join(rank, WORLD, lambda taps=taps: taps)
+                numbers = {tap: number for number, tap in enumerate(taps)}
+                ranks.append(RankRun(shard, f"rank-{rank}-{turn}", rank, lambda numbers=numbers: numbers, is_over=True))
+                every += [(each.step, rank, each) for each in made]
+            for step, rank, each in sorted(every, key=lambda each: each[:2]):
+                assembly.take(rank, replace(each, step=step + shift))
+            assembly.flush()
+            attempts.append(Attempt(shift, shift + steps if turn == 0 else None, WORLD, ranks))
+        self.partial = assembly.partial
+        self.past = self.small.past = RanksPast(lambda: attempts, lambda: self.small.taps().taps, assembly.leaves_out)
+
+    def _append(self, merged: Frame) -> None:
+        for store in (self.whole, self.small):
+            store.append(merged)
+
+
+@pytest.fixture(scope="module")
+def all_ranks(cluster: Cluster) -> Ranks:
+    return Ranks(cluster)
+
+
+@pytest.fixture
+def ranks(all_ranks: Ranks) -> Ranks:
+    all_ranks.past._troubles = past.Troubles("a test")
+    all_ranks.past._recent = Recent(nbytes_of)
+    return all_ranks
+
+
+def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rankspast, "PORTION", 2000)
+    monkeypatch.setattr(rankspast, "SKETCH_PORTION", 1000)
+    assert ranks.small.usage().merged["stats"] > 100
+    assert ranks.whole.usage().merged["stats"] == 0
+    assert ranks.partial > 50, "rank 2 has skipped steps"
+    names = [tap for tap in ranks.whole.taps().taps if tap.module != "stage"]
+    assert len(names) == 5
+    for tap in names:
+        for stat in ("rms", "ratio"):
+            ranks.same("series", tap, stat, points=1000)
+        ranks.same("histograms", tap, 100, 300, 40, 20)
+    for stat in ("std", "mean", "min", "nan", "zero_fraction", "nonfinite"):
+        ranks.same("series", 1, stat, 148, 153)
+    ranks.same("heatmap", "output", "rms", None, 50, 399, 63)
+    for name in ("loss", "hookcore/time_s", "hookcore/elapsed_s"):
+        ranks.same("scalars", name, 10, 300, 100)
+    for last in (5, 149, 200):
+        ranks.same("latest", last=last)
+    one, other = (store.sample(0, 100).entries for store in (ranks.whole, ranks.small))
+    assert len(one) > 100
+    assert sum(each.counts.sum() for each in one) == sum(each.counts.sum() for each in other)
+
+
+def test_sums_over_the_steps_of_ranks_are_read_where_they_say_the_same(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first attempt, all ranks have captured the same steps."""
+    monkeypatch.setattr(asked, "LARGE", 0)
+    monkeypatch.setattr(rankspast, "MAX_ADDED", 0)
+    weights, batch = OF_RANKS[0][0], OF_RANKS[1][0]
+    ranks.same("series", weights, "rms", 20, 149, 1000)
+    ranks.same("series", weights, "ratio", 20, 149, 11)
+    ranks.same("heatmap", "param_grad", "mean", None, 20, 149, 17)
+    with monkeypatch.context() as patch:
+        patch.setattr(rankspast, "MAX_SKETCHES_ADDED", 0)
+        assert ranks.past.sketches(1, (0, 49), 10) is None, "of a step with several frames, nobody knows"
+        ranks.same("histograms", batch, 54, 102, 20, 20)
+        ranks.same("histograms", weights, 20, 149, 20, 20)
+    assert ranks.past.rows("rms", [1], (54, 102), 1000) is None, "each rank has its own values"
+    assert ranks.past.rows("rms", [0], (140, 160), 1000) is None, "in the second attempt, rank 2 skips steps"
+
+
+def test_what_all_ranks_have_together_is_partial_if_it_is_too_much_or_a_rank_is_missing(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(rankspast, "MAX_ADDED", 100)
+        coarse = ranks.small.series(1, "rms", points=1000)
+        assert len(coarse.first_step) < 250
+        assert "values of ranks would have to be added up for this, and 100 is the limit" in ranks.past.trouble
+    exact = ranks.small.series(1, "rms", points=1000)
+    assert not ranks.past.trouble
+    with monkeypatch.context() as patch:
+        patch.setattr(ranks.past, "_rows", None)
+        assert len(ranks.small.series(1, "rms", points=1000).mean) == len(exact.mean), "it isn't added up again"
+    assert ranks.past.rows("value", ["hookcore/system/rate/tokens"], (0, 10), 10) is None
+    assert "is only in memory" in ranks.past.trouble
+    missing = [replace(each, world=4) for each in ranks.past._attempts()]
+    monkeypatch.setattr(ranks.past, "_attempts", lambda: missing)
+    ranks.small.series(1, "rms", points=1000)
+    assert "1 of 4 ranks aren't in ClickHouse" in ranks.past.trouble

@@ -43,24 +43,53 @@ _BACK: Final = 4  # chunks in which the newest values of all taps are looked for
 Found = TypeVar("Found")
 
 
+class Troubles:
+    """Why something couldn't be read lately, by what was asked. `what` names it in the log."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._found: dict[str, tuple[str, float]] = {}
+
+    @property
+    def text(self) -> str:
+        """All reasons; empty if there are none."""
+        recent = time.monotonic() - TROUBLED_S
+        return "; ".join(dict.fromkeys(text for text, at in list(self._found.values()) if at >= recent))
+
+    def note(self, question: str, why: str) -> None:
+        """Note that an answer lacks something."""
+        self._found[question] = why, time.monotonic()
+
+    def attempt(self, question: str, ask: Callable[[], Found]) -> Found | None:
+        """Ask. What could be read says nothing about what couldn't: that stays missing until it is read."""
+        try:
+            found = ask()
+        except HookcoreError as error:
+            if not self.text:
+                logger.warning("hookcore: %s can't be read from ClickHouse: %s", self._what, error)
+            self.note(question, str(error))
+            return None
+        self._found.pop(question, None)
+        return found
+
+
 class RunPast(Past):
     """One run on its shard. Any thread can ask. What can't be read is None, and `trouble` says why."""
 
     def __init__(self, shard: Shard, run_id: str, steps: Callable[[], StepRange]) -> None:
-        self._troubles: dict[str, tuple[str, float]] = {}  # why and when something couldn't be read, by what was asked
+        self._troubles = Troubles("old steps")
         self._shard, self._run, self._steps = shard, number_of_run(run_id), steps
         self._stored, self._number, self._asked_at = -1, 0, float("-inf")
         self._lock = threading.Lock()
 
     @property
     def trouble(self) -> str:
-        recent = time.monotonic() - TROUBLED_S
-        return "; ".join(dict.fromkeys(text for text, at in list(self._troubles.values()) if at >= recent))
+        return self._troubles.text
 
     def stored_until(self) -> int:
         with self._lock:
             if time.monotonic() - self._asked_at > FRESH_S:
-                self._try("stored_until", self._look)
+                self._troubles.attempt("stored_until", self._look)
                 self._asked_at = time.monotonic()
             return self._stored
 
@@ -157,19 +186,7 @@ class RunPast(Past):
         return list(pieces_of(first, last, level, levels)) if first <= last else []
 
     def _read(self, question: str, sql: str) -> Answer | None:
-        return Answer({}) if not sql else self._try(question, lambda: self._shard.read(sql))
-
-    def _try(self, question: str, ask: Callable[[], Found]) -> Found | None:
-        """Ask. What could be read says nothing about what couldn't: that stays missing until it is read."""
-        try:
-            found = ask()
-        except HookcoreError as error:
-            if not self.trouble:
-                logger.warning("hookcore: old steps can't be read from ClickHouse: %s", error)
-            self._troubles[question] = str(error), time.monotonic()
-            return None
-        self._troubles.pop(question, None)
-        return found
+        return Answer({}) if not sql else self._troubles.attempt(question, lambda: self._shard.read(sql))
 
 
 def _rows_of(found: Answer, lanes: Sequence[int]) -> Rows:

@@ -123,3 +123,8 @@ def latest_sql(run: int, taps: Sequence[int], chunks: tuple[int, int], steps: tu
         f"AND chunk BETWEEN {chunks[0]} AND {chunks[1]} AND step BETWEEN {steps[0]} AND {steps[1]} "
         f"AND role > {PART} GROUP BY lane"
     )
+
+
+def ranks_sql(runs: Sequence[int], lanes: Sequence[int], steps: tuple[int, int]) -> str:
+    """Return the part of a query that chooses the rows of some runs."""
+    return f"run IN ({', '.join(map(str, runs))}) AND {in_lanes(lanes)} AND {in_steps(*steps)}"

@@ -146,9 +146,10 @@ class Assembly:
         """Leave out the outputs and inputs of modules that consist of different parts in different ranks."""
         if paths != self._parted:
             self._parted = paths
-            self._left_out = np.array([self._is_parted(tap) for tap in self._taps], bool)
+            self._left_out = np.array([self.leaves_out(tap) for tap in self._taps], bool)
 
-    def _is_parted(self, tap: Tap) -> bool:
+    def leaves_out(self, tap: Tap) -> bool:
+        """Return whether a tap is something else in each rank, so that there is no sum."""
         return tap.module in self._parted and tap.kind not in PARAMETER_KINDS
 
     def join(self, rank: int, world: int, taps: Callable[[], Sequence[Tap]], begins: int = 0) -> None:
@@ -256,6 +257,13 @@ class Assembly:
         known = self.ranks[rank]
         return bool(frame.new_taps) or (len(frame.taps) > 0 and int(frame.taps.max()) >= len(known.lanes))
 
+    def number_taps(self) -> tuple[Tap, ...]:
+        """Number the taps of all ranks before their first frames, and return those that are new."""
+        for rank in sorted(self.ranks):
+            self._number_taps(self.ranks[rank])
+        taps, self._new_taps = tuple(self._new_taps), []
+        return taps
+
     def _number_taps(self, known: RankProgress) -> None:
         new = known.taps()[len(known.lanes) :]
         for tap in new:
@@ -264,7 +272,7 @@ class Assembly:
                 self._new_taps.append(tap)
         if new:
             fresh = [*self._taps][len(self._left_out) :]
-            self._left_out = np.append(self._left_out, [self._is_parted(tap) for tap in fresh]).astype(bool)
+            self._left_out = np.append(self._left_out, [self.leaves_out(tap) for tap in fresh]).astype(bool)
             batches = [tap.kind in ACTIVATION_KINDS for tap in fresh]
             self._of_batches = np.append(self._of_batches, batches).astype(bool)
             known.lanes = np.append(known.lanes, [self._taps[tap] for tap in new]).astype(np.int64)

@@ -25,6 +25,9 @@ class Disk(Protocol):
     def recorded(self, runs: Sequence[Run]) -> Mapping[str, Recorded | HookcoreError]:
         """Return what is kept of the ranks of a training, or why it can't be read, by the ids of their runs."""
 
+    def recall(self, run: Run) -> None:
+        """Give the run of all ranks the steps before those that are read next, if they are kept elsewhere."""
+
     def load(self, run: Run) -> None:
         """Load a run from disk into memory."""
 

@@ -256,7 +256,7 @@ class JointRun(Run):
     @property
     def coarse(self) -> str:
         """Which steps are merged, although the runs of the ranks have each of them; empty if none are."""
-        since = self.store.exact_since
+        since = None if self.store.past is not None else self.store.exact_since
         if since is None or all(each.run.store.past is None for each in list(self.members.values())):
             return ""
         begin = min(since, (self.store.steps().newest or 0) + 1)
@@ -267,8 +267,9 @@ class JointRun(Run):
 
     @property
     def away(self) -> str:
-        """Why steps of ranks can't be read now. Their sum itself has no steps elsewhere."""
-        return " ".join(dict.fromkeys(filter(None, (each.run.away for each in list(self.members.values())))))
+        """Why steps can't be read now, of a rank or of their sum."""
+        own: str = Run.away.__get__(self)
+        return " ".join(dict.fromkeys(filter(None, (own, *(each.run.away for each in list(self.members.values()))))))
 
     def tick(self) -> None:
         """Look for ranks that went silent or ended, so that the others needn't wait for them. Called now and then."""
@@ -531,7 +532,7 @@ class JointRun(Run):
             in_turn = [(each, kept.get(each.run.id)) for each in members if each.round == turn]
             readable = [(each, found) for each, found in in_turn if not isinstance(found, HookcoreError | None)]
             if turn >= 0:
-                self._read_round(readable)
+                self._read_round(readable, is_newest=turn == members[-1].round)
             else:
                 for each, _ in readable:
                     self._tell_left_out(each)
@@ -562,12 +563,14 @@ class JointRun(Run):
         begin = folder_name(_OF_RANK.sub("", self.current()[0].run.info.name), "").removesuffix(SUFFIX)
         return {path: why for path, why in list(self._unlisted.items()) if path.name.startswith(begin)}
 
-    def _read_round(self, members: list[tuple[Member, Recorded]]) -> None:
+    def _read_round(self, members: list[tuple[Member, Recorded]], is_newest: bool) -> None:
         for member, archive in members:
             self._rank_in_round(member)
             taps = archive.taps()
             self.assembly.ranks[member.place.rank].taps = lambda taps=taps: taps  # type: ignore[misc]
             self._describe(member.run, archive.modules(), archive.coverage(), archive.hooks())
+        if is_newest and (disk := self._disk()) is not None:
+            disk.recall(self)
         streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
         for _, _, _, member, frame in heapq.merge(*streams):
             self.assembly.take(member.place.rank, _shifted(frame, self.shift))

@@ -34,17 +34,22 @@ def fill(store: Store, past: RunPast, stored: StoredRun, rows: int) -> str:
         store.add_event(event)
     store.past = past
     load_frames(store, stored)
+    return said_of(step)
+
+
+def said_of(step: int) -> str:
+    """Return what of a long run begins at a step, in sentences."""
     return f"This run is long: {LOOKS[0].lower()}{LOOKS[1:]} look at steps {step:,} and later. {SEES_ALL}"
 
 
-def limit(attempts: Sequence[Sequence[tuple[StoredRun, Extent]]]) -> str:
-    """Limit what is added up of all ranks, if there is too much. Return what that leaves out.
+def limit(attempts: Sequence[Sequence[tuple[StoredRun, Extent]]]) -> int | None:
+    """Limit what is read of all ranks, if there is too much. Return the step at which that begins; None for all.
 
     Each attempt of the training has runs of its ranks. Left are the newest steps of the newest one, and of those before
     only their last step, because the steps of the next one continue from there.
     """
     if sum(extent.rows for here in attempts for _, extent in here) <= WHOLE_ROWS:
-        return ""
+        return None
     *earlier, newest = attempts
     begin = sum(_keep_last_step(here) + 1 for here in earlier)
     ranks = [stored for stored, extent in newest if extent.newest >= 0]
@@ -54,9 +59,7 @@ def limit(attempts: Sequence[Sequence[tuple[StoredRun, Extent]]]) -> str:
         begin += step
         for each in ranks:
             each.first = each.first_at(step)
-    before = "Of each attempt before the newest one, it has only the last step. " if earlier else ""
-    begins = f"This run is long: the sum of all ranks begins at step {begin:,}."
-    return f"{begins} {before}The runs of the ranks have all steps."
+    return begin
 
 
 def _keep_last_step(ranks: Sequence[tuple[StoredRun, Extent]]) -> int:

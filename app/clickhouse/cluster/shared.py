@@ -47,7 +47,8 @@ from ..sharing import SharedPage, pages_of, versions_of
 from ..tables import DESCRIPTIONS
 from .entry import Entry
 from .following import in_order, read_all
-from .opening import fill, limit
+from .opening import fill, limit, said_of
+from .ranks import SumOfRanks
 from .retention import Retention, dropped_days
 from .views import SharedViews
 
@@ -75,6 +76,7 @@ class SharedRuns:
         self._entries: dict[str, Entry] = {}  # by run
         self._pages: dict[int, SharedPage] = {}  # edits of runs that aren't listed yet, by number
         self._troubles: dict[int, str] = {}  # by shard
+        self._sums: dict[str, SumOfRanks] = {}  # that are being read
         self._unlisted: dict[int, int] = {}  # runs that were too many to list, by shard
         self._listed = threading.Event()
         views = [
@@ -417,8 +419,19 @@ class SharedRuns:
                 if (member := members.get(run.id)) is not None and member.round >= 0:
                     attempts.setdefault(member.round, []).append((stored, extent))
         if isinstance(joint, JointRun):
-            joint.received.beginning = limit([attempts[each] for each in sorted(attempts)])
+            begin = limit([attempts[each] for each in sorted(attempts)])
+            joint.received.beginning = "" if begin is None else said_of(begin)
+            self._sums[joint.id] = SumOfRanks(joint, self._shard_of, found, begin)
         return found
+
+    def _shard_of(self, run_id: str) -> Shard | None:
+        entry = self._entries.get(run_id)
+        return None if entry is None else entry.shard
+
+    def recall(self, run: Run) -> None:
+        """Give the run of all ranks the steps that only ClickHouse has."""
+        if (sum_ := self._sums.pop(run.id, None)) is not None:
+            sum_.recall()
 
     # -- leaving memory ---------------------------------------------------------------------------------------------
 

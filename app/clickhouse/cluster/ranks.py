@@ -1,0 +1,100 @@
+"""The run of all ranks over ClickHouse: its past, and where it begins if it is opened late."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from hookcore.records import Event, Tap
+from hookcore.store import StepRange
+
+from ...runs.joint import JointRun
+from ...runs.rankwords import events_of
+from ...runs.rounds import Member
+from ...runs.run import Run
+from ..attempts import Attempt, RankRun
+from ..client import Shard
+from ..names import number_of_run
+from ..rankspast import RanksPast
+from ..reading import names_of
+from ..record import StoredRun
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumOfRanks:
+    """The sum of all ranks while it is read: from the beginning, or from a step on."""
+
+    joint: JointRun
+    shard_of: Callable[[str], Shard | None]  # by run
+    stored: Mapping[str, StoredRun]
+    begin: int | None
+    _names: dict[str, dict[Tap, int]] = field(default_factory=dict)  # of taps, by run
+
+    def recall(self) -> None:
+        """Give the store its past. If it begins late, give it what is known of the steps before."""
+        joint = self.joint
+        store, assembly = joint.store, joint.assembly
+        past = RanksPast(self._attempts, lambda: store.taps().taps, assembly.leaves_out)
+        if self.begin is not None:
+            self._begin_after(past, self.begin)
+        store.past = past
+
+    def _begin_after(self, past: RanksPast, begin: int) -> None:
+        store = self.joint.store
+        store.announce(self.joint.assembly.number_taps())
+        steps, captured = past.frames((None, begin - 1))
+        if len(steps):
+            first, last = int(steps[0]), int(steps[-1])
+            scalars = dict.fromkeys(name for stored in self.stored.values() for name in stored.scalars())
+            latest = past.latest(len(store.taps().taps), (first, last))
+            store.begin_after(StepRange(first, last, len(steps), len(steps)), len(captured), [*scalars], latest)
+        for event in self._earlier_events():
+            store.add_event(event)
+
+    def _earlier_events(self) -> Iterator[Event]:
+        """Yield the events of all ranks before what is read of them, each once, as they were in memory."""
+        world = self.joint.world
+        said: defaultdict[int, list[tuple[int, Event]]] = defaultdict(list)
+        for member, shift in self._members():
+            if (stored := self.stored.get(member.run.id)) is not None:
+                for event in stored.earlier_events():
+                    said[event.step + shift].append((member.place.rank, replace(event, step=event.step + shift)))
+        for step in sorted(said):
+            yield from events_of(sorted(said[step], key=lambda each: each[0]), world)
+
+    def _members(self) -> Iterator[tuple[Member, int]]:
+        shifts = dict(self.joint.shifts)
+        for member in list(self.joint.members.values()):
+            if member.round in shifts:
+                yield member, shifts[member.round]
+
+    def _attempts(self) -> Sequence[Attempt]:
+        """Return the attempts as they are now."""
+        found: defaultdict[int, list[Member]] = defaultdict(list)
+        for member, shift in self._members():
+            found[shift].append(member)
+        shifts = sorted(found)
+        return [
+            Attempt(shift, end, max(each.place.world for each in found[shift]), [*self._ranks(found[shift])])
+            for shift, end in zip(shifts, [*shifts[1:], None], strict=True)
+        ]
+
+    def _ranks(self, members: Sequence[Member]) -> Iterator[RankRun]:
+        for member in sorted(members, key=lambda each: each.place.rank):
+            run, shard = member.run, self.shard_of(member.run.id)
+            if shard is not None:
+                taps = partial(self._taps_of, run, shard)
+                yield RankRun(shard, run.id, member.place.rank, taps, run.finished)
+
+    def _taps_of(self, run: Run, shard: Shard) -> Mapping[Tap, int]:
+        """Return the taps of a rank, with their numbers."""
+        known = self._names.get(run.id, {})
+        if run.loaded:
+            taps = run.store.taps().taps if len(known) < run.store.taps_known else ()
+        else:
+            taps = () if known and run.finished else names_of(shard, number_of_run(run.id))[0]
+        if len(taps) > len(known):
+            known = self._names[run.id] = {tap: number for number, tap in enumerate(taps)}
+        return known

@@ -1,0 +1,76 @@
+"""Sums over ranks in the form in which a store reads them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records.sketch import places_of
+from hookcore.store import STAT_NAMES
+from hookcore.store.heatmap import Cells
+from hookcore.store.rows import Rows
+from hookcore.store.schemas import STAT_SCHEMA
+from hookcore.store.segments import Floats
+from hookcore.store.sketches import SketchRows
+
+from .rankrows import Sums
+
+
+def nbytes_of(found: Rows | Cells | list[SketchRows]) -> int:
+    """Return the memory of an answer."""
+    if isinstance(found, list):
+        return sum(each.nbytes for each in found)
+    return sum(getattr(found, each.name).nbytes for each in fields(found))
+
+
+def placed(rows: Rows, places: NDArray[np.int64], lanes: int, shift: int) -> Rows:
+    """Return rows of some lanes as those of all, at later steps."""
+    shape = len(rows.first), lanes
+    floats = [np.full(shape, np.nan) for _ in range(3)]
+    counts = [np.zeros(shape, np.uint32) for _ in range(3)]
+    for into, values in zip(floats, (rows.mean, rows.low, rows.high), strict=True):
+        into[:, places] = values
+    for into, numbers in zip(counts, (rows.finite, rows.present, rows.nonfinite), strict=True):
+        into[:, places] = numbers
+    return Rows(rows.first + shift, rows.last + shift, *floats, *counts)
+
+
+def add_cells(cells: Cells, found: Cells, places: NDArray[np.int64]) -> None:
+    cells.low[:, places] = np.fmin(cells.low[:, places], found.low)
+    cells.high[:, places] = np.fmax(cells.high[:, places], found.high)
+    cells.nonfinite[:, places] += found.nonfinite
+    cells.present[:, places] += found.present
+
+
+def moved(entry: SketchRows, taps: NDArray[np.uint32], shift: int) -> SketchRows:
+    """Return a rank's sketches as those of a tap of all ranks, at later steps."""
+    return replace(entry, first=entry.first + shift, last=entry.last + shift, taps=taps)
+
+
+def sketches_in(sums: Sums, taps: NDArray[np.uint32]) -> Iterator[SketchRows]:
+    """Yield the sketches of each step."""
+    begins = sums.block.start.astype(np.int64)
+    has = np.flatnonzero(np.diff(begins))
+    for rows in np.split(has, np.flatnonzero(np.diff(sums.step[has])) + 1) if len(has) else ():
+        start, places = places_of(begins, rows)
+        step = int(sums.step[rows[0]])
+        values = sums.block.bins[places], sums.block.counts[places]
+        yield SketchRows(step, step, 1, taps[sums.lane[rows]], start.astype(np.uint32), *values)
+
+
+def rows_in(sums: Sums, stat: str, lanes: int) -> Rows:
+    """Return one stat of sums [row, lane]."""
+    steps, row = np.unique(sums.step, return_inverse=True)
+    at, shape = (row, sums.lane), (len(steps), lanes)
+    values = np.full(shape, np.nan)
+    present, nonfinite = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
+
+    def stored(column: int) -> Floats:
+        return sums.stats[:, column]
+
+    values[at], present[at] = STAT_SCHEMA.read(STAT_NAMES.index(stat), stored), 1
+    nonfinite[at] = STAT_SCHEMA.count_nonfinite(stored)
+    return Rows(steps, steps, values, values, values, (~np.isnan(values)).astype(np.uint32), present, nonfinite)
