@@ -190,6 +190,8 @@ class CapsuleKeeper:
 
     def end_step(self) -> None:
         """Let go of the step."""
+        if not self._models and not self._looked:
+            return
         if any(each.call is not None for each in self._all):
             self._give(is_end=True)
         if self._looked:

@@ -90,7 +90,7 @@ class BatchNames:
     def leaves(self) -> None:
         """Note that a model has returned."""
         if current_graph_task() == -1:
-            self._inside = max(0, self._inside - 1)
+            self._inside -= self._inside > 0
 
     def saw_call(self) -> None:
         """Note the call of a module: outside of a model, it is of an unknown batch."""

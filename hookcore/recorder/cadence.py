@@ -68,7 +68,7 @@ class Cadence:
 
     def take_turns(self, gap: int) -> None:
         """Select steps in blocks in which each optimizer steps; the rarest one steps every `gap` steps."""
-        self.block = 1 << (min(MAX_BLOCK, gap) - 1).bit_length()
+        self.block = 1 if gap == 1 else 1 << (min(MAX_BLOCK, gap) - 1).bit_length()
 
     def as_scalars(self) -> dict[str, float]:
         """Return the scalars to log with each frame."""

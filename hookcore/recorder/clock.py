@@ -78,6 +78,7 @@ class Clock:
         self.manual = False  # only the user ends steps, by `watcher.step()`
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
         self.fate: Fate = "kept"  # of the gradients of the step's earlier passes, when the running pass began
+        self.follows_fate = True  # whether somebody asks for it in this step
         self.begins_late = False  # the forward pass of a step that begins now has already run
         self._due = False  # an optimizer stepped inside the running pass
         self._decided = False  # whether an optimizer ever stepped
@@ -143,11 +144,15 @@ class Clock:
         del self._stacks[ident]
         return owner
 
-    @property
-    def place_of_last(self) -> int:
-        """The place of the optimizer that ended the last step among those that step watched parameters."""
-        owners = (owner for owner in self.owners if owner.owns)
-        return next((place for place, owner in enumerate(owners) if owner is self._last), 0)
+    def find_place_of_last(self) -> int:
+        """Return the place of the optimizer that ended the last step among those that step watched parameters."""
+        place = 0
+        for owner in self.owners:
+            if owner.owns:
+                if owner is self._last:
+                    return place
+                place += 1
+        return 0
 
     @property
     def stepping(self) -> bool:
@@ -283,7 +288,7 @@ class Clock:
             reached = True
         elif self._alone is not None:
             reached = True
-            self._marks = marks_of(self._alone.witnesses.tensors)
+            self._marks = marks_of(self._alone.witnesses.tensors) if self.follows_fate else []
             self._parameters.note_pass(self._alone.witnesses.keys)
         else:
             reached = self._look_at_witnesses()
@@ -367,9 +372,11 @@ class Clock:
         return bool(self.passes) and not self._decided and not self._by_hand
 
     @property
-    def may_have_skipped(self) -> bool:
-        """Return whether a pass has ended whose step a scaler may skip."""
-        return bool(self.passes) and any(owner.scaler.found for owner in self.owners)
+    def awaits_end(self) -> bool:
+        """Return whether passes have ended whose step may end unseen: who steps is unknown, or a scaler may skip it."""
+        if not self.passes or self._alone is not None:
+            return False
+        return self.undecided or any(owner.scaler.found for owner in self.owners)
 
     def _weights_changed(self) -> bool:
         tensors = self.owners.tensors()

@@ -141,19 +141,16 @@ class TensorHook:
 
     @guarded
     def __call__(self, grad: Any) -> None:
-        meter = self._current.meter
-        if meter is None:
-            self._receive(grad)
-        else:
-            meter.time(self._receive, grad)
-
-    def _receive(self, grad: Any) -> None:
         current = self._current
         if grad is None or not current.captured:
             return
         current.reached = True
         if current.ignoring and current.ignores_pass():
             return
+        meter = current.meter  # read once: another thread may end the step in between
+        if meter is not None:
+            meter.enter()
+        is_plain = False
         try:
             if (
                 type(grad) is Tensor
@@ -163,11 +160,12 @@ class TensorHook:
                 and grad.is_contiguous()
             ):
                 _observe(grad.data_ptr(), grad.numel(), self.grad_row, self._control)
-                if current.clock is not None:
-                    current.note_arrival(grad)
-                return
+                is_plain = True
         except Exception:  # a layout without an address, which the slow path handles
             pass
-        self._add(grad)
+        if not is_plain:
+            self._add(grad)
         if current.clock is not None:
             current.note_arrival(grad)
+        if meter is not None:
+            meter.leave()

@@ -79,12 +79,13 @@ class Dispatcher:
 
     def wants_input(self, plan: Plan) -> bool:
         """Return whether any observer needs the inputs of this module."""
-        return plan.wants_input or any(each.wants_inputs and each.wants(plan) for each in self.others)
+        others = self.others
+        return plan.wants_input or (bool(others) and any(each.wants_inputs and each.wants(plan) for each in others))
 
     @property
     def wants_inputs(self) -> bool:
         """Whether any observer but the statistics needs inputs."""
-        return any(observer.wants_inputs for observer in self.others)
+        return bool(self.others) and any(observer.wants_inputs for observer in self.others)
 
     # Steps
 
@@ -112,9 +113,12 @@ class Dispatcher:
             root.called = False
 
     def reset_calls(self) -> None:
-        """Restart the count of training calls of every module."""
+        """Restart the count of training calls of every module: a backward pass has ended, or a step begins."""
         for plan in [*self.plans.by_id.values(), *self.plans.named]:
-            plan.counts.reset_training()
+            counts = plan.counts
+            counts.training = counts.recomputed = 0
+            if counts.pending:
+                counts.pending.clear()
 
     def has_outputs(self) -> bool:
         """Return whether a module has run since the last backward pass ended."""
@@ -131,8 +135,7 @@ class Dispatcher:
         self._note_pipeline(plan)
         if plan.root.rehearses:
             return
-        if plan.is_root:
-            plan.root.enter()
+        if plan.is_root and plan.root.enter():
             with DisableTorchFunction():
                 plan.root.note_batch(module, args)
         self.names.enters()
@@ -142,7 +145,7 @@ class Dispatcher:
             self.times.enter_model(id(plan))
         else:
             self.times.saw_evaluation()
-        if self.keeper is not None and (model := plan.ref()) is not None:
+        if self.keeper is not None and self.keeper.armed and (model := plan.ref()) is not None:
             with DisableTorchFunction():
                 self.keeper.entered(plan.path, model, args, keywords_of(module))
 

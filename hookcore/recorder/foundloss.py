@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookcore.observe.plain import make_plain, unseen
-from hookcore.recorder.scalars import number_of, read_unseen
+from hookcore.recorder.scalars import is_readable, number_of, read_unseen
 from hookcore.recorder.witnesses import Fate
 from hookcore.records.vocabulary import FOUND_LOSS, LOGGED_LOSS, loss_rank
 
@@ -28,7 +28,7 @@ class FoundLoss:
     def __init__(self) -> None:
         self.is_logged = False  # by the script, so that nothing needs to be found
         self.has_strays = False  # some passes reach no watched parameter: those of uncaptured steps can't be told apart
-        self._wanted = True  # in this step
+        self.wanted = True  # in this step
         self._found_at = float("-inf")  # the begin of the newest step with one
         self._pass: list[Any] | None = []  # the numbers of the running pass; None if they are unknown
         self._step: list[Any] | None = []
@@ -39,8 +39,8 @@ class FoundLoss:
         If a budget limits which steps are captured, the loss of others is found too, but not often.
         """
         between = is_limited and not self.has_strays and now - self._found_at >= EVERY_S
-        self._wanted = not self.is_logged and (captured or between)
-        if self._wanted:
+        self.wanted = not self.is_logged and (captured or between)
+        if self.wanted:
             self._found_at = now
 
     def note_log(self, step: int, names: Iterable[str]) -> None:
@@ -50,7 +50,7 @@ class FoundLoss:
 
     def begin_pass(self, tensors: Sequence[Any], weights: Sequence[Any], earlier: Fate = "kept") -> None:
         """Read what a backward pass starts from, and with which weights. `earlier`: the gradients of earlier passes."""
-        if not self._wanted:
+        if not self.wanted:
             return
         if earlier != "kept":
             self._step = [] if earlier == "reset" else None
@@ -61,23 +61,27 @@ class FoundLoss:
 
     def end_pass(self, counts: bool) -> None:
         """Add the pass to the step; `counts` if it reached a watched parameter."""
-        if counts and self._wanted:
+        if counts and self.wanted:
             self._step = None if self._step is None or self._pass is None else self._step + self._pass
         self._pass = []
 
     def stop(self) -> None:
         """Find nothing in the rest of the running step."""
-        self._wanted, self._step = False, []
+        self.wanted, self._step = False, []
 
     def forget(self) -> None:
         """Make the loss of the running step unknown."""
         self._step = None
 
-    def take(self, step: int, owner: int) -> dict[str, Any]:
-        """Return the loss of a step by its name; nothing if it is unknown, or logged. `owner` numbers the optimizer."""
+    def take(self, step: int, find_owner: Callable[[], int]) -> dict[str, Any]:
+        """Return the loss of a step by its name; nothing if it is unknown, or logged.
+
+        `find_owner` returns the number of the optimizer.
+        """
         found, self._step = self._step, []
         if not found or step < FIRST_STEPS or self.is_logged:
             return {}
+        owner = find_owner()
         return {FOUND_LOSS if not owner else f"{FOUND_LOSS}{owner + 1}": Sum(found)}
 
 
@@ -95,6 +99,8 @@ class Sum:
 
 def _number(tensor: Any, weight: Any) -> Any:
     """Return a number, or a device scalar that can be waited for; None if it is none."""
+    if is_readable(tensor) and is_readable(weight):
+        return float(tensor.item()) * float(weight.item())
     both = tensor, weight
     if not all(isinstance(each, Tensor) and each.numel() == 1 for each in both) or tensor.is_complex():
         return None

@@ -18,6 +18,10 @@ FirstBad = Callable[[], Tap | None]  # the first tap of this step with a non-fin
 class StepKeeper(Protocol):
     """Follows the captured steps. Called on the training thread, under the recorder's lock, or as it says."""
 
+    @property
+    def armed(self) -> bool:
+        """Whether it keeps calls now: else `entered` and `look` do nothing."""
+
     def ask(self, occasion: Occasion | None = None) -> bool:
         """Save the next step that is captured, after an incident only if the settings say so. Return whether it will.
 

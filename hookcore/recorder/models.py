@@ -54,6 +54,7 @@ class Models:
         self._gone: dict[str, int] = {}  # the calls of modules that left within this step, by path
         self.changes = 0  # number of detected changes of a tree
         self._lock = threading.RLock()
+        self.wants_inputs = _wants_inputs(settings)  # whether the inputs of any module are requested
         self.refused: dict[str, str] = {}  # discovered models that could not be planned, by name, and why
         self._ignored: dict[int, weakref.ref[nn.Module]] = {}
         # By identity: the user's modules may define comparison and hash.
@@ -112,12 +113,8 @@ class Models:
         if self.unsure:
             self.unsure = False
             self._gone.clear()
-        changed = {
-            id(plan.root): plan.root
-            for plan in self.plans.live()
-            if (module := plan.ref()) is not None and plan.tree_changed(module)
-        }
-        for root in changed.values():
+        changed = self.plans.changed_roots()
+        for root in changed:
             with self._lock:
                 self._follow(root)
         if changed:
@@ -177,7 +174,7 @@ class Models:
 
     def rechoose(self, settings: Settings, choice: Choice) -> None:
         """Select the modules again, between two steps."""
-        self._settings = settings
+        self._settings, self.wants_inputs = settings, _wants_inputs(settings)
         for plan, reason in [*choice, *self._planned_since(choice)]:
             kinds = _NO_KINDS if reason else settings.kinds
             if reason and plan.path in self.plans.regions:
@@ -201,11 +198,6 @@ class Models:
         parameter = None if top is None else next(parameters_of(top), None)
         with DisableTorchFunction():
             return "" if parameter is None else str(parameter.device)
-
-    @property
-    def wants_inputs(self) -> bool:
-        """Return whether the inputs of any module are requested."""
-        return not self._settings.kinds.isdisjoint(("input", "input_grad"))
 
     def make_boundary(self, plan: Plan) -> None:
         """Capture a compiled region's root even if the patterns leave it out, because it represents all inside."""
@@ -315,3 +307,7 @@ class Models:
 
 def _nothing() -> None:
     """Handle a call that isn't needed."""
+
+
+def _wants_inputs(settings: Settings) -> bool:
+    return not settings.kinds.isdisjoint(("input", "input_grad"))

@@ -70,7 +70,8 @@ class ProcessAttachment:
         self._models.unsure = True
         if not self._aside.active:
             self._put_on()
-        self._companions.end_step()
+        if self._companions.before:
+            self._companions.end_step()
         self._begin_companions(early=self._called_first)
         self._companions_due = True
         if self._called_first is None:

@@ -54,7 +54,8 @@ class Owner:
 
     def count(self, step: int) -> None:
         """Count a step of its own, which belongs to this step of the run."""
-        self._gap = max(1, step - self._last_step) if self._last_step >= 0 else 1
+        gap = step - self._last_step
+        self._gap = gap if gap > 1 and self._last_step >= 0 else 1
         self._last_step = step
         self.steps += 1
 
@@ -178,7 +179,8 @@ class Owners:
 
     def scalers(self) -> list[GradScaler]:
         """Return the enabled scalers that step an optimizer."""
-        return list({id(scaler): scaler for owner in self if (scaler := owner.scaler.live())}.values())
+        found = {id(scaler): scaler for owner in list(self._owners.values()) if (scaler := owner.scaler.live())}
+        return list(found.values())
 
     def known_scale(self) -> float | None:
         """Return the loss scale in force, if there is one scaler and its scale isn't on another device."""
@@ -188,4 +190,8 @@ class Owners:
 
     def longest_gap(self, step: int) -> int:
         """Return the length of a block of steps in which every active optimizer steps."""
-        return max([owner.gap(step) for owner in self], default=1)
+        longest = 1
+        for owner in list(self._owners.values()):
+            if (gap := owner.gap(step)) > longest:
+                longest = gap
+        return longest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hookcore.observe.plain import unseen
@@ -33,7 +33,14 @@ class Parameter:
         raise, and so would `model.to()` under `torch.__future__.set_swap_module_params_on_conversion(True)`.
         """
         module = self.plan.ref()
-        return None if module is None else _own_parameter(module, self.name)
+        if module is None:
+            return None
+        table = module._parameters
+        try:
+            found: Tensor | None = table[self.name]
+        except KeyError:
+            return None
+        return found
 
     def choose(self, statistics: Statistics) -> None:
         """Find its rows for the current selection of its module's plan."""
@@ -76,12 +83,11 @@ class Parameters:
 
     def note_pass(self, reached: Iterable[int]) -> None:
         """Tell their models that a backward pass reached these parameters, given by id."""
-        told = None
+        told, known = None, self._known
         for key in reached:
-            found = self._known.get(key)
-            if found is not None and found.plan.root is not told:
-                told = found.plan.root
-                told.note_pass()
+            if key in known and (root := known[key].plan.root) is not told:
+                told = root
+                root.note_pass()
 
     def adopt(self, plan: Plan) -> None:
         """Add a module's own parameters. A tied one belongs to the first module that has it.
@@ -129,13 +135,19 @@ class Parameters:
     def owned(self, optimizer: Optimizer) -> list[Parameter]:
         """Return the watched parameters that this optimizer steps."""
         tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-        owned = [self.find(tensor) for tensor in tensors]
-        if None in owned:
+        owned = self._find_all(tensors)
+        if len(owned) < len(tensors):
             # Another model's, or one that was replaced or added: look again.
             for plan in self._plans.live():
                 self.adopt(plan)
-            owned = [self.find(tensor) for tensor in tensors]
-        return [parameter for parameter in owned if parameter is not None]
+            owned = self._find_all(tensors)
+        return owned
+
+    def _find_all(self, tensors: list[Tensor]) -> list[Parameter]:
+        known = self._known
+        return [
+            found for tensor in tensors if (found := known.get(id(tensor))) is not None and found.tensor is tensor
+        ]
 
     def before_step(self, owned: list[Parameter], with_gradients: bool, stepper: int = 0) -> None:
         """Read weights, and gradients unless the step computes them, as the optimizer is about to use them."""
@@ -197,14 +209,6 @@ class Parameters:
 
 def _reads_parameters(kinds: frozenset[Kind]) -> bool:
     return not kinds.isdisjoint(("param", "param_grad", "update"))
-
-
-def _own_parameter(module: nn.Module, name: str) -> Tensor | None:
-    table = module._parameters
-    try:
-        return table[name]
-    except KeyError:
-        return None
 
 
 def applied_scale(optimizer: Optimizer) -> Tensor | None:

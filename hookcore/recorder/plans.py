@@ -26,14 +26,14 @@ def fingerprint(module: nn.Module) -> tuple[object, ...]:
 class Counts:
     """The number of a module's calls, which tells the calls of one step apart."""
 
-    __slots__ = ("_first_index", "_recomputed", "evaluation", "micro_batch", "pending", "training")
+    __slots__ = ("_first_index", "evaluation", "micro_batch", "pending", "recomputed", "training")
 
     def __init__(self) -> None:
         self.training = 0  # since the last backward pass ended
         self.evaluation = 0  # since the step began
         self.micro_batch: int | None = None  # of a pipeline, that the module runs or ran last
         self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
-        self._recomputed = 0  # calls that a checkpoint repeated
+        self.recomputed = 0  # calls that a checkpoint repeated
         self._first_index: str | None = None  # of a traced output; its calls are counted
 
     def next(self, phase: Phase) -> int:
@@ -56,8 +56,8 @@ class Counts:
 
     def repeat_traced(self, index: str) -> int:
         """Return which call a checkpoint repeats in a compiled graph. It repeats them in reverse order."""
-        self._recomputed += self._stands_for_call(index)
-        return max(0, self.training - self._recomputed)
+        self.recomputed += self._stands_for_call(index)
+        return max(0, self.training - self.recomputed)
 
     def _stands_for_call(self, index: str) -> bool:
         if self._first_index is None:
@@ -67,12 +67,6 @@ class Counts:
     def continue_from(self, calls: int) -> None:
         """Count on from the calls of the module that was in this place before."""
         self.training = max(self.training, calls)
-
-    def reset_training(self) -> None:
-        """Count the training calls from zero again: a backward pass has ended, or a step begins."""
-        self.training = self._recomputed = 0
-        if self.pending:
-            self.pending.clear()
 
     def begin_micro_batch(self) -> None:
         """Count the calls from zero again, while the backward passes of those before are still to come."""
@@ -188,10 +182,6 @@ class Plan:
         self.wants_output = bool(kinds)
         self.skipped_by = ""
 
-    def tree_changed(self, module: nn.Module) -> bool:
-        """Return whether the module has other children than before."""
-        return bool(module._modules or self._children) and fingerprint(module) != self._children
-
     def follow_tree(self, module: nn.Module) -> None:
         """Take the module's children as known."""
         self._children = fingerprint(module)
@@ -271,6 +261,15 @@ class PlanTable:
     def live(self) -> list[Plan]:
         """Return the plans of the existing modules. A copy, because another thread may add some."""
         return list(self.by_id.values())
+
+    def changed_roots(self) -> list[Root]:
+        """Return the models with a module that has other children than before."""
+        found: dict[int, Root] = {}
+        for plan in list(self.by_id.values()):
+            module = plan.ref()
+            if module is not None and (module._modules or plan._children) and fingerprint(module) != plan._children:
+                found[id(plan.root)] = plan.root
+        return list(found.values())
 
     def at(self, path: str) -> Plan | None:
         """Return the plan of the module at this path."""

@@ -65,7 +65,7 @@ class Probes:
 
     def hurries(self, step: int) -> bool:
         """Return whether to capture a step because a probe looks at several in a row."""
-        return any(probe.wants_next(step) for probe in self._all)
+        return bool(self._all) and any(probe.wants_next(step) for probe in self._all)
 
     def begin_step(self, step: int, captured: bool, block: int = 1) -> bool:
         """Choose the probes of a step. Return whether that changed who observes calls."""

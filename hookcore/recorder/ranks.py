@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hookcore.records.wire import Place
 
 MAX_AXES: Final = 16
+_HAS_GROUPS: Final = dist.is_available()
 
 
 class Ranks:
@@ -54,7 +55,7 @@ class Ranks:
 def rank_and_world() -> tuple[int, int]:
     """Return this process's rank in the default process group, and the number of ranks; (0, 1) without a group."""
     try:
-        if dist.is_available() and dist.is_initialized():
+        if _HAS_GROUPS and dist.is_initialized():
             return dist.get_rank(), dist.get_world_size()
     except (RuntimeError, ValueError):  # the training destroys it at this moment
         pass

@@ -100,8 +100,9 @@ class Replicas:
     @property
     def only_reduces(self) -> bool:
         """Whether ranks wait for each other when gradients are reduced, and nowhere else, as far as is known."""
-        is_split = any(tree.is_sharded for tree in self._trees.values())
-        return bool(self._reducers) and not is_split and not any(each.syncs for each in self._reducers)
+        if not self._reducers or any(tree.is_sharded for tree in self._trees.values()):
+            return False
+        return not any(each.syncs for each in self._reducers)
 
     @property
     def reduces(self) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookcore.internals import active_wrapper, keywords_of
 from hookcore.recorder.outputs import find_tensors
@@ -17,6 +16,12 @@ from hookcore.records import Phase
 
 def _nothing() -> None:
     """Return no wrapper."""
+
+
+def _first_tensor(args: Any, module: nn.Module) -> Tensor | None:
+    """Return the first tensor among the arguments of a call that begins."""
+    first = next(find_tensors(args), None) or next(find_tensors(keywords_of(module)), None)
+    return None if first is None else first[1]
 
 
 class Root:
@@ -69,22 +74,24 @@ class Root:
         module = self.ref()
         return self.trained is True and module is not None and not module.training
 
-    def enter(self) -> None:
-        """Handle the start of a call of the model."""
+    def enter(self) -> bool:
+        """Handle the start of a call of the model. Return whether gradients are enabled."""
         self.entered_with_grad = torch.is_grad_enabled()
+        return self.entered_with_grad
 
     def note_batch(self, module: nn.Module, args: Any) -> None:
-        """Add the first dimension of its first tensor to what the model was given in this step."""
-        if not self.entered_with_grad:
+        """Add the first dimension of its first tensor to what the model was given with gradients in this step."""
+        try:
+            first = args[0] if args and type(args[0]) is Tensor else _first_tensor(args, module)
+            if first is None or not (dimensions := first.dim()) or type(rows := first.size(0)) is not int:
+                return
+            self._given += rows
+            if dimensions == 2 and not (first.dtype.is_floating_point or first.dtype.is_complex):
+                self._tokens_given += first.numel()
+            if self.batch is None:
+                self.batch = tuple(map(int, first.shape)), str(first.dtype).removeprefix("torch.")
+        except Exception:  # a tensor of the user's own class may not say its size
             return
-        with suppress(Exception):  # a tensor of the user's own class may not say its size
-            first = next(find_tensors(args), None) or next(find_tensors(keywords_of(module)), None)
-            if first is not None and first[1].dim() and type(rows := first[1].size(0)) is int:
-                self._given += rows
-                if first[1].dim() == 2 and not (first[1].is_floating_point() or first[1].is_complex()):
-                    self._tokens_given += first[1].numel()
-                if self.batch is None:
-                    self.batch = tuple(map(int, first[1].shape)), str(first[1].dtype).removeprefix("torch.")
 
     def note_wrapper(self) -> None:
         """Remember which `DistributedDataParallel` is calling it, or a part of it."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from hookcore.errors import ArgumentError
+from hookcore.internals import dispatch_modes, function_modes, is_wrapped
 from hookcore.observe.plain import unseen
+
+_FLOATS: Final = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 
 class _Pending:
@@ -27,10 +30,27 @@ class _Pending:
         return float(self._value)
 
 
+def is_readable(value: Any) -> bool:
+    """Return whether a value is a plain single number in memory, and no mode of the user would see how it is read."""
+    return (
+        type(value) is Tensor
+        and value.is_cpu
+        and value.dtype in _FLOATS
+        and value.layout is torch.strided
+        and not value.is_nested
+        and value.numel() == 1
+        and not is_wrapped(value)
+        and not dispatch_modes()
+        and not function_modes()
+    )
+
+
 def scalar_of(value: Any) -> Any:
     """Return a number, or a device scalar that can be waited for. Raises an exception for anything else."""
     if not isinstance(value, Tensor):
         return float(value)
+    if is_readable(value):
+        return float(value.item())
     if value.numel() != 1:
         raise ArgumentError(f"a tensor of shape {tuple(value.shape)} was given: give a single number, such as its mean")
     with unseen():

@@ -29,9 +29,9 @@ class LossScale:
         """Read the scale as the optimizer is about to step, and the flag of a fused one."""
         scale = scaler._scale if scaler is not None else None
         self.value = None if scale is None else scalar_of(scale)
-        self._in_parameters = applied_scale(optimizer) is not None
-        found = optimizer.__dict__.get("found_inf")  # set while a scaler steps a fused optimizer
-        if isinstance(found, torch.Tensor):
+        attributes = optimizer.__dict__  # a scaler sets these two while it steps a fused optimizer
+        self._in_parameters = "grad_scale" in attributes and applied_scale(optimizer) is not None
+        if "found_inf" in attributes and isinstance(found := attributes["found_inf"], torch.Tensor):
             flag = scalar_of(found)
             self._skipped = None if flag == 0.0 else flag
 

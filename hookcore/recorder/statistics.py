@@ -74,6 +74,8 @@ class Statistics:
 
     def begin_transfers(self) -> tuple[Transfer, ...]:
         """Start to copy measurements on other devices to the host."""
+        if not self.devices:
+            return ()
         begun = (arena.begin_transfer() for arena in self.devices.values())
         return tuple(transfer for transfer in begun if transfer is not None)
 

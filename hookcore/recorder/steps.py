@@ -188,7 +188,7 @@ class Steps:
         if not reached:  # no tensor of an uncaptured step is watched
             self._collector.loss.has_strays |= self._current.captured
             self._collector.loss.end_pass(not self._current.captured and self.clock.passes > passes)
-        pending = self._current.captured and (self.clock.undecided or self.clock.may_have_skipped)
+        pending = self._current.captured and self.clock.awaits_end
         self._current.pending = pending
         if pending:
             self._scale.note_pass(self.clock.owners.scalers())
@@ -309,7 +309,7 @@ class Steps:
                 self._collector.loss.forget()
         if self._parts.has_open:
             self.release_parts(as_steps=False)
-        found = self._collector.loss.take(self.clock.step, self.clock.place_of_last)
+        found = self._collector.loss.take(self.clock.step, self.clock.find_place_of_last)
         if not self.clock.many_threads:  # whose passes can't be told apart
             self._collector.add_scalars(found)
         if self._current.captured or self._collector.has_news:
@@ -331,7 +331,7 @@ class Steps:
     def _look(self, where: str, is_whole: bool = True) -> None:
         """Let the keeper see a step whose weights are unchanged. Under a scaler, infinite gradients are normal."""
         keeper = self._dispatcher.keeper
-        if keeper is not None:
+        if keeper is not None and keeper.armed:
             kinds = _KINDS - GRADIENT_KINDS if self.clock.owners.scalers() else _KINDS
             keeper.look(partial(self._dispatcher.statistics.first_bad, kinds, self.clock.step, is_whole), where)
 
@@ -361,6 +361,7 @@ class Steps:
         self._waiting.begin_step()
         limited = self._cadence.budget is not None and not self._control.paused
         self._collector.loss.begin_step(self.ended_at, captured, limited)
+        self.clock.follows_fate = self._collector.loss.wanted
 
     def _choose(self, captured: bool) -> bool:
         """Report the last step to the cadence, and return whether the next one is captured."""

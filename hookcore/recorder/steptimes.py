@@ -68,14 +68,14 @@ class StepTimes:
     def enter(self, part: str) -> None:
         """Start a part of the step, maybe inside another one."""
         self.prompt = False
-        if self.active:
+        if self._parts is not None and self.active:
             self._turn()
             self._stack.append(part)
 
     def leave(self, part: str) -> None:
         """End it. This may also be the end of the step."""
         self.prompt = True
-        if not self.active:
+        if self._parts is None or not self.active:
             return
         self._turn()
         stack = self._stack  # another thread may begin a new one
@@ -86,7 +86,7 @@ class StepTimes:
 
     def enter_model(self, model: int) -> None:
         """Start the call of a model with gradients; those inside a model's call or a backward pass are part of it."""
-        if not self.active:
+        if self._parts is None or not self.active:
             return
         running = self._stack[-1:]
         if running in ([], [TIME_OPTIMIZER]):
@@ -98,7 +98,7 @@ class StepTimes:
 
     def leave_model(self, model: int) -> None:
         """End it."""
-        if self.active and model == self._model and self._stack[-1:] == [TIME_FORWARD]:
+        if model == self._model and self.active and self._stack[-1:] == [TIME_FORWARD]:
             self.leave(TIME_FORWARD)
             self._model, self.prompt = 0, False
 
