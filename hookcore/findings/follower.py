@@ -59,6 +59,7 @@ class Follower:
         self._changes = list(changes)  # of thresholds, that are to come
         self._inputs = RuleInputs()
         self._sizes = Gate()
+        self._fitting: object = None  # taps that are all known, which many frames share; never a part of a message
         self._names: tuple[str, ...] = ()  # of scalars
         self._losses: tuple[str, ...] = ()
         self._levels: dict[str, _Level] = {}  # of losses
@@ -161,11 +162,14 @@ class Follower:
 
     def _notice(self, frame: Frame) -> bool:
         numbers, sizes = frame.taps, frame.stats[:, _RMS]
-        if len(numbers) and numbers.max() >= self._store.taps_known:  # there was no room for them
-            fit = numbers < self._store.taps_known
-            numbers, sizes = numbers[fit], sizes[fit]
+        if numbers is not self._fitting and len(numbers):
+            if numbers.max() < self._store.taps_known:
+                self._fitting = numbers if numbers.base is None else None
+            else:  # there was no room for them
+                fit = numbers < self._store.taps_known
+                numbers, sizes = numbers[fit], sizes[fit]
         told = self._sizes.take(numbers, sizes)
-        told |= any(event.name in ENDED for event in frame.events)
+        told |= bool(frame.events) and any(event.name in ENDED for event in frame.events)
         return self._notice_loss(frame.scalars) or told
 
     def _notice_loss(self, scalars: Mapping[str, float]) -> bool:

@@ -23,32 +23,31 @@ class Gate:
     """The usual level of the magnitudes in some lanes, and for how long each has been far from it."""
 
     def __init__(self) -> None:
-        self._rows: Values = np.full((BLOCK, 0), np.nan, np.float32)
+        self._rows: NDArray[np.float64] = np.full((BLOCK, 0), np.nan)
         self._filled = 0
         self._level: Values = np.empty(0, np.float32)  # NaN if unknown
         self._spread: Values = np.empty(0, np.float32)
         self._away: NDArray[np.int32] = np.empty(0, np.int32)  # blocks
+        self._last: NDArray[np.integer[Any]] | None = (
+            None  # the newest lanes, which many frames share; never a part of a message
+        )
+        self._place: slice | NDArray[np.integer[Any]] = slice(0)  # where they are in a row
 
     def take(self, lanes: NDArray[np.integer[Any]], values: NDArray[np.floating[Any]]) -> bool:
         """Add a frame's magnitudes; return whether the rules should look."""
-        with np.errstate(all="ignore"):  # of infinities and zeros
-            if len(lanes):
+        if len(lanes):
+            if lanes is not self._last:
                 self._grow(int(lanes.max()) + 1)
-                self._put(lanes, values)
-            self._filled += 1
-            if self._filled < BLOCK:
-                return False
+                self._last, self._place = lanes if lanes.base is None else None, _place_of(lanes)
+            self._rows[self._filled, self._place] = values
+        self._filled += 1
+        if self._filled < BLOCK:
+            return False
+        with np.errstate(all="ignore"):  # of infinities and zeros
             told = self._judge()
         self._filled = 0
         self._rows.fill(np.nan)
         return told
-
-    def _put(self, lanes: NDArray[np.integer[Any]], values: NDArray[np.floating[Any]]) -> None:
-        first, behind = int(lanes[0]), int(lanes[-1]) + 1
-        if behind - first == len(lanes) and (lanes[1:] > lanes[:-1]).all():  # most frames: ten times as fast
-            self._rows[self._filled, first:behind] = values
-        else:
-            self._rows[self._filled, lanes] = values
 
     def _grow(self, lanes: int) -> None:
         more = lanes - len(self._level)
@@ -59,7 +58,7 @@ class Gate:
             self._away = np.pad(self._away, (0, more))
 
     def _judge(self) -> bool:
-        logs = np.log2(self._rows)
+        logs = np.log2(self._rows.astype(np.float32))
         np.maximum(logs, _FLOOR, out=logs)
         top, total = logs.max(axis=0), np.add.reduce(logs, axis=0)
         mean = total / np.float32(BLOCK)
@@ -94,3 +93,9 @@ class Gate:
         self._level[stays] += off[stays]
         self._away[stays] = 0
         return told
+
+
+def _place_of(lanes: NDArray[np.integer[Any]]) -> slice | NDArray[np.integer[Any]]:
+    """Return where lanes are: as a slice if they are neighbors in order, which is ten times as fast."""
+    first, behind = int(lanes[0]), int(lanes[-1]) + 1
+    return slice(first, behind) if behind - first == len(lanes) and (lanes[1:] > lanes[:-1]).all() else lanes

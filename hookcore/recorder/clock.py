@@ -37,6 +37,8 @@ SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in this man
 SCALER_DEPTH: Final = 64  # frames up the stack
 SCALER_NEAR: Final = 7  # in all other steps, because a loop may start to use a scaler at any time
 
+_LOOPS: Final = frozenset(code.co_name for code in STEP_LOOP)  # code is hashed with all its constants
+
 
 class Host(Protocol):
     """The receiver of the clock's steps."""
@@ -414,7 +416,7 @@ def _step_frames(all_of_them: bool) -> list[int]:
     found: list[int] = []
     frame: Any = sys._getframe(2)
     while frame is not None:
-        if frame.f_code in STEP_LOOP:
+        if frame.f_code.co_name in _LOOPS and frame.f_code in STEP_LOOP:
             found.append(id(frame))
             if not all_of_them:
                 break

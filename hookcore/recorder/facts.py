@@ -45,6 +45,7 @@ class Facts:
         self._of: dict[str, Flat] = {}  # the newest facts of each source
         self._config: dict[str, Any] = {}  # and how much of it was cut, as fields of the description
         self._told: dict[str, Any] = {}
+        self._is_stale = True  # whether more may be known than at the last call
         self._searches = self._failures = 0
         self._lock = threading.Lock()
 
@@ -52,6 +53,7 @@ class Facts:
         """Receive facts from elsewhere: from the command line, or from git's thread."""
         with self._lock:
             self._heard = {**self._heard, **facts}
+            self._is_stale = True
 
     def ask(self, find_options: Callable[[], Flat | None]) -> None:
         """Take the configuration from this function, once the script trains."""
@@ -65,12 +67,16 @@ class Facts:
         fed = sum(root.batch is not None for root in models.roots)
         now = len(models.roots), models.changes, fed, owners.met
         if now != self._seen:
+            self._is_stale = True
             self._failures += 1  # until it succeeds; what always raises is given up
             if self._failures >= MAX_FAILURES:
                 self._seen = now
             with DisableTorchFunction():
                 self._look(models.roots, owners)
             self._seen, self._failures = now, 0
+        if not self._is_stale:
+            return None
+        self._is_stale = False  # before the facts are read: others may come meanwhile
         known = self._known()
         if known == self._told:
             return None

@@ -46,6 +46,7 @@ class Flows:
         self._patterns: set[bytes] = set()  # the tensors of calls in frames that were seen
         self._about_calls = np.empty(0, bool)  # by number of the tap
         self._taps_seen = 0
+        self._last_taps: object = None  # of the newest frame: many frames share one array
 
     @property
     def is_learning(self) -> bool:
@@ -92,8 +93,9 @@ class Flows:
 
     def saw_frame(self, frame: Frame) -> None:
         """Notice that other modules ran than before. Called on the recorder's thread."""
-        if self._tries >= MAX_TRIES:
+        if self._tries >= MAX_TRIES or frame.taps is self._last_taps:
             return
+        self._last_taps = frame.taps
         if len(self._table.numbers) > self._taps_seen:
             numbers, taps = self._table.numbers[:], self._table.taps[:]  # each tap is there before its number
             self._taps_seen = len(numbers)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NOTHING: Final = np.empty(0, np.int64)
 MAX_KEPT_EVENTS: Final = 100  # of dropped frames
+_Shown = tuple[NDArray[np.uint32], NDArray[np.intp] | None]  # the taps of a frame, and which rows are theirs if not all
 _LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
 
 
@@ -95,10 +96,11 @@ def build_frames(raws: Sequence[RawFrame], taps: Sequence[Tap], numbers: Sequenc
     stats = stats_of(np.concatenate([harvest.cells for harvest in harvests]))
     tap_numbers = np.array(numbers, np.int64)
     hides = bool((tap_numbers < 0).any())
+    shared: dict[bytes, _Shown] = {}
     first = 0
     for raw, harvest in zip(raws, harvests, strict=True):
         last = first + len(harvest.slots)
-        yield _build(raw, harvest, stats[first:last], taps, tap_numbers, hides)
+        yield _build(raw, harvest, stats[first:last], taps, tap_numbers, hides, shared)
         first = last
 
 
@@ -109,7 +111,9 @@ def _build(
     taps: Sequence[Tap],
     tap_numbers: NDArray[np.int64],
     hides: bool,
+    shared: dict[bytes, _Shown],
 ) -> Frame:
+    """Return a frame. Those of the same taps share one array, so that readers need not look at it again."""
     block = SketchBlock(harvest.start, harvest.bins, harvest.counts)
     labels = raw.labels
     if raw.scale not in (None, 1.0) and raw.scaled:
@@ -118,16 +122,17 @@ def _build(
         labels = labels | {"grad_scale": label}
     if raw.rows.ratios:
         _fill_ratios(stats, harvest, raw.rows.ratios)
-    numbers = tap_numbers[harvest.slots]
+    key = harvest.slots.tobytes()
+    if key not in shared:
+        shared[key] = _shown(tap_numbers[harvest.slots], hides)
+    numbers, shown = shared[key]
     owners = None if raw.rows.owners is None else raw.rows.owners[harvest.slots]
-    if hides and (numbers < 0).any():
-        shown = numbers >= 0
-        numbers, stats, block = numbers[shown], stats[shown], rows_of(block, np.flatnonzero(shown))
-        owners = None if owners is None else owners[shown]
+    if shown is not None:
+        stats, block, owners = stats[shown], rows_of(block, shown), None if owners is None else owners[shown]
     return Frame(
         step=raw.step,
         time_s=raw.time_s,
-        taps=numbers.astype(np.uint32),
+        taps=numbers,
         stats=stats,
         sketches=block,
         new_taps=raw.new_taps,
@@ -140,6 +145,13 @@ def _build(
         flow=None if raw.flow is None else replace(raw.flow, step=raw.step),
         owners=owners,
     )
+
+
+def _shown(numbers: NDArray[np.int64], hides: bool) -> _Shown:
+    shown = np.flatnonzero(numbers >= 0) if hides else None
+    if shown is not None and len(shown) < len(numbers):
+        return numbers[shown].astype(np.uint32), shown
+    return numbers.astype(np.uint32), None
 
 
 def _unscale(

@@ -145,9 +145,7 @@ class Parameters:
 
     def _find_all(self, tensors: list[Tensor]) -> list[Parameter]:
         known = self._known
-        return [
-            found for tensor in tensors if (found := known.get(id(tensor))) is not None and found.tensor is tensor
-        ]
+        return [found for tensor in tensors if (found := known.get(id(tensor))) is not None and found.tensor is tensor]
 
     def before_step(self, owned: list[Parameter], with_gradients: bool, stepper: int = 0) -> None:
         """Read weights, and gradients unless the step computes them, as the optimizer is about to use them."""

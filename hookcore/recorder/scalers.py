@@ -6,13 +6,15 @@ import math
 import sys
 import weakref
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
 from hookcore.internals import SCALER_STEPS
+
+_STEPS: Final = frozenset(code.co_name for code in SCALER_STEPS)  # code is hashed with all its constants
 
 
 class Attempt(IntEnum):
@@ -51,7 +53,7 @@ class ScalerLink:
         for _ in range(depth):
             if frame is None:
                 return
-            if frame.f_code in SCALER_STEPS:
+            if frame.f_code.co_name in _STEPS and frame.f_code in SCALER_STEPS:
                 scaler = frame.f_locals.get("self")
                 if isinstance(scaler, GradScaler):
                     self._ref = weakref.ref(scaler)

@@ -96,7 +96,7 @@ class Shipper:
             for raw in raws:
                 self._resolve(raw)
             for frame in build_frames(raws, self._table.taps, self._table.numbers):
-                self._table.saw_frame(frame.step, frame.taps.tolist())
+                self._table.saw_frame(frame.step, frame.taps)
                 self._flows.saw_frame(frame)
                 self._alarm_if_bad(frame)
                 self._send(frame)
@@ -172,7 +172,7 @@ class Shipper:
             except Exception as error:  # never a reason to lose a frame
                 self._errors.record("own rules", error)
         try:
-            names = (part for tap in frame.new_taps for part in (tap.module, tap.index))
+            names = [part for tap in frame.new_taps for part in (tap.module, tap.index)]
             self.report_escapes(*frame.scalars, *names)
             self.sink.send(frame)
             self._remember(frame)

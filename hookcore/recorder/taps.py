@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hookcore.records import Tap
 
@@ -20,6 +22,7 @@ class TapTable:
         self.newest: set[int] = set()  # those of the newest step
         self.newest_step = -1
         self._slots: dict[Tap, int] = {}
+        self._last: tuple[NDArray[np.uint32] | None, set[int]] = None, set()  # the taps of the newest frame
         self._shown = 0
         self._announced = 0
         self._by_number: list[Tap] = []  # as far as it was asked for
@@ -57,11 +60,13 @@ class TapTable:
         fresh = range(first, self._announced)
         return tuple(self.taps[slot] for slot in fresh if self.numbers[slot] >= 0) if fresh else ()
 
-    def saw_frame(self, step: int, numbers: Iterable[int]) -> None:
-        """Note that a frame, or a part of one, was built with these taps."""
-        numbers = set(numbers)
+    def saw_frame(self, step: int, taps: NDArray[np.uint32]) -> None:
+        """Note that a frame, or a part of one, was built with these taps. Many frames share one array."""
+        if taps is not self._last[0]:
+            self._last = taps, set(taps.tolist())
+            self.filled |= self._last[1]
+        numbers = self._last[1]
         if step > self.newest_step:
             self.newest_step, self.newest = step, set()
         if step == self.newest_step:
             self.newest = self.newest | numbers
-        self.filled |= numbers

@@ -38,6 +38,7 @@ PROBE: Final = "probe"  # what a function of the user computed of a tensor
 TENSOR_KINDS: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != PROBE)
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")  # the worst first
 UNKNOWN_OWNER: Final = -1
+_TEXT: Final = frozenset((str,))
 ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
 PARAMETER_KINDS: Final[frozenset[Kind]] = frozenset(("param", "param_grad", "update"))
 ACTIVATION_KINDS: Final[frozenset[Kind]] = frozenset(("output", "output_grad", "input", "input_grad"))
@@ -208,7 +209,7 @@ class Frame:
     owners: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
-        if any(type(name) is not str or not name.isascii() for name in self.scalars):
+        if not (_TEXT.issuperset(map(type, self.scalars)) and "".join(self.scalars).isascii()):
             object.__setattr__(self, "scalars", {text_of(name): value for name, value in self.scalars.items()})
         if self.labels:
             object.__setattr__(self, "labels", {text_of(name): text_of(text) for name, text in self.labels.items()})

@@ -75,8 +75,11 @@ class Ledger:
         was ever non-finite.
         """
         previous = self._note_captured(step)
-        bad, fine = nan + inf > 0, nan + inf == 0
-        if not self._any and not bad.any():
+        found = nan + inf
+        if not self._any and not found.any():
+            return None
+        bad, fine = found > 0, found == 0
+        if not self._any and not bad.any():  # they are unknown
             return None
         with self._lock:
             self._any = True

@@ -65,7 +65,8 @@ class ScalarLog:
         lanes, chosen = self._lanes_of(tuple(named))
         if not len(lanes):
             return lanes, np.empty((len(SCALAR_SCHEMA.columns), 0)), not named
-        values = np.ones((len(SCALAR_SCHEMA.columns), len(lanes)))
+        values = np.empty((len(SCALAR_SCHEMA.columns), len(lanes)))
+        values[0] = 1
         values[_VALUE] = list(named.values()) if chosen is None else np.array(list(named.values()))[chosen]
         np.logical_not(np.isfinite(values[_VALUE]), out=values[_BAD])
         if self.ladder.newest == step:

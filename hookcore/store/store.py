@@ -78,6 +78,7 @@ class Store(Queries):
         super().__init__(Parts(max_bytes, names_bytes))
         self._clock = clock
         self._writer = threading.Lock()  # frames from several threads are added one after the other
+        self._last: tuple[NDArray[np.uint32] | None, Lanes] = None, slice(0)  # the newest taps, known and in order
         self._told: set[str] = set()
         self._ahead: set[Event] = set()
         self.follower: Follower | None = None  # runs the rules; see hookcore.findings
@@ -243,6 +244,9 @@ class Store(Queries):
             self._parts.labels.put(name, (name, text), texts_bytes([name, text, name]))
 
     def _take_stats(self, frame: Frame) -> None:
+        if frame.taps is self._last[0]:  # most frames share one array of taps
+            self._take_part(frame, frame.taps, frame.stats, frame.sketches)
+            return
         for rows in _ascending_runs(frame.taps):
             taps, stats, block = frame.taps, frame.stats, frame.sketches
             if rows is not None:
@@ -261,8 +265,12 @@ class Store(Queries):
         if absent.any():
             stats = np.where(absent[:, None], np.nan, stats)
             self._parts.dropped["rows_without_count"] += int(absent.sum())
-        ladder, whole = self._parts.stats, int(taps[-1]) - int(taps[0]) == len(taps) - 1
-        lanes: Lanes = slice(int(taps[0]), int(taps[-1]) + 1) if whole else taps.astype(np.intp)
+        ladder, lanes = self._parts.stats, self._last[1]
+        if taps is not self._last[0]:
+            whole = int(taps[-1]) - int(taps[0]) == len(taps) - 1
+            lanes = slice(int(taps[0]), int(taps[-1]) + 1) if whole else taps.astype(np.intp)
+            if taps.base is None:  # else it may be a part of a message
+                self._last = taps, lanes
         if ladder.newest == step:
             ladder.merge_newest(lanes, stats.T, merge_stats)
         else:
@@ -281,9 +289,10 @@ class Store(Queries):
 
     def _take_scalars(self, frame: Frame) -> None:
         named = scalars_of(frame)
-        sampled = {name: named.pop(name) for name in frame.scalars if name.startswith(SYSTEM)}
-        if sampled:
-            self._require_room(self._parts.system.add(frame.step, sampled)[2])
+        if SYSTEM in "\n".join(named):  # most frames have no sample of the machine
+            sampled = {name: named.pop(name) for name in frame.scalars if name.startswith(SYSTEM)}
+            if sampled:
+                self._require_room(self._parts.system.add(frame.step, sampled)[2])
         lanes, values, fit = self._parts.scalars.add(frame.step, named)
         self._require_room(fit)
         bad, value = values[1:]
