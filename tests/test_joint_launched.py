@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from hookcore.delivery.archive import read_archive
 from hookcore_app.runs import JointRun
 from tests.commanding import SCRIPTS, WATCHED, assert_same_weights, run
 from tests.serving import TOKEN, Served, served
@@ -16,6 +18,7 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 STEPS = 4
+PARALLEL = SCRIPTS / "parallel.py"
 TORCHRUN: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -49,14 +52,35 @@ def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
         assert f"its steps continue from {joint.shift} here" in event.message
 
 
-def test_a_server_that_is_away_is_said_once_by_each_rank_and_changes_no_weight(tmp_path: Path) -> None:
-    script = SCRIPTS / "parallel.py"
-    plain = run([*TORCHRUN, script, tmp_path / "plain"], tmp_path)
-    assert plain.returncode == 0, plain.stderr
-    command = [*TORCHRUN, "--no-python", *WATCHED, script, tmp_path / "watched"]
-    away = run(command, tmp_path, HOOKCORE_SERVER="http://127.0.0.1:9", HOOKCORE_TOKEN=TOKEN)
-    assert away.returncode == 0, away.stderr
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Return the weights of each rank of a training that nobody watches."""
+    folder = tmp_path_factory.mktemp("plain")
+    done = run([*TORCHRUN, PARALLEL, folder / "weights"], folder)
+    assert done.returncode == 0, done.stderr
+    return [torch.load(folder / f"weights{rank}") for rank in "01"]
+
+
+def train_watched(folder: Path, *flags: str | Path, **environment: str) -> Any:
+    command = [*TORCHRUN, "--no-python", *WATCHED, *flags, PARALLEL, folder / "weights"]
+    done = run(command, folder, **environment)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_torchrun_watches_every_rank_and_changes_no_weight(plain: list[Any], tmp_path: Path) -> None:
+    train_watched(tmp_path, "--keep", tmp_path / "kept")
+    for rank, weights in enumerate(plain):
+        assert_same_weights(weights, torch.load(tmp_path / f"weights{rank}"))
+    names = {read_archive(folder).info.name for folder in (tmp_path / "kept").iterdir()}
+    assert names == {"parallel rank 0", "parallel rank 1"}
+
+
+def test_a_server_that_is_away_is_said_once_by_each_rank_and_changes_no_weight(
+    plain: list[Any], tmp_path: Path
+) -> None:
+    away = train_watched(tmp_path, HOOKCORE_SERVER="http://127.0.0.1:9", HOOKCORE_TOKEN=TOKEN)
     said = away.stderr.count("the server isn't accepting frames"), away.stderr.count("did not reach the server")
     assert sum(said) == 2, away.stderr  # while it trains, if it lasts; else at its end
-    for rank in "01":
-        assert_same_weights(torch.load(tmp_path / f"plain{rank}"), torch.load(tmp_path / f"watched{rank}"))
+    for rank, weights in enumerate(plain):
+        assert_same_weights(weights, torch.load(tmp_path / f"weights{rank}"))

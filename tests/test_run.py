@@ -97,21 +97,6 @@ def test_an_unmodified_script_ends_with_the_same_weights_and_is_captured(
     assert {logged for frame in archive.frames() for logged in frame.scalars if is_loss(logged)} == losses
 
 
-@pytest.mark.slow
-def test_torchrun_watches_every_rank_and_changes_no_weight(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = SCRIPTS / "parallel.py"
-    plain = run([*torchrun, script, tmp_path / "plain"], tmp_path)
-    assert plain.returncode == 0, plain.stderr
-    command = [*torchrun, "--no-python", *WATCHED, "--keep", tmp_path / "kept", script, tmp_path / "watched"]
-    watched = run(command, tmp_path)
-    assert watched.returncode == 0, watched.stderr
-    for rank in "01":
-        assert_same_weights(torch.load(tmp_path / f"plain{rank}"), torch.load(tmp_path / f"watched{rank}"))
-    names = {read_archive(folder).info.name for folder in (tmp_path / "kept").iterdir()}
-    assert names == {"parallel rank 0", "parallel rank 1"}
-
-
 def test_a_script_has_the_same_arguments_paths_and_environment_as_under_python(tmp_path: Path) -> None:
     source = (
         "import os, sys\n"
