@@ -27,7 +27,8 @@ import hookcore
 from benchmarks.planted import CASES, Net
 from hookcore.delivery import delivery
 from tests.browser.browsing import chromium
-from tests.browser.site import ROOT, Site, running
+from tests.browser.site import Site, running
+from tests.processes import ROOT
 from tests.serving import foreign_page
 
 WIDE: Final = ViewportSize(width=1440, height=900)
@@ -131,7 +132,7 @@ class World:
 
     def _run(self, module: str, *arguments: str) -> list[str]:
         command = [sys.executable, "-m", module, *arguments]
-        env = self.site._environment()
+        env = self.site.environment()
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip().splitlines()

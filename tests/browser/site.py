@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests.processes import SERVER, start
 from tests.waiting import wait_for
 
-ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
+TRAINER = "tests.browser.trainer"
 
 
 @dataclass
@@ -27,8 +26,8 @@ class Site:
 
     folder: Path
     port: int = 0
-    server: subprocess.Popen[bytes] | None = None
-    trainers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    server: BaseProcess | None = None
+    trainers: list[BaseProcess] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -38,9 +37,7 @@ class Site:
     def start(self) -> None:
         """Start the server, at its previous port if it had one."""
         log = self.folder / "server.log"
-        with log.open("wb") as out:
-            command = [sys.executable, "-m", "hookcore_app.cli", "serve", "--port", str(self.port)]
-            self.server = subprocess.Popen(command, cwd=ROOT, env=self._environment(), stdout=out, stderr=out)
+        self.server = start(SERVER, "serve", "--port", str(self.port), environment=self.environment(), log=log)
         found = wait_for(
             lambda: re.search(r"http://127\.0\.0\.1:(\d+)/", log.read_text()), "the server tells its address"
         )
@@ -50,13 +47,12 @@ class Site:
         """Kill the server."""
         assert self.server is not None
         self.server.kill()
-        self.server.wait()
+        self.server.join()
 
-    def train(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def train(self, name: str, *arguments: str) -> BaseProcess:
         """Start a training with that name and the arguments of `tests.browser.trainer`."""
-        with (self.folder / f"{name}.log").open("wb") as out:
-            command = [sys.executable, "-m", "tests.browser.trainer", self.url, "--name", name, *arguments]
-            trainer = subprocess.Popen(command, cwd=ROOT, env=self._environment(), stdout=out, stderr=out)
+        log = self.folder / f"{name}.log"
+        trainer = start(TRAINER, self.url, "--name", name, *arguments, environment=self.environment(), log=log)
         self.trainers.append(trainer)
         return trainer
 
@@ -86,11 +82,11 @@ class Site:
     def stop(self) -> None:
         """End all processes."""
         for process in [*self.trainers, *([self.server] if self.server else [])]:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            process.wait()
+            process.kill()
+            process.join()
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Return the variables of its processes."""
         return {**os.environ, "OMP_NUM_THREADS": "1", "HOOKCORE_HOME": str(self.folder)}
 
 

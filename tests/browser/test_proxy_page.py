@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
 from uuid import uuid4
 
 from playwright.sync_api import Browser, expect
 
-from tests.proxying import ROOT, Proxied, proxied
+from tests.processes import start
+from tests.proxying import Proxied, proxied
 from tests.serving import BEARER
 
 from .browsing import visiting
+from .site import TRAINER
 
 
 def _link(proxy: Proxied) -> str:
@@ -26,9 +26,8 @@ def _link(proxy: Proxied) -> str:
 def test_a_browser_logs_in_through_a_proxy_and_sees_new_data(browser: Browser, tmp_path: Path) -> None:
     with proxied(tmp_path) as proxy:
         name = f"far-{uuid4().hex[:8]}"  # saved runs of another try have other names
-        command = [sys.executable, "-m", "tests.browser.trainer", proxy.url, "--name", name, "--pause", "0.1"]
-        with (tmp_path / "trainer.log").open("wb") as out:
-            trainer = subprocess.Popen(command, cwd=ROOT, env=proxy.environment, stdout=out, stderr=out)
+        arguments = (proxy.url, "--name", name, "--pause", "0.1")
+        trainer = start(TRAINER, *arguments, environment=proxy.environment, log=tmp_path / "trainer.log")
         try:
             with visiting(browser, proxy.url, ignore_https_errors=True) as tab:
                 tab.page.goto(_link(proxy))
@@ -45,4 +44,4 @@ def test_a_browser_logs_in_through_a_proxy_and_sees_new_data(browser: Browser, t
                 )
         finally:
             trainer.kill()
-            trainer.wait()
+            trainer.join()

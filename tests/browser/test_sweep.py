@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.processes import start
 from tests.waiting import wait_for
 
 from .browsing import Visit, visiting
-from .site import ROOT, Site, running
+from .site import Site, running
 from .sweep import RATES, WIDTHS
+
+PATIENCE_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +25,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, dict
     """Return a site with a finished sweep, and the loss of each setting on fresh samples."""
     folder: Path = tmp_path_factory.mktemp("sweep")
     with running(folder) as site:
-        told = subprocess.run(
-            [sys.executable, "-m", "tests.browser.sweep", site.url],
-            cwd=ROOT,
-            env=site._environment(),
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert told.returncode == 0, told.stderr
-        lines = [line.split() for line in told.stdout.splitlines()]
+        log = folder / "sweep.log"
+        process = start("tests.browser.sweep", site.url, environment=site.environment(), log=log)
+        process.join(PATIENCE_S)
+        assert process.exitcode == 0, log.read_text()
+        lines = [line.split() for line in log.read_text().splitlines() if not line.startswith("hookcore: ")]
         ended = '[run["state"] for run in runs] == 8'
         wait_for(lambda: [run["state"] for run in site.get("runs")["runs"]] == ["ended"] * 8, ended)
         yield site, {(float(rate), int(width)): float(loss) for rate, width, loss in lines}

@@ -252,7 +252,7 @@ def test_a_request_to_a_dead_trainer_is_reported_as_lost(empty_site: Site, brows
         tab.goto(f"runs/{run}/tensors?module=head")
         expect(tab.page.locator("#ask-button")).to_be_enabled()
         trainer.kill()
-        trainer.wait()
+        trainer.join()
         tab.page.click("#ask-button")
         expect(tab.page.locator("#asked li")).to_contain_text("Requested")
         expect(tab.page.locator("#asked li")).to_contain_text("The trainer has stopped", timeout=60_000)

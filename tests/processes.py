@@ -1,0 +1,63 @@
+"""Processes that are forks of one process, which has imported torch, hookcore, and the server once for all tests."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from importlib import import_module
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+SERVER: Final = "hookcore_app.cli"
+# What trainings and servers import, which takes three and two seconds of a core. Every optimizer imports the first one.
+OF_TRAININGS: Final = ("torch._dynamo", "torch.nn.parallel", "hookcore.watcher", "pytest")
+OF_SERVERS: Final = ("hookcore_app.main",)
+
+
+def forks(*more: str) -> Any:
+    """Return the context whose `Process` is a fork. The first one starts their parent, with more imports if given."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it only there
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*OF_TRAININGS, *more])
+    return context
+
+
+def start(module: str, *arguments: str, environment: Mapping[str, str], log: Path) -> BaseProcess:
+    """Run what `python -m module` runs, in a fork that ends with this process. Its words are the log.
+
+    Only functions registered with `atexit` aren't called.
+    """
+    log.write_bytes(b"")
+    given = (module, arguments, dict(environment), log)
+    process: BaseProcess = forks(*OF_SERVERS).Process(target=_run, args=given, daemon=True)
+    process.start()
+    return process
+
+
+def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
+    threading.Thread(target=_end_with_the_tests, daemon=True).start()
+    gc.freeze()  # what is imported is never garbage
+    with log.open("ab", buffering=0) as out:
+        for number in (1, 2):
+            os.dup2(out.fileno(), number)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    command = import_module(module)
+    sys.argv = [str(command.__file__), *arguments]
+    sys.exit(command.main())
+
+
+def _end_with_the_tests() -> None:
+    """End this process when the tests do, even if they are killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
