@@ -82,7 +82,12 @@ class Collector:
     @property
     def has_news(self) -> bool:
         """Return whether an event, a scalar, or a flow waits for a frame."""
-        return bool(self._events or self._scalars or self._flow)
+        return bool(self._events) or self.has_values
+
+    @property
+    def has_values(self) -> bool:
+        """Return whether a scalar or a flow waits for a frame."""
+        return bool(self._scalars or self._flow)
 
     def take(self, step: int, elapsed_s: float = _NAN, micro_batches: int = 0) -> RawFrame:
         """Return everything since the last call."""

@@ -226,7 +226,7 @@ class Steps:
         begun = self._current.captured and self._has_begun
         self._take_flow()
         self.release_parts(as_steps=False)
-        if begun or self._collector.has_news:
+        if begun or self._collector.has_values:  # events alone make no step: they go with the one that ended last
             self._ship(self._collector.take(self.clock.step, micro_batches=self._current.backwards))
 
     @property
