@@ -33,14 +33,18 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Start a server with three runs of 60 steps: `ended`, `bad` (NaN from step 40), and `live`, which continues."""
+    """Start a server with three runs of 60 steps: `ended`, `bad` (NaN from step 40), and `live`, which continues.
+
+    `live` rests between the tests that ask for its pages: each step costs 40 ms of a core.
+    """
     with running(tmp_path_factory.mktemp("site")) as site:
         site.train("ended", "--steps", "60")
         site.train("bad", "--steps", "60", "--bad-at", "40")
         site.run("ended", 60, "ended")
         site.run("bad", 60, "ended")
-        site.train("live", "--pause", "0.2")
+        site.train("live", "--pause", "0.2", "--rest", str(site.resting))
         site.run("live", 5)
+        site.resting.touch()
         yield site
 
 
@@ -58,13 +62,16 @@ def visit(browser: Browser, site: Site) -> Open:
 
 
 @pytest.fixture
-def paths(site: Site) -> Callable[[str], dict[str, str]]:
+def paths(site: Site) -> Iterator[Callable[[str], dict[str, str]]]:
     """Return a function from the name of a run to the addresses of all its pages."""
-    return partial(paths_of, site)
+    yield partial(paths_of, site)
+    site.resting.touch()
 
 
 def paths_of(site: Site, name: str) -> dict[str, str]:
-    """Return the addresses of all pages of a run."""
+    """Return the addresses of all pages of a run. `live` wakes up."""
+    if name == "live":
+        site.resting.unlink(missing_ok=True)
     run = site.run(name)["id"]
     other: Any = site.run("ended" if name != "ended" else "bad")["id"]
     return {

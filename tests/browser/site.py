@@ -34,6 +34,11 @@ class Site:
         """The URL, without a trailing slash."""
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def resting(self) -> Path:
+        """The file that slows a training down, if it was started with `--rest`."""
+        return self.folder / "resting"
+
     def start(self) -> None:
         """Start the server, at its previous port if it had one."""
         log = self.folder / "server.log"

@@ -1,15 +1,16 @@
 """A real training that the page tests watch: a small CNN whose features are read by a small transformer.
 
-python -m tests.browser.trainer URL [--name NAME] [--steps N] [--pause SECONDS] [--bad-at STEP] [--gpus]
+python -m tests.browser.trainer URL [--name NAME] [--steps N] [--pause SECONDS] [--bad-at STEP] [--gpus] [--rest FILE]
 
 It trains for its number of steps, or forever. `--bad-at` makes one layer's weights NaN at that step. `--gpus`
-pretends that two GPUs are in use.
+pretends that two GPUs are in use. `--rest` makes it slow while the file exists, because nobody looks.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from hookcore.recorder import recorder
 from tests.gpus import Nvml, device
 
 SIDE, FEATURES, CLASSES = 8, 16, 4
+RESTING_S, LOOK_S = 2.0, 0.05
 POSITIONS = [f"r{row} c{column}" for row in range(SIDE - 2) for column in range(SIDE - 2)]  # after two convolutions
 
 
@@ -53,6 +55,14 @@ def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return pictures, quarters
 
 
+def pause(seconds: float, rest: Path | None) -> None:
+    """Wait for so many seconds, and longer while the file exists."""
+    time.sleep(seconds)
+    until = time.monotonic() + RESTING_S
+    while rest is not None and rest.exists() and time.monotonic() < until:
+        time.sleep(LOOK_S)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
@@ -62,6 +72,7 @@ def main() -> None:
     parser.add_argument("--bad-at", type=int, default=-1)
     parser.add_argument("--rate", type=float, default=0.01)
     parser.add_argument("--gpus", action="store_true")
+    parser.add_argument("--rest", type=Path)
     given = parser.parse_args()
     if given.gpus:
         vars(recorder).update(cuda_devices=lambda: [device(0, "GPU-a"), device(1, "GPU-b")], open_nvml=Nvml)
@@ -82,7 +93,7 @@ def main() -> None:
         loss.backward()
         watcher.log(loss=loss.item(), lr=given.rate)
         optimizer.step()
-        time.sleep(given.pause)
+        pause(given.pause, given.rest)
     watcher.close()
 
 
