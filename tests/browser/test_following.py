@@ -31,6 +31,7 @@ def test_a_followed_tensor_is_captured_every_few_steps_until_the_page_closes(
         page = tab.page
         page.get_by_role("button", name="Capture next step").click()
         expect(page.locator("#viewer-title")).to_contain_text("encoder.layers.1.norm2")
+        expect(page).to_have_url(re.compile("[?&]snapshot="))  # a moment later; choosing one ends following
         group = page.get_by_role("group", name="Follow this tensor")
         group.get_by_role("spinbutton").fill("4")
         group.get_by_role("button").click()
