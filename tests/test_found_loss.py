@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 import hookcore
 from hookcore import Watcher
 from hookcore.findings.loss import Losses
 from hookcore.recorder import clock, foundloss
 from hookcore.recorder.foundloss import FIRST_STEPS, Sum
+from hookcore.recorder.scalars import scalar_of
 from hookcore.records.vocabulary import FOUND_LOSS, is_loss
 
 STEPS = 6
@@ -331,3 +333,17 @@ def test_a_pass_from_an_edge_of_the_graph_has_an_unknown_loss_and_does_no_harm()
         assert watcher.current_step == STEPS
         assert watcher.errors == []
     assert found_in(watcher) == {}
+
+
+def test_no_mode_of_the_user_sees_how_a_logged_number_is_read() -> None:
+    seen: list[str] = []
+
+    class Notes(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **kwargs or {})
+
+    value = torch.tensor(1.5)
+    with Notes():
+        assert scalar_of(value) == 1.5
+    assert seen == []

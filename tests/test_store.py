@@ -117,6 +117,17 @@ def test_a_tap_named_twice_in_one_frame_is_merged_and_order_does_not_matter() ->
     assert store.quantiles(2, [1.0]).values[0, 0] == pytest.approx(9, rel=0.07)
 
 
+def test_an_array_of_taps_that_its_owner_fills_again_is_read_again() -> None:
+    store = Store(2**20)
+    taps = np.array([0, 1], np.uint32)
+    announced = tuple(Tap(f"layer.{number}", "output") for number in range(4))
+    for step in range(4):
+        each = build.frame(step, build.stats_of(2, 1.0, mean=step), announced if step == 0 else ())
+        taps[:] = (0, 1) if step % 2 == 0 else (2, 3)
+        store.append(replace(each, taps=taps))
+    assert [store.series(number, "mean").mean.tolist() for number in range(4)] == [[0, 2], [0, 2], [1, 3], [1, 3]]
+
+
 def test_a_frame_older_than_the_newest_step_is_counted_and_dropped(store: Store) -> None:
     store.append(frame(2, {0: [100.0]}, (Tap("new", "param"),), events=(Event(2, 0.0, "note", "kept"),)))
     assert store.series(0, "max").max.tolist() == [3, 2]

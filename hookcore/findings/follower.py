@@ -15,7 +15,7 @@ from hookcore.findings.finding import Finding
 from hookcore.findings.gate import Gate
 from hookcore.findings.loss import last_output
 from hookcore.findings.ranking import RuleInputs, findings_of
-from hookcore.records import SEVERITIES, STAT_COLUMN, Event, Frame, Severity
+from hookcore.records import SEVERITIES, STAT_COLUMN, Event, Frame, Severity, is_shared
 from hookcore.records.vocabulary import ENDED, OWN_OVER, OWN_RULE, OWN_RULE_EVENTS, is_loss
 from hookcore.store import Store
 from hookcore.store.incidents import NONFINITE, Found
@@ -164,7 +164,7 @@ class Follower:
         numbers, sizes = frame.taps, frame.stats[:, _RMS]
         if numbers is not self._fitting and len(numbers):
             if numbers.max() < self._store.taps_known:
-                self._fitting = numbers if numbers.base is None else None
+                self._fitting = numbers if is_shared(numbers) else None
             else:  # there was no room for them
                 fit = numbers < self._store.taps_known
                 numbers, sizes = numbers[fit], sizes[fit]

@@ -7,6 +7,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.records import is_shared
+
 Values = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
@@ -28,9 +30,7 @@ class Gate:
         self._level: Values = np.empty(0, np.float32)  # NaN if unknown
         self._spread: Values = np.empty(0, np.float32)
         self._away: NDArray[np.int32] = np.empty(0, np.int32)  # blocks
-        self._last: NDArray[np.integer[Any]] | None = (
-            None  # the newest lanes, which many frames share; never a part of a message
-        )
+        self._last: NDArray[np.integer[Any]] | None = None  # the newest lanes, which many frames share
         self._place: slice | NDArray[np.integer[Any]] = slice(0)  # where they are in a row
 
     def take(self, lanes: NDArray[np.integer[Any]], values: NDArray[np.floating[Any]]) -> bool:
@@ -38,7 +38,7 @@ class Gate:
         if len(lanes):
             if lanes is not self._last:
                 self._grow(int(lanes.max()) + 1)
-                self._last, self._place = lanes if lanes.base is None else None, _place_of(lanes)
+                self._last, self._place = lanes if is_shared(lanes) else None, _place_of(lanes)
             self._rows[self._filled, self._place] = values
         self._filled += 1
         if self._filled < BLOCK:

@@ -152,20 +152,22 @@ class TensorHook:
             meter.enter()
         is_plain = False
         try:
-            if (
-                type(grad) is Tensor
-                and not function_modes()
-                and grad.dtype is _float32
-                and grad.is_cpu
-                and grad.is_contiguous()
-            ):
-                _observe(grad.data_ptr(), grad.numel(), self.grad_row, self._control)
-                is_plain = True
-        except Exception:  # a layout without an address, which the slow path handles
-            pass
-        if not is_plain:
-            self._add(grad)
-        if current.clock is not None:
-            current.note_arrival(grad)
-        if meter is not None:
-            meter.leave()
+            try:
+                if (
+                    type(grad) is Tensor
+                    and not function_modes()
+                    and grad.dtype is _float32
+                    and grad.is_cpu
+                    and grad.is_contiguous()
+                ):
+                    _observe(grad.data_ptr(), grad.numel(), self.grad_row, self._control)
+                    is_plain = True
+            except Exception:  # a layout without an address, which the slow path handles
+                pass
+            if not is_plain:
+                self._add(grad)
+            if current.clock is not None:
+                current.note_arrival(grad)
+        finally:  # also after Ctrl+C
+            if meter is not None:
+                meter.leave()

@@ -149,9 +149,11 @@ def _build(
 
 def _shown(numbers: NDArray[np.int64], hides: bool) -> _Shown:
     shown = np.flatnonzero(numbers >= 0) if hides else None
-    if shown is not None and len(shown) < len(numbers):
-        return numbers[shown].astype(np.uint32), shown
-    return numbers.astype(np.uint32), None
+    if shown is not None and len(shown) == len(numbers):
+        shown = None
+    taps = (numbers if shown is None else numbers[shown]).astype(np.uint32)
+    taps.setflags(write=False)  # many frames share it
+    return taps, shown
 
 
 def _unscale(

@@ -34,14 +34,14 @@ def is_readable(value: Any) -> bool:
     """Return whether a value is a plain single number in memory, and no mode of the user would see how it is read."""
     return (
         type(value) is Tensor
+        and not function_modes()  # which see each of the following
+        and not dispatch_modes()
         and value.is_cpu
         and value.dtype in _FLOATS
         and value.layout is torch.strided
         and not value.is_nested
         and value.numel() == 1
         and not is_wrapped(value)
-        and not dispatch_modes()
-        and not function_modes()
     )
 
 
@@ -51,9 +51,10 @@ def scalar_of(value: Any) -> Any:
         return float(value)
     if is_readable(value):
         return float(value.item())
-    if value.numel() != 1:
-        raise ArgumentError(f"a tensor of shape {tuple(value.shape)} was given: give a single number, such as its mean")
     with unseen():
+        if value.numel() != 1:
+            shape = tuple(value.shape)
+            raise ArgumentError(f"a tensor of shape {shape} was given: give a single number, such as its mean")
         return read_unseen(value)
 
 

@@ -215,6 +215,11 @@ class Frame:
             object.__setattr__(self, "labels", {text_of(name): text_of(text) for name, text in self.labels.items()})
 
 
+def is_shared(taps: NDArray[Any]) -> bool:
+    """Return whether an array may be recognized again by its identity: nobody writes to it, and it holds no message."""
+    return taps.base is None and not taps.flags.writeable
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """What the script calls the positions of each sample of a batch, and the samples."""

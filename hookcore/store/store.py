@@ -24,6 +24,7 @@ from hookcore.records import (
     SketchBlock,
     Snapshot,
     Tap,
+    is_shared,
 )
 from hookcore.records.masks import LARGE
 from hookcore.records.sketch import rows_of
@@ -269,7 +270,7 @@ class Store(Queries):
         if taps is not self._last[0]:
             whole = int(taps[-1]) - int(taps[0]) == len(taps) - 1
             lanes = slice(int(taps[0]), int(taps[-1]) + 1) if whole else taps.astype(np.intp)
-            if taps.base is None:  # else it may be a part of a message
+            if is_shared(taps):
                 self._last = taps, lanes
         if ladder.newest == step:
             ladder.merge_newest(lanes, stats.T, merge_stats)
