@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +22,8 @@ from hookcore_app.clickhouse import asked, past, rankspast
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.attempts import Attempt, RankRun
 from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
+from hookcore_app.clickhouse.cluster import ranks as ranks_of_cluster
+from hookcore_app.clickhouse.cluster.ranks import SumOfRanks
 from hookcore_app.clickhouse.levels import EXACT, Budget, pieces_of
 from hookcore_app.clickhouse.names import number_of_run
 from hookcore_app.clickhouse.native import Answer
@@ -422,6 +425,7 @@ def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
 ) -> None:
     monkeypatch.setattr(rankspast, "PORTION", 2000)
     monkeypatch.setattr(rankspast, "SKETCH_PORTION", 1000)
+    asked = reads_of(ranks, monkeypatch)
     assert ranks.small.usage().merged["stats"] > 100
     assert ranks.whole.usage().merged["stats"] == 0
     assert ranks.partial > 50, "rank 2 has skipped steps"
@@ -441,6 +445,24 @@ def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
     one, other = (store.sample(0, 100).entries for store in (ranks.whole, ranks.small))
     assert len(one) > 100
     assert sum(each.counts.sum() for each in one) == sum(each.counts.sum() for each in other)
+    asked.clear()
+    monkeypatch.setattr(rankspast, "PORTION", 500)
+    ranks.past.rows("mean", list(range(len(names))), (0, 149), 1000)
+    uneven = [sql for sql in asked if "groupUniqArray" in sql]
+    assert len({*uneven}) == len(uneven) > 1, "which ranks skipped a step is asked in portions"
+
+
+def reads_of(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows by each query."""
+    shard = ranks.past._attempts()[0].ranks[0].shard
+    read, asked = shard.read, list[str]()
+
+    def noted(sql: str) -> Answer:
+        asked.append(sql)
+        return read(sql)
+
+    monkeypatch.setattr(shard, "read", noted)
+    return asked
 
 
 def test_sums_over_the_steps_of_ranks_are_read_where_they_say_the_same(
@@ -453,6 +475,7 @@ def test_sums_over_the_steps_of_ranks_are_read_where_they_say_the_same(
     ranks.same("series", weights, "rms", 20, 149, 1000)
     ranks.same("series", weights, "ratio", 20, 149, 11)
     ranks.same("heatmap", "param_grad", "mean", None, 20, 149, 17)
+    ranks.same("heatmap", "param_grad", "mean", None, 148, 150, 3)  # from before the second attempt
     with monkeypatch.context() as patch:
         patch.setattr(rankspast, "MAX_SKETCHES_ADDED", 0)
         assert ranks.past.sketches(1, (0, 49), 10) is None, "of a step with several frames, nobody knows"
@@ -469,7 +492,16 @@ def test_what_all_ranks_have_together_is_partial_if_it_is_too_much_or_a_rank_is_
         patch.setattr(rankspast, "MAX_ADDED", 100)
         coarse = ranks.small.series(1, "rms", points=1000)
         assert len(coarse.first_step) < 250
-        assert "values of ranks would have to be added up for this, and 100 is the limit" in ranks.past.trouble
+        too_many = "values of ranks would have to be added up for this, and 100 is the limit"
+        assert too_many in ranks.past.trouble
+        assert ranks.past.rows("rms", [1], (0, 300), 1000) is None
+        asked = reads_of(ranks, patch)
+        assert ranks.past.rows("rms", [1], (0, 300), 1000) is None
+        assert not [sql for sql in asked if " FROM rows" in sql], "it isn't counted again"
+        assert ranks.past.rows("rms", [0], (0, 10), 1000) is not None
+        assert too_many in ranks.past.trouble, "another tensor says nothing about this one"
+    ranks.past._recent = Recent(nbytes_of)
+    assert ranks.past.rows("rms", [1], (0, 300), 1000) is not None
     exact = ranks.small.series(1, "rms", points=1000)
     assert not ranks.past.trouble
     with monkeypatch.context() as patch:
@@ -481,3 +513,144 @@ def test_what_all_ranks_have_together_is_partial_if_it_is_too_much_or_a_rank_is_
     monkeypatch.setattr(ranks.past, "_attempts", lambda: missing)
     ranks.small.series(1, "rms", points=1000)
     assert "1 of 4 ranks aren't in ClickHouse" in ranks.past.trouble
+    without = [replace(missing[0], ranks=[]), missing[1]]
+    ranks.past._troubles = past.Troubles("a test")
+    assert ranks.past.rows("rms", [0], (0, 100), 1000) is not None
+    assert "4 of 4 ranks" not in ranks.past.trouble
+    monkeypatch.setattr(ranks.past, "_attempts", lambda: without)
+    ranks.past.rows("rms", [0], (0, 100), 1000)
+    assert "4 of 4 ranks aren't in ClickHouse" in ranks.past.trouble
+
+
+# -- what ranks have stored in another way -----------------------------------------------------------------------------
+
+BATCH: Final = Tap("batch", "output")
+
+
+def batches(rank: int, steps: Sequence[int], numbers: Sequence[int] = (0,)) -> list[Frame]:
+    """Return frames in which a rank has 64 values of its own of each tap."""
+    stats = np.zeros((len(numbers), len(STATS)))
+    stats[:, 0], stats[:, 10:12] = 64, (1, 64)
+    many = len(numbers)
+    bins, counts = np.full(many, 2000, np.uint16), np.full(many, 64, np.uint32)
+    block = SketchBlock(np.arange(many + 1, dtype=np.uint32), bins, counts)
+    more: dict[str, Any] = {"owners": np.full(many, rank, np.int32), "sketches": block, "scalars": {"loss": rank}}
+    return [frame(step, stats, numbers=numbers, **more) for step in steps]
+
+
+def store_parts(shard: Shard, run: str, rank: int, parts: Sequence[tuple[Sequence[Frame], dict[str, int]]]) -> None:
+    """Insert segments of a run: of each, its frames, and how often the blocks of tables are stored if not once."""
+    number, before = 0, -1
+    for segment, (made, times) in enumerate(parts):
+        items = [frame_item(number + place, each) for place, each in enumerate(made)]
+        piece = Piece(number_of_run(run), 20_000, rank, 0, 2, before, items)
+        for table, block in blocks_of(f"spool of {run}", segment, [piece]).items():
+            for _ in range(times.get(table.name, 1)):
+                shard.insert(table.name, block)
+        number, before = number + len(items), items[-1].step
+
+
+def past_of(shard: Shard, *runs: str, taps: Sequence[Tap] = (BATCH,)) -> RanksPast:
+    """Return the past of a training whose ranks have these runs, which seem to be over."""
+    numbers = {tap: number for number, tap in enumerate(taps)}
+    ranks = [RankRun(shard, run, rank, lambda: numbers, is_over=True) for rank, run in enumerate(runs)]
+    return RanksPast(lambda: [Attempt(0, None, len(runs), ranks)], lambda: taps)
+
+
+def counts_of(past: RanksPast, span: tuple[int, int], tap: int = 0) -> dict[int, float]:
+    """Return the number of values by step."""
+    rows = past.rows("count", [tap], span, 1000)
+    assert rows is not None
+    return dict(zip(rows.first.tolist(), rows.mean[:, 0].tolist(), strict=True))
+
+
+def test_what_is_lost_makes_its_steps_unknown_and_what_is_stored_twice_counts_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = cluster.shards[0]
+    for rank in (0, 2):
+        store_rank(shard, f"whole-{rank}", batches(rank, range(12)), 1, rank)
+    lost = {"rows": 0, "rollups_in": 0}
+    parts = [
+        (range(3), {}),
+        (range(3, 5), lost),
+        (range(5, 7), {"sketches": 0}),
+        (range(7, 12), {"rows": 2, "sketches": 2}),
+    ]
+    store_parts(shard, "lossy-1", 1, [(batches(1, steps), times) for steps, times in parts])
+    found = past_of(shard, "whole-0", "lossy-1", "whole-2")
+    known = {step: 192 for step in range(12) if step not in (3, 4)}
+    assert counts_of(found, (0, 11)) == known, "not 128 without a rank, nor 256 with one twice"
+    assert "rows of rank 1 that it has sent aren't in ClickHouse" in found.trouble
+    sketches = found.sketches(0, (0, 11), 1000)
+    assert sketches is not None
+    assert {each.first: each.counts.tolist() for each in sketches} == {
+        step: [192] for step in known if step not in (5, 6)
+    }
+    assert "sketches of rank 1" in found.trouble
+    losses = found.rows("mean", ["loss"], (7, 11), 1000)
+    assert losses is not None
+    assert losses.mean[:, 0].tolist() == [1.0] * 5
+    # A replica that lagged behind has them now.
+    piece = Piece(
+        number_of_run("lossy-1"), 20_000, 1, 0, 1, 2, [frame_item(each.step, each) for each in batches(1, (3, 4))]
+    )
+    for table, block in blocks_of("late", 0, [piece]).items():
+        if table.name == "rows":
+            shard.insert(table.name, block)
+    monkeypatch.setattr(rankspast, "TROUBLED_S", 1e-9)
+    assert counts_of(found, (0, 11)) == dict.fromkeys(range(12), 192)
+
+
+def test_a_rank_that_stores_late_is_in_answers_from_then_on(cluster: Cluster) -> None:
+    shard = cluster.shards[0]
+    store_rank(shard, "early-0", batches(0, range(6)), 1, 0)
+    store_parts(shard, "late-1", 1, [(batches(1, range(2)), {})])
+    found = past_of(shard, "early-0", "late-1")
+    assert counts_of(found, (0, 5)) == {step: 128 if step < 2 else 64 for step in range(6)}, "it seems lost"
+    items = [frame_item(each.step, each) for each in batches(1, range(2, 6))]
+    piece = Piece(number_of_run("late-1"), 20_000, 1, 0, 1, 1, items)
+    for table, block in blocks_of("late again", 0, [piece]).items():
+        shard.insert(table.name, block)
+    found._asked_at = -math.inf
+    assert counts_of(found, (0, 5)) == dict.fromkeys(range(6), 128)
+    (attempt,) = found._attempts()
+    found._attempts = lambda: [
+        replace(attempt, ranks=[*attempt.ranks, replace(attempt.ranks[0], id="nothing yet", rank=2, is_over=False)])
+    ]
+    assert found.stored_until() == 5
+    found._asked_at = -math.inf
+    assert found.stored_until() == -1, "a rank that joins late is waited for"
+
+
+def test_a_part_is_not_taken_for_the_whole_if_a_rank_captured_a_tensor_rarely(cluster: Cluster) -> None:
+    shard, rarely = cluster.shards[0], {5000: (1,), 10_000: (1,)}
+    for rank, skipped in ((0, None), (1, 10_000)):
+        made = [
+            batches(rank, [step], () if step == skipped else rarely.get(step, (0,)))[0]
+            for step in (0, 5000, 10_000, 15_000, 20_000)
+        ]
+        store_rank(shard, f"rarely-{rank}", made, 2, rank)
+    found = past_of(shard, "rarely-0", "rarely-1", taps=(BATCH, Tap("validation", "output")))
+    assert counts_of(found, (10_000, 10_000), 1) == {}, "neither the first nor the newest step shows that rank 1 has it"
+    assert counts_of(found, (0, 20_000), 1) == {5000: 128}
+
+
+def test_each_start_of_a_training_has_its_ranks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one had no step when all ranks started again."""
+    runs = {run: SimpleNamespace(id=run, finished=False, loaded=False) for run in ("00", "10", "11")}
+    members = {
+        run: SimpleNamespace(run=each, round=int(run[0]), place=SimpleNamespace(rank=int(run[1]), world=3))
+        for run, each in runs.items()
+    }
+    joint: Any = SimpleNamespace(shifts={0: 0, 1: 0}, members=members)
+    shard: Any = SimpleNamespace(number=0)
+    sums = SumOfRanks(joint, lambda run: shard, {}, None)
+    found = [(each.shift, each.end, [rank.id for rank in each.ranks]) for each in sums._attempts()]
+    assert found == [(0, 0, ["00"]), (0, None, ["10", "11"])]
+    assert sums._attempts()[0].within(0, 100) is None
+    asked: list[int] = []
+    monkeypatch.setattr(ranks_of_cluster, "names_of", lambda _, run: (asked.append(run), ((BATCH,), ()))[1])
+    for _ in range(3):
+        assert [dict(each.taps()) for each in sums._attempts()[1].ranks] == [{BATCH: 0}] * 2
+    assert len(asked) == 2, "the names of a live run aren't asked for by each question"

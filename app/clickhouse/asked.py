@@ -192,7 +192,8 @@ class Asked:
             found = part.shard.read(f"SELECT run, lane, number, bins, counts FROM sketches WHERE {part.where(steps)}")
             starts = found.lists("bins").starts
             place = keys.find(part.ranks_of(found), part.lanes_of(found), found.numbers("number").astype(np.int64))
-            known = np.flatnonzero(place >= 0)
+            found_at, known = np.unique(place, return_index=True)  # of one that is stored twice, the first
+            known = known[found_at >= 0]
             _, inside = places_of(starts, known)
             lengths[place[known]] = np.diff(starts)[known]
             order.append(np.repeat(place[known], np.diff(starts)[known]))

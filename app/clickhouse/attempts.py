@@ -31,6 +31,15 @@ class RankRun:
         return number_of_run(self.id)
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far a rank's run is stored."""
+
+    after: int = 0  # the number after that of the newest frame
+    newest: int = -1  # step
+    captured: int = 0  # frames with rows
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """One start of the training: its ranks, and which steps of the run of all ranks are its own."""

@@ -10,7 +10,7 @@ from .tables import MARK
 
 DAY_S: Final = 86_400
 _LAST_DAY: Final = 2**16 - 1
-_TOP: Final = 2**63  # lanes of scalars begin here; those of taps are the taps' numbers
+SCALARS: Final = 2**63  # lanes of scalars begin here; those of taps are the taps' numbers
 
 
 def _hash(text: str) -> int:
@@ -26,7 +26,7 @@ def number_of_run(run_id: str) -> int:
 @lru_cache(maxsize=100_000)
 def lane_of_scalar(name: str) -> int:
     """Return the lane of a scalar. That of a tap is the tap's number."""
-    lane = _hash(name) | _TOP
+    lane = _hash(name) | SCALARS
     return lane if lane != MARK else MARK - 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
@@ -48,7 +48,7 @@ class Troubles:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._found: dict[str, tuple[str, float]] = {}
+        self._found: dict[Hashable, tuple[str, float]] = {}
 
     @property
     def text(self) -> str:
@@ -56,11 +56,14 @@ class Troubles:
         recent = time.monotonic() - TROUBLED_S
         return "; ".join(dict.fromkeys(text for text, at in list(self._found.values()) if at >= recent))
 
-    def note(self, question: str, why: str) -> None:
+    def note(self, question: Hashable, why: str) -> None:
         """Note that an answer lacks something."""
-        self._found[question] = why, time.monotonic()
+        now = time.monotonic()
+        for old in [each for each, (_, at) in list(self._found.items()) if at < now - TROUBLED_S]:
+            self._found.pop(old, None)
+        self._found[question] = why, now
 
-    def attempt(self, question: str, ask: Callable[[], Found]) -> Found | None:
+    def attempt(self, question: Hashable, ask: Callable[[], Found]) -> Found | None:
         """Ask. What could be read says nothing about what couldn't: that stays missing until it is read."""
         try:
             found = ask()

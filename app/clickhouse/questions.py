@@ -93,7 +93,8 @@ def cells_sql(run: int, stat: str, taps: Sequence[int], columns: Columns, pieces
 
 def _cell(step: str, columns: Columns) -> str:
     """Return the column of a step, as `Columns.of` has it."""
-    inside = f"(least(greatest({step}, {columns.first}), {columns.last}) - {columns.first})"
+    # The first step may be negative, in columns of a run whose steps are counted from elsewhere.
+    inside = f"(least(greatest(toInt64({step}), {columns.first}), {columns.last}) - ({columns.first}))"
     return f"toUInt32(intDiv({inside} * {columns.number}, {columns.last - columns.first + 1}))"
 
 

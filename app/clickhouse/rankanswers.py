@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.errors import HookcoreError
 from hookcore.records.sketch import places_of
 from hookcore.store import STAT_NAMES
 from hookcore.store.heatmap import Cells
@@ -19,8 +21,10 @@ from hookcore.store.sketches import SketchRows
 from .rankrows import Sums
 
 
-def nbytes_of(found: Rows | Cells | list[SketchRows]) -> int:
-    """Return the memory of an answer."""
+def nbytes_of(found: Rows | Cells | list[SketchRows] | HookcoreError) -> int:
+    """Return the memory of an answer, or about that of the reason why there is none."""
+    if isinstance(found, HookcoreError):
+        return sys.getsizeof(str(found))
     if isinstance(found, list):
         return sum(each.nbytes for each in found)
     return sum(getattr(found, each.name).nbytes for each in fields(found))

@@ -47,12 +47,16 @@ class RankRows:
 
     @classmethod
     def join(cls, parts: Sequence[RankRows]) -> RankRows:
-        """Return the rows of all parts by step, lane, rank, and frame, and only those that a store would have taken."""
+        """Return the rows of all parts by step, lane, rank, and frame: those that a store would have taken, each once.
+
+        ClickHouse may have a block twice.
+        """
         joined = cls(
             **{each.name: np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)}
         )
         order = np.lexsort((joined.role, joined.number, joined.rank, joined.lane, joined.step))
         joined = joined.take(order)
+        joined = joined.take(_begins(joined.step, joined.lane, joined.rank, joined.number, joined.role))
         return joined.take(_real(joined))
 
 
@@ -118,6 +122,20 @@ def add_up(rows: RankRows, shares: Shares, block: SketchBlock | None = None) -> 
     return sums.some(is_bad | ~shares.lacking(sums.step, sums.lane, rows))
 
 
+def lacking(rows: RankRows, has: Mapping[int, NDArray[np.bool_]]) -> dict[int, Steps]:
+    """Return in which steps each rank has no row of a lane that it knows, and others have one. `has` is [lane]."""
+    begins = _begins(rows.step, rows.lane)
+    group = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(rows.step)))
+    step, lane = rows.step[begins], rows.lane[begins]
+    found = {}
+    for rank, lanes in has.items():
+        lacks = lanes[lane]
+        lacks[group[rows.rank == rank]] = False
+        if lacks.any():
+            found[rank] = np.unique(step[lacks])
+    return found
+
+
 def _turns(rows: RankRows, group: Places) -> Places:
     """Return how many rows of the same rank and group come before each row."""
     begins = _begins(group, rows.rank)
@@ -133,11 +151,18 @@ def _begins(*columns: NDArray[np.integer]) -> NDArray[np.intp]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logged:
-    """What ranks said of one scalar, by step and rank."""
+    """What ranks said of one scalar, by step and rank, of which each has one value."""
 
     rank: Places
     step: Steps
     value: Floats
+
+    @classmethod
+    def of(cls, rank: Places, step: Steps, value: Floats) -> Logged:
+        """Return it in order, and what is stored twice once."""
+        order = np.lexsort((rank, step))
+        order = order[_begins(step[order], rank[order])]
+        return cls(rank[order], step[order], value[order])
 
 
 def merge_scalar(name: str, said: Logged, ranks_in: tuple[Steps, Places]) -> tuple[Steps, Floats]:

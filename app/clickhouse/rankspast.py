@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hookcore.errors import HookcoreError
 from hookcore.records import STATS, Tap
@@ -21,15 +20,16 @@ from hookcore.store.rows import Rows
 from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
 
-from .asked import Asked, Part
-from .attempts import Attempt, RankRun, by_shard, frames_of, of_runs, uneven
+from .asked import Asked
+from .attempts import Attempt, Progress, RankRun, by_shard, frames_of, of_runs
 from .names import lane_of_scalar
-from .past import FRESH_S, MAX_CAPTURED, Found, RunPast, Troubles
-from .questions import in_lanes, in_steps
+from .past import FRESH_S, MAX_CAPTURED, TROUBLED_S, Found, RunPast, Troubles
+from .questions import in_steps
 from .rankanswers import add_cells, moved, nbytes_of, placed, rows_in, sketches_in
-from .rankrows import Logged, Shares, Sums, add_up, merge_scalar
+from .rankrows import Logged, Sums, add_up, merge_scalar
+from .rankshares import RankShares
 from .recent import Recent
-from .tables import CHUNK, FRAME, PART
+from .tables import FRAME, PART
 
 MAX_ADDED: Final = 2_000_000  # rows of ranks that are added up for one question
 MAX_SKETCHES_ADDED: Final = 200_000
@@ -50,15 +50,6 @@ class TooManyError(HookcoreError):
     """More rows than are added up for one question."""
 
 
-@dataclass(slots=True)
-class _Progress:
-    """How far a rank's run is stored."""
-
-    after: int = 0  # the number after that of the newest frame
-    newest: int = -1  # step
-    captured: int = 0  # frames with rows
-
-
 class RanksPast(Past):
     """The ranks of one training on their shards. Any thread can ask. What can't be read is None."""
 
@@ -71,8 +62,8 @@ class RanksPast(Past):
         self._attempts, self._taps, self._leaves_out = attempts, taps, leaves_out
         self._troubles = Troubles("old steps of all ranks")
         self._recent = Recent(nbytes_of)
-        self._known: dict[int, _Progress] = {}  # by run
-        self._own: dict[tuple[int, Tap], bool] = {}  # whether a run has values of its own
+        self._known: dict[int, Progress] = {}  # by run
+        self._shares = RankShares(self._of, self._troubles.note)
         self._stored, self._asked_at = -1, float("-inf")
         self._lock = threading.Lock()
 
@@ -107,10 +98,10 @@ class RanksPast(Past):
             newest = min(waited) if waited else max((self._of(each).newest for each in attempt.ranks), default=-1)
             here = attempt.shift + newest
             stored = max(stored, here if attempt.end is None else min(here, attempt.end - 1))
-        self._stored = max(self._stored, stored)
+        self._stored = stored
 
-    def _of(self, rank: RankRun) -> _Progress:
-        return self._known.setdefault(rank.run, _Progress())
+    def _of(self, rank: RankRun) -> Progress:
+        return self._known.setdefault(rank.run, Progress())
 
     def frames(self, span: Span) -> tuple[Steps, Steps]:
         """Return the steps of which some rank has a frame, and those of which some has values of tensors."""
@@ -155,11 +146,13 @@ class RanksPast(Past):
         first, last = span[0] or 0, self._stored if span[1] is None else span[1]
         for attempt in self._attempts():
             steps = attempt.within(first, last)
-            if steps is not None and attempt.ranks:
-                missing = attempt.world - len(attempt.ranks)
-                if missing > 0:
-                    told = f"{missing:,} of {attempt.world:,} ranks aren't in ClickHouse, so old steps are without them"
-                    self._troubles.note("ranks", told)
+            if steps is None:
+                continue
+            missing = attempt.world - len(attempt.ranks)
+            if missing > 0:
+                told = f"{missing:,} of {attempt.world:,} ranks aren't in ClickHouse, so old steps are without them"
+                self._troubles.note(("ranks", attempt.shift), told)
+            if attempt.ranks:
                 yield attempt, steps
 
     # -- values ------------------------------------------------------------------------------------------------------
@@ -168,7 +161,7 @@ class RanksPast(Past):
         scalars = [lane for lane in lanes if isinstance(lane, str)]
         if scalars:
             (name,) = scalars
-            return self._troubles.attempt("scalars", lambda: self._scalar(name, span))
+            return self._once("scalars", (name,), span, None, lambda: self._scalar(name, span))
         numbers = [lane for lane in lanes if not isinstance(lane, str)]
         return self._once("rows", (stat, *numbers), span, most, lambda: self._rows(stat, numbers, span, most))
 
@@ -186,12 +179,31 @@ class RanksPast(Past):
     def _once(
         self, question: str, lanes: tuple[Hashable, ...], span: Span, much: Hashable, find: Callable[[], Found]
     ) -> Found | None:
-        """Return the answer to a question. If nothing more can come, it is asked once for a while."""
-        stored = self.stored_until()
+        """Return the answer to a question. While nothing more comes, it is asked once, and so is what was too much."""
+        asked, stored = (question, *lanes), self.stored_until()
         if span[1] is None or span[1] > stored:
-            return self._troubles.attempt(question, find)
-        here = tuple((each.shift, len(each.ranks)) for each, _ in self._within(span))
-        return self._troubles.attempt(question, lambda: self._recent.get((question, lanes, span, much, here), find))
+            return self._troubles.attempt(asked, find)
+        key = asked, span, much, self._here(span)
+
+        def ask() -> Found:
+            found = self._recent.get(key, lambda: _or_too_many(find), self._state)
+            if isinstance(found, TooManyError):
+                raise TooManyError(str(found))
+            return found
+
+        return self._troubles.attempt(asked, ask)
+
+    def _here(self, span: Span) -> Hashable:
+        """Return what an answer depends on: which ranks there are, and how far each is stored."""
+        here: list[Hashable] = [frozenset(tap for tap in self._taps() if self._leaves_out(tap))]
+        for attempt, (_, last) in self._within(span):
+            known = [(each.run, self._of(each)) for each in attempt.ranks]
+            here.append((attempt.shift, *((run, None if of.newest > last else of.after) for run, of in known)))
+        return tuple(here)
+
+    def _state(self) -> Hashable:
+        """Return what else an answer is known for: what is lost may only be late, so it is looked for again."""
+        return self._shares.lost and (self._shares.lost, time.monotonic() // TROUBLED_S)
 
     def latest(self, taps: int, span: Span) -> tuple[Steps, Floats] | None:
         return self._troubles.attempt("latest", lambda: self._latest(taps, span))
@@ -300,50 +312,19 @@ class RanksPast(Past):
         if with_sketches:
             portions = max(portions, -(-asked.sketches // SKETCH_PORTION))
         needed = STATS if asked.has_unowned else columns  # rows that nobody owns count once if all is equal
-        shares = self._shares(asked)
         for steps in _divided(asked.steps, portions):
             if (rows := asked.read(needed, steps)) is not None:
                 block = asked.read_sketches(rows, steps) if with_sketches else None
-                sums = add_up(rows, shares, block)
+                sums = add_up(rows, self._shares.of(asked, steps, rows, block), block)
                 yield Sums(sums.step + asked.attempt.shift, sums.lane, sums.stats, sums.block)
 
-    def _shares(self, asked: Asked) -> Shares:
-        """Return which ranks lack steps that others captured, and which of the taps they have a part in."""
-        ranks = [each for each in asked.attempt.ranks if self._of(each).captured]
-        skipped = {}
-        for each, steps in uneven(ranks, asked.steps).items():
-            missed = steps[steps <= self._of(each).newest]  # later ones, the rank never reached
-            if len(missed):
-                skipped[each.rank] = missed
-        if not skipped:
-            return Shares()
-        own = {}
-        for part in asked.parts:
-            for each in part.ranks:
-                if each.rank in skipped:
-                    own[each.rank] = self._own_of(each, part, len(asked.taps))
-        return Shares(skipped, own)
 
-    def _own_of(self, rank: RankRun, part: Part, lanes: int) -> NDArray[np.bool_]:
-        """Return of which lanes a rank has values of its own, as its first and its newest steps show."""
-        unknown = [tap for tap in part.taps if (rank.run, tap) not in self._own]
-        if unknown:
-            own = set()
-            for order in ("ASC", "DESC"):
-                found = rank.shard.read(
-                    f"SELECT step FROM items WHERE run = {rank.run} AND kind = {FRAME} AND rows > 0 "
-                    f"ORDER BY number {order} LIMIT 1"
-                )
-                chunk = found.one("step") >> CHUNK
-                found = rank.shard.read(
-                    f"SELECT lane FROM rows WHERE run = {rank.run} AND chunk = {chunk} AND {in_lanes(part.numbers)} "
-                    f"AND role > {PART} AND (owner = {rank.rank} OR owner < 0) GROUP BY lane"
-                )
-                own |= set(found.numbers("lane").tolist())
-            self._own |= {(rank.run, tap): number in own for tap, number in zip(part.taps, part.numbers, strict=True)}
-        owns = np.zeros(lanes, bool)
-        owns[part.places] = [self._own[rank.run, tap] for tap in part.taps]
-        return owns
+def _or_too_many(find: Callable[[], Found]) -> Found | TooManyError:
+    """Return an answer, or that it would be too much."""
+    try:
+        return find()
+    except TooManyError as error:
+        return error
 
 
 def _check(count: int, most: int, what: str) -> None:
@@ -382,5 +363,4 @@ def _logged(attempt: Attempt, name: str, steps: tuple[int, int]) -> Logged:
     found = [shard.read(f"SELECT rank, step, mean {rest}") for shard, rest in asked]
     rank, step = (np.concatenate([each.numbers(name) for each in found]).astype(np.int64) for name in ("rank", "step"))
     value = np.concatenate([each.numbers("mean") for each in found]).astype(np.float64)
-    order = np.lexsort((rank, step))
-    return Logged(rank[order], step[order], value[order])
+    return Logged.of(rank, step, value)

@@ -16,6 +16,7 @@ from hookcore.records.wire import Description, EndItem, FrameItem, Item, Snapsho
 from hookcore.store.segments import Floats
 
 from .client import Shard
+from .names import SCALARS
 from .native import Lists
 from .questions import in_steps
 from .segments import item_of
@@ -24,7 +25,6 @@ from .writing import Sign
 
 MAX_ROWS: Final = 400_000  # of the frames that are read at once
 MAX_BYTES: Final = 128 * 2**20  # of the snapshots
-_SCALARS: Final = 2**63  # from here on, lanes are those of scalars
 _NOTHING: Final = slice(0, 0)
 
 
@@ -62,7 +62,7 @@ def names_of(shard: Shard, run: int) -> tuple[tuple[Tap, ...], tuple[str, ...]]:
     taps: list[Tap] = []
     scalars: list[str] = []
     for lane, content in zip(found.numbers("lane").tolist(), found.texts("name"), strict=True):
-        if lane >= _SCALARS:
+        if lane >= SCALARS:
             scalars.append(msgspec.msgpack.decode(content, type=str))
         elif lane == len(taps):
             taps.append(msgspec.msgpack.decode(content, type=Tap))
@@ -193,7 +193,7 @@ def complete(shard: Shard, stored: Sequence[Stored], lost_until: int = -1) -> Co
     if filled:
         numbers = f"number BETWEEN {filled[0].number} AND {filled[-1].number}"
         steps = [each.step for each in filled]
-        where = f"run = {filled[0].run} AND {in_steps(min(steps), max(steps))} AND {numbers} AND lane < {_SCALARS}"
+        where = f"run = {filled[0].run} AND {in_steps(min(steps), max(steps))} AND {numbers} AND lane < {SCALARS}"
         stats = ", ".join(f"`{stat}`" for stat in STATS)
         rows = _Rows.of(shard, f"SELECT number, lane, owner, {stats} FROM rows WHERE {where} AND role < {MERGED}")
         sketches = _Sketches.of(shard, f"SELECT number, lane, bins, counts FROM sketches WHERE {where}")

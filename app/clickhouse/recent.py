@@ -21,15 +21,19 @@ class Recent:
         self._nbytes = 0
         self._lock = threading.Lock()
 
-    def get(self, question: Hashable, find: Callable[[], Found]) -> Found:
-        """Return the answer to a question, found now if it isn't known. Callers must not change it."""
+    def get(self, asked: Hashable, find: Callable[[], Found], state: Callable[[], Hashable] = lambda: None) -> Found:
+        """Return the answer to a question, found now if it isn't known. Callers must not change it.
+
+        It is the answer in the state that is found with it.
+        """
+        question = asked, state()
         with self._lock:
             if question in self._found:
                 self._found.move_to_end(question)
                 known: Found = self._found[question][0]
                 return known
         found = find()
-        nbytes = self._nbytes_of(found)
+        nbytes, question = self._nbytes_of(found), (asked, state())
         with self._lock:
             if question not in self._found and nbytes <= self._max_bytes // 4:
                 self._found[question] = found, nbytes

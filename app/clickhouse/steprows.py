@@ -15,7 +15,7 @@ from hookcore.store.scalars import scalars_of
 from hookcore.store.schemas import merge_stats
 from hookcore.store.segments import Floats
 
-from .names import lane_of_scalar
+from .names import SCALARS, lane_of_scalar
 from .tables import BOTH, CHUNK, MERGED, PART
 
 Numbers = NDArray[np.uint64]
@@ -125,7 +125,7 @@ def _with_steps(rows: StepRows) -> StepRows:
     role = rows.role.copy()
     last = np.append(~again[1:], True)
     several = again | np.append(again[1:], False)
-    is_scalar = rows.lane[real] >= np.uint64(2**63)
+    is_scalar = rows.lane[real] >= np.uint64(SCALARS)
     role[real[several & (~is_scalar | ~last)]] = PART
     parts = real[several & ~is_scalar]
     rows = rows.with_role(role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from ...runs.run import Run
 from ..attempts import Attempt, RankRun
 from ..client import Shard
 from ..names import number_of_run
+from ..past import FRESH_S
 from ..rankspast import RanksPast
 from ..reading import names_of
 from ..record import StoredRun
@@ -31,6 +33,7 @@ class SumOfRanks:
     stored: Mapping[str, StoredRun]
     begin: int | None
     _names: dict[str, dict[Tap, int]] = field(default_factory=dict)  # of taps, by run
+    _named_at: dict[str, float] = field(default_factory=dict)  # when ClickHouse was asked for them
 
     def recall(self) -> None:
         """Give the store its past. If it begins late, give it what is known of the steps before."""
@@ -73,12 +76,16 @@ class SumOfRanks:
     def _attempts(self) -> Sequence[Attempt]:
         """Return the attempts as they are now."""
         found: defaultdict[int, list[Member]] = defaultdict(list)
+        shifts: dict[int, int] = {}
         for member, shift in self._members():
-            found[shift].append(member)
-        shifts = sorted(found)
+            found[member.round].append(member)
+            shifts[member.round] = shift
+        rounds = sorted(found)
+        # One that had no step when the next one began has none here.
+        ends = [*(shifts[each] for each in rounds[1:]), None]
         return [
-            Attempt(shift, end, max(each.place.world for each in found[shift]), [*self._ranks(found[shift])])
-            for shift, end in zip(shifts, [*shifts[1:], None], strict=True)
+            Attempt(shifts[each], end, max(member.place.world for member in found[each]), [*self._ranks(found[each])])
+            for each, end in zip(rounds, ends, strict=True)
         ]
 
     def _ranks(self, members: Sequence[Member]) -> Iterator[RankRun]:
@@ -94,7 +101,15 @@ class SumOfRanks:
         if run.loaded:
             taps = run.store.taps().taps if len(known) < run.store.taps_known else ()
         else:
-            taps = () if known and run.finished else names_of(shard, number_of_run(run.id))[0]
+            taps = () if known and run.finished else self._named(run, shard)
         if len(taps) > len(known):
             known = self._names[run.id] = {tap: number for number, tap in enumerate(taps)}
         return known
+
+    def _named(self, run: Run, shard: Shard) -> tuple[Tap, ...]:
+        """Return the taps that ClickHouse has of a run; none if it was asked just now."""
+        if time.monotonic() - self._named_at.get(run.id, float("-inf")) <= FRESH_S:
+            return ()
+        taps = names_of(shard, number_of_run(run.id))[0]
+        self._named_at[run.id] = time.monotonic()
+        return taps

@@ -1,0 +1,117 @@
+"""Which ranks lack a step that others have: they captured other steps, or ClickHouse lacks what they sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import SketchBlock, Tap
+from hookcore.store.segments import Steps
+
+from .asked import Asked, Part
+from .attempts import Progress, RankRun, uneven
+from .losses import Losses
+from .questions import in_lanes
+from .rankrows import RankRows, Shares, lacking
+from .tables import CHUNK, FRAME, PART, ROWS, SKETCHES
+
+
+class RankShares:
+    """Finds them, and remembers what doesn't change. `note` is told why an answer lacks something."""
+
+    def __init__(self, progress_of: Callable[[RankRun], Progress], note: Callable[[Hashable, str], None]) -> None:
+        self._progress_of, self._note = progress_of, note
+        self._losses = Losses(progress_of)
+        self._own: dict[tuple[int, Tap], int | None] = {}  # None, or how far a run had no values of its own
+
+    @property
+    def lost(self) -> Hashable:
+        """What is known to be lost now; nothing if it is empty."""
+        return self._losses.found
+
+    def of(self, asked: Asked, steps: tuple[int, int], rows: RankRows, block: SketchBlock | None) -> Shares:
+        """Return which ranks lack steps that others captured, and which of the taps they have a part in."""
+        parts = {each: part for part in asked.parts for each in part.ranks}
+        skipped = {}
+        for each, missing in uneven([each for each in parts if self._progress_of(each).captured], steps).items():
+            missed = missing[missing <= self._progress_of(each).newest]  # later ones, the rank never reached
+            if len(missed):
+                skipped[each] = missed
+        lost = self._lost(parts, len(asked.taps), skipped, rows, block)
+        without = {
+            each: np.concatenate([found[each] for found in (skipped, lost) if each in found])
+            for each in {**skipped, **lost}
+        }
+        return Shares(
+            {each.rank: found for each, found in without.items()},
+            {each.rank: self._own_of(each, parts[each], len(asked.taps), each in lost) for each in without},
+        )
+
+    def _lost(
+        self,
+        parts: Mapping[RankRun, Part],
+        lanes: int,
+        skipped: Mapping[RankRun, Steps],
+        rows: RankRows,
+        block: SketchBlock | None,
+    ) -> dict[RankRun, Steps]:
+        """Return the steps of which ClickHouse doesn't have all that a rank has sent, as far as it matters here."""
+        none = np.empty(0, np.int64)
+        has = {each.rank: np.isin(np.arange(lanes), part.places) for each, part in parts.items()}
+        ranks = {each.rank: each for each in parts}
+        asked = [(ROWS, rows)]
+        if block is not None:
+            asked.append((SKETCHES, rows.take(np.flatnonzero(np.diff(block.start.astype(np.int64))))))
+        lost: dict[RankRun, Steps] = {}
+        for table, those in asked:
+            lacks = {}
+            for rank, steps in lacking(those, has).items():
+                each = ranks[rank]
+                sent = steps[steps <= self._progress_of(each).newest]
+                lacks[each] = np.setdiff1d(sent, skipped.get(each, none))
+            for each, steps in self._losses.find(table, lacks).items():
+                lost[each] = np.union1d(lost.get(each, none), steps)
+                why = f"{table.name} of rank {each.rank} that it has sent aren't in ClickHouse: old steps lack them"
+                self._note(("lost", table.name, each.run), why)
+        return lost
+
+    def _own_of(self, rank: RankRun, part: Part, lanes: int, is_damaged: bool) -> NDArray[np.bool_]:
+        """Return of which lanes a rank has values of its own, or may have if what it has sent is damaged."""
+        of, run = self._progress_of(rank).after, rank.run
+        unknown = [
+            number
+            for tap, number in zip(part.taps, part.numbers, strict=True)
+            if is_damaged or self._own.get((run, tap), -1) not in (None, of)
+        ]
+        own: set[int] = set()
+        seen: set[int] = set()
+        chunks = (*self._ends_of(rank), None) if unknown else ()
+        for chunk in chunks:  # the first ones show it of most; else, the whole run does
+            rest = [number for number in unknown if number not in own]
+            if rest:
+                found = rank.shard.read(
+                    f"SELECT lane, toUInt8(max(owner = {rank.rank} OR owner < 0)) AS own FROM rows "
+                    f"WHERE run = {run} AND {'1' if chunk is None else f'chunk = {chunk}'} AND {in_lanes(rest)} "
+                    f"AND role > {PART} GROUP BY lane"
+                )
+                lane, is_own = found.numbers("lane"), found.numbers("own").astype(bool)
+                seen |= set(lane.tolist())
+                own |= set(lane[is_own].tolist())
+        asked = set(unknown)
+        owns = np.zeros(lanes, bool)
+        for tap, number, place in zip(part.taps, part.numbers, part.places.tolist(), strict=True):
+            if number in asked:
+                self._own[run, tap] = None if number in own else of
+            owns[place] = self._own[run, tap] is None or (is_damaged and number not in seen)
+        return owns
+
+    def _ends_of(self, rank: RankRun) -> Iterator[int]:
+        """Yield the chunks of the first and of the newest step that a rank has captured."""
+        for order in ("ASC", "DESC"):
+            found = rank.shard.read(
+                f"SELECT step FROM items WHERE run = {rank.run} AND kind = {FRAME} AND rows > 0 "
+                f"ORDER BY number {order} LIMIT 1"
+            )
+            yield found.one("step") >> CHUNK
