@@ -581,16 +581,17 @@ def test_what_is_lost_makes_its_steps_unknown_and_what_is_stored_twice_counts_on
     found = past_of(shard, "whole-0", "lossy-1", "whole-2")
     known = {step: 192 for step in range(12) if step not in (3, 4)}
     assert counts_of(found, (0, 11)) == known, "not 128 without a rank, nor 256 with one twice"
-    assert "rows of rank 1 that it has sent aren't in ClickHouse" in found.trouble
+    assert "of which ClickHouse lacks values that rank 1 has sent" in found.trouble
     sketches = found.sketches(0, (0, 11), 1000)
     assert sketches is not None
     assert {each.first: each.counts.tolist() for each in sketches} == {
         step: [192] for step in known if step not in (5, 6)
     }
-    assert "sketches of rank 1" in found.trouble
-    losses = found.rows("mean", ["loss"], (7, 11), 1000)
+    assert "lacks histograms that rank 1 has sent" in found.trouble
+    losses = found.rows("mean", ["loss"], (0, 11), 1000)
     assert losses is not None
-    assert losses.mean[:, 0].tolist() == [1.0] * 5
+    assert dict(zip(losses.first.tolist(), losses.mean[:, 0].tolist(), strict=True)) == dict.fromkeys(known, 1.0)
+    assert "lacks logged values that rank 1 has sent" in found.trouble
     # A replica that lagged behind has them now.
     piece = Piece(
         number_of_run("lossy-1"), 20_000, 1, 0, 1, 2, [frame_item(each.step, each) for each in batches(1, (3, 4))]

@@ -164,6 +164,10 @@ class Logged:
         order = order[_begins(step[order], rank[order])]
         return cls(rank[order], step[order], value[order])
 
+    def some(self, wanted: NDArray[np.bool_]) -> Logged:
+        """Return the wanted values."""
+        return Logged(self.rank[wanted], self.step[wanted], self.value[wanted])
+
 
 def merge_scalar(name: str, said: Logged, ranks_in: tuple[Steps, Places]) -> tuple[Steps, Floats]:
     """Return a scalar of all ranks by step. `ranks_in` has the steps, ascending, and how many ranks had a frame."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,10 @@ from hookcore.store.segments import Steps
 
 from .asked import Asked, Part
 from .attempts import Progress, RankRun, uneven
-from .losses import Losses
+from .losses import HISTOGRAMS, LOGGED, VALUES, Losses, Sent
 from .questions import in_lanes
-from .rankrows import RankRows, Shares, lacking
-from .tables import CHUNK, FRAME, PART, ROWS, SKETCHES
+from .rankrows import Logged, RankRows, Shares, lacking
+from .tables import CHUNK, FRAME, PART
 
 
 class RankShares:
@@ -61,20 +61,31 @@ class RankShares:
         none = np.empty(0, np.int64)
         has = {each.rank: np.isin(np.arange(lanes), part.places) for each, part in parts.items()}
         ranks = {each.rank: each for each in parts}
-        asked = [(ROWS, rows)]
+        asked = [(VALUES, rows)]
         if block is not None:
-            asked.append((SKETCHES, rows.take(np.flatnonzero(np.diff(block.start.astype(np.int64))))))
+            asked.append((HISTOGRAMS, rows.take(np.flatnonzero(np.diff(block.start.astype(np.int64))))))
         lost: dict[RankRun, Steps] = {}
-        for table, those in asked:
-            lacks = {}
-            for rank, steps in lacking(those, has).items():
-                each = ranks[rank]
-                sent = steps[steps <= self._progress_of(each).newest]
-                lacks[each] = np.setdiff1d(sent, skipped.get(each, none))
-            for each, steps in self._losses.find(table, lacks).items():
+        for sent, those in asked:
+            lacks = {ranks[rank]: steps for rank, steps in lacking(those, has).items()}
+            lacks = {each: np.setdiff1d(steps, skipped.get(each, none)) for each, steps in lacks.items()}
+            for each, steps in self._find(sent, lacks).items():
                 lost[each] = np.union1d(lost.get(each, none), steps)
-                why = f"{table.name} of rank {each.rank} that it has sent aren't in ClickHouse: old steps lack them"
-                self._note(("lost", table.name, each.run), why)
+        return lost
+
+    def without_lost(self, ranks: Sequence[RankRun], said: Logged) -> Logged:
+        """Return logged values of the steps of which ClickHouse has what all of these ranks have logged."""
+        every = np.unique(said.step)
+        lacks = {each: np.setdiff1d(every, said.step[said.rank == each.rank]) for each in ranks}
+        lost = self._find(LOGGED, lacks).values()
+        return said.some(~np.isin(said.step, np.concatenate([*lost]))) if lost else said
+
+    def _find(self, sent: Sent, lacks: Mapping[RankRun, Steps]) -> dict[RankRun, Steps]:
+        """Return which of the steps that ranks lack are lost, and note it."""
+        reached = {each: steps[steps <= self._progress_of(each).newest] for each, steps in lacks.items()}
+        lost = self._losses.find(sent, reached)
+        for each in lost:
+            why = f"steps are left out of which ClickHouse lacks {sent.name} that rank {each.rank} has sent"
+            self._note(("lost", sent.name, each.run), why)
         return lost
 
     def _own_of(self, rank: RankRun, part: Part, lanes: int, is_damaged: bool) -> NDArray[np.bool_]:

@@ -271,7 +271,7 @@ class RanksPast(Past):
             raise HookcoreError(f"{name} of all ranks together is only in memory. The runs of the ranks have it")
         found = []
         for attempt, steps in self._within(span):
-            said = _logged(attempt, name, steps)
+            said = self._shares.without_lost(attempt.ranks, _logged(attempt, name, steps))
             frames = _logged(attempt, TIME, steps) if name == GRAD_SCALE else said
             at, value = merge_scalar(name, said, np.unique(frames.step, return_counts=True))
             found.append((at + attempt.shift, value))
