@@ -183,7 +183,7 @@ def test_a_saved_mute_is_read_again_and_check_counts_it(tmp_path: Path, capsys: 
     assert main(["check", path, "--fail-on", "info"]) == 0
     told = capsys.readouterr().out
     assert "at step 40. (muted)" in told
-    assert "1 of 1 incidents is muted." in told
+    assert "1 of 1 incident is muted." in told
     assert "No problems" not in told
     assert main(["check", path, "--format", "json"]) == 0
     told_json = json.loads(capsys.readouterr().out)
