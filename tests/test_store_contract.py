@@ -202,6 +202,7 @@ MARKS: Final = "marks"  # of the timeline: incidents are among them
 OWN: Final = frozenset({"counters", "usage", "in_memory", "folder"})  # what each server says of itself
 IN_MEMORY: Final = ("taps", "labels")  # of a run; they are known if it is in memory
 CLOCK: Final = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d UTC|data-now="[\d.]+"')  # when a text was made
+COUNTED: Final = re.compile(r'"(events|edits)":\d+')  # in a page: what each server has counted since it started
 PARTIAL: Final = re.compile(r'id="partial" role="status"( hidden)?>')
 EDITS: Final = (*WRITTEN, *REFUSED)
 SHOWN: Final = (*(f"/runs/{run}{page}" for run in ("one", "ranks-job") for page in PAGES_OF_A_RUN), *PAGES)
@@ -226,7 +227,9 @@ def content_of(response: Any) -> Any:
     kind = response.headers.get("content-type", "")
     if kind.startswith("application/json"):
         return plain(response.json())
-    return CLOCK.sub("", response.text).splitlines() if kind.startswith("text/") else response.content
+    if kind.startswith("text/"):
+        return COUNTED.sub("", CLOCK.sub("", response.text)).splitlines()
+    return response.content
 
 
 def ask(world: World, question: str) -> Any:
