@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Final, TypeVar
 
@@ -76,13 +77,12 @@ class Troubles:
         return found
 
 
-class RunPast(Past):
-    """One run on its shard. Any thread can ask. What can't be read is None, and `trouble` says why."""
+class StoredPast(Past):
+    """What is stored, as far as was seen last. Any thread can ask. What can't be read is None; `trouble` says why."""
 
-    def __init__(self, shard: Shard, run_id: str, steps: Callable[[], StepRange]) -> None:
-        self._troubles = Troubles("old steps")
-        self._shard, self._run, self._steps = shard, number_of_run(run_id), steps
-        self._stored, self._number, self._asked_at = -1, 0, float("-inf")
+    def __init__(self, what: str) -> None:
+        self._troubles = Troubles(what)
+        self._stored, self._asked_at = -1, float("-inf")
         self._lock = threading.Lock()
 
     @property
@@ -95,6 +95,19 @@ class RunPast(Past):
                 self._troubles.attempt("stored_until", self._look)
                 self._asked_at = time.monotonic()
             return self._stored
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Find out up to which step everything is stored."""
+
+
+class RunPast(StoredPast):
+    """One run on its shard."""
+
+    def __init__(self, shard: Shard, run_id: str, steps: Callable[[], StepRange]) -> None:
+        super().__init__("old steps")
+        self._shard, self._run, self._steps = shard, number_of_run(run_id), steps
+        self._number = 0
 
     def _look(self) -> None:
         found = self._shard.read(

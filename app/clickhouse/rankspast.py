@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -15,7 +14,7 @@ from hookcore.records import STATS, Tap
 from hookcore.records.vocabulary import GRAD_SCALE, SAMPLES_RATE, TIME, TOKENS_RATE
 from hookcore.store import StepRange
 from hookcore.store.heatmap import Cells, Columns, Streaks
-from hookcore.store.past import Lane, Past, Span
+from hookcore.store.past import Lane, Span
 from hookcore.store.rows import Rows
 from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
@@ -23,7 +22,7 @@ from hookcore.store.sketches import SketchRows
 from .asked import Asked
 from .attempts import Attempt, Progress, RankRun, by_shard, frames_of, of_runs
 from .names import lane_of_scalar
-from .past import FRESH_S, MAX_CAPTURED, TROUBLED_S, Found, RunPast, Troubles
+from .past import MAX_CAPTURED, TROUBLED_S, Found, RunPast, StoredPast
 from .questions import in_steps
 from .rankanswers import add_cells, moved, nbytes_of, placed, rows_in, sketches_in
 from .rankrows import Logged, Sums, add_up, merge_scalar
@@ -50,8 +49,8 @@ class TooManyError(HookcoreError):
     """More rows than are added up for one question."""
 
 
-class RanksPast(Past):
-    """The ranks of one training on their shards. Any thread can ask. What can't be read is None."""
+class RanksPast(StoredPast):
+    """The ranks of one training on their shards."""
 
     def __init__(
         self,
@@ -59,26 +58,13 @@ class RanksPast(Past):
         taps: Callable[[], Sequence[Tap]],
         leaves_out: Callable[[Tap], bool] = lambda tap: False,
     ) -> None:
+        super().__init__("old steps of all ranks")
         self._attempts, self._taps, self._leaves_out = attempts, taps, leaves_out
-        self._troubles = Troubles("old steps of all ranks")
         self._recent = Recent(nbytes_of)
         self._known: dict[int, Progress] = {}  # by run
         self._shares = RankShares(self._of, self._troubles.note)
-        self._stored, self._asked_at = -1, float("-inf")
-        self._lock = threading.Lock()
-
-    @property
-    def trouble(self) -> str:
-        return self._troubles.text
 
     # -- which steps there are ---------------------------------------------------------------------------------------
-
-    def stored_until(self) -> int:
-        with self._lock:
-            if time.monotonic() - self._asked_at > FRESH_S:
-                self._troubles.attempt("stored_until", self._look)
-                self._asked_at = time.monotonic()
-            return self._stored
 
     def _look(self) -> None:
         stored = -1
