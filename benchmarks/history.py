@@ -22,7 +22,7 @@ from hookcore_app.clickhouse.past import RunPast
 from hookcore_app.clickhouse.schema import connect
 from hookcore_app.clickhouse.segments import Piece, blocks_of
 from hookcore_app.clickhouse.tables import ITEMS, LANES, ROLLUPS, ROWS, RUNS
-from hookcore_app.clickhouse.writing import Sign, names_block, signs_block, without_key
+from hookcore_app.clickhouse.writing import Names, Sign, names_block, signs_block, without_key
 from tests.clickhouse_nodes import running
 
 SERIES_MS: Final = 50.0
@@ -123,7 +123,7 @@ def _announce(shard: Shard, info: wire.RunInfo, taps: int, steps: int) -> None:
     for table, block in blocks_of(f"end of {info.id}", 0, [Piece(run, day, 0, 0, taps, steps - 1, [end])]).items():
         shard.insert(table.name, block)
     names = {number: Tap(f"layers.{number}", "output") for number in range(taps)}
-    shard.insert(LANES.name, names_block(run, day, names, ["loss"]))
+    shard.insert(LANES.name, names_block([Names(run, day, names, ["loss"])]))
     sign = Sign(
         without_key(info), wire.DeliveryCounters(), "spool", 0.0, steps, steps, -1, True, end, 0, steps - 1, steps
     )

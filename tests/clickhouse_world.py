@@ -27,7 +27,7 @@ from hookcore_app.clickhouse.names import day_of, number_of_run
 from hookcore_app.clickhouse.schema import connect
 from hookcore_app.clickhouse.segments import Piece, blocks_of
 from hookcore_app.clickhouse.tables import LANES, LEVELS, RUNS, SKETCH_LEVELS, Inlet, Table
-from hookcore_app.clickhouse.writing import Sign, names_block, signs_block
+from hookcore_app.clickhouse.writing import Names, Sign, names_block, signs_block
 from hookcore_app.collector.inserter import Inserter
 from hookcore_app.collector.service import create_collector
 from hookcore_app.settings import CollectorSettings, ServerSettings
@@ -164,7 +164,7 @@ def store_frames(
     shard, number = cluster.shards[0], number_of_run(info.id)
     day = day_of(info.started_s)
     items = [frame_item(step, a_frame(step)) for step in steps]
-    shard.insert(LANES.name, names_block(number, day, dict(enumerate(TAPS)), ["loss"]))
+    shard.insert(LANES.name, names_block([Names(number, day, dict(enumerate(TAPS)), ["loss"])]))
     rank = 0 if info.place is None else info.place.rank
     piece = Piece(number, day, rank, 0, len(TAPS), steps.start - 1, items)
     for table, block in blocks_of("spool", steps.start, [piece]).items():

@@ -20,7 +20,7 @@ from hookcore_app.clickhouse import schema
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
 from hookcore_app.clickhouse.names import number_of_run, rank_shards
-from hookcore_app.clickhouse.reading import listed
+from hookcore_app.clickhouse.reading import description_of, listed, names_of
 from hookcore_app.clickhouse.schema import MIGRATIONS, Schema, SchemaError
 from hookcore_app.clickhouse.writing import Sign
 from hookcore_app.collector import cutter, feed, homes, lane
@@ -249,6 +249,29 @@ def test_live_runs_are_inserted_as_often_as_is_set_although_their_newest_steps_a
         now += 0.5
     collector.stop()
     assert cut_at[:2] == expected
+
+
+@pytest.mark.parametrize(("most", "inserts"), [(cutter.MAX_NAMES, 1), (14, 3)])
+def test_runs_that_begin_together_are_named_in_one_insert_if_there_are_not_too_many(
+    tmp_path: Path, url: str, connected: Connect, monkeypatch: pytest.MonkeyPatch, most: int, inserts: int
+) -> None:
+    monkeypatch.setattr(cutter, "MAX_NAMES", most)
+    collector, shard = Collector(tmp_path, url), connected(url)
+    models = {f"run-{number}": Description(0, (ModuleRecord(str(number), "Linear", ""),)) for number in range(5)}
+    for run, model in models.items():
+        collector.send(range(1), run, description=model)
+        collector.end(1, run)
+    collector.inserter.step()  # finds the shards
+    collector.inserter.step()
+    (job,) = collector.inserter._slots[0]._jobs
+    assert [table.name for table, _ in job.names] == ["lanes"] * inserts + ["descriptions"]
+    collector.inserter.start()
+    collector.wait()
+    collector.stop()
+    for run, model in models.items():
+        taps, scalars = names_of(shard, number_of_run(run))
+        assert (taps, set(scalars)) == (TAPS, {"loss", "hookcore/time_s"})
+        assert description_of(shard, number_of_run(run)) == model
 
 
 # -- killed ------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -136,18 +136,39 @@ def block_of(table: Table, columns: Mapping[str, Any]) -> bytes:
     return encode(typed)
 
 
-def names_block(run: int, day: int, taps: Mapping[int, Tap], scalars: Iterable[str]) -> bytes:
-    """Return the block that names lanes: taps by their numbers, and scalars."""
-    named = {number: _encoder.encode(tap) for number, tap in taps.items()}
-    named |= {lane_of_scalar(name): _encoder.encode(name) for name in scalars}
-    about = {"day": [day] * len(named), "run": np.full(len(named), run, np.uint64)}
-    return block_of(LANES, {**about, "lane": np.array(list(named), np.uint64), "content": named.values()})
+class Names(NamedTuple):
+    """Some lanes of a run: taps by their numbers, and scalars."""
+
+    run: int
+    day: int
+    taps: Mapping[int, Tap]
+    scalars: Sequence[str]
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.taps) + len(self.scalars)
 
 
-def description_block(run: int, day: int, description: Description) -> bytes:
-    """Return the block with the description of a run's model."""
-    about = {"day": [day], "run": np.array([run], np.uint64), "version": [description.version]}
-    return block_of(DESCRIPTIONS, {**about, "content": [_encoder.encode(description)]})
+def names_block(names: Sequence[Names]) -> bytes:
+    """Return the block that names lanes of runs."""
+    lanes, content = [], []
+    for each in names:
+        lanes += [*each.taps, *map(lane_of_scalar, each.scalars)]
+        content += [*map(_encoder.encode, each.taps.values()), *map(_encoder.encode, each.scalars)]
+    counts = [each.size for each in names]
+    about = {
+        "day": np.repeat([each.day for each in names], counts),
+        "run": np.repeat(np.array([each.run for each in names], np.uint64), counts),
+    }
+    return block_of(LANES, {**about, "lane": np.array(lanes, np.uint64), "content": content})
+
+
+def descriptions_block(described: Sequence[tuple[int, int, Description]]) -> bytes:
+    """Return the block with the descriptions of runs' models: run, day, and what is said."""
+    runs, days, said = zip(*described, strict=True)
+    about = {"day": days, "run": np.array(runs, np.uint64), "version": [each.version for each in said]}
+    return block_of(DESCRIPTIONS, {**about, "content": list(map(_encoder.encode, said))})
 
 
 def signs_block(signs: Sequence[tuple[int, int, int, Sign]]) -> bytes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from ..clickhouse.client import Cluster, Shard, UnreachableError
 from ..clickhouse.names import rank_shards
@@ -15,8 +15,9 @@ from ..clickhouse.segments import Piece, blocks_of
 from ..clickhouse.sharing import commands_after
 from ..clickhouse.tables import DESCRIPTIONS, LANES, ROWS, RUNS, Inlet, Table
 from ..clickhouse.writing import (
+    Names,
     Sign,
-    description_block,
+    descriptions_block,
     is_stored,
     names_block,
     signs_block,
@@ -32,7 +33,10 @@ MIN_ROWS: Final = 100_000  # of a segment, unless what waits is too old
 HEAR_S: Final = 1.0  # between two looks for commands
 MAX_BYTES: Final = 64 * 2**20  # of a segment, in memory, about
 
+MAX_NAMES: Final = 100_000  # of lanes, modules, and hooks, in a block
+
 Block = tuple[Table | Inlet, bytes]
+Item = TypeVar("Item")
 
 
 @dataclass(slots=True, eq=False)
@@ -158,7 +162,7 @@ class Cutter:
     def _job(self, cut: Cut, pieces: Sequence[Piece], is_repeated: bool = False) -> Job:
         feeds = [self._feeds[share.run] for share in cut.shares if share.run in self._feeds]
         return Job(
-            [block for feed in feeds for block in _names_of(feed, pieces)],
+            list(_names_of(feeds, pieces)),
             cut,
             list(blocks_of(self.cuts.id, cut.number, pieces).items()),
             self._signs(feeds),
@@ -234,14 +238,35 @@ class Cutter:
         )
 
 
-def _names_of(feed: Feed, pieces: Sequence[Piece]) -> Iterator[Block]:
-    """Yield the blocks with the names that ClickHouse doesn't have yet."""
-    taps, description = dict(enumerate(feed.lane.taps)), feed.lane.description
-    new_taps = {number: tap for number, tap in taps.items() if number >= feed.named_taps}
-    scalars = {name for piece in pieces if piece.run == feed.run for name in piece.scalars} - feed.named_scalars
-    if new_taps or scalars:
-        yield LANES, names_block(feed.run, feed.day, new_taps, sorted(scalars))
-        feed.named_taps, feed.named_scalars = len(taps), feed.named_scalars | scalars
-    if description is not None and description.version > feed.described:
-        yield DESCRIPTIONS, description_block(feed.run, feed.day, description)
-        feed.described = description.version
+def _names_of(feeds: Sequence[Feed], pieces: Sequence[Piece]) -> Iterator[Block]:
+    """Yield the names and descriptions that ClickHouse doesn't have yet, those of many runs in a block."""
+    scalars = {piece.run: piece.scalars for piece in pieces}
+    names, described = [], []
+    for feed in feeds:
+        taps, description = feed.lane.taps, feed.lane.description
+        new_taps = dict(enumerate(taps[feed.named_taps :], feed.named_taps))
+        new_scalars = set(scalars.get(feed.run, ())) - feed.named_scalars
+        if new_taps or new_scalars:
+            names.append(Names(feed.run, feed.day, new_taps, sorted(new_scalars)))
+            feed.named_taps, feed.named_scalars = len(taps), feed.named_scalars | new_scalars
+        if description is not None and description.version > feed.described:
+            described.append((feed.run, feed.day, description))
+            feed.described = description.version
+    for some in _batches(names, lambda each: each.size):
+        yield LANES, names_block(some)
+    for several in _batches(described, lambda each: 1 + len(each[2].modules) + len(each[2].hooks)):
+        yield DESCRIPTIONS, descriptions_block(several)
+
+
+def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """Yield items in turn, so many at once that a block isn't too large."""
+    batch: list[Item] = []
+    total = 0
+    for item in items:
+        if batch and total + size(item) > MAX_NAMES:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size(item)
+    if batch:
+        yield batch
