@@ -129,6 +129,12 @@ def buckets_of(steps: float, levels: Sequence[int]) -> float:
     return sum((1 + (steps - 1) / float(2**level) for level in levels), 0.0)
 
 
+def doublings_of(steps: float, levels: Sequence[int]) -> float:
+    """Return the mean of log2 of how many steps a bucket has, over the buckets that so many successive steps touch."""
+    touched = [buckets_of(steps, [level]) for level in levels]
+    return sum(each * math.log2(max(1.0, steps / each)) for each in touched) / sum(touched)
+
+
 def frame_bytes(demand: Demand, fixed_bytes: float) -> float:
     """Return the size of a frame on the wire."""
     return fixed_bytes + demand.taps * (TAP_BYTES + BIN_BYTES * demand.bins)
@@ -198,14 +204,42 @@ def waiting(demand: Demand, wait_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Sum:
+    """The bytes of a row for a bucket of steps.
+
+    They grow with the steps: histograms have more bins, and the buckets of a short run on large levels are all alike,
+    which compresses well. That was measured from `shortest` to `longest` doublings; elsewhere, they stay.
+    """
+
+    single: float = 0.0
+    doubling: float = 0.0
+    shortest: float = 0.0
+    longest: float = 0.0
+
+    def nbytes(self, steps: float, levels: Sequence[int]) -> float:
+        """Return the bytes of all buckets that so many successive steps touch."""
+        doublings = min(max(doublings_of(steps, levels), self.shortest), self.longest)
+        return buckets_of(steps, levels) * (self.single + self.doubling * doublings)
+
+    @classmethod
+    def fit(cls, seen: Sequence[tuple[float, float, float]]) -> Sum:
+        """Return what comes closest to doublings, rows, and bytes that were measured."""
+        doublings, rows, nbytes = np.array(seen).T
+        if np.ptp(doublings) < 1e-3:
+            return cls(float(nbytes.sum() / max(1.0, rows.sum())))
+        doubling, single = np.polyfit(doublings, nbytes / np.maximum(rows, 1), 1)
+        return cls(float(single), float(doubling), float(doublings.min()), float(doublings.max()))
+
+
+@dataclass(frozen=True, slots=True)
 class Sizes:
     """The bytes of one unit on the wire, on disk, and in memory."""
 
     frame: float = 0.0  # on the wire, besides its tensors
     row: float = 0.0  # on the disk of one replica, after all merges
-    rollup: float = 0.0
+    rollup: Sum = Sum()
     sketch: float = 0.0
-    sketch_rollup: float = 0.0
+    sketch_rollup: Sum = Sum()
     item: float = 0.0
 
     def disk_bytes(self, demand: Demand, seconds: float) -> float:
@@ -213,8 +247,8 @@ class Sizes:
         steps, tensors = demand.steps_per_s * seconds, demand.ranks * demand.taps * (demand.bins > 0)
         return (
             demand.ranks * steps * self.item
-            + demand.lanes * (steps * self.row + buckets_of(steps, LEVELS) * self.rollup)
-            + tensors * (steps * self.sketch + buckets_of(steps, SKETCH_LEVELS) * self.sketch_rollup)
+            + demand.lanes * (steps * self.row + self.rollup.nbytes(steps, LEVELS))
+            + tensors * (steps * self.sketch + self.sketch_rollup.nbytes(steps, SKETCH_LEVELS))
         )
 
 
@@ -233,7 +267,7 @@ class Model:
 
     collector: Costs
     database: Costs  # of all replicas of a shard together
-    keeper: Costs
+    keeper: Costs  # idle for each server of ClickHouse
     sizes: Sizes
     memory: Costs  # not cores, but the resident bytes of a server for what it keeps exactly
     replicas: int = 2

@@ -1,6 +1,6 @@
 """A planning model of many ranks: measured on this machine, then compared with 500 ranks, and only then used.
 
-python -m benchmarks.plan                # calibrate, validate, and print sizes if the model holds: about ten minutes
+python -m benchmarks.plan                # calibrate, validate, and print sizes if the model holds: about 20 minutes
 python -m benchmarks.plan --quick        # small numbers: checks that it works
 python -m benchmarks.plan --model FILE   # keep the measured model in a file, or use the one that is there
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -29,16 +29,19 @@ from benchmarks.demand import (
     Layout,
     Model,
     Sizes,
+    Sum,
     Work,
+    doublings_of,
     fit,
     frame_bytes,
+    least_memory_bytes,
     period_s,
     waiting,
     waits_s,
     work_of,
 )
 from benchmarks.ranks import Ranks
-from hookcore_app.clickhouse.tables import ITEMS, ROLLUPS, ROWS, SKETCH_ROLLUPS, SKETCHES
+from hookcore_app.clickhouse.tables import ITEMS, LEVELS, ROLLUPS, ROWS, SKETCH_LEVELS, SKETCH_ROLLUPS, SKETCHES
 from hookcore_app.collector.inserter import LOOK_S
 from tests.clickhouse_nodes import DATABASE, Cluster, Node, running
 
@@ -48,6 +51,7 @@ OF_COLLECTOR: Final = ("frames", "rows", "rollups", "sketches", "sketch_rollups"
 OF_DATABASE: Final = ("rows", "rollups", "sketches", "segments", "runs")
 OF_MEMORY: Final = ("frames", "rows", "sketches", "runs")
 TABLES: Final = {"row": ROWS, "rollup": ROLLUPS, "sketch": SKETCHES, "sketch_rollup": SKETCH_ROLLUPS, "item": ITEMS}
+ROLLED: Final = {"rollup": LEVELS, "sketch_rollup": SKETCH_LEVELS}
 PATIENCE_S: Final = 90.0
 
 
@@ -59,7 +63,7 @@ class Size:
     shrink: int  # ranks are divided by this
 
 
-FULL: Final = Size(30.0, 1)
+FULL: Final = Size(60.0, 1)
 QUICK: Final = Size(5.0, 10)
 # Few and many ranks, narrow and wide models, with and without histograms, and more and fewer segments.
 CALIBRATED: Final = (
@@ -69,8 +73,6 @@ CALIBRATED: Final = (
     (Demand(50, 20, 2, 0.25, 0.0), 2.0),
     (Demand(4, 100, 2, 1.0), 5.0),
     (Demand(60, 5, 2, 0.2), 5.0),
-    (Demand(60, 10, 2, 0.2, 0.0), 10.0),
-    (Demand(20, 10, 2, 0.5), 2.0),
     (Demand(150, 5, 2, 0.1, 0.0), 5.0),
     (Demand(100, 5, 2, 0.1), 10.0),
 )
@@ -81,6 +83,8 @@ REMEMBERED: Final = (
     Demand(50, 5, 2, 1.0),
     Demand(8, 250, 2, 0.5, 0.0),
 )
+# Comes first to new servers and isn't measured: Java compiles what ZooKeeper runs often, which takes long.
+WARMING: Final = Demand(100, 5, 2, 1.0)
 VALIDATED: Final = Demand(500, 5, 2, 0.1), Layout(2, 2, insert_s=10.0)
 
 
@@ -132,7 +136,7 @@ def calibrate(size: Size) -> Model:
     layout = Layout(1, 1)
     demands = [(replace(demand, ranks=max(2, demand.ranks // size.shrink)), s) for demand, s in CALIBRATED]
     layouts = [replace(layout, insert_s=insert_s) for _, insert_s in demands]
-    with running(layout.shards, layout.replicas) as nodes:
+    with _warm(layout, size) as nodes:
         idle = observe(nodes, Demand(0, 1, 1, 1.0), layout, size.seconds)
         _say_idle(idle)
         seen = []
@@ -143,7 +147,7 @@ def calibrate(size: Size) -> Model:
     servers = layout.shards * layout.replicas
     collector = fit(works, [each.collector_cores for each in seen], OF_COLLECTOR, idle.collector_cores, 1)
     database = fit(works, [each.database_cores for each in seen], OF_DATABASE, idle.database_cores / servers, servers)
-    keeper = fit(works, [each.keeper_cores for each in seen], ("segments",), idle.keeper_cores, 1)
+    keeper = fit(works, [each.keeper_cores for each in seen], ("segments",), idle.keeper_cores / servers, servers)
     model = Model(collector, database, keeper, _sizes(demands, seen), calibrate_memory(size), layout.replicas)
     print("\n  costs: " + msgspec.json.format(msgspec.json.encode(model), indent=1).decode(), flush=True)
     return model
@@ -161,10 +165,18 @@ def _sizes(demands: Sequence[tuple[Demand, float]], seen: Sequence[Seen]) -> Siz
         each.bytes_per_s / each.frames_per_s - frame_bytes(demand, 0.0)
         for (demand, _), each in zip(demands, seen, strict=True)
     ]
-    found = {}
+    stored = [(demand, each) for (demand, _), each in zip(demands, seen, strict=True) if each.tables]
+    found: dict[str, Any] = {}
     for name in TABLES:
-        rows, nbytes = np.sum([each.tables[name] for each in seen if each.tables], axis=0)
-        found[name] = float(nbytes / max(1, rows))
+        sizes = [each.tables[name] for _, each in stored]
+        if levels := ROLLED.get(name):
+            steps = [each.tables["item"][0] / demand.ranks for demand, each in stored]
+            found[name] = Sum.fit(
+                [(doublings_of(count, levels), *size) for count, size in zip(steps, sizes, strict=True)]
+            )
+        else:
+            rows, nbytes = np.sum(sizes, axis=0)
+            found[name] = float(nbytes / max(1, rows))
     return Sizes(frame=float(np.median(fixed)), **found)
 
 
@@ -173,7 +185,7 @@ def calibrate_memory(size: Size) -> Costs:
     found = []
     for demand in REMEMBERED:
         demand = replace(demand, ranks=max(2, demand.ranks // size.shrink))
-        empty, total, frames = remember(demand, size.seconds)
+        empty, total, frames = remember(demand, size.seconds / 2)
         work, seconds = work_of(demand, Layout(1, 1)), frames / demand.frames_per_s
         totals = {name: getattr(work, name) * seconds for name in OF_MEMORY if name != "runs"}
         found.append((replace(work, **totals), total, empty))
@@ -226,8 +238,8 @@ def validate(model: Model, size: Size) -> bool:
     """Compare the model with ranks that send to two collectors before two shards with two replicas each."""
     demand, layout = VALIDATED
     demand = replace(demand, ranks=max(20, demand.ranks // size.shrink))
-    with running(layout.shards, layout.replicas) as nodes:
-        seen = observe(nodes, demand, layout, 2 * size.seconds)
+    with _warm(layout, size) as nodes:
+        seen = observe(nodes, demand, layout, size.seconds)
     print("\nvalidation: what, model, measured, difference")
     _say(demand, layout, seen)
     layout = model.settled(demand, layout)
@@ -243,7 +255,7 @@ def validate(model: Model, size: Size) -> bool:
         "segments per second": (work.segments, seen.segments_per_s),
         "cores of both collectors": (model.collector_cores(demand, layout), seen.collector_cores),
         "cores of ClickHouse and ZooKeeper": (
-            model.database_cores(demand, layout) + model.keeper.cores(work),
+            model.database_cores(demand, layout) + model.keeper.cores(work, layout.shards * layout.replicas),
             seen.database_cores + seen.keeper_cores,
         ),
         "frames in the spools": (waiting(demand, waits_s(demand, layout, insert_s)), seen.waiting),
@@ -257,6 +269,11 @@ def validate(model: Model, size: Size) -> bool:
         model.memory_bytes(demand, kept / demand.frames_per_s) / 1e6,
         remembered / 1e6,
     )
+    steps = frames / demand.ranks
+    for name, table in seen.tables.items():
+        print(
+            f"  of this, {name}: {table[0]:,} rows of {table[1] / max(1, table[0]):.0f} bytes, {steps:.1f} steps a run"
+        )
     holds = True
     for name, (expected, measured) in pairs.items():
         error = expected / measured - 1
@@ -275,6 +292,14 @@ def observe(nodes: Cluster, demand: Demand, layout: Layout, seconds: float) -> S
         node.ask(f"DROP DATABASE IF EXISTS {DATABASE}", "default")
     with _collectors(nodes, layout) as collectors:
         return asyncio.run(_observe(demand, layout, seconds, nodes, collectors))
+
+
+@contextmanager
+def _warm(layout: Layout, size: Size) -> Iterator[Cluster]:
+    """Run ClickHouse that has worked for a while."""
+    with running(layout.shards, layout.replicas) as nodes:
+        observe(nodes, replace(WARMING, ranks=WARMING.ranks // size.shrink), layout, size.seconds / 2)
+        yield nodes
 
 
 @contextmanager
@@ -431,7 +456,10 @@ def _merge(node: Node, table: str) -> tuple[int, int]:
 
 def print_sizes(model: Model) -> None:
     """Print what a few installations need."""
-    print("\n  ranks x layers, steps/s | rows/s | Mbit/s | collectors | shards | GB a day and replica | frames wait")
+    print(
+        "\n  ranks x layers, steps/s | rows/s | Mbit/s | collectors | shards | GB a day and replica | frames wait "
+        "| a server's GB"
+    )
     rows = [(ranks, layers, rate) for rate in (0.1, 1.0) for ranks in (8, 64, 256, 1024) for layers in (100, 500, 2000)]
     for ranks, layers, rate in [*rows, (10_000, 100, 0.1)]:
         demand = Demand(ranks, layers, 3, rate, BINS)
@@ -441,7 +469,7 @@ def print_sizes(model: Model) -> None:
             f"  {ranks:6,} x {layers:5,}, {rate:g} | {demand.rows_per_s:12,.0f} | "
             f"{8e-6 * demand.frames_per_s * frame_bytes(demand, model.sizes.frame):10,.0f} | {layout.collectors:4} | "
             f"{layout.shards:4} | {1e-9 * model.sizes.disk_bytes(demand, 86_400):10,.0f} | "
-            f"{waiting(demand, wait_s):10,.0f}"
+            f"{waiting(demand, wait_s):10,.0f} | {1e-9 * least_memory_bytes(demand, jobs=1):8,.1f}"
         )
 
 

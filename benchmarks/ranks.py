@@ -85,8 +85,9 @@ def _rows(rng: np.random.Generator, rows: int) -> NDArray[np.float64]:
 
 
 def _sketches(rng: np.random.Generator, taps: int) -> SketchBlock:
+    """Return histograms of which each is about as wide in every step, as those of a layer are."""
     kinds = [sketch_of(rng.normal(0, scale, SAMPLED)) for scale in np.geomspace(1e-6, 10, min(taps, SKETCHES))]
-    return block_of([kinds[int(rng.integers(len(kinds)))] for _ in range(taps)])
+    return block_of([kinds[tap % len(kinds)] for tap in range(taps)])
 
 
 class Ranks:

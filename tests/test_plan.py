@@ -19,8 +19,10 @@ from benchmarks.demand import (
     Layout,
     Model,
     Sizes,
+    Sum,
     acknowledged_s,
     buckets_of,
+    doublings_of,
     fit,
     frame_bytes,
     least_memory_bytes,
@@ -52,7 +54,7 @@ MODEL = Model(
     Costs(dict.fromkeys(NAMES, 1e-5), 0.01),
     Costs(dict.fromkeys(NAMES, 1e-5), 0.02),
     Costs({"segments": 1e-3}, 0.01),
-    Sizes(frame=500.0, row=100.0, rollup=200.0, sketch=300.0, sketch_rollup=400.0, item=50.0),
+    Sizes(frame=500.0, row=100.0, rollup=Sum(200.0), sketch=300.0, sketch_rollup=Sum(400.0), item=50.0),
     Costs({"rows": 100.0, "runs": 1e5}, 5e7),
 )
 
@@ -81,6 +83,19 @@ def test_buckets_are_those_of_steps_that_begin_anywhere() -> None:
             len({step >> level for step in range(begin, begin + steps)}) for level in (3, 5) for begin in range(32)
         ]
         assert buckets_of(steps, (3, 5)) == pytest.approx(sum(touched) / 32)
+
+
+def test_sums_of_more_steps_take_more_bytes_as_far_as_it_was_measured() -> None:
+    assert doublings_of(8, [0]) == 0
+    assert doublings_of(1, LEVELS) == 0
+    assert doublings_of(1000, [20]) == pytest.approx(np.log2(1000), abs=0.01)
+    seen = [(2.0, 10.0, 10 * 70.0), (4.0, 5.0, 5 * 90.0)]
+    found = Sum.fit(seen)
+    assert (found.single, found.doubling) == pytest.approx((50.0, 10.0))
+    assert found.nbytes(1, [20]) == pytest.approx(70.0)
+    assert found.nbytes(8, [20]) == pytest.approx(80.0, rel=1e-4)
+    assert found.nbytes(1e6, [30]) == pytest.approx(90.0, rel=1e-2)
+    assert Sum.fit([(2.0, 10.0, 700.0), (2.0, 10.0, 900.0)]).nbytes(4, [20]) == pytest.approx(80.0, rel=1e-4)
 
 
 def test_a_slow_rank_makes_a_piece_of_each_step() -> None:

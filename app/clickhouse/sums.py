@@ -116,6 +116,8 @@ def sketch_rollups_of(sketches: Sketched) -> list[SketchBuckets]:
 
 def _summed(level: int, lane: Numbers, bucket: Numbers, steps: Counts, rows: Sketched | SketchBuckets) -> SketchBuckets:
     begins = _begins(lane, bucket)
+    if len(begins) == len(lane):  # nothing to add up, as on most levels of a short piece
+        return SketchBuckets(level, lane, bucket, steps, rows.starts, rows.bins, rows.counts.astype(np.uint64))
     ends = np.append(begins[1:], len(lane))
     lengths: list[NDArray[np.intp]] = [np.empty(0, np.intp)]
     bins: list[NDArray[np.uint16]] = [np.empty(0, np.uint16)]
