@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hookcore.recorder.errorlog import ErrorLog
 from hookcore.records import Event, Kind, Tap
 from hookcore.store.incidents import Incident, Link
 from hookcore_app.pages import summary_of
@@ -67,6 +69,20 @@ def test_findings_and_events_are_one_list_the_newest_first(world: World) -> None
     assert lines[1].module == "layers.1"
     run.acknowledge(lines[0].key)
     assert [line.acknowledged for line in all_lines(run)] == [True, False]
+
+
+def test_an_error_is_one_sentence_in_lists_and_has_its_traceback_in_the_details(world: World) -> None:
+    run = _run(world)
+    log = ErrorLog(SimpleNamespace(number=3))  # type: ignore[arg-type]
+    try:
+        raise ValueError("an image of\n7 channels")
+    except ValueError as error:
+        log.record("log", error)
+    run.store.add_event(log.events[0])
+    line = next(each for each in all_lines(run) if each.name == "hook-error")
+    assert line.message == "log: ValueError: an image of 7 channels"
+    assert line.traceback.startswith("Traceback (most recent call last):\n  File ")
+    assert Filter(text="raise valueerror").fits(line)
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,9 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def _readable(text: str, longest: int) -> str:
-    """Return the text with only characters that every encoding has."""
-    return text.encode("utf-8", "backslashreplace").decode()[:longest]
+    """Return the text with only characters that every encoding has, and a mark where it is cut."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= longest else f"{text[: longest - 1]}\u2026"
 
 
 def event_of(failure: Failure) -> Event:

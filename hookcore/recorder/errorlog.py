@@ -26,15 +26,17 @@ class ErrorLog:
         self._tell_at = float("-inf")
 
     def record(self, where: str, error: BaseException, plan: Plan | None = None) -> None:
-        """Count an error and keep it if it is one of the first. A module that keeps failing is left alone."""
+        """Count an error and keep it if it is one of the first. A module that keeps failing is left alone.
+
+        The first line of its message says what happened; the traceback follows.
+        """
         if plan is not None and plan.count_error() >= MAX_ERRORS:
             plan.mute(f"left alone after {MAX_ERRORS} errors in hookcore's {where}")
         if len(self.events) < MAX_KEPT_ERRORS:
-            text = "".join(traceback.format_exception(error))
+            said = " ".join("".join(traceback.format_exception_only(error)).split())
+            text = f"{where}: {said}\n{''.join(traceback.format_exception(error))}"
             path = "" if plan is None else plan.path
-            self.events.append(
-                Event(self._current.number, time.time(), "hook-error", f"{where}: {text}", "error", path)
-            )
+            self.events.append(Event(self._current.number, time.time(), "hook-error", text, "error", path))
         self.count += 1  # last, so that an error isn't taken for one that isn't kept
 
     def news(self, is_last: bool = False) -> list[Event]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +18,7 @@ from ...runs import Run
 
 SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone
 FINDING: Final = "finding"
+_TRACEBACK: Final = re.compile(r"\n(?=Traceback \(most recent call last\):\n)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Line:
     finding: Finding | None = None
     muted: str | None = None  # the pattern of its mute
     incident: Incident | None = None  # as it was known at a step, in place of a finding
+    traceback: str = ""  # of an error
 
     @property
     def id(self) -> str:
@@ -138,6 +141,7 @@ def event_lines(run: Run) -> list[Line]:
     found = []
     for event in events:
         key = event.key
+        message, *traceback = _TRACEBACK.split(event.message, 1)
         found.append(
             Line(
                 key,
@@ -147,11 +151,12 @@ def event_lines(run: Run) -> list[Line]:
                 event.step,
                 None,
                 event.module,
-                event.message,
+                message,
                 event.count,
                 event.time_s,
                 key in run.edits.quiet.acknowledged,
                 muted=_match_of(muting(event.name, event.module)),
+                traceback="".join(traceback),
             )
         )
     return found
@@ -222,7 +227,7 @@ class Filter:
             self.severity in ("", line.severity)
             and self.name in ("", line.name, "" if line.is_event else FINDING)
             and self.fits_module(line.module)
-            and self.text.casefold() in f"{line.title}\n{line.message}\n{line.module}".casefold()
+            and self.text.casefold() in f"{line.title}\n{line.message}\n{line.module}\n{line.traceback}".casefold()
             and not (self.hides_seen and line.is_quiet)
         )
 
