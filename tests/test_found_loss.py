@@ -226,6 +226,28 @@ def test_a_loss_that_another_thing_logs_now_and_then_does_not_end_it() -> None:
     assert list(found_in(watcher)) == list(range(FIRST_STEPS, STEPS))
 
 
+def test_a_pass_that_reaches_nothing_but_a_parameter_counts_and_a_closure_without_a_pass_hides_nothing() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    model.register_parameter("temperature", nn.Parameter(torch.tensor(2.0)))
+    groups = model[0].parameters(), model[2].parameters(), [model.temperature]
+    optimizers = [torch.optim.SGD(group, lr=0.1) for group in groups]
+    own: list[float] = []
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        for _ in range(STEPS):
+            for optimizer in optimizers:
+                outputs = model(torch.ones(1, 8))
+                is_last = optimizer is optimizers[-1]
+                loss = model.temperature * outputs.detach().sum() if is_last else outputs.square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step(lambda loss=loss: loss)  # as Lightning calls it, with its own backward pass before it
+                own.append(loss.item())
+    found = [found_in(watcher, name) for name in (FOUND_LOSS, SECOND, f"{FOUND_LOSS}3")]
+    assert found[0] | found[1] | found[2] == pytest.approx(dict(list(enumerate(own))[FIRST_STEPS:]), rel=1e-6)
+    assert [len(each) for each in found] == [STEPS - 1, STEPS - 1, STEPS]
+
+
 def test_each_of_two_optimizers_has_its_own_and_rules_about_a_loss_take_neither() -> None:
     torch.manual_seed(3)
     maker, judge = nn.Linear(4, 2), nn.Linear(2, 1)

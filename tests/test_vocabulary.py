@@ -8,7 +8,16 @@ import pytest
 from hookcore.findings import key_figures_of
 from hookcore.reading import StoreReader
 from hookcore.records import KINDS, Tap
-from hookcore.records.vocabulary import ELAPSED, KIND_TITLES, KIND_WORDS, NAN_COLOR, is_loss, loss_rank, rgb_of
+from hookcore.records.vocabulary import (
+    ELAPSED,
+    KIND_TITLES,
+    KIND_WORDS,
+    NAN_COLOR,
+    is_loss,
+    loss_among,
+    loss_rank,
+    rgb_of,
+)
 from hookcore.watcher.notebook import _facts_of
 from hookcore_app.analysis.figures import LIGHT
 from hookcore_app.analysis.png import colors_of
@@ -59,7 +68,7 @@ def test_the_same_scalar_is_the_loss_everywhere(world: World) -> None:
 )
 def test_a_loss_is_recognized_by_the_last_part_of_its_name(name: str, yes: bool) -> None:
     assert is_loss(name) is yes
-    assert (loss_rank(name) < 4) is yes
+    assert (loss_rank(name) < 5) is yes
 
 
 def test_nan_has_one_color_in_pictures_charts_and_pages() -> None:
@@ -107,3 +116,8 @@ def test_the_duration_of_a_step_has_one_name() -> None:
     for page in ("frameworks", "store"):
         assert f"`{ELAPSED}`" in (ROOT / "docs" / f"{page}.md").read_text()
     assert "`hookcore/time_s`" not in (ROOT / "docs" / "frameworks.md").read_text()
+
+
+def test_of_several_found_losses_that_of_the_first_optimizer_is_the_loss() -> None:
+    assert loss_among(["lr", "q_loss", "backward/loss2", "backward/loss"]) == "backward/loss"
+    assert loss_among(["q_loss", "backward/loss2"]) == "backward/loss2"

@@ -146,6 +146,11 @@ class Clock:
         del self._stacks[ident]
         return owner
 
+    @property
+    def compares_passes(self) -> bool:
+        """Return whether it is known of each pass whether it reached a watched parameter."""
+        return self._alone is None and not self.many_threads
+
     def find_place_of_last(self) -> int:
         """Return the place of the optimizer that ended the last step among those that step watched parameters."""
         place = 0

@@ -135,7 +135,6 @@ class Steps:
             owned = self._parameters.owned(optimizer) if self._current.captured else None
         if owned is not None:
             if has_closure:
-                self._collector.loss.forget()  # it is called as often as the optimizer likes
                 self._scale.read(owner.scaler.live(), optimizer)
                 self._parameters.read_gradients(owned)
                 self._snapshots.read_gradients(owned)
@@ -184,10 +183,13 @@ class Steps:
         self._parts.saw_pass()
         if reached:  # now, because an optimizer that steps inside the pass ends the step
             self._collector.loss.end_pass(counts=True)
+        if self.clock.stepping:
+            self._collector.loss.forget()  # a closure is called as often as the optimizer likes
         self.clock.pass_ended()
-        if not reached:  # no tensor of an uncaptured step is watched
-            self._collector.loss.has_strays |= self._current.captured
-            self._collector.loss.end_pass(not self._current.captured and self.clock.passes > passes)
+        if not reached:  # no tensor of an uncaptured step is watched, and some passes reach parameters only
+            counts = self.clock.passes > passes and (self.clock.compares_passes or not self._current.captured)
+            self._collector.loss.has_strays |= self._current.captured and not counts
+            self._collector.loss.end_pass(counts)
         pending = self._current.captured and self.clock.awaits_end
         self._current.pending = pending
         if pending:

@@ -126,7 +126,7 @@ def loss_among(names: Iterable[str]) -> str | None:
 def loss_rank(name: str) -> int:
     """Return a key that sorts scalars by how likely they are the training loss."""
     if not is_loss(name):
-        return 4
+        return 5
     if name.startswith(FOUND_LOSS):
-        return 2
-    return 0 if name == "loss" else LOGGED_LOSS if name.rpartition("/")[2].casefold() in ("loss", "train_loss") else 3
+        return 2 if name == FOUND_LOSS else 3  # that of the first optimizer, whichever came first
+    return 0 if name == "loss" else LOGGED_LOSS if name.rpartition("/")[2].casefold() in ("loss", "train_loss") else 4
