@@ -18,13 +18,15 @@ from hookcore.config import SETTINGS
 from hookcore.findings import RULES
 from hookcore.records import KINDS, STAT_COLUMN, Event, ModuleRecord, Tap
 from hookcore.records.vocabulary import KIND_TITLES
-from hookcore.store import STAT_NAMES
+from hookcore.store import STAT_NAMES, Store
 from hookcore_app import assets
 from hookcore_app.analysis.figures.spark import HEIGHT, WIDTH, spark_of
 from hookcore_app.pages import frame, hooks, settings
+from hookcore_app.pages.overview import usual_kind
 from hookcore_app.pages.page import Page, PartsPage, RunPage
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
 from hookcore_app.runs.parts import End
+from tests import build
 from tests.api_world import fill_ranks
 from tests.build import make_info
 from tests.serving import (
@@ -422,3 +424,11 @@ def test_the_line_of_the_overview_comes_with_the_page_and_is_that_of_rest(world:
     assert found
     assert (json.loads(found[1])["name"], json.loads(found[1])["mean"]) == (odd, ["NaN"])
     assert not block.search(client.get("/runs/old?scalar=unknown", headers=HTML).text)
+
+
+def test_the_heatmap_of_the_overview_opens_with_a_kind_that_has_values() -> None:
+    store, taps = Store(2**24), (Tap("a", "output_grad"), Tap("a", "output"))
+    store.append(build.frame(0, build.stats_of(1, 1.0, count=8), taps, numbers=[1]))
+    assert usual_kind(store) == "output"
+    store.append(build.frame(1, build.stats_of(2, 1.0, count=8)))
+    assert usual_kind(store) == "output_grad"

@@ -96,9 +96,11 @@ def _rows(latest: Latest, types: dict[str, str]) -> list[Row]:
 
 
 def usual_kind(store: Store) -> Kind:
-    """Return the default kind of the heatmap: gradients, if there are any."""
+    """Return the default kind of the heatmap: gradients, if any were ever captured."""
     known = {tap.kind for tap in store.taps().taps}
-    return next((kind for kind in PICTURED if kind in known), PICTURED[0])
+    there = [kind for kind in PICTURED if kind in known]
+    # Gradients that only `torch.autograd.grad` computes have taps, and no values.
+    return next((kind for kind in there if len(store.newest(kind, "count").numbers)), (*there, *PICTURED)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
