@@ -118,6 +118,12 @@ def test_a_layer_that_recovered_long_ago_is_a_note_with_its_exact_step() -> None
     assert found.message == "NaN in the activation at step 20; finite again"
 
 
+def test_what_was_infinite_before_it_was_nan_is_not_called_nan_from_the_first_step_on() -> None:
+    rms = steady(WINDOW)
+    rms[40, 3], rms[41:, 3] = math.inf, math.nan
+    assert findings_of(store_of(rms))[0].message == "an infinity, then NaN in the activation since step 40"
+
+
 def test_a_gradient_that_the_scaler_discarded_is_a_note() -> None:
     rms = steady()
     rms[30] = math.inf

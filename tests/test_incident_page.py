@@ -61,6 +61,14 @@ def test_counts_are_shown_where_values_are_not_finite() -> None:
     assert (culprit.before, culprit.at) == (0.0, 3.0)
 
 
+def test_a_tensor_with_infinities_and_no_nan_has_an_infinity_and_no_nan() -> None:
+    evidence = _evidence()
+    evidence.stats[STATS.index("nan"), 2, 0] = 0
+    evidence.stats[STATS.index("inf"), 2, 0] = 3
+    culprit = view_of(_incident(evidence=evidence), "rms", ended=False).rows[0].onset
+    assert (culprit.before, culprit.at) == (4.0, float("inf"))
+
+
 def test_neighbors_in_the_backward_pass_come_in_its_order() -> None:
     taps = tuple(replace(tap, kind="output_grad") for tap in (TAPS[0], TAPS[2], TAPS[3]))
     evidence = Evidence((1, 0, 2), taps, STEPS, _evidence().stats[:, :, [0, 2, 3]])

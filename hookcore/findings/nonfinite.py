@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isnan
 from typing import Final
 
 import numpy as np
@@ -103,6 +104,7 @@ def _finding(store: Store, incident: Incident, record: _Record, window_first: in
     is_note = skipped or (incident.is_over and incident.last_step < window_first)
     severity: Severity = "info" if is_note else "warning" if incident.is_over else "error"
     infinite = _is_infinite(store, incident, record)
+    what = "an infinity" if infinite else "NaN" if isnan(incident.value) else "an infinity, then NaN"
     return Finding(
         "nonfinite",
         severity,
@@ -113,7 +115,7 @@ def _finding(store: Store, incident: Incident, record: _Record, window_first: in
         float("nan"),
         incident.first_step,
         until,
-        _message(incident, record, "an infinity" if infinite else "NaN", skipped),
+        _message(incident, record, what, skipped),
         spark,
         incident.modules,
         record.last_step if record.is_over else None,

@@ -159,8 +159,8 @@ def _rows(incident: Incident, evidence: Evidence, stat: str, affected: Mapping[i
     values = evidence.stats[STAT_COLUMN[stat]]
     seen = ~np.isnan(evidence.stats[STAT_COLUMN["count"]])
     if stat not in _COUNTS:
-        bad = evidence.stats[STAT_COLUMN["nan"]] + evidence.stats[STAT_COLUMN["inf"]] > 0
-        values = np.where(bad, np.nan, values)
+        values = np.where(evidence.stats[STAT_COLUMN["inf"]] > 0, np.inf, values)
+        values = np.where(evidence.stats[STAT_COLUMN["nan"]] > 0, np.nan, values)
     for place, (number, tap) in enumerate(zip(evidence.numbers, evidence.taps, strict=True)):
         onset = _onset(evidence.steps[seen[:, place]], values[seen[:, place], place], incident.first_step)
         since = None if incident.rule in OF_LOSS else affected.get(number)
