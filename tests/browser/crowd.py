@@ -12,7 +12,7 @@ import numpy as np
 
 from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, SketchBlock, Snapshot, Tap, wire
 from hookcore.records.sketch import bins_of
-from hookcore.records.vocabulary import TABLE_TYPE, TEXT_TYPE
+from hookcore.records.vocabulary import FIGURE_TYPE, TABLE_TYPE, TEXT_TYPE
 from tests.build import frame, make_info, stats_of
 from tests.serving import BATCH
 
@@ -93,6 +93,7 @@ def make_media(step: int) -> list[Snapshot]:
     logged = (
         (f"samples/{LONG}", TEXT_TYPE, f"{ERROR}\n{LONGEST}"),
         (LONGEST, TABLE_TYPE, json.dumps(table)),
+        ("curve", FIGURE_TYPE, json.dumps({"data": [{"y": [1, 3, 2]}], "layout": {}})),
         ("clips/sound", "audio/wav", "RIFF"),
     )
     return [

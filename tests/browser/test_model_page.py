@@ -80,6 +80,8 @@ def test_a_box_opens_the_drawer_with_what_the_server_knows(visit: Open, paths: P
         page.locator("#boxes").get_by_role("link", name="features.1").click()  # the names in the table do the same
         expect(drawer.locator("h2")).to_have_text("features.1")
         assert "box=features.1" in page.url
+        page.go_back()
+        expect(drawer).to_be_hidden()
 
 
 def test_nan_is_drawn_from_the_box_where_it_begins(visit: Open, paths: Paths) -> None:

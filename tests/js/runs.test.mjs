@@ -50,6 +50,10 @@ test("an axis is logarithmic for values of several magnitudes, and names texts i
   const words = axisOf("act", ["relu", "gelu", null, "relu"]);
   assert.deepEqual([words.kind, words.at("gelu"), words.at("relu"), words.at(null)], ["words", 0, 1, null]);
   assert.equal(axisOf("same", [3, 3]).at(3), 0.5);
+  assert.deepEqual(
+    axisOf("loss", [0.9101, 0.9157, 1.365]).ticks.map(({ at }) => at),
+    [0, 1], // the second one would stand on the first
+  );
   const many = axisOf(
     "seed",
     Array.from({ length: 30 }, (_, place) => place),
@@ -73,6 +77,21 @@ test("parallel coordinates have a line for each run, and no text of the user as 
   assert.deepEqual(layout.xaxis.ticktext, ["lr", "act", "optimizer", "loss"]);
   assert.ok(!JSON.stringify(traces.map(({ hovertext }) => hovertext)).includes("<b><b>"));
   assert.deepEqual(figure.table().rows[0], ["<b>a</b>", 0.001, "relu", "SGD", 2]);
+});
+
+test("the words of eight narrow axes don't run into each other", () => {
+  const names = Array.from({ length: 7 }, (_, place) => `optimizer.a_long_name_${place}`);
+  const values = new Map(RUNS.map(({ id }) => [id, `complex64, float32 of ${id}`]));
+  const settings = names.map((name) => ({ name, values }));
+  const { layout } = parallel({ runs: RUNS, settings, result: "recent_loss", colorOf: () => "#123456" }).make(
+    COLORS,
+    615,
+    300,
+  );
+  const apart = (615 - layout.margin.l - layout.margin.r) / (layout.xaxis.range[1] - layout.xaxis.range[0]);
+  const words = [...layout.xaxis.ticktext, ...layout.annotations.map(({ text }) => text)];
+  assert.equal(layout.xaxis.ticktext.length, 8);
+  assert.ok(words.every((text) => text.length * 7 < apart));
 });
 
 test("a scatter plot leaves out runs without the setting or a finite result", () => {

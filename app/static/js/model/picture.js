@@ -182,7 +182,9 @@ export class Picture extends Emitter {
   /** Selects a box, and says so. @param {number | null} number */
   select(number) {
     const { tree } = this.structure;
-    this.page.state.set({ box: number === null || !tree ? "" : tree.idOf(number) });
+    const { state } = this.page;
+    const box = number === null || !tree ? "" : tree.idOf(number);
+    state.set({ box }, { push: state.get("box") === "" }); // Back closes the drawer
     this.emit("select", number);
   }
 

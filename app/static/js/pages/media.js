@@ -31,7 +31,7 @@ async function draw() {
       const Plotly = await plotly();
       const path = /** @type {const} */ (`media/${place.dataset.figure}`);
       const { data, layout } = /** @type {any} */ (await get(path, { run: page.run }));
-      await Plotly.react(place, data, { ...layout, autosize: true }, CONFIG);
+      await Plotly.react(place, data, { ...layout, autosize: true }, { ...CONFIG, responsive: true });
       drawn.add(place);
     } catch (error) {
       place.textContent = `This figure can't be drawn: ${/** @type {Error} */ (error).message}`;

@@ -11,6 +11,8 @@ import { axisOf, resultOf, wordsOf } from "./settings.js";
 
 const MAX_AXES = 8;
 const AIR = 0.08; // above and below an axis
+const SIDE = 24; // pixels to the left and to the right of all axes
+const [LETTER, GAP] = [7, 10]; // the width of a letter, and of the space between the words of two axes
 
 /** @param {Run} run */
 export function nameOf(run) {
@@ -76,12 +78,13 @@ function lineOf(run, axes, color) {
 
 /** @param {Placed[]} axes @param {Record<string, string>} colors @param {number} width */
 function layoutOf(axes, colors, width) {
-  const room = Math.max(6, Math.floor(width / Math.max(1, axes.length) / 7));
+  const apart = (width - 2 * SIDE) / (axes.length + 0.1); // as the range below has it
+  const room = Math.max(4, Math.floor((apart - GAP) / LETTER));
   const texts = axes.flatMap(({ axis }, place) =>
     axis.ticks.map(({ at, text }) => ({
       x: place,
       y: at,
-      text: escaped(text),
+      text: escaped(shorten(text, room)),
       showarrow: false,
       xanchor: place === axes.length - 1 ? "left" : "right",
       xshift: place === axes.length - 1 ? 8 : -8,
@@ -182,7 +185,7 @@ function base(colors, width, height) {
   return {
     width,
     height,
-    margin: { l: 24, r: 24, t: 12, b: 32 },
+    margin: { l: SIDE, r: SIDE, t: 12, b: 32 },
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: SANS, size: 12, color: colors.ink },

@@ -14,6 +14,7 @@ import { ticks as evenly, Scale } from "../scale.js";
 const NOISE = /^(arguments|git\.|version\.|steps\.|job|launcher|batch\d*\.(shape|dtype)|optimizer\d*\.initial_lr)/;
 const LOG_FROM = 20; // the largest value in units of the smallest, from which on an axis is logarithmic
 const MAX_WORDS = 12; // on an axis
+const APART = 0.06; // between the numbers on an axis, so that each can be read
 
 /** The settings that differ between runs: of the configuration; of what was recognized where that says nothing.
  * @param {Run[]} runs @returns {Setting[]} */
@@ -83,7 +84,12 @@ function numeric(name, numbers) {
   };
   const distinct = [...new Set(numbers)].sort((a, b) => a - b);
   const shown = distinct.length <= 6 ? distinct : evenly(new Scale(log ? "log" : "linear", low, high), 5);
-  const ticks = shown.map((value) => ({ at: at(value) ?? 0.5, text: number(value) }));
+  /** @type {Axis["ticks"]} */
+  const ticks = [];
+  for (const value of shown) {
+    const place = at(value) ?? 0.5;
+    if (!ticks.length || place - ticks[ticks.length - 1].at >= APART) ticks.push({ at: place, text: number(value) });
+  }
   return { name, kind: log ? "log" : "linear", ticks, at };
 }
 
