@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -36,6 +35,7 @@ from tests.clickhouse_nodes import Node
 from tests.receiver import a_run
 from tests.serving import BATCH, TOKEN
 from tests.waiting import wait_for
+from tests.warm import python
 
 
 def some_taps(count: int) -> tuple[Tap, ...]:
@@ -104,7 +104,7 @@ def _numbers(node: Node, database: str, sql: str) -> list[int]:
 @contextmanager
 def collecting(url: str, spool: Path, port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """Run `hookcore collect` before ClickHouse until the end of the block, which may kill it."""
-    command = [sys.executable, "-m", "hookcore_app.cli", "collect", "--to", url, "--spool", str(spool)]
+    command = [python(), "-m", "hookcore_app.cli", "collect", "--to", url, "--spool", str(spool)]
     environment = {**os.environ, "HOOKCORE_TOKEN": TOKEN}
     with (
         tempfile.TemporaryDirectory() as home,

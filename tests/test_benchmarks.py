@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
+
+from tests.warm import python
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,4 +21,4 @@ def test_each_benchmark_finds_everything_that_it_imports() -> None:
     names = [f"benchmarks.{path.stem}" for path in sorted((ROOT / "benchmarks").glob("*.py"))]
     assert len(names) > 10
     # In a process of its own, because some set variables that later tests would see.
-    subprocess.run([sys.executable, "-c", f"import {', '.join(names)}"], cwd=ROOT, check=True, timeout=120)
+    subprocess.run([python(), "-c", f"import {', '.join(names)}"], cwd=ROOT, check=True, timeout=120)

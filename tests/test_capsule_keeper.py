@@ -6,7 +6,6 @@ import fcntl
 import gc
 import os
 import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.build import frame as make_frame
 from tests.build import stats_of
 from tests.capsule_files import capsules_of
 from tests.harness import digest, random_state, seed_all
+from tests.warm import python
 
 BAD = 5  # the step in which the examples go wrong
 
@@ -432,7 +432,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_capsule(
         "model(torch.ones(2, 4)).sum().backward()\n"
         "torch.optim.SGD(model.parameters(), lr=0.1).step()\n"
     )
-    killed = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    killed = subprocess.run([python(), str(script)], capture_output=True, text=True)
     assert killed.returncode == -9
     folder = folder_module.folder_of(killed.stdout.strip())
     (left,) = folder.iterdir()  # what it had begun, hidden

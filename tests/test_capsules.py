@@ -6,7 +6,6 @@ import gc
 import json
 import random
 import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from hookcore.capsules import Replay, as_text, read_about, record, replay
 from hookcore.errors import ArgumentError, CapsuleError
 from tests.harness import digest, random_state, seed_all
+from tests.warm import python
 
 INF = float("inf")
 
@@ -545,7 +545,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_older_capsule(
     path: Path, when: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path.write_bytes(b"the older one")
-    killed = subprocess.run([sys.executable, "-c", KILLED, *when.split(".")], cwd=path.parent, check=False)
+    killed = subprocess.run([python(), "-c", KILLED, *when.split(".")], cwd=path.parent, check=False)
     assert killed.returncode == -9
     assert path.read_bytes() == b"the older one"
     beside = path.with_name(f".other.capsule.{2**22 + 1}.1.unfinished")
@@ -584,8 +584,8 @@ def test_a_model_of_the_main_script_is_found_and_the_script_does_not_train_again
     (tmp_path / "helper.py").write_text("def divide(d):\n    d = d - d\n    return d / d.std()\n")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True)
-    command = [sys.executable, "-m", "hookcore_app.cli", "replay", "../step.capsule", "--json"]
+    subprocess.run([python(), "train.py"], cwd=tmp_path, check=True)
+    command = [python(), "-m", "hookcore_app.cli", "replay", "../step.capsule", "--json"]
     told = subprocess.run(command, cwd=elsewhere, check=True, capture_output=True, text=True)
     line = json.loads(told.stdout)["culprit"]["stack"][-1]
     assert (Path(line["file"]).name, line["line"], line["function"]) == ("helper.py", 3, "divide")

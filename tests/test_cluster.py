@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
@@ -32,6 +31,7 @@ from tests.proxying import find_nginx
 from tests.receiver import a_run
 from tests.serving import BATCH, BEARER, TOKEN, make_batch
 from tests.waiting import wait_for
+from tests.warm import python
 
 ROOT: Final = Path(__file__).parents[1]
 COMPOSE: Final = yaml.safe_load((ROOT / "compose.cluster.yaml").read_text())
@@ -164,7 +164,7 @@ def _started(service: dict[str, Any], folder: Path, to: str, port: int) -> Itera
     placed = {"HOOKCORE_HOST": "127.0.0.1", "HOOKCORE_PORT": str(port), "HOOKCORE_HOME": str(folder)}
     others = {name: value for name, value in os.environ.items() if not name.startswith("HOOKCORE_")}
     with subprocess.Popen(
-        [sys.executable, "-m", "hookcore_app.cli", *service["command"]],
+        [python(), "-m", "hookcore_app.cli", *service["command"]],
         env={**others, **image, **given, **address, **spool, **secrets, **placed},
         stdout=subprocess.DEVNULL,
     ) as process:

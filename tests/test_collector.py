@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import Counter
@@ -47,6 +46,7 @@ from hookcore_app.settings import CollectorSettings, ServerSettings
 from tests.receiver import Receiver, a_frame, a_run, serving
 from tests.serving import BATCH, TOKEN, make_batch
 from tests.waiting import wait_for
+from tests.warm import python
 
 NEVER_S = float("inf")
 TAPS = (Tap("a", "output"), Tap("b", "output"), Tap("c", "param"))
@@ -738,7 +738,7 @@ class Process:
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "hookcore_app.cli", "collect", "--to", self.to, "--port", str(self.port)]
+        command = [python(), "-m", "hookcore_app.cli", "collect", "--to", self.to, "--port", str(self.port)]
         environment = {**os.environ, "HOOKCORE_TOKEN": TOKEN, "HOOKCORE_HOME": str(self.folder)}
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None

@@ -21,6 +21,7 @@ from hookcore.records import Kind, Tap
 from hookcore.store import Store
 from hookcore_app import cli
 from hookcore_app.cli import demo as command
+from tests.warm import python
 
 AT, STEPS = 24, 64
 BOTH = pytest.mark.parametrize("model", MODELS)
@@ -143,7 +144,7 @@ def test_the_error_for_an_invalid_flag_lists_the_valid_ones(
 
 @pytest.mark.slow
 def test_it_prints_its_address_then_its_progress_and_exits_cleanly_on_ctrl_c(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hookcore_app.cli", "demo", "--server", "thread", "--most-per-s", "0"]
+    command = [python(), "-m", "hookcore_app.cli", "demo", "--server", "thread", "--most-per-s", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
     ) as process:

@@ -3,7 +3,8 @@
 The blocks of a page are one script, from top to bottom, which ends at the first command that fails. It runs in the
 reader's place: in a folder with a small training called train.py, with this environment's commands. A server with known
 runs listens where the page says `127.0.0.1:8642` or `box:8642`. The commands of a comment `<!-- setup sh ... -->` run
-too; `<!-- not run: reason -->` exempts the block below it.
+too; `<!-- not run: reason -->` exempts the block below it. A `hookcore` that imports torch itself is a fork of a Python
+that has done so.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from hookcore_app import cli
 from tests.api_world import attend, fill, fill_ranks, open_run
 from tests.manual import PAGES, ROOT, blocks_of, inline_code_of, name_of
 from tests.serving import TOKEN, Served, served
+from tests.warm import python
 from tests.webhook import webhook
 
 MAX_EXEMPT = 7  # blocks of all pages together for Docker, clusters, other machines, downloads, or minutes
@@ -59,6 +61,12 @@ hookcore() {
     esac
 }
 make() { command make --dry-run -C "$CHECKOUT" "$@" > /dev/null; }
+"""
+COMMAND = """#!/bin/sh
+case $1 in
+    run) exec {hookcore} "$@" ;;
+    *) exec {python} -m hookcore_app.cli "$@" ;;
+esac
 """
 TRAINING = """
 import torch
@@ -105,10 +113,14 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     folder.mkdir()
     (folder / "train.py").write_text(TRAINING)
     (folder / ".venv").symlink_to(binaries.parent)
+    (tmp_path / "bin").mkdir()
+    command = tmp_path / "bin" / "hookcore"
+    command.write_text(COMMAND.format(python=python(), hookcore=binaries / "hookcore"))
+    command.chmod(0o700)
     others = {name: value for name, value in os.environ.items() if not name.startswith("HOOKCORE_")}
     given = {
         **others,
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join((str(command.parent), str(binaries), os.environ["PATH"])),
         "HOOKCORE_HOME": str(home),
         "HOOKCORE_PORT": "0",
         "HOOKCORE_TOKEN": TOKEN,

@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tests.warm import python
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 pytestmark = pytest.mark.slow
@@ -21,7 +22,7 @@ def test_every_example_is_run_here() -> None:
 
 
 def test_the_smallest_example_prints_each_layers_numbers() -> None:
-    ran = subprocess.run([sys.executable, EXAMPLES / "train.py"], check=True, capture_output=True, text=True)
+    ran = subprocess.run([python(), EXAMPLES / "train.py"], check=True, capture_output=True, text=True)
     kinds = [line.split()[1] for line in ran.stdout.splitlines()[1:-1]]
     assert {kind: kinds.count(kind) for kind in kinds} == {"output": 5, "output_grad": 5, "param_grad": 6}
     assert ran.stdout.splitlines()[-1].startswith("loss: ")
@@ -29,7 +30,7 @@ def test_the_smallest_example_prints_each_layers_numbers() -> None:
 
 
 def test_the_dashboard_example_trains_serves_its_layers_and_ends_with_ctrl_c() -> None:
-    command = [sys.executable, str(EXAMPLES / "dashboard.py"), "--steps", "1500"]
+    command = [python(), str(EXAMPLES / "dashboard.py"), "--steps", "1500"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stderr

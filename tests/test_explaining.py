@@ -29,8 +29,10 @@ from hookcore_app.runs.parts import End
 from tests.archive_world import make_info
 from tests.serving import READ_TOKEN, TOKEN, Served, served
 from tests.waiting import wait_for
+from tests.warm import python
 
 pytestmark = pytest.mark.slow
+PYTHON = sys.executable
 LAYERS = """
 import time
 from pathlib import Path
@@ -61,6 +63,12 @@ class Dies(nn.Module):
             __import__("os").kill(__import__("os").getpid(), 9)
         return x * 2
 """
+
+
+@pytest.fixture(autouse=True)
+def quick_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let replays be forks of a Python that has imported torch already."""
+    monkeypatch.setattr(sys, "executable", python())
 
 
 @pytest.fixture
@@ -242,6 +250,7 @@ def test_a_replay_limits_its_memory(layers: Any, tmp_path: Path) -> None:
     refused = subprocess.run([*command, "much"], capture_output=True, text=True, env=environment)
     assert refused.returncode != 0
     assert "8GiB" in refused.stderr
+    command[0] = PYTHON  # a fork has what it needs already
     small = subprocess.run([*command, "1MB"], capture_output=True, text=True, env=environment)
     assert small.returncode != 0
 

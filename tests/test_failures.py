@@ -17,6 +17,7 @@ import hookcore
 from hookcore.delivery import failures
 from hookcore.delivery.archive import Archive, read_archive
 from hookcore.records import Event
+from tests.warm import python
 from tests.zoo.case import mlp
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +71,7 @@ def run_script(folder: Path, name: str) -> Archive:
     # If the tests run in the background, Ctrl+C is ignored, and would be by the script.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=240)
+        done = subprocess.run([python(), str(file)], capture_output=True, text=True, timeout=240)
     finally:
         signal.signal(signal.SIGINT, heard)
     assert done.returncode == code, done.stderr

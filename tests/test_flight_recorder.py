@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from hookcore_app.runs.saved import show_all
 from tests.build import make_info
 from tests.serving import TOKEN, make_batch, make_world, served
 from tests.waiting import wait_for
+from tests.warm import python
 
 STEPS = 120  # at least, before it ends
 SCRIPT = """
@@ -70,7 +70,7 @@ def test_the_last_steps_of_a_training_that_ends_badly_are_shown_and_saved_with_t
     with served(keep=str(folder), lost_after_s=10_000.0) as server:  # so only the end of the process tells
         environment["HOOKCORE_SERVER"] = server.url
         trainer = subprocess.Popen(
-            [sys.executable, str(script), str(now)], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
+            [python(), str(script), str(now)], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
         )
         try:
             wait_for(lambda: server.runs.all() and (server.runs.all()[0].store.steps().newest or 0) > STEPS, "steps")

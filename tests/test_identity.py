@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from hookcore_app import cli
 from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.serving import READ_TOKEN, TOKEN, make_world, served
 from tests.waiting import wait_for
+from tests.warm import python
 
 NONCE = "n" * 43
 NOBODY = f"HTTP/1.1 200 OK\r\nContent-Length: {len('{}')}\r\n\r\n{{}}".encode()
@@ -89,6 +91,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOOKCORE_HOME", str(folder))
     monkeypatch.setenv("HOOKCORE_PORT", "0")
     monkeypatch.setenv("HOOKCORE_SERVER", "auto")
+    monkeypatch.setattr(sys, "executable", python())  # its dashboards are forks
     yield folder
     if status().pid:
         stop_dashboard()

@@ -14,12 +14,21 @@ from hookcore_app.runs import JointRun
 from tests.commanding import SCRIPTS, WATCHED, assert_same_weights, run
 from tests.serving import TOKEN, Served, served
 from tests.waiting import wait_for
+from tests.warm import python
 
 pytestmark = pytest.mark.slow
 
 STEPS = 4
 PARALLEL = SCRIPTS / "parallel.py"
-TORCHRUN: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# Runs a script as it is, watched from its first line on.
+SCRIPT_WATCHED = """
+import runpy, sys
+import hookcore
+hookcore.watch()
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def joint_in(server: Served) -> JointRun:
@@ -30,7 +39,7 @@ def joint_in(server: Served) -> JointRun:
 
 def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
     with served(lambda: 1000.0) as server:  # no rank is late, however busy the machine is
-        command = [*TORCHRUN, "--max-restarts", "1", SCRIPTS / "elastic.py", str(STEPS), tmp_path]
+        command = [sys.executable, *TORCHRUN, "--max-restarts", "1", SCRIPTS / "elastic.py", str(STEPS), tmp_path]
         done = run(command, tmp_path, HOOKCORE_SERVER=server.url, HOOKCORE_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
         joint = joint_in(server)
@@ -56,20 +65,15 @@ def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Return the weights of each rank of a training that nobody watches."""
     folder = tmp_path_factory.mktemp("plain")
-    done = run([*TORCHRUN, PARALLEL, folder / "weights"], folder)
+    done = run([python(), *TORCHRUN, PARALLEL, folder / "weights"], folder)
     assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"weights{rank}") for rank in "01"]
 
 
-def train_watched(folder: Path, *flags: str | Path, **environment: str) -> Any:
-    command = [*TORCHRUN, "--no-python", *WATCHED, *flags, PARALLEL, folder / "weights"]
-    done = run(command, folder, **environment)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 def test_torchrun_watches_every_rank_and_changes_no_weight(plain: list[Any], tmp_path: Path) -> None:
-    train_watched(tmp_path, "--keep", tmp_path / "kept")
+    command = [*TORCHRUN, "--no-python", *WATCHED, "--keep", tmp_path / "kept", PARALLEL, tmp_path / "weights"]
+    done = run([python(), *command], tmp_path)
+    assert done.returncode == 0, done.stderr
     for rank, weights in enumerate(plain):
         assert_same_weights(weights, torch.load(tmp_path / f"weights{rank}"))
     names = {read_archive(folder).info.name for folder in (tmp_path / "kept").iterdir()}
@@ -79,7 +83,10 @@ def test_torchrun_watches_every_rank_and_changes_no_weight(plain: list[Any], tmp
 def test_a_server_that_is_away_is_said_once_by_each_rank_and_changes_no_weight(
     plain: list[Any], tmp_path: Path
 ) -> None:
-    away = train_watched(tmp_path, HOOKCORE_SERVER="http://127.0.0.1:9", HOOKCORE_TOKEN=TOKEN)
+    (tmp_path / "watched.py").write_text(SCRIPT_WATCHED)
+    command = [python(), *TORCHRUN, tmp_path / "watched.py", PARALLEL, tmp_path / "weights"]
+    away = run(command, tmp_path, HOOKCORE_SERVER="http://127.0.0.1:9", HOOKCORE_TOKEN=TOKEN)
+    assert away.returncode == 0, away.stderr
     said = away.stderr.count("the server isn't accepting frames"), away.stderr.count("did not reach the server")
     assert sum(said) == 2, away.stderr  # while it trains, if it lasts; else at its end
     for rank, weights in enumerate(plain):

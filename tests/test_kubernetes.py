@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 from hookcore_app.settings import TABLES
 from tests.serving import TOKEN
 from tests.waiting import wait_for
+from tests.warm import python
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docker" / "kubernetes"
@@ -116,7 +116,7 @@ def process(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[di
     if "HOOKCORE_SPOOL" in _variables(request.param):
         placed["HOOKCORE_SPOOL"] = str(tmp_path / "spool")
     others = {name: value for name, value in os.environ.items() if not name.startswith("HOOKCORE_")}
-    command = [sys.executable, "-u", "-m", "hookcore_app.cli", *container["args"]]
+    command = [python(), "-u", "-m", "hookcore_app.cli", *container["args"]]
     with subprocess.Popen(
         command,
         env={**others, **image, **_variables(request.param), **placed},

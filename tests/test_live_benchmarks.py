@@ -10,19 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm import python
+
 ROOT = Path(__file__).parents[1]
 
 
 def _run(*command: str) -> str:
-    """Return the output of a benchmark. It has its own session, so that no process of it can remain."""
+    """Return the output of a benchmark. It has its own session, so that no process of it can remain.
+
+    Its server is no fork: a benchmark reads the processor time of the process that it starts.
+    """
     started = subprocess.Popen(
-        [sys.executable, "-m", *command],
+        [python(), "-m", *command],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HOOKCORE_SERVER": "none"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HOOKCORE_SERVER": "none", "PYTHON_EXEC": sys.executable},
     )
     try:
         said, _ = started.communicate(timeout=200)

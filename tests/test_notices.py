@@ -6,7 +6,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +26,7 @@ from tests.serving import (
     make_world,
 )
 from tests.waiting import wait_for
+from tests.warm import python
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_training_that_is_killed_while_its_dashboard_starts_is_listed(tmp_path
         "optimizer.step()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    ran = subprocess.run([python(), "-c", code], env=environment, capture_output=True, text=True)
     assert ran.returncode == -signal.SIGKILL
     try:
         dashboard = find(environment)

@@ -16,7 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 
 import hookcore
 from hookcore.config import launched, rank
@@ -26,6 +25,8 @@ from hookcore.records.wire import Place
 from hookcore.watcher import watcher
 from tests.commanding import PATIENCE_S
 from tests.ports import free_port
+from tests.ranks import run_ranks
+from tests.warm import python
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = {
@@ -202,17 +203,20 @@ def test_a_watch_of_another_model_that_only_one_rank_makes_is_not_taken_for_the_
 
 
 def under_torchrun(folder: Path, port: str, what: str) -> dict[int, Place]:
-    """Return each rank's place, as its run was saved."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--master-port", port]
     return after(folder, *torchrun, str(SCRIPTS / "ranks.py"), what)
 
 
 def after(folder: Path, *arguments: str) -> dict[int, Place]:
-    """Run Python, and return each rank's place, as its run was saved."""
+    """Run a launcher, and return each rank's place, as its run was saved.
+
+    The launcher may be a fork, but not what it starts: a rank knows its launch by its parent.
+    """
     given = {name: text for name, text in os.environ.items() if not name.startswith("HOOKCORE")}
+    given |= {"PYTHON_EXEC": sys.executable, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *arguments],
-        env=given | {"HOOKCORE_SERVER": "none", "HOOKCORE_KEEP": str(folder), "OMP_NUM_THREADS": "1"},
+        [python(), *arguments],
+        env=given | {"HOOKCORE_SERVER": "none", "HOOKCORE_KEEP": str(folder)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -305,7 +309,7 @@ def train(model: nn.Module) -> None:
 @pytest.mark.parametrize("meeting", ["tcp", "file"])
 def test_processes_of_one_group_that_nobody_launched_have_one_job(tmp_path: Path, meeting: str) -> None:
     url = f"tcp://127.0.0.1:{free_port()}" if meeting == "tcp" else f"file://{tmp_path}/meeting"
-    spawn(work, (str(tmp_path), url), nprocs=2)
+    run_ranks(work, (str(tmp_path), url), 2)
     found = places_in(tmp_path / "kept")
     assert sorted(found) == [0, 1]
     assert found[0].job == found[1].job

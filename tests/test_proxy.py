@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from html import unescape
@@ -22,6 +21,7 @@ from hookcore import Client, ServerError
 from hookcore_app import cli
 from tests.proxying import NAME, PREFIX, Proxied, proxied
 from tests.serving import BEARER, PATIENCE_S, TOKEN
+from tests.warm import python
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def client(proxy: Proxied, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
 
 def _train(proxy: Proxied, name: str, steps: int) -> None:
-    command = [sys.executable, "-c", TRAIN, name, str(steps)]
+    command = [python(), "-c", TRAIN, name, str(steps)]
     done = subprocess.run(command, env=proxy.environment, capture_output=True, text=True, timeout=2 * PATIENCE_S)
     assert done.returncode == 0, done.stderr
 

@@ -23,7 +23,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import hookcore
@@ -31,6 +30,7 @@ from hookcore.internals import root_mesh_of
 from hookcore.records import STAT_COLUMN, UNKNOWN_OWNER, Frame, SketchBlock, Snapshot, Tap
 from hookcore.store.rankstep import Repeated, StepOfRanks
 from hookcore.store.schemas import merge_stats
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 
@@ -365,7 +365,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, li
     found = {}
     for world, ways in WAYS.items():
         folder = tmp_path_factory.mktemp(f"world{world}")
-        spawn(work, (world, str(folder)), nprocs=world)
+        run_ranks(work, (world, str(folder)), world)
         ranks = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
         found[world] = {way.__name__: [rows[way.__name__] for rows in ranks] for way in ways}
     return found
@@ -505,4 +505,4 @@ def measure_alone(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_a_rank_waits_for_no_other_one(tmp_path: Path) -> None:
-    spawn(measure_alone, (str(tmp_path),), nprocs=2)
+    run_ranks(measure_alone, (str(tmp_path),), 2)

@@ -30,6 +30,7 @@ from hookcore_app.serving import server_thread
 from tests.ports import free_port
 from tests.receiver import Receiver, a_run, serving
 from tests.waiting import wait_for
+from tests.warm import python
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,6 +77,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOOKCORE_HOME", str(folder))
     monkeypatch.setenv("HOOKCORE_PORT", "0")
     monkeypatch.setenv("HOOKCORE_SERVER", "auto")
+    monkeypatch.setattr(sys, "executable", python())  # its dashboards are forks
     yield folder
     if status({"HOOKCORE_HOME": str(folder)}).pid:
         stop_dashboard({"HOOKCORE_HOME": str(folder)})

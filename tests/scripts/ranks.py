@@ -3,6 +3,9 @@
 import os
 import sys
 
+if sys.argv[1:] == ["restarted"] and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os._exit(3)  # before the imports, which take seconds
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,8 +19,6 @@ if __name__ == "__main__":
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
     variables = dict(os.environ)
     watcher = None if what == "watched later" else hookcore.watch(model, budget=None)
-    if what == "restarted" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os._exit(3)
     dist.init_process_group("gloo")
     watcher = watcher or hookcore.watch(model, budget=None)
     assert dict(os.environ) == variables

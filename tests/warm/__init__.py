@@ -1,0 +1,64 @@
+"""A Python whose processes are forks of one that has imported torch, hookcore, and the server already.
+
+What a process imports takes three seconds of a core, and a fork takes none of them. Apart from that, such a process is
+what `python` starts: it has its own arguments, folder, environment, and files, its script is `__main__`, signals reach
+it, and it ends as Python ends, but without taking its modules apart. It isn't a child of the process that started it.
+What it starts by `sys.executable` is a fork, too, unless PYTHON_EXEC names another Python, as for torchrun.
+Tests of what is imported, and when, need a Python of their own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from tests.processes import OF_SERVERS, OF_TRAININGS
+
+_HERE: Final = Path(__file__).parent
+# All processes of one pytest share the parent of the forks.
+_RUN: Final = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+
+
+@cache
+def python() -> str:
+    """Return the path of such a Python. Its processes end with those of the tests."""
+    folder = Path(tempfile.gettempdir()) / f"hookcore-python-{_RUN}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    address, command = folder / "socket", folder / "python"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started = None if command.exists() else _start(address)
+        lease = socket.socket(socket.AF_UNIX)
+        lease.connect(str(address))
+        if started is not None:
+            client = shlex.join([sys.executable, "-I", "-S", str(_HERE / "client.py"), str(address)])
+            command.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+            command.chmod(0o700)
+    atexit.register(_end, lease, started)
+    return str(command)
+
+
+def _start(address: Path) -> subprocess.Popen[bytes]:
+    """Start the parent, and return when it listens."""
+    command = [sys.executable, str(_HERE / "parent.py"), str(address), *OF_TRAININGS, *OF_SERVERS]
+    given = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch reads it only there
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=given)
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == b"listening\n", "the parent of the forks did not start"
+    return process
+
+
+def _end(lease: socket.socket, started: subprocess.Popen[bytes] | None) -> None:
+    lease.close()
+    if started is not None:
+        started.wait()
