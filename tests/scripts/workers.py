@@ -1,4 +1,4 @@
-"""Data from spawned worker processes, with a data set class from this script. The whole model is pickled."""
+"""Data from a spawned worker process, with a data set class from this script. The whole model is pickled."""
 
 import sys
 
@@ -29,7 +29,7 @@ if __name__ == "__main__":
     torch.manual_seed(3)
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    for points, squares in DataLoader(Squares(), 8, shuffle=True, num_workers=2, multiprocessing_context="spawn"):
+    for points, squares in DataLoader(Squares(), 8, shuffle=True, num_workers=1, multiprocessing_context="spawn"):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(points), squares).backward()
         optimizer.step()
