@@ -33,6 +33,10 @@ AGAIN ?= --reruns 2 --rerun-except 'from pytest-timeout' -rfER
 # Of the pages' tests: chromium, or firefox, which is Debian's. Not taken from the environment, where it means something else.
 BROWSER := chromium
 SCHEMA := tests/test_api_schema.py
+# Each process collects all files that it is given, and what they import takes seconds: so files with nothing to run in
+# a stage aren't given to it.
+QUICK = $(filter-out $(SCHEMA),$(shell grep -L '^pytestmark = pytest.mark.slow' tests/test_*.py))
+SLOW = $(filter-out $(SCHEMA),$(shell grep -l 'mark\.slow' tests/test_*.py))
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
@@ -72,7 +76,7 @@ types-scripts: $(NODE_STAMP)
 	$(NODE_BIN)/tsc
 
 quick: $(STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist worksteal --durations 15 $(AGAIN) -m "not slow and not browser" --ignore $(SCHEMA)
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist worksteal --durations 15 $(AGAIN) -m "not slow" $(QUICK)
 
 scripts: $(NODE_STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
@@ -82,7 +86,7 @@ pages: $(STAMP)  ## the pages in a real browser; BROWSER=firefox for Debian's Fi
 	TEST_BROWSER=$(BROWSER) $(BIN)/python -m pytest -q -n $$((($(AT_ONCE) + 1) / 2)) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m "slow and not browser" --ignore $(SCHEMA)
+	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m slow $(SLOW)
 
 # Apart, because each process that only collects it makes its requests, which takes ten seconds.
 schema: $(STAMP)  ## requests that the description of the API allows and forbids

@@ -1,29 +1,16 @@
-"""Checks around every test: hookcore must leave nothing behind."""
+"""What comes before every test: the environment. What is around every test needs torch: tests/around.py."""
 
 from __future__ import annotations
 
 import atexit
-import gc
 import os
-import random
 import shutil
 import signal
-import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from typing import Any
+from importlib import import_module
 
-import numpy as np
 import pytest
-import torch
-from hypothesis import settings
-from torch.nn.modules import module as torch_modules
-from torch.optim import optimizer as torch_optimizers
-
-from hookcore.internals import LOADER_METHODS
-from hookcore.watcher.watcher import _close_all
-from tests.waiting import PATIENCE_S
 
 # No test starts a dashboard or touches the user's own unless it asks for that. Child processes inherit this.
 for _name in [name for name in os.environ if name.startswith("HOOKCORE_")]:
@@ -36,76 +23,11 @@ atexit.register(shutil.rmtree, os.environ["HOOKCORE_HOME"], ignore_errors=True)
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# No test fails because the machine is busy.
-settings.register_profile("hookcore", deadline=None)
-settings.load_profile("hookcore")
 
-MODULE_TABLES = (
-    "_global_buffer_registration_hooks",
-    "_global_module_registration_hooks",
-    "_global_parameter_registration_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_forward_hooks_always_called",
-    "_global_forward_hooks_with_kwargs",
-)
-OPTIMIZER_TABLES = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+pytest.register_assert_rewrite("tests.around")
 
 
-def _process_state() -> dict[str, Any]:
-    """Return everything that a hook or a watcher can leave in the process."""
-    tables = {name: dict(getattr(torch_modules, name)) for name in MODULE_TABLES}
-    tables |= {name: dict(getattr(torch_optimizers, name)) for name in OPTIMIZER_TABLES}
-    tables["engine"] = torch.autograd.Variable._execution_engine
-    tables["loading"] = [vars(owner)[name] for owner, name in LOADER_METHODS]
-    return {**tables, "_global_is_full_backward_hook": torch_modules._global_is_full_backward_hook}
-
-
-def _threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("hookcore")}
-
-
-_imported = 0  # how many modules there were when their objects were last exempted
-
-
-def pytest_collection_finish() -> None:
-    """Exempt all imported objects from garbage collection. There are many, and they live as long as the tests."""
-    global _imported
-    _imported = len(sys.modules)
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_runtest_logfinish() -> None:
-    """Exempt what a test has imported, such as torch's compiler: each collection would take 0.2 seconds."""
-    if len(sys.modules) > _imported + 100:
-        pytest_collection_finish()
-
-
-@pytest.fixture(autouse=True)
-def no_leaked_hooks() -> Iterator[None]:
-    """Assert that torch's global hook tables and the threads are unchanged after the test."""
-    before, threads = _process_state(), _threads()
-    yield
-    after = _process_state()
-    left = {name: after[name] for name in before if after[name] != before[name]}
-    if left:
-        _close_all()  # so that no other test fails for it
-    assert not left, f"the test left hooks behind: {left}"
-    started = _threads() - threads
-    for thread in started:  # one that was told to end may still be waiting for an answer
-        thread.join(PATIENCE_S)
-    running = {thread for thread in started if thread.is_alive()}
-    assert not running, f"the test left threads behind: {running}"
-
-
-@pytest.fixture
-def seed() -> int:
-    """Give each test the same random numbers in every run."""
-    number = 2026
-    random.seed(number)
-    np.random.seed(number)  # for tested code that uses the global generator
-    torch.manual_seed(number)
-    return number
+def pytest_configure(config: pytest.Config) -> None:
+    """Import what is around every test, but not where others run them: importing torch takes seconds."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        config.pluginmanager.register(import_module("tests.around"))

@@ -11,7 +11,7 @@ from torch.optim import optimizer as torch_optimizers
 
 from hookcore.hooks import handle as handles
 from hookcore.hooks.saved import top_pair
-from tests.conftest import MODULE_TABLES
+from tests.around import MODULE_TABLES
 
 
 def global_state() -> dict[str, Any]:

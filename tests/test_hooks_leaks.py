@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_modules
 
 from hookcore import hooks
 from hookcore.hooks import handle as handles
-from tests.conftest import MODULE_TABLES
+from tests.around import MODULE_TABLES
 from tests.leaks import global_state, nothing, nothing_left_behind  # noqa: F401
 
 
