@@ -206,9 +206,10 @@ class RunPast(StoredPast):
 
 
 def _rows_of(found: Answer, lanes: Sequence[int]) -> Rows:
-    first, last = found.numbers("first").astype(np.int64), found.numbers("last").astype(np.int64)
-    if not len(first):
+    level, bucket = (found.numbers(name).astype(np.int64) for name in ("level", "bucket"))
+    if not len(level):
         return Rows.empty(len(lanes))
+    first, last = bucket << level, ((bucket + 1) << level) - 1
     begins, place, row = np.unique(first, return_index=True, return_inverse=True)
     order = np.argsort(np.array(lanes, np.uint64))
     lane = order[np.searchsorted(np.array(lanes, np.uint64)[order], found.numbers("lane"))]

@@ -20,6 +20,8 @@ def _value(stat: str) -> str:
 
 def in_lanes(lanes: Sequence[int]) -> str:
     """Return the condition for some lanes."""
+    if len(lanes) == 1:
+        return f"lane = {lanes[0]}"  # for `IN`, ClickHouse makes a set
     if len(lanes) > 1 and lanes[-1] - lanes[0] == len(lanes) - 1 and list(lanes) == sorted(lanes):
         return f"lane BETWEEN {lanes[0]} AND {lanes[-1]}"
     return f"lane IN ({', '.join(map(str, lanes))})"
@@ -55,16 +57,15 @@ def rows_sql(run: int, stat: str, lanes: Sequence[int], pieces: Sequence[Piece])
     """Return the query for rows of some lanes; empty if there is nothing to ask."""
     value, of_lanes = _value(stat), f"run = {run} AND {in_lanes(lanes)}"
     parts = [
-        f"SELECT lane, step AS first, step AS last, {value} AS low, {value} AS high, {value} AS total, "
+        f"SELECT lane, toUInt8({EXACT}) AS level, step AS bucket, {value} AS low, {value} AS high, {value} AS total, "
         f"toUInt64(isFinite({value})) AS finite, toUInt64(1) AS present, toUInt64(`nan` + `inf` > 0) AS bad "
         f"FROM rows WHERE {of_lanes} AND {where}"
         for where in _exact(pieces)
     ]
     if where := _buckets(pieces):
         parts.append(
-            f"SELECT lane, {_BEGIN} AS first, {_END} AS last, "
-            f"minIfMerge({stat}_lo) AS low, maxIfMerge({stat}_hi) AS high, sum({stat}_sum) AS total, "
-            f"sum({stat}_n) AS finite, sum(present) AS present, sum(bad) AS bad "
+            f"SELECT lane, level, bucket, minIfMerge({stat}_lo) AS low, maxIfMerge({stat}_hi) AS high, "
+            f"sum({stat}_sum) AS total, sum({stat}_n) AS finite, sum(present) AS present, sum(bad) AS bad "
             f"FROM rollups WHERE {of_lanes} AND {where} GROUP BY lane, level, bucket"
         )
     return " UNION ALL ".join(parts)
