@@ -195,6 +195,16 @@ def test_the_theme_cookie_applies_from_the_first_byte_of_the_page(client: TestCl
     assert '<html lang="en" data-theme="system">' in client.get("/").text
 
 
+def test_the_dark_theme_has_other_colors_and_the_same_layout() -> None:
+    """So what fits in the light theme fits in the dark one."""
+    style, others = TEMPLATES.parent / "static" / "app.css", TEMPLATES.parent / "static" / "css"
+    by_system, by_hand = re.findall(r"\{\s*color-scheme: dark;\s*(.*?)\s*\}", style.read_text(), re.DOTALL)
+    assert by_system == by_hand
+    for name, value in re.findall(r"([\w-]+): (.*?);", by_hand):
+        assert re.fullmatch(r"#[0-9a-f]{3,6}", value) or (name, value) == ("--shadow", "none"), name
+    assert not [each for each in others.glob("*.css") if re.search("color-scheme|data-theme", each.read_text())]
+
+
 def test_the_header_shows_the_state_of_a_run_before_any_script(world: World, client: TestClient) -> None:
     assert "live · step 2" in client.get("/runs/old/flow").text
     assert "ended · step 1" in client.get("/runs/new/flow").text
