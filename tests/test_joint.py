@@ -17,7 +17,7 @@ import pytest
 
 from hookcore.errors import HookcoreError
 from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, Snapshot, Tap, wire
-from hookcore.records.vocabulary import SAMPLES_RATE
+from hookcore.records.vocabulary import SAMPLES_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore_app.runs import Changes, JointRun, Run
@@ -159,8 +159,14 @@ def test_a_step_waits_for_all_ranks(ranks: Ranks) -> None:
         assert ranks.series() == {}
     ranks.send(2, range(2))
     assert list(ranks.series()) == [0, 1]
+    before = ranks.joint.assembly.nbytes
+    ranks.send(3, [5], more={f"value {number}": 1.0 for number in range(1000)})
+    assert ranks.joint.assembly.nbytes - before > 100_000, "logged values take memory, too"
     ranks.send(2, range(2, 5))
     assert list(ranks.series()) == list(range(5))
+    for rank in range(3):
+        ranks.send(rank, [5])
+    assert ranks.joint.assembly.nbytes == 0
 
 
 def test_a_second_part_of_a_step_is_part_of_it(ranks: Ranks) -> None:
@@ -325,10 +331,14 @@ def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
     assert ranks.server.runs.get("run-3-0").state == "lost"  # type: ignore[union-attr]
     assert ranks.joint.state == "live"
     assert ranks.series() == {0: 1.5, 1: 1.0}
+    assert ranks.joint.assembly.incomplete == 1
+    (message,) = ranks.events("rank-gone")
+    assert message == "rank 3 has crashed or is lost: the sums from step 1 on are without it"
     ranks.send(3, [1, 2])
     for rank in range(3):
         ranks.send(rank, [2])
-    assert ranks.series()[2] == 1.5
+    assert ranks.series() == dict.fromkeys(range(3), 1.5)
+    assert ranks.joint.assembly.incomplete == 0, "step 1 was still the newest one"
 
 
 def test_all_ranks_end(ranks: Ranks) -> None:
@@ -528,6 +538,21 @@ def test_a_step_that_some_ranks_did_not_capture_shows_no_part_as_the_whole(ranks
     assert (ranks.joint.assembly.partial, ranks.joint.assembly.incomplete) == (1, 0)
 
 
+@pytest.mark.parametrize(("captured", "trained", "left_out"), [((0, 2, 4), 6, {1, 3, 5}), ((0, 1, 2), 3, set())])
+def test_the_steps_that_a_rank_did_not_capture_are_known_also_when_it_has_ended(
+    ranks: Ranks, captured: Sequence[int], trained: int, left_out: set[int]
+) -> None:
+    """A rank that ended has trained as many steps as it says, and later ones are whole without it."""
+    ranks.send(3, captured)
+    ended = ranks.batch(3, [EndItem(0, captured[-1])])
+    ranks.server.take(msgspec.structs.replace(ended, run=msgspec.structs.replace(ended.run, facts={TRAINED: trained})))
+    for rank in range(3):
+        ranks.send(rank, range(6))
+    assert ranks.series() == {step: 1.5 if step in captured else 1.0 for step in range(6) if step not in left_out}
+    assert ranks.series(1) == dict.fromkeys(range(6), 10.0)
+    assert (ranks.joint.assembly.partial, ranks.joint.assembly.incomplete) == (len(left_out), 0)
+
+
 def test_a_nan_in_a_step_that_only_one_rank_captured_is_shown(ranks: Ranks) -> None:
     ranks.all([0])
     bad = of_rank(3, 1)
@@ -571,6 +596,19 @@ def test_values_that_ranks_should_have_in_common_and_do_not_are_an_incident(rank
         "layer param [weight] is 10 in ranks 0, 1 and 3, 11 in rank 2. It was no longer found at step 10."
     )
     assert incident.is_over
+    page = f"/runs/{JOINT}/ranks"
+    assert "The rule desync is off" not in ranks.server.client.get(page, headers={"Accept": "text/html"}).text
+
+
+def test_without_the_rule_the_page_does_not_say_that_all_is_the_same(ranks: Ranks) -> None:
+    ranks.all([0])
+    ranks.joint.change_rules({"desync": False})
+    for rank in range(WORLD):
+        ranks.send(rank, [1], weight=11.0 if rank == 2 else 10.0)
+    assert not ranks.joint.store.incidents()
+    page = ranks.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+    assert "In 1 step, ranks differed in values that they should share. The rule desync is off" in page
+    assert "was the same" not in page
 
 
 def test_a_nan_in_one_rank_is_named_as_such(ranks: Ranks) -> None:
@@ -760,6 +798,19 @@ def test_ranks_that_are_back_before_their_runs_are_listed_continue_them(
             again.send(rank, range(10, 15))
         assert again.series() == dict.fromkeys(range(15), 1.5)
         assert again.joint.assembly.incomplete == 0
+
+
+def test_what_was_saved_of_some_ranks_counts_also_while_another_one_is_awaited(tmp_path: Path) -> None:
+    """None of their runs is in memory when the steps are added up."""
+    with saved(tmp_path) as ranks:
+        for rank in range(3):
+            ranks.send(rank, range(3))
+            ranks.end(rank, 2)
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == WORLD)
+        assert again.series() == dict.fromkeys(range(3), 1.0)
+        assert again.joint.assembly.incomplete == 3
+        assert not any(each.run.loaded for each in again.joint.current())
 
 
 def test_a_rank_whose_saved_run_can_not_be_read_is_named(tmp_path: Path) -> None:

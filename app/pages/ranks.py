@@ -90,7 +90,7 @@ class RanksPage(RunPage):
         """Return how complete the sum of all ranks is, and who is late."""
         joint = self.joint
         if joint is None or self._ranks is None:
-            return {"ranks": None, "desync": [], "troubled": []}
+            return {"ranks": None, "desync": [], "apart_steps": 0, "troubled": []}
         ranks = self._ranks
         by_state = {
             "lost": [each.rank for each in ranks.ranks if each.state == "lost"],
@@ -100,6 +100,8 @@ class RanksPage(RunPage):
         return {
             "ranks": ranks,
             "desync": [each for each in joint.store.incidents() if each.rule == DESYNC],
+            "apart_steps": joint.assembly.apart,
+            "desync_is_off": joint.rules.get(DESYNC) is False,
             "troubled": [(word, words_of(some, -1)) for word, some in by_state.items() if some],
             "wait_words": WAITS,
             "about_waits": ABOUT_WAITS,

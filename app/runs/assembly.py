@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,9 +23,11 @@ GRACE_S: Final = 10.0  # to wait for ranks that have sent nothing yet
 LATE_S: Final = 15.0  # to wait for the other ranks of a step
 LOCAL_KINDS: Final[frozenset[Kind]] = frozenset(("output_grad", "input_grad"))
 NEVER: Final = 2**63  # the step from which the sum has a rank whose frames don't come
+UNSEEN: Final = -1  # stands for ranks of which nothing is known
 MAX_BAD: Final = 4096  # taps of which the ranks with non-finite values are known
 _BAD: Final = [STAT_COLUMN[name] for name in ("nan", "inf")]
 _FRAME_BYTES: Final = 2000  # the Python objects around the arrays
+_ENTRY_BYTES: Final = 100  # a scalar, a label, or an event
 
 
 @dataclass(slots=True)
@@ -39,8 +42,15 @@ class RankProgress:
     late: int = 0  # frames that came too late for the sum
     missed: int = 0  # steps that were added up without it
     begins: int = 0  # the sum lacks its steps before this one
+    trained: int = 0  # of one that has left: how many steps it trained, as far as it has said so
+    is_gone: bool = False  # it has left, but not because it was through
     unknown_rows: int = 0  # rows whose owner is unknown in its newest frame
     lanes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # of its taps
+
+    @property
+    def end(self) -> int:
+        """The step after those that it has trained, captured or not, as far as is known."""
+        return max(self.newest + 1, self.trained)
 
 
 @dataclass(slots=True)
@@ -55,7 +65,8 @@ class _Pending:
     events: list[tuple[int, Event]] = field(default_factory=list)
     waiting: list[tuple[int, Frame]] = field(default_factory=list)  # with taps that no step has had yet
     measured: set[int] = field(default_factory=set)  # ranks that sent rows
-    nbytes: int = 0
+    nbytes: int = 0  # of all but the rows
+    size: int = 0  # with them, when the last frame came
 
 
 @dataclass(slots=True)
@@ -86,6 +97,7 @@ class Assembly:
         self.newest = -1  # the step that was added up last
         self.steps = 0
         self.incomplete = 0  # steps without some rank
+        self._without: set[int] = set()  # the ranks that the newest step lacks
         self.partial = 0  # steps that some ranks captured and others didn't
         self.shares = Shares()
         self._parted: frozenset[str] = frozenset()  # modules that are something else in each rank
@@ -93,23 +105,22 @@ class Assembly:
         self._of_batches = np.zeros(0, bool)  # taps of activations and their gradients
         self.logged = Logged()
         self.compared = 0  # rows that were compared with those of another rank
+        self.apart = 0  # steps in which ranks differed in what they should have in common
+        self._apart_at = -1  # the newest of them
         self.trouble: list[tuple[str, str]] = []  # names and messages of events to add
         self._emit, self.max_bytes, self._clock = emit, max_bytes, clock
         self._taps: dict[Tap, int] = {}
         self._new_taps: list[Tap] = []
         self._repeated = Repeated()
         self._pending: dict[int, _Pending] = {}
+        self._steps: list[int] = []  # those that wait, as a heap
+        self.nbytes = 0  # the memory that they take
         self._last: StepOfRanks | None = None  # that of the newest step: more parts of it may come
         self._patient_until: float | None = None  # None: no rank has sent anything
         self._lacking: frozenset[int] = frozenset()  # taps that the newest step has only a part of
         self._last_scalars: dict[int, dict[str, float]] = {}
         self._bad: dict[int, _Stretch] = {}  # by tap
         self._told: set[tuple[str, int]] = set()
-
-    @property
-    def nbytes(self) -> int:
-        """The memory of steps that wait."""
-        return sum(each.nbytes + each.rows.nbytes for each in self._pending.values())
 
     @property
     def local_kinds(self) -> frozenset[Kind]:
@@ -157,12 +168,13 @@ class Assembly:
         self.world = max(self.world, world)
         known = self.ranks.setdefault(rank, RankProgress(rank))
         known.taps, known.lanes, known.open, known.newest = taps, np.empty(0, np.int64), True, self.newest
-        known.begins = begins
+        known.begins, known.trained, known.is_gone = begins, 0, False
 
-    def leave(self, rank: int) -> None:
-        """Expect no more frames of a rank."""
-        if rank in self.ranks and self.ranks[rank].open:
-            self.ranks[rank].open = False
+    def leave(self, rank: int, trained: int = 0, is_gone: bool = False) -> None:
+        """Expect no more frames of a rank. See `RankProgress` for what is known of its end."""
+        known = self.ranks.get(rank)
+        if known is not None and known.open:
+            known.open, known.trained, known.is_gone = False, trained, is_gone
             self.advance()
 
     def do_without(self, rank: int) -> bool:
@@ -177,7 +189,7 @@ class Assembly:
     def return_(self, rank: int, step: int) -> None:
         """Expect frames again, from a step on, of a rank that seemed to be lost, or whose frames didn't come."""
         known = self.ranks[rank]
-        known.open = True
+        known.open, known.trained, known.is_gone = True, 0, False
         if known.begins == NEVER:
             known.begins = step
 
@@ -214,16 +226,19 @@ class Assembly:
 
     def advance(self) -> None:
         """Add up all steps that are complete, or have waited for too long."""
-        while self._pending:
-            step = min(self._pending)
-            if not self._is_due(step, self._pending[step]):
-                return
-            self._finish(step, self._pending.pop(step))
+        while self._steps and self._is_due(self._steps[0], self._pending[self._steps[0]]):
+            self._finish_first()
 
     def flush(self) -> None:
         """Add up everything that waits."""
-        for step in sorted(self._pending):
-            self._finish(step, self._pending.pop(step))
+        while self._steps:
+            self._finish_first()
+
+    def _finish_first(self) -> None:
+        step = heapq.heappop(self._steps)
+        pending = self._pending.pop(step)
+        self.nbytes -= pending.size
+        self._finish(step, pending)
 
     def _is_due(self, step: int, pending: _Pending) -> bool:
         is_seen = len(self.ranks) >= self.world or not self.is_patient
@@ -238,6 +253,7 @@ class Assembly:
         if pending is None:
             self._repeated.known |= self._has_rows_of_all()
             pending = self._pending[frame.step] = _Pending(StepOfRanks(self._repeated), self._clock())
+            heapq.heappush(self._steps, frame.step)
         if len(frame.taps):
             pending.measured.add(rank)
             self.ranks[rank].measures = True
@@ -252,6 +268,10 @@ class Assembly:
             self._add(pending.rows, rank, frame)
         about, before = _without_rows(frame), pending.frames.get(rank)
         pending.frames[rank] = about if before is None else _joined(before, about)
+        entries = len(frame.scalars) + len(frame.labels) + len(frame.events)
+        pending.nbytes += _FRAME_BYTES + _ENTRY_BYTES * entries
+        size = pending.nbytes + pending.rows.nbytes
+        self.nbytes, pending.size = self.nbytes + size - pending.size, size
 
     def _has_new_taps(self, rank: int, frame: Frame) -> bool:
         known = self.ranks[rank]
@@ -290,7 +310,7 @@ class Assembly:
             stats = np.where(fit[:, None], stats, np.nan)
             taps = np.where(fit, taps, 0) if len(known.lanes) else taps[:0]
             if not len(taps):
-                stats, block, owners = stats[:0], replace(block, start=block.start[:1]), owners[:0]
+                stats, block, owners = stats[:0], _without_rows(frame).sketches, owners[:0]
         lanes = known.lanes[taps]
         if self._left_out[lanes].any():
             stats = np.where(self._left_out[lanes][:, None], np.nan, stats)
@@ -352,10 +372,19 @@ class Assembly:
             max(elapsed, default=float("nan")),
             next((frame.flow for frame in frames if frame.flow is not None), None),
         )
-        self._emit(merged, rows.differences() if rows.compared else None)
+        self._emit(merged, self._differences_in(step, rows))
+
+    def _differences_in(self, step: int, rows: StepOfRanks) -> Sequence[Difference] | None:
+        found = rows.differences() if rows.compared else None
+        if found and step > self._apart_at:
+            self.apart, self._apart_at = self.apart + 1, step
+        return found
 
     def _take_more(self, rank: int, frame: Frame, rows: StepOfRanks) -> None:
         """Add another part of the newest step, such as a value that was logged after it."""
+        if rank in self._without:
+            self._without.remove(rank)
+            self.incomplete -= not self._without
         added = self._add(rows, rank, frame)
         if self._lacking:
             added = added.some(~np.isin(added.lanes, [*self._lacking]))
@@ -373,7 +402,7 @@ class Assembly:
             events=events,
             owners=None,
         )
-        self._emit(part, rows.differences() if rows.compared else None)
+        self._emit(part, self._differences_in(frame.step, rows))
 
     def _ranks_with_batches(self, step: int) -> list[int] | None:
         """Return the ranks that have batches of their own, of those that train in a step; None if that isn't known.
@@ -388,7 +417,7 @@ class Assembly:
         """Return the ranks that didn't capture a step that others captured."""
         if not pending.measured:
             return []
-        ranks = (each for each in self.ranks.values() if each.open and each.measures and each.newest >= step)
+        ranks = (each for each in self.ranks.values() if each.measures and step < each.end)
         return [each.rank for each in ranks if each.rank not in pending.measured]
 
     def _without_parts(self, rows: Rows, skipping: Sequence[int]) -> Rows:
@@ -425,8 +454,13 @@ class Assembly:
                 f"{unseen:,} of {self.world:,} ranks have sent nothing yet: the sums from step {step:,} on are without "
                 f"them",
             )
-        lacking = (each for each in self.ranks.values() if step < each.begins and each.rank not in pending.frames)
-        self.incomplete += bool(missing) or unseen > 0 or any(lacking)
+        gone = [each for each in self.ranks.values() if each.is_gone and step >= each.end]
+        for each in gone:
+            why = f"rank {each.rank} has crashed or is lost: the sums from step {step:,} on are without it"
+            self.tell("rank-gone", each.rank, why)
+        lacking = [each for each in self.ranks.values() if step < each.begins and each.rank not in pending.frames]
+        self._without = {each.rank for each in (*missing, *gone, *lacking)} | ({UNSEEN} if unseen > 0 else set())
+        self.incomplete += bool(self._without)
 
     def tell(self, name: str, rank: int, message: str) -> None:
         """Report something about a rank once."""

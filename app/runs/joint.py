@@ -19,7 +19,7 @@ from hookcore.errors import HookcoreError
 from hookcore.findings import follow
 from hookcore.reading.answers.runs import State
 from hookcore.records import Command, Frame, Snapshot
-from hookcore.records.vocabulary import DESYNC
+from hookcore.records.vocabulary import DESYNC, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, Place
 from hookcore.store import StepRange, Store
 from hookcore.store.copies import Difference
@@ -39,6 +39,7 @@ logger = logging.getLogger("hookcore")
 
 PREFIX: Final = "ranks-"  # of the id, before the job
 COUNT_EVERY_S: Final = 1.0  # between two sums of the ranks' counters
+REST_S: Final = 20.0  # in which the last steps of an attempt may come after the first ones of the next
 READ_AGAIN_S: Final = 10.0  # after the ranks couldn't be read
 _OF_RANK: Final = re.compile(r" rank \d+$")
 NO_ROUND: Final = -1
@@ -307,8 +308,15 @@ class JointRun(Run):
         """Don't wait for ranks that have ended, or are gone."""
         for run_id, rank in list(self._joined.items()):
             member = self.members.get(run_id)
-            if member is None or (member.round == self._round and self._is_over(member.run)):
-                self.assembly.leave(rank)
+            if member is None:
+                self.assembly.leave(rank, is_gone=True)
+            elif member.round == self._round and self._is_over(member.run):
+                self._leave(rank, member.run)
+
+    def _leave(self, rank: int, run: Run) -> None:
+        """Expect no more frames of a rank that has ended, or is gone."""
+        trained, is_through = run.info.facts.get(TRAINED), run.end.is_known and run.end.failure is None
+        self.assembly.leave(rank, trained + self.shift if isinstance(trained, int) else 0, not is_through)
 
     def _is_over(self, run: Run) -> bool:
         """Return whether no more frames are expected. After a restart of the server, trainers may return."""
@@ -332,7 +340,7 @@ class JointRun(Run):
             if rank == min(self.assembly.ranks):
                 self.store.add_snapshot(replace(record, step=record.step + self.shift))
         else:
-            self.assembly.leave(rank)
+            self._leave(rank, run)
             self._end()
         self._tell()
         if self.signs.clock() - self._counted_at >= COUNT_EVERY_S:
@@ -340,21 +348,32 @@ class JointRun(Run):
 
     def _leave_out(self, member: Member, frame: Frame) -> None:
         """Hold a frame of a rank that was started again, as most others may follow; leave out any other."""
-        if member.round != WAITING:
+        if member.round != WAITING and member.round <= self._round:
             self._tell_left_out(member)
             return
         self._held.setdefault(member.run.id, Held(self.signs.clock())).take(frame)
         self._give_up()
 
+    def _must_wait(self, member: Member) -> bool:
+        """Return whether a rank begins a round while steps of the one before are still on their way."""
+        if NO_ROUND < self._round < member.round and not self._reading:
+            held = self._held.get(member.run.id)
+            if held is None or self.signs.clock() - held.since <= REST_S:
+                every = (each.run for each in self.rounds.of(self._round))
+                return any(run.loaded and run.received.sent > run.received.acknowledged for run in every)
+        return False
+
     def _give_up(self) -> None:
         """Leave out ranks that were started again, and that most others didn't follow in time."""
         held = {run_id: member for run_id in self._held if (member := self.members.get(run_id)) is not None}
-        newest = max((member.round for member in held.values()), default=NO_ROUND)
-        if newest > self._round:
-            self._begin_round(newest)
+        newest = max(held.values(), key=lambda member: member.round, default=None)
+        is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
+        if newest is not None and newest.round > self._round and (is_much or not self._must_wait(newest)):
+            self._begin_round(newest.round)
         is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
         for run_id, each in self._held.items():
-            if not each.given_up and (is_much or self.signs.clock() - each.since > GRACE_S):
+            waits = run_id in held and held[run_id].round > self._round
+            if not each.given_up and not waits and (is_much or self.signs.clock() - each.since > GRACE_S):
                 each.give_up()
                 if run_id in held:
                     self._tell_left_out(held[run_id])
@@ -369,7 +388,7 @@ class JointRun(Run):
 
     def _rank_in_round(self, member: Member, step: int | None = None) -> int | None:
         """Return the member's rank if it belongs to the current round, which it may begin, with a step of its own."""
-        if member.round < max(self._round, 0):
+        if member.round < max(self._round, 0) or self._must_wait(member):
             return None
         if member.round > self._round:
             self._begin_round(member.round)
@@ -453,6 +472,8 @@ class JointRun(Run):
             if failure is not None:
                 error = f"{failure.error} (rank {rank})"
                 self.end = replace(self.end, failure=replace(failure, step=failure.step + self.shift, error=error))
+        if self._follows and self.missing() and self.assembly.is_patient:
+            return  # others may have trained, too, and be slower to arrive
         if current and all(self._is_over(each.run) for each in current) and self.end.step is None:
             self.assembly.flush()
             self.store.settle()
@@ -574,6 +595,8 @@ class JointRun(Run):
         streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
         for _, _, _, member, frame in heapq.merge(*streams):
             self.assembly.take(member.place.rank, _shifted(frame, self.shift))
+        # Steps that still wait need the names, which the run of a rank that isn't in memory doesn't have.
+        self.store.announce(self.assembly.number_taps())
         for member, archive in members:
             rank = self.assembly.ranks[member.place.rank]
             rank.taps = lambda run=member.run: run.store.taps().taps  # type: ignore[misc]

@@ -98,6 +98,7 @@ class Received:
     """What has arrived of a run, and what hasn't."""
 
     acknowledged: int = -1
+    sent: int = -1  # the highest item that is known to be on its way here, through ClickHouse
     described: int = -1
     counters: DeliveryCounters = field(default_factory=DeliveryCounters)
     behind: str = ""  # why its newest steps aren't here yet
