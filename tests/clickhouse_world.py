@@ -157,9 +157,17 @@ class Collector:
 
 
 def store_frames(
-    url: str, info: RunInfo, steps: range, damage: Mapping[Table | Inlet, int] | None = None, stored: int | None = None
+    url: str,
+    info: RunInfo,
+    steps: range,
+    damage: Mapping[Table | Inlet, int] | None = None,
+    stored: int | None = None,
+    sent: int | None = None,
 ) -> None:
-    """Store frames of a run without a collector, each block of `damage` so many times, and a sign of life."""
+    """Store frames of a run without a collector, each block of `damage` so many times, and a sign of life.
+
+    That says that there are items up to `sent`, of which those up to `stored` are stored.
+    """
     cluster = connect(ClusterAddress.of(url), "a test")
     shard, number = cluster.shards[0], number_of_run(info.id)
     day = day_of(info.started_s)
@@ -172,7 +180,8 @@ def store_frames(
             shard.insert(table.name, block)
     last = steps.stop - 1
     known = last if stored is None else stored
-    sign = Sign(info, DeliveryCounters(), "spool", 0.0, last, known, -1, False, None, 0, last, steps.stop)
+    numbers = last if sent is None else sent, known, -1
+    sign = Sign(info, DeliveryCounters(), "spool", 0.0, *numbers, False, None, 0, last, steps.stop)
     shard.insert(RUNS.name, signs_block([(number, day, time.time_ns() // 1_000_000, sign)]))
     cluster.close()
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from hookcore.records import ModuleRecord, Tap
-from hookcore.records.wire import Batch, Description, EndItem, frame_item
+from hookcore.records.wire import Batch, Description, EndItem, Place, frame_item
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse import schema
 from hookcore_app.clickhouse.address import ClusterAddress
@@ -194,6 +194,20 @@ def test_the_newest_step_waits_for_its_other_parts(collector: Collector, url: st
     assert node.ask(f"{rows} > 0", database).split() == ["4", "4"]
     assert node.ask(f"{rows} = 2", database).split() == ["1", "1"]
     assert node.ask("SELECT sum(present) FROM rollups WHERE lane = 0 AND level = 3", database) == "4"
+
+
+def test_the_newest_step_of_a_rank_that_was_started_again_waits_for_no_minute(
+    collector: Collector, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "REPLACED_S", 0.0)
+    for attempt in range(2):
+        place = Place(job="job", rank=0, world=2, attempt=attempt)
+        info = msgspec.structs.replace(a_run(f"attempt-{attempt}"), place=place, started_s=1e9 + attempt)
+        items = tuple(frame_item(step, a_frame(step)) for step in range(3))
+        collector.post(Batch(run=info, taps=TAPS, items=items))
+    wait_until_stored([server.nodes[0]], database_of(url), {"attempt-0": 3})
+    where = f"run = {number_of_run('attempt-1')}"
+    assert server.nodes[0].ask(f"SELECT count() FROM items WHERE {where}", database_of(url)) in ("0", "2")
 
 
 def test_a_repeated_batch_is_stored_once_and_a_damaged_frame_is_counted(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hookcore.records import STATS, Frame, SketchBlock, Tap
 from hookcore.records.wire import frame_item
 from hookcore.store import Store
+from hookcore.store.heatmap import Columns
 from hookcore.store.past import Past
 from hookcore_app.clickhouse import asked, past, rankspast
 from hookcore_app.clickhouse.address import ClusterAddress
@@ -156,6 +157,15 @@ def cluster() -> Iterator[Cluster]:
         made = connect(ClusterAddress.of(nodes.url), "a test")
         yield made
         made.close()
+
+
+@pytest.fixture(scope="module")
+def shards(cluster: Cluster) -> Iterator[list[Shard]]:
+    """Return two shards, which are two databases of one server."""
+    made = connect(replace(cluster.address, database="other"), "a test")
+    made.shards[0].number = 1
+    yield [cluster.shards[0], made.shards[0]]
+    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -376,13 +386,16 @@ def frames_of(rank: int, steps: int, seed: int) -> list[Frame]:
 
 
 class Ranks(Alike):
-    """The sum of all ranks over two attempts, as the server adds it up, and in a small store over ClickHouse."""
+    """The sum of all ranks over two attempts, as the server adds it up, and in a small store over ClickHouse.
+
+    Of the first attempt, one shard has all ranks; of the second one, two have some each.
+    """
 
     past: RanksPast
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, shards: Sequence[Shard]) -> None:
         self.whole, self.small = Store(600_000_000), Store(SMALL)
-        shard, attempts = cluster.shards[0], []
+        attempts = []
         assembly = Assembly(lambda merged, _: self._append(merged), 2**30, lambda: 0.0)
         assembly.part(frozenset(["stage"]))
         for turn, steps in enumerate(LENGTHS):
@@ -390,7 +403,7 @@ class Ranks(Alike):
             shift, ranks, every = assembly.newest + 1, [], []
             for rank in range(WORLD):
                 taps = tuple(OF_RANKS[number][0] for number in np.roll(np.arange(len(OF_RANKS)), rank))
-                made = frames_of(rank, steps, turn)
+                made, shard = frames_of(rank, steps, turn), shards[rank % 2 if turn else 0]
                 store_rank(shard, f"rank-{rank}-{turn}", made, len(taps), rank)
                 assembly.join(rank, WORLD, lambda taps=taps: taps)
                 numbers = {tap: number for number, tap in enumerate(taps)}
@@ -409,8 +422,8 @@ class Ranks(Alike):
 
 
 @pytest.fixture(scope="module")
-def all_ranks(cluster: Cluster) -> Ranks:
-    return Ranks(cluster)
+def all_ranks(shards: Sequence[Shard]) -> Ranks:
+    return Ranks(shards)
 
 
 @pytest.fixture
@@ -527,14 +540,18 @@ def test_what_all_ranks_have_together_is_partial_if_it_is_too_much_or_a_rank_is_
 BATCH: Final = Tap("batch", "output")
 
 
-def batches(rank: int, steps: Sequence[int], numbers: Sequence[int] = (0,)) -> list[Frame]:
-    """Return frames in which a rank has 64 values of its own of each tap."""
+def batches(rank: int, steps: Sequence[int], numbers: Sequence[int] = (0,), owner: int | None = None) -> list[Frame]:
+    """Return frames in which a rank has 64 values of each tap, its own or those of an owner."""
     stats = np.zeros((len(numbers), len(STATS)))
     stats[:, 0], stats[:, 10:12] = 64, (1, 64)
     many = len(numbers)
     bins, counts = np.full(many, 2000, np.uint16), np.full(many, 64, np.uint32)
     block = SketchBlock(np.arange(many + 1, dtype=np.uint32), bins, counts)
-    more: dict[str, Any] = {"owners": np.full(many, rank, np.int32), "sketches": block, "scalars": {"loss": rank}}
+    more: dict[str, Any] = {
+        "owners": np.full(many, rank if owner is None else owner, np.int32),
+        "sketches": block,
+        "scalars": {"loss": rank},
+    }
     return [frame(step, stats, numbers=numbers, **more) for step in steps]
 
 
@@ -603,12 +620,65 @@ def test_what_is_lost_makes_its_steps_unknown_and_what_is_stored_twice_counts_on
     assert counts_of(found, (0, 11)) == dict.fromkeys(range(12), 192)
 
 
+def test_what_clickhouse_has_lost_of_all_ranks_is_said_to_be_missing(cluster: Cluster) -> None:
+    shard = cluster.shards[0]
+    parts = [(range(3), {}), (range(3, 5), {"rows": 0}), (range(5, 7), {"sketches": 0}), (range(7, 9), {})]
+    for rank in range(2):
+        store_parts(shard, f"gone-{rank}", rank, [(batches(rank, steps), times) for steps, times in parts])
+    known = [0, 1, 2, 5, 6, 7, 8]
+    found = past_of(shard, "gone-0", "gone-1")
+    assert counts_of(found, (0, 8)) == dict.fromkeys(known, 128)
+    for rank in range(2):
+        assert f"of which ClickHouse lacks all values that rank {rank} has sent" in found.trouble
+    found = past_of(shard, "gone-0", "gone-1")
+    assert found.rows("mean", ["loss"], (0, 8), 1000).first.tolist() == known  # type: ignore[union-attr]
+    assert "lacks logged values that rank 1 has sent" in found.trouble
+    sketches = found.sketches(0, (0, 8), 1000)
+    assert sketches is not None
+    assert [each.first for each in sketches] == [0, 1, 2, 7, 8]
+    assert "lacks histograms that rank 1 has sent" in found.trouble
+    found = past_of(shard, "gone-0", "gone-1")
+    assert counts_of(found, (7, 8)) == {7: 128, 8: 128}
+    assert not found.trouble
+
+
+@pytest.mark.parametrize("table", ["rows", "rollups_in", "sketches", "sketch_rollups"])
+def test_sums_over_steps_are_not_used_if_they_have_something_twice_or_not_at_all(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """The block is that of all ranks, so they don't differ."""
+    monkeypatch.setattr(asked, "LARGE", 0)
+    for name in ("MAX_EXACT", "MAX_SKETCHES"):
+        monkeypatch.setattr(past, name, 1)
+    shard, times = cluster.shards[0], (1, 2, 0)
+    for many in times if table in ("rollups_in", "sketch_rollups") else times[:2]:
+        runs = [f"{table}-{many}-{rank}" for rank in range(2)]
+        for rank, run in enumerate(runs):
+            parts = [batches(rank, steps, owner=0) for steps in (range(64), range(64, 128))]
+            store_parts(shard, run, rank, [(parts[0], {table: many}), (parts[1], {})])
+        found = past_of(shard, *runs)
+        rows, cells = found.rows("mean", [0], (0, 127), 1), found.cells("mean", [0], Columns(0, 127, 4), (0, 127))
+        sketches = found.sketches(0, (0, 127), 1)
+        assert rows is not None
+        assert cells is not None
+        assert sketches is not None
+        assert (len(rows.first) < 128) == (many == 1), "the sums are read, unless that is uncertain"
+        assert rows.present.sum() == 128
+        assert cells.present.sum() == 128
+        assert sum(int(each.counts.sum()) for each in sketches) == 128 * 64
+        assert not found.trouble
+
+
 def test_a_rank_that_stores_late_is_in_answers_from_then_on(cluster: Cluster) -> None:
     shard = cluster.shards[0]
     store_rank(shard, "early-0", batches(0, range(6)), 1, 0)
     store_parts(shard, "late-1", 1, [(batches(1, range(2)), {})])
     found = past_of(shard, "early-0", "late-1")
     assert counts_of(found, (0, 5)) == {step: 128 if step < 2 else 64 for step in range(6)}, "it seems lost"
+    (attempt,) = found._attempts()
+    first, second = attempt.ranks
+    ended = RanksPast(lambda: [replace(attempt, ranks=[first, replace(second, trained=5)])], found._taps)
+    assert counts_of(ended, (0, 5)) == {0: 128, 1: 128, 5: 64}, "it has trained more steps than it captured"
     items = [frame_item(each.step, each) for each in batches(1, range(2, 6))]
     piece = Piece(number_of_run("late-1"), 20_000, 1, 0, 1, 1, items)
     for table, block in blocks_of("late again", 0, [piece]).items():
@@ -639,7 +709,8 @@ def test_a_part_is_not_taken_for_the_whole_if_a_rank_captured_a_tensor_rarely(cl
 
 def test_each_start_of_a_training_has_its_ranks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one had no step when all ranks started again."""
-    runs = {run: SimpleNamespace(id=run, finished=False, loaded=False) for run in ("00", "10", "11")}
+    about: dict[str, Any] = {"finished": False, "loaded": False, "info": SimpleNamespace(facts={})}
+    runs = {run: SimpleNamespace(id=run, **about) for run in ("00", "10", "11")}
     members = {
         run: SimpleNamespace(run=each, round=int(run[0]), place=SimpleNamespace(rank=int(run[1]), world=3))
         for run, each in runs.items()

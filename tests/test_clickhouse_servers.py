@@ -496,6 +496,35 @@ def test_of_a_long_training_that_was_restarted_memory_has_the_newest_steps_and_c
     assert f"look at steps {begin} and later" in joint.partial or (begin is None and not joint.partial)
 
 
+def test_the_last_steps_of_an_attempt_that_are_stored_after_the_next_one_has_begun_are_in_the_sum(url: str) -> None:
+    """So servers agree on the steps of the next attempt, whenever they have read it."""
+    world = make_world(store=url)  # without a thread: the test looks
+    shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
+    shared_runs._listed.set()
+
+    def look() -> JointRun:
+        shared_runs._look(shard)
+        shared_runs.advance(shard)
+        joint = world.runs.find("ranks-job")
+        assert isinstance(joint, JointRun)
+        return joint
+
+    for rank, steps in ((0, range(10)), (1, range(8))):
+        store_frames(url, _a_rank(rank), steps, sent=9)
+    assert look().store.steps().newest == 7
+    for rank in range(2):
+        store_frames(url, _a_rank(rank, attempt=1), range(3))
+    assert look().store.steps().newest == 7, "the next attempt waits"
+    store_frames(url, _a_rank(1), range(8, 10))
+    for rank in range(2):
+        store_frames(url, _a_rank(rank, attempt=1), range(3, 5))
+    joint = look()
+    joint.tick()
+    assert (joint.shift, joint.store.steps().newest, joint.assembly.incomplete) == (10, 14, 0)
+    assert not [event.message for event in joint.store.events() if event.name == "rank-of-before"]
+    shared_runs.close()
+
+
 def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are_read_before_the_sum(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -578,7 +607,7 @@ def test_what_a_rank_sent_while_it_was_not_in_memory_is_added_to_the_sum_or_coun
     store_frames(url, _a_rank(1), range(16, 17))
     look()
     assert joint.store.steps().newest == 16
-    assert joint.assembly.incomplete == 0
+    assert joint.assembly.incomplete == 4
     monkeypatch.setattr(opening, "WHOLE_ROWS", 100)  # a frame counts as 25
     monkeypatch.setattr(opening, "WINDOW_ROWS", 50)
     leave_while(range(17, 25), range(17, 26))

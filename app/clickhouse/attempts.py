@@ -24,6 +24,7 @@ class RankRun:
     rank: int
     taps: Callable[[], Mapping[Tap, int]] = field(repr=False)  # with their numbers
     is_over: bool = False  # no more frames are expected
+    trained: int = 0  # steps, as far as it has said so at its end
 
     @property
     def run(self) -> int:
@@ -38,6 +39,7 @@ class Progress:
     after: int = 0  # the number after that of the newest frame
     newest: int = -1  # step
     captured: int = 0  # frames with rows
+    spools: frozenset[int] = frozenset()  # that have inserted something of it
 
 
 @dataclass(frozen=True, slots=True)

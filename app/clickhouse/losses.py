@@ -14,6 +14,7 @@ from hookcore.store.segments import Steps
 from .attempts import Progress, RankRun, by_shard, of_runs
 from .client import Shard
 from .names import SCALARS, lane_of_scalar
+from .questions import in_steps
 from .tables import CHUNK, FRAME, MERGED, ROWS, SKETCHES, Table
 
 
@@ -29,8 +30,23 @@ class Sent:
 
 VALUES: Final = Sent("values", ROWS, "rows", f"lane < {SCALARS} AND role < {MERGED}")
 HISTOGRAMS: Final = Sent("histograms", SKETCHES, "sketches", f"lane < {SCALARS}")
-LOGGED: Final = Sent("logged values", ROWS, "1", f"lane = {lane_of_scalar(TIME)}")  # each frame has its time
+_TIMES: Final = f"lane = {lane_of_scalar(TIME)}"  # each frame has one, in the same block as its other rows
+LOGGED: Final = Sent("logged values", ROWS, "1", _TIMES)
+ALL_VALUES: Final = Sent("all values", ROWS, "1", _TIMES)
 _CHUNK: Final = f"intDiv(step, {1 << CHUNK})"
+
+
+def are_whole(shard: Shard, ranks: Sequence[RankRun], steps: tuple[int, int]) -> bool:
+    """Return whether all frames of some steps have rows."""
+    runs, (first, last) = of_runs(ranks), steps
+    said = shard.read(
+        f"SELECT count() AS found FROM items WHERE {runs} AND kind = {FRAME} AND step BETWEEN {first} AND {last}"
+    )
+    here = shard.read(
+        "SELECT count() AS found FROM "
+        f"(SELECT run, number FROM rows WHERE {runs} AND {in_steps(first, last)} AND {_TIMES} GROUP BY run, number)"
+    )
+    return said.one("found") <= here.one("found")
 
 
 class Losses:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import SketchBlock, Tap
+from hookcore.records import STAT_COLUMN, SketchBlock, Tap
 from hookcore.store.segments import Steps
 
 from .asked import Asked, Part
-from .attempts import Progress, RankRun, uneven
-from .losses import HISTOGRAMS, LOGGED, VALUES, Losses, Sent
+from .attempts import Progress, RankRun, by_shard, uneven
+from .losses import ALL_VALUES, HISTOGRAMS, LOGGED, VALUES, Losses, Sent, are_whole
 from .questions import in_lanes
 from .rankrows import Logged, RankRows, Shares, lacking
 from .tables import CHUNK, FRAME, PART
+
+_SKETCHED: Final = STAT_COLUMN["sketched"]
+Key = TypeVar("Key")
+
+
+def _joined(one: Mapping[Key, Steps], other: Mapping[Key, Steps]) -> dict[Key, Steps]:
+    """Return the steps of both."""
+    none = np.empty(0, np.int64)
+    return {each: np.union1d(one.get(each, none), other.get(each, none)) for each in {**one, **other}}
 
 
 class RankShares:
@@ -36,7 +46,8 @@ class RankShares:
         parts = {each: part for part in asked.parts for each in part.ranks}
         skipped = {}
         for each, missing in uneven([each for each in parts if self._progress_of(each).captured], steps).items():
-            missed = missing[missing <= self._progress_of(each).newest]  # later ones, the rank never reached
+            # Later ones, the rank never reached.
+            missed = missing[missing < max(self._progress_of(each).newest + 1, each.trained)]
             if len(missed):
                 skipped[each] = missed
         lost = self._lost(parts, len(asked.taps), skipped, rows, block)
@@ -61,22 +72,31 @@ class RankShares:
         none = np.empty(0, np.int64)
         has = {each.rank: np.isin(np.arange(lanes), part.places) for each, part in parts.items()}
         ranks = {each.rank: each for each in parts}
-        asked = [(VALUES, rows)]
+        lacks = [(VALUES, lacking(rows, has))]
         if block is not None:
-            asked.append((HISTOGRAMS, rows.take(np.flatnonzero(np.diff(block.start.astype(np.int64))))))
+            has_sketch = np.diff(block.start.astype(np.int64)) > 0
+            with_sketch = rows.take(np.flatnonzero(has_sketch))
+            without = rows.take(np.flatnonzero(~has_sketch & (rows.stats[:, _SKETCHED] > 0)))
+            own = {rank: without.step[without.rank == rank] for rank in np.unique(without.rank).tolist()}
+            lacks.append((HISTOGRAMS, _joined(lacking(with_sketch, has), own)))
         lost: dict[RankRun, Steps] = {}
-        for sent, those in asked:
-            lacks = {ranks[rank]: steps for rank, steps in lacking(those, has).items()}
-            lacks = {each: np.setdiff1d(steps, skipped.get(each, none)) for each, steps in lacks.items()}
-            for each, steps in self._find(sent, lacks).items():
-                lost[each] = np.union1d(lost.get(each, none), steps)
+        for sent, of_rank in lacks:
+            asked = {ranks[rank]: np.setdiff1d(at, skipped.get(ranks[rank], none)) for rank, at in of_rank.items()}
+            lost = _joined(lost, self._find(sent, asked))
         return lost
 
-    def without_lost(self, ranks: Sequence[RankRun], said: Logged) -> Logged:
+    def note_without_rows(self, asked: Asked) -> None:
+        """Note if there are frames of which ClickHouse has no rows, because none of any rank may tell that."""
+        self._without_rows(ALL_VALUES, [each for part in asked.parts for each in part.ranks], asked.steps)
+
+    def _without_rows(self, sent: Sent, ranks: Sequence[RankRun], steps: tuple[int, int]) -> dict[RankRun, Steps]:
+        """Return in which of these steps each rank has frames without rows."""
+        some = [each for shard, here in by_shard(ranks) if not are_whole(shard, here, steps) for each in here]
+        return self._find(sent, dict.fromkeys(some, np.arange(steps[0], steps[1] + 1))) if some else {}
+
+    def without_lost(self, ranks: Sequence[RankRun], steps: tuple[int, int], said: Logged) -> Logged:
         """Return logged values of the steps of which ClickHouse has what all of these ranks have logged."""
-        every = np.unique(said.step)
-        lacks = {each: np.setdiff1d(every, said.step[said.rank == each.rank]) for each in ranks}
-        lost = self._find(LOGGED, lacks).values()
+        lost = self._without_rows(LOGGED, ranks, steps).values()
         return said.some(~np.isin(said.step, np.concatenate([*lost]))) if lost else said
 
     def _find(self, sent: Sent, lacks: Mapping[RankRun, Steps]) -> dict[RankRun, Steps]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from hookcore.store.sketches import SketchRows
 
 from .asked import Asked
 from .attempts import Attempt, Progress, RankRun, by_shard, frames_of, of_runs
+from .marks import Marks
 from .names import lane_of_scalar
 from .past import MAX_CAPTURED, TROUBLED_S, Found, RunPast, StoredPast
 from .questions import in_steps
@@ -62,6 +63,7 @@ class RanksPast(StoredPast):
         self._attempts, self._taps, self._leaves_out = attempts, taps, leaves_out
         self._recent = Recent(nbytes_of)
         self._known: dict[int, Progress] = {}  # by run
+        self._marks = Marks()
         self._shares = RankShares(self._of, self._troubles.note)
 
     # -- which steps there are ---------------------------------------------------------------------------------------
@@ -72,12 +74,14 @@ class RanksPast(StoredPast):
             for shard, ranks in by_shard(attempt.ranks):
                 runs = " OR ".join(f"(run = {each.run} AND number >= {self._of(each).after})" for each in ranks)
                 found = shard.read(
-                    "SELECT run, max(number) AS newest, max(step) AS until, countIf(rows > 0) AS captured "
-                    f"FROM items WHERE ({runs}) AND kind = {FRAME} GROUP BY run"
+                    "SELECT run, max(number) AS newest, max(step) AS until, countIf(rows > 0) AS captured, "
+                    f"groupUniqArray(spool) AS spools FROM items WHERE ({runs}) AND kind = {FRAME} GROUP BY run"
                 )
                 columns = (found.numbers(name).tolist() for name in ("run", "newest", "until", "captured"))
-                for run, number, until, captured in zip(*columns, strict=True):
+                spools = found.lists("spools")
+                for place, (run, number, until, captured) in enumerate(zip(*columns, strict=True)):
                     known = self._known[run]
+                    known.spools |= {*spools.values[spools.starts[place] : spools.starts[place + 1]].tolist()}
                     known.after, known.newest = number + 1, max(known.newest, until)
                     known.captured += captured
             waited = [self._of(each).newest for each in attempt.ranks if not each.is_over]
@@ -183,13 +187,14 @@ class RanksPast(StoredPast):
         """Return what an answer depends on: which ranks there are, and how far each is stored."""
         here: list[Hashable] = [frozenset(tap for tap in self._taps() if self._leaves_out(tap))]
         for attempt, (_, last) in self._within(span):
-            known = [(each.run, self._of(each)) for each in attempt.ranks]
-            here.append((attempt.shift, *((run, None if of.newest > last else of.after) for run, of in known)))
+            known = [(each.run, len(each.taps()), each.trained, self._of(each)) for each in attempt.ranks]
+            here.append((attempt.shift, *((*about, None if of.newest > last else of.after) for *about, of in known)))
         return tuple(here)
 
     def _state(self) -> Hashable:
         """Return what else an answer is known for: what is lost may only be late, so it is looked for again."""
-        return self._shares.lost and (self._shares.lost, time.monotonic() // TROUBLED_S)
+        lacks = self._shares.lost, self._marks.uneven
+        return any(lacks) and (*lacks, time.monotonic() // TROUBLED_S)
 
     def latest(self, taps: int, span: Span) -> tuple[Steps, Floats] | None:
         return self._troubles.attempt("latest", lambda: self._latest(taps, span))
@@ -231,7 +236,7 @@ class RanksPast(StoredPast):
                     entries = _known(past.sketches(number, each.steps, most), past)
                     found += [moved(entry, lanes, each.attempt.shift) for entry in entries]
             else:
-                for part in self._sums(_BASE, each, with_sketches=True):
+                for part in self._sums((*_BASE, "sketched"), each, with_sketches=True):
                     found += sketches_in(part, lanes)
         return sorted(found, key=lambda entry: entry.first)
 
@@ -257,7 +262,7 @@ class RanksPast(StoredPast):
             raise HookcoreError(f"{name} of all ranks together is only in memory. The runs of the ranks have it")
         found = []
         for attempt, steps in self._within(span):
-            said = self._shares.without_lost(attempt.ranks, _logged(attempt, name, steps))
+            said = self._shares.without_lost(attempt.ranks, steps, _logged(attempt, name, steps))
             frames = _logged(attempt, TIME, steps) if name == GRAD_SCALE else said
             at, value = merge_scalar(name, said, np.unique(frames.step, return_counts=True))
             found.append((at + attempt.shift, value))
@@ -280,11 +285,24 @@ class RanksPast(StoredPast):
         every = self._taps()
         taps = [every[number] for number in numbers]
         asked = [Asked.of(attempt, steps, taps, self._leaves_out) for attempt, steps in self._within(span)]
-        asked = [each for each in asked if each.rows]
+        for each in asked:
+            self._shares.note_without_rows(each)
+        asked = [self._without_uncertain(each) for each in asked if each.rows]
         added = [each for each in asked if exactly or not each.is_easy(with_sketches)]
         _check(sum(each.rows for each in added), MAX_ADDED, "values")
         if with_sketches:
             _check(sum(each.sketches for each in added), MAX_SKETCHES_ADDED, "histograms")
+        return asked
+
+    def _without_uncertain(self, asked: Asked) -> Asked:
+        """Return what is asked, to be added up row by row if sums over steps may lack something or have it twice."""
+        if not asked.is_large or asked.holders is None:
+            return asked
+        for shard, ranks in by_shard(asked.holders):
+            progress = [self._of(each) for each in ranks]
+            spools = frozenset[int]().union(*(each.spools for each in progress))
+            if not self._marks.are_whole(shard, spools, tuple(each.after for each in progress)):
+                return replace(asked, holders=None)
         return asked
 
     def _run_of(self, rank: RankRun) -> RunPast:

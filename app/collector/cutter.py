@@ -30,7 +30,7 @@ from .homes import Homes, hear_signs
 from .lanes import Lanes
 
 MIN_ROWS: Final = 100_000  # of a segment, unless what waits is too old
-HEAR_S: Final = 1.0  # between two looks for commands
+HEAR_S: Final = 1.0  # between two looks for commands, and for runs that were started again
 MAX_BYTES: Final = 64 * 2**20  # of a segment, in memory, about
 
 MAX_NAMES: Final = 100_000  # of lanes, modules, and hooks, in a block
@@ -62,6 +62,7 @@ class Cutter:
         self._feeds = {lane.info.id: Feed(lane, recovered=lane.acknowledged) for lane in lanes.all()}
         self._unfinished = self.cuts.unfinished()
         self._lock = threading.Lock()  # of the feeds' numbers of segments, which inserting threads lower
+        self._noted_at = float("-inf")
         self._signed_at = [float("-inf")] * len(cluster.shards)
         self._heard_at = [float("-inf")] * len(cluster.shards)
 
@@ -76,6 +77,18 @@ class Cutter:
         for run_id, lane in lanes.items():
             if run_id not in self._feeds:
                 self._feeds[run_id] = Feed(lane)
+        if self._clock() - self._noted_at >= HEAR_S:
+            self._noted_at = self._clock()
+            self._note_replaced()
+
+    def _note_replaced(self) -> None:
+        """Note which runs of a rank are followed by another one, because the training was started again."""
+        newest: dict[tuple[str, int], float] = {}
+        placed = [(feed, feed.lane.info, place) for feed in self._feeds.values() if (place := feed.lane.info.place)]
+        for _, info, place in placed:
+            newest[place.job, place.rank] = max(newest.get((place.job, place.rank), 0.0), info.started_s)
+        for feed, info, place in placed:
+            feed.is_replaced = info.started_s < newest[place.job, place.rank]
 
     def locate(self) -> None:
         """Find the shards of runs. Raises UnreachableError if that of some run can't be asked."""

@@ -16,6 +16,7 @@ from .lane import Lane
 from .spool import Record, SpoolError
 
 SILENT_S: Final = 60.0  # without the trainer: the newest step counts as complete
+REPLACED_S: Final = 3.0  # if its rank was started again in the meantime
 STEP_BYTES: Final = 64 * 2**20  # of the newest step: with more, it counts as complete, too
 ITEM_BYTES: Final = 1000  # of an item, besides its values, about
 
@@ -35,6 +36,7 @@ class Feed:
     first_step: int = -1
     steps: int = 0  # different ones
     end: EndItem | None = None
+    is_replaced: bool = False  # its rank was started again
     items: list[Item] = field(default_factory=list)  # that are in no segment yet
     rows: int = 0  # of these items
     nbytes: int = 0
@@ -119,7 +121,8 @@ class Feed:
 
     def complete(self) -> int:
         """Return how many of the items belong to steps of which no more parts are expected."""
-        is_over = self.lane.silent_s > SILENT_S or any(isinstance(item, EndItem) for item in self.items)
+        patience_s = REPLACED_S if self.is_replaced else SILENT_S
+        is_over = self.lane.silent_s > patience_s or any(isinstance(item, EndItem) for item in self.items)
         steps = [item.step if isinstance(item, FrameItem) else -1 for item in self.items]
         newest = max(steps, default=-1)
         if is_over or newest < 0:

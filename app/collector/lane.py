@@ -276,7 +276,7 @@ class Lane:
     def _some_items(self) -> Iterator[Item]:
         room, count = PARCEL_BYTES, 0
         for record in tuple(self._waiting):
-            if count and (room < record.size or count >= MAX_ITEMS):
+            if count and (room < record.size or count + record.count > MAX_ITEMS):
                 return
             room -= record.size
             try:

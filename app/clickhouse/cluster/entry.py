@@ -65,6 +65,12 @@ class Entry:
         return day_of(self.run.info.started_s)
 
     @property
+    def attempt(self) -> int:
+        """How often the training of this rank was started again before; 0 for a single process."""
+        member = self.run.joint.members.get(self.run.id) if isinstance(self.run.joint, JointRun) else None
+        return 0 if member is None else member.round
+
+    @property
     def is_followed(self) -> bool:
         """Whether its store lacks something that ClickHouse has or will have."""
         return self.run.loaded and not (
@@ -85,6 +91,7 @@ class Entry:
             return
         run, sign = self.run, each.sign
         self._version, self._stored = each.version, sign.stored
+        run.received.sent = sign.acknowledged
         run.hear(
             tamed(sign.info),
             sign.counters,

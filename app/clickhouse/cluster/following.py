@@ -10,17 +10,17 @@ from ..client import Shard
 from ..reading import Completed, Stored, complete
 
 
-def in_order(stored: Sequence[Stored]) -> list[Stored]:
-    """Return items by their steps, those of each run in their order.
+def in_order(stored: Sequence[Stored], attempts: Mapping[int, int]) -> list[Stored]:
+    """Return items by the attempts of their trainings and by their steps, those of each run in their order.
 
     So the ranks of a training come together, as they would have come to a server without ClickHouse.
     """
     reached: dict[int, int] = {}
-    steps = []
+    places = []
     for each in stored:
         reached[each.run] = max(reached.get(each.run, -1), each.step)
-        steps.append(reached[each.run])
-    return [each for _, each in sorted(zip(steps, stored, strict=True), key=lambda pair: pair[0])]
+        places.append((attempts.get(each.run, 0), reached[each.run]))
+    return [each for _, each in sorted(zip(places, stored, strict=True), key=lambda pair: pair[0])]
 
 
 def read_all(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hookcore.records import Event, Tap
+from hookcore.records.vocabulary import TRAINED
 from hookcore.store import StepRange
 
 from ...runs.joint import JointRun
@@ -93,7 +94,9 @@ class SumOfRanks:
             run, shard = member.run, self.shard_of(member.run.id)
             if shard is not None:
                 taps = partial(self._taps_of, run, shard)
-                yield RankRun(shard, run.id, member.place.rank, taps, run.finished)
+                trained = run.info.facts.get(TRAINED)
+                known = trained if isinstance(trained, int) else 0
+                yield RankRun(shard, run.id, member.place.rank, taps, run.finished, known)
 
     def _taps_of(self, run: Run, shard: Shard) -> Mapping[Tap, int]:
         """Return the taps of a rank, with their numbers."""

@@ -249,7 +249,8 @@ class SharedRuns:
         unnamed: set[int] = set()
         waiting: dict[int, Mismatch | None] = {}
         lost_until = {number: each.lost_until for number, each in followed.items()}
-        for part in portions(in_order(stored)):
+        attempts = {number: each.attempt for number, each in followed.items()}
+        for part in portions(in_order(stored, attempts)):
             items, read = read_all(shard, part, halted, lost_until)
             for number, item in items:
                 if number not in unnamed and not self._take(followed[number], item):
