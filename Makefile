@@ -33,6 +33,8 @@ AGAIN ?= --reruns 2 --rerun-except 'from pytest-timeout' -rfER
 # Of the pages' tests: chromium, or firefox, which is Debian's. Not taken from the environment, where it means something else.
 BROWSER := chromium
 SCHEMA := tests/test_api_schema.py
+# Without the plugins of packages that only some tests need, which import half a second of others.
+PYTEST := $(BIN)/python -m pytest -q -p no:schemathesis -p no:hydra_pytest
 # Each process collects all files that it is given, and what they import takes seconds: so files with nothing to run in
 # a stage aren't given to it.
 QUICK = $(filter-out $(SCHEMA),$(shell grep -L '^pytestmark = pytest.mark.slow' tests/test_*.py))
@@ -76,17 +78,17 @@ types-scripts: $(NODE_STAMP)
 	$(NODE_BIN)/tsc
 
 quick: $(STAMP)  ## the tests that take seconds
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist worksteal --durations 15 $(AGAIN) -m "not slow" $(QUICK)
+	$(PYTEST) -n $(AT_ONCE) --dist worksteal --durations 15 $(AGAIN) -m "not slow" $(QUICK)
 
 scripts: $(NODE_STAMP)  ## the tests of the pages' pure modules, in Node
 	node --test tests/js/*.test.mjs
 
 pages: $(STAMP)  ## the pages in a real browser; BROWSER=firefox for Debian's Firefox
 	$(if $(filter firefox,$(BROWSER)),@$(call need,command -v firefox-esr,firefox-esr))
-	TEST_BROWSER=$(BROWSER) $(BIN)/python -m pytest -q -n $$((($(AT_ONCE) + 1) / 2)) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
+	TEST_BROWSER=$(BROWSER) $(PYTEST) -n $$((($(AT_ONCE) + 1) / 2)) --dist loadfile --durations 15 $(AGAIN) -m browser tests/browser
 
 slow: $(STAMP)  ## the tests that take longer: whole models, compilers, several processes
-	$(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m slow $(SLOW)
+	$(PYTEST) -n $(AT_ONCE) --dist loadfile --durations 15 $(AGAIN) -m slow $(SLOW)
 
 # Apart, because each process that only collects it makes its requests, which takes ten seconds.
 schema: $(STAMP)  ## requests that the description of the API allows and forbids
