@@ -11,9 +11,11 @@ import pytest
 
 from hookcore.findings import RULES
 from hookcore.findings.ownrules import FrameView, OwnRule, OwnRules
+from hookcore.reading.answers import Incidents, RunRules
 from hookcore.records import Failure, Tap
 from hookcore.records.vocabulary import OWN_RULE
 from hookcore_app.cli import main
+from hookcore_app.cli.check import Checked
 from tests import build
 from tests.archive_world import ODD_NAME, keep, kept_in, save_layer
 from tests.serving import TOKEN, served
@@ -97,6 +99,13 @@ def test_a_server_answers_and_acknowledged_incidents_do_not_fail(capsys: pytest.
         run.acknowledge(incident.key, True)
         assert main(given) == 0
         assert "(acknowledged)" in capsys.readouterr().out
+
+
+def test_dropped_incidents_are_counted_with_the_right_noun() -> None:
+    found = [Incidents("run", 0, dropped, 1, ()) for dropped in (1, 1200)]
+    rules = RunRules("run", (), ())
+    told = [Checked("run", "", "ended", None, 9, "", each, (), rules).dropped_words for each in found]
+    assert [words.partition(" dropped (1 of them")[0] for words in told] == ["1 more incident", "1,200 more incidents"]
 
 
 def save_with_broken_rule(folder: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hookcore_app.analysis.figures import numerals
+from hookcore_app.analysis import numerals
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "js" / "number_cases.json").read_text("utf-8"))

@@ -17,7 +17,7 @@ from hookcore.store.distributions import display_groups
 from hookcore.store.rows import Rows
 from hookcore.store.unlike import Distribution, Sample, apart, distributions, shares_apart
 
-from .figures.numerals import percent
+from .numerals import percent
 
 WINDOWS: Final = 8  # parts of the other steps whose difference is called usual
 _CLEAR: Final = 0.05  # a change of a share that is worth a sentence

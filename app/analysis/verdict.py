@@ -14,7 +14,7 @@ from hookcore.store import Series, Store
 from hookcore.store.rows import Rows
 
 from .comparison import Apart, Compared, ComparisonQuery, LayerDifference, Pairs, chunks, layers_of
-from .figures.numerals import counted
+from .numerals import counted
 
 MAX_NAMED: Final = 5  # logged values of one sentence
 _EVERY_POINT: Final = 1 << 40
@@ -85,7 +85,7 @@ class Verdict:
         if logged is not None:
             return f"The runs first differ {parting_words(logged)}, in the logged value {logged.name}."
         if self.outcome == "no difference":
-            return f"No difference in the {_count(self.extent.compared, 'step')} that both runs captured."
+            return f"No difference in the {counted(self.extent.compared, 'step')} that both runs captured."
         return "Nothing was compared: " + ("no step was captured by both runs." if self.pairs.taps else _NO_PAIR)
 
     def _details(self) -> list[str]:
@@ -101,7 +101,7 @@ class Verdict:
         """Describe the layers, unless the headline does."""
         if not self.pairs.taps or self.outcome != "different":
             return ""
-        steps = f"the {_count(self.extent.compared, 'step')} that both runs captured"
+        steps = f"the {counted(self.extent.compared, 'step')} that both runs captured"
         differing = sum(each.parts_at is not None for each in self.layers)
         if differing:
             verb = "differs" if differing == 1 else "differ"
@@ -126,8 +126,8 @@ class Verdict:
             return ""
         one, two = self.extent.captured
         both = self.extent.compared
-        why = f"run A captured {_count(one, 'step')}, run B captured {two:,}, and both captured {both:,}"
-        return f"{_count(many, 'step')} could not be compared: {why}."
+        why = f"run A captured {counted(one, 'step')}, run B captured {two:,}, and both captured {both:,}"
+        return f"{counted(many, 'step')} could not be compared: {why}."
 
     def _values(self) -> list[str]:
         compared = [each for each in self.logged if each.points]
@@ -140,7 +140,7 @@ class Verdict:
             steps = min(each.steps for each in equal)
             least = "" if len({each.steps for each in equal}) == 1 else "at least "
             verb = "is" if len(equal) == 1 else "are"
-            said.append(f"{_names(equal)} {verb} the same in {least}{_count(steps, 'step')} that both runs logged.")
+            said.append(f"{_names(equal)} {verb} the same in {least}{counted(steps, 'step')} that both runs logged.")
         return said or ["Neither loss nor any other logged value was compared: the runs share none."]
 
     def _nonfinite(self) -> str:
@@ -149,7 +149,7 @@ class Verdict:
         if not bad and not bad_logged:
             return ""
         first = min((each.nonfinite_at or 0, each.nonfinite_by or 0) for each in (*bad, *bad_logged))
-        what = [_count(len(bad), "layer")] * bool(bad) + [_names(bad_logged)] * bool(bad_logged)
+        what = [counted(len(bad), "layer")] * bool(bad) + [_names(bad_logged)] * bool(bad_logged)
         verb = "is" if len(bad) + len(bad_logged) == 1 else "are"
         return f"{' and '.join(what)} {verb} NaN or infinite in both runs, first {_when(*first)}."
 
@@ -157,7 +157,7 @@ class Verdict:
         without = sum(not each.points for each in self.layers)
         if not without or not self.extent.compared:
             return ""
-        return f"{_count(without, 'layer')} {'was' if without == 1 else 'were'} not compared: no step in common."
+        return f"{counted(without, 'layer')} {'was' if without == 1 else 'were'} not compared: no step in common."
 
 
 _NO_PAIR: Final = "no layer was captured in both runs."
@@ -175,10 +175,6 @@ def _differs(apart: Apart) -> str:
 
 def _when(first: int | None, last: int | None) -> str:
     return f"at step {first:,}" if first == last else f"between steps {first:,} and {last:,}"
-
-
-def _count(many: int, noun: str) -> str:
-    return f"{many:,} {noun}" if many == 1 else f"{many:,} {noun}s"
 
 
 def _names(values: Sequence[Logged]) -> str:

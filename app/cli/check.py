@@ -14,6 +14,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import SEVERITIES
 from hookcore.records.vocabulary import OWN_RULE
 
+from ..analysis.numerals import counted
 from .flags import Commands, add_command
 from .source import add_source, run_of_server, saved_run
 
@@ -65,8 +66,9 @@ class Checked:
 
     @property
     def dropped_words(self) -> str:
-        """How many of the dropped incidents may matter."""
-        return f"{self.incidents.dropped_alerts:,} of them were warnings or errors"
+        """How many incidents were dropped, and how many of these may matter."""
+        dropped, alerts = self.incidents.dropped, self.incidents.dropped_alerts
+        return f"{counted(dropped, 'more incident')} dropped ({alerts:,} of them warnings or errors)"
 
     @property
     def ending(self) -> str:
@@ -148,10 +150,9 @@ def _as_text(checked: Checked, _level: str) -> str:
         lines += _advice_lines(each.rule)
     muted = sum(each.muted for each in checked.incidents)
     total = checked.incidents.total
-    which = f"{total:,} incident{'' if total == 1 else 's'}"
-    lines += [f"{muted:,} of {which} {'is' if muted == 1 else 'are'} muted."] if muted else []
+    lines += [f"{muted:,} of {counted(total, 'incident')} {'is' if muted == 1 else 'are'} muted."] if muted else []
     if checked.incidents.dropped:
-        lines.append(f"{checked.incidents.dropped:,} more incidents were dropped; {checked.dropped_words}.")
+        lines.append(f"{checked.dropped_words}.")
     lines += [] if checked.incidents.total else ["No incidents in the captured steps."]
     lines += [f"warning: {each}" for each in checked.troubles]
     lines += [f"rule {each.name} of your own: {_own_words(each)}." for each in checked.own]
@@ -179,7 +180,7 @@ def _advice_of(rule: str) -> dict[str, Any] | None:
 
 def _own_words(rule: OwnRule) -> str:
     """Return what became of a rule of the user."""
-    looked = f"it looked at {rule.calls:,} {'frame' if rule.calls == 1 else 'frames'}"
+    looked = f"it looked at {counted(rule.calls, 'frame')}"
     failed = f"{looked}, and raised in {rule.faults:,} of them" if rule.faults else looked
     return f"{failed}; it was switched off: {rule.off}" if rule.off else failed
 

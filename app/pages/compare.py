@@ -17,7 +17,7 @@ from hookcore.records.vocabulary import loss_among
 from hookcore.store import STAT_NAMES, Store
 
 from ..analysis.comparison import ComparisonQuery, LayerDifference
-from ..analysis.figures.numerals import ago, counted
+from ..analysis.numerals import ago, counted
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
 from ..api.params import MAX_RUN_ID

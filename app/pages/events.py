@@ -14,6 +14,7 @@ from hookcore.config.patterns import literal
 from hookcore.reading.answers import Mute
 from hookcore.records import SEVERITIES
 
+from ..analysis.numerals import counted
 from ..analysis.selection import finder_of
 from ..analysis.titles import title_of_rule
 from ..runs import Run
@@ -144,7 +145,7 @@ class EventsPage(RunPage):
 
 def _covered_by(mute: Mute) -> str:
     counts = (mute.findings, "finding"), (mute.incidents, "incident"), (mute.events, "event")
-    return ", ".join(f"{count:,} {word}{'' if count == 1 else 's'}" for count, word in counts if count) or "nothing yet"
+    return ", ".join(counted(count, word) for count, word in counts if count) or "nothing yet"
 
 
 def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:

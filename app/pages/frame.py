@@ -20,7 +20,7 @@ from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS
 from hookcore.store import STAT_NAMES
 
 from .. import assets
-from ..analysis.figures.numerals import ago, counted, pace, percent, shown, size, thousands
+from ..analysis.numerals import ago, counted, pace, percent, shown, size, thousands
 from ..analysis.selection import finder_of
 from ..formats import words_of
 from ..guard.headers import is_framed

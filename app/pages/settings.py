@@ -15,7 +15,7 @@ import hookcore
 from .. import assets
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
-from ..analysis.figures.numerals import size
+from ..analysis.numerals import size
 from ..clickhouse.address import shown as without_password
 from ..formats import plain
 from ..runs import Run

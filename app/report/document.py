@@ -25,7 +25,7 @@ from .. import assets
 from ..analysis import figures
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
-from ..analysis.figures.numerals import counted
+from ..analysis.numerals import counted
 from ..formats import plain, text_of_setting
 from ..runs import Run
 from ..runs.rules import rules_of

@@ -9,8 +9,8 @@ import numpy as np
 
 from hookcore.reading.answers import Histograms, Series
 
+from ..numerals import shown
 from .maps import edges_of
-from .numerals import shown
 from .style import BAR, Style, Trace, axis, figure_of, log_ticks, marks, marks_axis
 
 _MAX_TICKS: Final = 9

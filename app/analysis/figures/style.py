@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hookcore.records.vocabulary import INFINITE_COLOR, NAN_COLOR
 
-from .numerals import shown
+from ..numerals import shown
 
 Scale = Literal["auto", "log", "linear"]
 Trace = dict[str, Any]

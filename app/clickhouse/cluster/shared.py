@@ -19,7 +19,7 @@ from hookcore.records import Event, Frame, Snapshot
 from hookcore.records.wire import EndItem, FrameItem, Item
 from hookcore.store import Store
 
-from ...analysis.figures.numerals import size
+from ...analysis.numerals import size
 from ...runs.gone import Why
 from ...runs.joint import JointRun
 from ...runs.limits import tamed

@@ -17,8 +17,8 @@ from hookcore.records.vocabulary import EFFECTIVE_COST, KIND_TITLES, OWN, loss_r
 from hookcore.store import Store
 
 from ...analysis.cost import cost_of
-from ...analysis.figures.numerals import percent, shown, thousands
 from ...analysis.figures.spark import Spark, spark_of
+from ...analysis.numerals import counted, percent, shown, thousands
 from ...formats import words_of
 from ...runs import Run
 from ..frame import address_of
@@ -165,7 +165,7 @@ def _few(paths: tuple[str, ...]) -> str:
 
 
 def _watched(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
-    share = f"of {figures.modules:,} {'module' if figures.modules == 1 else 'modules'}" if figures.modules else ""
+    share = f"of {counted(figures.modules, 'module')}" if figures.modules else ""
     where = f", in {span.values_words}" if span is not None and span.held else ""
     address = address_of(run, "hooks")
     return Tile("watched", "Modules captured", thousands(figures.modules_captured), f"{share}{where}", address)

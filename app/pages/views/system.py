@@ -32,7 +32,7 @@ from hookcore.records.vocabulary import (
     TOKENS_RATE,
 )
 
-from ...analysis.figures.numerals import duration, shown, size
+from ...analysis.numerals import duration, shown, size
 from ...runs import JointRun, Run
 
 Write = Callable[[float], str]

@@ -9,6 +9,7 @@ from typing import Final
 from hookcore.findings import without_data
 
 from ...analysis.cost import cost_of
+from ...analysis.numerals import counted
 from ...runs import Run
 from .event_list import Line, finding_lines, incident_lines
 from .span import Span
@@ -72,12 +73,11 @@ def _claim_at(run: Run, span: Span) -> str:
     first, last = span.values
     lines = [] if last is None else incident_lines(run, first, last)
     notes = sum(line.severity == "info" and not line.is_quiet for line in lines)
-    known = [*_known_among(lines), *([f"{notes:,} {'note' if notes == 1 else 'notes'}"] if notes else [])]
+    known = [*_known_among(lines), *([counted(notes, "note")] if notes else [])]
     unknown = ""
     if dropped := run.store.usage().merged["incidents"]:
         alerts = f"{run.store.dropped_alerts:,} of them warnings or errors"
-        which = "incident" if dropped == 1 else "incidents"
-        unknown = f" {dropped:,} other {which} ({alerts}) dropped from memory may touch it."
+        unknown = f" {counted(dropped, 'other incident')} ({alerts}) dropped from memory may touch it."
     if known:
         return f"No new incident touches {span.values_words}: {', '.join(known)}.{unknown}"
     return f"No incident touches {span.values_words}, judging by what was captured.{unknown}"
