@@ -351,6 +351,15 @@ def test_no_attribute_is_written_from_another_room_and_no_private_one_from_anoth
                 assert node.attr in mine, f"{file.relative_to(ROOT)} writes {ast.unparse(node)}"
 
 
+def test_no_attribute_of_a_store_is_written_from_outside() -> None:
+    for file in _files("hookcore") + _files("app"):
+        if _room_of(file) not in ("store", "store.incidents"):
+            for node in ast.walk(_tree(file)):
+                if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                    named = ast.unparse(node)
+                    assert not ast.unparse(node.value).endswith("store"), f"{file.relative_to(ROOT)} writes {named}"
+
+
 def _is_record(node: ast.ClassDef) -> bool:
     """Return whether a class is plain data: it never changes, or has no methods."""
     head = " ".join(map(ast.unparse, (*node.decorator_list, *node.bases, *node.keywords)))

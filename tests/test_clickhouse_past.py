@@ -122,7 +122,8 @@ class Both(Alike):
         for each in made:
             self.whole.append(each)
             self.small.append(each)
-        self.past = self.small.past = RunPast(shard, run, self.small.steps)
+        self.past = RunPast(shard, run, self.small.steps)
+        self.small.recall_from(self.past)
 
 
 def a_run(steps: int, stride: int = 1, seed: int = 1, parts: bool = True) -> list[Frame]:
@@ -414,7 +415,8 @@ class Ranks(Alike):
             assembly.flush()
             attempts.append(Attempt(shift, shift + steps if turn == 0 else None, WORLD, ranks))
         self.partial = assembly.partial
-        self.past = self.small.past = RanksPast(lambda: attempts, lambda: self.small.taps().taps, assembly.leaves_out)
+        self.past = RanksPast(lambda: attempts, lambda: self.small.taps().taps, assembly.leaves_out)
+        self.small.recall_from(self.past)
 
     def _append(self, merged: Frame) -> None:
         for store in (self.whole, self.small):

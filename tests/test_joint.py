@@ -314,7 +314,7 @@ def test_the_sum_of_all_ranks_says_which_steps_only_the_ranks_have_each(ranks: R
     ranks.all(range(300, 600))
     assert store.exact_since
     assert not ranks.joint.partial, "the ranks have no more"
-    ranks.joint.current()[0].run.store.past = SimpleNamespace(trouble="")  # type: ignore[assignment]
+    ranks.joint.current()[0].run.store.recall_from(SimpleNamespace(trouble=""))  # type: ignore[arg-type]
     begins = f"Values of tensors before step {store.exact_since:,} are of several steps together"
     assert ranks.joint.partial.startswith(begins)
 

@@ -105,7 +105,7 @@ def test_a_rule_that_is_off_is_not_missed() -> None:
     store = Store(2**22)
     append(store, 0, [1.0], (Tap("a", "output"),))
     assert "loss" in without_data(store)
-    store.rules = {"loss": False}
+    store.choose({"loss": False})
     assert "loss" not in without_data(store)
     assert reach_of(store)["loss"].needs == 'a logged value with "loss" in its name'
 

@@ -42,7 +42,8 @@ class Watched(Follower):
 
 
 def watched(store: Store) -> Watched:
-    follower = store.follower = Watched(store)
+    follower = Watched(store)
+    store.attach(follower)
     follower.looks = []
     return follower
 

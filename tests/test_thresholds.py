@@ -61,9 +61,9 @@ def test_the_table_in_the_documentation_equals_the_code() -> None:
 def test_a_threshold_decides() -> None:
     store = spiking(Store(), 20)
     assert "spike" in rules_in(store)
-    store.rules = read_choices({"spike": {"factor": 50}})
+    store.choose(read_choices({"spike": {"factor": 50}}))
     assert "spike" not in rules_in(store)
-    store.rules = read_choices({"spike": False})
+    store.choose(read_choices({"spike": False}))
     assert "spike" not in rules_in(store)
 
 

@@ -557,7 +557,7 @@ class JointRun(Run):
             else:
                 for each, _ in readable:
                     self._tell_left_out(each)
-        self.store.rules = self.rules  # also those that were changed after the last step
+        self.store.choose(self.rules)  # also those that were changed after the last step
         self._say_unread(members, kept)
 
     def _say_unread(self, members: Sequence[Member], kept: Mapping[str, Recorded | HookcoreError]) -> None:

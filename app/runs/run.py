@@ -189,8 +189,7 @@ class Run:
         self.changes.tell()
 
     def _judge(self) -> None:
-        findings = self.findings = FindingsCache(self.store)
-        self.store.find_dead = lambda: {each.module for each in findings.current() if each.rule == "dead"}
+        self.findings = FindingsCache(self.store)
 
     def ask(self, name: Ask, **what: Any) -> Command:
         """Queue a command for the trainer and return it."""

@@ -48,7 +48,7 @@ def load(runs: Runs, run: Run) -> None:
         fill_store(read_archive(run.saved.folder), store)
     except HookcoreError as error:
         _warn(store, "damaged", f"this run can no longer be read: {error}")
-    store.rules = run.rules  # also those that were changed after the last step
+    store.choose(run.rules)  # also those that were changed after the last step
     if run.end.step is not None:
         store.settle()
     run.saved.remember(store)

@@ -22,10 +22,15 @@ class FindingsCache:
         self._mark: tuple[object, ...] | None = None
         self._inputs = RuleInputs()
         self._diagnosis: Diagnosis | None = None
+        store.find_dead_by(self.dead)
 
     def current(self) -> tuple[Finding, ...]:
         """Return the current findings, the worst first."""
         return self.diagnosis().findings
+
+    def dead(self) -> set[str]:
+        """Return the paths of the modules that are dead now."""
+        return {each.module for each in self.current() if each.rule == "dead"}
 
     def scope(self) -> Scope:
         """Return how much the findings are based on."""

@@ -95,7 +95,8 @@ class Follower:
     def change(self, step: int, chosen: Choices) -> None:
         """Use other thresholds after a step. What was found stays; the rules look at the next frame."""
         words = words_of(chosen, self._store.rules)
-        self._store.rules, self._wanted = chosen, True
+        self._store.choose(chosen)
+        self._wanted = True
         if words:
             self._store.add_event(Event(max(step, 0), time.time(), RULES_CHANGED, words))
 
@@ -196,7 +197,7 @@ class Follower:
 
 def follow(store: Store, changes: Changes = ()) -> Store:
     """Let the rules follow a store, with thresholds that change after these steps; return it."""
-    store.follower = Follower(store, changes)
+    store.attach(Follower(store, changes))
     return store
 
 

@@ -31,7 +31,11 @@ class Contents:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._all_taps = TapList(np.empty(0, np.int64), ())
-        self.find_dead: Callable[[], Collection[str]] = _find_no_dead  # set by a server, which has findings
+        self._find_dead: Callable[[], Collection[str]] = _find_no_dead
+
+    def find_dead_by(self, find: Callable[[], Collection[str]]) -> None:
+        """Let a function return the paths of the modules that `is:dead` means: only findings know them."""
+        self._find_dead = find
 
     def steps(self) -> StepRange:
         """Return the first and newest step, and the number of steps."""
@@ -143,7 +147,7 @@ class Contents:
             dict.fromkeys(tap.module for tap in taps),
             {each.path: each.captured for each in self.coverage()} if {"captured", "uncaptured"} & states else {},
             {taps[number].module for number in nonfinite if number < len(taps)},
-            self.find_dead() if "dead" in states else (),
+            self._find_dead() if "dead" in states else (),
         )
 
     def coverage(self) -> list[Coverage]:

@@ -91,9 +91,17 @@ class Store(Queries):
         """Where the whole run is, if anywhere."""
         return self._parts.past
 
-    @past.setter
-    def past(self, past: Past) -> None:
+    def recall_from(self, past: Past) -> None:
+        """Answer for steps that memory has merged, or never had, from a past."""
         self._parts.past = past
+
+    def attach(self, follower: Follower) -> None:
+        """Let something run the rules on this store."""
+        self.follower = follower
+
+    def choose(self, rules: Mapping[str, Mapping[str, float] | bool]) -> None:
+        """Use other thresholds from now on."""
+        self.rules = rules
 
     @classmethod
     def outline(cls, steps: StepRange) -> Store:

@@ -21,7 +21,7 @@ def fill(store: Store, past: RunPast, stored: StoredRun, rows: int) -> str:
     """Fill a store, and give it its past. Return what doesn't begin with the run, in a sentence, or nothing."""
     if rows <= WHOLE_ROWS:
         load_into(store, stored)
-        store.past = past
+        store.recall_from(past)
         return ""
     stored.first, step = begin_of_newest(stored.shard, stored.run, stored.last, WINDOW_ROWS)
     earlier, captured = steps_before(stored.shard, stored.run, step)
@@ -32,7 +32,7 @@ def fill(store: Store, past: RunPast, stored: StoredRun, rows: int) -> str:
         store.begin_after(earlier, captured, stored.scalars(), latest)
     for event in stored.earlier_events():
         store.add_event(event)
-    store.past = past
+    store.recall_from(past)
     load_frames(store, stored)
     return said_of(step)
 

@@ -43,7 +43,7 @@ class SumOfRanks:
         past = RanksPast(self._attempts, lambda: store.taps().taps, assembly.leaves_out)
         if self.begin is not None:
             self._begin_after(past, self.begin)
-        store.past = past
+        store.recall_from(past)
 
     def _begin_after(self, past: RanksPast, begin: int) -> None:
         store = self.joint.store

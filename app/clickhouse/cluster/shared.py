@@ -368,7 +368,7 @@ class SharedRuns:
         store = follow(Store(self._runs.store_bytes(run.info.memory)), run.edits.rule_changes)
         stored = StoredRun(shard, entry.number, extent.last, lost_until=entry.lost_until)
         beginning = fill(store, RunPast(shard, run.id, store.steps), stored, extent.rows)
-        store.rules = run.rules  # also those that were changed after the last step
+        store.choose(run.rules)  # also those that were changed after the last step
         end = end_of(shard, entry.number, stored.last)  # a later one comes with the items that follow
         if end is not None:
             store.settle()
