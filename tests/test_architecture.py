@@ -351,6 +351,20 @@ def test_no_attribute_is_written_from_another_room_and_no_private_one_from_anoth
                 assert node.attr in mine, f"{file.relative_to(ROOT)} writes {ast.unparse(node)}"
 
 
+VALUES = {"channels", "heatmap", "histograms", "latest", "newest", "norm", "numbered_snapshots", "peaks", "quantiles"}
+VALUES |= {"rows", "sample", "scalar_names", "scalar_rows", "scalars", "series"}  # what a store has besides records
+COMPUTING = {"app/pages/differences.py", "app/pages/views/provenance.py"}  # with columns of all taps
+
+
+def test_pages_and_figures_ask_a_reader_for_values() -> None:
+    for folder in ("app/pages", "app/report", "app/analysis/figures"):
+        for file in _files(folder):
+            name = str(file.relative_to(ROOT))
+            for node in ast.walk(_tree(file)) if name not in COMPUTING else ():
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in VALUES:
+                    assert not ast.unparse(node.func.value).endswith("store"), f"{name}: {ast.unparse(node)}"
+
+
 def test_no_attribute_of_a_store_is_written_from_outside() -> None:
     for file in _files("hookcore") + _files("app"):
         if _room_of(file) not in ("store", "store.incidents"):

@@ -95,6 +95,8 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "stat": maybe(st.sampled_from(STAT_NAMES)),
         "sort": maybe(st.sampled_from(["rms", "-norm", "nonfinite"])),
         "limit": points,
+        "taps": maybe(st.lists(st.integers(0, TAPS - 1), max_size=4)),
+        **steps,
     },
     "scalars": {
         "names": st.sampled_from(["loss", ("loss", "ü/ж"), ()]),
@@ -153,6 +155,7 @@ def test_a_tap_of_an_answer_names_itself(readers: Readers, tap: int | str) -> No
         ("heatmap", {"stat": "mena"}, "did you mean 'mean'"),
         ("scalars", {"names": "los"}, "did you mean 'loss'"),
         ("taps", {"match": "re:("}, r"re:\("),
+        ("latest", {"taps": [1, TAPS]}, f"unknown tap number {TAPS}"),
         ("tensor", {"number": 8}, "no snapshot 8"),
         ("tensor", {"number": 7, "slice": "9"}, "slice='9'"),
     ],

@@ -340,10 +340,10 @@ def test_a_report_of_some_steps_has_no_number_and_no_incident_of_another() -> No
 
 def test_an_incident_in_a_report_is_as_it_was_known_at_its_step() -> None:
     run = make_run()
-    (row,) = [each for each in alerts_of(run.store, (), View(0, 59, 50)) if each.rule == "nonfinite"]
+    (row,) = [each for each in alerts_of(run, (), View(0, 59, 50)) if each.rule == "nonfinite"]
     (incident,) = [each for each in run.store.incidents() if each.rule == "nonfinite"]
     assert (row.since_step, row.severity, row.message) == (50, "error", incident.as_of(50).sentence)
-    assert not [each for each in alerts_of(run.store, (), View(0, 59, 49)) if each.rule == "nonfinite"]
+    assert not [each for each in alerts_of(run, (), View(0, 59, 49)) if each.rule == "nonfinite"]
 
 
 def test_steps_that_the_run_does_not_have_are_an_error_that_says_which_it_has() -> None:

@@ -49,7 +49,7 @@ def test_the_same_scalar_is_the_loss_everywhere(world: World) -> None:
     loss = key_figures_of(run.store).loss
     assert loss is not None
     assert loss.name == "train/loss"
-    assert scalar_lines(run.store, None, None)[0][0].name == "train/loss"
+    assert scalar_lines(run, None, None)[0][0].name == "train/loss"
     assert "train/loss 1" in _facts_of(StoreReader(run.store)).figures
     _log(world, "three", 4.0)
     assert 'data-name="train/loss"' in world.client.get("/compare?a=two&b=three").text

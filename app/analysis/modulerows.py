@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from hookcore.reading import Reader
 from hookcore.records import HookRecord, Kind
 from hookcore.store import Store
 
@@ -27,6 +28,11 @@ class ModuleRow:
     calls: int
     values: int  # number of values in its newest step, or in that of the steps asked for
     hooks: int  # not from hookcore
+
+
+def types_of(reader: Reader) -> dict[str, str]:
+    """Return the class of each module by path, in the model's order."""
+    return {each.path: each.type for each in reader.coverage()}
 
 
 def rows_of(store: Store, first: int | None = None, last: int | None = None) -> list[ModuleRow]:

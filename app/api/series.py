@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
-from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SCALARS, MAX_SERIES
+from hookcore.reading.answers.series import MAX_CHOSEN, MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SCALARS, MAX_SERIES
 from hookcore.reading.local import quantile_of
 from hookcore.records import Kind
 from hookcore.records.sketch import BINS
@@ -218,6 +218,14 @@ def latest(
         Query(max_length=50, description="a stat: non-finite first, then largest; with - before it, smallest"),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LATEST, description="maximum number of taps in this answer")] = 1000,
+    taps: Annotated[
+        str | None,
+        Query(
+            max_length=10 * MAX_CHOSEN,
+            pattern=r"^(\d{1,9}(,\d{1,9})*)?$",
+            description=f"only these taps: at most {MAX_CHOSEN} numbers, separated by commas",
+        ),
+    ] = None,
     format: Format = None,
 ) -> Response:
     """Return the values of each tap in its newest step, of the whole run or between `from` and `to`.
@@ -227,9 +235,10 @@ def latest(
     for given in (stat, sort.removeprefix("-") if sort else None):
         if given is not None:
             require("stat", given, STAT_NAMES)
+    chosen = None if taps is None else [int(each) for each in taps.split(",") if each]
 
     def content() -> answers.Latest:
-        return run.reader.latest(match, kind, stat, sort, limit, span.first, span.last)
+        return run.reader.latest(match, kind, stat, sort, limit, span.first, span.last, chosen)
 
     return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
 

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, cast
 from urllib.parse import urlencode
 
-import numpy as np
 from fastapi import Query
 
 from hookcore.errors import ArgumentError, PatternError
+from hookcore.reading import Reader
 from hookcore.records import KINDS, Tap
 from hookcore.records.vocabulary import loss_among
-from hookcore.store import STAT_NAMES, Store
+from hookcore.store import STAT_NAMES
 
 from ..analysis.comparison import ComparisonQuery, LayerDifference
+from ..analysis.modulerows import types_of
 from ..analysis.numerals import ago, counted
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
@@ -147,7 +148,7 @@ def _label_of(run: Run, ambiguous: bool) -> str:
     name = middle(run.name or run.id, LABEL_LETTERS)
     which = f" \u00b7 {run.id.rpartition('-')[2]}" if ambiguous else ""
     when = f", started {ago(time.time() - run.info.started_s)}" if run.info.started_s else ""
-    return f"{name}{which} ({run.state}, {counted(run.store.steps().count, 'step')}{when})"
+    return f"{name}{which} ({run.state}, {counted(run.reader.steps().count, 'step')}{when})"
 
 
 def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, Run | None, list[str]]:
@@ -195,16 +196,16 @@ def _result(one: Run, two: Run, wanted: CompareQuery) -> dict[str, Any]:
         "verdict": verdict,
         "layers": shown[:MAX_LAYERS],
         "fitting": len(shown),
-        "parting": parting_of(one.store, two.store, verdict, asked.stat),
+        "parting": parting_of(one.reader, two.reader, verdict, asked.stat),
         "alone": [
             (run, [*taps][:MAX_ALONE], len(taps)) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)
         ],
-        "types": one.store.module_types(),
+        "types": types_of(one.reader),
         "loss": loss_among(logged.name for logged in verdict.logged) or "",
     }
 
 
-def parting_of(one: Store, two: Store, verdict: Verdict, stat: str) -> Parting | None:
+def parting_of(one: Reader, two: Reader, verdict: Verdict, stat: str) -> Parting | None:
     """Return the first step and layer in which two runs differ, with both values."""
     first = verdict.parting
     if first is None or first.parts_at is None:
@@ -215,9 +216,9 @@ def parting_of(one: Store, two: Store, verdict: Verdict, stat: str) -> Parting |
     return Parting(first, step, values, share)
 
 
-def _value(store: Store, number: int, stat: str, first: LayerDifference) -> float:
-    rows = store.rows(np.array([number]), stat, first.parts_at, first.parts_by)
-    return float(rows.mean[0, 0]) if len(rows.first) else float("nan")
+def _value(reader: Reader, number: int, stat: str, first: LayerDifference) -> float:
+    series = reader.series(number, stat, first.parts_at, first.parts_by)
+    return float(series.mean[0]) if len(series.mean) else float("nan")
 
 
 def settings_of(one: Run, two: Run) -> list[Line]:
@@ -232,7 +233,7 @@ def _facts(run: Run) -> dict[str, str]:
     info = run.info
     modules = run.store.modules()
     facts = {"script": info.script, "host": info.host, "modules": len(modules), "parameters": _parameters(modules)}
-    facts |= {"steps": run.store.steps().count} | cast("dict[str, Any]", plain(info.versions))
+    facts |= {"steps": run.reader.steps().count} | cast("dict[str, Any]", plain(info.versions))
     facts |= cast("dict[str, Any]", plain(info.settings)) | run.labels
     return {
         name: text_of_setting(value)

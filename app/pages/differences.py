@@ -78,7 +78,7 @@ class DifferencesPage(RunPage):
 
     def _split(self) -> tuple[int, str] | None:
         """Return the held step, and the address that compares the steps from it on with those before it."""
-        span, known = self.span, self.run.store.steps()
+        span, known = self.span, self.run.reader.steps()
         if span is None or span.step is None or known.first is None or known.newest is None or span.step <= known.first:
             return None
         steps, beside = f"{span.step}-{known.newest}", f"{known.first}-{span.step - 1}"
@@ -86,7 +86,7 @@ class DifferencesPage(RunPage):
         return span.step, f"{address}&step="  # no longer held
 
     def _result(self, other: Run | None) -> dict[str, Any] | None:
-        span, known = self.span, self.run.store.steps()
+        span, known = self.span, self.run.reader.steps()
         if span is None or known.first is None or known.newest is None:
             return None
         first, last = (span.first, span.last) if span.step is None else (span.step, span.step)

@@ -56,7 +56,7 @@ class DrawerPage(PartsPage):
     def part_numbers(self) -> dict[str, Any]:
         """Return the values of its tensors."""
         taps = call_of(self.layer.taps, self.call, self.phase)
-        rows = values_of(self.run.store, taps, *self.values_in)
+        rows = values_of(self.run.reader, taps, *self.values_in)
         return {"rows": sorted(rows, key=lambda row: KINDS.index(row.tap.kind))}
 
     def part_happened(self) -> dict[str, Any]:
@@ -65,11 +65,7 @@ class DrawerPage(PartsPage):
 
     def part_kept(self) -> dict[str, Any]:
         """Return the snapshot of one of its tensors that is nearest to the steps of the page."""
-        kept = dict(snapshots_of(self.run.store, self.module, self.call))
-        number = nearest_of(list(kept.items()), self.span)
-        if number is None:
-            return {"kept": None}
+        kept = nearest_of(snapshots_of(self.run.reader, self.module, self.call), self.span)
         first, last = self.values_in
-        step = kept[number].step
-        is_about = first is None or last is None or first <= step <= last
-        return {"number": number, "kept": kept[number], "is_about": is_about}
+        is_about = kept is None or first is None or last is None or first <= kept.step <= last
+        return {"kept": kept, "is_about": is_about}

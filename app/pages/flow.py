@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Final
 
 from fastapi import Query
 
-from hookcore.records import KINDS, Kind, Tap
-from hookcore.store import STAT_NAMES, Store, checks
+from hookcore.reading import Reader, answers
+from hookcore.records import KINDS, Kind
+from hookcore.store import STAT_NAMES, checks
 
 from ..analysis.coverage import why_empty
+from ..analysis.modulerows import types_of
 from ..analysis.selection import finder_of
 from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
 from .views.moment import nothing_in
@@ -19,15 +22,17 @@ from .views.moment import nothing_in
 ROWS: Final = 100  # of the table on one page
 ACTIVATIONS: Final[Kind] = "output"
 GRADIENTS: Final[Kind] = "output_grad"
-NAMED: Final = {ACTIVATIONS: "activation", GRADIENTS: "gradient"}
 NONFINITE: Final = STAT_NAMES.index("nonfinite")
+
+Call = tuple[str, str, int, str]  # module, index, call, and phase
+Found = dict[Kind, answers.LatestTap]  # the output of a call, the gradient of the output, or both
 
 
 @dataclass(frozen=True, slots=True)
 class FlowLayer:
     """A row of the table: a module's call, its output, and the gradient of the output."""
 
-    tap: Tap
+    tap: answers.Tap
     type: str
     first_step: int  # the steps of these values: several if they are merged
     step: int
@@ -36,24 +41,28 @@ class FlowLayer:
     nonfinite: bool
 
 
-def layers_in(store: Store, first: int | None, last: int | None, act: str, grad: str) -> list[FlowLayer]:
-    """Return the layers with their newest values in these steps, from input to output."""
-    every = store.taps()
-    places = [place for place, tap in enumerate(every.taps) if tap.kind in (ACTIVATIONS, GRADIENTS)]
-    wanted = every.at(places)
-    latest = store.newest(first=first, last=last, wanted=wanted)
-    column = {ACTIVATIONS: STAT_NAMES.index(act), GRADIENTS: STAT_NAMES.index(grad)}
-    types = store.module_types()
-    layers: dict[tuple[str, str, int, str], FlowLayer] = {}
-    for tap, since, at, values in zip(latest.taps, latest.first_steps, latest.steps, latest.values, strict=True):
-        key = tap.module, tap.index, tap.call, tap.phase
-        begun = FlowLayer(tap, types.get(tap.module, ""), int(since), int(at), None, None, False)
-        layer = layers.setdefault(key, begun)
-        value: dict[str, Any] = {NAMED[tap.kind]: float(values[column[tap.kind]])}
-        bad = layer.nonfinite or bool(values[NONFINITE])
-        ends = min(layer.first_step, int(since)), max(layer.step, int(at))
-        layers[key] = replace(layer, **value, first_step=ends[0], step=ends[1], nonfinite=bad)
-    return list(layers.values())
+def layers_in(reader: Reader, first: int | None, last: int | None) -> list[tuple[Call, Found]]:
+    """Return what the layers have in their newest step of these, from input to output."""
+    layers: dict[Call, Found] = {}
+    most = max(1, len(reader.taps().taps))
+    for kind in (ACTIVATIONS, GRADIENTS):
+        for each in reader.latest(kind=kind, first=first, last=last, limit=most).taps:
+            layers.setdefault((each.module, each.index, each.call, each.phase), {})[kind] = each
+    return sorted(layers.items(), key=lambda layer: min(each.number or 0 for each in layer[1].values()))
+
+
+def _layer_of(found: Found, types: Mapping[str, str], stats: Mapping[Kind, str]) -> FlowLayer:
+    tap, *_ = found.values()
+    value = {kind: float(each.values[STAT_NAMES.index(stats[kind])]) for kind, each in found.items()}
+    return FlowLayer(
+        tap,
+        types.get(tap.module, ""),
+        min(each.first_step for each in found.values()),
+        max(each.step for each in found.values()),
+        value.get(ACTIVATIONS),
+        value.get(GRADIENTS),
+        any(each.values[NONFINITE] for each in found.values()),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +95,11 @@ class FlowPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return the query, the choices, and why charts are empty."""
-        store = self.run.store
-        known = {tap.kind for tap in store.taps().taps}
+        store, reader = self.run.store, self.run.reader
+        known = {tap.kind for tap in reader.taps().taps}
         return {
             "asked": self.asked,
-            "types": sorted({module.type for module in store.modules()}),
+            "types": sorted(set(types_of(reader).values())),
             "known_kinds": [each for each in KINDS if each in known],
             "empty": why_empty(store, self.asked["kind"]),
             "no_updates": why_empty(store, "update"),
@@ -99,14 +108,17 @@ class FlowPage(RunPage):
     def part_layers(self) -> dict[str, Any]:
         """Return the table of layers."""
         fits = finder_of(self.run, self.f).fits
-        store, span = self.run.store, self.span
-        every = layers_in(store, *self.values_in, self.asked["act"], self.asked["grad"])
-        layers = [each for each in every if self.type in ("", each.type) and fits(each.tap.module)]
+        reader, span = self.run.reader, self.span
+        every, types = layers_in(reader, *self.values_in), types_of(reader)
+        layers = [found for (path, *_), found in every if self.type in ("", types.get(path, "")) and fits(path)]
         first = first_row_of_page(self.row, len(layers), ROWS)
-        nothing = nothing_in(store, span, "No layer was captured in") if span and span.held and not every else ""
+        nothing = ""
+        if span and span.held and not every:
+            nothing = nothing_in(self.run.store, span, "No layer was captured in")
+        stats = {ACTIVATIONS: self.asked["act"], GRADIENTS: self.asked["grad"]}
         return {
             "nothing": nothing,
-            "layers": layers[first : first + ROWS],
+            "layers": [_layer_of(found, types, stats) for found in layers[first : first + ROWS]],
             "rows_first": first,
             "rows_total": len(layers),
             "rows_a_page": ROWS,

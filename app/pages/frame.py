@@ -171,7 +171,7 @@ def hedge_of(line: Line) -> str:
 
 def status_of(run: Run) -> str:
     """Return the run's status in the header, until the page's script updates it."""
-    newest = run.store.steps().newest
+    newest = run.reader.steps().newest
     if newest is None and run.state == "live":
         return "waiting for the first step"
     state = "capture paused" if run.state == "live" and run.is_paused else run.state
@@ -317,7 +317,7 @@ def render(
     """
     root = request.scope.get("root_path", "")
     theme = request.cookies.get(THEME_COOKIE, "system")
-    steps = run.store.steps() if run is not None else None
+    steps = run.reader.steps() if run is not None else None
     path = request.url.path.removeprefix(root)
     query = f"?{request.url.query}" if request.url.query else ""
     query_kept = shared.query if shared is not None else ""

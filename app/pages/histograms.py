@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hookcore.records import KINDS, Kind, Tap
+from hookcore.reading import answers
+from hookcore.records import KINDS, Kind
 
+from ..analysis.modulerows import types_of
 from ..analysis.selection import finder_of
 from ..runs import Run
 from .page import FindText, RunPage
@@ -24,7 +26,7 @@ CHOICES: Final = {"sort": SORTS, "range": RANGES, "size": SIZES, "view": VIEWS}
 class Tile:
     """A layer: its newest values, until the script draws its histograms."""
 
-    tap: Tap
+    tap: answers.Tap
     type: str
     first_step: int  # another one than `step` if the values are means of merged steps
     step: int
@@ -32,27 +34,30 @@ class Tile:
     nonfinite: int
 
 
-def tiles_of(run: Run, kind: Kind, text: str, first: int | None = None, last: int | None = None) -> list[Tile]:
-    """Return the layers that match the find box, with their newest values in these steps, in the model's order."""
-    fits = finder_of(run, text).fits
-    types = run.store.module_types()
+def tiles_of(
+    run: Run, kind: Kind, text: str, first: int | None = None, last: int | None = None
+) -> tuple[list[Tile], int]:
+    """Return the first layers that match the find box, in the model's order, and the number of all that match.
+
+    They have their newest values in these steps.
+    """
+    reader, fits = run.reader, finder_of(run, text).fits
+    latest = reader.latest(kind=kind, first=first, last=last, limit=max(1, len(reader.taps().taps)))
+    types, column = types_of(reader), {name: place for place, name in enumerate(latest.stats)}
     order = {path: place for place, path in enumerate(types)}
-    latest = run.store.newest(kind, first=first, last=last)
-    column = {name: place for place, name in enumerate(latest.stats)}
-    bad = column["nonfinite"]
+    fitting = [tap for tap in latest.taps if fits(tap.module)]
     tiles = [
         Tile(
             tap,
             types.get(tap.module, ""),
-            int(since),
-            int(step),
-            {name: float(values[column[name]]) for name in SHOWN},
-            int(values[bad]),
+            tap.first_step,
+            tap.step,
+            {name: float(tap.values[column[name]]) for name in SHOWN},
+            int(tap.values[column["nonfinite"]]),
         )
-        for tap, since, step, values in zip(latest.taps, latest.first_steps, latest.steps, latest.values, strict=True)
-        if fits(tap.module)
+        for tap in sorted(fitting, key=lambda tap: order.get(tap.module, len(order)))[:MAX_TILES]
     ]
-    return sorted(tiles, key=lambda tile: order.get(tile.tap.module, len(order)))
+    return tiles, len(fitting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,11 +73,11 @@ class HistogramsPage(RunPage):
         """Return the layers, and how they are shown."""
         given = {"size": "m", **self.request.query_params}
         chosen = next((each for each in KINDS if each == self.kind), KINDS[0])
-        tiles = tiles_of(self.run, chosen, self.f, *self.values_in)
+        tiles, total = tiles_of(self.run, chosen, self.f, *self.values_in)
         return {
             "kind": chosen,
             "choices": CHOICES,
             "asked": {name: given[name] if given.get(name) in of else next(iter(of)) for name, of in CHOICES.items()},
-            "tiles": tiles[:MAX_TILES],
-            "total": len(tiles),
+            "tiles": tiles,
+            "total": total,
         }

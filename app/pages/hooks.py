@@ -57,7 +57,7 @@ class HooksPage(RunPage):
     @cached_property
     def coverage(self) -> list[Coverage]:
         """What is captured of each module."""
-        return self.run.store.coverage()
+        return self.run.reader.coverage()
 
     def values(self) -> dict[str, Any]:
         """Return the table and the settings of the whole page."""
@@ -94,7 +94,7 @@ class HooksPage(RunPage):
 
     def part_lists(self) -> dict[str, Any]:
         """Return the hooks."""
-        hooks = self.run.store.hooks()
+        hooks = self.run.reader.hooks()
         on_model = [each for each in hooks if each.scope in ON_MODEL]
         elsewhere = [each for each in hooks if each.scope not in ON_MODEL]
         return {

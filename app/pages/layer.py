@@ -57,7 +57,7 @@ class LayerPage(RunPage):
             return Page.respond(self)
         if self.module is None:
             return self.render("layer", {"layer": None, **_choice(self.run, self.f, self.row)})
-        unknown = {"unknown": self.module, "near": near(self.run.store, self.module)}
+        unknown = {"unknown": self.module, "near": near(self.run.reader, self.module)}
         answer = self.render("layer", {"layer": None, **_choice(self.run, "", 0), **unknown})
         answer.status_code = 404
         return answer
@@ -88,11 +88,10 @@ class LayerPage(RunPage):
 
     def part_values(self) -> dict[str, Any]:
         """Return the newest values, or those of the steps that the page is about."""
-        store = self.run.store
-        rows = values_of(store, self.shown.taps, *self.values_in)
+        rows = values_of(self.run.reader, self.shown.taps, *self.values_in)
         nothing = ""
         if self.span is not None and self.span.held and all(row.step is None for row in rows):
-            nothing = nothing_in(store, self.span, "Nothing of this layer was captured in")
+            nothing = nothing_in(self.run.store, self.span, "Nothing of this layer was captured in")
         unsure = {each for each in self.shown.taps.numbers.tolist() if is_unsure(self.run, each)}
         return {"rows": rows, "nothing": nothing, "shown_stats": SHOWN_STATS, "unsure": unsure}
 
@@ -119,7 +118,7 @@ class LayerPage(RunPage):
 
     def part_hooks(self) -> dict[str, Any]:
         """Return the hooks on the module and its parameters, and the number of process-wide hooks."""
-        own, everywhere = hooks_of(self.run.store, self.shown)
+        own, everywhere = hooks_of(self.run.reader, self.shown)
         return {"hooks": own, "hooks_everywhere": everywhere}
 
 

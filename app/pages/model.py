@@ -8,9 +8,10 @@ from typing import Annotated, Any, Final
 
 from fastapi import Query
 
+from hookcore.reading import Reader
 from hookcore.reading.answers import Model, ModelBox
 from hookcore.records import KINDS, TENSOR_KINDS
-from hookcore.store import STAT_NAMES, Store, checks
+from hookcore.store import STAT_NAMES, checks
 from hookcore.store.incidents import Incident
 
 from ..analysis.coverage import why_uncaptured
@@ -23,9 +24,9 @@ ROWS: Final = 50  # of the table on one page
 SCALES: Final = ("log", "linear", "symlog")
 
 
-def usual_color(store: Store) -> str:
-    """Return the kind of the colors if the reader chose none."""
-    return "output" if len(store.taps(None, "output").taps) else usual_kind(store)
+def usual_color(reader: Reader) -> str:
+    """Return the kind of the colors if the user chose none."""
+    return "output" if any(tap.kind == "output" for tap in reader.taps().taps) else usual_kind(reader)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +51,9 @@ class ModelPage(RunPage):
         checks.require_kind(self.kind or None)
         if self.stat:
             checks.require("stat", self.stat, STAT_NAMES)
-        known = {tap.kind for tap in self.run.store.taps().taps}
+        known = {tap.kind for tap in self.run.reader.taps().taps}
         return {
-            "usual_kind": usual_color(self.run.store),
+            "usual_kind": usual_color(self.run.reader),
             "known_kinds": [each for each in KINDS if each in known],
             "shown_kinds": TENSOR_KINDS,
             "asked_stat": self.stat or "norm",
@@ -77,7 +78,7 @@ class ModelPage(RunPage):
 
     def part_why(self) -> dict[str, Any]:
         """Return why all boxes are gray, if they are."""
-        kind = self.kind or usual_color(self.run.store)
+        kind = self.kind or usual_color(self.run.reader)
         return {"why_gray": why_uncaptured(self.run.store, kind, *self.values_in)}
 
     def part_onset(self) -> dict[str, Any]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
-import numpy as np
 from fastapi import Query
 from markupsafe import Markup
 
 from hookcore.findings import key_figures_of
-from hookcore.reading.answers import Series
+from hookcore.reading import Reader, answers
 from hookcore.records import KINDS, Kind, Tap
 from hookcore.records.vocabulary import MACHINE_LABEL
-from hookcore.store import STAT_NAMES, Latest, Store, TapList
+from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, require_kind
 
 from ..analysis.coverage import losses_of
@@ -57,50 +57,52 @@ class Row:
         return bool(self.nan or self.inf)
 
 
-def taps_in_order(store: Store, match: str | None = None, kind: str | None = None) -> TapList:
-    """Return the taps in the order of the model's modules, with each module's kinds together."""
-    found = store.taps(match, kind)
-    paths = dict.fromkeys([*store.module_types(), *(tap.module for tap in found.taps)])
+def taps_in_order(taps: Sequence[answers.Tap], modules: Iterable[str]) -> list[answers.Tap]:
+    """Return taps in the order of the model's modules, with each module's kinds together."""
+    paths = dict.fromkeys([*modules, *(tap.module for tap in taps)])
     places = {path: place for place, path in enumerate(paths)}
-    order = range(len(found.taps))
-    return found.at(sorted(order, key=lambda each: (places[found.taps[each].module], _order_of(found.taps[each]))))
+    return sorted(taps, key=lambda tap: (places[tap.module], _order_of(tap)))
 
 
-def overview_rows(store: Store, wanted: TapList, first: int | None = None, last: int | None = None) -> list[Row]:
+def overview_rows(
+    reader: Reader,
+    wanted: Sequence[answers.Tap],
+    types: Mapping[str, str],
+    first: int | None = None,
+    last: int | None = None,
+) -> list[Row]:
     """Return the newest values of taps in these steps; a tap without any has no row."""
-    latest = store.newest(first=first, last=last, wanted=wanted.at(np.argsort(wanted.numbers).tolist()))
-    rows = {row.tap: row for row in _rows(latest, store.module_types())}
-    return [rows[tap] for tap in wanted.taps if tap in rows]
-
-
-def _order_of(tap: Tap) -> tuple[int, str, str, int]:
-    return KINDS.index(tap.kind), tap.phase, tap.index, tap.call
-
-
-def _rows(latest: Latest, types: dict[str, str]) -> list[Row]:
+    latest = reader.latest(first=first, last=last, taps=[tap.number for tap in wanted if tap.number is not None])
+    found = {each.number: each for each in latest.taps}
     column = {name: place for place, name in enumerate(latest.stats)}
     chosen = [column[name] for name in SHOWN_STATS]
     return [
         Row(
-            tap,
-            types.get(tap.module, ""),
-            int(step),
-            int(since),
-            tuple(values[chosen].tolist()),
-            float(values[column["zero_fraction"]]),
-            int(values[column["nan"]]),
-            int(values[column["inf"]]),
+            each.record,
+            types.get(each.module, ""),
+            each.step,
+            each.first_step,
+            tuple(each.values[chosen].tolist()),
+            float(each.values[column["zero_fraction"]]),
+            int(each.values[column["nan"]]),
+            int(each.values[column["inf"]]),
         )
-        for tap, since, step, values in zip(latest.taps, latest.first_steps, latest.steps, latest.values, strict=True)
+        for each in (found[tap.number] for tap in wanted if tap.number in found)
     ]
 
 
-def usual_kind(store: Store) -> Kind:
+def _order_of(tap: answers.Tap) -> tuple[int, str, str, int]:
+    return KINDS.index(tap.kind), tap.phase, tap.index, tap.call
+
+
+def usual_kind(reader: Reader) -> Kind:
     """Return the default kind of the heatmap: gradients, if any were ever captured."""
-    known = {tap.kind for tap in store.taps().taps}
+    known = {tap.kind for tap in reader.taps().taps}
     there = [kind for kind in PICTURED if kind in known]
     # Gradients that only `torch.autograd.grad` computes have taps, and no values.
-    return next((kind for kind in there if len(store.newest(kind, "count").numbers)), (*there, *PICTURED)[0])
+    return next(
+        (kind for kind in there if reader.latest(kind=kind, stat="count", limit=1).total), (*there, *PICTURED)[0]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,21 +133,21 @@ class OverviewPage(RunPage):
         require_kind(self.kind or None)
         if self.stat:
             require("stat", self.stat, STAT_NAMES)
-        usual = usual_kind(self.run.store)
+        usual = usual_kind(self.run.reader)
         heat = {"heat_stat": self.stat or "norm", "usual_kind": usual, "heat_kind": self.kind or usual}
         return heat | {"first_series": "" if self.part else self._first_series()}
 
     def _first_series(self) -> Markup:
         """Return the line of the large chart as JSON, so that its first drawing needs no request."""
-        store, span, name = self.run.store, self.span, self._chosen_scalar
-        if span is None or name not in store.scalar_names():
+        reader, span, name = self.run.reader, self.span, self._chosen_scalar
+        if span is None or name not in reader.scalars().names:
             return Markup("")
-        return script_json(Series.of(store.scalars(name, span.first, span.last, FIRST_POINTS)))
+        return script_json(reader.scalars(name, span.first, span.last, FIRST_POINTS)[name])
 
     @cached_property
     def _scalar_lines(self) -> tuple[list[ScalarLine], int]:
         """The first logged scalars, and the number of all."""
-        return scalar_lines(self.run.store, None if self.scalars else SHOWN_SCALARS, self.span)
+        return scalar_lines(self.run, None if self.scalars else SHOWN_SCALARS, self.span)
 
     @property
     def _chosen_scalar(self) -> str:
@@ -189,26 +191,28 @@ class OverviewPage(RunPage):
 
     def part_values(self) -> dict[str, Any]:
         """Return the table of the newest values."""
-        store = self.run.store
-        every = taps_in_order(store, self.match or None, self.row_kind or None)
+        reader = self.run.reader
+        every = reader.taps(self.match or None, cast("Kind | None", self.row_kind or None)).taps
         if self.f.strip():
             fits = finder_of(self.run, self.f).fits
-            every = every.at([place for place, tap in enumerate(every.taps) if fits(tap.module)])
-        first = first_row_of_page(self.row, len(every.taps), ROWS)
-        wanted = every.at(range(len(every.taps))[first : first + ROWS])
-        rows = overview_rows(store, wanted, *self.values_in)
-        left_out = len(wanted.taps) - len(rows)
-        not_captured = [each for each in store.coverage() if not each.captured]
+            every = tuple(tap for tap in every if fits(tap.module))
+        first, coverage = first_row_of_page(self.row, len(every), ROWS), reader.coverage()
+        types = {each.path: each.type for each in coverage}
+        wanted = taps_in_order(every, types)[first : first + ROWS]
+        rows = overview_rows(reader, wanted, types, *self.values_in)
+        left_out = len(wanted) - len(rows)
+        nothing = nothing_in(self.run.store, self.span, "Nothing was captured in") if self.span and left_out else ""
+        not_captured = [each for each in coverage if not each.captured]
         return {
             "rows": rows,
             "rows_left_out": left_out,
-            "nothing": nothing_in(store, self.span, "Nothing was captured in") if self.span and left_out else "",
+            "nothing": nothing,
             "rows_first": first,
-            "rows_total": len(every.taps),
+            "rows_total": len(every),
             "rows_a_page": ROWS,
             "not_captured": not_captured[:MAX_UNCAPTURED],
             "not_captured_left_out": max(0, len(not_captured) - MAX_UNCAPTURED),
-            "usage": store.usage(),
+            "usage": self.run.store.usage(),
             "lost": losses_of(self.run),
             "stats": SHOWN_STATS,
         }

@@ -65,7 +65,7 @@ class RanksPage(RunPage):
     @cached_property
     def shown_kind(self) -> Kind | None:
         """The kind of the layers in the list: the chosen one, or the first of which there is something."""
-        found = {tap.kind for tap in self.joint.store.taps().taps} if self.joint is not None else set()
+        found = {tap.kind for tap in self.joint.reader.taps().taps} if self.joint is not None else set()
         usual = next((kind for kind in KINDS if kind in found), None)
         return next((kind for kind in KINDS if kind == self.kind), usual)
 

@@ -28,5 +28,5 @@ class SystemPage(RunPage):
         machine, span = machine_of(self.run, *self.values_in), self.span
         near = None
         if not machine.gauges and span is not None and span.step is not None:
-            near = nearest_sampled(self.run.store, machine.sampled, span.step)
+            near = nearest_sampled(self.run, machine.sampled, span.step)
         return {"machine": machine, "near": near}

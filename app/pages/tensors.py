@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hookcore.records import TENSOR_KINDS, Snapshot
-from hookcore.store import Store
+from hookcore.reading import Reader
+from hookcore.reading.answers import Snapshot
+from hookcore.records import TENSOR_KINDS
 
 from ..analysis.selection import finder_of
 from ..analysis.tiles import statistics_of
@@ -30,36 +31,31 @@ class Shown:
     statistics: dict[str, float]
 
 
-def kept_of(run: Run, text: str) -> list[tuple[int, Snapshot]]:
+def kept_of(run: Run, text: str) -> list[Snapshot]:
     """Return the snapshots whose module matches the find box, newest step first."""
     finder = finder_of(run, text)
-    found = [(number, each) for number, each in run.store.numbered_snapshots() if finder.fits(each.tap.module)]
-    return sorted(found, key=lambda pair: -pair[1].step)  # within a step, in the order of the requests
+    found = [each for each in run.reader.snapshots() if finder.fits(each.tap.module)]
+    return sorted(found, key=lambda each: -each.step)  # within a step, in the order of the requests
 
 
-def shown_of(store: Store, number: int | None) -> Shown | None:
+def shown_of(reader: Reader, number: int | None) -> Shown | None:
     """Return one snapshot to show."""
-    for each, snapshot in store.numbered_snapshots():
-        if each == number:
-            part = ",".join(["0"] * (snapshot.values.ndim - 2))
-            cells = snapshot.values[(0,) * max(0, snapshot.values.ndim - 2)] if snapshot.values.size else None
-            drawn = cells is not None and 0 < cells.size <= MAX_VALUES
-            return Shown(each, snapshot.tap.words, snapshot, part if drawn else "-", statistics_of(snapshot.values))
-    return None
-
-
-def nearest_of(kept: list[tuple[int, Snapshot]], span: Span | None) -> int | None:
-    """Return the number of the snapshot nearest to the steps of a page, the newest of several; None without any."""
-    if not kept:
+    found = next((each for each in reader.snapshots() if each.number == number), None)
+    if found is None:
         return None
+    values = reader.tensor(found.number)
+    part = ",".join(["0"] * (values.ndim - 2))
+    cells = values[(0,) * max(0, values.ndim - 2)] if values.size else None
+    drawn = cells is not None and 0 < cells.size <= MAX_VALUES
+    return Shown(found.number, found.tap.record.words, found, part if drawn else "-", statistics_of(values))
+
+
+def nearest_of(kept: list[Snapshot], span: Span | None) -> Snapshot | None:
+    """Return the snapshot nearest to the steps of a page, the newest of several; None without any."""
     first, last = (None, None) if span is None else span.values
-    if first is None or last is None:
-        return kept[0][0]
-
-    def distance(pair: tuple[int, Snapshot]) -> int:
-        return max(first - pair[1].step, pair[1].step - last, 0)
-
-    return min(kept, key=distance)[0]  # the newest step comes first
+    if not kept or first is None or last is None:
+        return next(iter(kept), None)
+    return min(kept, key=lambda each: max(first - each.step, each.step - last, 0))  # the newest step comes first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +75,11 @@ class TensorsPage(RunPage):
         nearest = nearest_of(kept, self.span)
         query = self.request.query_params
         return {
-            "kept": [(each, one.tap.words, one) for each, one in kept[:MAX_SHOWN]],
+            "kept": [(each.tap.record.words, each) for each in kept[:MAX_SHOWN]],
             "kept_total": len(kept),
-            "shown": shown_of(run.store, nearest if number is None else number),
+            "shown": shown_of(run.reader, nearest.number if number is None and nearest is not None else number),
             "is_nearest": number is None,
             "asked_for": number,
-            "modules": [module.path for module in run.store.modules()[:MAX_MODULES]],
+            "modules": [each.path for each in run.reader.coverage()[:MAX_MODULES]],
             "wanted": {"module": query.get("module", ""), "kind": query.get("kind", TENSOR_KINDS[0])},
         }

@@ -49,22 +49,19 @@ class Script:
 
 def report_of(run: Run, wanted: View = View()) -> bytes:  # noqa: B008 (it is frozen)
     """Return a run, or some of its steps, as one HTML file, which loads nothing and runs only its own scripts."""
-    store, view = run.store, wanted.within(run.store)
-    current = run.findings.current()
-    findings = alerts_of(store, current, view)
-    charts, left_out = charts_of(run.reader, current, view)
-    not_captured = [each for each in store.coverage() if not each.captured]
-    first, last = view.listed
-    events = [
-        each for each in store.events() if (first is None or each.step >= first) and (last is None or each.step <= last)
-    ]
+    reader = run.reader
+    view, current = wanted.within(reader), run.findings.current()
+    findings = alerts_of(run, current, view)
+    charts, left_out = charts_of(reader, current, view)
+    not_captured = reader.coverage(captured=False)
+    events = reader.events(*view.listed, limit=MAX_ROWS)
     scripts = [_plotly(), _draw()]
     values: dict[str, Any] = {
         "run": run,
         "state": run.state,
         "about": _about(run),
         "view": view,
-        "figures": key_figures_of(store, *view.values),
+        "figures": key_figures_of(run.store, *view.values),
         "scope": run.findings.scope(),
         "cost": cost_of(run),
         "findings": findings[:MAX_ROWS],
@@ -72,13 +69,13 @@ def report_of(run: Run, wanted: View = View()) -> bytes:  # noqa: B008 (it is fr
         "rules": RULES,
         "advice": _advice_of(findings),
         "own_rules": rules_of(run).own,
-        "without_data": without_data(store),
+        "without_data": without_data(run.store),
         "charts": charts,
         "charts_left_out": left_out,
         "not_captured": not_captured[:MAX_ROWS],
         "not_captured_left_out": max(0, len(not_captured) - MAX_ROWS),
-        "events": events[: -MAX_ROWS - 1 : -1],
-        "events_left_out": max(0, len(events) - MAX_ROWS),
+        "events": events.events[::-1],
+        "events_left_out": events.total - len(events.events),
         "settings": _pairs(run.info.settings),
         "versions": _pairs(run.info.versions),
         "lost": losses_of(run),
@@ -156,7 +153,7 @@ def _colors() -> list[list[str]]:
 
 
 def _about(run: Run) -> dict[str, str]:
-    info, steps = run.info, run.store.steps()
+    info, steps = run.info, run.reader.steps()
     began = _time(info.started_s)
     told = {
         "state": run.state,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from hookcore.errors import ArgumentError
 from hookcore.findings import Finding
+from hookcore.reading import Reader
 from hookcore.records import Severity
-from hookcore.store import Store
 from hookcore.store.incidents import Incident
 
 from ..formats import words_of
+from ..runs import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,9 @@ class View:
         """Whether it is about the run as it is now."""
         return self.values == (None, None)
 
-    def within(self, store: Store) -> View:
+    def within(self, reader: Reader) -> View:
         """Return the same with both ends. A step outside the run is an error."""
-        known = store.steps()
+        known = reader.steps()
         if self.is_whole or known.first is None or known.newest is None:
             return self
         if self.first is not None and self.last is not None and self.first > self.last:
@@ -75,12 +76,12 @@ class Past:
     spark: tuple[float, ...] = ()
 
 
-def alerts_of(store: Store, current: Sequence[Finding], view: View) -> Sequence[Finding | Past]:
+def alerts_of(run: Run, current: Sequence[Finding], view: View) -> Sequence[Finding | Past]:
     """Return today's findings; of a report about some steps, the incidents that touch them, as of the last one."""
     first, last = view.values
     if last is None:
         return current
-    return [_past(each, last) for each in reversed(store.incidents()) if each.touches(first, last)]
+    return [_past(each, last) for each in reversed(run.store.incidents()) if each.touches(first, last)]
 
 
 def _past(incident: Incident, last: int) -> Past:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -17,7 +18,7 @@ from hookcore.reading.quiet import Muting, Quiet
 from hookcore.reading.reader import Reader, TapName
 from hookcore.reading.slices import cut
 from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot
-from hookcore.store import STAT_NAMES, StepRange, Store
+from hookcore.store import STAT_NAMES, StepRange, Store, TapList
 from hookcore.store.checks import matcher, require, require_kind, unknown
 from hookcore.store.incidents import Incident
 
@@ -67,8 +68,8 @@ class StoreReader(Reader):
         ]
 
     def taps(self, match: str | None = None, kind: Kind | None = None) -> answers.Taps:
-        found = list(self._store.taps(match, kind))
-        return answers.Taps(len(found), None, self._run, tuple(answers.Tap.of(*each) for each in found))
+        named = self._store.taps(match, kind).fact(_named)  # that of all taps is kept until there are more
+        return answers.Taps(len(named), None, self._run, named)
 
     def find(self, tap: TapName) -> answers.Tap:
         """Return the tap with a number (which may be text) or a label."""
@@ -186,8 +187,12 @@ class StoreReader(Reader):
         limit: int = 1000,
         first: int | None = None,
         last: int | None = None,
+        taps: Sequence[int] | None = None,
     ) -> answers.Latest:
         wanted = self._store.taps(match, kind)
+        if taps is not None:
+            chosen = [self._store.find_tap(each)[0] for each in taps]
+            wanted = wanted.at(np.flatnonzero(np.isin(wanted.numbers, chosen)).tolist())
         return answers.Latest.of(self._run, self._store.newest(None, stat, sort, limit, first, last, wanted))
 
     def scalars(
@@ -290,6 +295,10 @@ class StoreReader(Reader):
         if found is None:
             raise ArgumentError(f"there is no snapshot {number} of the run {self._run}; snapshots() lists them")
         return cut(found.values, slice)
+
+
+def _named(found: TapList) -> tuple[answers.Tap, ...]:
+    return tuple(answers.Tap.of(*each) for each in found)
 
 
 def quantile_of(stat: str) -> float | None:

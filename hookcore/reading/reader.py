@@ -112,8 +112,12 @@ class Reader(Protocol):
         limit: int = 1000,
         first: int | None = None,
         last: int | None = None,
+        taps: Sequence[int] | None = None,
     ) -> answers.Latest:
-        """Return the newest values in some steps; `sort` is a stat, non-finite and largest first ("-rms": smallest)."""
+        """Return the newest values in some steps; `sort` is a stat, non-finite and largest first ("-rms": smallest).
+
+        `taps` are numbers of taps: only these are returned. A server takes at most 500.
+        """
 
     def scalars(
         self,

@@ -174,10 +174,12 @@ class RemoteReader(Reader):
         limit: int = 1000,
         first: int | None = None,
         last: int | None = None,
+        taps: Sequence[int] | None = None,
         run: str | None = None,
     ) -> answers.Latest:
         asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "from": first, "to": last}
-        return self._get(answers.Latest, "/api/v1/latest", asked | {"run": run})
+        numbers = None if taps is None else ",".join(map(str, taps))
+        return self._get(answers.Latest, "/api/v1/latest", asked | {"taps": numbers, "run": run})
 
     def scalars(
         self,

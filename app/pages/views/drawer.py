@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from hookcore.reading.answers import Model, ModelBox
-from hookcore.records import Phase, Snapshot, Tap
-from hookcore.store import Store, TapList
+from hookcore.reading import Reader, answers
+from hookcore.reading.answers import Model, ModelBox, Snapshot
+from hookcore.records import Phase, Tap
+from hookcore.store import TapList
 
 
 def box_of(model: Model, module: str, call: int, phase: str) -> ModelBox | None:
@@ -19,17 +20,13 @@ def call_of(taps: TapList, call: int, phase: Phase) -> TapList:
     return taps.at([place for place, tap in enumerate(taps.taps) if _belongs(tap, call) and _is_in(tap, phase)])
 
 
-def snapshots_of(store: Store, module: str, call: int) -> list[tuple[int, Snapshot]]:
-    """Return the snapshots of a call's tensors and of the module's parameters, by number, newest step first."""
-    found = [
-        (number, each)
-        for number, each in store.numbered_snapshots()
-        if each.tap.module == module and _belongs(each.tap, call)
-    ]
-    return sorted(found, key=lambda pair: -pair[1].step)
+def snapshots_of(reader: Reader, module: str, call: int) -> list[Snapshot]:
+    """Return the snapshots of a call's tensors and of the module's parameters, newest step first."""
+    found = [each for each in reader.snapshots() if each.tap.module == module and _belongs(each.tap, call)]
+    return sorted(found, key=lambda each: -each.step)
 
 
-def _belongs(tap: Tap, call: int) -> bool:
+def _belongs(tap: Tap | answers.Tap, call: int) -> bool:
     return _is_of_parameters(tap) or tap.call == call
 
 
@@ -37,5 +34,5 @@ def _is_in(tap: Tap, phase: Phase) -> bool:
     return _is_of_parameters(tap) or tap.phase == phase
 
 
-def _is_of_parameters(tap: Tap) -> bool:
+def _is_of_parameters(tap: Tap | answers.Tap) -> bool:
     return tap.kind.startswith(("param", "update"))

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from hookcore.reading import Reader
 from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, ModuleRecord, Tap
 from hookcore.store import Store, TapList
 
@@ -125,13 +126,13 @@ def _order_of(tap: Tap) -> tuple[int, str, int]:
     return KINDS.index(tap.kind), tap.phase, tap.call
 
 
-def values_of(store: Store, taps: TapList, first: int | None = None, last: int | None = None) -> list[Values]:
+def values_of(reader: Reader, taps: TapList, first: int | None = None, last: int | None = None) -> list[Values]:
     """Return the newest values of each tap in these steps."""
-    latest = store.newest(first=first, last=last, wanted=taps)
-    ends = zip(latest.numbers.tolist(), latest.first_steps.tolist(), latest.steps.tolist(), strict=True)
+    numbers = taps.numbers.tolist()
+    latest = reader.latest(first=first, last=last, taps=numbers, limit=max(1, len(numbers)))
     found = {
-        number: (since, step, dict(zip(latest.stats, values.tolist(), strict=True)))
-        for (number, since, step), values in zip(ends, latest.values, strict=True)
+        each.number: (each.first_step, each.step, dict(zip(latest.stats, each.values.tolist(), strict=True)))
+        for each in latest.taps
     }
     return [Values(tap, number, *found.get(number, (None, None, {}))) for number, tap in taps]
 
@@ -150,11 +151,11 @@ def placement_note(run: Run, layer: LayerView) -> str:
     return f"{values} of the whole tensor: parts are added up, and copies count once{but}.{lacks}"
 
 
-def hooks_of(store: Store, layer: LayerView) -> tuple[list[HookRecord], int]:
+def hooks_of(reader: Reader, layer: LayerView) -> tuple[list[HookRecord], int]:
     """Return the hooks on the module and its own parameters, and the number of process-wide hooks."""
     path = layer.module.path
     parameters = {f"{path}.{name}".lstrip(".") for name, _ in layer.module.shapes}
-    hooks = store.hooks()
+    hooks = reader.hooks()
     own = [
         hook
         for hook in hooks
@@ -169,8 +170,8 @@ def lines_of(run: Run, path: str, first: int | None = None, last: int | None = N
     return sorted(lines, key=lambda line: line.is_event)
 
 
-def near(store: Store, path: str) -> list[str]:
+def near(reader: Reader, path: str) -> list[str]:
     """Return modules with a similar path."""
-    paths = [module.path for module in store.modules()]
+    paths = [each.path for each in reader.coverage()]
     inside = [each for each in paths if path.lower() in each.lower()] if path else []
     return list(dict.fromkeys([*difflib.get_close_matches(path, paths, MAX_NEAR, 0.5), *inside]))[:MAX_NEAR]

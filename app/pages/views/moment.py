@@ -10,6 +10,7 @@ from hookcore.findings.keyfigures import newest_of
 from hookcore.store import Store
 
 from ...formats import words_of
+from ...runs import Run
 from .span import Span
 
 
@@ -68,14 +69,11 @@ def nearest_captured(store: Store, step: int) -> Nearest:
     return Nearest(before, after)
 
 
-def nearest_sampled(store: Store, names: Sequence[str], step: int) -> Nearest:
+def nearest_sampled(run: Run, names: Sequence[str], step: int) -> Nearest:
     """Return the steps around one in which some scalars have values, without it."""
-    before, after = [], []
-    for name in names:
-        if (found := newest_of(store, name, step - 1)) is not None:
-            before.append(found.step)
-        later = store.scalars(name, step + 1, None, 10_000)
-        after += later.first_step[:1].tolist()
+    before = [found.step for name in names if (found := newest_of(run.store, name, step - 1)) is not None]
+    later = run.reader.scalars(names, step + 1, None, 10_000).series
+    after = [int(each.first_step[0]) for each in later if len(each.first_step)]
     return Nearest(max(before, default=None), min(after, default=None), "sampled")
 
 

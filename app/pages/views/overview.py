@@ -11,13 +11,14 @@ import numpy as np
 
 from hookcore.findings import Finding, KeyFigures, Reading
 from hookcore.findings.keyfigures import newest_of
-from hookcore.reading.answers import Capsule
+from hookcore.reading import Reader
+from hookcore.reading.answers import Capsule, Series
 from hookcore.records import Tap
 from hookcore.records.vocabulary import EFFECTIVE_COST, KIND_TITLES, OWN, loss_rank
-from hookcore.store import Store
 
 from ...analysis.cost import cost_of
 from ...analysis.figures.spark import Spark, spark_of
+from ...analysis.modulerows import types_of
 from ...analysis.numerals import counted, percent, shown, thousands
 from ...formats import words_of
 from ...runs import Run
@@ -211,8 +212,7 @@ def shown_alerts(
         alerts = [line for line in lines if line.is_alert]
         notes = [line for line in lines if not line.is_event and line.severity == "info" and not line.is_quiet]
     listed = (alerts + notes)[:most]
-    modules = {line.module for line in listed}
-    types = {module.path: module.type for module in run.store.modules() if module.path in modules}
+    types = types_of(run.reader) if listed else {}
     return [_explained(run, _alert(run, line, types), capsules) for line in listed], len(alerts), len(notes)
 
 
@@ -235,45 +235,44 @@ def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
         return AlertLine(line, None, address_of(run, "events", event=line.id), type_)
     address = layer_address(run, line.tap, line.step)
     type_ = "" if line.is_of_loss else types.get(line.module, "")
-    return AlertLine(line, _spark_of_line(run.store, line), address, type_)
+    return AlertLine(line, _spark_of_line(run.reader, line), address, type_)
 
 
-def _spark_of_line(store: Store, line: Line) -> Spark | None:
+def _spark_of_line(reader: Reader, line: Line) -> Spark | None:
     """Return the sparkline around an onset, with marks at non-finite values."""
     if line.finding is not None:
-        return spark_of_finding(store, line.finding)
+        return spark_of_finding(reader, line.finding)
     if line.incident is None or line.is_of_loss:
         return None
-    return _spark_around(store, line.incident.culprit.number, "rms", line.step)
+    return _spark_around(reader, line.incident.culprit.number, "rms", line.step)
 
 
-def spark_of_finding(store: Store, finding: Finding) -> Spark | None:
+def spark_of_finding(reader: Reader, finding: Finding) -> Spark | None:
     """Return the sparkline around the onset of a finding, with marks at non-finite values."""
     if finding.is_of_loss:
         return spark_of(np.arange(len(finding.spark)), np.array(finding.spark, float), None, may_be_log=True)
-    return _spark_around(store, finding.number, finding.stat, finding.since_step)
+    return _spark_around(reader, finding.number, finding.stat, finding.since_step)
 
 
-def _spark_around(store: Store, number: int, stat: str, step: int) -> Spark | None:
-    series = store.series(number, stat, max(0, step - AROUND), step + AROUND, POINTS)
-    values = np.where(series.nonfinite > 0, np.nan, series.mean)
+def _spark_around(reader: Reader, number: int, stat: str, step: int) -> Spark | None:
+    series = reader.series(number, stat, max(0, step - AROUND), step + AROUND, POINTS)
+    values = np.where(np.asarray(series.nonfinite) > 0, np.nan, series.mean)
     return spark_of(series.last_step, values, step, may_be_log=True)
 
 
-def scalar_lines(store: Store, most: int | None, span: Span | None) -> tuple[list[ScalarLine], int]:
+def scalar_lines(run: Run, most: int | None, span: Span | None) -> tuple[list[ScalarLine], int]:
     """Return the user's scalars in these steps, the loss first, and their number."""
-    names = [name for name in store.scalar_names() if not name.startswith(OWN)]
+    names = [name for name in run.reader.scalars().names if not name.startswith(OWN)]
     names.sort(key=loss_rank)
-    return [_scalar_line(store, name, span) for name in names[:most]], len(names)
-
-
-def _scalar_line(store: Store, name: str, span: Span | None) -> ScalarLine:
-    first, last = (None, None) if span is None else span.values
-    newest = newest_of(store, name, last, first)
     first, last, mark = (None, None, None) if span is None else (span.first, span.last, span.step)
-    series = store.scalars(name, first, last, POINTS)
+    shown = run.reader.scalars(names[:most], first, last, POINTS).series
+    return [_scalar_line(run, each, span, mark) for each in shown], len(names)
+
+
+def _scalar_line(run: Run, series: Series, span: Span | None, mark: int | None) -> ScalarLine:
+    first, last = (None, None) if span is None else span.values
     spark = spark_of(series.last_step, series.mean, mark) if len(series.mean) else None
-    return ScalarLine(name, newest, spark)
+    return ScalarLine(series.name, newest_of(run.store, series.name, last, first), spark)
 
 
 def why_empty(run: Run, figures: KeyFigures, span: Span | None) -> str:

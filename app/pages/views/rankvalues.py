@@ -48,7 +48,7 @@ MAX_TAPS: Final = 500  # that the box suggests
 
 def logged_values(joint: JointRun) -> dict[str, str]:
     """Return the logged values that can be chosen: words, and the name of each."""
-    names = joint.store.scalar_names()
+    names = joint.reader.scalars().names
     own = {SECONDS: ELAPSED} | {WAITS[name]: name for name in WAITS if name in names}
     return own | {name: name for name in names if not name.startswith(OWN)}
 
@@ -60,7 +60,7 @@ def known_rates(ranks: Sequence[answers.Rank]) -> list[Rate]:
 
 def suggested_taps(joint: JointRun) -> list[str]:
     """Return the labels of taps that the box suggests."""
-    return [tap.label for tap in joint.store.taps().taps[:MAX_TAPS]]
+    return [tap.label for tap in joint.reader.taps().taps[:MAX_TAPS]]
 
 
 def chosen_value(joint: JointRun, value: str) -> Tap | str:
@@ -69,6 +69,6 @@ def chosen_value(joint: JointRun, value: str) -> Tap | str:
     if name is not None:
         return name
     try:
-        return joint.store.find_tap(value)[1]
+        return joint.reader.find(value).record
     except ArgumentError as error:
         raise ArgumentError(f"{error}; or name a logged value, such as {SECONDS!r}") from None

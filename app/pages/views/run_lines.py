@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings import key_figures_of
+from hookcore.reading import Reader
 from hookcore.reading.answers.runs import RankSummary, State
 from hookcore.records import Failure
-from hookcore.store import StepRange, Store
+from hookcore.store import StepRange
 
 from ...analysis.figures.spark import Spark, spark_of
 from ...formats import word_of
@@ -109,9 +110,9 @@ def line_of(run: Run) -> RunLine:
 def _line_of(run: Run) -> RunLine:
     figures = key_figures_of(run.store)
     loss = None if figures.loss is None else Loss(figures.loss.name, figures.loss.value)
-    points = _points_of(run.store, loss.name) if loss is not None else None
+    points = _points_of(run.reader, loss.name) if loss is not None else None
     return _line(
-        run, figures.steps_per_s if run.state == "live" else None, loss, points, alerts_of(run), run.store.steps()
+        run, figures.steps_per_s if run.state == "live" else None, loss, points, alerts_of(run), run.reader.steps()
     )
 
 
@@ -140,8 +141,8 @@ def _line(
     )
 
 
-def _points_of(store: Store, name: str) -> Points:
-    series = store.scalars(name, points=SPARK_POINTS)
+def _points_of(reader: Reader, name: str) -> Points:
+    series = reader.scalars(name, points=SPARK_POINTS)[name]
     return series.last_step, series.mean
 
 
@@ -156,7 +157,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     results = {name: word_of(value) for name, value in results_of(run.store).items()}
     said: dict[str, Any] = {"alerts": alerts, "model": model_of(run), "results": results}
     if line.loss is not None:
-        steps, values = _points_of(run.store, line.loss.name)
+        steps, values = _points_of(run.reader, line.loss.name)
         said["loss"] = [line.loss.name, word_of(line.loss.value)]
         said["points"] = [steps.tolist(), [word_of(value) for value in values.tolist()]]
     return said
@@ -183,4 +184,4 @@ def _summarized(run: Run) -> RunLine:
         severities, *words = run.saved.summary["alerts"]
         known = tuple(each for each in severities[:MAX_ALERTS] if each in ("warning", "error"))
         alerts = Alerts(known, *(str(each)[:MAX_TEXT] for each in words[:4]))
-    return _line(run, None, loss, points, alerts, run.store.steps())
+    return _line(run, None, loss, points, alerts, run.reader.steps())

@@ -109,7 +109,7 @@ def usual_steps(run: Run) -> str:
 
 def span_of(run: Run, steps: str = "", step: str = "") -> Span | None:
     """Return the steps in an address; None before the first step."""
-    known = run.store.steps()
+    known = run.reader.steps()
     if known.first is None or known.newest is None:
         return None
     asked, chosen = step_in(step), range_in(steps) if "-" in steps else None

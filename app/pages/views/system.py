@@ -109,9 +109,8 @@ class Machine:
 
 def machine_of(run: Run, first: int | None = None, last: int | None = None) -> Machine:
     """Return what was sampled of a run's machine in these steps."""
-    store = run.store
-    names = tuple(name for name in store.scalar_names() if name.startswith(SYSTEM))
-    read = {name: found for name in names if (found := newest_of(store, name, last, first)) is not None}
+    names = tuple(name for name in run.reader.scalars().names if name.startswith(SYSTEM))
+    read = {name: found for name in names if (found := newest_of(run.store, name, last, first)) is not None}
     values = {name: found.value for name, found in read.items()}
     gpus = sorted({(int(match[2]), match[1]) for name in names if (match := _GPU.match(name))})
     gauges = [

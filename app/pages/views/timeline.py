@@ -54,7 +54,7 @@ class TimelineView:
 
 def timeline_view(run: Run) -> TimelineView | None:
     """Return the timeline of a run; None before its first step."""
-    known, drawn = run.store.steps(), quantity_of(run.store)
+    known, drawn = run.reader.steps(), quantity_of(run.store)
     if known.first is None or known.newest is None:
         return None
     first, last = known.first, known.newest

@@ -42,7 +42,7 @@ def stop_of(run: Run) -> Stop | None:
 
 def progress_of(run: Run) -> str:
     """Return the progress of a run and the number of skipped steps."""
-    state, steps = _STATES.get(run.state, run.state.capitalize()), run.store.steps()
+    state, steps = _STATES.get(run.state, run.state.capitalize()), run.reader.steps()
     if steps.first is None or steps.newest is None:
         return f"{state}. No step has been captured yet."
     left_out, captured = cost_of(run).left_out, run.store.captured()
@@ -53,7 +53,7 @@ def progress_of(run: Run) -> str:
 
 def claim_of(run: Run, span: Span | None = None) -> str:
     """Return a statement about a run without findings, with how much was examined."""
-    steps = run.store.steps()
+    steps = run.reader.steps()
     if steps.first is None or steps.newest is None:
         return "Findings appear here once steps have been captured."
     if span is not None and span.held:

@@ -38,6 +38,7 @@ MAX_SERIES: Final = 100
 MAX_NUMBERS: Final = 500_000  # points of all its series
 MAX_HISTOGRAMS: Final = 50
 MAX_SCALARS: Final = 50  # series of scalars
+MAX_CHOSEN: Final = 500  # taps whose newest values are asked for by their numbers
 
 
 class Series(SeriesTable, Answer, frozen=True, eq=False, omit_defaults=True):
