@@ -248,6 +248,20 @@ def test_only_the_training_thread_reads_gradients() -> None:
     assert Noting.asked_by == {threading.get_ident()}
 
 
+def test_weights_that_join_the_optimizer_later_are_known_to_get_gradients() -> None:
+    """If only outputs are captured, the parameters of an optimizer are looked at until all have got gradients."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
+    with watch(model, kinds=("output",)) as watcher:
+        for step in range(4):
+            if step == 2:
+                optimizer.add_param_group({"params": [*model[0].parameters()]})
+            model[1](linear(torch.randn(2, 4), model[0].weight)).sum().backward()
+            optimizer.step()
+        told = {each.path: each.reason for each in watcher.coverage()}
+    assert "its weights got gradients" in told["0"]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_deleted_model_keeps_its_reasons() -> None:
     model = Odd()

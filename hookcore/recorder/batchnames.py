@@ -70,10 +70,6 @@ class BatchNames:
         self._tokens, self._shared, self._labels = (), False, ()
         self._used = False
 
-    @property
-    def _there(self) -> bool:
-        return bool(self._tokens or self._labels)
-
     def enters(self) -> None:
         """Note that a model is about to run."""
         if current_graph_task() != -1:  # a checkpoint repeats a pass
@@ -85,7 +81,7 @@ class BatchNames:
         self._mixed |= self._passes > 1
         if self._used or self._thread != get_ident():
             self._drop()
-        self._used = self._there
+        self._used = bool(self._tokens or self._labels)
 
     def leaves(self) -> None:
         """Note that a model has returned."""
@@ -101,9 +97,9 @@ class BatchNames:
 
         The end of a step may be noticed only when the next one runs: names from in between are the next one's.
         """
-        if self._used or self._carried or not captured:
+        if (self._tokens or self._labels) and (self._used or self._carried or not captured):
             self._drop()
-        self._carried = self._there
+        self._carried = bool(self._tokens or self._labels)
         self._step, self._inside, self._passes, self._mixed = step, 0, 0, False
 
     def of(self, kind: str, step: int) -> Names | None:

@@ -19,20 +19,20 @@ class Boundary:
     """A bounded queue of calls. What they raise leaves the training step, so they catch what must not."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Call] = deque()
+        self.waiting: deque[Call] = deque()
 
     def put(self, call: Call) -> bool:
         """Queue a call, from any thread. Return False if too many are waiting."""
-        if len(self._waiting) >= MAX_WAITING:
+        if len(self.waiting) >= MAX_WAITING:
             return False
-        self._waiting.append(call)
+        self.waiting.append(call)
         return True
 
     def run(self) -> None:
         """Make all calls that wait. If one raises, the others wait for the end of the next step."""
-        while self._waiting:
+        while self.waiting:
             try:
-                call = self._waiting.popleft()
+                call = self.waiting.popleft()
             except IndexError:  # another thread that trains took it
                 return
             call()
@@ -52,7 +52,7 @@ def ends_steps(method: Callable[..., None]) -> Callable[..., None]:
     def call(self: EndsSteps, *args: Any) -> None:
         before = self.clock.step
         method(self, *args)
-        if self.clock.step != before:
+        if self.clock.step != before and self.boundary.waiting:
             self.boundary.run()
 
     guard_functions(call)

@@ -164,7 +164,7 @@ class Clock:
     @property
     def stepping(self) -> bool:
         """Return whether this thread is inside an optimizer's step."""
-        return bool(self._stacks.get(threading.get_ident()))
+        return bool(self._stacks) and bool(self._stacks.get(threading.get_ident()))
 
     def count(self, owner: Owner) -> int:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
@@ -274,7 +274,7 @@ class Clock:
         if self.many_threads:
             return
         if self._alone is not None:
-            self.fate = self._fate_of(self._alone.witnesses.tensors)
+            self.fate = self._fate_of(self._alone.witnesses.tensors) if self._passed else "kept"
             self._looked_at, self._compared, self._marks = [], frozenset(), []
             return
         if not self.stepping and not self.manual:

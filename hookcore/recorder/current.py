@@ -18,6 +18,7 @@ from hookcore.recorder.meter import Meter
 _observe = cpu.observe
 _float32 = torch.float32
 _NEVER = float("inf")
+_UNKNOWN = float("nan")
 
 
 class CurrentStep:
@@ -49,7 +50,7 @@ class CurrentStep:
         self.pending = False  # a pass has ended, so the next call of a module may belong to another step
         self.meter: Meter | None = None  # set while the step is timed
         self.clock: Callable[[], float] | None = None  # set while arriving gradients are timed
-        self.arrived_s = float("nan")  # by that clock, when the last one had arrived; infinite if one is on a device
+        self.arrived_s = _UNKNOWN  # by that clock, when the last one had arrived; infinite if one is on a device
         self._leaf_handles: list[hooks.HookHandle] = []
 
     def begin(self, number: int, captured: bool) -> None:
@@ -57,8 +58,9 @@ class CurrentStep:
         self.number, self.captured = number, captured
         self.backwards = 0
         self.began_backward = self.pending = False
-        self.arrived_s = float("nan")
-        self.release_leaves()
+        self.arrived_s = _UNKNOWN
+        if self._leaf_handles:
+            self.release_leaves()
 
     def stop(self) -> None:
         """Stop capturing this step."""

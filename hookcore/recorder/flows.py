@@ -56,7 +56,7 @@ class Flows:
     def begin_step(self, captured: bool) -> bool:
         """Decide whether to learn in this step. Return whether that changed who observes calls."""
         before, self._lesson = self._observes, None
-        if self._changes_seen != (changes := self._changes()):
+        if captured and self._changes_seen != (changes := self._changes()):
             self._changes_seen, self._wanted = changes, True
         if captured and self._wanted and self._tries < MAX_TRIES and len(self._known) < MAX_FLOWS:
             self._wanted = False

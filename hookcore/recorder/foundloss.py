@@ -49,9 +49,10 @@ class FoundLoss:
             self.is_logged = any(loss_rank(name) <= LOGGED_LOSS for name in names)
 
     def begin_pass(self, tensors: Sequence[Any], weights: Sequence[Any], earlier: Fate = "kept") -> None:
-        """Read what a backward pass starts from, and with which weights. `earlier`: the gradients of earlier passes."""
-        if not self.wanted:
-            return
+        """Read what a backward pass starts from, and with which weights, if the step's loss is wanted.
+
+        `earlier`: the gradients of earlier passes.
+        """
         if earlier != "kept":
             self._step = [] if earlier == "reset" else None
         self._pass = None

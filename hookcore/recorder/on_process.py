@@ -68,12 +68,12 @@ class ProcessAttachment:
             self._has_headroom = True
             hold_headroom()
         self._models.unsure = True
-        if not self._aside.active:
+        if not self._handles and not self._aside.active:
             self._put_on()
         if self._companions.before:
             self._companions.end_step()
         self._begin_companions(early=self._called_first)
-        self._companions_due = True
+        self._companions_due = self._has_keywords
         if self._called_first is None:
             self._called_first = set()
 
@@ -136,7 +136,7 @@ class ProcessAttachment:
 
         Between two steps, all other modules are as the user made them.
         """
-        if self._wants_inputs:
+        if self._has_keywords:
             by_id = list(self._dispatcher.plans.by_id.items())
             plans = [plan for key, plan in by_id if early is None or key in early]
             self._companions.begin_step(plan for plan in plans if self._dispatcher.wants_input(plan))
@@ -153,7 +153,7 @@ class ProcessAttachment:
             try:
                 if models.unsure or (plan is not None and plan.is_model and plan.is_root):
                     plan = self._begin_calls(module)
-                if plan is None or self._calls_regions or module.__dict__.get("_compiled_call_impl") is not None:
+                if plan is None or self._calls_regions or "_compiled_call_impl" in module.__dict__:
                     entered = is_entered(module)
                     plan = self._find(module)
                 if plan is not None:

@@ -31,9 +31,11 @@ class Owner:
         "inner_passes",
         "inside",
         "late",
+        "owned",
         "owns",
         "ref",
         "scaler",
+        "settled",
         "state",
         "steps",
         "witnesses",
@@ -42,6 +44,8 @@ class Owner:
     def __init__(self, ref: weakref.ref[Optimizer]) -> None:
         self.ref = ref
         self.owns = False  # whether any of its parameters is watched
+        self.owned: list[Parameter] | None = None  # these, while it makes a step whose values are read
+        self.settled = -1  # the version of the parameters for which nothing more is to be read of these
         self.witnesses = Witnesses()
         self.scaler = ScalerLink()
         self.late = False  # whether it steps with the gradients of the step that ended last
@@ -111,7 +115,7 @@ class Owners:
             owned = self._parameters.owned(optimizer)  # which may adopt some
             if not owned and self._find_model(optimizer):
                 owned = self._parameters.owned(optimizer)
-            owner.owns, owner.state = bool(owned), (*state, self._parameters.adopted)
+            owner.owns, owner.state, owner.settled = bool(owned), (*state, self._parameters.adopted), -1
             watched = {id(each) for each in self._witnesses}
             seen = [each for each in owned if id(each) in watched]
             owner.witnesses.were_reached = bool(seen) and compares

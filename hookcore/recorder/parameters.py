@@ -67,6 +67,7 @@ class Parameters:
         self._known: dict[int, Parameter] = {}  # by id(tensor); an entry is valid while the tensor is at its place
         self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
         self.adopted = 0  # grows with every new parameter
+        self.version = 0  # grows whenever something new may have to be read of any of them
         self.when_gone: Callable[[Set[int]], None] = lambda _: None  # is called with the ids of a dead module's
         # By optimizer, because several may step at once in several threads.
         self._before: dict[int, list[tuple[Parameter, Tensor]]] = {}
@@ -102,6 +103,7 @@ class Parameters:
                 keys[name] = id(parameter)
                 self._known[id(parameter)] = Parameter(self._statistics, plan, name)
                 self.adopted += 1
+                self.version += 1
 
     def forget(self, plan: Plan) -> None:
         """Forget a removed module and its parameters."""
@@ -119,11 +121,13 @@ class Parameters:
         """Update the rows to the new plans."""
         self._wanted = _reads_parameters(kinds)
         self._wants_updates = "update" in kinds
+        self.version += 1
         for parameter in self.all():
             parameter.choose(self._statistics)
 
     def rename(self, plan: Plan) -> None:
         """Rename the rows of this plan's parameters to the module's new path."""
+        self.version += 1
         for parameter in self.all():
             if parameter.plan is plan:
                 parameter.choose(self._statistics)
@@ -142,6 +146,10 @@ class Parameters:
                 self.adopt(plan)
             owned = self._find_all(tensors)
         return owned
+
+    def are_settled(self, owned: list[Parameter]) -> bool:
+        """Return whether no value of these is read, and all their modules are known to get gradients."""
+        return not self._wanted and all(each.plan.history.got_gradients for each in owned)
 
     def _find_all(self, tensors: list[Tensor]) -> list[Parameter]:
         known = self._known

@@ -24,37 +24,32 @@ class Parts:
     _scale: LossScale
     _ship: Callable[[RawFrame], None]
     _held: list[list[RawFrame]] = field(default_factory=list, init=False)
-    _open: list[RawFrame] = field(default_factory=list, init=False)  # of the newest part
-    _is_cut: bool = field(default=False, init=False)  # whether the arena holds only data after the open ones
-
-    @property
-    def has_open(self) -> bool:
-        """Return whether a part was cut off but not held yet."""
-        return bool(self._open)
+    open: list[RawFrame] = field(default_factory=list, init=False)  # of the newest part, which isn't held yet
+    is_cut: bool = field(default=False, init=False)  # whether the arena holds only data after the open ones
 
     def saw_pass(self) -> None:
         """Note that the arena holds data of the open part again."""
-        self._is_cut = False
+        self.is_cut = False
 
     def cut(self, step: int) -> None:
         """Separate the data so far from what follows."""
-        if not self._is_cut:
-            self._open.append(self._collector.take(step))
-            self._is_cut = True
+        if not self.is_cut:
+            self.open.append(self._collector.take(step))
+            self.is_cut = True
 
     def stop(self, step: int) -> None:
         """Separate the data so far, because capture stops inside the step."""
-        self._is_cut = False  # modules may have run since the last cut
+        self.is_cut = False  # modules may have run since the last cut
         self.cut(step)
-        self._open[-1].micro_batches += self._current.take_backwards()
+        self.open[-1].micro_batches += self._current.take_backwards()
 
     def hold(self, step: int) -> None:
         """Close the open part, which may become a step."""
-        if not self._is_cut:
-            self._open.append(self._collector.take(step))
-        self._open[-1].micro_batches += self._current.take_backwards()
-        self._held.append(self._open)
-        self._open, self._is_cut = [], False
+        if not self.is_cut:
+            self.open.append(self._collector.take(step))
+        self.open[-1].micro_batches += self._current.take_backwards()
+        self._held.append(self.open)
+        self.open, self.is_cut = [], False
 
     def release(self, step: int, as_steps: bool, scales: Sequence[float] = ()) -> int:
         """Ship all parts, as parts of the running step or as steps from it on. Return the number of steps.
@@ -70,8 +65,8 @@ class Parts:
         if not as_steps:
             self._current.backwards += sum(parts[-1].micro_batches for parts in held)
         steps = len(held) if as_steps else 0
-        self._put(self._open, step + steps, as_steps, self._scale.value)
-        self._open = []
+        self._put(self.open, step + steps, as_steps, self._scale.value)
+        self.open = []
         return steps
 
     def _put(self, parts: list[RawFrame], step: int, as_steps: bool, scale: Any) -> None:

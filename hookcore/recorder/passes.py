@@ -160,18 +160,15 @@ class PassProbes:
 
     def begin(self) -> None:
         """Let them see the gradients before a backward pass."""
-        if self.due:
-            self._each(lambda probe, passes: passes.begin_pass(self._plans, probe.paths))
+        self._each(lambda probe, passes: passes.begin_pass(self._plans, probe.paths))
 
     def end(self) -> None:
         """Let them see the gradients after a backward pass."""
-        if self.due:
-            self._each(lambda probe, passes: passes.end_pass(self._plans, probe.paths))
+        self._each(lambda probe, passes: passes.end_pass(self._plans, probe.paths))
 
     def end_step(self) -> None:
         """Add what they found to the rows of the models."""
-        if self.due:
-            self._each(self._finish)
+        self._each(self._finish)
 
     def _each(self, call: Callable[[Any, Passes], None]) -> None:
         for probe in self.due:

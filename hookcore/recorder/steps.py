@@ -49,6 +49,7 @@ _UNREAD: Final = (
     "thread has which parameters. Reading a gradient that another thread sets can crash the process."
 )
 _KINDS: Final = frozenset(TENSOR_KINDS)
+CHECK_EVERY: Final = 8  # steps; what is checked is due at multiples of it
 
 
 @dataclass(eq=False)
@@ -79,7 +80,6 @@ class Steps:
     _parts: Parts = field(init=False)
     _ownership: Ownership = field(init=False)
     stalls: Stalls = field(init=False)
-    _read: dict[int, list[Parameter]] = field(default_factory=dict, init=False)  # what an optimizer steps, by id(owner)
     _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
     _reported_no_model: bool = field(default=False, init=False)
     _reported_unread: bool = field(default=False, init=False)
@@ -107,19 +107,28 @@ class Steps:
         owner = self.clock.step_begins(optimizer, closure=not with_gradients)
         if owner is None:
             return
-        if with_gradients and not owner.late:
+        if with_gradients and not owner.late and self._current.clock is not None:
             self._waiting.before_step()
         self._times.enter(TIME_OPTIMIZER)
-        self._read.pop(id(owner), None)
+        owner.owned = None
         self._scale.read(owner.scaler.live(), optimizer)
         if self._last_captured if owner.late else self._current.captured:
-            owned = self._read[id(owner)] = self._parameters.owned(optimizer)
+            owned = owner.owned = self._find_owned(owner, optimizer)
             self._parameters.before_step(owned, with_gradients, id(optimizer))
             if self._snapshots.active:
                 self._snapshots.before_step(owned, with_gradients)
             if self._probes.due:
                 self._probes.before_step(owned, with_gradients)
             self._look("before an optimizer's step")
+
+    def _find_owned(self, owner: Owner, optimizer: Optimizer) -> list[Parameter]:
+        """Return the watched parameters of an optimizer; none if nothing of them is to be read."""
+        version = self._parameters.version
+        if owner.settled == version and not (self._snapshots.active or self._probes.due):
+            return []
+        owned = self._parameters.owned(optimizer)
+        owner.settled = version if self._parameters.are_settled(owned) else -1
+        return owned
 
     @ends_steps
     @entry("optimizer post-hook")
@@ -129,7 +138,8 @@ class Steps:
         if owner is None:
             return
         self._times.leave(TIME_OPTIMIZER)
-        owned, has_closure = self._read.pop(id(owner), None), _closure(args, kwargs) is not None
+        owned, owner.owned = owner.owned, None
+        has_closure = owner.inner_passes and _closure(args, kwargs) is not None
         if has_closure and not owner.steps:
             # Its model may have been discovered inside this step, so the beginning was ignored.
             owned = self._parameters.owned(optimizer) if self._current.captured else None
@@ -165,8 +175,10 @@ class Steps:
         self._current.begin_pass(accumulates)
         if accumulates:
             self.clock.pass_begins()  # which may notice the end of the last step
-            self._collector.loss.begin_pass(tensors, weights, self.clock.fate)
-            self._probes.passes.begin()
+            if self._collector.loss.wanted:
+                self._collector.loss.begin_pass(tensors, weights, self.clock.fate)
+            if self._probes.passes.due:
+                self._probes.passes.begin()
 
     @ends_steps
     @entry("end of a backward pass")
@@ -179,8 +191,10 @@ class Steps:
             self._look("at the end of a backward pass", is_whole=False)
         if not accumulates:
             return
-        self._probes.passes.end()
-        self._parts.saw_pass()
+        if self._probes.passes.due:
+            self._probes.passes.end()
+        if self._parts.is_cut:
+            self._parts.saw_pass()
         if reached:  # now, because an optimizer that steps inside the pass ends the step
             self._collector.loss.end_pass(counts=True)
         if self.clock.stepping:
@@ -299,20 +313,22 @@ class Steps:
     def end_step(self, skipped_by: GradScaler | None) -> None:
         """Ship the frame."""
         now = self._now()
-        self._probes.passes.end_step()
+        if self._probes.passes.due:
+            self._probes.passes.end_step()
         self._has_work = self._control.has_work
         if self._has_work:
             self._guarded(self._end_snapshots)
-        self._guarded(self._check_now_and_then)
-        self._take_flow()
+            self._take_flow()
+        if self.clock.step % CHECK_EVERY == 0:
+            self._guarded(self._check_now_and_then)
         if self._scale.skipped_by(skipped_by):
             self._collector.mark_skipped()
             if self._scale.value is None:  # passes of an uncaptured step aren't asked for it
                 self._collector.loss.forget()
-        if self._parts.has_open:
+        if self._parts.open:
             self.release_parts(as_steps=False)
         found = self._collector.loss.take(self.clock.step, self.clock.find_place_of_last)
-        if not self.clock.many_threads:  # whose passes can't be told apart
+        if found and not self.clock.many_threads:  # whose passes can't be told apart
             self._collector.add_scalars(found)
         if self._current.captured or self._collector.has_news:
             self._ship(self._collector.take(self.clock.step, now - self.ended_at, self._current.backwards))

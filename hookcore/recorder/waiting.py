@@ -25,19 +25,15 @@ class Waiting:
     _current: CurrentStep
     _add_scalars: Callable[[dict[str, Any]], None]
     _now: Callable[[], float]
-    _is_due: bool = field(default=False, init=False)
     _reported_s: float = field(default=float("-inf"), init=False)  # when the last bucket of the last reported pass came
 
     def begin_step(self) -> None:
         """Time the gradients of this step if it is captured and some ranks wait for each other."""
-        self._is_due = self._current.captured and self._replicas.only_reduces
-        self._current.clock = self._now if self._is_due else None
+        self._current.clock = self._now if self._current.captured and self._replicas.only_reduces else None
 
     def before_step(self) -> None:
-        """Note the time when the first optimizer of the step is about to use the gradients."""
-        if not self._is_due:
-            return
-        self._is_due, self._current.clock = False, None
+        """Note the time when the first optimizer of a timed step is about to use the gradients."""
+        self._current.clock = None
         waited = self._now() - self._current.arrived_s
         reductions = [found for each in self._replicas.reducing() if (found := newest_reduction(each)) is not None]
         newest = max(reductions, key=lambda each: each.ready_s, default=None)
