@@ -76,6 +76,10 @@ def test_it_can_be_closed_says_if_nothing_is_found_and_passes_axe_on_a_phone(vis
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.keyboard.type("nothing is called so")
         expect(page.locator("dialog.palette [role=status]")).to_contain_text("No results")
+        tab.forgiven = ("ERR_FAILED",)
+        page.route(re.compile(r"/api/v1/runs(/[^/]+/find)?\?"), lambda route: route.abort())
+        page.keyboard.type(", or the server is away")
+        expect(page.locator("dialog.palette [role=status]")).to_contain_text("reach the dashboard")
         page.keyboard.press("Enter")
         page.keyboard.press("Control+k")
         expect(page.locator("dialog")).to_have_count(0)

@@ -4,6 +4,7 @@ import { h } from "../dom.js";
 import { count } from "../format.js";
 import { keyCaps } from "../frame/keylist.js";
 import { MAX_PATTERN } from "../limits.js";
+import { isPassing } from "../live/failed.js";
 import { openDialog } from "../popup.js";
 import { rank } from "./rank.js";
 import { actionsOf, layersOf, pagesOf, runsOf } from "./sources.js";
@@ -120,7 +121,7 @@ class Palette {
     if (signal.aborted) return;
     this.#found = answers.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
     // What the text means to the layers may be no query for runs, which says 400.
-    const failed = answers.filter((each) => each.status === "rejected" && !(each.reason?.status < 500));
+    const failed = answers.filter((each) => each.status === "rejected" && isPassing(each.reason));
     this.#problem = failed.length ? "Can\u2019t reach the dashboard, so layers and runs aren\u2019t listed." : "";
     this.#show();
   }
