@@ -163,3 +163,22 @@ test("what is closed runs no more, and the page forgets it", async (t) => {
   await world.pass(t, 10_000);
   assert.deepEqual([world.calls, heard.size], [0, 0]);
 });
+
+test("who chooses other steps doesn't wait for the pause, and who holds a key down asks a few times a second", async (t) => {
+  const world = new World(t);
+  const refresh = world.make({ min: 5000 });
+  refresh.soon();
+  await world.pass(t, 0);
+  await world.answer(t);
+  refresh.promptly();
+  refresh.promptly();
+  await world.pass(t, 1);
+  assert.equal(world.calls, 2);
+  for (let key = 0; key < 30; key += 1) {
+    refresh.promptly();
+    await world.pass(t, 30);
+  }
+  assert.ok(world.calls >= 4 && world.calls <= 6, `${world.calls} calls`);
+  await world.pass(t, 300);
+  assert.equal(world.open.filter(({ signal }) => !signal.aborted).length, 1); // the newest one, of the last key
+});

@@ -47,7 +47,7 @@ export class DrawerCharts {
       mode: "bars",
     });
     this.refresh = new Refresh((signal) => this.#ask(signal), { min: MIN_MS, ready: () => this.#tap !== null });
-    page.follow.on("change", () => this.#tap && this.refresh.soon());
+    page.follow.on("change", () => this.#tap && this.refresh.promptly());
     page.follow.on("newest", () => this.#tap && this.#step === null && !page.follow.paused && this.refresh.soon());
   }
 

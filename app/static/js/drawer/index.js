@@ -46,7 +46,7 @@ export class Drawer {
       },
       { capture: true },
     );
-    page.follow.on("change", () => this.closed || this.parts.soon());
+    page.follow.on("change", () => this.closed || this.parts.promptly());
     page.follow.on("newest", () => this.closed || page.follow.paused || this.parts.soon(["about", "numbers"]));
     page.events.on("news", () => this.closed || this.parts.soon(["happened", "kept"]));
     const kept = /** @type {HTMLElement} */ (element.querySelector("[data-part=kept]"));

@@ -44,6 +44,12 @@ export class Parts {
     return this.refresh.now();
   }
 
+  /** Updates parts without the usual pause, because the reader chose other steps. @param {string[]} [names] these only */
+  promptly(names) {
+    this.#mark(names);
+    this.refresh.promptly();
+  }
+
   /** Follows the newest steps while the page does, and stops with it. @param {string[]} [names] these parts only
    * @param {{held?: boolean}} [how] `held`: the parts show the step that the page is held at */
   follow(names, { held = false } = {}) {
@@ -53,7 +59,7 @@ export class Parts {
     follow.on("change", () => {
       if (follow.paused && !paused) this.#hold();
       paused = follow.paused;
-      if (!paused || held) this.soon(names);
+      if (!paused || held) this.promptly(names);
     });
   }
 

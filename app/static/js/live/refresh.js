@@ -3,6 +3,7 @@
 import { isPassing } from "./failed.js";
 
 const RETRY_MS = 5000;
+const PROMPT_MS = 300; // between two calls for a reader, who may hold a key down
 
 /**
  * Calls `work` after a change: one call at a time, with pauses in between, and again for changes during a call.
@@ -17,6 +18,9 @@ export class Refresh {
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
   #notBefore = -Infinity;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #prompt;
+  #promptedAt = -Infinity;
 
   /** @param {(signal: AbortSignal) => Promise<unknown>} work throws if it failed
    * @param {{min?: number, max?: number, share?: number, ready?: () => boolean, page?: any}} [how] the pause after a
@@ -45,8 +49,23 @@ export class Refresh {
     await this.#run();
   }
 
+  /** Runs without the usual pause, because the reader waits: at once, or a few times a second. */
+  promptly() {
+    this.#isDue = true;
+    this.#prompt ??= setTimeout(
+      () => {
+        this.#prompt = undefined;
+        this.#promptedAt = performance.now();
+        void this.now();
+      },
+      Math.max(0, this.#promptedAt + PROMPT_MS - performance.now()),
+    );
+  }
+
   /** Aborts a running call and forgets changes. */
   stop() {
+    clearTimeout(this.#prompt);
+    this.#prompt = undefined;
     this.#running?.abort();
     this.#running = null;
     clearTimeout(this.#timer);

@@ -41,7 +41,7 @@ byId("list").addEventListener("renewed", () => {
 });
 // Findings change with the steps; events, acknowledgements, and mutes don't need one.
 parts.follow(["mutes", "list"], { held: true });
-page.follow.on("change", () => parts.soon(["detail"])); // as it was known at the step that is shown
+page.follow.on("change", () => parts.promptly(["detail"])); // as it was known at the step that is shown
 page.events.on("news", () => parts.soon());
 listenToExplain(page, () => parts.now(["detail"]));
 prefs.on("numbers", () => dress(document));

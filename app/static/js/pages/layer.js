@@ -63,7 +63,7 @@ function start(module) {
   });
   page.cursor.on("pin", ({ step }) => step !== null && step !== undefined && page.follow.hold(step));
   parts.follow(["values", "ranks"], { held: true });
-  page.follow.on("change", () => parts.soon(["facts", "alerts"]));
+  page.follow.on("change", () => parts.promptly(["facts", "alerts"]));
   page.events.on("news", () => page.follow.paused || parts.soon(["alerts"]));
   page.events.on("run", (run) => {
     if (known !== null && run.taps !== known) {

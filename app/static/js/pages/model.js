@@ -21,7 +21,7 @@ page.state.on("f", () => parts.now(["boxes"]));
 picture.structure.on("model", () => parts.soon(["boxes"]));
 // Why all boxes are gray.
 page.state.on("kind", () => void parts.now(["why"]));
-page.follow.on("change", () => parts.soon(["why"]));
+page.follow.on("change", () => parts.promptly(["why"]));
 for (const name of ["rows", "blank"]) picture.readings.on(name, () => picture.steps.playing || parts.soon(["why"]));
 page.events.on("news", () => parts.soon(["onset"]));
 
