@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import Recorder
+from hookcore.recorder.meter import Meter
 from hookcore.recorder.steptimes import StepTimes
 from hookcore.recorder.throughput import Throughput
 from hookcore.records.vocabulary import (
@@ -29,6 +31,7 @@ from hookcore.records.vocabulary import (
     TIME_BACKWARD,
     TIME_HOOKCORE,
     TIME_LOADING,
+    TIME_OPTIMIZER,
     TOKENS_RATE,
 )
 from hookcore.store import Store
@@ -366,6 +369,25 @@ def test_the_parts_add_up_to_the_time_of_the_step(events: list[tuple[str, bool, 
     loads = sum(1 for name, _, _ in events if name in ("load", "empty", "outer"))
     assert (TIME_LOADING in parts) <= bool(loads)
     assert not [name for name in parts if not name.startswith(SYSTEM)]
+
+
+def test_no_part_is_negative_if_the_process_waits_while_it_reads_the_clock() -> None:
+    class Waiting(Ticks):
+        def __call__(self) -> float:
+            self.now += 1
+            return self.now
+
+    clock = Waiting()
+    meter, times = Meter(clock), StepTimes(clock)
+    times.prompt = True
+    times.begin(meter)
+    for seen in (partial(times.enter_model, 1), partial(times.leave_model, 1), partial(times.enter, TIME_OPTIMIZER)):
+        meter.time(seen)
+    meter.enter()
+    times.leave(TIME_OPTIMIZER)
+    parts = times.take(True)
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == clock.now - 1  # since it was first read
 
 
 def test_micro_batches_are_added(world: SimpleNamespace) -> None:

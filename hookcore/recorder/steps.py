@@ -386,9 +386,10 @@ class Steps:
         cadence, clock = self._cadence, self.clock
         cadence.take_turns(clock.owners.longest_gap(clock.step))
         meter = self._current.meter if self._is_priced and self._alone else None
-        spent = _NAN if meter is None else meter.take()
+        now = self._now()
+        spent = _NAN if meter is None else meter.take(now)
         # A step with a snapshot says nothing about the cost of capturing.
-        cadence.step_ended(captured, _NAN if self._has_work else self._now() - self.ended_at, spent)
+        cadence.step_ended(captured, _NAN if self._has_work else now - self.ended_at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
         self.ended_at = self._now()
         wanted |= self._probes.hurries(clock.step)

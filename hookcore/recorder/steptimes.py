@@ -155,6 +155,7 @@ class StepTimes:
         parts, stack = self._parts, self._stack
         if parts is None:  # another thread has ended the step
             return
-        now, spent = self._now(), 0.0 if self._meter is None else self._meter.take()
+        now = self._now()  # the same for both, or the part would be too short if the process waited in between
+        spent = 0.0 if self._meter is None else self._meter.take(now)
         parts[stack[-1] if stack else self._base] += now - self._mark - (spent - self._spent)
         self._mark, self._spent = now, spent
