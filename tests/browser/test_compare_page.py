@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from playwright.sync_api import Browser, expect
 
 from hookcore.records import Tap
@@ -97,8 +98,9 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         assert all("from=10&to=20" in url for url in zoomed)
 
 
-def test_a_comparison_of_live_runs_follows_them(browser: Browser) -> None:
+def test_a_comparison_of_live_runs_follows_them(browser: Browser, request: pytest.FixtureRequest) -> None:
     server = server_thread.start(port=0)
+    request.addfinalizer(server.stop)
     runs = [open_run(server.runs, name, name=name) for name in ("first", "second")]
     taps = (Tap("layer", "output"),)
 
@@ -131,7 +133,6 @@ def test_a_comparison_of_live_runs_follows_them(browser: Browser) -> None:
         expect(page.locator("#settings")).to_contain_text("20")
         page.locator("#layers").scroll_into_view_if_needed()
         expect(page.locator("#layers tbody tr.picked")).to_contain_text("20")  # steps compared
-    server.stop()
 
 
 def test_exports_contain_each_run_and_not_the_newest_run_twice(visit: Open, paths: Paths, site: Site) -> None:
