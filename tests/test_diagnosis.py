@@ -13,6 +13,7 @@ import pytest
 from benchmarks.diagnosis import BAD, HEALTHY, RANKED, SICK, Case, diagnose, judge, judge_ranks
 from hookcore.delivery.archive.reader import load_into, read_archive
 from hookcore.findings import Finding, FindingsCache, examine, findings_of
+from hookcore.findings.scope import Unjudged
 from hookcore.records import STAT_COLUMN, Coverage, Event, Frame, Tap
 from hookcore.store import Store
 from tests import build
@@ -244,6 +245,14 @@ def test_too_little_data_is_reported_and_not_called_clear() -> None:
         "No NaN or infinity in the last 41 steps (5 captured). "
         "Not enough captured to judge changes over time in any layer: 5 captured steps, 24 needed."
     )
+
+
+def test_layers_without_any_captured_step_have_none_and_not_at_most_none() -> None:
+    said = [Unjudged("exploding", 1, 3, captured, 24).sentence for captured in (0, 5)]
+    assert [each.partition("layers: ")[2] for each in said] == [
+        "0 captured steps, 24 needed.",
+        "at most 5 captured steps, 24 needed.",
+    ]
 
 
 def test_a_rarely_captured_layer_counts_as_not_judged() -> None:

@@ -36,7 +36,7 @@ class Unjudged:
         """Return it in words."""
         none = self.layers == self.of
         which = "any layer" if none else f"{self.layers:,} of {self.of:,} layers"
-        steps = f"{'' if none else 'at most '}{_many(self.captured, 'captured step')}"
+        steps = f"{'at most ' if self.captured and not none else ''}{_many(self.captured, 'captured step')}"
         return f"Not enough captured to judge {_ABOUT[self.rule]} in {which}: {steps}, {self.needed} needed."
 
 
