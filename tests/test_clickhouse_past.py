@@ -711,7 +711,7 @@ def test_a_part_is_not_taken_for_the_whole_if_a_rank_captured_a_tensor_rarely(cl
 
 def test_each_start_of_a_training_has_its_ranks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one had no step when all ranks started again."""
-    about: dict[str, Any] = {"finished": False, "loaded": False, "info": SimpleNamespace(facts={})}
+    about: dict[str, Any] = {"finished": False, "loaded": False, "trained": None}
     runs = {run: SimpleNamespace(id=run, **about) for run in ("00", "10", "11")}
     members = {
         run: SimpleNamespace(run=each, round=int(run[0]), place=SimpleNamespace(rank=int(run[1]), world=3))

@@ -19,7 +19,7 @@ from hookcore.errors import HookcoreError
 from hookcore.findings import follow
 from hookcore.reading.answers.runs import State
 from hookcore.records import Command, Frame, Snapshot
-from hookcore.records.vocabulary import DESYNC, TRAINED
+from hookcore.records.vocabulary import DESYNC
 from hookcore.records.wire import DeliveryCounters, Description, Place
 from hookcore.store import StepRange, Store
 from hookcore.store.copies import Difference
@@ -315,8 +315,8 @@ class JointRun(Run):
 
     def _leave(self, rank: int, run: Run) -> None:
         """Expect no more frames of a rank that has ended, or is gone."""
-        trained, is_through = run.info.facts.get(TRAINED), run.end.is_known and run.end.failure is None
-        self.assembly.leave(rank, trained + self.shift if isinstance(trained, int) else 0, not is_through)
+        is_through = run.end.is_known and run.end.failure is None
+        self.assembly.leave(rank, 0 if run.trained is None else run.trained + self.shift, not is_through)
 
     def _is_over(self, run: Run) -> bool:
         """Return whether no more frames are expected. After a restart of the server, trainers may return."""

@@ -133,10 +133,16 @@ class Run:
         return "lost" if self.is_silent(GONE_AFTER_S if self.signs.is_gone else self.signs.lost_after_s) else "live"
 
     @property
+    def trained(self) -> int | None:
+        """How many steps it trained, captured or not, as far as its trainer has said so at the end."""
+        said = self.info.facts.get(TRAINED)
+        return said if isinstance(said, int) else None
+
+    @property
     def steps(self) -> int:
         """The number of steps that it trained, captured or not; of a running one, up to the newest that is known."""
-        trained, newest = self.info.facts.get(TRAINED), self.store.steps().newest
-        if isinstance(trained, int) and self.finished:
+        trained, newest = self.trained, self.store.steps().newest
+        if trained is not None and self.finished:
             return trained
         return 0 if newest is None else newest + 1
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hookcore.records import Event, Tap
-from hookcore.records.vocabulary import TRAINED
 from hookcore.store import StepRange
 
 from ...runs.joint import JointRun
@@ -94,9 +93,7 @@ class SumOfRanks:
             run, shard = member.run, self.shard_of(member.run.id)
             if shard is not None:
                 taps = partial(self._taps_of, run, shard)
-                trained = run.info.facts.get(TRAINED)
-                known = trained if isinstance(trained, int) else 0
-                yield RankRun(shard, run.id, member.place.rank, taps, run.finished, known)
+                yield RankRun(shard, run.id, member.place.rank, taps, run.finished, run.trained or 0)
 
     def _taps_of(self, run: Run, shard: Shard) -> Mapping[Tap, int]:
         """Return the taps of a rank, with their numbers."""
