@@ -13,11 +13,13 @@ from hookcore.store.segments import Steps
 
 from .asked import Asked, Part
 from .attempts import Progress, RankRun, by_shard, uneven
+from .client import Shard
 from .losses import ALL_VALUES, HISTOGRAMS, LOGGED, VALUES, Losses, Sent, are_whole
 from .questions import in_lanes
 from .rankrows import Logged, RankRows, Shares, lacking
 from .tables import CHUNK, FRAME, PART
 
+MAX_KNOWN: Final = 256  # spans that are known to have all rows
 _SKETCHED: Final = STAT_COLUMN["sketched"]
 Key = TypeVar("Key")
 
@@ -34,6 +36,7 @@ class RankShares:
     def __init__(self, progress_of: Callable[[RankRun], Progress], note: Callable[[Hashable, str], None]) -> None:
         self._progress_of, self._note = progress_of, note
         self._losses = Losses(progress_of)
+        self._with_rows: dict[Hashable, None] = {}  # spans of ranks of which all frames have rows, oldest first
         self._own: dict[tuple[int, Tap], int | None] = {}  # None, or how far a run had no values of its own
 
     @property
@@ -91,8 +94,18 @@ class RankShares:
 
     def _without_rows(self, sent: Sent, ranks: Sequence[RankRun], steps: tuple[int, int]) -> dict[RankRun, Steps]:
         """Return in which of these steps each rank has frames without rows."""
-        some = [each for shard, here in by_shard(ranks) if not are_whole(shard, here, steps) for each in here]
+        some = [each for shard, here in by_shard(ranks) if not self._have_rows(shard, here, steps) for each in here]
         return self._find(sent, dict.fromkeys(some, np.arange(steps[0], steps[1] + 1))) if some else {}
+
+    def _have_rows(self, shard: Shard, ranks: Sequence[RankRun], steps: tuple[int, int]) -> bool:
+        """Return whether all frames of some steps have rows. If they have, that is asked once until there are more."""
+        asked = shard.number, steps, tuple((each.run, self._progress_of(each).after) for each in ranks)
+        if asked in self._with_rows:
+            return True
+        is_whole = are_whole(shard, ranks, steps)
+        if is_whole:
+            self._with_rows = dict.fromkeys([*list(self._with_rows)[1 - MAX_KNOWN :], asked])
+        return is_whole
 
     def without_lost(self, ranks: Sequence[RankRun], steps: tuple[int, int], said: Logged) -> Logged:
         """Return logged values of the steps of which ClickHouse has what all of these ranks have logged."""
