@@ -349,6 +349,17 @@ def test_all_ranks_end(ranks: Ranks) -> None:
     assert (ranks.joint.state, ranks.joint.end.step) == ("ended", 1)
 
 
+def test_a_rank_that_has_ended_before_another_one_sends_its_first_step_waits_for_it(ranks: Ranks) -> None:
+    ranks.world = 2
+    ranks.post(1, [])
+    ranks.send(0, range(3))
+    ranks.end(0, 3)
+    assert (ranks.joint.assembly.steps, ranks.joint.end.step) == (0, None)
+    ranks.send(1, range(3))
+    ranks.end(1, 3)
+    assert (ranks.joint.assembly.steps, ranks.joint.assembly.incomplete, ranks.joint.end.step) == (3, 0, 3)
+
+
 def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> None:
     ranks.all(range(2))
     ranks.end(2, 1, Failure("crashed", 1, "ValueError: bad batch"))

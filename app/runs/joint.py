@@ -472,7 +472,8 @@ class JointRun(Run):
             if failure is not None:
                 error = f"{failure.error} (rank {rank})"
                 self.end = replace(self.end, failure=replace(failure, step=failure.step + self.shift, error=error))
-        if self._follows and self.missing() and self.assembly.is_patient:
+        silent = any(each.run.id not in self._joined and not self._is_over(each.run) for each in self.current())
+        if self._follows and (silent or self.missing()) and self.assembly.is_patient:
             return  # others may have trained, too, and be slower to arrive
         if current and all(self._is_over(each.run) for each in current) and self.end.step is None:
             self.assembly.flush()
