@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hookcore.records.vocabulary import counted
 from hookcore_app.analysis import numerals
 
 HERE = Path(__file__).parent
@@ -41,7 +42,7 @@ def test_a_number_reads_as_the_table_says(name: str, value: Any, words: str) -> 
 
 
 def test_a_count_of_one_has_its_noun_in_the_singular() -> None:
-    found = [numerals.counted(many, "layer") for many in (0, 1, 2000)]
+    found = [counted(many, "layer") for many in (0, 1, 2000)]
     assert found == ["0 layers", "1 layer", "2,000 layers"]  # as in format.test.mjs
 
 

@@ -56,11 +56,6 @@ def thousands(number: int | float | None) -> str:
     return f"{number:,}" if isinstance(number, int) else _plain(Decimal(number).quantize(Decimal("0.001")), commas=True)
 
 
-def counted(many: int, noun: str) -> str:
-    """Write a count with its noun, which is given in the singular: 1 layer, 2,000 layers."""
-    return f"{thousands(many)} {noun}{'' if many == 1 else 's'}"
-
-
 def duration(seconds: float) -> str:
     """Write a time with at most two units: 3.2 ms, 12 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
     if not math.isfinite(seconds):

@@ -9,12 +9,11 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records.vocabulary import KIND_WORDS, OWN
+from hookcore.records.vocabulary import KIND_WORDS, OWN, counted
 from hookcore.store import Series, Store
 from hookcore.store.rows import Rows
 
 from .comparison import Apart, Compared, ComparisonQuery, LayerDifference, Pairs, chunks, layers_of
-from .numerals import counted
 
 MAX_NAMED: Final = 5  # logged values of one sentence
 _EVERY_POINT: Final = 1 << 40

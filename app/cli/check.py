@@ -12,9 +12,8 @@ from xml.etree import ElementTree
 
 from hookcore.errors import ArgumentError
 from hookcore.records import SEVERITIES
-from hookcore.records.vocabulary import OWN_RULE
+from hookcore.records.vocabulary import OWN_RULE, counted
 
-from ..analysis.numerals import counted
 from .flags import Commands, add_command
 from .source import add_source, run_of_server, saved_run
 

@@ -13,12 +13,12 @@ from fastapi import Query
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.reading import Reader
 from hookcore.records import KINDS, Tap
-from hookcore.records.vocabulary import loss_among
+from hookcore.records.vocabulary import counted, loss_among
 from hookcore.store import STAT_NAMES
 
 from ..analysis.comparison import ComparisonQuery, LayerDifference
 from ..analysis.modulerows import types_of
-from ..analysis.numerals import ago, counted
+from ..analysis.numerals import ago
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
 from ..api.params import MAX_RUN_ID

@@ -13,8 +13,8 @@ from starlette.responses import PlainTextResponse, Response
 from hookcore.config.patterns import literal
 from hookcore.reading.answers import Mute
 from hookcore.records import SEVERITIES
+from hookcore.records.vocabulary import counted
 
-from ..analysis.numerals import counted
 from ..analysis.selection import finder_of
 from ..analysis.titles import title_of_rule
 from ..runs import Run

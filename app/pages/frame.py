@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Severity
-from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS
+from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS, counted
 from hookcore.store import STAT_NAMES
 
 from .. import assets
-from ..analysis.numerals import ago, counted, pace, percent, shown, size, thousands
+from ..analysis.numerals import ago, pace, percent, shown, size, thousands
 from ..analysis.selection import finder_of
 from ..formats import words_of
 from ..guard.headers import is_framed

@@ -19,13 +19,12 @@ from markupsafe import Markup
 import hookcore
 from hookcore.findings import RULES, Finding, Rule, key_figures_of, without_data
 from hookcore.records import ROOT
-from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS, counted
 
 from .. import assets
 from ..analysis import figures
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
-from ..analysis.numerals import counted
 from ..formats import plain, text_of_setting
 from ..runs import Run
 from ..runs.rules import rules_of

@@ -11,7 +11,7 @@ import numpy as np
 
 from hookcore.findings.finding import Finding
 from hookcore.records import GRADIENT_KINDS, Severity
-from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS, counted
 from hookcore.store import NonfiniteTaps, Store
 from hookcore.store.incidents import Incident
 
@@ -71,7 +71,7 @@ def _find_masks(store: Store, known: NonfiniteTaps, spark: Spark) -> list[Findin
     taps = store.taps().taps
     number, modules = min(masks), {taps[each].module for each in masks}
     first, record, others = taps[number], _Record.of(known, number), len(modules) - 1
-    more = f"; so in {others:,} other module{'' if others == 1 else 's'}" if others else ""
+    more = f"; so in {counted(others, 'other module')}" if others else ""
     message = (
         f"infinities in the {KIND_WORDS[first.kind]} since step {masks[number]} that do no harm, as those of a mask: "
         f"in the first such step, everything else that was captured was finite{more}"

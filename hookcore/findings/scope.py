@@ -12,6 +12,7 @@ from hookcore.findings.finding import MIN_PAST, RECENT, Finding
 from hookcore.findings.rules import RuleName, limits_of
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.findings.zeros import zeros_of
+from hookcore.records.vocabulary import counted
 from hookcore.store import Store, TapList
 
 Verdict = Literal["problems", "clear", "unknown"]
@@ -36,7 +37,7 @@ class Unjudged:
         """Return it in words."""
         none = self.layers == self.of
         which = "any layer" if none else f"{self.layers:,} of {self.of:,} layers"
-        steps = f"{'at most ' if self.captured and not none else ''}{_many(self.captured, 'captured step')}"
+        steps = f"{'at most ' if self.captured and not none else ''}{counted(self.captured, 'captured step')}"
         return f"Not enough captured to judge {_ABOUT[self.rule]} in {which}: {steps}, {self.needed} needed."
 
 
@@ -72,9 +73,9 @@ def scope_of(
     problems = sum(each.severity != "info" for each in found)
     too_little = any(each.layers > MIN_KNOWN * each.of for each in unjudged)
     verdict: Verdict = "problems" if problems else "unknown" if too_little else "clear"
-    window = f"in the last {_many(steps, 'step')} ({captured:,} captured)"
+    window = f"in the last {counted(steps, 'step')} ({captured:,} captured)"
     opening = {
-        "problems": f"{_many(problems, 'problem')} found {window}.",
+        "problems": f"{counted(problems, 'problem')} found {window}.",
         "clear": f"No problems found {window}.",
         "unknown": f"No NaN or infinity {window}.",
     }[verdict]
@@ -109,7 +110,3 @@ def _dead(store: Store, outputs: TapList) -> Unjudged | None:
 
 def _unjudged(rule: RuleName, seen: Sequence[int], needed: int, of: int) -> Unjudged | None:
     return Unjudged(rule, len(seen), of, max(seen), needed) if seen else None
-
-
-def _many(number: int, word: str) -> str:
-    return f"{number:,} {word}" + ("" if number == 1 else "s")

@@ -28,7 +28,8 @@ from hookcore.records.masks import LARGE, Masks
 from hookcore.records.vocabulary import OWN, SKIPPED
 
 MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
-_BAD_COLUMNS: Final = slice(STATS.index("nan"), STATS.index("inf") + 1)  # a view of neighbors is cheaper than a copy
+_NAN, _INF = STATS.index("nan"), STATS.index("inf")
+_BAD_COLUMNS: Final = slice(_NAN, _INF + 1, _INF - _NAN)  # both as a view, which is cheaper than a copy
 _ENDS: Final = [STATS.index("min"), STATS.index("max")]
 
 

@@ -103,6 +103,11 @@ OWN_RULE_LABEL: Final = "own rule "
 OWN_RULE_EVENTS: Final = frozenset({"own-rule-failed", "own-rule-off", "own-rule-slow"})  # about the rule itself
 
 
+def counted(many: int, noun: str) -> str:
+    """Write a count with its noun, which is given in the singular: 1 layer, 2,000 layers."""
+    return f"{many:,} {noun}{'' if many == 1 else 's'}"
+
+
 def is_told(rule: str) -> bool:
     """Return whether each frame brings a rule's findings as events, so that no look at many steps is needed."""
     return rule == DESYNC or rule.startswith(OWN_RULE)

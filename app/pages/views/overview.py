@@ -14,12 +14,12 @@ from hookcore.findings.keyfigures import newest_of
 from hookcore.reading import Reader
 from hookcore.reading.answers import Capsule, Series
 from hookcore.records import Tap
-from hookcore.records.vocabulary import EFFECTIVE_COST, KIND_TITLES, OWN, loss_rank
+from hookcore.records.vocabulary import EFFECTIVE_COST, KIND_TITLES, OWN, counted, loss_rank
 
 from ...analysis.cost import cost_of
 from ...analysis.figures.spark import Spark, spark_of
 from ...analysis.modulerows import types_of
-from ...analysis.numerals import counted, percent, shown, thousands
+from ...analysis.numerals import percent, shown, thousands
 from ...formats import words_of
 from ...runs import Run
 from ..frame import address_of

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings import without_data
+from hookcore.records.vocabulary import counted
 
 from ...analysis.cost import cost_of
-from ...analysis.numerals import counted
 from ...runs import Run
 from .event_list import Line, finding_lines, incident_lines
 from .span import Span

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, ROOT, Severity, Tap
-from hookcore.records.vocabulary import DESYNC, KIND_WORDS, OWN_RULE
+from hookcore.records.vocabulary import DESYNC, KIND_WORDS, OWN_RULE, counted
 
 SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip until it has found its scale
 
@@ -181,7 +181,7 @@ class Incident:
         return "" if is_said else f",{place}"
 
     def _end(self) -> str:
-        others = f"{self.modules:,} other module{'' if self.modules == 1 else 's'} changed with it"
+        others = f"{counted(self.modules, 'other module')} changed with it"
         over = f"it was no longer found at step {self.recovered:,}" if self.recovered is not None else ""
         if self.short:
             over = f"it has happened {self.steps:,} times, last at step {self.last_step:,}" if self.steps > 1 else ""
@@ -200,7 +200,7 @@ class Incident:
         return f"No captured activation was, but {self.loss} was: what computes it comes before every gradient."
 
     def _course(self) -> str:
-        others = f"{self.modules:,} other module{'' if self.modules == 1 else 's'}"
+        others = counted(self.modules, "other module")
         reached = f"; {others} had followed" if self.modules else ""
         if self.is_over and self.skipped:
             return f"The gradient scaler skipped the step{reached}."
