@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hookcore.reading import StoreReader
 from hookcore.records import ModuleRecord
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.store import Store
@@ -50,15 +51,15 @@ def named(feeds: tuple[Feed, ...]) -> list[str]:
     ],
 )
 def test_only_what_crosses_the_border_of_a_module_counts(path: str, fed_by: list[str], feeds: list[str]) -> None:
-    found = feeds_of(filled(), path)
+    found = feeds_of(StoreReader(filled()), path)
     assert found is not None
     assert named(found.fed_by) == fed_by
     assert named(found.feeds) == feeds
 
 
 def test_a_module_that_never_ran_has_none() -> None:
-    assert feeds_of(filled(), "block.unused") is None
-    assert feeds_of(Store(2**20), "stem") is None
+    assert feeds_of(StoreReader(filled()), "block.unused") is None
+    assert feeds_of(StoreReader(Store(2**20)), "stem") is None
 
 
 def test_the_page_links_them() -> None:

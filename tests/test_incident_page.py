@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from hookcore.reading import StoreReader
 from hookcore.records import STATS, Kind, Tap
 from hookcore.records.flow import Flow, FlowCall
+from hookcore.store import Store
 from hookcore.store.incidents import Evidence, Incident, Link, Logged
 from hookcore_app.pages.views.incident import default_stat, view_of
 from hookcore_app.pages.views.incident_graph import graph_of
 from tests.api_world import World, fill, open_run
+from tests.build import frame, stats_of_magnitudes
 
 TAPS = (Tap("b", "output"), Tap("b", "output_grad"), Tap("a", "output"), Tap("c", "output"))
 STEPS = np.array([8, 9, 11, 12])
@@ -168,9 +172,17 @@ def _in_flow(kind: Kind = "output", culprit: int = 2, chain: tuple[tuple[int, in
     return replace(_incident(), culprit=Link(culprit, Tap(f"m{culprit}", kind), 11), chain=links, taps=len(links))
 
 
+def _reader(*flows: Flow, taps: Sequence[Tap] = ()) -> StoreReader:
+    store = Store(2**20)
+    for flow in flows:
+        store.append(frame(flow.step, stats_of_magnitudes([], "rms"), flow=flow))
+    store.announce(tuple(taps))
+    return StoreReader(store)
+
+
 def _states(incident: Incident, *flows: Flow, captured: tuple[int, ...] = (0, 1, 2, 3, 4)) -> dict[str, str]:
     taps = [Tap(f"m{place}", incident.culprit.tap.kind) for place in captured]
-    graph = graph_of(incident, flows, taps)
+    graph = graph_of(incident, _reader(*flows, taps=taps))
     return {} if graph is None else {node.path: node.state for node in graph.nodes}
 
 
@@ -179,7 +191,7 @@ def test_the_graph_shows_what_feeds_the_culprit_and_what_followed() -> None:
     assert _states(_in_flow(), FLOW) == expected
     assert _states(_in_flow(chain=((3, 14),)), FLOW) == {**expected, "m3": "later"}
     assert _states(_in_flow("param_grad"), FLOW) == expected
-    graph = graph_of(_in_flow(), (FLOW,), ())
+    graph = graph_of(_in_flow(), _reader(FLOW))
     assert graph is not None
     assert [node.path for node in sorted(graph.nodes, key=lambda node: node.x)] == ["m0", "m1", "m2", "m3"]
     assert len(graph.edges) == 4
@@ -197,13 +209,13 @@ def test_the_graph_is_that_of_the_structure_in_the_first_step() -> None:
 
 
 def test_there_is_no_graph_without_a_flow_or_around_a_module_that_is_alone() -> None:
-    assert graph_of(_in_flow(), (), ()) is None
-    assert graph_of(_in_flow(culprit=4, chain=()), (FLOW,), ()) is None
-    assert graph_of(replace(_in_flow(), culprit=Link(9, Tap("other", "output"), 11)), (FLOW,), ()) is None
+    assert graph_of(_in_flow(), _reader()) is None
+    assert graph_of(_in_flow(culprit=4, chain=()), _reader(FLOW)) is None
+    assert graph_of(replace(_in_flow(), culprit=Link(9, Tap("other", "output"), 11)), _reader(FLOW)) is None
 
 
 def test_of_many_modules_only_some_are_drawn_and_the_others_are_counted() -> None:
     wide = _flow((), *((0,) for _ in range(12)))
-    graph = graph_of(_in_flow(culprit=0, chain=()), (wide,), ())
+    graph = graph_of(_in_flow(culprit=0, chain=()), _reader(wide))
     assert graph is not None
     assert (len(graph.nodes), graph.left_out) == (6, 7)

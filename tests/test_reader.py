@@ -63,7 +63,8 @@ texts = st.sampled_from(["event-0", "event-1", "none"])
 INCIDENTS = ["nonfinite-2"]  # in the values of this seed
 QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "steps": {},
-    "modules": {"match": matches},
+    "nearest": {"step": st.integers(0, 40)},
+    "modules": {"match": matches, "taps": st.booleans()},
     "taps": {"match": matches, "kind": maybe(kinds)},
     "coverage": {"match": matches, "captured": maybe(st.booleans())},
     "hooks": {},

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hookcore.reading import StoreReader
 from hookcore.records import Event, Tap
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
@@ -202,13 +203,14 @@ def test_a_step_that_was_not_captured_names_the_nearest_ones() -> None:
     store = Store(2**20)
     for step in (3, 30, 3000):
         append(store, step, [1.0], (Tap("a", "output"),) if step == 3 else ())
-    assert note_of(store, Span(0, 3000, 30)) is None
-    assert note_of(store, Span(0, 3000)) is None
-    note = note_of(store, Span(0, 3000, 1000))
+    reader = StoreReader(store)
+    assert note_of(reader, Span(0, 3000, 30)) is None
+    assert note_of(reader, Span(0, 3000)) is None
+    note = note_of(reader, Span(0, 3000, 1000))
     assert note is not None
     assert (note.words, note.instead) == ("No tensor was captured in step 1,000.", (30, 3000))
-    assert nearest_captured(store, 1).words == "The nearest captured step is 3."
-    assert nearest_captured(Store(2**20), 1).words == ""
+    assert nearest_captured(reader, 1).words == "The nearest captured step is 3."
+    assert nearest_captured(StoreReader(Store(2**20)), 1).words == ""
 
 
 def test_a_step_that_is_merged_says_with_which() -> None:
@@ -218,7 +220,7 @@ def test_a_step_that_is_merged_says_with_which() -> None:
         append(store, step, [1.0] * len(taps), taps if step == 0 else ())
     first, last = store.captured_rows(20, 20)
     assert first[0] < last[0]
-    note = note_of(store, Span(0, 299, 20))
+    note = note_of(StoreReader(store), Span(0, 299, 20))
     assert note is not None
     assert note.words == f"Steps {first[0]:,} to {last[0]:,} have been merged: values are their means."
 

@@ -144,7 +144,13 @@ def restore_run(runs: RunsParam, run: RunId) -> Response:
     responses=described(answers.Modules),
 )
 def modules(
-    run: PathRun, reply: ReplyParam, match: MatchParam, module: OfModule = None, after: After = 0, limit: Limit = 1000
+    run: PathRun,
+    reply: ReplyParam,
+    match: MatchParam,
+    module: OfModule = None,
+    taps: Annotated[bool, Query(description="false: without their taps, which is faster")] = True,
+    after: After = 0,
+    limit: Limit = 1000,
 ) -> Response:
     """Return every module in the model's order, with its parameters, its coverage, and its taps."""
     fits = run.store.matcher(match)
@@ -153,7 +159,7 @@ def modules(
         every = run.store.modules()
         found = [each for each in every if module in (None, each.path) and fits(each.path)]
         shown, page = page_of(found, after, limit)
-        return answers.Modules(**page, run=run.id, modules=tuple(run.reader.modules_of(shown)))
+        return answers.Modules(**page, run=run.id, modules=tuple(run.reader.modules_of(shown, taps=taps)))
 
     return reply.json([version_of(run)], content)
 

@@ -10,7 +10,7 @@ from hookcore.reading import answers
 
 from ..analysis.timeline import COLUMNS, timeline_of
 from ..formats import StrictJson
-from .params import ReplyParam, RunParam, SpanParam, described, version_of
+from .params import MAX_STEP, ReplyParam, RunParam, SpanParam, described, version_of
 
 router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
 
@@ -28,3 +28,13 @@ def timeline(
     `columns`. With `from` and `to`, the answer is about a part of the run, which has more detail.
     """
     return reply.json([version_of(run)], lambda: timeline_of(run, span.first, span.last, columns))
+
+
+@router.get("/nearest", summary="What was captured of a step", responses=described(answers.Nearest))
+def nearest(
+    run: RunParam,
+    reply: ReplyParam,
+    step: Annotated[int, Query(ge=0, le=MAX_STEP, description="a step, captured or not")],
+) -> Response:
+    """Return whether tensors were captured in a step, and the captured steps before and after it."""
+    return reply.json([version_of(run)], lambda: run.reader.nearest(step))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, cast
 from urllib.parse import urlencode
@@ -12,6 +13,7 @@ from fastapi import Query
 
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.reading import Reader
+from hookcore.reading.answers import Module
 from hookcore.records import KINDS, Tap
 from hookcore.records.vocabulary import counted, loss_among
 from hookcore.store import STAT_NAMES
@@ -231,7 +233,7 @@ def settings_of(one: Run, two: Run) -> list[Line]:
 
 def _facts(run: Run) -> dict[str, str]:
     info = run.info
-    modules = run.store.modules()
+    modules = run.reader.modules(taps=False)
     facts = {"script": info.script, "host": info.host, "modules": len(modules), "parameters": _parameters(modules)}
     facts |= {"steps": run.reader.steps().count} | cast("dict[str, Any]", plain(info.versions))
     facts |= cast("dict[str, Any]", plain(info.settings)) | run.labels
@@ -242,7 +244,7 @@ def _facts(run: Run) -> dict[str, str]:
     }
 
 
-def _parameters(modules: Any) -> int:
+def _parameters(modules: Sequence[Module]) -> int:
     return sum(module.parameters for module in modules if module.parent is None)
 
 

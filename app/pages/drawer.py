@@ -37,7 +37,7 @@ class DrawerPage(PartsPage):
     @cached_property
     def layer(self) -> LayerView:
         """The module's facts."""
-        found = layer_of(self.run.store, self.module)
+        found = layer_of(self.run.reader, self.module)
         if found is None:
             raise HTTPException(404, f"this run has no module {self.module[:200]!r}: reload the page")
         return found

@@ -114,7 +114,7 @@ class FlowPage(RunPage):
         first = first_row_of_page(self.row, len(layers), ROWS)
         nothing = ""
         if span and span.held and not every:
-            nothing = nothing_in(self.run.store, span, "No layer was captured in")
+            nothing = nothing_in(self.run.reader, span, "No layer was captured in")
         stats = {ACTIVATIONS: self.asked["act"], GRADIENTS: self.asked["grad"]}
         return {
             "nothing": nothing,

@@ -20,6 +20,7 @@ from ..runs.rules import rules_of
 from .frame import no_change_words
 from .page import FindText, RowNumber, RunPage, first_row_of_page
 from .settings import share_of
+from .views.event_list import every_event
 
 ROWS: Final = 200  # modules in the table without scripts
 MAX_HOOKS: Final = 500  # of each list
@@ -144,9 +145,8 @@ def whose(hooks: Iterable[HookRecord]) -> tuple[int, int]:
 def health_of(run: Run) -> Health:
     """Return what the trainer and the store last reported about errors, losses, and memory."""
     share = share_of(run)
-    _, events = run.store.events_after(0)
     return Health(
-        errors=sum(event.count for event in events if event.name == "hook-error"),
+        errors=sum(event.count for event in every_event(run.reader, "hook-error")),
         dropped=sum(share.dropped.values()),
         nbytes=share.nbytes,
         max_bytes=share.max_bytes,

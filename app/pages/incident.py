@@ -80,8 +80,7 @@ class IncidentPage(RunPage):
 
     def part_graph(self) -> dict[str, Any]:
         """Return the modules around the culprit."""
-        store, view = self.run.store, self.view
-        graph = None if view.is_of_loss else graph_of(self.incident, store.flows(), store.taps().taps)
+        graph = None if self.view.is_of_loss else graph_of(self.incident, self.run.reader)
         return {"graph": graph, "module_of": lambda path: address_of(self.run, "layer", module=path)}
 
     def _layer_of(self, tap: Tap, step: int) -> str:

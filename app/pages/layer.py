@@ -49,7 +49,7 @@ class LayerPage(RunPage):
     @cached_property
     def layer(self) -> LayerView | None:
         """The module's facts; None if there is no such module."""
-        return None if self.module is None else layer_of(self.run.store, self.module)
+        return None if self.module is None else layer_of(self.run.reader, self.module)
 
     def respond(self) -> Response:
         """Render the module, or the choice."""
@@ -79,9 +79,9 @@ class LayerPage(RunPage):
         """Return the module's shapes, and its neighbors in the data flow."""
         path = self.shown.module.path
         step = None if self.span is None else self.span.step
-        feeds = feeds_of(self.run.store, path, step) if path else None
+        feeds = feeds_of(self.run.reader, path, step) if path else None
         spread = {
-            "placements": dict(self.shown.module.placements),
+            "placements": self.shown.module.placements,
             "placement_note": placement_note(self.run, self.shown),
         }
         return {"shapes": self.shown.module.shapes, "feeds": feeds, **spread}
@@ -91,7 +91,7 @@ class LayerPage(RunPage):
         rows = values_of(self.run.reader, self.shown.taps, *self.values_in)
         nothing = ""
         if self.span is not None and self.span.held and all(row.step is None for row in rows):
-            nothing = nothing_in(self.run.store, self.span, "Nothing of this layer was captured in")
+            nothing = nothing_in(self.run.reader, self.span, "Nothing of this layer was captured in")
         unsure = {each for each in self.shown.taps.numbers.tolist() if is_unsure(self.run, each)}
         return {"rows": rows, "nothing": nothing, "shown_stats": SHOWN_STATS, "unsure": unsure}
 
@@ -108,7 +108,7 @@ class LayerPage(RunPage):
         if found is not None:
             steps = words_of(found.first_step, found.step)
         elif self.span is not None and self.span.held:
-            nothing = nothing_in(joint.store, self.span, "Nothing of this module was captured by all ranks in")
+            nothing = nothing_in(joint.reader, self.span, "Nothing of this module was captured by all ranks in")
         return {"spread_steps": steps, "spreads": spreads, "spread": stat, "no_spread": nothing}
 
     def part_alerts(self) -> dict[str, Any]:
@@ -130,10 +130,9 @@ def _way(request: Request, run: Run) -> Callable[[str], str]:
 
 def _choice(run: Run, f: str, row: int) -> dict[str, Any]:
     """Return the matching modules to choose from."""
-    finder, modules = finder_of(run, f), run.store.modules()
-    captured = {each.path: each for each in run.store.coverage()}
+    finder, modules = finder_of(run, f), run.reader.modules(taps=False)
     fitting = [each for each in modules if finder.fits(each.path)]
     first = first_row_of_page(row, len(fitting), ROWS)
-    rows = [(each, captured.get(each.path)) for each in fitting[first : first + ROWS]]
     common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": finder.problem}
+    rows = fitting[first : first + ROWS]
     return {**common, "rows": rows, "fitting": len(fitting), "many": len(modules), "first": first, "a_page": ROWS}

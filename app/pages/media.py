@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hookcore.records import Snapshot
+from hookcore.reading import Reader
+from hookcore.reading.answers import Media
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
-from hookcore.store import Store
 
 from .page import RowNumber, RunPage, first_row_of_page
 from .views.span import ALL, Shared
@@ -46,43 +46,37 @@ class Item:
     count: int = 0  # of this name
 
 
-Numbered = Sequence[tuple[int, Snapshot]]
+Named = dict[str, list[Media]]
 
 
-def items_of(store: Store, first: int | None, last: int | None) -> tuple[dict[str, Numbered], dict[str, Numbered]]:
+def items_of(reader: Reader, first: int | None, last: int | None) -> tuple[Named, Named]:
     """Return the items of each name in these steps, and in all steps."""
-    named: dict[str, list[tuple[int, Snapshot]]] = {}
-    for number, each in store.numbered_media():
-        named.setdefault(each.tap.module, []).append((number, each))
-    inside: dict[str, Numbered] = {}
-    for name, pairs in named.items():
-        if found := [
-            pair
-            for pair in pairs
-            if (first is None or pair[1].step >= first) and (last is None or pair[1].step <= last)
-        ]:
-            inside[name] = found
-    return inside, dict(named)
+    inside: Named = {}
+    named: Named = {}
+    for each in reader.media():
+        named.setdefault(each.name, []).append(each)
+        if (first is None or each.step >= first) and (last is None or each.step <= last):
+            inside.setdefault(each.name, []).append(each)
+    return inside, named
 
 
-def _item(name: str, pair: tuple[int, Snapshot], every: Numbered) -> Item:
-    number, found = pair
-    steps = tuple(each.step for _, each in every)
-    kind = KINDS.get(found.dtype, "")
+def _item(reader: Reader, found: Media, every: Sequence[Media]) -> Item:
+    steps = tuple(each.step for each in every)
+    kind = KINDS.get(found.type, "")
     text, whole, table = "", True, None
     if kind == "text":
-        text = found.values.tobytes().decode("utf-8", "replace")
+        text = reader.media_content(found.number).decode("utf-8", "replace")
         whole = len(text) <= MAX_LETTERS
         text = text[:MAX_LETTERS]
     elif kind == "table":
-        table = _table(found.values.tobytes())
+        table = _table(reader.media_content(found.number))
     near = tuple(dict.fromkeys(steps))[-MAX_STEPS:]
     return Item(
-        name,
-        number,
+        found.name,
+        found.number,
         found.step,
         kind if kind != "table" or table else "",
-        found.truncated,
+        found.cut,
         text,
         whole,
         table,
@@ -117,9 +111,10 @@ class MediaPage(RunPage):
 
     def part_items(self) -> dict[str, Any]:
         """Return the newest item of each name on this page of names, and how many were lost."""
-        inside, named = items_of(self.run.store, *self.values_in)
+        reader = self.run.reader
+        inside, named = items_of(reader, *self.values_in)
         first = first_row_of_page(self.row, len(inside), NAMES_A_PAGE)
-        items = [_item(name, inside[name][-1], named[name]) for name in [*inside][first : first + NAMES_A_PAGE]]
+        items = [_item(reader, inside[name][-1], named[name]) for name in [*inside][first : first + NAMES_A_PAGE]]
         dropped = self.run.store.usage().dropped
         lost = dropped.get("media_dropped", 0) + dropped.get("media_refused", 0)
         return {

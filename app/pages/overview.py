@@ -201,7 +201,7 @@ class OverviewPage(RunPage):
         wanted = taps_in_order(every, types)[first : first + ROWS]
         rows = overview_rows(reader, wanted, types, *self.values_in)
         left_out = len(wanted) - len(rows)
-        nothing = nothing_in(self.run.store, self.span, "Nothing was captured in") if self.span and left_out else ""
+        nothing = nothing_in(self.run.reader, self.span, "Nothing was captured in") if self.span and left_out else ""
         not_captured = [each for each in coverage if not each.captured]
         return {
             "rows": rows,

@@ -137,7 +137,7 @@ class RunPage(Page):
         query = self.request.query_params.multi_items()
         return {
             "timeline": timeline,
-            "note": note_of(self.run.store, self.span),
+            "note": note_of(self.run.reader, self.span),
             "bar": bar_of(timeline, self.span, address_of(self.run, self.name), query),
         }
 

@@ -22,6 +22,7 @@ from ..analysis.selection import finder_of
 from ..analysis.spreads import SORTS, Layers, SpreadSort, layers_of, spreads_of
 from ..formats import words_of as words_of_steps
 from ..runs import JointRun
+from ..runs.answering import tap_list
 from ..runs.ranked import joint_of, members_at, read_every
 from ..runs.rankwords import words_of
 from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
@@ -167,8 +168,8 @@ class RanksPage(RunPage):
         if self.joint is None or self.shown_kind is None:
             return None
         fits = finder_of(self.run, self.f).fits
-        every: TapList = self.joint.store.taps(None, self.shown_kind)
-        return every.at([place for place, tap in enumerate(every.taps) if fits(tap.module)])
+        every = self.joint.reader.taps().taps
+        return tap_list(tap for tap in every if tap.kind == self.shown_kind and fits(tap.module))
 
     @cached_property
     def _layers(self) -> Layers | None:
@@ -183,7 +184,7 @@ class RanksPage(RunPage):
         if self.f and self._wanted is not None and not self._wanted.taps:
             return "No layer matches the filter."
         if joint is not None and span is not None and span.held:
-            return nothing_in(joint.store, span, "No rank has a value of this kind in")
+            return nothing_in(joint.reader, span, "No rank has a value of this kind in")
         return "No step of this kind was captured by all ranks yet."
 
     @cached_property

@@ -29,4 +29,4 @@ class TimelinePage(PartsPage):
 
     def part_note(self) -> dict[str, Any]:
         """Return what must be known of the held step."""
-        return {"note": note_of(self.run.store, self.span)}
+        return {"note": note_of(self.run.reader, self.span)}

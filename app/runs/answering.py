@@ -25,6 +25,12 @@ def taps_of(found: TapList) -> tuple[answers.Tap, ...]:
     return tuple(map(answers.Tap.of, found.numbers.tolist(), found.taps))
 
 
+def tap_list(found: Iterable[answers.Tap]) -> TapList:
+    """Return the taps of answers, for what computes with the columns of a store."""
+    taps = tuple(found)
+    return TapList(np.array([tap.number for tap in taps], np.int64), tuple(tap.record for tap in taps))
+
+
 def run_of(run: Run) -> answers.Run:
     """Return the description and progress of a run, without its key."""
     info, steps = run.info, run.store.steps()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from hookcore.store import STAT_NAMES, StepRange, Store, TapList
 from hookcore.store.checks import matcher, require, require_kind, unknown
 from hookcore.store.incidents import Incident
 
+_NEAR: Final = 64  # steps to either side, where a captured one is looked for at first
 _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 
 
@@ -34,22 +34,26 @@ class StoreReader(Reader):
     def steps(self) -> StepRange:
         return self._store.steps()
 
-    def modules(self, match: str | None = None) -> list[answers.Module]:
-        fits = self._store.matcher(match)
-        return self.modules_of([module for module in self._store.modules() if fits(module.path)])
+    def nearest(self, step: int) -> answers.Nearest:
+        known, reach = self._store.steps(), _NEAR
+        while True:
+            first, last = self._store.captured_rows(step - reach, step + reach)
+            at = np.flatnonzero((first <= step) & (last >= step))
+            before, after = last[last < step][-1:].tolist(), first[first > step][:1].tolist()
+            all_before = bool(before) or known.first is None or step - reach < known.first
+            if all_before and (after or known.newest is None or step + reach > known.newest):
+                own = (int(first[at[0]]), int(last[at[0]])) if len(at) else (None, None)
+                return answers.Nearest(self._run, step, *own, *(before or [None]), *(after or [None]))
+            reach *= 8
 
-    def modules_of(self, modules: Sequence[ModuleRecord]) -> list[answers.Module]:
+    def modules(self, match: str | None = None, taps: bool = True) -> list[answers.Module]:
+        fits = self._store.matcher(match)
+        return self.modules_of([module for module in self._store.modules() if fits(module.path)], taps=taps)
+
+    def modules_of(self, modules: Sequence[ModuleRecord], *, taps: bool = True) -> list[answers.Module]:
         """Return the answers for some modules."""
         coverage = {each.path: each for each in self._store.coverage()}
-        latest = self._store.latest(stat="count")
-        counts = dict(zip(latest.numbers.tolist(), map(Number, latest.values[:, 0].tolist()), strict=True))
-        snapshots = {each.tap: each.shape for each in self._store.snapshots()}
-        taps: defaultdict[str, list[answers.ModuleTap]] = defaultdict(list)
-        known = {module.path: dict(module.shapes) for module in modules}
-        for number, tap in self._store.taps():
-            if tap.module in known:
-                shape = snapshots.get(tap, known[tap.module].get(tap.tensor))
-                taps[tap.module].append(answers.ModuleTap.of(number, tap, values=counts.get(number), shape=shape))
+        found = self._taps_in(modules) if taps else {}
         return [
             answers.Module(
                 path=module.path,
@@ -58,14 +62,27 @@ class StoreReader(Reader):
                 parameters=module.parameters,
                 trainable=module.trainable,
                 aliases=module.aliases,
-                shapes=known[module.path],
+                shapes=dict(module.shapes),
                 source=module.source,
                 coverage=coverage.get(module.path),
-                taps=tuple(taps[module.path]),
+                taps=tuple(found.get(module.path, ())),
                 placements=dict(module.placements),
             )
             for module in modules
         ]
+
+    def _taps_in(self, modules: Sequence[ModuleRecord]) -> dict[str, list[answers.ModuleTap]]:
+        """Return the taps of some modules, by path."""
+        latest = self._store.latest(stat="count")
+        counts = dict(zip(latest.numbers.tolist(), map(Number, latest.values[:, 0].tolist()), strict=True))
+        snapshots = {each.tap: each.shape for each in self._store.snapshots()}
+        shapes = {module.path: dict(module.shapes) for module in modules}
+        found: dict[str, list[answers.ModuleTap]] = {module.path: [] for module in modules}
+        for number, tap in self._store.taps():
+            if tap.module in found:
+                shape = snapshots.get(tap, shapes[tap.module].get(tap.tensor))
+                found[tap.module].append(answers.ModuleTap.of(number, tap, values=counts.get(number), shape=shape))
+        return found
 
     def taps(self, match: str | None = None, kind: Kind | None = None) -> answers.Taps:
         named = self._store.taps(match, kind).fact(_named)  # that of all taps is kept until there are more

@@ -24,8 +24,11 @@ class Reader(Protocol):
     def steps(self) -> StepRange:
         """Return the first and newest step, and the number of steps."""
 
-    def modules(self, match: str | None = None) -> list[answers.Module]:
-        """Return the modules in the model's order, with their coverage and taps."""
+    def nearest(self, step: int) -> answers.Nearest:
+        """Return whether tensors were captured in a step, and the captured steps before and after it."""
+
+    def modules(self, match: str | None = None, taps: bool = True) -> list[answers.Module]:
+        """Return the modules in the model's order, with their coverage and, unless `taps` is false, their taps."""
 
     def taps(self, match: str | None = None, kind: Kind | None = None) -> answers.Taps:
         """Return the taps, ascending by number."""

@@ -43,9 +43,13 @@ class RemoteReader(Reader):
         found = self._get(answers.Run, f"/api/v1/runs/{self._named(run)}")
         return StepRange(found.first_step, found.newest_step, found.steps)
 
-    def modules(self, match: str | None = None, run: str | None = None) -> list[answers.Module]:
+    def nearest(self, step: int, run: str | None = None) -> answers.Nearest:
+        return self._get(answers.Nearest, "/api/v1/nearest", {"step": step, "run": run})
+
+    def modules(self, match: str | None = None, taps: bool = True, run: str | None = None) -> list[answers.Module]:
         path = f"/api/v1/runs/{self._named(run)}/modules"
-        return [module for page in self._pages(answers.Modules, path, {"match": match}) for module in page.modules]
+        pages = self._pages(answers.Modules, path, {"match": match, "taps": taps})
+        return [module for page in pages for module in page.modules]
 
     def taps(self, match: str | None = None, kind: Kind | None = None, run: str | None = None) -> answers.Taps:
         asked = {"match": match, "kind": kind, "run": run}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings import RULES, Finding, Rule
 from hookcore.findings.rules import OF_LOSS
-from hookcore.reading import Mute
+from hookcore.reading import Mute, Reader, answers
 from hookcore.records import SEVERITIES, Severity, Tap
 from hookcore.store.incidents import Incident
 
@@ -18,6 +18,7 @@ from ...runs import Run
 
 SIGNS: Final = {"error": "\u2715", "warning": "\u25b2", "info": "\u2022"}  # not by color alone
 FINDING: Final = "finding"
+MAX_EVENTS: Final = 10_000  # of an answer
 _TRACEBACK: Final = re.compile(r"\n(?=Traceback \(most recent call last\):\n)")
 
 
@@ -134,17 +135,24 @@ def _line_of(run: Run, finding: Finding, muted: str | None) -> Line:
     )
 
 
+def every_event(reader: Reader, name: str | None = None) -> Iterator[answers.Event]:
+    """Yield the events of a run, the oldest first: all of them, or those with a name."""
+    after, left = 0, True
+    while left:
+        some = reader.events(name=name, after=after, limit=MAX_EVENTS)
+        yield from some.events
+        after, left = some.next, some.total > len(some.events)
+
+
 def event_lines(run: Run) -> list[Line]:
     """Return the events of a run, the oldest first."""
-    _, events = run.store.events_after(0)
     muting = run.edits.quiet.muting(run.store)
     found = []
-    for event in events:
-        key = event.key
+    for event in every_event(run.reader):
         message, *traceback = _TRACEBACK.split(event.message, 1)
         found.append(
             Line(
-                key,
+                event.key,
                 event.name,
                 title_of(event.name),
                 event.severity,
@@ -154,8 +162,8 @@ def event_lines(run: Run) -> list[Line]:
                 message,
                 event.count,
                 event.time_s,
-                key in run.edits.quiet.acknowledged,
-                muted=_match_of(muting(event.name, event.module)),
+                event.acknowledged,
+                muted=_match_of(muting(event.name, event.module)) if event.muted else None,
                 traceback="".join(traceback),
             )
         )

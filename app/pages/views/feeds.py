@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hookcore.reading import Reader
+from hookcore.reading.answers import Flow, FlowCall
 from hookcore.records import ROOT
-from hookcore.records.flow import Flow, FlowCall
-from hookcore.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,15 @@ class Feeds:
     feeds: tuple[Feed, ...]
 
 
-def feeds_of(store: Store, path: str, step: int | None = None) -> Feeds | None:
+def feeds_of(reader: Reader, path: str, step: int | None = None) -> Feeds | None:
     """Return what feeds a module, in the newest structure up to a step in which it ran; None if that isn't known."""
-    for flow in reversed(store.flows()):
-        if (step is None or flow.step <= step) and any(_is_in(call, path) for call in flow.calls):
-            return _feeds(flow, path)
-    return None
+    flow = reader.flow(step)
+    while not any(_is_in(call, path) for call in flow.calls):
+        earlier = [each for each in flow.steps if flow.step is not None and each < flow.step]
+        if not earlier:
+            return None
+        flow = reader.flow(earlier[-1])
+    return _feeds(flow, path)
 
 
 def _feeds(flow: Flow, path: str) -> Feeds:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from hookcore.reading import Reader, answers
 from hookcore.records import GRADIENT_KINDS, ROOT, Tap
-from hookcore.records.flow import Flow
 from hookcore.store.incidents import Incident
 
 BEFORE: Final = 2  # levels that are shown of what feeds the culprit
@@ -51,14 +51,11 @@ class Graph:
     guessed: bool  # whether some of it is only known from the order of execution
 
 
-def graph_of(incident: Incident, flows: Sequence[Flow], taps: Iterable[Tap]) -> Graph | None:
-    """Return the graph around the culprit, from the structure that was known in the first step; None if it has none.
-
-    `taps` are all captured ones.
-    """
-    flow = next((each for each in reversed(flows) if each.step <= incident.first_step), flows[0] if flows else None)
-    if flow is None:
-        return None
+def graph_of(incident: Incident, reader: Reader) -> Graph | None:
+    """Return the graph around the culprit, from the structure that was known in the first step; None if it has none."""
+    flow = reader.flow(incident.first_step)
+    if flow.step is None and flow.steps:
+        flow = reader.flow(flow.steps[0])
     tap = incident.culprit.tap
     of_module = [place for place, each in enumerate(flow.calls) if each.module == tap.module]
     exact = (place for place in of_module if (flow.calls[place].call, flow.calls[place].phase) == (tap.call, tap.phase))
@@ -72,7 +69,7 @@ def graph_of(incident: Incident, flows: Sequence[Flow], taps: Iterable[Tap]) -> 
     levels: dict[int, int] = {start: 0}
     left_out = _spread(levels, start, {place: call.fed_by for place, call in enumerate(flow.calls)}, -1, BEFORE)
     left_out += _spread(levels, start, feeds, 1, BEHIND)
-    return _drawn(incident, flow, start, levels, left_out, taps) if len(levels) > 1 else None
+    return _drawn(incident, flow, start, levels, left_out, reader.taps().taps) if len(levels) > 1 else None
 
 
 def _spread(levels: dict[int, int], start: int, ways: Mapping[int, Iterable[int]], by: int, most: int) -> int:
@@ -87,7 +84,12 @@ def _spread(levels: dict[int, int], start: int, ways: Mapping[int, Iterable[int]
 
 
 def _drawn(
-    incident: Incident, flow: Flow, start: int, levels: Mapping[int, int], left_out: int, taps: Iterable[Tap]
+    incident: Incident,
+    flow: answers.Flow,
+    start: int,
+    levels: Mapping[int, int],
+    left_out: int,
+    taps: Iterable[answers.Tap],
 ) -> Graph:
     columns: dict[int, list[int]] = defaultdict(list)
     for place in sorted(levels):
@@ -126,12 +128,12 @@ def _affected(incident: Incident) -> dict[tuple[str, int, str], int]:
     return found
 
 
-def _is_of_pass(tap: Tap, incident: Incident) -> bool:
+def _is_of_pass(tap: Tap | answers.Tap, incident: Incident) -> bool:
     """Return whether a tap belongs to the culprit's pass, forward or backward."""
     return (tap.kind in GRADIENT_KINDS) == (incident.culprit.tap.kind in GRADIENT_KINDS)
 
 
-def _key(tap: Tap) -> tuple[str, int, str]:
+def _key(tap: Tap | answers.Tap) -> tuple[str, int, str]:
     return tap.module, tap.call, tap.phase
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.reading import Reader
-from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, ModuleRecord, Tap
-from hookcore.store import Store, TapList
+from hookcore.reading.answers import Module
+from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Tap
+from hookcore.store import TapList
 
 from ...runs import JointRun, Run
+from ...runs.answering import tap_list
 from ...runs.ranked import is_unsure
 from .event_list import Line, all_lines
 
@@ -40,12 +42,11 @@ class Values:
 class LayerView:
     """Everything about one module except its charts."""
 
-    module: ModuleRecord
-    coverage: Coverage | None
+    module: Module
     place: int  # among all modules, from 1
     many: int
     crumbs: tuple[tuple[str, str], ...]  # its parent modules, the outermost first: name and path
-    children: tuple[ModuleRecord, ...]
+    children: tuple[Module, ...]
     previous: str | None
     next: str | None
     taps: TapList
@@ -55,6 +56,11 @@ class LayerView:
     def name(self) -> str:
         """The path, or "(root)"."""
         return self.module.path or ROOT
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Whether it is captured; None if that isn't known."""
+        return self.module.coverage
 
     @property
     def pattern(self) -> str:
@@ -77,18 +83,17 @@ class LayerView:
         return bool(self.module.parameters) and not self.module.trainable
 
 
-def layer_of(store: Store, path: str) -> LayerView | None:
+def layer_of(reader: Reader, path: str) -> LayerView | None:
     """Return the module at a path, or None."""
-    modules = store.modules()
+    modules = reader.modules(taps=False)
     place = next((place for place, each in enumerate(modules) if each.path == path), None)
     if place is None:
         return None
     module, by_path = modules[place], {each.path: each for each in modules}
-    taps = taps_of(store, path)
+    taps = taps_of(reader, path)
     seen = {tap.kind for tap in taps.taps}
     return LayerView(
         module,
-        next((each for each in store.coverage() if each.path == path), None),
         place + 1,
         len(modules),
         _crumbs(module, by_path),
@@ -100,13 +105,13 @@ def layer_of(store: Store, path: str) -> LayerView | None:
     )
 
 
-def _could_have(module: ModuleRecord, kind: str) -> bool:
+def _could_have(module: Module, kind: str) -> bool:
     """Return whether a module can have this kind: containers have no parameters of their own."""
-    own = {name for name, _ in module.shapes if not name.startswith(("input", "output"))}
+    own = {name for name in module.shapes if not name.startswith(("input", "output"))}
     return bool(own) or not kind.startswith(("param", "update"))
 
 
-def _crumbs(module: ModuleRecord, by_path: dict[str, ModuleRecord]) -> tuple[tuple[str, str], ...]:
+def _crumbs(module: Module, by_path: dict[str, Module]) -> tuple[tuple[str, str], ...]:
     above: list[tuple[str, str]] = []
     at = module.parent
     while at is not None and at in by_path and len(above) < len(by_path):
@@ -115,15 +120,10 @@ def _crumbs(module: ModuleRecord, by_path: dict[str, ModuleRecord]) -> tuple[tup
     return tuple(reversed(above))
 
 
-def taps_of(store: Store, path: str) -> TapList:
+def taps_of(reader: Reader, path: str) -> TapList:
     """Return the taps of one module, by kind."""
-    every = store.taps()
-    own = [place for place, tap in enumerate(every.taps) if tap.module == path]
-    return every.at(sorted(own, key=lambda place: _order_of(every.taps[place])))
-
-
-def _order_of(tap: Tap) -> tuple[int, str, int]:
-    return KINDS.index(tap.kind), tap.phase, tap.call
+    own = [tap for tap in reader.taps().taps if tap.module == path]
+    return tap_list(sorted(own, key=lambda tap: (KINDS.index(tap.kind), tap.phase, tap.call)))
 
 
 def values_of(reader: Reader, taps: TapList, first: int | None = None, last: int | None = None) -> list[Values]:
@@ -139,7 +139,7 @@ def values_of(reader: Reader, taps: TapList, first: int | None = None, last: int
 
 def placement_note(run: Run, layer: LayerView) -> str:
     """Return of what the values are of those captured tensors that torch has spread over ranks; empty without any."""
-    placed = dict(layer.module.placements)
+    placed = layer.module.placements
     taps = [(number, tap.tensor) for number, tap in layer.taps if tap.tensor in placed]
     if not taps:
         return ""
@@ -154,7 +154,7 @@ def placement_note(run: Run, layer: LayerView) -> str:
 def hooks_of(reader: Reader, layer: LayerView) -> tuple[list[HookRecord], int]:
     """Return the hooks on the module and its own parameters, and the number of process-wide hooks."""
     path = layer.module.path
-    parameters = {f"{path}.{name}".lstrip(".") for name, _ in layer.module.shapes}
+    parameters = {f"{path}.{name}".lstrip(".") for name in layer.module.shapes}
     hooks = reader.hooks()
     own = [
         hook

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hookcore.findings import Reading
 from hookcore.findings.keyfigures import newest_of
-from hookcore.store import Store
+from hookcore.reading import Reader
 
 from ...formats import words_of
 from ...runs import Run
@@ -40,33 +40,23 @@ class Note:
     instead: tuple[int, ...] = ()
 
 
-def note_of(store: Store, span: Span | None) -> Note | None:
+def note_of(reader: Reader, span: Span | None) -> Note | None:
     """Return what must be known of the held step; None if it was captured and is still exact."""
     if span is None or span.step is None:
         return None
-    first, last = store.captured_rows(span.step, span.step)
-    if not len(first):
-        near = nearest_captured(store, span.step)
+    near = reader.nearest(span.step)
+    if near.first_step is None or near.last_step is None:
         words = f"No tensor was captured in step {span.step:,}."
         return Note(words, tuple(each for each in (near.before, near.after) if each is not None))
-    if first[0] == last[0]:
+    if near.first_step == near.last_step:
         return None
-    return Note(f"{words_of(int(first[0]), int(last[0])).capitalize()} have been merged: values are their means.")
+    return Note(f"{words_of(near.first_step, near.last_step).capitalize()} have been merged: values are their means.")
 
 
-def nearest_captured(store: Store, step: int) -> Nearest:
+def nearest_captured(reader: Reader, step: int) -> Nearest:
     """Return the captured steps around a step, without it."""
-    before, after = None, None
-    reach = 64
-    known = store.steps()
-    while known.first is not None and known.newest is not None:
-        first, last = store.captured_rows(step - reach, step + reach)
-        before = next((int(each) for each in reversed(last) if each < step), None)
-        after = next((int(each) for each in first if each > step), None)
-        if (before is not None or step - reach < known.first) and (after is not None or step + reach > known.newest):
-            break
-        reach *= 8
-    return Nearest(before, after)
+    near = reader.nearest(step)
+    return Nearest(near.before, near.after)
 
 
 def nearest_sampled(run: Run, names: Sequence[str], step: int) -> Nearest:
@@ -77,9 +67,9 @@ def nearest_sampled(run: Run, names: Sequence[str], step: int) -> Nearest:
     return Nearest(max(before, default=None), min(after, default=None), "sampled")
 
 
-def nothing_in(store: Store, span: Span, words: str) -> str:
+def nothing_in(reader: Reader, span: Span, words: str) -> str:
     """Return a sentence that there is nothing in the steps of a page: "Nothing was captured in" step 7."""
-    near = "" if span.step is None else nearest_captured(store, span.step).words
+    near = "" if span.step is None else nearest_captured(reader, span.step).words
     return f"{words} {span.values_words}. {near}".rstrip()
 
 

@@ -278,7 +278,7 @@ def _scalar_line(run: Run, series: Series, span: Span | None, mark: int | None) 
 def why_empty(run: Run, figures: KeyFigures, span: Span | None) -> str:
     """Return why there is no data and what to do, or an empty string."""
     if span is not None and span.held and not figures.seen:
-        return nothing_in(run.store, span, "Nothing was captured in")
+        return nothing_in(run.reader, span, "Nothing was captured in")
     if figures.newest_step is None:
         if run.state == "live":
             return "No step has been captured yet. Numbers appear after the first optimizer step or watcher.step()."

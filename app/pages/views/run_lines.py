@@ -167,7 +167,7 @@ def model_of(run: Run) -> str:
     """Return a digest of the paths and classes of a run's modules; "" if they are unknown."""
     if not run.loaded:
         return str(run.saved.summary.get("model", ""))
-    types = sorted(run.store.module_types().items())
+    types = sorted((module.path, module.type) for module in run.reader.modules(taps=False))
     return blake2b(repr(types).encode("utf-8", "replace"), digest_size=16).hexdigest() if types else ""
 
 

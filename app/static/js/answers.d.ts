@@ -63,6 +63,7 @@ export type ModuleTap = { number: number | null; module: string; kind: "input" |
 export type Modules = { total: number; next: number | null; run: string; modules: Array<Module> };
 export type Mute = { rule: string; match: string; findings: number; incidents: number; events: number };
 export type Mutes = { run: string; mutes: Array<Mute> };
+export type Nearest = { run: string; step: number; first_step: number | null; last_step: number | null; before: number | null; after: number | null };
 export type NotificationTarget = { name: string; sent: number; failed: number; works: boolean | null };
 export type Notifications = { targets: Array<NotificationTarget>; waiting: number; dropped: number };
 export type Number = number | "NaN" | "Infinity" | "-Infinity";
@@ -159,6 +160,7 @@ export type AnswerOf<P extends string> =
   P extends `media` ? MediaList :
   P extends `model` ? Model :
   P extends `mutes` ? Mutes :
+  P extends `nearest` ? Nearest :
   P extends `notifications` ? Notifications :
   P extends `overlay` ? Overlay :
   P extends `overview` ? Overview :

@@ -90,7 +90,7 @@ from hookcore.reading.answers.tensors import (
     Statistics,
     Tiles,
 )
-from hookcore.reading.answers.timeline import Timeline, TimelineMark
+from hookcore.reading.answers.timeline import Nearest, Timeline, TimelineMark
 
 # fmt: off
 __all__ = [
@@ -101,7 +101,7 @@ __all__ = [
     "Finding", "Findings", "Floats", "Flow", "FlowCall", "Heatmap", "Histograms", "HistogramsList", "Hooks",
     "Incident", "IncidentDetail", "Incidents", "Integers", "Latest", "LatestTap", "LayerSpread", "LayerSpreads",
     "Link", "LoginLink", "Media", "MediaList", "Model", "ModelBox", "ModelEdge", "ModelTensor", "Module", "ModuleTap",
-    "Modules", "Mute", "Mutes",
+    "Modules", "Mute", "Mutes", "Nearest",
     "NotificationTarget", "Notifications", "Number", "Overlay", "OverlayLine", "Overview", "OwnRule", "Parting",
     "PinnedChart", "Problem", "Rank", "RankMap", "RankSpread", "RankSummary", "RankWaits", "Ranks", "Reading",
     "RemovedRun", "RemovedRuns", "RequestedMaps", "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run",

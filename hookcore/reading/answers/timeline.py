@@ -12,6 +12,17 @@ from hookcore.reading.answers.series import Series
 from hookcore.records import Severity
 
 
+class Nearest(Answer, frozen=True):
+    """What was captured of a step, and the captured steps around it. They are null if there are none."""
+
+    run: str
+    step: int
+    first_step: Annotated[int | None, Meta(description="of the captured steps that it has been merged with, or itself")]
+    last_step: int | None
+    before: Annotated[int | None, Meta(description="the captured step before it")]
+    after: int | None
+
+
 class TimelineMark(Answer, frozen=True):
     """What happened in a span of steps: the worst incident or event, and how many there are."""
 
