@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from hookcore.records import STATS, Coverage, Event, ModuleRecord, Tap
 from hookcore.records.wire import RunInfo
 from hookcore.store import Store
-from hookcore_app.pages.frame import percent, shown
+from hookcore_app.analysis.numerals import percent, shown
 from hookcore_app.pages.overview import ROWS
 from hookcore_app.runs import Run
 from hookcore_app.runs.parts import End

@@ -153,7 +153,7 @@ def test_the_next_free_port_is_used(environment: dict[str, str]) -> None:
     assert _answers(started.url)
 
 
-@pytest.mark.parametrize("port", ["http", "-1", "65536", "8642.0"])
+@pytest.mark.parametrize("port", ["http", "-1", "65536", "8642.0", "0000008642000"])
 def test_the_error_for_an_invalid_port_says_what_is_valid(environment: dict[str, str], port: str) -> None:
     with pytest.raises(ArgumentError, match="a port from 0 to 65535"):
         join_or_start({**environment, "HOOKCORE_PORT": port})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.diagnosis import BAD, HEALTHY, RANKED, SICK, Case, diagnose, judge, judge_ranks
-from hookcore.delivery.archive.reader import load_into, read_archive
+from hookcore.delivery.archive import load_into, read_archive
 from hookcore.findings import Finding, FindingsCache, examine, findings_of
 from hookcore.findings.scope import Unjudged
 from hookcore.records import STAT_COLUMN, Coverage, Event, Frame, Tap

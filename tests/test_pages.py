@@ -21,7 +21,7 @@ from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app import assets
 from hookcore_app.analysis.figures.spark import HEIGHT, WIDTH, spark_of
-from hookcore_app.pages import frame, hooks, settings
+from hookcore_app.pages import filters, frame, hooks, settings
 from hookcore_app.pages.overview import usual_kind
 from hookcore_app.pages.page import Page, PartsPage, RunPage
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
@@ -391,21 +391,21 @@ def test_every_script_is_an_asset_with_a_type_that_browsers_accept(client: TestC
     [("a `b*` c", "a <code>b*</code> c"), ("<i> `<b>`", "&lt;i&gt; <code>&lt;b&gt;</code>"), ("none", "none")],
 )
 def test_text_between_backticks_is_code_and_is_escaped(text: str, html: str) -> None:
-    assert frame.code(text) == html
+    assert filters.code(text) == html
 
 
 @pytest.mark.parametrize(
     ("function", "value", "words"),
     [
-        (frame.pace, 18.4, "18/s"),
-        (frame.pace, 0.1, "10 s a step"),
-        (frame.ago, 0.5, "just now"),
-        (frame.ago, 7300, "2 h ago"),
-        (frame.size, 12_345_678, "12.3 MB"),
-        (frame.size, 5e13, "50 TB"),
-        (frame.basename, "C:\\work\\train.py", "train.py"),
-        (frame.moment, 0.0, "1970-01-01T00:00:00+00:00"),
-        (frame.thousands, None, "-"),
+        (filters.pace, 18.4, "18/s"),
+        (filters.pace, 0.1, "10 s a step"),
+        (filters.ago, 0.5, "just now"),
+        (filters.ago, 7300, "2 h ago"),
+        (filters.size, 12_345_678, "12.3 MB"),
+        (filters.size, 5e13, "50 TB"),
+        (filters.basename, "C:\\work\\train.py", "train.py"),
+        (filters.moment, 0.0, "1970-01-01T00:00:00+00:00"),
+        (filters.thousands, None, "-"),
     ],
 )
 def test_numbers_are_formatted_for_readers(function: Any, value: Any, words: str) -> None:

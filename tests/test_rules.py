@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookcore.delivery.archive.reader import load_into, read_archive
+from hookcore.delivery.archive import load_into, read_archive
 from hookcore.findings import Finding, FindingsCache, follow
 from hookcore.findings.follower import MAX_LOOKS, Follower
 from hookcore.findings.gate import BLOCK, Gate

@@ -29,6 +29,7 @@ from hookcore_app import cli
 from hookcore_app.cli import flags
 from hookcore_app.guard.access import Access
 from hookcore_app.serving import server as serve
+from hookcore_app.serving import sockets
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info
 from tests.serving import (
@@ -253,21 +254,21 @@ def test_trainers_and_open_streams_keep_a_server_from_being_idle() -> None:
 
 
 def test_a_port_in_use_is_skipped_and_zero_takes_any() -> None:
-    with serve.listen("127.0.0.1", 0) as first:
+    with sockets.listen("127.0.0.1", 0) as first:
         taken = first.getsockname()[1]
-        with serve.listen("127.0.0.1", taken) as second, serve.listen("localhost", 0) as third:
+        with sockets.listen("127.0.0.1", taken) as second, sockets.listen("localhost", 0) as third:
             assert len({taken, second.getsockname()[1], third.getsockname()[1]}) == 3
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host", "::ffff:192.0.2.1"])
 def test_listening_on_the_address_of_another_machine_fails(host: str) -> None:
     with pytest.raises(ArgumentError, match="address of this machine"):
-        serve.listen(host, 0)
+        sockets.listen(host, 0)
 
 
 def test_a_remote_server_gets_a_token_and_prints_it_once_with_a_link_that_works() -> None:
     given = ServerSettings(host="0.0.0.0", port=0)
-    with serve.listen("0.0.0.0", 0) as listening:
+    with sockets.listen("0.0.0.0", 0) as listening:
         settings = serve.complete(given, listening)
     access = Access(settings)
     text = serve.greeting(given, settings, access)
@@ -283,7 +284,7 @@ def test_a_remote_server_gets_a_token_and_prints_it_once_with_a_link_that_works(
 
 def test_a_dashboard_prints_no_secret_to_its_log() -> None:
     given = ServerSettings(token=TOKEN, dashboard=True)
-    with serve.listen("127.0.0.1", 0) as listening:
+    with sockets.listen("127.0.0.1", 0) as listening:
         settings = serve.complete(given, listening)
     text = serve.greeting(given, settings, Access(settings))
     assert TOKEN not in text
@@ -302,7 +303,7 @@ def test_a_dashboard_prints_no_secret_to_its_log() -> None:
     ],
 )
 def test_settings_that_would_not_work_are_refused_with_advice(given: dict[str, Any], words: str) -> None:
-    with serve.listen("127.0.0.1", 0) as listening, pytest.raises(ArgumentError, match=words):
+    with sockets.listen("127.0.0.1", 0) as listening, pytest.raises(ArgumentError, match=words):
         serve.complete(ServerSettings(**given), listening)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hookcore.commands.demo import Demo, train
-from hookcore.delivery.archive.reader import load_into, read_archive
+from hookcore.delivery.archive import load_into, read_archive
 from hookcore.findings import examine, follow
 from hookcore.records import STATS, Frame
 from hookcore.records.wire import Batch, EndItem, RunInfo, frame_item

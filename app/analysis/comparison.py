@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import re2  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from hookcore.config.patterns.matching import expression
-from hookcore.errors import ArgumentError, PatternError
+from hookcore.errors import ArgumentError
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.store.rows import Rows
+
+from .renaming import renamer
 
 MAX_COMPARED: Final = 5000  # maximum taps of one query
 _AT_ONCE: Final = 64  # taps read together
@@ -63,30 +62,6 @@ class Pairs:
 
 def _without(taps: dict[Tap, int], others: dict[Tap, int]) -> dict[Tap, int]:
     return {tap: number for tap, number in taps.items() if tap not in others}
-
-
-def renamer(rule: str) -> Callable[[str], str]:
-    """Return the mapping of module paths that "expression -> replacement" describes; groups are \\1, \\2, ..."""
-    if not rule.strip():
-        return lambda module: module
-    pattern, arrow, replacement = (part.strip() for part in rule.partition("->"))
-    if not arrow or not pattern:
-        raise ArgumentError(f"rename={rule[:80]!r} is not a rule: write an expression, ->, and its replacement")
-    expression(pattern)  # raises if it is invalid or too large
-    compiled = re2.compile(pattern)
-    for sign in re.findall(r"\\(.?)", replacement):
-        if sign != "\\" and not (sign.isascii() and sign.isdigit() and 1 <= int(sign) <= compiled.groups):
-            raise PatternError(
-                f"{replacement[:80]!r} is not a valid replacement: \\{sign} is not one of the {compiled.groups} groups"
-            )
-
-    def rename(module: str) -> str:
-        try:
-            return str(compiled.sub(replacement, module))
-        except UnicodeEncodeError:  # half a surrogate pair, which no expression can match
-            return module
-
-    return rename
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

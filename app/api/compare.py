@@ -26,8 +26,8 @@ from ..analysis.comparison import (
     Pairs,
     compare,
     differences,
-    renamer,
 )
+from ..analysis.renaming import renamer
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run

@@ -22,7 +22,8 @@ from ..api.metrics import Metric, exposition
 from ..clickhouse.address import EXAMPLE, ClusterAddress, is_clickhouse, shown
 from ..clickhouse.schema import connect
 from ..main import make_app
-from ..serving.server import Lifetime, complete, data_folder, listen, prepare, server_of, url_of
+from ..serving.server import Lifetime, complete, data_folder, prepare, server_of, url_of
+from ..serving.sockets import listen
 from ..settings import CollectorSettings, ServerSettings
 from .forwarder import Forwarder
 from .inserter import Inserter

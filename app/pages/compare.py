@@ -28,7 +28,8 @@ from ..formats import plain, script_json, text_of_setting
 from ..live.marks import mark_of
 from ..live.views import news_of
 from ..runs import Run, Runs
-from .frame import address_of, middle
+from .filters import middle
+from .frame import address_of
 from .page import Page, Text
 from .views.run_lines import model_of
 

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Severity
-from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS, counted
+from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS
 from hookcore.store import STAT_NAMES
 
 from .. import assets
-from ..analysis.numerals import ago, pace, percent, shown, size, thousands
 from ..analysis.selection import finder_of
 from ..formats import words_of
 from ..guard.headers import is_framed
 from ..guard.security import may_change
 from ..runs import JointRun, Run, Runs, why_gone
 from ..runs.ranked import local_kinds
+from .filters import FILTERS
 from .views.event_list import Line, alert_lines
 from .views.span import SHARED, Shared, usual_steps
 
@@ -39,7 +36,6 @@ UNSURE_WORDS: Final = (
     "are added up, so copies that differ slightly count several times: see docs/ranks.md"
 )
 MAX_PICKED: Final = 256  # ranks in the picker
-_TAIL_LETTERS: Final = 12  # of a name that is shortened in the middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,54 +69,6 @@ PLACES: Final = (
     Place("timeline", "Timeline", "/timeline", "", finds=False),
     Place("drawer", "Drawer", "/drawer", "", finds=False),
 )
-
-
-def moment(time_s: float) -> str:
-    """Return a time in ISO format, to the second; "" if no calendar has it."""
-    try:
-        return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return ""
-
-
-def basename(path: str) -> str:
-    """Return the last part of a path of any operating system."""
-    return path.replace("\\", "/").rpartition("/")[2]
-
-
-def ends(text: str) -> Markup:
-    """Return a text whose middle shrinks if space is short, because names often differ at their ends."""
-    if len(text) <= _TAIL_LETTERS:
-        return escape(text)
-    parts = Markup('<span class="ends"><span>{}</span><span>{}</span></span>')
-    return parts.format(text[:-_TAIL_LETTERS], text[-_TAIL_LETTERS:])
-
-
-def code(text: str) -> Markup:
-    """Render text between backticks as code."""
-    # split yields text and code in turn; Markup.format escapes its arguments
-    parts = [
-        Markup("<code>{}</code>" if place % 2 else "{}").format(part) for place, part in enumerate(text.split("`"))
-    ]
-    return Markup("").join(parts)
-
-
-def breakable(text: str) -> Markup:
-    """Return a text whose paths wrap after dots, slashes, and underscores, and so never inside a word or a number."""
-    return Markup("<wbr>").join(re.split(r"(?<=[/_=:\\])(?=\w)|(?<=\w\.)(?=[^\W\d])|(?<=[^\W\d]\.)(?=\d)", text))
-
-
-def middle(text: str, most: int) -> str:
-    """Shorten a text in its middle to `most` characters, because names often differ at both ends."""
-    if len(text) <= most:
-        return text
-    end = (most - 1) * 3 // 5
-    return f"{text[: most - 1 - end]}\u2026{text[-end:]}"
-
-
-def camels(name: str) -> Markup:
-    """Return the name of a class that wraps before its words."""
-    return Markup("<wbr>").join(re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+(?![a-z])", name) or [name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +161,7 @@ def _make_templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = (ends, middle, breakable, camels, shown, percent, thousands, counted, pace, ago, moment, size, basename)
-    templates.filters |= {each.__name__: each for each in (*own, code)}
+    templates.filters |= {each.__name__: each for each in FILTERS}
     templates.globals |= {
         "ROOT": ROOT,
         "words_of": words_of,

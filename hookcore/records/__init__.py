@@ -1,21 +1,19 @@
-"""The records: taps, frames, events, snapshots, modules. Data only; no torch, no arithmetic.
-
-Names come from user code and can be any Python string. Records hold them as `text_of` writes them, so that wire,
-archive, and JSON never get a string that can't be encoded.
-"""
+"""The records: taps, frames, events, snapshots, modules. Data only; no torch, no arithmetic."""
 
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records.flow import Flow
+from hookcore.records.texts import escaped_in as escaped_in
+from hookcore.records.texts import plain as plain
+from hookcore.records.texts import text_of as text_of
+from hookcore.records.texts import write_plainly
 from hookcore.records.vocabulary import KIND_WORDS
 
 Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update", "probe"]
@@ -24,16 +22,7 @@ Severity = Literal["info", "warning", "error"]
 Value = bool | int | float | str | None  # of a configuration, or a fact about a run
 Scope = Literal["module", "parameter", "tensor", "optimizer", "thread", "process"]
 
-KINDS: Final[tuple[Kind, ...]] = (
-    "output",
-    "output_grad",
-    "input",
-    "input_grad",
-    "param",
-    "param_grad",
-    "update",
-    "probe",
-)
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 PROBE: Final = "probe"  # what a function of the user computed of a tensor
 TENSOR_KINDS: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != PROBE)
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")  # the worst first
@@ -48,53 +37,8 @@ GRADIENT_KINDS: Final = frozenset({"output_grad", "input_grad", "param_grad"})
 # (divided by n); `parts` is the number of merged tensors (calls of several micro-batches); `sketched` is the number of
 # values in the sketch (fewer than `count` if it was sampled); `ratio` is |update| /
 # |param| (otherwise NaN).
-STATS: Final = (
-    "count",
-    "nan",
-    "inf",
-    "zero",
-    "mean",
-    "std",
-    "min",
-    "max",
-    "rms",
-    "norm",
-    "parts",
-    "sketched",
-    "ratio",
-)
+STATS: Final = ("count", "nan", "inf", "zero", "mean", "std", "min", "max", "rms", "norm", "parts", "sketched", "ratio")
 STAT_COLUMN: Final[dict[str, int]] = {name: column for column, name in enumerate(STATS)}
-
-
-_ESCAPED: Final = re.compile(r"\\ud[89a-f][0-9a-f]{2}")
-
-
-def text_of(text: str) -> str:
-    """Return a text as a plain `str` that can be encoded: invalid Unicode is escaped as `\\udcff`."""
-    if type(text) is not str:
-        text = str.__str__(text)  # its letters, whatever a subclass returns
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def escaped_in(texts: Iterable[str]) -> str | None:
-    """Return the first text in which `text_of` escaped something."""
-    return next((text for text in texts if "\\ud" in text and _ESCAPED.search(text)), None)
-
-
-def _write_plainly(record: Any, *names: str) -> None:
-    for name in names:
-        text = getattr(record, name)
-        if type(text) is not str or not text.isascii():
-            object.__setattr__(record, name, plain(text))
-
-
-def plain(value: Any) -> Any:
-    """Return a value with every text in it, however deep, written as `text_of` does."""
-    if isinstance(value, str):
-        return text_of(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(plain, value))
-    return {plain(name): plain(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +56,7 @@ class Tap:
     phase: Phase = "train"
 
     def __post_init__(self) -> None:
-        _write_plainly(self, "module", "index")
+        write_plainly(self, "module", "index")
 
     @property
     def label(self) -> str:
@@ -161,7 +105,7 @@ class Event:
     count: int = 1
 
     def __post_init__(self) -> None:
-        _write_plainly(self, "name", "message", "module")
+        write_plainly(self, "name", "message", "module")
 
     @property
     def key(self) -> str:
@@ -277,7 +221,7 @@ class ModuleRecord:
     ] = ()  # how torch has spread these tensors over ranks: "Shard(0) over dp, 4 ranks"
 
     def __post_init__(self) -> None:
-        _write_plainly(self, "path", "type", "parent", "aliases", "shapes", "bases", "source", "placements")
+        write_plainly(self, "path", "type", "parent", "aliases", "shapes", "bases", "source", "placements")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +235,7 @@ class Coverage:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        _write_plainly(self, "path", "type", "reason")
+        write_plainly(self, "path", "type", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +258,7 @@ class HookRecord:
     warning: str = ""
 
     def __post_init__(self) -> None:
-        _write_plainly(self, "owner", "point", "function", "where", "options", "warning")
+        write_plainly(self, "owner", "point", "function", "where", "options", "warning")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hookcore.delivery.archive.layout import SUFFIX, folder_name
-from hookcore.delivery.archive.reader import Archive, Recorded, load_frames, load_into, read_archive
+from hookcore.delivery.archive.loading import Recorded, load_frames, load_into
+from hookcore.delivery.archive.reader import Archive, read_archive
 from hookcore.delivery.archive.scribe import Scribe
 from hookcore.delivery.archive.sink import ArchiveSink
 from hookcore.delivery.archive.state import DiskCounters, is_held

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -31,10 +30,7 @@ from hookcore.delivery.archive.tables import events_of, flows_of, frames_of, sna
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
-from hookcore.records.vocabulary import OWN_RULE
 from hookcore.records.wire import RunInfo
-from hookcore.store import Store
-from hookcore.store.schemas import SKIPPED_STEP
 
 MAX_RUN_FILE_BYTES: Final = 2**22
 MAX_FILE_BYTES: Final = 2**29
@@ -61,22 +57,6 @@ Record = TypeVar("Record", Tap, ModuleRecord, Coverage, HookRecord)
 
 class _MergedError(Exception):
     """A part is gone, because a writer has merged it into another one: the folder must be listed again."""
-
-
-class Recorded(Protocol):
-    """What a store is filled from: a run on disk, or in a database."""
-
-    damages: list[str]  # what could not be read
-
-    @property
-    def labels(self) -> dict[str, str]: ...
-    def taps(self) -> tuple[Tap, ...]: ...
-    def modules(self) -> Sequence[ModuleRecord]: ...
-    def coverage(self) -> Sequence[Coverage]: ...
-    def hooks(self) -> Sequence[HookRecord]: ...
-    def events(self) -> Iterator[Event]: ...
-    def frames(self) -> Iterator[Frame]: ...
-    def snapshots(self) -> Iterator[Snapshot]: ...
 
 
 @dataclass(slots=True)
@@ -277,40 +257,6 @@ def read_archive(folder: str | Path) -> Archive:
         ) from None
     has_sketches = content["format"] not in OTHER_BINS
     return Archive(path, info, state, last_step, lost, labels, failure, hashed, has_sketches=has_sketches)
-
-
-def load_into(store: Store, archive: Recorded) -> None:
-    """Load a saved run into a store, part by part; the store's limits bound the memory."""
-    store.announce(archive.taps())
-    store.describe(archive.modules(), archive.coverage(), archive.hooks())
-    load_frames(store, archive)
-
-
-def load_frames(store: Store, archive: Recorded) -> None:
-    """Load all that a run's steps brought into a store that knows its taps and modules."""
-    labels = archive.labels
-    # While the run was live, an incident was known to be skipped before it made room for later ones.
-    skipped = deque(sorted(event.step for event in archive.events() if event.name == SKIPPED_STEP))
-    own = deque(
-        sorted((each for each in archive.events() if each.name.startswith(OWN_RULE)), key=lambda each: each.step)
-    )
-    for frame in archive.frames():
-        while own and own[0].step <= frame.step:
-            store.hear(own.popleft())
-        while skipped and skipped[0] < frame.step:
-            store.note_skipped(skipped.popleft())
-        try:
-            store.append(replace(frame, labels=labels) if labels else frame)
-        except HookcoreError as error:
-            archive.damages.append(f"step {frame.step}: {error}")
-        labels = {}
-    for snapshot in archive.snapshots():
-        store.add_snapshot(snapshot)
-    # Events that the store added while it was being filled may be recorded too.
-    told = {(event.step, event.name, event.message) for event in store.events()}
-    for event in archive.events():
-        if (event.step, event.name, event.message) not in told:
-            store.add_saved_event(event)
 
 
 def _common_ranges(folder: Path) -> list[tuple[int, int]]:

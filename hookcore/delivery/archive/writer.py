@@ -72,7 +72,7 @@ class ArchiveWriter:
         self.folder = folder or Path(parent).expanduser().absolute() / folder_name(info.name, info.id)
         self._info = info
         self._store = store
-        self._tell = tell or (lambda name, message: store.add_event(_event(store, name, message)))
+        self._tell = tell or self._add_event
         self._limit, self._used_elsewhere, self._make_room = limit_bytes, used_elsewhere, make_room
         self._retry_s, self._clock = retry_s, clock
         self._changed = threading.Condition()
@@ -95,6 +95,9 @@ class ArchiveWriter:
         self._scribe = (scribe or Scribe(part_s)) if start else None
         if self._scribe is not None:
             self._scribe.add(self)
+
+    def _add_event(self, name: str, message: str) -> None:
+        self._store.add_event(Event(self._store.steps().newest or 0, time.time(), name, message, "warning"))
 
     @property
     def progress(self) -> WriteProgress:
@@ -291,10 +294,6 @@ class _Entry:
     frame: int
     number: int
     record: Frame | Snapshot
-
-
-def _event(store: Store, name: str, message: str) -> Event:
-    return Event(store.steps().newest or 0, time.time(), name, message, "warning")
 
 
 def _sentence(error: Exception) -> str:

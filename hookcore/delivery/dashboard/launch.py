@@ -104,7 +104,7 @@ def _reachable(listener: socket.socket) -> socket.socket:
 def first_port(environment: Mapping[str, str] = os.environ) -> int:
     """Return the first port that a new dashboard tries. Raises ArgumentError for an invalid HOOKCORE_PORT."""
     text = environment.get("HOOKCORE_PORT", "") or str(PORT)
-    if not (text.isascii() and text.isdigit() and int(text[:6]) < 65536):
+    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < 65536):
         raise ArgumentError(f"HOOKCORE_PORT={text[:80]!r} is invalid: use a port from 0 to 65535")
     return int(text)
 

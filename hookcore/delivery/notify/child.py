@@ -23,7 +23,7 @@ _SAFE: Final = {"PYTHONSAFEPATH": "1"}  # imports nothing from this folder; Pyth
 def ask(addresses: Sequence[str], message: dict[str, str] | None = None) -> list[Any]:
     """Return the name of each address's service, or None for an unknown one; with a message, whether it arrived.
 
-    Raises OSError or ValueError if that can't be found out.
+    Raises OSError, ValueError, or `subprocess.TimeoutExpired` if that can't be found out.
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", __file__],  # without the package, which imports NumPy

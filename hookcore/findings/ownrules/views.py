@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hookcore.errors import ArgumentError
 from hookcore.records import SEVERITIES, STAT_COLUMN, STATS, Frame, Kind, Severity, Tap
 
@@ -58,33 +60,41 @@ class FrameView:
     def tensors(self) -> Iterator[TensorView]:
         """All captured tensors, in the order in which they were seen first."""
         frame = self._frames[-1]
-        for row, number in enumerate(frame.taps.tolist()):
-            yield self._view(frame, row, number)
+        for row in range(len(frame.taps)):
+            yield self._view(frame, row)
 
     def tensor(self, module: str, kind: Kind = "output", index: str | None = None) -> TensorView | None:
         """Return one tensor, the first that fits; None if it wasn't captured in this step."""
-        frame = self._frames[-1]
-        row = self._row_of(frame, module, kind, index)
-        return None if row is None else self._view(frame, row, int(frame.taps[row]))
+        found = next(self._rows_of(self._frames[-1:], module, kind, index), None)
+        return None if found is None else self._view(*found)
 
     def series(self, module: str, stat: str, kind: Kind = "output", index: str | None = None) -> list[float]:
         """Return a stat in the newest captured steps, at most 64, oldest first."""
         if stat not in STAT_COLUMN:
             raise ArgumentError(f"{stat!r} is no stat: the stats are {', '.join(STATS)}")
-        rows = ((frame, self._row_of(frame, module, kind, index)) for frame in self._frames)
-        return [float(frame.stats[row, STAT_COLUMN[stat]]) for frame, row in rows if row is not None]
+        rows = self._rows_of(self._frames, module, kind, index)
+        return [float(frame.stats[row, STAT_COLUMN[stat]]) for frame, row in rows]
 
     def logged(self, name: str) -> list[float]:
         """Return a logged scalar in the newest steps, oldest first."""
         return [frame.scalars[name] for frame in self._frames if name in frame.scalars]
 
-    def _row_of(self, frame: Frame, module: str, kind: Kind, index: str | None) -> int | None:
-        for row, number in enumerate(frame.taps.tolist()):
-            tap = self._taps[number]
-            if tap.module == module and tap.kind == kind and index in (None, tap.index):
-                return row
-        return None
+    def _rows_of(
+        self, frames: Sequence[Frame], module: str, kind: Kind, index: str | None
+    ) -> Iterator[tuple[Frame, int]]:
+        """Yield the first row that fits of each frame that has one."""
+        fitting = [
+            number
+            for number, tap in enumerate(self._taps)
+            if tap.module == module and tap.kind == kind and index in (None, tap.index)
+        ]
+        taps, rows = None, np.empty(0, np.intp)
+        for frame in frames:
+            if frame.taps is not taps:  # most frames share one array
+                taps, rows = frame.taps, np.flatnonzero(np.isin(frame.taps, fitting))
+            if len(rows):
+                yield frame, int(rows[0])
 
-    def _view(self, frame: Frame, row: int, number: int) -> TensorView:
-        tap = self._taps[number]
+    def _view(self, frame: Frame, row: int) -> TensorView:
+        tap = self._taps[int(frame.taps[row])]
         return TensorView(tap.module, tap.kind, tap.index, tap.call, tap.phase, frame.stats[row])

@@ -118,7 +118,7 @@ def clean_path(path: str) -> str:
 
 
 def compiled_regions(root: nn.Module) -> dict[str, nn.Module]:
-    """Yield the outermost compiled regions of a model: their clean path, and the module whose call enters them."""
+    """Return the outermost compiled regions of a model: their clean path, and the module whose call enters them."""
     regions: dict[str, nn.Module] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         clean = clean_path(path)

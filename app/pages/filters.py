@@ -1,0 +1,82 @@
+"""How templates write times, paths, texts, and numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from markupsafe import Markup, escape
+
+from hookcore.records.vocabulary import counted
+
+from ..analysis.numerals import ago, pace, percent, shown, size, thousands
+
+_TAIL_LETTERS: Final = 12  # of a name that is shortened in the middle
+
+
+def moment(time_s: float) -> str:
+    """Return a time in ISO format, to the second; "" if no calendar has it."""
+    try:
+        return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return ""
+
+
+def basename(path: str) -> str:
+    """Return the last part of a path of any operating system."""
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def ends(text: str) -> Markup:
+    """Return a text whose middle shrinks if space is short, because names often differ at their ends."""
+    if len(text) <= _TAIL_LETTERS:
+        return escape(text)
+    parts = Markup('<span class="ends"><span>{}</span><span>{}</span></span>')
+    return parts.format(text[:-_TAIL_LETTERS], text[-_TAIL_LETTERS:])
+
+
+def code(text: str) -> Markup:
+    """Render text between backticks as code."""
+    # split yields text and code in turn; Markup.format escapes its arguments
+    parts = [
+        Markup("<code>{}</code>" if place % 2 else "{}").format(part) for place, part in enumerate(text.split("`"))
+    ]
+    return Markup("").join(parts)
+
+
+def breakable(text: str) -> Markup:
+    """Return a text whose paths wrap after dots, slashes, and underscores, and so never inside a word or a number."""
+    return Markup("<wbr>").join(re.split(r"(?<=[/_=:\\])(?=\w)|(?<=\w\.)(?=[^\W\d])|(?<=[^\W\d]\.)(?=\d)", text))
+
+
+def middle(text: str, most: int) -> str:
+    """Shorten a text in its middle to `most` characters, because names often differ at both ends."""
+    if len(text) <= most:
+        return text
+    end = (most - 1) * 3 // 5
+    return f"{text[: most - 1 - end]}\u2026{text[-end:]}"
+
+
+def camels(name: str) -> Markup:
+    """Return the name of a class that wraps before its words."""
+    return Markup("<wbr>").join(re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+(?![a-z])", name) or [name])
+
+
+FILTERS: Final[tuple[Callable[..., Any], ...]] = (
+    ends,
+    middle,
+    breakable,
+    camels,
+    shown,
+    percent,
+    thousands,
+    counted,
+    pace,
+    ago,
+    moment,
+    size,
+    basename,
+    code,
+)
