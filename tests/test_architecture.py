@@ -395,6 +395,47 @@ def test_the_legacy_backward_hook_is_never_registered() -> None:
         assert not legacy, f"{file.relative_to(ROOT)} calls {legacy}"
 
 
+MAX_LINES = 300
+LONG = {  # the files above it, with the most lines that each may have; the numbers may only fall
+    "app/clickhouse/cluster/shared.py": 464,
+    "app/clickhouse/rankspast.py": 370,
+    "app/collector/lane.py": 362,  # one state under one lock: what came, what waits, and what the server has
+    "app/collector/spool.py": 310,
+    "app/runs/assembly.py": 492,
+    "app/runs/joint.py": 658,
+    "app/runs/keep.py": 378,
+    "app/runs/run.py": 396,
+    "app/runs/runs.py": 329,
+    "hookcore/config/table.py": 323,  # only a table
+    "hookcore/delivery/http/outbox.py": 313,  # one state under one lock, whose counters must balance
+    "hookcore/delivery/http/sink.py": 325,
+    "hookcore/findings/advice.py": 374,  # only texts
+    "hookcore/findings/rules.py": 310,  # only a table of texts
+    "hookcore/hooks/distributed.py": 338,
+    "hookcore/internals.py": 330,  # private names of torch, which belong in one file
+    "hookcore/reading/client.py": 390,  # a method for each request
+    "hookcore/reading/local.py": 343,  # a method for each question of `Reader`
+    "hookcore/recorder/clock.py": 429,
+    "hookcore/recorder/models.py": 313,
+    "hookcore/recorder/recorder.py": 465,
+    "hookcore/recorder/steps.py": 424,
+    "hookcore/store/ladder.py": 389,  # one state, of which readers see parts at any time
+    "hookcore/store/store.py": 350,
+    "hookcore/watcher/watcher.py": 359,  # a method for each call of a script
+}
+
+
+def test_no_file_is_longer_than_it_should_be_or_was() -> None:
+    lines = {
+        str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in _files("hookcore") + _files("app")
+    }
+    for name, many in lines.items():
+        most = LONG.get(name, MAX_LINES)
+        assert many <= most, f"{name} has {many} lines, and may have {most}: split it by its parts, or say it in fewer"
+    short = [name for name in LONG if lines.get(name, 0) <= MAX_LINES]
+    assert not short, f"these are no longer long, so take them out of LONG: {short}"
+
+
 def test_there_are_no_star_imports() -> None:
     for file in _files("hookcore") + _files("app"):
         assert not [name for name in _imports(file) if name.endswith(".*")], file
