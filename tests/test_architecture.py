@@ -401,7 +401,7 @@ LONG = {  # the files above it, with the most lines that each may have; the numb
     "app/clickhouse/rankspast.py": 370,
     "app/collector/lane.py": 362,  # one state under one lock: what came, what waits, and what the server has
     "app/collector/spool.py": 310,
-    "app/runs/assembly.py": 492,
+    "app/runs/assembly.py": 377,
     "app/runs/joint.py": 658,
     "app/runs/keep.py": 378,
     "app/runs/run.py": 396,

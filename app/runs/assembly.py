@@ -5,77 +5,27 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, STAT_COLUMN, UNKNOWN_OWNER, Event, Frame, Kind, Tap
+from hookcore.records import STAT_COLUMN, UNKNOWN_OWNER, Frame, Kind, Tap
 from hookcore.store.copies import Difference, Rows
 from hookcore.store.rankstep import Repeated, StepOfRanks
 
+from .badranks import BadRanks
 from .logged import Logged
+from .pending import Pending, RankProgress, bytes_of, without_rows
 from .rankwords import events_of
 from .shares import Shares
+from .tapnumbers import TapNumbers
 
 GRACE_S: Final = 10.0  # to wait for ranks that have sent nothing yet
 LATE_S: Final = 15.0  # to wait for the other ranks of a step
-LOCAL_KINDS: Final[frozenset[Kind]] = frozenset(("output_grad", "input_grad"))
 NEVER: Final = 2**63  # the step from which the sum has a rank whose frames don't come
 UNSEEN: Final = -1  # stands for ranks of which nothing is known
-MAX_BAD: Final = 4096  # taps of which the ranks with non-finite values are known
 _BAD: Final = [STAT_COLUMN[name] for name in ("nan", "inf")]
-_FRAME_BYTES: Final = 2000  # the Python objects around the arrays
-_ENTRY_BYTES: Final = 100  # a scalar, a label, or an event
-
-
-@dataclass(slots=True)
-class RankProgress:
-    """What is known of one rank."""
-
-    rank: int
-    taps: Callable[[], Sequence[Tap]] = tuple
-    newest: int = -1
-    open: bool = True  # frames are expected
-    measures: bool = False  # some of its frames had rows
-    late: int = 0  # frames that came too late for the sum
-    missed: int = 0  # steps that were added up without it
-    begins: int = 0  # the sum lacks its steps before this one
-    trained: int = 0  # of one that has left: how many steps it trained, as far as it has said so
-    is_gone: bool = False  # it has left, but not because it was through
-    unknown_rows: int = 0  # rows whose owner is unknown in its newest frame
-    lanes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # of its taps
-
-    @property
-    def end(self) -> int:
-        """The step after those that it has trained, captured or not, as far as is known."""
-        return max(self.newest + 1, self.trained)
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A step that waits for ranks."""
-
-    rows: StepOfRanks
-    since: float
-    frames: dict[int, Frame] = field(default_factory=dict)  # the last one of each rank, for all that isn't a row
-    scalars: dict[int, dict[str, float]] = field(default_factory=dict)
-    labels: dict[int, dict[str, str]] = field(default_factory=dict)
-    events: list[tuple[int, Event]] = field(default_factory=list)
-    waiting: list[tuple[int, Frame]] = field(default_factory=list)  # with taps that no step has had yet
-    measured: set[int] = field(default_factory=set)  # ranks that sent rows
-    nbytes: int = 0  # of all but the rows
-    size: int = 0  # with them, when the last frame came
-
-
-@dataclass(slots=True)
-class _Stretch:
-    """Steps in a row in which a tap had non-finite values."""
-
-    first: int
-    last: int
-    ranks: set[int] = field(default_factory=set)  # of the first step
 
 
 class Assembly:
@@ -100,36 +50,29 @@ class Assembly:
         self._without: set[int] = set()  # the ranks that the newest step lacks
         self.partial = 0  # steps that some ranks captured and others didn't
         self.shares = Shares()
-        self._parted: frozenset[str] = frozenset()  # modules that are something else in each rank
-        self._left_out = np.zeros(0, bool)  # taps of these modules
-        self._of_batches = np.zeros(0, bool)  # taps of activations and their gradients
+        self._taps = TapNumbers()
         self.logged = Logged()
         self.compared = 0  # rows that were compared with those of another rank
         self.apart = 0  # steps in which ranks differed in what they should have in common
         self._apart_at = -1  # the newest of them
         self.trouble: list[tuple[str, str]] = []  # names and messages of events to add
         self._emit, self.max_bytes, self._clock = emit, max_bytes, clock
-        self._taps: dict[Tap, int] = {}
-        self._new_taps: list[Tap] = []
         self._repeated = Repeated()
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Pending] = {}
         self._steps: list[int] = []  # those that wait, as a heap
         self.nbytes = 0  # the memory that they take
         self._last: StepOfRanks | None = None  # that of the newest step: more parts of it may come
         self._patient_until: float | None = None  # None: no rank has sent anything
+        self._bad = BadRanks()
         self._lacking: frozenset[int] = frozenset()  # taps that the newest step has only a part of
         self._last_scalars: dict[int, dict[str, float]] = {}
-        self._bad: dict[int, _Stretch] = {}  # by tap
         self._told: set[tuple[str, int]] = set()
 
     @property
     def local_kinds(self) -> frozenset[Kind]:
         """The kinds of gradients of activations of which several ranks have parts of their own."""
-        kinds: dict[Kind, list[int]] = {}
-        for tap, lane in list(self._taps.items()):
-            if tap.kind in LOCAL_KINDS:
-                kinds.setdefault(tap.kind, []).append(lane)
-        return frozenset(kind for kind, lanes in kinds.items() if self.shares.are_summed(np.array(lanes, np.int64)))
+        found = self._taps.local_gradients
+        return frozenset(kind for kind, lanes in found.items() if self.shares.are_summed(lanes))
 
     @property
     def waiting(self) -> int:
@@ -155,13 +98,15 @@ class Assembly:
 
     def part(self, paths: frozenset[str]) -> None:
         """Leave out the outputs and inputs of modules that consist of different parts in different ranks."""
-        if paths != self._parted:
-            self._parted = paths
-            self._left_out = np.array([self.leaves_out(tap) for tap in self._taps], bool)
+        self._taps.part(paths)
 
     def leaves_out(self, tap: Tap) -> bool:
         """Return whether a tap is something else in each rank, so that there is no sum."""
-        return tap.module in self._parted and tap.kind not in PARAMETER_KINDS
+        return self._taps.leaves_out(tap)
+
+    def bad_ranks(self, lane: int, step: int) -> frozenset[int]:
+        """Return the ranks in which a tap's values first weren't finite, if that was in this step."""
+        return self._bad.at(lane, step)
 
     def join(self, rank: int, world: int, taps: Callable[[], Sequence[Tap]], begins: int = 0) -> None:
         """Expect frames of a rank that may be back, with taps of its own. The sum lacks its steps before `begins`."""
@@ -240,7 +185,7 @@ class Assembly:
         self.nbytes -= pending.size
         self._finish(step, pending)
 
-    def _is_due(self, step: int, pending: _Pending) -> bool:
+    def _is_due(self, step: int, pending: Pending) -> bool:
         is_seen = len(self.ranks) >= self.world or not self.is_patient
         if is_seen and all(each.newest >= step for each in self.ranks.values() if each.open):
             return True
@@ -252,24 +197,18 @@ class Assembly:
         pending = self._pending.get(frame.step)
         if pending is None:
             self._repeated.known |= self._has_rows_of_all()
-            pending = self._pending[frame.step] = _Pending(StepOfRanks(self._repeated), self._clock())
+            pending = self._pending[frame.step] = Pending(StepOfRanks(self._repeated), self._clock())
             heapq.heappush(self._steps, frame.step)
         if len(frame.taps):
             pending.measured.add(rank)
             self.ranks[rank].measures = True
-        pending.scalars.setdefault(rank, {}).update(frame.scalars)
-        pending.labels.setdefault(rank, {}).update(frame.labels)
-        pending.events += [(rank, event) for event in frame.events]
+        pending.note(rank, frame)
         # Taps are numbered when a step is finished, rank by rank, so that their order doesn't depend on who was first.
         if pending.waiting or self._has_new_taps(rank, frame):
             pending.waiting.append((rank, frame))
             pending.nbytes += bytes_of(frame)
         else:
             self._add(pending.rows, rank, frame)
-        about, before = _without_rows(frame), pending.frames.get(rank)
-        pending.frames[rank] = about if before is None else _joined(before, about)
-        entries = len(frame.scalars) + len(frame.labels) + len(frame.events)
-        pending.nbytes += _FRAME_BYTES + _ENTRY_BYTES * entries
         size = pending.nbytes + pending.rows.nbytes
         self.nbytes, pending.size = self.nbytes + size - pending.size, size
 
@@ -281,21 +220,12 @@ class Assembly:
         """Number the taps of all ranks before their first frames, and return those that are new."""
         for rank in sorted(self.ranks):
             self._number_taps(self.ranks[rank])
-        taps, self._new_taps = tuple(self._new_taps), []
-        return taps
+        return self._taps.take_new()
 
     def _number_taps(self, known: RankProgress) -> None:
         new = known.taps()[len(known.lanes) :]
-        for tap in new:
-            if tap not in self._taps:
-                self._taps[tap] = len(self._taps)
-                self._new_taps.append(tap)
         if new:
-            fresh = [*self._taps][len(self._left_out) :]
-            self._left_out = np.append(self._left_out, [self.leaves_out(tap) for tap in fresh]).astype(bool)
-            batches = [tap.kind in ACTIVATION_KINDS for tap in fresh]
-            self._of_batches = np.append(self._of_batches, batches).astype(bool)
-            known.lanes = np.append(known.lanes, [self._taps[tap] for tap in new]).astype(np.int64)
+            known.lanes = np.append(known.lanes, self._taps.add(new)).astype(np.int64)
 
     def _add(self, rows: StepOfRanks, rank: int, frame: Frame) -> Rows:
         known = self.ranks[rank]
@@ -310,35 +240,19 @@ class Assembly:
             stats = np.where(fit[:, None], stats, np.nan)
             taps = np.where(fit, taps, 0) if len(known.lanes) else taps[:0]
             if not len(taps):
-                stats, block, owners = stats[:0], _without_rows(frame).sketches, owners[:0]
+                stats, block, owners = stats[:0], without_rows(frame).sketches, owners[:0]
         lanes = known.lanes[taps]
-        if self._left_out[lanes].any():
-            stats = np.where(self._left_out[lanes][:, None], np.nan, stats)
+        if self._taps.left_out[lanes].any():
+            stats = np.where(self._taps.left_out[lanes][:, None], np.nan, stats)
         added = rows.add(rank, lanes, stats, block, owners)
         self.shares.note(rank, lanes, owners)
         with np.errstate(invalid="ignore"):
             bad = lanes[(stats[:, 1] > 0) | (stats[:, 2] > 0)]
         for lane in bad.tolist():
-            self._note_bad(lane, rank, frame.step)
+            self._bad.note(lane, rank, frame.step, self.newest)
         return added
 
-    def _note_bad(self, lane: int, rank: int, step: int) -> None:
-        stretch = self._bad.get(lane)
-        if stretch is None or stretch.last < self.newest:
-            self._bad.pop(lane, None)
-            if len(self._bad) >= MAX_BAD:
-                del self._bad[next(iter(self._bad))]
-            stretch = self._bad[lane] = _Stretch(step, step)
-        stretch.last = max(stretch.last, step)
-        if step == stretch.first:
-            stretch.ranks.add(rank)
-
-    def bad_ranks(self, lane: int, step: int) -> frozenset[int]:
-        """Return the ranks in which a tap's values first weren't finite, if that was in this step."""
-        stretch = self._bad.get(lane)
-        return frozenset(stretch.ranks if stretch is not None and stretch.first == step else ())
-
-    def _finish(self, step: int, pending: _Pending) -> None:
+    def _finish(self, step: int, pending: Pending) -> None:
         self._note_missing(step, pending)
         for rank, frame in sorted(pending.waiting, key=lambda each: each[0]):
             self._add(pending.rows, rank, frame)
@@ -350,7 +264,6 @@ class Assembly:
         self._repeated.known |= len(pending.frames) >= self.world
         frames = [pending.frames[rank] for rank in sorted(pending.frames)]
         lead = frames[0]
-        taps, self._new_taps = tuple(self._new_taps), []
         elapsed = [frame.elapsed_s for frame in frames if frame.elapsed_s == frame.elapsed_s]
         scales = {frame.grad_scale for frame in frames}
         merged = Frame(
@@ -359,16 +272,12 @@ class Assembly:
             sum_.lanes.astype(np.uint32),
             sum_.stats,
             sum_.block,
-            taps,
+            self._taps.take_new(),
             tuple(events_of(pending.events, self.world)),
             self.logged.merge(pending.scalars, self._ranks_with_batches(step)),
             max(frame.micro_batches for frame in frames),
             lead.grad_scale if len(scales) == 1 else None,
-            {
-                name: text
-                for rank in sorted(pending.labels, reverse=True)
-                for name, text in pending.labels[rank].items()
-            },
+            pending.all_labels(),
             max(elapsed, default=float("nan")),
             next((frame.flow for frame in frames if frame.flow is not None), None),
         )
@@ -388,7 +297,6 @@ class Assembly:
         added = self._add(rows, rank, frame)
         if self._lacking:
             added = added.some(~np.isin(added.lanes, [*self._lacking]))
-        taps, self._new_taps = tuple(self._new_taps), []
         events = tuple(events_of([(rank, event) for event in frame.events], self.world))
         self._last_scalars.setdefault(rank, {}).update(frame.scalars)
         merged = self.logged.merge(self._last_scalars, self._ranks_with_batches(frame.step))
@@ -398,7 +306,7 @@ class Assembly:
             taps=added.lanes.astype(np.uint32),
             stats=added.stats,
             sketches=added.block,
-            new_taps=taps,
+            new_taps=self._taps.take_new(),
             events=events,
             owners=None,
         )
@@ -409,11 +317,11 @@ class Assembly:
 
         Stages of a pipeline see the same batch, so they count as one rank.
         """
-        holders = self.shares.holders(self._of_batches & ~self._left_out)
+        holders = self.shares.holders(self._taps.of_batches & ~self._taps.left_out)
         trains = (each.rank for each in self.ranks.values() if each.open or each.newest >= step)
         return None if holders is None else [rank for rank in trains if rank in holders]
 
-    def _skipping(self, step: int, pending: _Pending) -> list[int]:
+    def _skipping(self, step: int, pending: Pending) -> list[int]:
         """Return the ranks that didn't capture a step that others captured."""
         if not pending.measured:
             return []
@@ -436,7 +344,7 @@ class Assembly:
         """Return whether every rank has sent rows, if only too late for its step: of many, one step may not fit."""
         return len(self.ranks) >= self.world and all(len(each.lanes) for each in self.ranks.values())
 
-    def _note_missing(self, step: int, pending: _Pending) -> None:
+    def _note_missing(self, step: int, pending: Pending) -> None:
         missing = [each for each in self.ranks.values() if each.open and each.newest < step]
         for each in missing:
             each.missed += 1
@@ -467,26 +375,3 @@ class Assembly:
         if (name, rank) not in self._told:
             self._told.add((name, rank))
             self.trouble.append((name, message))
-
-
-def bytes_of(frame: Frame) -> int:
-    """Return about how much memory a frame takes."""
-    return frame.stats.nbytes + frame.sketches.bins.nbytes * 3 + _FRAME_BYTES
-
-
-def _joined(one: Frame, other: Frame) -> Frame:
-    """Return what two parts of a rank's step say, without their rows."""
-    return replace(
-        other,
-        time_s=max(one.time_s, other.time_s),
-        micro_batches=max(one.micro_batches, other.micro_batches),
-        grad_scale=one.grad_scale if other.grad_scale is None else other.grad_scale,
-        elapsed_s=one.elapsed_s if other.elapsed_s != other.elapsed_s else other.elapsed_s,
-        flow=one.flow or other.flow,
-    )
-
-
-def _without_rows(frame: Frame) -> Frame:
-    none = np.empty(0, np.uint32)
-    block = replace(frame.sketches, start=np.zeros(1, np.uint32), bins=np.empty(0, np.uint16), counts=none)
-    return replace(frame, taps=none, stats=frame.stats[:0].copy(), sketches=block, owners=None)
