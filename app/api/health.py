@@ -45,19 +45,9 @@ def _of_server(state: Any, live: Publisher) -> Iterator[Metric]:
     intake, runs = state.intake, state.runs.all()
     states = Counter(run.state for run in runs)
     used = state.runs.used_bytes
-    refused = sorted(intake.refused.items())
     yield Metric("runs", "gauge", "Runs shown, by state.", [({"state": each}, states[each]) for each in STATES])
     yield Metric("runs_removed_total", "counter", "Runs that made room for others.", [({}, state.runs.removed)])
-    yield Metric("batches_total", "counter", "Batches taken.", [({}, intake.batches)])
-    yield Metric("items_total", "counter", "Frames and snapshots taken.", [({}, intake.items)])
-    yield Metric("ingest_bytes_total", "counter", "Bytes of batches taken, as sent.", [({}, intake.nbytes)])
-    yield Metric("ingest_seconds_total", "counter", "Seconds spent filing batches.", [({}, intake.seconds)])
-    yield Metric(
-        "batches_refused_total",
-        "counter",
-        "Batches refused, by status.",
-        [({"status": str(status)}, count) for status, count in refused],
-    )
+    yield from intake.metrics()
     yield Metric("live_clients", "gauge", "Live streams now.", [({}, live.clients)])
     yield Metric("live_refused_total", "counter", "Live streams refused for lack of places.", [({}, live.refused)])
     targets = state.notifications.notifier.targets

@@ -7,6 +7,7 @@ import hmac
 import threading
 import time
 import zlib
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -24,6 +25,7 @@ from ..clickhouse.address import shown
 from ..runs import AwayError, JointRun, Run, Runs, limits
 from ..runs.keep import WrongKeyError
 from ..settings import ServerSettings
+from .metrics import Metric
 
 RETRY_S: Final = 5
 MAX_WAITING: Final = 4  # bodies of the maximum size at once
@@ -61,6 +63,15 @@ class Intake:
         with self.lock:
             self.refused[status] = self.refused.get(status, 0) + 1
         return HTTPException(status, sentence, headers)
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield the counters for Prometheus."""
+        refused = [({"status": str(status)}, count) for status, count in sorted(self.refused.items())]
+        yield Metric("batches_total", "counter", "Batches taken.", [({}, self.batches)])
+        yield Metric("items_total", "counter", "Frames and snapshots taken.", [({}, self.items)])
+        yield Metric("ingest_bytes_total", "counter", "Bytes of batches taken, as sent.", [({}, self.nbytes)])
+        yield Metric("ingest_seconds_total", "counter", "Seconds spent filing batches.", [({}, self.seconds)])
+        yield Metric("batches_refused_total", "counter", "Batches refused, by status.", refused)
 
 
 @router.post(

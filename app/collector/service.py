@@ -95,7 +95,6 @@ def _metrics_of(state: Any) -> Iterator[Metric]:
     lanes, intake, forwarder = state.lanes, state.intake, state.forwarder
     all_lanes = lanes.all()
     dropped = sum((lane.dropped for lane in all_lanes), Counter(lanes.dropped))
-    refused = sorted(intake.refused.items())
     yield Metric("collector_runs", "gauge", "Runs whose trainers send here.", [({}, len(all_lanes))])
     yield Metric(
         "collector_runs_waiting",
@@ -103,16 +102,7 @@ def _metrics_of(state: Any) -> Iterator[Metric]:
         "Runs that the server doesn't take now; the log says why.",
         [({}, sum(bool(lane.trouble) for lane in all_lanes))],
     )
-    yield Metric("batches_total", "counter", "Batches taken.", [({}, intake.batches)])
-    yield Metric("items_total", "counter", "Frames and snapshots taken.", [({}, intake.items)])
-    yield Metric("ingest_bytes_total", "counter", "Bytes of batches taken, as sent.", [({}, intake.nbytes)])
-    yield Metric("ingest_seconds_total", "counter", "Seconds spent filing batches.", [({}, intake.seconds)])
-    yield Metric(
-        "batches_refused_total",
-        "counter",
-        "Batches refused, by status.",
-        [({"status": str(status)}, count) for status, count in refused],
-    )
+    yield from intake.metrics()
     yield Metric("spool_bytes", "gauge", "Bytes in the spool.", [({}, lanes.spool.nbytes)])
     yield Metric("spool_limit_bytes", "gauge", "Bytes that the spool may take.", [({}, lanes.spool.limit_bytes)])
     yield Metric("spool_sync_errors_total", "counter", "Failed syncs of the spool.", [({}, lanes.spool.sync_errors)])
