@@ -222,7 +222,7 @@ def feature_map(world: World, person: Person) -> tuple[str, bool]:
     person.click(page.locator("input[name=module]"))
     person.type("features.0")
     person.press("Enter")
-    expect(page.locator("#viewer-title")).to_have_text("features.0 output")
+    expect(page.locator("#viewer-title")).to_have_text("features.0 activation")
     expect(page.locator("#view option:checked")).to_have_text("feature maps")
     expect(page.locator("#panes canvas.tiles")).to_be_visible()
     return person.said("#kept [aria-current]"), "32 \u00d7 16 \u00d7 8 \u00d7 8" in person.said("#kept [aria-current]")
@@ -451,8 +451,8 @@ def four_ranks(world: World, person: Person) -> tuple[str, bool]:
     person.click(row.locator("a.where"))
     table = person.page.locator("#layer-spreads tbody tr").first
     expect(table).to_be_visible()
-    text = " ".join(person.page.locator("#layer-spreads tbody").inner_text().split())
-    odd = re.findall(r"rank (\d+)", text)
+    links = person.page.locator("#layer-spreads tbody a[href*='#rank-']").all_inner_texts()
+    odd = [text.removeprefix("rank ") for text in links]
     right = bool(odd) and set(odd) == {str(planted["rank"])}
     return f"the odd rank by layer: {', '.join(sorted(set(odd))) or 'none'}", right
 
