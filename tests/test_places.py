@@ -97,6 +97,7 @@ KNOWN: dict[str, tuple[dict[str, str], tuple[Any, ...]]] = {
     "Slurm": (SLURM, (5, 8, 1, 0, STEP, False)),
     "srun from a shell that salloc started": (SLURM | {"SLURM_JOB_NAME": "interactive"}, (5, 8, 1, 0, STEP, False)),
     "srun bash train.sh": (SLURM | {"SLURM_JOB_NAME": "bash"}, (5, 8, 1, 0, STEP, False)),
+    "srun --mpi=pmi2": (SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_JOBID": "77.1"}, (5, 8, 1, 0, STEP, False)),
     "Slurm, requeued": (SLURM | {"SLURM_RESTART_COUNT": "2"}, (5, 8, 1, 2, STEP, False)),
 }
 
@@ -108,6 +109,7 @@ UNKNOWN: dict[str, dict[str, str]] = {
     "sbatch without srun": {name: text for name, text in SLURM.items() if name != "SLURM_STEP_ID"},
     "ranks that meet nowhere": PAIR,
     "MPI without a name of the job": {"PMI_RANK": "1", "PMI_SIZE": "2"},
+    "Hydra, where PMI_ID is the rank": {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_ID": "1"},
     "Lightning on another machine": LIGHTNING | {"NODE_RANK": "1"},
     "a rank beyond the last": PAIR | HERE | {"RANK": "2"},
     "texts": PAIR | HERE | {"RANK": "one"},

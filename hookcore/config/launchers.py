@@ -28,8 +28,8 @@ _STARTED_BY: Final = (
     ("DeepSpeed", "CROSS_SIZE"),
     ("Accelerate", "ACCELERATE_MIXED_PRECISION"),
     ("MPI", "OMPI_COMM_WORLD_RANK"),
-    ("MPI", "PMI_RANK"),
     ("srun", "SLURM_STEP_ID"),
+    ("MPI", "PMI_RANK"),
 )
 # A cluster, and its variables for the id, the name, and the task of a job.
 _CLUSTERS: Final = (
@@ -66,6 +66,8 @@ def launched(mark_of: Callable[[int], str], environment: Mapping[str, str] | Non
         if rank is None or world < 2 or rank >= world:
             return None
         job = _job_of(names, given, mark_of)
+        if not job and names in _MPI:
+            continue  # srun sets some of MPI's variables
         return Launched(rank, world, local or 0, _attempt(given), job, job[0] == _TORCHRUN) if job else None
     return None
 
@@ -123,8 +125,8 @@ def _job_of(names: tuple[str, ...], given: Mapping[str, str], mark_of: Callable[
     if names is _SLURM:
         return step
     if names in _MPI:
-        common = tuple(filter(None, (given.get("PMIX_NAMESPACE", ""), given.get("PMI_ID", ""))))
-        return ("mpi", *common, *(meeting if all(meeting) else ()), *step) if common else ()
+        name = given.get("PMIX_NAMESPACE", "")  # not PMI_ID: that is Hydra's name for a rank
+        return ("mpi", name, *(meeting if all(meeting) else ()), *step) if name else ()
     if names is _BY_ADDRESS and (run_id := given.get("TORCHELASTIC_RUN_ID", "")):
         # On one machine, torchrun itself is the parent of all ranks, and another training has another torchrun.
         is_alone = given.get("GROUP_WORLD_SIZE") == "1" and not is_elastic(os.getppid(), given)
