@@ -42,7 +42,7 @@ SLOW = $(filter-out $(SCHEMA),$(shell grep -l 'mark\.slow' tests/test_*.py))
 # Nothing is downloaded while tests run.
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help demo test others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow schema matrix bench image format clean
+.PHONY: help demo test others lint lint-python lint-scripts types types-python types-scripts scripts quick pages slow schema matrix gpu bench image format clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -96,6 +96,11 @@ schema: $(STAMP)  ## requests that the description of the API allows and forbids
 
 matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.0 PYTHON=python3.12
 	.ci/matrix $(TORCH) $(PYTHON)
+
+# On the GPU, torch's own choice of a build may be another one than that of CI: install it before.
+gpu: $(STAMP)  ## the tests of a GPU, and the zoo's trainings with every tensor on it; needs one
+	$(PYTEST) -m '' tests/test_gpu.py tests/test_triton_kernel.py
+	$(PYTEST) -m '' -p tests.on_gpu tests/test_harmless.py tests/test_truth.py tests/test_capsules_zoo.py
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes
 	$(BIN)/python -m benchmarks.coldstart

@@ -1,8 +1,9 @@
-"""The four models whose training is timed. Plain modules, random data, weights that hardly change."""
+"""The models whose training is timed. Plain modules, random data, weights that hardly change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,14 +20,21 @@ class Training:
     optimizer: torch.optim.Optimizer
     inputs: Tensor
     targets: Tensor
+    halved: bool = False  # in bfloat16, by autocast
 
     def step(self) -> None:
         """Take a step as a user's loop does: forward, backward, update."""
         self.optimizer.zero_grad(set_to_none=True)
-        logits = self.model(self.inputs)
-        loss = functional.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
+        with torch.autocast(self.inputs.device.type, torch.bfloat16) if self.halved else nullcontext():
+            logits = self.model(self.inputs)
+            loss = functional.cross_entropy(logits.flatten(0, -2), self.targets.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+
+    def finish(self) -> None:
+        """Wait for the device."""
+        if self.inputs.is_cuda:
+            torch.cuda.synchronize()
 
 
 def small_mlp() -> Training:
@@ -57,6 +65,24 @@ def small_gpt() -> Training:
     model = GPT(vocabulary=96, width=384, heads=6, layers=6, length=128)
     tokens = torch.randint(0, 96, (8, 129))
     return Training(model, torch.optim.AdamW(model.parameters(), lr=1e-5), tokens[:, :-1], tokens[:, 1:].contiguous())
+
+
+def resnet18_on_gpu() -> Training:
+    """Return ResNet-18 on 224x224 images, batch 256, in bfloat16."""
+    return _on_gpu(_classifier(ResNet18(classes=1000), torch.randn(256, 3, 224, 224), classes=1000))
+
+
+def gpt2_on_gpu() -> Training:
+    """Return a GPT as large as GPT-2: 12 layers, width 768, sequence 1024, batch 8, in bfloat16."""
+    model = GPT(vocabulary=50_304, width=768, heads=12, layers=12, length=1024)
+    tokens = torch.randint(0, 50_304, (8, 1025))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    return _on_gpu(Training(model, optimizer, tokens[:, :-1], tokens[:, 1:].contiguous()))
+
+
+def _on_gpu(training: Training) -> Training:
+    model = training.model.to("cuda")
+    return Training(model, training.optimizer, training.inputs.to("cuda"), training.targets.to("cuda"), halved=True)
 
 
 def _classifier(model: nn.Module, inputs: Tensor, classes: int = 10) -> Training:
@@ -174,3 +200,4 @@ MODELS: dict[str, Callable[[], Training]] = {
     "gpt": small_gpt,
     "narrow": narrow_net,
 }
+GPU_MODELS: dict[str, Callable[[], Training]] = {"resnet-gpu": resnet18_on_gpu, "gpt-gpu": gpt2_on_gpu}

@@ -2,6 +2,7 @@
 
 python -m benchmarks.overhead                                  # four models, about seven minutes
 python -m benchmarks.overhead --model mlp --model narrow       # some of them
+python -m benchmarks.overhead --model resnet-gpu --model gpt-gpu   # on a GPU
 python -m benchmarks.overhead --variant every --threads 1 --clock cpu   # on a machine that others use too
 
 Every variant trains the same model in turns of a few steps. A turn's time is compared with that of the untouched
@@ -29,7 +30,7 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
 import hookcore
-from benchmarks.models import MODELS, Training
+from benchmarks.models import GPU_MODELS, MODELS, Training
 from benchmarks.timing import Length, Seconds, Spread, describe_machine, no_collection, take_turns
 
 UNTOUCHED: Final = "untouched"
@@ -218,7 +219,7 @@ class Bench:
 
     def __init__(self, name: str, variants: Sequence[str], clock: Callable[[], float]) -> None:
         self.result = Result(name)
-        self._training = MODELS[name]()
+        self._training = (MODELS | GPU_MODELS)[name]()
         self._clock = clock
         for _ in range(3):
             self._training.step()
@@ -273,10 +274,12 @@ class Bench:
     def _time_steps(self, variant: Variant, steps: int) -> float:
         """Return the mean time of a step. A mean, because occasional work of hookcore's thread counts."""
         step, after_step = self._training.step, variant.after_step
+        self._training.finish()
         started = self._clock()
         for _ in range(steps):
             step()
             after_step()
+        self._training.finish()
         return (self._clock() - started) / max(1, steps)
 
 
@@ -332,7 +335,7 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", choices=MODELS, help="only this one; may be repeated")
+    parser.add_argument("--model", action="append", choices=MODELS | GPU_MODELS, help="only this one; may be repeated")
     parser.add_argument(
         "--variant", action="append", choices=VARIANTS, help="only this one, untouched and the floor; may be repeated"
     )

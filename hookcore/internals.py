@@ -56,6 +56,8 @@ tracing_state: Final[Callable[[], Any]] = required(_C, "_get_tracing_state")
 # Without this function, a mode is assumed to be active, which only leads to slower code.
 function_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_function_stack", lambda: 1)
 dispatch_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
+# Likewise, autocast is assumed to be on.
+any_autocast: Final[Callable[[], bool]] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
 is_wrapped: Final[Callable[[Tensor], bool]] = required(_C._functorch, "is_functorch_wrapped_tensor")
 
 # Tables of hooks
@@ -247,6 +249,14 @@ pop_saved_pair: Final[Callable[[], None]] = required(_C._autograd, "_pop_saved_t
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was changed in place; -1 for tensors of inference mode, which don't count."""
     return -1 if tensor.is_inference() else tensor._version
+
+
+def stream_number(device: torch.device) -> int:
+    """Return the number of the current stream of a device; 0 if it isn't CUDA."""
+    if device.type != "cuda":
+        return 0
+    read = getattr(_C, "_cuda_getCurrentRawStream", None)
+    return int(torch.cuda.current_stream(device).cuda_stream if read is None else read(device.index or 0))
 
 
 def zero_all(tensors: list[Tensor]) -> None:

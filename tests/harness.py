@@ -52,7 +52,7 @@ def tensor_bytes(tensor: Tensor) -> bytes:
     if tensor.is_quantized:
         return head + tensor_bytes(tensor.int_repr())
     plain = tensor.as_subclass(Tensor).resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return head + bytes(plain.view(torch.uint8).numpy().tobytes())
+    return head + bytes(plain.view(torch.uint8).cpu().numpy().tobytes())
 
 
 def digest(value: Any) -> str:
@@ -276,7 +276,7 @@ def _float64(tensor: Tensor) -> Any:
         tensor = tensor.dequantize()
     if tensor.is_complex():
         tensor = tensor.resolve_conj().to(torch.complex128).abs()
-    return tensor.resolve_neg().to(torch.float64).reshape(-1).numpy()
+    return tensor.resolve_neg().to(torch.float64).reshape(-1).cpu().numpy()
 
 
 def assert_stats(seen: dict[str, float], parts: list[Tensor], where: object = "", rel: float = 2e-6) -> None:

@@ -79,9 +79,10 @@ def interpret(*tensors: torch.Tensor, limit: int | None = None, offset: int = 0)
 
     rows = torch.zeros((PROGRAMS, layout.CELLS), dtype=torch.float64)
     histogram = torch.zeros(BINS, dtype=torch.int32)
-    for tensor in tensors:
-        stride = reference.stride_of(tensor.numel(), limit)
-        triton_kernel.add(tensor, rows, histogram, stride, offset, BLOCK)
+    with np.errstate(invalid="ignore"):  # the first pass adds what isn't finite too, and is then done again
+        for tensor in tensors:
+            stride = reference.stride_of(tensor.numel(), limit)
+            triton_kernel.add(tensor, rows, histogram, stride, offset, BLOCK)
     return reference.combine(rows).numpy(), histogram.numpy()
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hookcore.observe import cpu, layout, reference
 from hookcore.observe.arena import CpuArena
 from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
-from hookcore.observe.harvest import Harvest, unpack
+from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import check_stats, floats32
@@ -117,6 +117,22 @@ def test_micro_batches_merge_in_a_slot(parts: list[np.ndarray]) -> None:
     assert harvest.cells[0, layout.PARTS] == len(parts)
     assert harvest.cells[0, layout.SKETCHED] == whole.size
     np.testing.assert_array_equal(dense_of(harvest, 0), np.bincount(bins_of(whole), minlength=BINS))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), floats32), min_size=1, max_size=6))
+def test_rows_of_one_tap_on_several_streams_are_one_row(parts: list[tuple[int, int, np.ndarray]]) -> None:
+    arenas = [DeviceArena(CPU, 1000, None) for _ in range(3)]
+    for arena, slot, values in parts:
+        arenas[arena].observe(torch.from_numpy(values), slot)
+    transfers = [arena.begin_transfer() for arena in arenas]
+    harvest = join([transfer.finish() for transfer in transfers if transfer is not None])
+    assert sorted(harvest.slots.tolist()) == sorted({slot for _, slot, _ in parts})
+    for row, slot in enumerate(harvest.slots.tolist()):
+        whole = np.concatenate([values for _, of, values in parts if of == slot])
+        check_stats(whole, harvest.cells[row])
+        assert harvest.cells[row, layout.PARTS] == sum(of == slot for _, of, _ in parts)
+        np.testing.assert_array_equal(dense_of(harvest, row), np.bincount(bins_of(whole), minlength=BINS))
 
 
 def test_slots_of_several_segments_are_returned_under_their_numbers() -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hookcore.internals import is_wrapped
+from hookcore.observe.captures import wait_for
 from hookcore.observe.plain import _COMPRESSED, _has_memory, _make_strided, kept_elsewhere, unseen
 
 MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; larger tensors are cut
@@ -36,8 +37,7 @@ class Copy:
 
     def finish(self) -> NDArray[np.generic]:
         """Return the values: all of them, or the first ones, flat. Waits, in this thread only."""
-        if self._done is not None:
-            self._done.synchronize()
+        wait_for(self._done)
         values: NDArray[np.generic] = self._values.numpy()
         return values.reshape(-1) if self.truncated else values
 

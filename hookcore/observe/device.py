@@ -22,33 +22,41 @@ from torch import Tensor
 from hookcore.internals import zero_all
 from hookcore.observe import layout, reference
 from hookcore.observe.arena import _is_dense
+from hookcore.observe.captures import wait_for
 from hookcore.observe.harvest import Harvest
 from hookcore.observe.plain import unseen
 from hookcore.records import sketch
 
 SLOTS_PER_SEGMENT: Final = 64  # memory is allocated for this many slots when the first of them is used
 KEPT_HOST_BUFFERS: Final = 2  # one is read while the next one is filled
+_NO_CHANGE: Final = nullcontext()
 IN_CAPTURE: Final = "inside the capture of a CUDA graph: a replay would add to steps that are over"
 
 AddToSlot = Callable[[Tensor, Tensor, Tensor, int, int], None]
+MergeSlots = Callable[[Tensor, Tensor], None]
 
 
 class DeviceArena:
-    """Rows and sketches of taps on one device. A slot has one row for each program of the kernel."""
+    """Rows and sketches of taps on one stream of a device. A slot has one row for each program of the kernel.
+
+    Another stream may run at the same time, so it has an arena of its own: no stream ever waits for another one.
+    """
 
     def __init__(self, device: torch.device, capacity: int, sketch_values: int | None) -> None:
         self.device = device
         self.capacity = capacity
         self.sketch_values = sketch_values
         self.fallback_reason = ""  # why torch's operators are used instead of the kernel, or empty
-        self._add, self._programs = self._find_kernel()
+        self._add, self._merge, self._programs = self._find_kernel()
         self._segments: dict[int, _Segment] = {}
         self._random = random.Random()  # a separate generator, because the global ones belong to the training
         self._offset = 0
         self._buffers = HostBuffers()
+        self._stream: Any = None  # the one that was current when the first tensor was observed
         self._copying: Any = None  # the stream that copies to the host
+        self._lock = threading.Lock()  # of threads that use one stream: nothing may be added while a step is taken out
 
-    def _find_kernel(self) -> tuple[AddToSlot, int]:
+    def _find_kernel(self) -> tuple[AddToSlot, MergeSlots, int]:
         if self.device.type != "cuda":
             return self._without_kernel(f"hookcore has no kernel for {self.device.type}")
         if find_spec("triton") is None:
@@ -57,11 +65,11 @@ class DeviceArena:
             from hookcore.observe import triton_kernel
         except Exception as error:
             return self._without_kernel(f"Triton cannot be imported ({error}); reinstall it with `pip install triton`")
-        return triton_kernel.add, triton_kernel.programs_on(self.device)
+        return triton_kernel.add, triton_kernel.merge, triton_kernel.programs_on(self.device)
 
-    def _without_kernel(self, reason: str) -> tuple[AddToSlot, int]:
+    def _without_kernel(self, reason: str) -> tuple[AddToSlot, MergeSlots, int]:
         self.fallback_reason = reason
-        return add_by_operators, 1
+        return add_by_operators, merge_by_operators, 1
 
     @property
     def nbytes(self) -> int:
@@ -78,15 +86,16 @@ class DeviceArena:
             return "no room for one more tap"
         if self._is_capturing():
             return IN_CAPTURE
-        segment = self._segments.get(slot // SLOTS_PER_SEGMENT)
-        if segment is None:
-            segment = self._new_segment(slot // SLOTS_PER_SEGMENT)
-        place = slot % SLOTS_PER_SEGMENT
         if not (tensor.is_contiguous() or _is_dense(tensor)):
             with unseen():
                 tensor = tensor.contiguous()
-        self._add_to(segment, place, tensor)
-        segment.used = max(segment.used, place + 1)
+        with self._lock:
+            segment = self._segments.get(slot // SLOTS_PER_SEGMENT)
+            if segment is None:
+                segment = self._new_segment(slot // SLOTS_PER_SEGMENT)
+            place = slot % SLOTS_PER_SEGMENT
+            self._add_to(segment, place, tensor)
+            segment.used = max(segment.used, place + 1)
         return None
 
     def _add_to(self, segment: _Segment, place: int, tensor: Tensor) -> None:
@@ -94,23 +103,27 @@ class DeviceArena:
         stride = reference.stride_of(tensor.numel(), limit)
         rows, histogram = segment.slots[place]
         try:
-            with self._on_device():
+            with self._here():
                 self._add(tensor, rows, histogram, stride, self._offset)
         except Exception as error:
             if self._add is add_by_operators:
                 raise
             # Triton compiles when it is first used, and needs a system compiler for that.
-            self._add, _ = self._without_kernel(f"the kernel failed ({error}); Triton needs a C compiler")
+            self._add, self._merge, _ = self._without_kernel(f"the kernel failed ({error}); Triton needs a C compiler")
             self._add(tensor, rows, histogram, stride, self._offset)
 
-    def _on_device(self) -> AbstractContextManager[object]:
+    def _here(self) -> AbstractContextManager[object]:
         """Return a context for this device. Launches go to the current device, which may be another one."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        if self.device.type != "cuda" or self.device.index == torch.cuda.current_device():
+            return _NO_CHANGE
+        return torch.cuda.device(self.device)
 
     def _is_capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _new_segment(self, number: int) -> _Segment:
+        if self._stream is None and self.device.type == "cuda":
+            self._stream = torch.cuda.current_stream(self.device)
         # Tensors created in inference mode can't be written to outside of it.
         with unseen(), torch.inference_mode(False):
             segment = self._segments[number] = _Segment.on(self.device, self._programs)
@@ -120,20 +133,27 @@ class DeviceArena:
 
     def begin_transfer(self) -> Transfer | None:
         """Take out the numbers of a step at its end and empty the slots. Return None if there are none."""
+        if self._is_capturing():
+            return None
+        with self._lock:
+            return self._take()
+
+    def _take(self) -> Transfer | None:
         used = [(number, segment) for number, segment in sorted(self._segments.items()) if segment.used]
-        if not used or self._is_capturing():
+        if not used:
             return None
         slots = np.concatenate([number * SLOTS_PER_SEGMENT + np.arange(segment.used) for number, segment in used])
-        with unseen(), self._on_device():
-            rows = [segment.rows[: segment.used] for _, segment in used]
+        with unseen(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             histograms = [segment.histograms[: segment.used] for _, segment in used]
-            # All segments at once: every operator is a launch, and a launch costs more than the work it does here.
-            taken = reference.combine(torch.cat(rows)), torch.cat(histograms)
-            zero_all(rows)
-            zero_all(histograms)
+            rows = torch.empty((len(slots), layout.CELLS), dtype=used[0][1].rows.dtype, device=self.device)
+            first = 0
             for _, segment in used:
+                self._merge(segment.rows[: segment.used], rows[first : first + segment.used])
+                first += segment.used
                 segment.used = 0
-            return self._start_copy(slots, *taken)
+            taken = torch.cat(histograms)
+            zero_all(histograms)
+            return self._start_copy(slots, rows, taken)
 
     def _start_copy(self, slots: NDArray[np.int64], rows: Tensor, histograms: Tensor) -> Transfer:
         if self.device.type != "cuda":
@@ -141,7 +161,7 @@ class DeviceArena:
         if self._copying is None:
             self._copying = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         copying = self._copying
-        copying.wait_stream(torch.cuda.current_stream(self.device))
+        copying.wait_stream(self._stream)
         with torch.cuda.stream(copying):
             host_rows, host_histograms = self._buffers.take(len(slots), rows.dtype)
             host_rows.copy_(rows, non_blocking=True)
@@ -185,14 +205,17 @@ class Transfer:
     done: Any  # the event after the copy; None if the numbers are still on the device
     buffers: HostBuffers
 
+    @property
+    def nbytes(self) -> int:
+        """The memory that it holds on the host."""
+        return self.rows.nbytes + self.histograms.nbytes
+
     def finish(self) -> Harvest:
         """Wait for the copy, in this thread only. Call this once."""
-        if self.done is not None:
-            self.done.synchronize()
+        wait_for(self.done)
         with unseen():
             rows = self.rows.cpu().numpy().astype(np.float64)
-            histograms = self.histograms.cpu().numpy()
-        harvest = harvest_of(self.slots, rows, histograms)
+            harvest = harvest_of(self.slots, rows, self.histograms.cpu().numpy())
         if self.done is not None:
             self.buffers.give_back(self.rows, self.histograms)
         return harvest
@@ -213,8 +236,9 @@ class HostBuffers:
                 if whole >= slots and rows.dtype is dtype:
                     return self._cut(*self.free.pop(i), slots)
         room = -(-slots // SLOTS_PER_SEGMENT) * SLOTS_PER_SEGMENT * 2
-        rows = torch.empty((room, layout.CELLS), dtype=dtype, pin_memory=torch.cuda.is_available())
-        histograms = torch.empty((room, sketch.BINS), dtype=torch.int32, pin_memory=torch.cuda.is_available())
+        pinned: Any = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        rows = torch.empty((room, layout.CELLS), dtype=dtype, **pinned)
+        histograms = torch.empty((room, sketch.BINS), dtype=torch.int32, **pinned)
         return self._cut(rows, histograms, slots)
 
     @staticmethod
@@ -242,13 +266,19 @@ def add_by_operators(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: in
         histogram += reference.bins(taken).to(histogram.dtype)
 
 
+def merge_by_operators(rows: Tensor, merged: Tensor) -> None:
+    """Move the rows of slots, [slots, programs, CELLS], to one row each, [slots, CELLS], with torch's operators."""
+    with unseen():
+        merged.copy_(reference.combine(rows))
+        rows.zero_()
+
+
 def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: NDArray[np.int32]) -> Harvest:
     """Return rows and dense sketches in the form of frames, without empty slots."""
     filled = rows[:, layout.PARTS] > 0
-    dense = histograms[filled].view(np.uint32)
-    row, bins = np.nonzero(dense)
-    start = np.zeros(len(dense) + 1, np.uint32)
-    np.cumsum(np.bincount(row, minlength=len(dense)), out=start[1:])
-    return Harvest(
-        slots[filled].astype(np.uint32), rows[filled], start, bins.astype(np.uint16), dense[row, bins].astype(np.uint32)
-    )
+    dense = histograms[filled].reshape(-1)
+    # Millions of counts, most of them zero: torch lets the training's thread run meanwhile.
+    places = torch.nonzero(torch.from_numpy(dense)).numpy()[:, 0]
+    start = np.searchsorted(places, np.arange(filled.sum() + 1) * sketch.BINS).astype(np.uint32)
+    bins, counts = (places % sketch.BINS).astype(np.uint16), dense[places].view(np.uint32)
+    return Harvest(slots[filled].astype(np.uint32), rows[filled], start, bins, counts)

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hookcore.observe import cpu, layout
+from hookcore.observe import cpu, layout, reference
 from hookcore.records.sketch import BINS
 
 _CELLS = layout.CELLS
@@ -76,16 +77,36 @@ def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:
 
 
 def join(harvests: Sequence[Harvest]) -> Harvest:
-    """Merge several harvests of one step."""
+    """Merge several harvests of one step. A tap may be in more than one: its tensors can be on several devices."""
     if len(harvests) == 1:
         return harvests[0]
     lengths = np.concatenate([np.diff(harvest.start) for harvest in harvests])
     start = np.zeros(len(lengths) + 1, np.uint32)
     np.cumsum(lengths, out=start[1:])
-    return Harvest(
+    joined = Harvest(
         np.concatenate([harvest.slots for harvest in harvests]),
         np.concatenate([harvest.cells for harvest in harvests]),
         start,
         np.concatenate([harvest.bins for harvest in harvests]),
         np.concatenate([harvest.counts for harvest in harvests]),
+    )
+    slots, rows = np.unique(joined.slots, return_inverse=True)
+    return joined if slots.size == joined.slots.size else _add_up(joined, slots, rows)
+
+
+def _add_up(harvest: Harvest, slots: NDArray[np.uint32], rows: NDArray[np.intp]) -> Harvest:
+    """Return one row for each slot. `rows` says which one each row of the harvest is a part of."""
+    order = np.argsort(rows, kind="stable")
+    part = np.empty_like(order)
+    part[order] = np.arange(order.size) - np.searchsorted(rows[order], rows[order])
+    cells = np.zeros((slots.size, int(part.max()) + 1, _CELLS))
+    cells[rows, part] = harvest.cells
+    places = np.repeat(rows, np.diff(harvest.start)) * BINS + harvest.bins
+    filled, index = np.unique(places, return_inverse=True)
+    return Harvest(
+        slots,
+        reference.combine(torch.from_numpy(cells)).numpy(),
+        np.searchsorted(filled, np.arange(slots.size + 1) * BINS).astype(np.uint32),
+        (filled % BINS).astype(np.uint16),
+        np.bincount(index, weights=harvest.counts).astype(np.uint32),
     )

@@ -7,13 +7,14 @@ behave differently.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import torch
 
 from hookcore.internals import (
     DisableTorchFunction,
+    any_autocast,
     disable_current_modes,
     dispatch_modes,
     function_modes,
@@ -23,6 +24,7 @@ from hookcore.observe import reference
 from hookcore.observe.arena import CODES
 
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_AUTOCAST_DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
 _UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -33,11 +35,20 @@ def unseen() -> Iterator[None]:
     Entering what hides them from modes takes longer than reading a loss, and there are usually none.
     """
     with DisableTorchFunction(), torch.no_grad():
-        if dispatch_modes() or function_modes() or torch.is_autocast_enabled("cpu"):
-            with disable_current_modes(), torch.autocast("cpu", enabled=False):
+        if dispatch_modes() or function_modes() or any_autocast():
+            with disable_current_modes(), _no_autocast():
                 yield
         else:
             yield
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    with ExitStack() as stack:
+        for device in _AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:

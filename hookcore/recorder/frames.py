@@ -54,6 +54,11 @@ class RawFrame:
     rows: RowFacts = _NO_FACTS
     flow: Flow | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of its measurements, those on their way to the host included."""
+        return self.packed.nbytes + sum(transfer.nbytes for transfer in self.transfers)
+
     def drop_rows(self) -> None:
         """Drop the measurements, and keep the rest."""
         self.packed, self.transfers, self.scale = NOTHING, (), None

@@ -27,11 +27,10 @@ class Problems:
             self._emit_once("taps-not-captured", f"some tensors are not captured: {NO_ROOM}")
         for name, why in list(self._models.refused.items()):
             self._emit_once("model-not-watched", f"a model that runs is not watched. {name}: {why}")
-        for device, arena in list(self._statistics.devices.items()):
+        for arena in list(self._statistics.devices.values()):
             if arena.fallback_reason:
-                self._emit_once(
-                    "slow-kernel", f"tensors on {device} are measured by PyTorch operators: {arena.fallback_reason}"
-                )
+                how = f"tensors on {arena.device} are measured by PyTorch operators: {arena.fallback_reason}"
+                self._emit_once("slow-kernel", how)
         for path, why in hidden_roots(self._plans, self._models.hooks_are_on_modules):
             message = f"{path or 'the model'} trains, but no call of its modules is seen: {why}"
             self._emit_once("inside-compiled-function", message, path)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hookcore.errors import ArgumentError
 from hookcore.internals import dispatch_modes, function_modes, is_wrapped
+from hookcore.observe.captures import wait_for
 from hookcore.observe.plain import unseen
 
 _FLOATS: Final = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
@@ -18,15 +19,19 @@ class _Pending:
     """A device scalar that is read by the recorder's thread, so that training never waits for the device."""
 
     def __init__(self, value: Tensor) -> None:
-        self._value = value
-        self._event = torch.cuda.Event() if value.is_cuda else None  # type: ignore[no-untyped-call]
-        if self._event is not None:
-            self._event.record()
+        self._value = value.detach().reshape(-1)[:1].clone()
+        self._done: Any = None
+        if value.is_cuda:
+            # Copied by the stream that made it: reading it on the device would wait for all that is queued there.
+            with torch.cuda.device(value.device):
+                on_host = torch.empty(1, dtype=value.dtype, device="cpu", pin_memory=True)
+                self._value = on_host.copy_(self._value, non_blocking=True)
+                self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                self._done.record()
 
     def resolve(self) -> float:
         """Wait for the value."""
-        if self._event is not None:
-            self._event.synchronize()
+        wait_for(self._done)
         return float(self._value)
 
 
@@ -60,7 +65,9 @@ def scalar_of(value: Any) -> Any:
 
 def read_unseen(value: Tensor) -> Any:
     """Return a tensor's only number, or a device scalar that can be waited for. Within `unseen()` only."""
-    return float(value.item()) if value.is_cpu else _Pending(value.detach().reshape(-1)[:1].clone())
+    if value.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise ArgumentError("inside the capture of a CUDA graph it has no value yet: log it after a replay")
+    return float(value.item()) if value.is_cpu else _Pending(value)
 
 
 def number_of(value: Any) -> float:

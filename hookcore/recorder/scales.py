@@ -28,17 +28,17 @@ class LossScale:
     def read(self, scaler: GradScaler | None, optimizer: Optimizer) -> None:
         """Read the scale as the optimizer is about to step, and the flag of a fused one."""
         scale = scaler._scale if scaler is not None else None
-        self.value = None if scale is None else scalar_of(scale)
+        self.value = _read(scale)
         attributes = optimizer.__dict__  # a scaler sets these two while it steps a fused optimizer
         self._in_parameters = "grad_scale" in attributes and applied_scale(optimizer) is not None
         if "found_inf" in attributes and isinstance(found := attributes["found_inf"], torch.Tensor):
-            flag = scalar_of(found)
+            flag = _read(found)
             self._skipped = None if flag == 0.0 else flag
 
     def note_pass(self, scalers: Iterable[GradScaler]) -> None:
         """Record the scales of a pass: a skipped step is noticed only after the scale has been changed for it."""
         if not self._of_passes:
-            self._of_passes = {id(each): scalar_of(each._scale) for each in scalers if each._scale is not None}
+            self._of_passes = {id(each): _read(each._scale) for each in scalers if each._scale is not None}
 
     def skipped_by(self, scaler: GradScaler | None) -> bool:
         """Return whether this scaler, or a readable flag of a fused optimizer, skipped the step."""
@@ -67,3 +67,9 @@ class LossScale:
     def kinds(self) -> frozenset[str]:
         """Return the kinds of gradients that are multiplied by the scale."""
         return GRADIENT_KINDS if self._in_parameters else _BACKWARD_KINDS
+
+
+def _read(number: Any) -> Any:
+    """Return a number of a scaler; None if it has none, or none yet, because a CUDA graph is being captured."""
+    is_later = isinstance(number, torch.Tensor) and number.is_cuda and torch.cuda.is_current_stream_capturing()
+    return None if number is None or is_later else scalar_of(number)

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from hookcore.hooks.tensors import hook_gradient
-from hookcore.internals import DisableTorchFunction, current_graph_task, function_modes, is_wrapped, tracing_state
+from hookcore.internals import (
+    DisableTorchFunction,
+    current_graph_task,
+    function_modes,
+    is_wrapped,
+    stream_number,
+    tracing_state,
+)
 from hookcore.observe import cpu
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.plain import make_plain, unseen
@@ -50,7 +57,7 @@ class Statistics:
         self, arena: CpuArena, phases: frozenset[Phase], max_calls: int, current: CurrentStep, errors: ErrorLog
     ) -> None:
         self.arena = arena
-        self.devices: dict[torch.device, DeviceArena] = {}
+        self.devices: dict[tuple[torch.device, int], DeviceArena] = {}  # by the number of the stream
         self.table = TapTable(arena.capacity)
         self.shards = Shards()
         self._masks = Masks()
@@ -69,14 +76,14 @@ class Statistics:
         """Let each arena sample other values than in the last step."""
         self._known = len(self.table.taps)
         self.arena.begin_step()
-        for arena in self.devices.values():
+        for arena in list(self.devices.values()):
             arena.begin_step()
 
     def begin_transfers(self) -> tuple[Transfer, ...]:
         """Start to copy measurements on other devices to the host."""
         if not self.devices:
             return ()
-        begun = (arena.begin_transfer() for arena in self.devices.values())
+        begun = (arena.begin_transfer() for arena in list(self.devices.values()))
         return tuple(transfer for transfer in begun if transfer is not None)
 
     def first_bad(self, kinds: Collection[Kind], step: int, is_whole: bool) -> Tap | None:
@@ -252,12 +259,16 @@ class Statistics:
 
     def add(self, plan: Plan, tensor: Tensor, slot: int) -> None:
         """Add any kind of tensor to a slot's row, or record why it has none."""
-        if type(tensor) in _PLAIN_TYPES and tensor.is_cpu and tensor.dtype in CODES and not tensor.is_neg():
-            try:
-                self.arena.observe(tensor, self.arena.row(slot))
+        if type(tensor) in _PLAIN_TYPES and tensor.dtype in CODES and not tensor.is_neg():
+            if tensor.is_cpu:
+                try:
+                    self.arena.observe(tensor, self.arena.row(slot))
+                    return
+                except RuntimeError:  # without memory of its own: handled below
+                    pass
+            elif tensor.is_cuda and _has_own_memory(tensor):
+                self._add_elsewhere(plan, tensor, slot)
                 return
-            except RuntimeError:  # without memory of its own: handled below
-                pass
         with unseen():
             if is_shard(tensor):
                 layout = self.shards.saw(slot, tensor)
@@ -269,18 +280,30 @@ class Statistics:
             elif plain.is_cpu:
                 self.arena.observe(plain, self.arena.row(slot))
             else:
-                reason = self._arena_of(plain.device).observe(plain, slot)
-                if reason:
-                    plan.note_reason(reason)
+                self._add_elsewhere(plan, plain, slot)
+
+    def _add_elsewhere(self, plan: Plan, tensor: Tensor, slot: int) -> None:
+        """Add a plain tensor of another device."""
+        reason = self._arena_of(tensor.device).observe(tensor, slot)
+        if reason:
+            plan.note_reason(reason)
 
     def _arena_of(self, device: torch.device) -> DeviceArena:
-        """Return the rows on another device, created for its first tensor."""
-        arena = self.devices.get(device)
+        """Return the rows of the current stream of another device, created for its first tensor."""
+        key = device, stream_number(device)
+        arena = self.devices.get(key)
         if arena is None:
             from hookcore.observe.device import DeviceArena
 
-            arena = self.devices[device] = DeviceArena(device, self.arena.capacity, self.arena.sketch_values)
+            arena = DeviceArena(device, self.arena.capacity, self.arena.sketch_values)
+            arena = self.devices.setdefault(key, arena)  # another thread may have been faster
         return arena
+
+
+def _has_own_memory(tensor: Tensor) -> bool:
+    """Return whether the kernel of a GPU can read the values of this tensor where they are."""
+    is_plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_complex()
+    return is_plain and not is_wrapped(tensor)
 
 
 def _note_shape(plan: Plan, name: str, tensor: Tensor) -> None:
