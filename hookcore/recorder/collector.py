@@ -104,7 +104,7 @@ class Collector:
             labels=self._labels | machine.facts,
             scalars=self._scalars | self._cadence.as_scalars() | machine.numbers,
             events=tuple(self._events) if self._events else (),
-            transfers=statistics.begin_transfers(),
+            transfers=statistics.devices.begin_transfers(),
             flow=self._flow,
             rows=RowFacts(self._parameters.ratios(), self._replicas.owners()),
             # After the rows, because another thread may add a tap in between; last, because they are taken only once.

@@ -27,7 +27,7 @@ class Problems:
             self._emit_once("taps-not-captured", f"some tensors are not captured: {NO_ROOM}")
         for name, why in list(self._models.refused.items()):
             self._emit_once("model-not-watched", f"a model that runs is not watched. {name}: {why}")
-        for arena in list(self._statistics.devices.values()):
+        for arena in list(self._statistics.devices.arenas.values()):
             if arena.fallback_reason:
                 how = f"tensors on {arena.device} are measured by PyTorch operators: {arena.fallback_reason}"
                 self._emit_once("slow-kernel", how)

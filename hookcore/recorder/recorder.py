@@ -313,7 +313,7 @@ class Recorder:
     def _tell_keeper(self, step: int) -> None:
         """Pass on what another device measured; what the CPU measured was seen in the step."""
         keeper, statistics = self.dispatcher.keeper, self.dispatcher.statistics
-        if keeper is not None and statistics.devices and not self.steps.clock.owners.scalers():
+        if keeper is not None and statistics.devices.arenas and not self.steps.clock.owners.scalers():
             keeper.alarm(step)
 
     def _remember(self, frame: Frame) -> None:

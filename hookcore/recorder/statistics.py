@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from hookcore.internals import (
     current_graph_task,
     function_modes,
     is_wrapped,
-    stream_number,
     tracing_state,
 )
 from hookcore.observe import cpu
@@ -23,15 +22,13 @@ from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.calls import Call
 from hookcore.recorder.current import CurrentStep, TensorHook
+from hookcore.recorder.devices import Devices, is_readable_on_cuda
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.shards import Shards, is_shard
 from hookcore.recorder.taps import TapTable
 from hookcore.records import GRADIENT_KINDS, Kind, Phase, Tap
 from hookcore.records.masks import LARGE, Masks
-
-if TYPE_CHECKING:
-    from hookcore.observe.device import DeviceArena, Transfer
 
 MAX_TAPS_OF_MODULE: Final = 512
 
@@ -57,7 +54,7 @@ class Statistics:
         self, arena: CpuArena, phases: frozenset[Phase], max_calls: int, current: CurrentStep, errors: ErrorLog
     ) -> None:
         self.arena = arena
-        self.devices: dict[tuple[torch.device, int], DeviceArena] = {}  # by the number of the stream
+        self.devices = Devices(arena)
         self.table = TapTable(arena.capacity)
         self.shards = Shards()
         self._masks = Masks()
@@ -76,15 +73,7 @@ class Statistics:
         """Let each arena sample other values than in the last step."""
         self._known = len(self.table.taps)
         self.arena.begin_step()
-        for arena in list(self.devices.values()):
-            arena.begin_step()
-
-    def begin_transfers(self) -> tuple[Transfer, ...]:
-        """Start to copy measurements on other devices to the host."""
-        if not self.devices:
-            return ()
-        begun = (arena.begin_transfer() for arena in list(self.devices.values()))
-        return tuple(transfer for transfer in begun if transfer is not None)
+        self.devices.begin_step()
 
     def first_bad(self, kinds: Collection[Kind], step: int, is_whole: bool) -> Tap | None:
         """Return a tap of these kinds with a non-finite value in this step, as measured on the CPU.
@@ -266,7 +255,7 @@ class Statistics:
                     return
                 except RuntimeError:  # without memory of its own: handled below
                     pass
-            elif tensor.is_cuda and _has_own_memory(tensor):
+            elif is_readable_on_cuda(tensor):
                 self._add_elsewhere(plan, tensor, slot)
                 return
         with unseen():
@@ -284,26 +273,9 @@ class Statistics:
 
     def _add_elsewhere(self, plan: Plan, tensor: Tensor, slot: int) -> None:
         """Add a plain tensor of another device."""
-        reason = self._arena_of(tensor.device).observe(tensor, slot)
+        reason = self.devices.observe(tensor, slot)
         if reason:
             plan.note_reason(reason)
-
-    def _arena_of(self, device: torch.device) -> DeviceArena:
-        """Return the rows of the current stream of another device, created for its first tensor."""
-        key = device, stream_number(device)
-        arena = self.devices.get(key)
-        if arena is None:
-            from hookcore.observe.device import DeviceArena
-
-            arena = DeviceArena(device, self.arena.capacity, self.arena.sketch_values)
-            arena = self.devices.setdefault(key, arena)  # another thread may have been faster
-        return arena
-
-
-def _has_own_memory(tensor: Tensor) -> bool:
-    """Return whether the kernel of a GPU can read the values of this tensor where they are."""
-    is_plain = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_complex()
-    return is_plain and not is_wrapped(tensor)
 
 
 def _note_shape(plan: Plan, name: str, tensor: Tensor) -> None:

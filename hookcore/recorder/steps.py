@@ -397,7 +397,7 @@ class Steps:
 
     @property
     def _alone(self) -> bool:
-        return not self.clock.many_threads and not self._dispatcher.statistics.devices
+        return not self.clock.many_threads and not self._dispatcher.statistics.devices.arenas
 
     def _end_snapshots(self) -> None:
         self._snapshots.end_step("capture is paused" if self._control.paused else "")

@@ -1,0 +1,51 @@
+"""The arenas of devices other than the CPU: one for each stream, because streams run at the same time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hookcore.internals import is_wrapped, stream_number
+from hookcore.observe.arena import CpuArena
+
+if TYPE_CHECKING:
+    from hookcore.observe.device import DeviceArena, Transfer
+
+
+class Devices:
+    """The arenas in use. Each has the slots of the CPU's."""
+
+    def __init__(self, host: CpuArena) -> None:
+        self.arenas: dict[tuple[torch.device, int], DeviceArena] = {}  # by the number of the stream
+        self._host = host
+
+    def begin_step(self) -> None:
+        """Let each arena sample other values than in the last step."""
+        for arena in list(self.arenas.values()):
+            arena.begin_step()
+
+    def begin_transfers(self) -> tuple[Transfer, ...]:
+        """Start to copy the measurements to the host."""
+        if not self.arenas:
+            return ()
+        begun = (arena.begin_transfer() for arena in list(self.arenas.values()))
+        return tuple(transfer for transfer in begun if transfer is not None)
+
+    def observe(self, tensor: Tensor, slot: int) -> str | None:
+        """Add a plain tensor of another device to a slot, or return the reason why not."""
+        key = tensor.device, stream_number(tensor.device)
+        arena = self.arenas.get(key)
+        if arena is None:
+            from hookcore.observe.device import DeviceArena
+
+            arena = DeviceArena(tensor.device, self._host.capacity, self._host.sketch_values)
+            arena = self.arenas.setdefault(key, arena)  # another thread may have been faster
+        return arena.observe(tensor, slot)
+
+
+def is_readable_on_cuda(tensor: Tensor) -> bool:
+    """Return whether the kernel of a GPU can read the values of a tensor without a class of its own where they are."""
+    is_plain = tensor.is_cuda and tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_complex()
+    return is_plain and not is_wrapped(tensor)
