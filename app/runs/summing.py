@@ -1,0 +1,298 @@
+"""The frames of all ranks are added up, step by step, in the rounds in which the training was started."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from hookcore.records import Frame, Snapshot
+from hookcore.records.vocabulary import DESYNC
+from hookcore.records.wire import DeliveryCounters
+from hookcore.store.copies import Difference
+
+from .assembly import GRACE_S, Assembly
+from .membership import Membership
+from .parts import End, Record
+from .rankwords import desync_of, words_of
+from .rounds import WAITING, Held, Member
+from .run import Run, emit_event
+from .structures import Structures
+
+logger = logging.getLogger("hookcore")
+
+COUNT_EVERY_S: Final = 1.0  # between two sums of the ranks' counters
+REST_S: Final = 20.0  # in which the last steps of an attempt may come after the first ones of the next
+NO_ROUND: Final = -1
+_SHARE: Final = 4  # the steps that wait for ranks may take a quarter of the store's size
+
+
+@dataclass(slots=True)
+class Summing(Membership):
+    """Takes what the ranks send, and keeps the sum of each step."""
+
+    assembly: Assembly = field(init=False)
+    shifts: dict[int, int] = field(default_factory=dict)  # of the steps of each round
+    unread: set[str] = field(default_factory=set)  # runs of ranks that are saved, and can't be read
+    _round: int = NO_ROUND  # the one whose steps are added up
+    _structures: Structures = field(default_factory=Structures)
+    _joined: dict[str, int] = field(default_factory=dict)  # ranks of the runs that the assembly expects
+    _held: dict[str, Held] = field(default_factory=dict)  # by run: what ranks sent that were started again
+    _follows: bool = False  # frames of trainers were taken, besides what is on disk
+    _counted_at: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        Membership.__post_init__(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.assembly = Assembly(self._store_step, max(self.store.usage().max_bytes // _SHARE, 2**22), self.signs.clock)
+        self.store.name_ranks(self._words_of_bad)
+        self.shifts, self._round, self._joined, self._held = {}, NO_ROUND, {}, {}
+        self._follows = False
+
+    @property
+    def shift(self) -> int:
+        """By how much the steps of the current round are shifted here."""
+        return self.shifts.get(self._round, 0)
+
+    def _tell_bug(self) -> None:
+        logger.exception("hookcore: a frame can't be added to the run of all ranks, %s", self.id)
+        self.assembly.tell("not-added", -1, "frames of some rank can't be added up: the server's log says why")
+
+    def tick(self) -> None:
+        """Look for ranks that went silent or ended, so that the others needn't wait for them. Called now and then."""
+        if not self.loaded or not self.lock.acquire(blocking=False):
+            return
+        try:
+            self._let_go()
+            self._give_up()
+            self.assembly.advance()
+            self._end()
+            self._tell()
+        finally:
+            self.lock.release()
+        self.changes.tell()
+
+    def do_without(self, run: Run, why: str) -> None:
+        """Don't wait for a live rank whose own run isn't in memory, so that its frames don't come here."""
+        if not self.loaded or not self.lock.acquire(blocking=False):
+            return  # it is asked for again
+        try:
+            member = self.members.get(run.id)
+            rank = None if member is None else self._rank_in_round(member)
+            if rank is not None and self.assembly.do_without(rank):
+                first = self.assembly.ranks[rank].newest + 1
+                message = (
+                    f"rank {rank} isn't in this server's memory, because {why}: the sum of all ranks is without it "
+                    f"from step {first:,} on. The rank's own run has these steps; open it to take it into memory"
+                )
+                self.assembly.tell("rank-not-in-memory", rank, message)
+                self._tell()
+        finally:
+            self.lock.release()
+
+    def _let_go(self) -> None:
+        """Don't wait for ranks that have ended, or are gone."""
+        for run_id, rank in list(self._joined.items()):
+            member = self.members.get(run_id)
+            if member is None:
+                self.assembly.leave(rank, is_gone=True)
+            elif member.round == self._round and self._is_over(member.run):
+                self._leave(rank, member.run)
+
+    def _leave(self, rank: int, run: Run) -> None:
+        """Expect no more frames of a rank that has ended, or is gone."""
+        is_through = run.end.is_known and run.end.failure is None
+        self.assembly.leave(rank, 0 if run.trained is None else run.trained + self.shift, not is_through)
+
+    def _is_over(self, run: Run) -> bool:
+        """Return whether no more frames are expected. After a restart of the server, trainers may return."""
+        return run.end.is_known or (run.finished and not (run.saved.from_disk and self.assembly.is_patient))
+
+    def _take(self, run: Run, record: Record) -> None:
+        member = self.members.get(run.id)
+        if member is None:
+            return
+        self.signs.see()
+        self._follows |= isinstance(record, Frame)
+        rank = self._rank_in_round(member, record.step)
+        if rank is None:
+            if isinstance(record, Frame):
+                self._leave_out(member, record)
+        elif isinstance(record, Frame):
+            if not self.assembly.ranks[rank].open:
+                self.assembly.return_(rank, record.step + self.shift)
+            self.assembly.take(rank, shifted(record, self.shift))
+        elif isinstance(record, Snapshot):
+            if rank == min(self.assembly.ranks):
+                self.store.add_snapshot(replace(record, step=record.step + self.shift))
+        else:
+            self._leave(rank, run)
+            self._end()
+        self._tell()
+        if self.signs.clock() - self._counted_at >= COUNT_EVERY_S:
+            self._count()
+
+    def _leave_out(self, member: Member, frame: Frame) -> None:
+        """Hold a frame of a rank that was started again, as most others may follow; leave out any other."""
+        if member.round != WAITING and member.round <= self._round:
+            self._tell_left_out(member)
+            return
+        self._held.setdefault(member.run.id, Held(self.signs.clock())).take(frame)
+        self._give_up()
+
+    def _must_wait(self, member: Member) -> bool:
+        """Return whether a rank begins a round while steps of the one before are still on their way."""
+        if NO_ROUND < self._round < member.round and not self._reading:
+            held = self._held.get(member.run.id)
+            if held is None or self.signs.clock() - held.since <= REST_S:
+                every = (each.run for each in self.rounds.of(self._round))
+                return any(run.loaded and run.received.sent > run.received.acknowledged for run in every)
+        return False
+
+    def _give_up(self) -> None:
+        """Leave out ranks that were started again, and that most others didn't follow in time."""
+        held = {run_id: member for run_id in self._held if (member := self.members.get(run_id)) is not None}
+        newest = max(held.values(), key=lambda member: member.round, default=None)
+        is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
+        if newest is not None and newest.round > self._round and (is_much or not self._must_wait(newest)):
+            self._begin_round(newest.round)
+        is_much = sum(each.nbytes for each in self._held.values()) > self.assembly.max_bytes
+        for run_id, each in self._held.items():
+            waits = run_id in held and held[run_id].round > self._round
+            if not each.given_up and not waits and (is_much or self.signs.clock() - each.since > GRACE_S):
+                each.give_up()
+                if run_id in held:
+                    self._tell_left_out(held[run_id])
+
+    def _tell_left_out(self, member: Member) -> None:
+        rank, without = member.place.rank, "the sum of all ranks is without its steps. The rank's own run has them"
+        if member.round != WAITING:
+            self.assembly.tell("rank-of-before", rank, f"rank {rank} of an earlier attempt sent frames: {without}")
+        else:
+            message = f"rank {rank} was started again, and counts from 0, but most other ranks were not: {without}"
+            self.assembly.tell("rank-alone", rank, message)
+
+    def _rank_in_round(self, member: Member, step: int | None = None) -> int | None:
+        """Return the member's rank if it belongs to the current round, which it may begin, with a step of its own."""
+        if member.round < max(self._round, 0) or self._must_wait(member):
+            return None
+        if member.round > self._round:
+            self._begin_round(member.round)
+        if member.run.id not in self._joined:
+            self._join(member, step)
+        return member.place.rank
+
+    def _begin_round(self, number: int) -> None:
+        self.assembly.begin_round()
+        self.shifts[number] = self.assembly.newest + 1
+        if self._round != NO_ROUND:
+            message = (
+                f"the training was restarted (attempt {number + 1}): its steps continue from "
+                f"{self.shifts[number]:,} here, and count from 0 in the runs of the ranks"
+            )
+            emit_event(self, "restarted", message)
+        self._round, self._joined = number, {}
+        self.end = End()
+        for member in self.rounds.of(number):
+            held = self._held.pop(member.run.id, None)
+            for frame in () if held is None else held.frames:
+                if member.run.id not in self._joined:
+                    self._join(member, frame.step)
+                self.assembly.take(member.place.rank, shifted(frame, self.shift))
+
+    def _join(self, member: Member, step: int | None) -> None:
+        """Expect frames of a rank from a step on. If it has earlier ones, the sum is without them."""
+        run, rank = member.run, member.place.rank
+        first = run.store.steps().first
+        is_late = step is not None and first is not None and first < step
+        begins = step + self.shift if step is not None and (is_late or run.id in self.unread) else 0
+        self._joined[run.id] = rank
+        self.assembly.join(rank, member.place.world, lambda: run.store.taps().taps, begins)
+        if is_late:
+            message = (
+                f"rank {rank} has steps from {first:,} on, but the sum of all ranks has only those from {step:,} on, "
+                f"because the server learned too late that they belong to it. The rank's own run has them"
+            )
+            self.assembly.tell("rank-joined-late", rank, message)
+
+    def _store_step(self, frame: Frame, differences: Sequence[Difference] | None) -> None:
+        if frame.new_taps:
+            self.store.announce(frame.new_taps)
+            frame = replace(frame, new_taps=())
+        if differences is not None:
+            self._follow_desync(frame.step, differences)
+        self._keep(frame)
+
+    def _follow_desync(self, step: int, differences: Sequence[Difference]) -> None:
+        follower, taps = self.store.follower, self.store.taps().taps
+        is_on = self.store.rules.get(DESYNC) is not False
+        known = [each for each in differences if each.lane < len(taps) and is_on]
+        if follower is not None:
+            follower.hold(DESYNC, desync_of(step, known, taps) if known else None)
+
+    def _words_of_bad(self, number: int, step: int) -> str:
+        ranks = self.assembly.bad_ranks(number, step)
+        world = max(self.assembly.world, len(self.assembly.ranks))
+        if not ranks:
+            return ""
+        words = words_of(ranks, world)
+        return f"It was in {words}." if len(ranks) == world else f"It was in {words} of {world:,}."
+
+    def _describe(self, run: Run, modules: Any, coverage: Any, hooks: Any) -> None:
+        if run.id in self.members:
+            self._structures.note(self.members[run.id].place.rank, modules)
+            self.assembly.part(self._structures.parted)
+        is_lead = run is self.current()[0].run
+        known = {} if is_lead else self.store.module_types()
+        self.store.describe(
+            [each for each in modules if each.path not in known],
+            [each for each in coverage if each.path not in known],
+            hooks if is_lead else (),
+        )
+
+    def _end(self) -> None:
+        current = [each for each in self.current() if each.run.id in self._joined]
+        if self.end.failure is None:
+            failed = ((each.run.end.failure, each.place.rank) for each in current)
+            failure, rank = next((each for each in failed if each[0] is not None), (None, 0))
+            if failure is not None:
+                error = f"{failure.error} (rank {rank})"
+                self.end = replace(self.end, failure=replace(failure, step=failure.step + self.shift, error=error))
+        silent = any(each.run.id not in self._joined and not self._is_over(each.run) for each in self.current())
+        if self._follows and (silent or self.missing()) and self.assembly.is_patient:
+            return  # others may have trained, too, and be slower to arrive
+        if current and all(self._is_over(each.run) for each in current) and self.end.step is None:
+            self.assembly.flush()
+            self.store.settle()
+            steps = [each.run.end.step for each in current if each.run.end.step is not None]
+            self.end = replace(self.end, step=max(steps) + self.shift if steps else None)
+            self._count()
+
+    def _count(self) -> None:
+        self._counted_at = self.signs.clock()
+        every = [each.run.received.counters for each in self.members.values()]
+        dropped: dict[str, int] = {}
+        for each in every:
+            for name, number in each.dropped.items():
+                dropped[name] = dropped.get(name, 0) + number
+        names = ("produced", "acknowledged", "waiting", "in_flight")
+        self.received.counters = DeliveryCounters(
+            **{name: sum(getattr(each, name) for each in every) for name in names}, dropped=dropped
+        )
+
+    def _tell(self) -> None:
+        for name, message in self.assembly.trouble:
+            emit_event(self, name, message, "warning")
+        self.assembly.trouble.clear()
+
+
+def shifted(frame: Frame, steps: int) -> Frame:
+    """Return a frame so many steps later."""
+    if not steps:
+        return frame
+    flow = None if frame.flow is None else replace(frame.flow, step=frame.flow.step + steps)
+    events = tuple(replace(event, step=event.step + steps) for event in frame.events)
+    return replace(frame, step=frame.step + steps, flow=flow, events=events)
