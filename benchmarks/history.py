@@ -15,10 +15,11 @@ from benchmarks import traffic
 from hookcore.records import STAT_COLUMN, STATS, Tap, wire
 from hookcore.store import StepRange
 from hookcore.store.heatmap import Columns
+from hookcore.store.past import Wanted, rows_together
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import Shard
 from hookcore_app.clickhouse.names import day_of, number_of_run
-from hookcore_app.clickhouse.past import RunPast
+from hookcore_app.clickhouse.runpast import RunPast
 from hookcore_app.clickhouse.schema import connect
 from hookcore_app.clickhouse.segments import Piece, blocks_of
 from hookcore_app.clickhouse.tables import ITEMS, LANES, ROLLUPS, ROWS, RUNS
@@ -32,6 +33,8 @@ COLUMNS: Final = 500
 SEGMENT_ROWS: Final = 200_000
 ASKED: Final = ("rms", "mean", "std", "max", "norm")
 STARTED_S: Final = time.time() - 86_400.0
+JOB: Final = "long"
+JOINT: Final = f"ranks-{JOB}"
 _SPAN: Final = None, None
 
 
@@ -58,8 +61,7 @@ def ask_long_runs(history: History) -> None:
         shard, began = cluster.shards[0], time.perf_counter()
         shard.prepare()
         ranks = [
-            _info(f"rank-{rank}", wire.Place(job="long", rank=rank, world=history.ranks))
-            for rank in range(history.ranks)
+            _info(f"rank-{rank}", wire.Place(job=JOB, rank=rank, world=history.ranks)) for rank in range(history.ranks)
         ]
         wide = _info("wide", None)
         for info, taps, steps in ((ranks[0], 1, history.steps), (wide, history.taps, history.wide_steps)):
@@ -110,7 +112,12 @@ def _frames(random: np.random.Generator, steps: range, taps: int) -> Iterator[wi
 def _copy(shard: Shard, one: wire.RunInfo, other: wire.RunInfo) -> None:
     """Copy a run inside of ClickHouse, which is faster."""
     assert other.place is not None
-    changed = {"run": f"toUInt64({number_of_run(other.id)})", "rank": f"toUInt32({other.place.rank})"}
+    rank = other.place.rank
+    changed = {
+        "run": f"toUInt64({number_of_run(other.id)})",
+        "rank": f"toUInt32({rank})",
+        "owner": f"toInt32({rank})",  # each rank has values of its own
+    }
     for table in (ROWS, ROLLUPS, ITEMS):
         columns = ", ".join(changed.get(name, f"`{name}`") for name in table.columns)
         where = f"run = {number_of_run(one.id)}"
@@ -143,8 +150,8 @@ def _ask_past(shard: Shard, ranks: Sequence[str], history: History) -> None:
         past.stored_until()
 
     def series(turn: int) -> None:
-        for past in pasts:
-            found = past.rows(ASKED[turn % len(ASKED)], [0], _SPAN, POINTS)
+        wanted = [Wanted(past, ASKED[turn % len(ASKED)], [0], _SPAN, POINTS) for past in pasts]
+        for found in rows_together(wanted):
             assert found is not None
             assert int(found.present.sum()) == history.steps
 
@@ -168,21 +175,33 @@ def _ask_server(server: traffic.ServerProcess, ranks: Sequence[str], history: Hi
         return time.perf_counter() - began
 
     firsts = [opened(f"/api/v1/series?run={rank}&tap=0&stat=rms&points=1") for rank in ranks]
-    print(
-        f"  opened in {max(firsts):.1f} s at most for a rank, {opened('/runs/wide'):.1f} s for the wide run", flush=True
-    )
+    wide, joint = opened("/runs/wide"), opened(f"/api/v1/series?run={JOINT}&tap=0&stat=rms&points=1")
+    took = f"{max(firsts):.1f} s at most for a rank, {wide:.1f} s for the wide run, {joint:.1f} s for that of all ranks"
+    print(f"  opened in {took}", flush=True)
 
     def series(turn: int) -> None:
-        for rank in ranks:
-            stat = ASKED[turn % len(ASKED)]
-            found = json.loads(server.get(f"/api/v1/series?run={rank}&tap=0&stat={stat}&points={POINTS}"))
-            assert sum(found["series"][0]["present"]) == history.steps
+        stat = ASKED[turn % len(ASKED)]
+        found = json.loads(server.get(f"/api/v1/ranks/map?run={JOINT}&tap=0&stat={stat}&columns={COLUMNS}"))
+        assert len(found["values"]) == len(ranks)
+        assert all(None not in values for values in found["values"])
 
     def heatmap(turn: int) -> None:
         stat = ASKED[turn % len(ASKED)]
         server.get(f"/api/v1/heatmap?run=wide&kind=output&stat={stat}&columns={COLUMNS}&rows={history.taps}")
 
-    _time(f"the same series by REST, {len(ranks)} requests", series, history.times)
+    def sums(turn: int) -> None:
+        stat = ASKED[turn % len(ASKED)]
+        found = json.loads(server.get(f"/api/v1/series?run={JOINT}&tap=0&stat={stat}&points={POINTS}"))
+        assert sum(found["series"][0]["present"]) == history.steps
+
+    summed = []
+    for turn in range(len(ASKED)):
+        began = time.perf_counter()
+        sums(turn)
+        summed.append(time.perf_counter() - began)
+    traffic.describe("series of the sum of all ranks by REST, each asked for the first time", summed)
+    _time("the same again", sums, history.times)
+    _time("map of a tensor by rank and step by REST", series, history.times)
     _time("the same heatmap by REST", heatmap, history.times)
     _time("page Overview of a rank", lambda _: server.get(f"/runs/{ranks[0]}"), history.times)
     _time("page Overview of the wide run", lambda _: server.get("/runs/wide"), history.times)

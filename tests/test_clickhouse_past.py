@@ -19,7 +19,8 @@ from hookcore.records.wire import frame_item
 from hookcore.store import Store
 from hookcore.store.heatmap import Columns
 from hookcore.store.past import Past
-from hookcore_app.clickhouse import asked, past, rankspast
+from hookcore.store.together import RowsOf, rows_of_all
+from hookcore_app.clickhouse import asked, past, rankspast, runpast
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.attempts import Attempt, RankRun
 from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
@@ -28,10 +29,10 @@ from hookcore_app.clickhouse.cluster.ranks import SumOfRanks
 from hookcore_app.clickhouse.levels import EXACT, Budget, pieces_of
 from hookcore_app.clickhouse.names import number_of_run
 from hookcore_app.clickhouse.native import Answer
-from hookcore_app.clickhouse.past import RunPast
 from hookcore_app.clickhouse.rankanswers import nbytes_of
 from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.recent import Recent
+from hookcore_app.clickhouse.runpast import RunPast
 from hookcore_app.clickhouse.schema import connect
 from hookcore_app.clickhouse.segments import Piece, blocks_of
 from hookcore_app.clickhouse.tables import LEVELS
@@ -190,7 +191,7 @@ def long_one(cluster: Cluster) -> Both:
 def long(long_one: Both, monkeypatch: pytest.MonkeyPatch) -> Both:
     """A run of which ClickHouse isn't asked for single steps."""
     for name in ("MAX_EXACT", "MAX_SKETCHES"):
-        monkeypatch.setattr(past, name, 1000)
+        monkeypatch.setattr(runpast, name, 1000)
     return long_one
 
 
@@ -255,7 +256,7 @@ def test_points_of_a_long_run_have_exactly_what_the_steps_have_that_they_name(lo
 def test_a_heatmap_of_a_long_run_shows_every_extreme_and_counts_every_step(
     long: Both, span: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(past, "MAX_CELL_ROWS", 1000)
+    monkeypatch.setattr(runpast, "MAX_CELL_ROWS", 1000)
     asked = ("output", "rms", None, *span, 150)
     exact, found = long.whole.heatmap(*asked), long.small.heatmap(*asked)
     assert np.array_equal(exact.first_step, found.first_step)
@@ -339,6 +340,52 @@ def test_what_cannot_be_read_stays_missing_whatever_else_is_read(
     monkeypatch.setattr(shard, "read", read)
     both.small.histograms(1, columns=50, bins=20)
     assert not both.past.trouble
+
+
+def test_runs_that_are_asked_about_together_answer_as_alone_by_one_question(
+    short: Both, sparse: Both, long: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, (shard, read, reads) = (short, sparse, long), (short.past._shard, short.past._shard.read, list[str]())
+
+    def noted(sql: str) -> Answer:
+        reads.append(sql)
+        return read(sql)
+
+    monkeypatch.setattr(shard, "read", noted)
+    for what, lanes, span in (
+        (np.array([1]), 1, (None, None)),
+        (np.array([0, 3]), 2, (100, 5000)),
+        ("loss", 1, (2, 5555)),
+    ):
+        for each in both:
+            each.past._asked_at = -math.inf
+        reads.clear()
+        together = rows_of_all([RowsOf(each.small, what, "rms", span) for each in both])
+        assert ["max(number)" in sql for sql in reads] == [True, False]
+        for each, found in zip(both, together, strict=True):
+            (alone,) = rows_of_all([RowsOf(each.small, what, "rms", span)])
+            (exact,) = rows_of_all([RowsOf(each.whole, what, "rms", span)])
+            assert found.mean.shape[1] == lanes
+            here = exact.present.any(axis=1)  # memory has rows for steps without these taps, too
+            for other, some in ((alone, slice(None)), (exact, here))[: 1 if each is long else 2]:
+                for name in ("first", "last", "mean", "low", "high", "finite", "present", "nonfinite"):
+                    one, two = getattr(found, name), getattr(other, name)[some]
+                    same = one[found.present.any(axis=1)] if other is exact else one
+                    assert np.array_equal(same, two, equal_nan=one.dtype.kind == "f"), (what, name)
+    monkeypatch.setattr(runpast, "RUNS_AT_ONCE", 2)
+    reads.clear()
+    assert len(rows_of_all([RowsOf(each.small, np.array([1]), "rms") for each in both])) == len(both)
+    assert len([sql for sql in reads if "max(number)" not in sql]) == 2
+
+    def is_away(sql: str) -> Answer:
+        raise UnreachableError("the shard is away")
+
+    monkeypatch.setattr(shard, "read", is_away)
+    rows_of_all([RowsOf(each.small, np.array([1]), "rms") for each in both])
+    assert all("the shard is away" in each.past.trouble for each in both)
+    monkeypatch.setattr(shard, "read", read)
+    rows_of_all([RowsOf(each.small, np.array([1]), "rms") for each in both])
+    assert not any(each.past.trouble for each in both)
 
 
 # -- all ranks ---------------------------------------------------------------------------------------------------------
@@ -650,8 +697,9 @@ def test_sums_over_steps_are_not_used_if_they_have_something_twice_or_not_at_all
 ) -> None:
     """The block is that of all ranks, so they don't differ."""
     monkeypatch.setattr(asked, "LARGE", 0)
+    monkeypatch.setattr(rankspast, "PER_POINT", 128)
     for name in ("MAX_EXACT", "MAX_SKETCHES"):
-        monkeypatch.setattr(past, name, 1)
+        monkeypatch.setattr(runpast, name, 1)
     shard, times = cluster.shards[0], (1, 2, 0)
     for many in times if table in ("rollups_in", "sketch_rollups") else times[:2]:
         runs = [f"{table}-{many}-{rank}" for rank in range(2)]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
 from hookcore.records import Tap
+from hookcore.store.deep import MAX_ROWS
 from hookcore.store.rows import Rows
+from hookcore.store.together import RowsOf, rows_of_all
 
 from .rankstores import OfRank
 from .spreads import spreads_in
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
+ROWS_PER_COLUMN: Final = 4  # at least, of a rank, since a merged row counts in one column only
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,15 @@ def map_of(
     ranks: Sequence[OfRank], what: Tap | str, stat: str, first: int | None, last: int | None, columns: int
 ) -> Map:
     """Return the mean of a tap's stat, or of a logged value, by rank and equal spans of steps."""
-    rows = [(each, found) for each in ranks if (found := _rows_of(each, what, stat, first, last)) is not None]
-    if not rows:
+    asked = [(each, rows) for each in ranks if (rows := _asked_of(each, what, stat, first, last)) is not None]
+    if not asked:
         name = what if isinstance(what, str) else what.label
         raise ArgumentError(f"no rank has {name!r}: name a tap or a logged value that some rank captured")
+    answers = rows_of_all([rows for _, rows in asked], max(MAX_ROWS, ROWS_PER_COLUMN * columns))
+    rows = [
+        (each, replace(found, first=found.first + each.shift, last=found.last + each.shift))
+        for (each, _), found in zip(asked, answers, strict=True)
+    ]
     known = [(found.first, found.last) for _, found in rows if len(found.first)]
     begin = min((int(starts[0]) for starts, _ in known), default=0) if first is None else first
     end = max((int(ends[-1]) for _, ends in known), default=0) if last is None else last
@@ -83,23 +92,17 @@ def map_of(
     return Map(tuple(numbers), starts, ends, values)
 
 
-def _rows_of(each: OfRank, what: Tap | str, stat: str, first: int | None, last: int | None) -> Rows | None:
+def _asked_of(each: OfRank, what: Tap | str, stat: str, first: int | None, last: int | None) -> RowsOf | None:
+    """Return what to ask the store of a rank; None if it doesn't have that."""
     store, shift = each.store, each.shift
-    begin, end = None if first is None else first - shift, None if last is None else last - shift
+    span = None if first is None else first - shift, None if last is None else last - shift
     if isinstance(what, str):
-        if what not in store.scalar_names():
-            return None
-        series = store.scalars(what, begin, end, points=10_000)
-        present, nonfinite = (each[:, None].astype(np.uint32) for each in (series.present, series.nonfinite))
-        mean, low, high = (each[:, None] for each in (series.mean, series.min, series.max))
-        found = Rows(series.first_step, series.last_step, mean, low, high, present, present, nonfinite)
-    else:
-        try:
-            number = store.find_tap(what)[0]
-        except ArgumentError:
-            return None
-        found = store.rows(np.array([number], np.int64), stat, begin, end)
-    return replace(found, first=found.first + shift, last=found.last + shift)
+        return RowsOf(store, what, span=span) if what in store.scalar_names() else None
+    try:
+        number = store.find_tap(what)[0]
+    except ArgumentError:
+        return None
+    return RowsOf(store, np.array([number], np.int64), stat, span)
 
 
 def _binned(rows: Rows, begin: int, width: int, columns: int) -> Floats:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
 from hookcore.store import Store, TapList
+from hookcore.store.together import RowsOf, rows_of_all
 
 from .rankstores import OfRank
 
@@ -101,9 +102,12 @@ def layers_of(
     step = step if last is None else min(step, last)  # merged steps may end after those that are asked for
     ranks = stores_at(step)
     values, ends = np.full((len(ranks), len(wanted.taps)), np.nan), [(step, step)]
-    for place, each in enumerate(ranks):
-        values[place], of_rank = _values_of(each, wanted, stat, step)
-        ends.append(of_rank)
+    asked = [_asked_of(each, wanted, stat, step) for each in ranks]
+    for place, (each, rows) in enumerate(zip(ranks, rows_of_all([rows for _, rows in asked]), strict=True)):
+        if len(rows.first):
+            mean = np.where(rows.nonfinite[-1] > 0, np.inf, rows.mean[-1])
+            values[place, asked[place][0]] = np.where(rows.present[-1] > 0, mean, np.nan)
+            ends.append((int(rows.first[-1]) + each.shift, int(rows.last[-1]) + each.shift))
     some = np.flatnonzero(~np.isnan(values).all(axis=0)) if len(ranks) else np.empty(0, np.intp)
     values = values[:, some]
     begin, end = min(begin for begin, _ in ends), max(end for _, end in ends)
@@ -111,19 +115,14 @@ def layers_of(
     return Layers(begin, end, numbers, wanted.at(some.tolist()), values, spreads_in(values))
 
 
-def _values_of(each: OfRank, wanted: TapList, stat: str, step: int) -> tuple[Floats, tuple[int, int]]:
-    """Return a rank's values in a step, and the first and last of the steps that are merged with it."""
+def _asked_of(each: OfRank, wanted: TapList, stat: str, step: int) -> tuple[NDArray[np.bool_], RowsOf]:
+    """Return which of the taps a rank has, and what to ask its store."""
     numbers = np.full(int(wanted.numbers.max(initial=-1)) + 1, -1, np.int64)
     fit = each.lanes < len(numbers)
     numbers[each.lanes[fit]] = np.flatnonzero(fit)
     found = numbers[wanted.numbers]
-    values, here = np.full(len(found), np.nan), found >= 0
-    rows = each.store.rows(found[here], stat, step - each.shift, step - each.shift)
-    if not len(rows.first):
-        return values, (step, step)
-    mean = np.where(rows.nonfinite[-1] > 0, np.inf, rows.mean[-1])
-    values[here] = np.where(rows.present[-1] > 0, mean, np.nan)
-    return values, (int(rows.first[-1]) + each.shift, int(rows.last[-1]) + each.shift)
+    here = found >= 0
+    return here, RowsOf(each.store, found[here], stat, (step - each.shift, step - each.shift))
 
 
 def spreads_of(found: Layers, places: Sequence[int]) -> tuple[answers.LayerSpread, ...]:

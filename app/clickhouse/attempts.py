@@ -12,6 +12,7 @@ from hookcore.store.segments import Steps
 
 from .client import Shard
 from .names import number_of_run
+from .questions import in_runs
 from .tables import FRAME
 
 
@@ -66,7 +67,7 @@ def by_shard(ranks: Sequence[RankRun]) -> list[tuple[Shard, list[RankRun]]]:
 
 
 def of_runs(ranks: Sequence[RankRun]) -> str:
-    return f"run IN ({', '.join(str(each.run) for each in ranks)})"
+    return in_runs([each.run for each in ranks])
 
 
 def frames_of(attempt: Attempt, steps: tuple[int, int]) -> Iterator[tuple[Shard, str]]:

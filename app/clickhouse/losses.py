@@ -39,14 +39,14 @@ _CHUNK: Final = f"intDiv(step, {1 << CHUNK})"
 def are_whole(shard: Shard, ranks: Sequence[RankRun], steps: tuple[int, int]) -> bool:
     """Return whether all frames of some steps have rows."""
     runs, (first, last) = of_runs(ranks), steps
-    said = shard.read(
-        f"SELECT count() AS found FROM items WHERE {runs} AND kind = {FRAME} AND step BETWEEN {first} AND {last}"
-    )
-    here = shard.read(
-        "SELECT count() AS found FROM "
-        f"(SELECT run, number FROM rows WHERE {runs} AND {in_steps(first, last)} AND {_TIMES} GROUP BY run, number)"
-    )
-    return said.one("found") <= here.one("found")
+    frames = f"items WHERE {runs} AND kind = {FRAME} AND step BETWEEN {first} AND {last}"
+    rows = f"rows WHERE {runs} AND {in_steps(first, last)} AND {_TIMES}"
+    digest = "count() AS found, sum(intHash64(bitXor(run, number))) AS digest"
+    said, here = (shard.read(f"SELECT {digest} FROM {each}") for each in (frames, rows))
+    if said.one("found") == here.one("found") and said.one("digest") == here.one("digest"):
+        return True  # each once, which takes ClickHouse much less time than to find out which are there
+    some = shard.read(f"SELECT count() AS found FROM (SELECT run, number FROM {rows} GROUP BY run, number)")
+    return said.one("found") <= some.one("found")
 
 
 class Losses:

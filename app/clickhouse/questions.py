@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from hookcore.records import STATS
 from hookcore.store.heatmap import Columns
 
 from .levels import EXACT, Piece
-from .tables import CHUNK, PART
+from .tables import CHUNK, FRAME, PART
 
 _DERIVED: Final = {"zero_fraction": "`zero` / `count`", "nonfinite": "`nan` + `inf`"}
 
@@ -27,67 +28,113 @@ def in_lanes(lanes: Sequence[int]) -> str:
     return f"lane IN ({', '.join(map(str, lanes))})"
 
 
+def in_runs(runs: Sequence[int]) -> str:
+    """Return the condition for some runs."""
+    return f"run = {runs[0]}" if len(runs) == 1 else f"run IN ({', '.join(map(str, runs))})"
+
+
 def in_steps(first: int, last: int) -> str:
     """Return the condition for some steps."""
     return f"chunk BETWEEN {first >> CHUNK} AND {last >> CHUNK} AND step BETWEEN {first} AND {last}"
 
 
+def _any(conditions: Iterable[str]) -> str:
+    """Return the condition that one of some holds; empty if there are none."""
+    found = [*conditions]
+    return found[0] if len(found) == 1 else f"({' OR '.join(f'({each})' for each in found)})" if found else ""
+
+
 def _buckets(pieces: Iterable[Piece]) -> str:
-    """Return the condition for the buckets of some pieces, which are asked for together; empty if there are none."""
-    parts = [
+    """Return the condition for the buckets of some pieces; empty if there are none."""
+    return _any(
         f"level = {each.level} AND bucket BETWEEN {each.first >> each.level} AND {each.last >> each.level}"
         for each in pieces
         if each.level != EXACT
-    ]
-    return f"({' OR '.join(f'({part})' for part in parts)})" if parts else ""
+    )
 
 
 def _exact(pieces: Iterable[Piece]) -> Iterator[str]:
     """Yield the conditions for the single steps of some pieces."""
     for each in pieces:
         if each.level == EXACT:
-            yield f"{in_steps(each.first, each.last)} AND role > {PART}"
+            yield in_steps(each.first, each.last)
+
+
+@dataclass(frozen=True, slots=True)
+class OfRun:
+    """What is asked about one run: lanes, or all of them if there are none, in some pieces."""
+
+    run: int
+    lanes: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+def _of_runs(asked: Sequence[OfRun]) -> tuple[str, str]:
+    """Return the conditions for the single steps of all runs, and for their buckets; empty if there are none."""
+    alike: dict[tuple[tuple[int, ...], tuple[Piece, ...]], list[int]] = {}
+    for each in asked:
+        alike.setdefault((each.lanes, each.pieces), []).append(each.run)
+    exact, buckets = [], []
+    for (lanes, pieces), runs in alike.items():
+        of_lanes = f"{in_runs(runs)} AND {in_lanes(lanes)}" if lanes else in_runs(runs)
+        exact += [f"{of_lanes} AND {where}" for where in _exact(pieces)]
+        if where := _buckets(pieces):
+            buckets.append(f"{of_lanes} AND {where}")
+    return _any(exact), _any(buckets)
 
 
 _BEGIN: Final = "bitShiftLeft(bucket, level)"
 _END: Final = f"toUInt64({_BEGIN} + bitShiftLeft(toUInt64(1), level) - 1)"
 
 
-def rows_sql(run: int, stat: str, lanes: Sequence[int], pieces: Sequence[Piece]) -> str:
-    """Return the query for rows of some lanes; empty if there is nothing to ask."""
-    value, of_lanes = _value(stat), f"run = {run} AND {in_lanes(lanes)}"
-    parts = [
-        f"SELECT lane, toUInt8({EXACT}) AS level, step AS bucket, {value} AS low, {value} AS high, {value} AS total, "
-        f"toUInt64(isFinite({value})) AS finite, toUInt64(1) AS present, toUInt64(`nan` + `inf` > 0) AS bad "
-        f"FROM rows WHERE {of_lanes} AND {where}"
-        for where in _exact(pieces)
-    ]
-    if where := _buckets(pieces):
+def newest_sql(runs: Sequence[tuple[int, int]]) -> str:
+    """Return the query for how far runs are stored, given each with the number of an item that was seen."""
+    seen = _any(f"run = {run} AND number >= {number}" for run, number in runs)
+    return (
+        f"SELECT run, max(number) AS newest, max(step) AS until FROM items WHERE {seen} AND kind = {FRAME} GROUP BY run"
+    )
+
+
+def rows_sql(stat: str, asked: Sequence[OfRun]) -> str:
+    """Return the query for rows of some runs; empty if there is nothing to ask."""
+    value, (exact, buckets) = _value(stat), _of_runs(asked)
+    parts = []
+    if exact:
         parts.append(
-            f"SELECT lane, level, bucket, minIfMerge({stat}_lo) AS low, maxIfMerge({stat}_hi) AS high, "
+            f"SELECT run, lane, toUInt8({EXACT}) AS level, step AS bucket, {value} AS low, {value} AS high, "
+            f"{value} AS total, toUInt64(isFinite({value})) AS finite, toUInt64(1) AS present, "
+            f"toUInt64(`nan` + `inf` > 0) AS bad FROM rows WHERE {exact} AND role > {PART}"
+        )
+    if buckets:
+        parts.append(
+            f"SELECT run, lane, level, bucket, minIfMerge({stat}_lo) AS low, maxIfMerge({stat}_hi) AS high, "
             f"sum({stat}_sum) AS total, sum({stat}_n) AS finite, sum(present) AS present, sum(bad) AS bad "
-            f"FROM rollups WHERE {of_lanes} AND {where} GROUP BY lane, level, bucket"
+            f"FROM rollups WHERE {buckets} GROUP BY run, lane, level, bucket"
         )
     return " UNION ALL ".join(parts)
 
 
 def cells_sql(run: int, stat: str, taps: Sequence[int], columns: Columns, pieces: Sequence[Piece]) -> str:
-    """Return the query for the cells of a heatmap. A bucket in two columns counts in the first, and shows in both."""
+    """Return the query for what is in the cells of a heatmap.
+
+    A bucket in two columns counts in the first, and shows in both: it is in one column `more`. Buckets aren't added up
+    here, because to find those of one cell takes ClickHouse several times as long as to read them.
+    """
     value, of_taps = _value(stat), f"run = {run} AND {in_lanes(taps)}"
     parts = [
-        f"SELECT lane, {_cell('step', columns)} AS cell, minIf({value}, isFinite({value})) AS low, "
-        f"maxIf({value}, isFinite({value})) AS high, countIf(isFinite({value})) AS finite, "
-        f"count() AS present, countIf(`nan` + `inf` > 0) AS bad "
-        f"FROM rows WHERE {of_taps} AND {where} GROUP BY lane, cell"
+        f"SELECT toUInt32(lane) AS tap, {_cell('step', columns)} AS cell, toUInt8(0) AS more, "
+        f"minIf({value}, isFinite({value})) AS low, maxIf({value}, isFinite({value})) AS high, "
+        f"toUInt32(countIf(isFinite({value}))) AS finite, toUInt32(count()) AS present, "
+        f"toUInt32(countIf(`nan` + `inf` > 0)) AS bad "
+        f"FROM rows WHERE {of_taps} AND {where} AND role > {PART} GROUP BY tap, cell"
         for where in _exact(pieces)
     ]
     if where := _buckets(pieces):
         one, two = _cell(_BEGIN, columns), _cell(_END, columns)
         parts.append(
-            f"SELECT lane, cell, minIfMerge({stat}_lo) AS low, maxIfMerge({stat}_hi) AS high, "
-            f"sum({stat}_n) AS finite, sumIf(present, cell = {one}) AS present, sumIf(bad, cell = {one}) AS bad "
-            f"FROM rollups ARRAY JOIN if({one} = {two}, [{one}], [{one}, {two}]) AS cell "
-            f"WHERE {of_taps} AND {where} GROUP BY lane, cell"
+            f"SELECT toUInt32(lane) AS tap, {one} AS cell, toUInt8({two} > {one}) AS more, "
+            f"finalizeAggregation({stat}_lo) AS low, finalizeAggregation({stat}_hi) AS high, "
+            f"{stat}_n AS finite, present, bad FROM rollups WHERE {of_taps} AND {where}"
         )
     return " UNION ALL ".join(parts)
 
@@ -99,20 +146,21 @@ def _cell(step: str, columns: Columns) -> str:
     return f"toUInt32(intDiv({inside} * {columns.number}, {columns.last - columns.first + 1}))"
 
 
-def sketches_sql(run: int, tap: int | None, pieces: Sequence[Piece]) -> str:
-    """Return the query for the sketches of a tap, or of all taps."""
-    of_tap = f"run = {run}" if tap is None else f"run = {run} AND lane = {tap}"
-    parts = [
-        "SELECT lane, step AS first, step AS last, toUInt64(1) AS steps, bins, "
-        f"arrayMap(count -> toUInt64(count), counts) AS counts FROM sketches WHERE {of_tap} AND {where}"
-        for where in _exact(pieces)
-    ]
-    if where := _buckets(pieces):
+def sketches_sql(asked: Sequence[OfRun]) -> str:
+    """Return the query for sketches of some runs; empty if there is nothing to ask."""
+    exact, buckets = _of_runs(asked)
+    parts = []
+    if exact:
+        parts.append(
+            "SELECT run, lane, step AS first, step AS last, toUInt64(1) AS steps, bins, "
+            f"arrayMap(count -> toUInt64(count), counts) AS counts FROM sketches WHERE {exact} AND role > {PART}"
+        )
+    if buckets:
         sums = "sumMap(`sumsMap.bin`, `sumsMap.count`)"
         parts.append(
-            f"SELECT lane, {_BEGIN} AS first, {_END} AS last, sum(steps) AS steps, "
+            f"SELECT run, lane, {_BEGIN} AS first, {_END} AS last, sum(steps) AS steps, "
             f"tupleElement({sums}, 1) AS bins, tupleElement({sums}, 2) AS counts "
-            f"FROM sketch_rollups WHERE {of_tap} AND {where} GROUP BY lane, level, bucket"
+            f"FROM sketch_rollups WHERE {buckets} GROUP BY run, lane, level, bucket"
         )
     return " UNION ALL ".join(parts)
 
@@ -129,4 +177,4 @@ def latest_sql(run: int, taps: Sequence[int], chunks: tuple[int, int], steps: tu
 
 def ranks_sql(runs: Sequence[int], lanes: Sequence[int], steps: tuple[int, int]) -> str:
     """Return the part of a query that chooses the rows of some runs."""
-    return f"run IN ({', '.join(map(str, runs))}) AND {in_lanes(lanes)} AND {in_steps(*steps)}"
+    return f"{in_runs(runs)} AND {in_lanes(lanes)} AND {in_steps(*steps)}"

@@ -13,7 +13,7 @@ from hookcore.errors import HookcoreError
 from hookcore.records.sketch import places_of
 from hookcore.store import STAT_NAMES
 from hookcore.store.heatmap import Cells
-from hookcore.store.rows import Rows
+from hookcore.store.rows import Rows, down_sample
 from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.segments import Floats
 from hookcore.store.sketches import SketchRows
@@ -78,3 +78,10 @@ def rows_in(sums: Sums, stat: str, lanes: int) -> Rows:
     values[at], present[at] = STAT_SCHEMA.read(STAT_NAMES.index(stat), stored), 1
     nonfinite[at] = STAT_SCHEMA.count_nonfinite(stored)
     return Rows(steps, steps, values, values, values, (~np.isnan(values)).astype(np.uint32), present, nonfinite)
+
+
+def rows_over(rows: Rows, width: int) -> Rows:
+    """Return rows that each stand for about so many steps, with every extreme and count."""
+    if width <= 1 or not len(rows.first):
+        return rows
+    return down_sample(rows, -(-int(rows.last[-1] - rows.first[0] + 1) // width))

@@ -20,16 +20,18 @@ from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
 
 from .asked import Asked
-from .attempts import Attempt, Progress, RankRun, by_shard, frames_of, of_runs
+from .attempts import Attempt, RankRun, by_shard, of_runs
 from .marks import Marks
 from .names import lane_of_scalar
-from .past import MAX_CAPTURED, TROUBLED_S, Found, RunPast, StoredPast
+from .past import TROUBLED_S, Found
 from .questions import in_steps
-from .rankanswers import add_cells, moved, nbytes_of, placed, rows_in, sketches_in
+from .rankanswers import add_cells, moved, nbytes_of, placed, rows_in, rows_over, sketches_in
 from .rankrows import Logged, Sums, add_up, merge_scalar
 from .rankshares import RankShares
+from .ranksteps import RanksSteps
 from .recent import Recent
-from .tables import FRAME, PART
+from .runpast import PER_POINT, RunPast, RunsOfShard
+from .tables import PART
 
 MAX_ADDED: Final = 2_000_000  # rows of ranks that are added up for one question
 MAX_SKETCHES_ADDED: Final = 200_000
@@ -50,8 +52,8 @@ class TooManyError(HookcoreError):
     """More rows than are added up for one question."""
 
 
-class RanksPast(StoredPast):
-    """The ranks of one training on their shards."""
+class RanksPast(RanksSteps):
+    """The values of all ranks together."""
 
     def __init__(
         self,
@@ -59,93 +61,11 @@ class RanksPast(StoredPast):
         taps: Callable[[], Sequence[Tap]],
         leaves_out: Callable[[Tap], bool] = lambda tap: False,
     ) -> None:
-        super().__init__("old steps of all ranks")
-        self._attempts, self._taps, self._leaves_out = attempts, taps, leaves_out
+        super().__init__(attempts)
+        self._taps, self._leaves_out = taps, leaves_out
         self._recent = Recent(nbytes_of)
-        self._known: dict[int, Progress] = {}  # by run
         self._marks = Marks()
         self._shares = RankShares(self._of, self._troubles.note)
-
-    # -- which steps there are ---------------------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        stored = -1
-        for attempt in self._attempts():
-            for shard, ranks in by_shard(attempt.ranks):
-                runs = " OR ".join(f"(run = {each.run} AND number >= {self._of(each).after})" for each in ranks)
-                found = shard.read(
-                    "SELECT run, max(number) AS newest, max(step) AS until, countIf(rows > 0) AS captured, "
-                    f"groupUniqArray(spool) AS spools FROM items WHERE ({runs}) AND kind = {FRAME} GROUP BY run"
-                )
-                columns = (found.numbers(name).tolist() for name in ("run", "newest", "until", "captured"))
-                spools = found.lists("spools")
-                for place, (run, number, until, captured) in enumerate(zip(*columns, strict=True)):
-                    known = self._known[run]
-                    known.spools |= {*spools.values[spools.starts[place] : spools.starts[place + 1]].tolist()}
-                    known.after, known.newest = number + 1, max(known.newest, until)
-                    known.captured += captured
-            waited = [self._of(each).newest for each in attempt.ranks if not each.is_over]
-            newest = min(waited) if waited else max((self._of(each).newest for each in attempt.ranks), default=-1)
-            here = attempt.shift + newest
-            stored = max(stored, here if attempt.end is None else min(here, attempt.end - 1))
-        self._stored = stored
-
-    def _of(self, rank: RankRun) -> Progress:
-        return self._known.setdefault(rank.run, Progress())
-
-    def frames(self, span: Span) -> tuple[Steps, Steps]:
-        """Return the steps of which some rank has a frame, and those of which some has values of tensors."""
-        every, captured = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for attempt, steps in self._within(span):
-            for shard, where in frames_of(attempt, steps):
-                found = shard.read(f"SELECT step, toUInt8(max(rows > 0)) AS captured FROM items {where} GROUP BY step")
-                here = found.numbers("step").astype(np.int64) + attempt.shift
-                every.append(here)
-                captured.append(here[found.numbers("captured").astype(bool)])
-        return np.unique(np.concatenate(every)), np.unique(np.concatenate(captured))
-
-    def ends(self, span: Span) -> tuple[int, int] | None:
-        return self._troubles.attempt("ends", lambda: self._ends(span))
-
-    def _ends(self, span: Span) -> tuple[int, int] | None:
-        ends: list[int] = []
-        for attempt, steps in self._within(span):
-            for shard, where in frames_of(attempt, steps):
-                found = shard.read(f"SELECT min(step) AS first, max(step) AS last, count() AS found FROM items {where}")
-                if found.one("found"):
-                    ends += (found.one(name) + attempt.shift for name in ("first", "last"))
-        return (min(ends), max(ends)) if ends else None
-
-    def captured(self, span: Span) -> Steps | None:
-        return self._troubles.attempt("captured", lambda: self._captured(span))
-
-    def _captured(self, span: Span) -> Steps:
-        captured = [np.empty(0, np.int64)]
-        for attempt, steps in self._within(span):
-            width = (steps[1] - steps[0]) // MAX_CAPTURED + 1
-            for shard, where in frames_of(attempt, steps):
-                found = shard.read(
-                    f"SELECT max(step) AS newest FROM items {where} AND rows > 0 "
-                    f"GROUP BY intDiv(step - {steps[0]}, {width})"
-                )
-                captured.append(found.numbers("newest").astype(np.int64) + attempt.shift)
-        return np.unique(np.concatenate(captured))
-
-    def _within(self, span: Span) -> Iterator[tuple[Attempt, tuple[int, int]]]:
-        """Yield the attempts that have steps of a span, with their own steps in it."""
-        first, last = span[0] or 0, self._stored if span[1] is None else span[1]
-        for attempt in self._attempts():
-            steps = attempt.within(first, last)
-            if steps is None:
-                continue
-            missing = attempt.world - len(attempt.ranks)
-            if missing > 0:
-                told = f"{missing:,} of {attempt.world:,} ranks aren't in ClickHouse, so old steps are without them"
-                self._troubles.note(("ranks", attempt.shift), told)
-            if attempt.ranks:
-                yield attempt, steps
-
-    # -- values ------------------------------------------------------------------------------------------------------
 
     def rows(self, stat: str, lanes: Sequence[Lane], span: Span, most: int) -> Rows | None:
         scalars = [lane for lane in lanes if isinstance(lane, str)]
@@ -204,7 +124,9 @@ class RanksPast(StoredPast):
         for each in self._asked(numbers, span):
             part = each.part_of_one()
             if part is None:
-                parts += [rows_in(sums, stat, len(numbers)) for sums in self._sums(_needed_for(stat), each)]
+                width = (each.steps[1] - each.steps[0] + 1) // (PER_POINT * most) if each.is_large else 1
+                for sums in self._sums(_needed_for(stat), each):
+                    parts.append(rows_over(rows_in(sums, stat, len(numbers)), width))
             else:
                 past = self._run_of(part.ranks[0])
                 rows = _known(past.rows(stat, part.numbers, each.steps, most), past)
@@ -231,10 +153,11 @@ class RanksPast(StoredPast):
         for each in self._asked(numbers, span, with_sketches=True):
             holders = each.holders if each.is_large else None
             if holders is not None and len(numbers) == 1:
-                for rank in holders:
-                    past, (number,) = self._run_of(rank), each.part_of(rank).numbers
-                    entries = _known(past.sketches(number, each.steps, most), past)
-                    found += [moved(entry, lanes, each.attempt.shift) for entry in entries]
+                for shard, ranks in by_shard(holders):
+                    pasts = [(self._run_of(rank), each.part_of(rank).numbers[0]) for rank in ranks]
+                    answers = RunsOfShard(shard).sketches(pasts, each.steps, most)
+                    for (past, _), entries in zip(pasts, answers, strict=True):
+                        found += [moved(entry, lanes, each.attempt.shift) for entry in _known(entries, past)]
             else:
                 for part in self._sums((*_BASE, "sketched"), each, with_sketches=True):
                     found += sketches_in(part, lanes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from hookcore.store.contents import Contents
 from hookcore.store.heatmap import Cells, Columns, Streaks
 from hookcore.store.ladder import Ladder
 from hookcore.store.parts import Parts
-from hookcore.store.past import Lane, Past, Span, divide
+from hookcore.store.past import Lane, Past, Span, Wanted, divide, look_together, rows_together
 from hookcore.store.rows import Rows
 from hookcore.store.segments import Floats, Lanes, Steps
 from hookcore.store.sketches import SketchRows
@@ -32,6 +32,19 @@ class Source:
     lanes: Lanes
     stat: str
     names: tuple[Lane, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Rows of a span in parts, oldest first: what memory has of them, and what the past is asked for."""
+
+    near: list[Rows]
+    kept: list[Rows] = field(default_factory=list)  # those of memory that the past doesn't have better
+    wanted: Wanted | None = None
+
+    def answer(self, older: Rows | None) -> list[Rows]:
+        """Return all rows, with those of the past if it was asked and has answered."""
+        return self.near if older is None else [part for part in (older, *self.kept) if len(part.first)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +92,17 @@ class Deep(Contents):
 
     def _gather(self, source: Source, span: Span, most: int = MAX_ROWS) -> list[Rows]:
         """Return the rows of a span in parts, oldest first; of the past about `most` if there are more."""
+        return gather_together([(self, source, span)], most)[0]
+
+    def _ask(self, source: Source, span: Span, most: int) -> Question:
         near = source.ladder.gather(source.column, source.lanes, *span)
         since = source.ladder.exact_since(self._parts.whole_since)
         past = self._past_of(span, since)
         if past is None or since is None:
-            return near
+            return Question(near)
         deep, kept = divide(near, since, span, past.stored_until())
-        older = None if deep is None else past.rows(source.stat, source.names, deep, most)
-        return near if older is None else [part for part in (older, *kept) if len(part.first)]
+        wanted = None if deep is None else Wanted(past, source.stat, source.names, deep, most)
+        return Question(near, kept, wanted)
 
     def _entries(self, number: int, span: Span, most: int) -> list[SketchRows]:
         """Return the sketches of a tap, or sums of them, oldest first."""
@@ -161,3 +177,13 @@ class Deep(Contents):
         for part in view.near if older is None else view.kept:
             cells.add(over, part, streaks)
         return cells
+
+
+def gather_together(asked: Sequence[tuple[Deep, Source, Span]], most: int) -> list[list[Rows]]:
+    """Return the rows of spans of several stores in parts. What their pasts have in one place is asked for once."""
+    since = [source.ladder.exact_since(store._parts.whole_since) for store, source, _ in asked]
+    pasts = [store._past_of(span, step) for (store, _, span), step in zip(asked, since, strict=True)]
+    look_together([past for past in pasts if past is not None])
+    questions = [store._ask(source, span, most) for store, source, span in asked]
+    older = iter(rows_together([each.wanted for each in questions if each.wanted is not None]))
+    return [each.answer(None if each.wanted is None else next(older)) for each in questions]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,10 @@ Lane = int | str  # a tap by its number, or a scalar by its name
 
 class Past(Protocol):
     """Where the whole run is. What can't be read now is None: memory then says what it has."""
+
+    @property
+    def together(self) -> Together | None:
+        """What asks about this run and others at once; None if nothing does."""
 
     @property
     def trouble(self) -> str:
@@ -46,6 +51,52 @@ class Past(Protocol):
 
     def latest(self, taps: int, span: Span) -> tuple[Steps, Floats] | None:
         """Return the newest step of each of the first taps in a span (-1: none), and its stats [stat, tap]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Rows that a past is asked for, as by `Past.rows`."""
+
+    past: Past
+    stat: str
+    lanes: Sequence[Lane]
+    span: Span
+    most: int
+
+
+class Together(Protocol):
+    """Asks about several runs that are in the same place, which takes less time than to ask about each."""
+
+    def look(self, pasts: Sequence[Past]) -> None:
+        """Find out up to which step each run is stored, if that isn't known."""
+
+    def rows(self, wanted: Sequence[Wanted]) -> list[Rows | None]:
+        """Return what `Past.rows` returns of each."""
+
+
+def look_together(pasts: Sequence[Past]) -> None:
+    """Find out how far several runs are stored."""
+    here: dict[Together, list[Past]] = {}
+    for past in pasts:
+        if past.together is not None:
+            here.setdefault(past.together, []).append(past)
+    for together, some in here.items():
+        together.look(some)
+
+
+def rows_together(wanted: Sequence[Wanted]) -> list[Rows | None]:
+    """Return the rows of several runs. Those in the same place are asked for at once."""
+    found: list[Rows | None] = [None] * len(wanted)
+    here: dict[Together, list[int]] = {}
+    for number, each in enumerate(wanted):
+        if each.past.together is None:
+            found[number] = each.past.rows(each.stat, each.lanes, each.span, each.most)
+        else:
+            here.setdefault(each.past.together, []).append(number)
+    for together, numbers in here.items():
+        for number, rows in zip(numbers, together.rows([wanted[number] for number in numbers]), strict=True):
+            found[number] = rows
+    return found
 
 
 def divide(near: Sequence[Rows], exact_since: int, span: Span, stored: int) -> tuple[Span | None, list[Rows]]:

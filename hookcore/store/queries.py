@@ -40,7 +40,7 @@ class Queries(Newest):
         """Return one stat of one tap in at most `points` points."""
         checks.require("stat", stat, STAT_NAMES)
         number = self.find_tap(tap)[0]
-        return self._series(stat, number, self._of_taps(stat, np.array([number])), (first, last), points)
+        return self._series(stat, number, self.source_of_taps(stat, np.array([number])), (first, last), points)
 
     def norm(
         self, numbers: NDArray[np.int64], first: int | None = None, last: int | None = None, points: int = 1000
@@ -55,7 +55,7 @@ class Queries(Newest):
     def rows(self, numbers: NDArray[np.int64], stat: str, first: int | None = None, last: int | None = None) -> Rows:
         """Return one stat of some taps [row, tap] without down-sampling; `present` is 0 for uncaptured taps."""
         checks.require("stat", stat, STAT_NAMES)
-        parts = self._gather(self._of_taps(stat, numbers), (first, last)) if len(numbers) else []
+        parts = self._gather(self.source_of_taps(stat, numbers), (first, last)) if len(numbers) else []
         if not parts:
             return Rows.empty(len(numbers))
         return Rows.stack(parts)
@@ -70,20 +70,22 @@ class Queries(Newest):
 
     def scalars(self, name: str, first: int | None = None, last: int | None = None, points: int = 1000) -> Series:
         """Return one scalar in at most `points` points."""
-        return self._series(name, None, self._find_scalar(name), (first, last), points)
+        return self._series(name, None, self.source_of_scalar(name), (first, last), points)
 
     def scalar_names(self) -> list[str]:
         """Return the names of logged scalars, and of hookcore's own, which start with "hookcore/"."""
         return [*self._parts.scalars.lanes.names(), *self._parts.system.lanes.names()]
 
-    def _find_scalar(self, name: str) -> Source:
+    def source_of_scalar(self, name: str) -> Source:
+        """Return where a scalar is."""
         log = self._parts.log_of(name)
         lane = log.lanes.get(name)
         if lane is None:
             raise ArgumentError(checks.unknown("scalar", name, self.scalar_names()))
         return Source(log.ladder, _VALUE, slice(lane, lane + 1), "mean", (name,))
 
-    def _of_taps(self, stat: str, numbers: NDArray[np.int64]) -> Source:
+    def source_of_taps(self, stat: str, numbers: NDArray[np.int64]) -> Source:
+        """Return where a stat of taps is."""
         return Source(self._parts.stats, STAT_NAMES.index(stat), _lanes(numbers), stat, tuple(numbers.tolist()))
 
     def _series(self, name: str, tap: int | None, source: Source, span: Span, points: int) -> Series:
@@ -116,14 +118,14 @@ class Queries(Newest):
             return _empty_heatmap(stat)
         columns = max(1, min(columns, MAX_CELLS // len(wanted.taps)))
         span, streaks = (first, last), self._streaks_of(wanted.numbers)
-        view = self._view(self._of_taps(stat, wanted.numbers), span)
+        view = self._view(self.source_of_taps(stat, wanted.numbers), span)
         over = columns_over(view.kept, *span, columns, view.past)
         if over is None:
             return _empty_heatmap(stat)
         cells, starts = self._cells(stat, wanted, over, view, streaks).group(rows or len(wanted.taps))
         infinite = cells.nonfinite > 0
         if infinite.any():
-            view = self._view(self._of_taps("nan", wanted.numbers), span)
+            view = self._view(self.source_of_taps("nan", wanted.numbers), span)
             infinite &= ~(self._cells("nan", wanted, over, view, streaks).group(len(starts))[0].high > 0)
         groups = np.diff(np.append(starts, len(wanted.taps)))
         shown = tuple(wanted.taps[start] for start in starts)
@@ -178,7 +180,7 @@ class Queries(Newest):
 
     def scalar_rows(self, name: str) -> Rows:
         """Return the rows of one scalar over the whole run."""
-        return Rows.join(self._gather(self._find_scalar(name), (None, None)))
+        return Rows.join(self._gather(self.source_of_scalar(name), (None, None)))
 
     def channels(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
@@ -208,7 +210,7 @@ class Queries(Newest):
         numbers, span = np.array([number], np.int64), (int(first[0]), int(last[-1]))
         least, most = (self.rows(numbers, stat, *span) for stat in ("min", "max"))
         is_scaled = self._parts.taps[number].kind in GRADIENT_KINDS and GRAD_SCALE in self.scalar_names()
-        scale = Rows.join(self._gather(self._find_scalar(GRAD_SCALE), span)) if is_scaled else Rows.empty(1)
+        scale = Rows.join(self._gather(self.source_of_scalar(GRAD_SCALE), span)) if is_scaled else Rows.empty(1)
         found = []
         for begin, end in zip(first.tolist(), last.tolist(), strict=True):
             divisor = np.fmax.reduce(scale.high[_within(scale, begin, end), 0], initial=1.0)

@@ -8,8 +8,8 @@ from typing import Final
 from hookcore.delivery.archive import load_frames, load_into
 from hookcore.store import Store
 
-from ..past import RunPast
 from ..record import Extent, StoredRun, begin_of_newest, steps_before
+from ..runpast import RunPast
 
 WHOLE_ROWS: Final = 2_000_000  # of a run that is read completely
 WINDOW_ROWS: Final = 1_000_000  # of the newest steps of a longer one

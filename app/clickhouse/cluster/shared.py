@@ -30,7 +30,6 @@ from ...runs.saved import steps_of
 from ...settings import ServerSettings
 from ..client import Cluster, Shard, UnreachableError
 from ..names import number_of_run, rank_shards
-from ..past import RunPast
 from ..reading import (
     Listed,
     Mismatch,
@@ -43,6 +42,7 @@ from ..reading import (
     portions,
 )
 from ..record import Extent, StoredRun, awaited_in, extent_of, extents_of, lost_in
+from ..runpast import RunPast
 from ..sharing import SharedPage, pages_of, versions_of
 from ..tables import DESCRIPTIONS
 from .entry import Entry
