@@ -19,7 +19,7 @@ from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import ClickHouseError
 from hookcore_app.clickhouse.client import Cluster as Client
-from hookcore_app.clickhouse.cluster import entry, opening, retention, shared, views
+from hookcore_app.clickhouse.cluster import entry, following, listing, loading, opening, retention, shared, views
 from hookcore_app.clickhouse.cluster.retention import Retention, days_of
 from hookcore_app.clickhouse.names import number_of_run, rank_shards
 from hookcore_app.clickhouse.native import FormatError
@@ -267,8 +267,8 @@ def test_such_a_server_takes_no_batches_and_says_where_they_should_go(url: str, 
 def test_a_run_beyond_the_length_of_the_list_is_found_by_its_link(
     url: str, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "MAX_LISTED", 1)
-    monkeypatch.setattr(shared, "RECENT_S", 0)
+    monkeypatch.setattr(listing, "MAX_LISTED", 1)
+    monkeypatch.setattr(listing, "RECENT_S", 0)
     for run in ("a", "b", "c"):
         collector.send(range(5), run)
         collector.end(5, run)
@@ -371,7 +371,7 @@ def test_a_shard_that_is_down_hides_nothing_silently(
 def test_a_run_that_can_not_be_opened_now_says_so(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "FULL", 0.0)  # no run is read before somebody opens it
+    monkeypatch.setattr(following, "FULL", 0.0)  # no run is read before somebody opens it
     with running() as nodes:
         collector = Collector(tmp_path, nodes.url)
         collector.inserter.start()
@@ -414,13 +414,13 @@ def test_what_clickhouse_does_wrong_is_not_called_an_error_of_the_reader(
 def test_a_crash_that_arrives_while_the_run_is_read_is_shown_once(
     url: str, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "FULL", 0.0)  # no run is read before somebody opens it
+    monkeypatch.setattr(following, "FULL", 0.0)  # no run is read before somebody opens it
     world = serve(url)
     collector.send(range(5))
     end = EndItem(5, 4, Failure("crashed", 4, "ValueError: bad batch"))
     collector.post(Batch(run=a_run("run"), taps_from=len(TAPS), items=(end,)))
     wait_for(lambda: _listed(world).get("run", {}).get("state") == "crashed", "the end")
-    monkeypatch.setattr(shared, "extent_of", lambda *of: Extent(1, 4))  # as it was before the end came
+    monkeypatch.setattr(loading, "extent_of", lambda *of: Extent(1, 4))  # as it was before the end came
     run = world.runs.find("run")
     assert run is not None
     wait_for(lambda: run.received.acknowledged == 5, "the rest")
@@ -481,7 +481,7 @@ def test_of_a_long_training_that_was_restarted_memory_has_the_newest_steps_and_c
 ) -> None:
     monkeypatch.setattr(opening, "WHOLE_ROWS", whole)  # a frame counts as 25
     monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
-    monkeypatch.setattr(shared, "FULL", 0.0)
+    monkeypatch.setattr(following, "FULL", 0.0)
     for attempt, count in enumerate((20, 10)):
         for rank in range(2):
             store_frames(url, _a_rank(rank, attempt), range(count))
@@ -543,7 +543,7 @@ def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are
 
     for rank in range(2):
         store_frames(url, _a_rank(rank), range(10))
-    monkeypatch.setattr(shared, "FULL", 0.0)
+    monkeypatch.setattr(following, "FULL", 0.0)
     look()
     assert world.runs.find("rank-0-0") is not None  # somebody opens only this one
     store_frames(url, _a_rank(0), range(10, 12))
@@ -557,7 +557,7 @@ def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are
     assert "more than 0% of --memory (2 GB)" in message
     assert joint.assembly.incomplete == 2
     joint.swap(Store.outline(joint.store.steps()), loaded=False)
-    monkeypatch.setattr(shared, "FULL", 0.8)
+    monkeypatch.setattr(following, "FULL", 0.8)
     monkeypatch.setattr(shared_runs, "recorded", recorded)
     store_frames(url, _a_rank(0), range(12, 13))
     look()
