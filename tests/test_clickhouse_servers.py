@@ -475,11 +475,15 @@ def _steps_of_all(world: World) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize(("whole", "begin"), [(10_000, None), (600, 20), (300, 26)])
+@pytest.mark.parametrize(
+    ("whole", "frames", "begin"), [(10_000, 1024, None), (600, 1024, 20), (300, 1024, 26), (300, 2, 28)]
+)
 def test_of_a_long_training_that_was_restarted_memory_has_the_newest_steps_and_clickhouse_the_rest(
-    url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, whole: int, begin: int | None
+    url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, whole: int, frames: int, begin: int | None
 ) -> None:
     monkeypatch.setattr(opening, "WHOLE_ROWS", whole)  # a frame counts as 25
+    for name in ("WINDOW_FRAMES", "LEAST_FRAMES"):
+        monkeypatch.setattr(opening, name, frames)
     monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
     monkeypatch.setattr(following, "FULL", 0.0)
     for attempt, count in enumerate((20, 10)):

@@ -80,14 +80,15 @@ def steps_before(shard: Shard, run: int, step: int) -> tuple[StepRange, int]:
     return steps, found.one("captured")
 
 
-def begin_of_newest(shard: Shard, run: int, last: int, rows: int) -> tuple[int, int]:
-    """Return the number and the step of the first frame of the newest whole steps that have at most so many rows."""
+def begin_of_newest(shard: Shard, run: int, last: int, rows: int, frames: int) -> tuple[int, int]:
+    """Return the number and the step of the first frame of the newest whole steps that aren't more than so much."""
     found = shard.read(
         f"SELECT number, step, rows FROM items WHERE run = {run} AND kind = {FRAME} AND number <= {last} "
-        f"ORDER BY number DESC LIMIT {max(1, rows)}"
+        f"ORDER BY number DESC LIMIT {max(1, min(rows, frames + 1))}"
     )
     numbers, steps = found.numbers("number").astype(np.int64), found.numbers("step").astype(np.int64)
-    fitting = int(np.searchsorted(np.cumsum(found.numbers("rows").astype(np.int64) + FRAME_ROWS), rows, "right"))
+    sizes = np.cumsum(found.numbers("rows").astype(np.int64) + FRAME_ROWS)
+    fitting = min(frames, int(np.searchsorted(sizes, rows, "right")))
     if fitting >= len(numbers):
         return int(numbers[-1]), int(steps[-1])
     ends = np.flatnonzero(np.diff(steps[: fitting + 1]))  # the last frame of each whole step

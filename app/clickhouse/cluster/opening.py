@@ -13,6 +13,8 @@ from ..runpast import RunPast
 
 WHOLE_ROWS: Final = 2_000_000  # of a run that is read completely
 WINDOW_ROWS: Final = 1_000_000  # of the newest steps of a longer one
+WINDOW_FRAMES: Final = 10_000  # of these, since small frames take most of the time: about 0.4 ms each
+LEAST_FRAMES: Final = 1024  # of each of several ranks: what rules look at
 LOOKS: Final = "Findings, incidents, and counts of non-finite steps"
 SEES_ALL: Final = "Series, heatmaps, histograms, and events have all steps."
 
@@ -23,7 +25,7 @@ def fill(store: Store, past: RunPast, stored: StoredRun, rows: int) -> str:
         load_into(store, stored)
         store.recall_from(past)
         return ""
-    stored.first, step = begin_of_newest(stored.shard, stored.run, stored.last, WINDOW_ROWS)
+    stored.first, step = begin_of_newest(stored.shard, stored.run, stored.last, WINDOW_ROWS, WINDOW_FRAMES)
     earlier, captured = steps_before(stored.shard, stored.run, step)
     store.announce(stored.taps())
     store.describe(stored.modules(), stored.coverage(), stored.hooks())
@@ -54,8 +56,8 @@ def limit(attempts: Sequence[Sequence[tuple[StoredRun, Extent]]]) -> int | None:
     begin = sum(_keep_last_step(here) + 1 for here in earlier)
     ranks = [stored for stored, extent in newest if extent.newest >= 0]
     if ranks and sum(extent.rows for _, extent in newest) > WHOLE_ROWS:
-        share = WINDOW_ROWS // len(ranks)
-        step = max(begin_of_newest(each.shard, each.run, each.last, share)[1] for each in ranks)
+        share = WINDOW_ROWS // len(ranks), max(WINDOW_FRAMES // len(ranks), LEAST_FRAMES)
+        step = max(begin_of_newest(each.shard, each.run, each.last, *share)[1] for each in ranks)
         begin += step
         for each in ranks:
             each.first = each.first_at(step)
