@@ -67,11 +67,11 @@ def map_of(
     ranks: Sequence[OfRank], what: Tap | str, stat: str, first: int | None, last: int | None, columns: int
 ) -> Map:
     """Return the mean of a tap's stat, or of a logged value, by rank and equal spans of steps."""
-    asked = [(each, rows) for each in ranks if (rows := _asked_of(each, what, stat, first, last)) is not None]
+    asked = [(each, one) for each in ranks if (one := _asked_of(each, what, stat, first, last)) is not None]
     if not asked:
         name = what if isinstance(what, str) else what.label
         raise ArgumentError(f"no rank has {name!r}: name a tap or a logged value that some rank captured")
-    answers = rows_of_all([rows for _, rows in asked], max(MAX_ROWS, ROWS_PER_COLUMN * columns))
+    answers = rows_of_all([one for _, one in asked], max(MAX_ROWS, ROWS_PER_COLUMN * columns))
     rows = [
         (each, replace(found, first=found.first + each.shift, last=found.last + each.shift))
         for (each, _), found in zip(asked, answers, strict=True)

@@ -63,8 +63,8 @@ def cells_of(found: Answer, taps: Sequence[int], columns: Columns) -> Cells:
         values = np.where(known, found.numbers(name), np.nan)
         combine.at(into.reshape(-1), at, values)
         combine.at(into.reshape(-1), at[also] + many, values[also])
-    for name, into in (("bad", cells.nonfinite), ("present", cells.present)):
-        np.add.at(into.reshape(-1), at, found.numbers(name).astype(np.uint32))
+    for name, counts in (("bad", cells.nonfinite), ("present", cells.present)):
+        np.add.at(counts.reshape(-1), at, found.numbers(name).astype(np.uint32))
     return cells
 
 

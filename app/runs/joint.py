@@ -61,6 +61,18 @@ class JointRun(Summing):
         """Read the runs of the ranks from there when they are needed."""
         self._disk, self._store_bytes, self._unlisted = disk, store_bytes, unlisted
 
+    def admit(self, run: Run, place: Place) -> None:
+        """Add a rank's run. One of a rank that has another run already is a restart (the list's lock must be held)."""
+        if run.id in self.members:
+            return
+        with self._shaping:  # a thread that reads the ranks from disk fills the store, and goes by their order
+            is_listed = not self.loaded and not self._reading
+            (self.rounds.admit_unordered if is_listed else self.rounds.admit)(run, place)
+            run.joint = self
+            self._follow_lead()
+            if is_listed:
+                self._outline()
+
     @property
     def partial(self) -> str:
         """Why answers may lack something; empty if they don't."""

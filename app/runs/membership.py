@@ -55,18 +55,6 @@ class Membership(Run):
         seen = {each.place.rank for each in self.current()}
         return [rank for rank in range(self.world) if rank not in seen]
 
-    def admit(self, run: Run, place: Place) -> None:
-        """Add a rank's run. One of a rank that has another run already is a restart (the list's lock must be held)."""
-        if run.id in self.members:
-            return
-        with self._shaping:  # a thread that reads the ranks from disk fills the store, and goes by their order
-            is_listed = not self.loaded and not self._reading
-            (self.rounds.admit_unordered if is_listed else self.rounds.admit)(run, place)
-            run.joint = self
-            self._follow_lead()
-            if is_listed:
-                self._outline()
-
     def locate(self, run: Run, place: Place) -> None:
         """Note what else became known of a rank's place: its device, and its coordinates on a mesh."""
         member = self.members.get(run.id)
