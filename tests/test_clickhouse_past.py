@@ -352,6 +352,7 @@ def test_runs_that_are_asked_about_together_answer_as_alone_by_one_question(
         return read(sql)
 
     monkeypatch.setattr(shard, "read", noted)
+    monkeypatch.setattr(past, "FRESH_S", 100.0)
     for what, lanes, span in (
         (np.array([1]), 1, (None, None)),
         (np.array([0, 3]), 2, (100, 5000)),
@@ -361,7 +362,8 @@ def test_runs_that_are_asked_about_together_answer_as_alone_by_one_question(
             each.past._asked_at = -math.inf
         reads.clear()
         together = rows_of_all([RowsOf(each.small, what, "rms", span) for each in both])
-        assert ["max(number)" in sql for sql in reads] == [True, False]
+        if not isinstance(what, str):  # memory may have all values of a scalar
+            assert ["max(number)" in sql for sql in reads] == [True, False]
         for each, found in zip(both, together, strict=True):
             (alone,) = rows_of_all([RowsOf(each.small, what, "rms", span)])
             (exact,) = rows_of_all([RowsOf(each.whole, what, "rms", span)])
