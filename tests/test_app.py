@@ -373,3 +373,18 @@ def test_the_kind_of_the_heatmap_does_not_filter_the_table() -> None:
     run.store.append(frame(0, [_stats()] * 2, (Tap("a", "output"), Tap("a", "param", "weight"))))
     assert "rows 1 to 2 of 2" in world.client.get("/runs/one?kind=param").text
     assert "rows 1 to 1 of 1" in world.client.get("/runs/one?row_kind=param").text
+
+
+def test_the_table_says_which_tensors_have_no_value() -> None:
+    world = make_world()
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    taps = (Tap("a", "output"), Tap("a", "output_grad"), Tap("b", "output_grad"))
+    run.store.append(frame(0, [_stats()], taps, numbers=[0]))
+    text = world.client.get("/runs/one").text
+    assert "rows 1 to 3 of 3" in text
+    assert "2 of these tensors have no value." in text
+    text = world.client.get("/runs/one?match=b").text
+    assert "1 of these tensors has no value." in text
+    assert "No value." in text
+    assert "No tensor matches" not in text
