@@ -10,6 +10,7 @@ import { dress, listenToLinks, Parts } from "../live/parts.js";
 import { ModelPicture } from "../overview/model.js";
 import { ScalarChart } from "../overview/scalarchart.js";
 import { create, start } from "../page.js";
+import { fetchPlotly } from "../plot/library.js";
 import { prefs } from "../prefs.js";
 
 const PATIENCE_MS = 1500;
@@ -21,6 +22,7 @@ const drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", 
 const after = Promise.race([drawn, new Promise((go) => setTimeout(go, PATIENCE_MS))]);
 const chart = new ScalarChart(page, byId("scalars").dataset.usual ?? "", showNewest, after);
 start(page); // after the chart: the frame takes longer, and its changes would make the browser lay out the page again
+fetchPlotly(); // while the heatmap's first numbers come
 const parts = new Parts(page, "");
 startParts();
 new ModelPicture(page, byId("model"), new LayerNames(page));
