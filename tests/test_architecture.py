@@ -412,10 +412,9 @@ LONG = {  # the files above it, with the most lines that each may have; the numb
     "hookcore/internals.py": 330,  # private names of torch, which belong in one file
     "hookcore/reading/client.py": 390,  # a method for each request
     "hookcore/reading/local.py": 343,  # a method for each question of `Reader`
-    "hookcore/recorder/clock.py": 429,
-    "hookcore/recorder/models.py": 313,
-    "hookcore/recorder/recorder.py": 465,
-    "hookcore/recorder/steps.py": 424,
+    "hookcore/recorder/clock.py": 373,
+    "hookcore/recorder/recorder.py": 328,  # mostly the wiring of all parts
+    "hookcore/recorder/steps.py": 371,
     "hookcore/store/ladder.py": 389,  # one state, of which readers see parts at any time
     "hookcore/store/store.py": 350,
     "hookcore/watcher/watcher.py": 359,  # a method for each call of a script

@@ -20,8 +20,7 @@ import hookcore
 from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder import dispatch as dispatch_code
-from hookcore.recorder import errorlog
-from hookcore.recorder import recorder as recorder_code
+from hookcore.recorder import errorlog, given
 from hookcore.recorder import shipping as shipping_code
 from hookcore.recorder import statistics as statistics_code
 from hookcore.recorder import worker as worker_code
@@ -536,7 +535,7 @@ def test_invalid_logs_and_observations_are_counted_and_do_not_raise() -> None:
 
 
 def test_names_of_observed_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_code, "MAX_OBSERVED", 3)
+    monkeypatch.setattr(given, "MAX_OBSERVED", 3)
     with watch(mlp()) as watcher:
         for step in range(5):
             watcher.observe(f"scores of step {step}", torch.ones(3))

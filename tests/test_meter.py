@@ -113,8 +113,8 @@ def test_a_timed_step_has_the_same_values_and_bits_as_an_untimed_one() -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
         with watch(model, budget=None) as watcher:
             if not timed:
-                watcher._recorder.cadence._spent.extend([0.0] * 15)
-                watcher._recorder.cadence._seen = 1_000_000 * TIME_EVERY + 1
+                watcher._recorder.control._cadence._spent.extend([0.0] * 15)
+                watcher._recorder.control._cadence._seen = 1_000_000 * TIME_EVERY + 1
             train(model, 30, torch.randn(4, 8))
             assert watcher.flush()
             latest = watcher.store.latest()

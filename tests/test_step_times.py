@@ -22,6 +22,7 @@ from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
 from hookcore.recorder import Recorder
 from hookcore.recorder.meter import Meter
+from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.steptimes import StepTimes
 from hookcore.recorder.throughput import Throughput
 from hookcore.records.vocabulary import (
@@ -464,13 +465,13 @@ def test_a_compiled_model_is_measured_from_outside(world: SimpleNamespace) -> No
 
 
 def test_hookcores_own_time_is_in_no_other_part(world: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    note = type(world.recorder.parameters).before_step
+    note = Parameters.before_step
 
     def slow(self: Any, *args: Any) -> Any:
         world.clock.now += 7
         return note(self, *args)
 
-    monkeypatch.setattr(type(world.recorder.parameters), "before_step", slow)
+    monkeypatch.setattr(Parameters, "before_step", slow)
     train(world)
     parts = parts_of(world)[3]
     assert (parts["optimizer"], parts["hookcore"]) == (4000.0, 7.0)

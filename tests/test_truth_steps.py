@@ -256,7 +256,7 @@ def test_no_gradient_is_compared_while_several_threads_train(monkeypatch: pytest
             return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
 
         monkeypatch.setattr("hookcore.recorder.witnesses.marks_of", marks_of)
-        monkeypatch.setattr("hookcore.recorder.clock.marks_of", marks_of)
+        monkeypatch.setattr("hookcore.recorder.comparison.marks_of", marks_of)
 
         def train(model: nn.Module) -> None:
             optimizer = sgd(model.parameters())

@@ -13,21 +13,20 @@ between two passes of a step.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence, Set
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
-from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from hookcore.hooks.handle import STEP_LOOP
 from hookcore.internals import current_graph_task
+from hookcore.recorder.comparison import Comparison
+from hookcore.recorder.nesting import Nesting
 from hookcore.recorder.owners import Owner, Owners
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.scalers import scales_until_now
-from hookcore.recorder.witnesses import Fate, Mark, fate_of, marks_of, was_reset
+from hookcore.recorder.witnesses import Fate
 
 FIRST_STEPS: Final = 64  # steps after which all optimizers are known
 ATTEMPTS: Final = 16  # resets of the gradients after which manual updates are assumed, even if none is seen
@@ -36,8 +35,6 @@ RENEW_EVERY: Final = 16  # steps of an optimizer after which its witnesses' tens
 SCALER_STEPS: Final = 16  # an optimizer's first steps, and then one in this many, in which its scaler is searched for
 SCALER_DEPTH: Final = 64  # frames up the stack
 SCALER_NEAR: Final = 7  # in all other steps, because a loop may start to use a scaler at any time
-
-_LOOPS: Final = frozenset(code.co_name for code in STEP_LOOP)  # code is hashed with all its constants
 
 
 class Host(Protocol):
@@ -91,15 +88,12 @@ class Clock:
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
         self._last: Owner | None = None
         self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
-        self._marks: list[Mark] = []  # of the witnesses, before the running pass or after the last one
-        self._versions: list[int] = []  # of the witnesses, after the last pass
-        self._looked_at: list[Tensor] = []  # the witnesses' tensors, while a pass runs
-        self._compared: frozenset[int] = frozenset()  # those of the last pass, by id
+        self._comparison = Comparison()
+        self._nesting = Nesting()
         self._thread = 0  # that of the first pass
         self.many_threads = False  # a second thread has run a pass
         self._passed_in: set[int] = set()  # of many threads, those with a pass since they ended a step
         self._reached: set[int] = set()  # witnesses that got new gradients since the last step ended, by id(tensor)
-        self._stacks: dict[int, list[tuple[int, int]]] = {}
 
     # -- optimizers -------------------------------------------------------------------------------------------------
 
@@ -108,12 +102,7 @@ class Clock:
         owner = self.owners.meet(optimizer, self._alone is None)
         if not owner.owns:
             return None
-        stack = self._stacks.setdefault(threading.get_ident(), [])
-        frames = _step_frames(all_of_them=bool(stack))
-        if stack:
-            stack[:] = [entry for entry in stack if entry[1] in frames[1:]]  # others raised and never ended
-        stack.append((id(optimizer), frames[0] if frames else 0))
-        if len(stack) > 1:
+        if not self._nesting.enter(optimizer):
             return None
         if owner.steps % RENEW_EVERY == 0:
             owner.witnesses.look_up()
@@ -128,8 +117,6 @@ class Clock:
 
     def step_ended(self, optimizer: Optimizer) -> Owner | None:
         """Return the owner at the end of the call, as `step_begins` does."""
-        ident = threading.get_ident()
-        stack = self._stacks.get(ident)
         owner = self.owners.get(optimizer)
         if owner is None:
             return None
@@ -137,14 +124,8 @@ class Clock:
             # A closure may have run its model for the first time, inside the step that ends now.
             owner = self.owners.meet(optimizer, self._alone is None)
             owner.inner_passes, owner.late = True, False
-            return owner if owner.owns and not stack else None
-        if not stack or stack[-1][0] != id(optimizer):
-            return None
-        stack.pop()
-        if stack:
-            return None
-        del self._stacks[ident]
-        return owner
+            return owner if owner.owns and not self._nesting.is_inside else None
+        return owner if self._nesting.leave(optimizer) else None
 
     @property
     def compares_passes(self) -> bool:
@@ -164,7 +145,7 @@ class Clock:
     @property
     def stepping(self) -> bool:
         """Return whether this thread is inside an optimizer's step."""
-        return bool(self._stacks) and bool(self._stacks.get(threading.get_ident()))
+        return self._nesting.is_inside
 
     def count(self, owner: Owner) -> int:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
@@ -210,16 +191,16 @@ class Clock:
         if self._has_reached(owner) or not self.step:
             return False
         if self._passed:  # a pass that its witnesses did not see
-            return self._compared_at(owner) and owner.witnesses.were_reached and self._last not in (owner, None)
+            return (
+                self._comparison.was_at(owner.witnesses.keys)
+                and owner.witnesses.were_reached
+                and self._last not in (owner, None)
+            )
         if not self._saw_passes:  # compiled as a whole, or with gradients that were set manually
             return bool(self._group) and id(owner) not in self._group
         # Between the steps of two optimizers, the second one's gradients may be clipped or divided.
         joins = bool(self._group) and id(owner) not in self._group
         return not owner.steps or self.many_threads or owner.witnesses.have_nothing_new(or_edited=joins)
-
-    def _compared_at(self, owner: Owner) -> bool:
-        """Return whether the last pass was compared at a witness of this optimizer."""
-        return not self._compared.isdisjoint(owner.witnesses.keys)
 
     def _has_reached(self, owner: Owner) -> bool:
         if self.many_threads:
@@ -253,7 +234,8 @@ class Clock:
     def let_go(self) -> None:
         """Let go of the training's parameters, and of what a graph that still lives would keep alive through them."""
         self._parameters.when_gone = lambda _: None
-        self._looked_at, self._marks, self._alone, self._last = [], [], None, None
+        self._comparison.let_go()
+        self._alone = self._last = None
         self.owners.let_go()
 
     # -- backward passes --------------------------------------------------------------------------------------------
@@ -268,23 +250,23 @@ class Clock:
         self._thread = self._thread or ident
         if ident != self._thread and not self.many_threads:
             self.many_threads = True
-            self._looked_at, self._marks = [], []
+            self._comparison.let_go()
             if self._passed or self._reached:
                 self._passed_in.add(self._thread)
         if self.many_threads:
             return
         if self._alone is not None:
-            self.fate = self._fate_of(self._alone.witnesses.tensors) if self._passed else "kept"
-            self._looked_at, self._compared, self._marks = [], frozenset(), []
+            self.fate = self._comparison.fate_of(self._alone.witnesses.tensors) if self._passed else "kept"
+            self._comparison.skip()
             return
         if not self.stepping and not self.manual:
             self.begins_late = True
             self.notice_end()
             self.begins_late = False
-        self.fate = self._fate_of(self.owners.tensors_to_compare(), self._reached)
+        compared = self.owners.tensors_to_compare()
+        self.fate = self._comparison.fate_of(compared, self._reached) if self._passed else "kept"
         self.owners.choose_witnesses(early=self.step < FIRST_STEPS or not self._decided)
-        self._looked_at = self.owners.tensors_to_compare()
-        self._marks = marks_of(self._looked_at)
+        self._comparison.begin(self.owners.tensors_to_compare())
 
     def pass_ended(self) -> None:
         """Handle the end of a pass, even if it raised."""
@@ -295,7 +277,7 @@ class Clock:
             reached = True
         elif self._alone is not None:
             reached = True
-            self._marks = marks_of(self._alone.witnesses.tensors) if self.follows_fate else []
+            self._comparison.mark(self._alone.witnesses.tensors if self.follows_fate else [])
             self._parameters.note_pass(self._alone.witnesses.keys)
         else:
             reached = self._look_at_witnesses()
@@ -309,26 +291,9 @@ class Clock:
             if not self._decided:
                 self._count_by_hand()
 
-    def _fate_of(self, tensors: list[Tensor], reached: Set[int] | None = None) -> Fate:
-        """Return what became of the gradients of this step's passes, at those tensors that they reached, by id."""
-        if not self._passed:
-            return "kept"
-        if len(tensors) != len(self._marks):
-            return "unknown"
-        marked = zip(tensors, self._marks, strict=True)
-        of_pass = [(t, mark) for t, mark in marked if mark is not None and (reached is None or id(t) in reached)]
-        fates = {fate_of(tensor, mark) for tensor, mark in of_pass}
-        return "unknown" if len(fates) > 1 else next(iter(fates), "kept")
-
     def _look_at_witnesses(self) -> bool:
-        tensors, before = self._looked_at, self._marks
-        now = marks_of(tensors)
-        self._looked_at, self._compared, self._marks = [], frozenset(map(id, tensors)), now
-        if not self._decided:
-            self._versions = [tensor._version for tensor in tensors]
-        reached: set[int] = set()
-        if now != before:
-            reached = {id(t) for t, old, new in zip(tensors, before, now, strict=True) if old != new}
+        tensors, now, reached = self._comparison.end(with_weights=not self._decided)
+        if reached:
             self._reached |= reached
             self._parameters.note_pass(reached)
         for owner in self.owners if self._decided else ():
@@ -354,12 +319,13 @@ class Clock:
             self._last = skipped  # the step is its own, though it didn't take it
             self.tick(skipped.scaler.live())
             return True
-        changed = self._weights_changed()
-        if not changed and not self._was_reset():
-            if self.begins_late and self._by_hand and not self.passes and self._marks:
+        witnesses = self.owners.tensors()
+        changed = self._comparison.weights_changed(witnesses)
+        if not changed and not self._comparison.were_reset(witnesses):
+            if self.begins_late and self._by_hand and not self.passes and self._comparison.has_marks:
                 self._by_hand += 1  # the passes are micro-batches: more of them make a step
             return False
-        self._marks, self._versions = [], []
+        self._comparison.forget_marks()
         if self._by_hand:
             if self.passes:
                 self._by_hand = self.passes
@@ -385,15 +351,6 @@ class Clock:
             return False
         return self.undecided or any(owner.scaler.found for owner in self.owners)
 
-    def _weights_changed(self) -> bool:
-        tensors = self.owners.tensors()
-        return len(tensors) == len(self._marks) and self._versions != [tensor._version for tensor in tensors]
-
-    def _was_reset(self) -> bool:
-        """Return whether the gradients were reset."""
-        tensors = self.owners.tensors()
-        return len(tensors) == len(self._marks) and any(map(was_reset, tensors, self._marks))
-
     def _count_by_hand(self) -> None:
         if self._by_hand:
             if self.passes >= self._by_hand:
@@ -414,16 +371,3 @@ class Clock:
     def _end_by_hand(self) -> None:
         self._host.read_parameters()
         self.tick()
-
-
-def _step_frames(all_of_them: bool) -> list[int]:
-    """Return the running calls of `Optimizer.step`, innermost first; only that one unless all are requested."""
-    found: list[int] = []
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_name in _LOOPS and frame.f_code in STEP_LOOP:
-            found.append(id(frame))
-            if not all_of_them:
-                break
-        frame = frame.f_back
-    return found

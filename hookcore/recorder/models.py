@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence, Set
 from functools import partial
-from typing import Any
 
 from torch import nn
 
 from hookcore.config import Pattern, Settings
 from hookcore.config.patterns import select
 from hookcore.errors import PatternError
-from hookcore.hooks.compiled import guarded, is_dynamo_graph, unwrap
+from hookcore.hooks.compiled import is_dynamo_graph, unwrap
 from hookcore.internals import DisableTorchFunction, tracing_state
 from hookcore.recorder.coverage import coverage_of, joined, records_of, unique_root_name
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.plans import Plan, PlanTable
+from hookcore.recorder.registrations import Registrations
 from hookcore.recorder.roots import Root
 from hookcore.recorder.selecting import Aliases, LaterModules, aliases_of, leaves_of, modules_of, reasons_of
 from hookcore.recorder.taps import TapTable
@@ -44,7 +43,6 @@ class Models:
         changed: Callable[[], None],
     ) -> None:
         self.plans = plans
-        self._errors = errors
         self._parameters = parameters
         self._settings = settings
         self._changed = changed
@@ -57,8 +55,7 @@ class Models:
         self.wants_inputs = _wants_inputs(settings)  # whether the inputs of any module are requested
         self.refused: dict[str, str] = {}  # discovered models that could not be planned, by name, and why
         self._ignored: dict[int, weakref.ref[nn.Module]] = {}
-        # By identity: the user's modules may define comparison and hash.
-        self._owners: dict[int, tuple[weakref.ref[nn.Module], weakref.ref[nn.Module]]] = {}
+        self.registrations = Registrations(errors)
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
@@ -236,15 +233,13 @@ class Models:
                 return
         if self.discovers and "_is_replica" not in module.__dict__:
             with self._lock:  # two threads may find two models of one name
-                self._discover(self._topmost(unwrap(module)))
+                self._discover(self.registrations.topmost(unwrap(module)))
 
     def found_owner(self, parameters: Set[int]) -> bool:
         """Watch the models that own any of these parameters, given by id. Return whether there are any."""
         before = len(self.roots)
-        for reference in itertools.chain.from_iterable(list(self._owners.values())):
-            module = reference()
-            if module is not None and not parameters.isdisjoint(map(id, module._parameters.values())):
-                self.found(module)
+        for module in self.registrations.having(parameters):
+            self.found(module)
         return len(self.roots) > before
 
     def _discover(self, top: nn.Module) -> None:
@@ -258,26 +253,6 @@ class Models:
             self.refused[name] = str(error)  # the patterns were meant for another model
         else:
             self.refused.pop(name, None)  # of another model, which has an event
-
-    def _topmost(self, module: nn.Module) -> nn.Module:
-        seen = {id(module)}
-        while (known := self._owners.get(id(module))) is not None:
-            child, owner = known[0](), known[1]()
-            if child is not module or owner is None or id(owner) in seen:
-                break
-            seen.add(id(owner))
-            module = owner
-        return module
-
-    @guarded
-    def saw_registration(self, owner: nn.Module, name: str, child: Any) -> None:
-        """Record which module is part of which. torch's module registration hook."""
-        try:
-            if isinstance(child, nn.Module) and type(owner).__name__ != "OptimizedModule":
-                key, owners = id(child), self._owners
-                owners[key] = (weakref.ref(child, lambda _: owners.pop(key, None)), weakref.ref(owner))
-        except Exception as error:
-            self._errors.record("registration hook", error)
 
     def let_go(self) -> None:
         """Stop notifying the recorder of changes to the models."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from hookcore import hooks
 from hookcore.config import Settings
@@ -18,10 +17,6 @@ from hookcore.recorder.models import Models
 from hookcore.recorder.on_modules import ModuleAttachment
 from hookcore.recorder.on_process import ProcessAttachment
 from hookcore.recorder.plans import Plan
-
-
-class TrainingObserver(BackwardObserver, StepObserver, Protocol):
-    """Observes backward passes and the steps of optimizers."""
 
 
 class Placement:
@@ -43,17 +38,17 @@ class Placement:
         self._attachment: Attachment | None = None
         self._handles: list[hooks.HookHandle | StepsHandle | BackwardHandle | LoadingHandle] = []
 
-    def attach(self, observer: TrainingObserver, step: int, captured: bool) -> None:
+    def attach(self, steps: StepObserver, passes: BackwardObserver, step: int, captured: bool) -> None:
         """Register every hook."""
         self._handles = [
-            observe_steps(observer),
-            observe_backward(observer),
+            observe_steps(steps),
+            observe_backward(passes),
             observe_loading(self._loading),
         ]
         if UNSEEN:
             self._emit("loading-unseen", UNSEEN)
         if self._models.discovers:
-            self._handles.append(hooks.on_module_registration(self._models.saw_registration))
+            self._handles.append(hooks.on_module_registration(self._models.registrations.saw))
         self._attachment = self._new_attachment()
         self.begin_step(step, captured)
         self._attachment.follow_observers()

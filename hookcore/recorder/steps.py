@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from torch.amp.grad_scaler import GradScaler
@@ -16,6 +15,7 @@ from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.engine import ObservedEngine
 from hookcore.hooks.optimizers import begin_step, end_step
 from hookcore.internals import DisableTorchFunction, current_graph_task
+from hookcore.recorder.backward import BackwardPasses
 from hookcore.recorder.boundary import Boundary, ends_steps
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.clock import Clock
@@ -27,6 +27,7 @@ from hookcore.recorder.entry import entry
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.flows import Flows
 from hookcore.recorder.frames import RawFrame
+from hookcore.recorder.keeping import Keeping
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.models import Models
 from hookcore.recorder.owners import Owner
@@ -40,21 +41,19 @@ from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.stalls import Stalls
 from hookcore.recorder.steptimes import StepTimes
 from hookcore.recorder.waiting import Waiting
-from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS
-from hookcore.records.vocabulary import TIME_BACKWARD, TIME_OPTIMIZER
+from hookcore.records.vocabulary import TIME_OPTIMIZER
 
 _NAN: Final = float("nan")
 _UNREAD: Final = (
     "gradients of parameters are left out: several threads have run backward passes, and no torch optimizer says which "
     "thread has which parameters. Reading a gradient that another thread sets can crash the process."
 )
-_KINDS: Final = frozenset(TENSOR_KINDS)
 CHECK_EVERY: Final = 8  # steps; what is checked is due at multiples of it
 
 
 @dataclass(eq=False)
 class Steps:
-    """Follows optimizers and backward passes. The clock calls it back when a step ends."""
+    """Follows optimizers. The clock calls it back when a step ends."""
 
     _dispatcher: Dispatcher
     _parameters: Parameters
@@ -67,6 +66,7 @@ class Steps:
     _scale: LossScale
     _control: Control
     _placement: Placement
+    _keeping: Keeping
     _waiting: Waiting
     _ship: Callable[[RawFrame], None]
     _lock: AbstractContextManager[Any]
@@ -80,6 +80,7 @@ class Steps:
     _parts: Parts = field(init=False)
     _ownership: Ownership = field(init=False)
     stalls: Stalls = field(init=False)
+    passes: BackwardPasses = field(init=False)
     _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
     _reported_no_model: bool = field(default=False, init=False)
     _reported_unread: bool = field(default=False, init=False)
@@ -96,6 +97,17 @@ class Steps:
         self._ownership = Ownership(self._parameters, self.clock, self._collector.emit)
         self.stalls = Stalls(self._now, lambda: self.clock.step, self._rests, self._collector.emit)
         self._parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
+        self.passes = BackwardPasses(
+            self.clock,
+            self.boundary,
+            self._dispatcher,
+            self._collector.loss,
+            self._parts,
+            self._scale,
+            self._probes.passes,
+            self._keeping,
+            self._lock,
+        )
 
     # Optimizers
 
@@ -119,7 +131,7 @@ class Steps:
                 self._snapshots.before_step(owned, with_gradients)
             if self._probes.due:
                 self._probes.before_step(owned, with_gradients)
-            self._look("before an optimizer's step")
+            self._keeping.look("before an optimizer's step", self.clock)
 
     def _find_owned(self, owner: Owner, optimizer: Optimizer) -> list[Parameter]:
         """Return the watched parameters of an optimizer; none if nothing of them is to be read."""
@@ -165,58 +177,6 @@ class Steps:
         if 0 <= step < now and captured:  # a second optimizer after the same backward pass
             self._ship(self._collector.take(step, micro_batches=self._current.backwards))
             self._scale.forget()
-
-    # Backward passes
-
-    @entry("begin of a backward pass")
-    def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
-        """Note that a backward pass of this process starts."""
-        self._times.enter(TIME_BACKWARD)
-        self._current.begin_pass(accumulates)
-        if accumulates:
-            self.clock.pass_begins()  # which may notice the end of the last step
-            if self._collector.loss.wanted:
-                self._collector.loss.begin_pass(tensors, weights, self.clock.fate)
-            if self._probes.passes.due:
-                self._probes.passes.begin()
-
-    @ends_steps
-    @entry("end of a backward pass")
-    def backward_ended(self, accumulates: bool) -> None:
-        """Note the end of the pass, even if it raised."""
-        self._times.leave(TIME_BACKWARD)
-        reached, passes = self._current.end_pass(accumulates), self.clock.passes
-        if reached:
-            self._dispatcher.reset_calls()
-            self._look("at the end of a backward pass", is_whole=False)
-        if not accumulates:
-            return
-        if self._probes.passes.due:
-            self._probes.passes.end()
-        if self._parts.is_cut:
-            self._parts.saw_pass()
-        if reached:  # now, because an optimizer that steps inside the pass ends the step
-            self._collector.loss.end_pass(counts=True)
-        if self.clock.stepping:
-            self._collector.loss.forget()  # a closure is called as often as the optimizer likes
-        self.clock.pass_ended()
-        if not reached:  # no tensor of an uncaptured step is watched, and some passes reach parameters only
-            counts = self.clock.passes > passes and (self.clock.compares_passes or not self._current.captured)
-            self._collector.loss.has_strays |= self._current.captured and not counts
-            self._collector.loss.end_pass(counts)
-        pending = self._current.captured and self.clock.awaits_end
-        self._current.pending = pending
-        if pending:
-            self._scale.note_pass(self.clock.owners.scalers())
-
-    def saw_pending_call(self) -> None:
-        """Check whether a step has ended: a module is about to run, after a pass that may have been the last one."""
-        with self._lock, DisableTorchFunction():
-            if self._current.running or self.clock.stepping:
-                return
-            self._current.pending = self._times.prompt = False
-            if not self.clock.notice_end() and self.clock.undecided:
-                self._parts.cut(self.clock.step)
 
     # The user
 
@@ -295,7 +255,7 @@ class Steps:
             if self._snapshots.active:
                 self._snapshots.before_step(everything, reads)
             self._probes.before_step(everything, reads)
-            self._look("at the end of a step")
+            self._keeping.look("at the end of a step", self.clock)
 
     def hold_part(self) -> None:
         """Separate the data so far, which may become a step."""
@@ -333,25 +293,12 @@ class Steps:
         if self._current.captured or self._collector.has_news:
             self._ship(self._collector.take(self.clock.step, now - self.ended_at, self._current.backwards))
         if self._dispatcher.keeper is not None:
-            self._guarded(self._end_kept_step)
+            self._guarded(lambda: self._keeping.end_step(self._models.roots))
 
     def _take_flow(self) -> None:
         flow = self._flows.end_step(self.clock.step)
         if flow is not None:
             self._collector.add_flow(flow)
-
-    def _end_kept_step(self) -> None:
-        assert self._dispatcher.keeper is not None
-        self._dispatcher.keeper.end_step()
-        if self._current.captured:
-            self._dispatcher.look_for_models(self._models.roots)
-
-    def _look(self, where: str, is_whole: bool = True) -> None:
-        """Let the keeper see a step whose weights are unchanged. Under a scaler, infinite gradients are normal."""
-        keeper = self._dispatcher.keeper
-        if keeper is not None and keeper.armed:
-            kinds = _KINDS - GRADIENT_KINDS if self.clock.owners.scalers() else _KINDS
-            keeper.look(partial(self._dispatcher.statistics.first_bad, kinds, self.clock.step, is_whole), where)
 
     def begin_step(self) -> None:
         """Decide whether to capture the next step."""

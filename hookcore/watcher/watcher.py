@@ -89,7 +89,7 @@ class Watcher(WatchedRun):
                 self._tee = TeeSink(self._delivery.sink, open_bridge, self._errors.record)
                 self._recorder.send_to(self._tee)
             self._recorder.watch(model)
-            self._recorder.check_patterns(settings.channels)
+            self._recorder.models.check_patterns(settings.channels)
             self._recorder.attach()
             self._begin_delivery()
             self._recorder.shipper.report_escapes(self._delivery.run.name, self._delivery.run.script)
@@ -136,7 +136,7 @@ class Watcher(WatchedRun):
         Between two steps, they are recorded for the one that ended (docs/how-it-works.md has the rule).
         """
         if not self._recorder.closed:
-            self._guarded("log", self._recorder.log, scalars)
+            self._guarded("log", self._recorder.given.log, scalars)
 
     def log_image(self, name: str, image: Any) -> None:
         """Log an image with the step: an array or a tensor (0 to 255, or floats from 0 to 1), or a Pillow image."""
@@ -160,26 +160,26 @@ class Watcher(WatchedRun):
         Snapshots of its activations and gradients then have them: attention maps and rollouts say which token is which.
         """
         if not self._recorder.closed:
-            self._guarded("tokens", self._recorder.give_tokens, tokens)
+            self._guarded("tokens", self._recorder.given.give_tokens, tokens)
 
     def labels(self, labels: Iterable[Any]) -> None:
         """Name the samples of the batch that runs next, in snapshots of its activations and gradients."""
         if not self._recorder.closed:
-            self._guarded("labels", self._recorder.give_labels, labels)
+            self._guarded("labels", self._recorder.given.give_labels, labels)
 
     def _log_media(self, name: str, content_of: Callable[[Any], Content], value: Any) -> None:
         if not self._recorder.closed:
-            self._guarded("log", self._recorder.add_media, str(name), lambda: astuple(content_of(value)))
+            self._guarded("log", self._recorder.given.add_media, str(name), lambda: astuple(content_of(value)))
 
     def _log_behind(self, scalars: dict[str, float | Tensor]) -> None:
         """Record numbers that a callback receives after the end of their step."""
         if not self._recorder.closed:
-            self._guarded("log", self._recorder.log, scalars, True)
+            self._guarded("log", self._recorder.given.log, scalars, True)
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         """Capture an intermediate tensor of a forward, and its gradient, as taps called `name`. Return the tensor."""
         if not torch.compiler.is_compiling() and self._recorder.capturing and isinstance(tensor, Tensor):
-            self._guarded("observe", self._recorder.observe, name, tensor)
+            self._guarded("observe", self._recorder.given.observe, name, tensor)
         return tensor
 
     def _guarded(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
@@ -210,7 +210,7 @@ class Watcher(WatchedRun):
         """
         self._check_open()
         probe = probe_of(name, function, include, kinds, every)
-        self._recorder.check_patterns(probe.include)
+        self._recorder.models.check_patterns(probe.include)
         if not self._recorder.add_probe(probe):
             raise ArgumentError(f"a watcher takes at most {MAX_PROBES} probes: remove one")
 
@@ -229,7 +229,7 @@ class Watcher(WatchedRun):
     def capsule(self) -> None:
         """Save the next step to a capsule, for `hookcore replay`. An event says where it is, or why not."""
         self._check_open()
-        self._recorder.request_capsule()
+        self._recorder.keeping.ask()
 
     def pause(self) -> None:
         """Capture nothing until `resume()`. Steps are still counted."""
@@ -273,7 +273,7 @@ class Watcher(WatchedRun):
         self._ending.unfollow()
         failure = self._ending.failure(error)
         if failure is not None and isinstance(error, Exception):  # Ctrl+C and exits say nothing about the step
-            self._recorder.keep_failed_step(failure.error)
+            self._recorder.keeping.fail(failure.error)
         if failure is not None:
             self._delivery.sink.fail(failure)
             note_failure(self._notifier, self._delivery.run, self.url, failure)

@@ -1,0 +1,95 @@
+"""Backward passes of the training: what each of them means for the running step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookcore.internals import DisableTorchFunction
+from hookcore.recorder.boundary import Boundary, ends_steps
+from hookcore.recorder.clock import Clock
+from hookcore.recorder.current import CurrentStep
+from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.entry import entry
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.foundloss import FoundLoss
+from hookcore.recorder.keeping import Keeping
+from hookcore.recorder.parts import Parts
+from hookcore.recorder.passes import PassProbes
+from hookcore.recorder.scales import LossScale
+from hookcore.recorder.steptimes import StepTimes
+from hookcore.records.vocabulary import TIME_BACKWARD
+
+
+@dataclass(slots=True, eq=False)
+class BackwardPasses:
+    """Tells the clock of the passes, which may end a step."""
+
+    clock: Clock
+    boundary: Boundary
+    _dispatcher: Dispatcher
+    _loss: FoundLoss
+    _parts: Parts
+    _scale: LossScale
+    _probes: PassProbes
+    _keeping: Keeping
+    _lock: AbstractContextManager[Any]
+    _current: CurrentStep = field(init=False)
+    _errors: ErrorLog = field(init=False)
+    _times: StepTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = self._dispatcher
+        self._current, self._errors, self._times = known.current, known.errors, known.times
+
+    @entry("begin of a backward pass")
+    def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
+        """Note that a backward pass of this process starts."""
+        self._times.enter(TIME_BACKWARD)
+        self._current.begin_pass(accumulates)
+        if accumulates:
+            self.clock.pass_begins()  # which may notice the end of the last step
+            if self._loss.wanted:
+                self._loss.begin_pass(tensors, weights, self.clock.fate)
+            if self._probes.due:
+                self._probes.begin()
+
+    @ends_steps
+    @entry("end of a backward pass")
+    def backward_ended(self, accumulates: bool) -> None:
+        """Note the end of the pass, even if it raised."""
+        self._times.leave(TIME_BACKWARD)
+        reached, passes = self._current.end_pass(accumulates), self.clock.passes
+        if reached:
+            self._dispatcher.reset_calls()
+            self._keeping.look("at the end of a backward pass", self.clock, is_whole=False)
+        if not accumulates:
+            return
+        if self._probes.due:
+            self._probes.end()
+        if self._parts.is_cut:
+            self._parts.saw_pass()
+        if reached:  # now, because an optimizer that steps inside the pass ends the step
+            self._loss.end_pass(counts=True)
+        if self.clock.stepping:
+            self._loss.forget()  # a closure is called as often as the optimizer likes
+        self.clock.pass_ended()
+        if not reached:  # no tensor of an uncaptured step is watched, and some passes reach parameters only
+            counts = self.clock.passes > passes and (self.clock.compares_passes or not self._current.captured)
+            self._loss.has_strays |= self._current.captured and not counts
+            self._loss.end_pass(counts)
+        pending = self._current.captured and self.clock.awaits_end
+        self._current.pending = pending
+        if pending:
+            self._scale.note_pass(self.clock.owners.scalers())
+
+    def saw_pending_call(self) -> None:
+        """Check whether a step has ended: a module is about to run, after a pass that may have been the last one."""
+        with self._lock, DisableTorchFunction():
+            if self._current.running or self.clock.stepping:
+                return
+            self._current.pending = self._times.prompt = False
+            if not self.clock.notice_end() and self.clock.undecided:
+                self._parts.cut(self.clock.step)

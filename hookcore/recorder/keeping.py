@@ -1,0 +1,70 @@
+"""What the recorder tells the keeper of steps, if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from hookcore.hooks.compiled import guarded
+from hookcore.internals import DisableTorchFunction
+from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.clock import Clock
+from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.roots import Root
+from hookcore.records import GRADIENT_KINDS, TENSOR_KINDS, Frame, Occasion
+
+_KINDS: Final = frozenset(TENSOR_KINDS)
+
+
+@dataclass(slots=True, eq=False)
+class Keeping:
+    """Asks the dispatcher for the keeper each time: a run without one pays nothing else."""
+
+    _dispatcher: Dispatcher
+    _cadence: Cadence
+    _lock: AbstractContextManager[Any]
+
+    def ask(self, occasion: Occasion | None = None) -> None:
+        """Capture the next step, and let the keeper save it. After an incident, the keeper decides whether to."""
+        if self._dispatcher.keeper is not None and self._dispatcher.keeper.ask(occasion):
+            self._cadence.alarm()
+
+    def look(self, where: str, clock: Clock, is_whole: bool = True) -> None:
+        """Let it see a step whose weights are unchanged. Under a scaler, infinite gradients are normal."""
+        keeper = self._dispatcher.keeper
+        if keeper is not None and keeper.armed:
+            kinds = _KINDS - GRADIENT_KINDS if clock.owners.scalers() else _KINDS
+            keeper.look(partial(self._dispatcher.statistics.first_bad, kinds, clock.step, is_whole), where)
+
+    def end_step(self, roots: Sequence[Root]) -> None:
+        """End the step."""
+        assert self._dispatcher.keeper is not None
+        self._dispatcher.keeper.end_step()
+        if self._dispatcher.current.captured:
+            self._dispatcher.look_for_models(roots)
+
+    @guarded
+    def fail(self, error: str) -> None:
+        """Let it see a step that an exception ended."""
+        with self._lock, DisableTorchFunction():
+            if self._dispatcher.keeper is not None:
+                self._dispatcher.keeper.fail(error)
+
+    def alarm(self, step: int, clock: Clock) -> None:
+        """Pass on what another device measured; what the CPU measured was seen in the step."""
+        keeper, statistics = self._dispatcher.keeper, self._dispatcher.statistics
+        if keeper is not None and statistics.devices.arenas and not clock.owners.scalers():
+            keeper.alarm(step)
+
+    def remember(self, frame: Frame) -> None:
+        """Let it see what was sent."""
+        if self._dispatcher.keeper is not None:
+            self._dispatcher.keeper.remember(frame)
+
+    def close(self) -> None:
+        """Let it let go of everything."""
+        if self._dispatcher.keeper is not None:
+            self._dispatcher.keeper.close()
