@@ -360,6 +360,17 @@ def test_a_rank_that_has_ended_before_another_one_sends_its_first_step_waits_for
     assert (ranks.joint.assembly.steps, ranks.joint.assembly.incomplete, ranks.joint.end.step) == (3, 0, 3)
 
 
+def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ranks) -> None:
+    ranks.world = 2
+    ranks.post(1, [])
+    ranks.send(0, range(3))
+    ranks.end(0, 3)
+    ended = ranks.batch(1, [EndItem(0, 3)])
+    ranks.server.take(msgspec.structs.replace(ended, run=msgspec.structs.replace(ended.run, facts={TRAINED: 3})))
+    assert (ranks.joint.assembly.steps, ranks.joint.assembly.incomplete) == (3, 3)
+    assert "rank 1 says that it trained 3 steps, but sent no values" in ranks.events("rank-silent")[0]
+
+
 def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> None:
     ranks.all(range(2))
     ranks.end(2, 1, Failure("crashed", 1, "ValueError: bad batch"))

@@ -362,12 +362,11 @@ class Assembly:
                 f"{unseen:,} of {self.world:,} ranks have sent nothing yet: the sums from step {step:,} on are without "
                 f"them",
             )
-        gone = [each for each in self.ranks.values() if each.is_gone and step >= each.end]
-        for each in gone:
-            why = f"rank {each.rank} has crashed or is lost: the sums from step {step:,} on are without it"
-            self.tell("rank-gone", each.rank, why)
+        absent = {rank: found for rank, each in self.ranks.items() if (found := each.absence(step)) is not None}
+        for rank, (name, why) in absent.items():
+            self.tell(name, rank, f"rank {rank} {why}")
         lacking = [each for each in self.ranks.values() if step < each.begins and each.rank not in pending.frames]
-        self._without = {each.rank for each in (*missing, *gone, *lacking)} | ({UNSEEN} if unseen > 0 else set())
+        self._without = absent.keys() | {each.rank for each in (*missing, *lacking)} | {UNSEEN for _ in range(unseen)}
         self.incomplete += bool(self._without)
 
     def tell(self, name: str, rank: int, message: str) -> None:
