@@ -32,6 +32,7 @@ from hookcore_app.clickhouse.native import Answer
 from hookcore_app.clickhouse.rankanswers import nbytes_of
 from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.recent import Recent
+from hookcore_app.clickhouse.runanswers import rows_of
 from hookcore_app.clickhouse.runpast import RunPast
 from hookcore_app.clickhouse.schema import connect
 from hookcore_app.clickhouse.segments import Piece, blocks_of
@@ -73,6 +74,35 @@ def test_a_heatmap_reads_finer_buckets_the_fewer_rows_it_has() -> None:
     budgets = [Budget(500, max(4000, 2_000_000 // taps), 2_000_000 // taps) for taps in (1, 10, 100, 1000, 10_000)]
     levels = [each.level(10**6, LEVELS) for each in budgets]
     assert levels == [EXACT, 3, 7, 9, 9]
+
+
+def test_parts_of_a_bucket_are_added_up_and_a_step_that_is_stored_again_is_not() -> None:
+    nan, parts = (
+        np.nan,
+        {  # a sum that isn't known is 0, and so are its extremes
+            "lane": [7, 5, 7, 5, 5, 5, 7],
+            "level": [3, 3, 3, 3, 0, 0, 3],
+            "bucket": [1, 1, 1, 1, 16, 16, 1],
+            "low": [2.0, 0.0, -1.0, 0.0, 4.0, 4.0, 0.0],
+            "high": [3.0, 0.0, 5.0, 0.0, 4.0, 4.0, 0.0],
+            "total": [10.0, 0.0, 4.0, 0.0, 4.0, 4.0, 0.0],
+            "finite": [4, 0, 2, 0, 1, 1, 0],
+            "present": [4, 2, 3, 3, 1, 1, 1],
+            "bad": [0, 2, 1, 3, 0, 0, 1],
+        },
+    )
+    found = rows_of(Answer({name: np.array(column) for name, column in parts.items()}), np.arange(7), [7, 5])
+    assert found.first.tolist() == [8, 16]
+    assert found.last.tolist() == [15, 16]
+    for name, expected in (
+        ("mean", [[14 / 6, nan], [nan, 4.0]]),
+        ("low", [[-1.0, nan], [nan, 4.0]]),
+        ("high", [[5.0, nan], [nan, 4.0]]),
+        ("finite", [[6, 0], [0, 1]]),
+        ("present", [[8, 5], [0, 1]]),
+        ("nonfinite", [[2, 5], [0, 0]]),
+    ):
+        assert np.array_equal(getattr(found, name), expected, equal_nan=True), name
 
 
 # -- the same answers --------------------------------------------------------------------------------------------------

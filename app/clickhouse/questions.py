@@ -96,20 +96,23 @@ def newest_sql(runs: Sequence[tuple[int, int]]) -> str:
 
 
 def rows_sql(stat: str, asked: Sequence[OfRun]) -> str:
-    """Return the query for rows of some runs; empty if there is nothing to ask."""
+    """Return the query for rows of some runs; empty if there is nothing to ask.
+
+    A bucket is several rows until ClickHouse has merged them. It isn't asked to add them up, since NumPy is faster.
+    """
     value, (exact, buckets) = _value(stat), _of_runs(asked)
     parts = []
     if exact:
         parts.append(
             f"SELECT run, lane, toUInt8({EXACT}) AS level, step AS bucket, {value} AS low, {value} AS high, "
-            f"{value} AS total, toUInt64(isFinite({value})) AS finite, toUInt64(1) AS present, "
-            f"toUInt64(`nan` + `inf` > 0) AS bad FROM rows WHERE {exact} AND role > {PART}"
+            f"{value} AS total, toUInt32(isFinite({value})) AS finite, toUInt32(1) AS present, "
+            f"toUInt32(`nan` + `inf` > 0) AS bad FROM rows WHERE {exact} AND role > {PART}"
         )
     if buckets:
         parts.append(
-            f"SELECT run, lane, level, bucket, minIfMerge({stat}_lo) AS low, maxIfMerge({stat}_hi) AS high, "
-            f"sum({stat}_sum) AS total, sum({stat}_n) AS finite, sum(present) AS present, sum(bad) AS bad "
-            f"FROM rollups WHERE {buckets} GROUP BY run, lane, level, bucket"
+            f"SELECT run, lane, level, bucket, finalizeAggregation({stat}_lo) AS low, "
+            f"finalizeAggregation({stat}_hi) AS high, {stat}_sum AS total, {stat}_n AS finite, present, bad "
+            f"FROM rollups WHERE {buckets}"
         )
     return " UNION ALL ".join(parts)
 

@@ -13,6 +13,7 @@ from hookcore.store.heatmap import Cells, Columns
 from hookcore.store.rows import Rows
 from hookcore.store.sketches import SketchRows, narrow
 
+from .levels import EXACT
 from .native import Answer
 
 Places = NDArray[np.intp]
@@ -24,7 +25,10 @@ def of_run(found: Answer, run: int) -> Places:
 
 
 def rows_of(found: Answer, mine: Places, lanes: Sequence[int]) -> Rows:
-    """Return rows of some lanes in time."""
+    """Return rows of some lanes in time.
+
+    A bucket may be in several rows, which are its parts. A single step in several rows was stored again.
+    """
     if not len(mine):
         return Rows.empty(len(lanes))
 
@@ -36,19 +40,26 @@ def rows_of(found: Answer, mine: Places, lanes: Sequence[int]) -> Rows:
     begins, place, row = np.unique(first, return_index=True, return_inverse=True)
     order = np.argsort(np.array(lanes, np.uint64))
     lane = order[np.searchsorted(np.array(lanes, np.uint64)[order], numbers("lane"))]
-    shape = len(begins), len(lanes)
-    counts = {name: np.zeros(shape, np.uint32) for name in ("finite", "present", "bad")}
-    for name, column in counts.items():
-        column[row, lane] = numbers(name)
-    known = counts["finite"] > 0
-    low, high, mean = (np.full(shape, np.nan) for _ in range(3))
-    for name, values in (("low", low), ("high", high), ("total", mean)):
-        values[row, lane] = numbers(name)
-        values[~known] = np.nan
-    with np.errstate(invalid="ignore"):
-        mean /= np.maximum(counts["finite"], 1)
+    at, exact = row * len(lanes) + lane, level == EXACT
+    known = numbers("finite") > 0
+
+    def combined(add: np.ufunc, values: NDArray[Any], none: float) -> NDArray[Any]:
+        found = np.full(len(begins) * len(lanes), none, values.dtype)
+        found[at[exact]] = values[exact]
+        add.at(found, at[~exact], values[~exact])
+        return found.reshape(len(begins), len(lanes))
+
+    finite, present, bad = (combined(np.add, numbers(name), 0) for name in ("finite", "present", "bad"))
+    low, high = (
+        combined(extreme, np.where(known, numbers(name), np.nan), np.nan)
+        for name, extreme in (("low", np.fmin), ("high", np.fmax))
+    )
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = combined(np.add, np.where(known, numbers("total"), 0.0), 0.0)
+        mean[finite == 0] = np.nan
+        mean /= np.maximum(finite, 1)
         np.clip(mean, low, high, out=mean)  # a sum of the largest numbers may be infinite, but not their mean
-    return Rows(begins, last[place], mean, low, high, counts["finite"], counts["present"], counts["bad"])
+    return Rows(begins, last[place], mean, low, high, finite, present, bad)
 
 
 def cells_of(found: Answer, taps: Sequence[int], columns: Columns) -> Cells:
