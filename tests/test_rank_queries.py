@@ -13,6 +13,10 @@ from hookcore.errors import ServerError
 from hookcore.records import STAT_COLUMN, Frame, ModuleRecord, Tap
 from hookcore.records.vocabulary import REDUCTION_WAIT
 from hookcore.records.wire import Description, Place
+from hookcore.store import Store
+from hookcore.store.rows import Rows
+from hookcore_app.analysis import rankmaps
+from hookcore_app.analysis.rankstores import OfRank
 from hookcore_app.runs import Run
 from tests.api_world import STEPS, TAPS, fill, fill_ranks, make_frame, open_run
 from tests.serving import TOKEN, Served, served
@@ -202,6 +206,15 @@ def test_a_rank_without_finite_values_is_the_odd_one_and_shows_as_infinite() -> 
         layer = client.rank_spread(TAPS[0].kind, "mean", match=TAPS[0].module).layers[0]
         assert (layer.low, layer.high, layer.odd, layer.odd_value) == (1.0, 3.0, 1, np.inf)
         assert (layer.apart, layer.finite, layer.present) == (np.inf, 2, 3)
+
+
+def test_a_map_weights_what_is_known_of_several_steps_by_how_many_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, ends = Store(), np.array([0, 8])
+    store.append(make_frame(0, [1.0] * len(TAPS), scalars={"loss": 1.0}, new_taps=TAPS))
+    mean, finite, present = (np.array(each)[:, None] for each in ([1.0, 4.0], [6, 2], [8, 8]))
+    rows = Rows(ends, ends + 7, mean, mean, mean, finite, present, present - finite)
+    monkeypatch.setattr(rankmaps, "rows_of_all", lambda asked, most: [rows])
+    assert rankmaps.map_of([OfRank(0, store)], "loss", "", None, None, 1).values.tolist() == [[14 / 8]]
 
 
 @pytest.fixture
