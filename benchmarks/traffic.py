@@ -51,9 +51,9 @@ class ServerProcess:
         """Return its processor time so far."""
         return cpu_s(self.process)
 
-    def get(self, path: str) -> bytes:
+    def get(self, path: str, timeout_s: float = 60) -> bytes:
         """Return the answer to a query."""
-        with open_url(self.url + path) as answer:
+        with open_url(self.url + path, timeout_s) as answer:
             found: bytes = answer.read()
         return found
 
@@ -64,9 +64,9 @@ def cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def open_url(url: str) -> Any:
+def open_url(url: str, timeout_s: float = 60) -> Any:
     """Open an answer for reading."""
-    return urllib.request.urlopen(urllib.request.Request(url, headers=AUTHORIZED), timeout=60)
+    return urllib.request.urlopen(urllib.request.Request(url, headers=AUTHORIZED), timeout=timeout_s)
 
 
 @contextmanager
