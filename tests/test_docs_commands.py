@@ -209,7 +209,7 @@ def test_a_flag_that_a_page_names_belongs_to_some_command(page: Path) -> None:
     known = {flag for command in _commands().values() for flag in _flags_of(command)}
     named = {code.split()[0].partition("=")[0] for code in inline_code_of(page) if re.match(r"--[a-z]", code)}
     # Flags of Docker, and of the benchmarks.
-    assert named - known <= {"--gpus", "--threads", "--clock", "--quick", "--everything", "--only"}
+    assert named - known <= {"--gpus", "--threads", "--clock", "--quick", "--everything", "--only", "--rounds"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -216,8 +216,8 @@ def _careful_moments(values, n, some, unit, WIDE: tl.constexpr, FAR: tl.constexp
         away = tl.where(finite, _exact(x, unit, FAR) - shift, 0.0)
         sums += away
         squares += away * away
-    counts = tl.sum(finites, 0), tl.sum(zeros, 0), tl.sum(ups, 0), tl.sum(downs, 0)
-    return counts, tl.sum(sums, 0), tl.sum(squares, 0), tl.min(low, 0), tl.max(high, 0)
+    finite, zero, up, down = tl.sum(finites, 0), tl.sum(zeros, 0), tl.sum(ups, 0), tl.sum(downs, 0)
+    return finite, zero, up, down, tl.sum(sums, 0), tl.sum(squares, 0), tl.min(low, 0), tl.max(high, 0)
 
 
 @triton.jit(do_not_specialize=["n", "stride", "offset"])
@@ -246,8 +246,8 @@ def observe(
     zero, sum1, sum2, least, most = _moments(values, n, some, unit, WIDE, FAR, BLOCK)
     finite, up, down = seen, seen * 0, seen * 0
     if (sum1 != sum1) | (least == -inf) | (most == inf):
-        counts, sum1, sum2, least, most = _careful_moments(values, n, some, unit, WIDE, FAR, BLOCK)
-        finite, zero, up, down = counts[0].to(tl.int64), counts[1], counts[2].to(tl.int64), counts[3].to(tl.int64)
+        found, zero, ups, downs, sum1, sum2, least, most = _careful_moments(values, n, some, unit, WIDE, FAR, BLOCK)
+        finite, up, down = found.to(tl.int64), ups.to(tl.int64), downs.to(tl.int64)
     number = finite.to(tl.float64)
     away = sum1 / tl.maximum(number, 1.0)
     deviation = tl.maximum(sum2 - sum1 * away, 0.0)
