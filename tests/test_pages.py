@@ -412,6 +412,22 @@ def test_numbers_are_formatted_for_readers(function: Any, value: Any, words: str
     assert function(value) == words
 
 
+def test_a_long_path_is_shortened_to_one_that_differs_from_those_of_other_layers() -> None:
+    paths = [
+        f"model.decoder_with_a_long_name.layers.{each}.attention_block_with_a_long_name.query" for each in range(30)
+    ]
+    short = [filters.short_path(each, 40) for each in paths]
+    assert short[12] == "model.dec\u2026name.layers.12.att\u2026name.query"
+    assert len(set(short)) == len(paths)
+    assert (
+        filters.short_path("first: layers.3.a_long_name_of_a_layer or another", 40)
+        == "first: layers.3.a_lon\u2026a_layer or another"
+    )
+    assert filters.short_path("a" * 50, 10) == filters.middle("a" * 50, 10)
+    assert len(filters.short_path("layers." * 50, 90)) == 90
+    assert filters.short_path("layers.0", 90) == "layers.0"
+
+
 def test_a_constant_with_rounding_differences_is_drawn_as_a_flat_line() -> None:
     values = np.where(np.arange(50) % 3, 0.01, np.nextafter(0.01, 1))
     spark = spark_of(np.arange(50), values)

@@ -14,6 +14,7 @@ from hookcore.records.vocabulary import counted
 from ..analysis.numerals import ago, pace, percent, shown, size, thousands
 
 _TAIL_LETTERS: Final = 12  # of a name that is shortened in the middle
+_NAME_LETTERS: Final = 5  # of one name of a path: a shorter one says nothing
 
 
 def moment(time_s: float) -> str:
@@ -59,6 +60,15 @@ def middle(text: str, most: int) -> str:
     return f"{text[: most - 1 - end]}\u2026{text[-end:]}"
 
 
+def short_path(text: str, most: int) -> str:
+    """Shorten the longest names of a module's path, so that it keeps the numbers that tell layers apart."""
+    for longest in range(most, _NAME_LETTERS, -1):
+        shorter = re.sub(r"[^. ]+", lambda name, longest=longest: middle(name[0], longest), text)
+        if len(shorter) <= most:
+            return shorter
+    return middle(text, most)
+
+
 def camels(name: str) -> Markup:
     """Return the name of a class that wraps before its words."""
     return Markup("<wbr>").join(re.findall(r"[A-Z]?[^A-Z]+|[A-Z]+(?![a-z])", name) or [name])
@@ -67,6 +77,7 @@ def camels(name: str) -> Markup:
 FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     ends,
     middle,
+    short_path,
     breakable,
     camels,
     shown,

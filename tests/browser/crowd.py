@@ -43,7 +43,7 @@ def fill(site: Site) -> None:
         [*(f"{LONG}.{each}.projection" for each in range(6)), LONGEST],
         name=f"{'many words ' * 16}{'x' * 60}",
     )
-    send(site, "many", [f"model.layers.{each // 8}.{'abcdefgh'[each % 8]}" for each in range(MODULES)])
+    send(site, "many", [module_of(each) for each in range(MODULES)])
     post(site, wire.Batch(run=make_info("bare", name="no step yet")))
     for each in range(RUNS):
         lr = 3e-4 * (each + 1)
@@ -59,6 +59,11 @@ def fill(site: Site) -> None:
         one = frame(0, stats_of(1, 1.0, nan=0, inf=0), scalars={"loss": 2.5})
         items = (wire.frame_item(0, one), wire.EndItem(1, 0))
         post(site, wire.Batch(run=info, taps=(Tap("a", "output"),), items=items))
+
+
+def module_of(number: int) -> str:
+    """Return the path of one of many modules, whose names are long, and differ in the middle."""
+    return f"language_model.decoder_with_cross_attention.layers.{number // 8}.attention_{number % 8}.query_projection"
 
 
 def send(site: Site, run: str, paths: list[str], name: str = "") -> None:

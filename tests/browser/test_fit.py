@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from .browsing import visiting
-from .crowd import LONG, LONGEST, fill
+from .crowd import LONG, LONGEST, fill, module_of
 from .site import Site, running
 
 WIDTHS = (1920, 1440, 390)
@@ -116,7 +116,7 @@ def check(browser: Browser, url: str, path: str, opened: Callable[[Page], None] 
 
 @pytest.mark.parametrize(("run", "page"), CASES)
 def test_everything_on_a_page_of_a_run_fits(browser: Browser, site: Site, run: str, page: str) -> None:
-    module = LONGEST if run == "long" else "model.layers.3.b"
+    module = LONGEST if run == "long" else module_of(25)
     check(browser, site.url, f"runs/{run}/{page}".rstrip("/").format(module=module))
 
 
