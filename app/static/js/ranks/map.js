@@ -1,7 +1,7 @@
 // @ts-check
 /** The heatmap of one value by rank and step. */
 import { get } from "../api.js";
-import { byId, write } from "../dom.js";
+import { breakable, byId, write } from "../dom.js";
 import { Heat } from "../heat/index.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
@@ -66,7 +66,7 @@ export class RankMap {
   /** @param {AbortSignal} signal */
   async load(signal) {
     const asked = this.#query();
-    byId("map-heading").textContent = this.words;
+    byId("map-heading").replaceChildren(...breakable(this.words));
     try {
       const { ranks, first_step: first, last_step: last, values } = await get("ranks/map", asked, signal);
       this.#ranks = ranks.length;
