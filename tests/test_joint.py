@@ -20,12 +20,13 @@ from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, S
 from hookcore.records.vocabulary import SAMPLES_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
+from hookcore.store.copies import Difference
 from hookcore_app.runs import Changes, JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S, LATE_S
 from hookcore_app.runs.commands import Commands
 from hookcore_app.runs.joint import READ_AGAIN_S
 from hookcore_app.runs.keep import Keeper
-from hookcore_app.runs.rankwords import words_of
+from hookcore_app.runs.rankwords import desync_of, words_of
 from hookcore_app.runs.rounds import Rounds
 from hookcore_app.runs.shelf import Shelf
 from tests.build import frame, make_info, stats_of
@@ -369,6 +370,8 @@ def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ran
     ranks.server.take(msgspec.structs.replace(ended, run=msgspec.structs.replace(ended.run, facts={TRAINED: 3})))
     assert (ranks.joint.assembly.steps, ranks.joint.assembly.incomplete) == (3, 3)
     assert "rank 1 says that it trained 3 steps, but sent no values" in ranks.events("rank-silent")[0]
+    page = ranks.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
+    assert "Trained, but sent no values: rank 1." in page
 
 
 def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> None:
@@ -379,7 +382,7 @@ def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> Non
         ranks.end(rank, 1, Failure("interrupted", 1, "SystemExit: 1"))
     assert ranks.joint.state == "crashed"
     assert ranks.joint.end.failure is not None
-    assert "rank" in ranks.joint.end.failure.error
+    assert ranks.joint.end.failure.error == "rank 2: ValueError: bad batch", "first: what is long is cut at its end"
 
 
 def test_a_restarted_training_goes_on_in_the_same_run(ranks: Ranks) -> None:
@@ -655,6 +658,10 @@ def test_events_of_several_ranks_are_one_event_that_names_them(ranks: Ranks) -> 
 
 
 def test_the_words_for_ranks() -> None:
+    apart = [Difference(1, "rms", (((0,), 1.5), ((1,), 1.8)))]
+    assert desync_of(3, apart, TAPS).message.endswith("layer param [weight] is 1.5 in rank 0, 1.8 in rank 1")
+    assert desync_of(3, apart * 2, TAPS).message.endswith("1.8 in rank 1; 1 other tensor differs, too")
+    assert desync_of(3, apart * 5, TAPS).message.endswith("1.8 in rank 1; 4 other tensors differ, too")
     assert words_of([3], 4) == "rank 3"
     assert words_of([0, 1, 2, 3], 4) == "all 4 ranks"
     assert words_of([7, 0, 1, 2], 9) == "ranks 0-2 and 7"

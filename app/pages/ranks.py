@@ -96,6 +96,7 @@ class RanksPage(RunPage):
         by_state = {
             "lost": [each.rank for each in ranks.ranks if each.state == "lost"],
             "crashed": [each.rank for each in ranks.ranks if each.state == "crashed"],
+            "trained, but sent no values": [each.rank for each in joint.assembly.ranks.values() if each.is_silent],
             "behind": [each.rank for each in ranks.ranks if each.state == "live" and (each.behind or 0) > SLOW_STEPS],
         }
         return {

@@ -38,11 +38,16 @@ class RankProgress:
         """The step after those that it has trained, captured or not, as far as is known."""
         return max(self.newest + 1, self.trained)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has ended, says that it trained, and sent no values."""
+        return not self.open and not self.measures and self.trained > 0
+
     def absence(self, step: int) -> tuple[str, str] | None:
         """Return the name and the words of an event if it has left and a step lacks it; None if nothing is missing."""
         if self.is_gone and step >= self.end:
             return "rank-gone", f"has crashed or is lost: the sums from step {step:,} on are without it"
-        if not self.open and not self.measures and step < self.trained:
+        if self.is_silent and step < self.trained:
             why = f"says that it trained {self.trained:,} steps, but sent no values: the sums are without it"
             return "rank-silent", why
         return None

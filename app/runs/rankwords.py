@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from hookcore.records import Event, Tap
-from hookcore.records.vocabulary import DESYNC
+from hookcore.records.vocabulary import DESYNC, counted
 from hookcore.store.copies import Difference
 from hookcore.store.incidents import Found
 
@@ -50,7 +50,8 @@ def events_of(events: Sequence[tuple[int, Event]], world: int) -> Iterable[Event
 def desync_of(step: int, differences: Sequence[Difference], taps: Sequence[Tap]) -> Found:
     """Return what is found in a step in which ranks differ in what they should have in common."""
     first = differences[0]
-    more = f", and so do {len(differences) - 1:,} other tensors" if len(differences) > 1 else ""
+    others = len(differences) - 1
+    more = f"; {counted(others, 'other tensor')} {'differs' if others == 1 else 'differ'}, too" if others else ""
     found = [f"{value:.9g} in {words_of(ranks, -1)}" for ranks, value in first.groups]
     if len(found) > MAX_GROUPS:
         found[MAX_GROUPS:] = [f"other values in {len(found) - MAX_GROUPS:,} more"]

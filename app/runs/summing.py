@@ -259,7 +259,7 @@ class Summing(Membership):
             failed = ((each.run.end.failure, each.place.rank) for each in current)
             failure, rank = next((each for each in failed if each[0] is not None), (None, 0))
             if failure is not None:
-                error = f"{failure.error} (rank {rank})"
+                error = f"rank {rank}: {failure.error}"
                 self.end = replace(self.end, failure=replace(failure, step=failure.step + self.shift, error=error))
         silent = any(each.run.id not in self._joined and not self._is_over(each.run) for each in self.current())
         if self._follows and (silent or self.missing()) and self.assembly.is_patient:
