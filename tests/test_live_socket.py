@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -542,6 +543,21 @@ def test_sockets_count_as_clients_and_a_server_that_stops_closes_them() -> None:
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1012
         wait_for(lambda: served.publisher.clients == 0)
+
+
+def test_a_page_that_is_closed_while_the_server_stops_leaves_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def close(*_: Any) -> None:
+        raise WebSocketDisconnect(1006)
+
+    monkeypatch.setattr(WebSocket, "close", close)
+    with whole_server() as server, connect(f"ws://127.0.0.1:{server.port}/api/v1/socket", proxy=None):
+        publisher = publisher_of(server.app)
+        wait_for(lambda: publisher.clients == 1)
+        publisher.stop()
+        wait_for(lambda: publisher.clients == 0)
+    assert caplog.text == ""
 
 
 def test_removing_a_run_ends_its_subscriptions_but_not_the_socket() -> None:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any, Final
 
 import anyio
@@ -260,7 +261,8 @@ async def socket(websocket: WebSocket) -> None:
             try:
                 await asyncio.wait([listening, stopping], return_when=asyncio.FIRST_COMPLETED)
                 if not listening.done():
-                    await websocket.close(1012, "the server stops")
+                    with suppress(WebSocketDisconnect):  # the page may be closed in the same moment
+                        await websocket.close(1012, "the server stops")
             finally:
                 listening.cancel()
                 stopping.cancel()
