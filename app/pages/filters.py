@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -62,11 +63,15 @@ def middle(text: str, most: int) -> str:
 
 def short_path(text: str, most: int) -> str:
     """Shorten the longest names of a module's path, so that it keeps the numbers that tell layers apart."""
-    for longest in range(most, _NAME_LETTERS, -1):
-        shorter = re.sub(r"[^. ]+", lambda name, longest=longest: middle(name[0], longest), text)
-        if len(shorter) <= most:
-            return shorter
-    return middle(text, most)
+    if len(text) <= most:
+        return text
+
+    def cut(longest: int) -> str:
+        return re.sub(r"[^. ]+", lambda name: middle(name[0], longest), text)
+
+    lengths = range(_NAME_LETTERS + 1, most + 1)
+    fit = bisect_right(lengths, most, key=lambda longest: len(cut(longest)))
+    return cut(lengths[fit - 1]) if fit else middle(text, most)
 
 
 def camels(name: str) -> Markup:
