@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import hookcore
-from hookcore.config import launched, rank
+from hookcore.config import launched, launchers, rank
 from hookcore.delivery import place as places
 from hookcore.delivery.archive import read_archive
 from hookcore.records.wire import Place
@@ -44,6 +44,7 @@ HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "1", "SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
 PAIR = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 LIGHTNING = {"NODE_RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2", **HERE}
+PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 PARENT, ME = f"mark {os.getppid()}", f"mark {os.getpid()}"
 STEP = ("slurm", "", "77", "1")
 
@@ -61,6 +62,14 @@ KNOWN: dict[str, tuple[dict[str, str], tuple[Any, ...]]] = {
     "torchrun in a Slurm job that was started again": (
         TORCHRUN | SLURM | {"SLURM_RESTART_COUNT": "1"},
         (3, 4, 1, 6, ("torchrun", "fleet-7", *STEP), True),
+    ),
+    "torchrun without an id in a Slurm step, which may lose the machine where the ranks met": (
+        TORCHRUN | SLURM | {"TORCHELASTIC_RUN_ID": "none"},
+        (3, 4, 1, 2, ("torchrun", "none", *STEP), True),
+    ),
+    "an elastic torchrun that has one machine left": (
+        TORCHRUN | {"GROUP_WORLD_SIZE": "1", "PET_NNODES": "1:4"},
+        (3, 4, 1, 2, ("torchrun", "fleet-7"), True),
     ),
     "DeepSpeed, or by hand": (PAIR | HERE, (1, 2, 1, 0, ("meeting", "127.0.0.1", "29500", PARENT), False)),
     "by hand on several machines": (
@@ -86,6 +95,9 @@ KNOWN: dict[str, tuple[dict[str, str], tuple[Any, ...]]] = {
         (1, 2, 0, 0, ("mpi", "prterun-node0-99@1"), False),
     ),
     "Slurm": (SLURM, (5, 8, 1, 0, STEP, False)),
+    "srun from a shell that salloc started": (SLURM | {"SLURM_JOB_NAME": "interactive"}, (5, 8, 1, 0, STEP, False)),
+    "srun bash train.sh": (SLURM | {"SLURM_JOB_NAME": "bash"}, (5, 8, 1, 0, STEP, False)),
+    "srun --mpi=pmi2": (SLURM | {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_JOBID": "77.1"}, (5, 8, 1, 0, STEP, False)),
     "Slurm, requeued": (SLURM | {"SLURM_RESTART_COUNT": "2"}, (5, 8, 1, 2, STEP, False)),
 }
 
@@ -94,10 +106,10 @@ UNKNOWN: dict[str, dict[str, str]] = {
     "a single process": TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"},
     "a single task": SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
     "the batch script, not a task": SLURM | {"SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "0"},
-    "a Slurm shell": SLURM | {"SLURM_JOB_NAME": "bash"},
     "sbatch without srun": {name: text for name, text in SLURM.items() if name != "SLURM_STEP_ID"},
     "ranks that meet nowhere": PAIR,
     "MPI without a name of the job": {"PMI_RANK": "1", "PMI_SIZE": "2"},
+    "Hydra, where PMI_ID is the rank": {"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_ID": "1"},
     "Lightning on another machine": LIGHTNING | {"NODE_RANK": "1"},
     "a rank beyond the last": PAIR | HERE | {"RANK": "2"},
     "texts": PAIR | HERE | {"RANK": "one"},
@@ -121,6 +133,25 @@ def test_launchers_are_recognized(name: str) -> None:
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_too_little_is_no_place(name: str) -> None:
     assert launched(mark, UNKNOWN[name]) is None
+
+
+def test_a_shell_in_a_slurm_step_is_not_a_task_but_srun_from_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_shell = SLURM | {"SLURM_PTY_PORT": "41209"}
+    monkeypatch.setattr(launchers, "has_terminal", lambda: True)
+    assert launched(mark, in_shell) is None
+    monkeypatch.setattr(launchers, "has_terminal", lambda: False)
+    assert launched(mark, in_shell) is not None
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems show no arguments of a process")
+def test_the_arguments_of_torchrun_say_whether_machines_may_come_and_go() -> None:
+    for arguments, may in ((["--nnodes=1:4"], True), (["--nnodes", "1:4"], True), (["--nnodes", "4"], False)):
+        agent = subprocess.Popen([sys.executable, "-ISc", "print(flush=True); input()", *arguments], **PIPES)
+        with agent:
+            assert agent.stdout is not None
+            agent.stdout.read(1)  # its arguments are known once it runs
+            assert launchers.is_elastic(agent.pid, {}) is may
+            agent.kill()
 
 
 def test_a_launcher_that_starts_independent_tasks_is_believed_with_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

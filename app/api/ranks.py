@@ -55,7 +55,7 @@ def rank_map(
     reply: ReplyParam,
     span: SpanParam,
     tap: Annotated[TapText | None, Query(description="a tap's label, as the run of all ranks has it")] = None,
-    stat: Annotated[str, Query(max_length=50, json_schema_extra={"enum": list(STAT_NAMES)})] = "rms",
+    stat: StatName = "rms",
     name: Annotated[str | None, Query(max_length=1000, description="a logged value instead of a tap")] = None,
     columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of columns (equal spans of steps)")] = 200,
     format: Format = None,
@@ -73,8 +73,8 @@ def rank_map(
         what: Tap | str = name or ELAPSED
         shown = None
         if tap is not None:
-            number, what = joint.store.find_tap(int(tap) if tap.isdecimal() else tap)
-            shown = answers.Tap.of(number, what)
+            shown = joint.reader.find(tap)
+            what = shown.record
         read_every(runs, joint)
         found = map_of(every_store_of(joint), what, stat, span.first, span.last, columns)
         return answer_of(joint, found, shown, what if isinstance(what, str) else stat)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 # The rank, the number of ranks, and the rank on its machine. The first launcher that names all of the first two counts.
@@ -17,16 +19,17 @@ _MPI: Final = (
 )
 _LAUNCHERS: Final = (_BY_ADDRESS, _LIGHTNING, *_MPI, _SLURM)
 _PSEUDO_STEPS: Final = 0xFFFFFFF0  # numbers of Slurm's steps from here on are no tasks: the batch script, a shell
-_SHELLS: Final = ("bash", "sh", "zsh", "interactive")  # what Slurm calls a job that is somebody's terminal
 _TORCHRUN: Final = "torchrun"
 MEETING: Final = "meeting"  # of a job that only the address says
 _NO_ID: Final = "none"  # of torchrun, if it was given none
+_SOME_NODES: Final = re.compile(r"--nnodes[= ]\d+:\d")  # an argument of torchrun: how many machines there may be
 _STARTED_BY: Final = (
     ("torchrun", "TORCHELASTIC_RUN_ID"),
+    ("DeepSpeed", "CROSS_SIZE"),
     ("Accelerate", "ACCELERATE_MIXED_PRECISION"),
     ("MPI", "OMPI_COMM_WORLD_RANK"),
-    ("MPI", "PMI_RANK"),
     ("srun", "SLURM_STEP_ID"),
+    ("MPI", "PMI_RANK"),
 )
 # A cluster, and its variables for the id, the name, and the task of a job.
 _CLUSTERS: Final = (
@@ -63,6 +66,8 @@ def launched(mark_of: Callable[[int], str], environment: Mapping[str, str] | Non
         if rank is None or world < 2 or rank >= world:
             return None
         job = _job_of(names, given, mark_of)
+        if not job and names in _MPI:
+            continue  # srun sets some of MPI's variables
         return Launched(rank, world, local or 0, _attempt(given), job, job[0] == _TORCHRUN) if job else None
     return None
 
@@ -90,6 +95,24 @@ def facts_of_job(environment: Mapping[str, str] | None = None) -> dict[str, str]
     return {name: text for name, text in found.items() if text}
 
 
+def is_elastic(agent: int, given: Mapping[str, str]) -> bool:
+    """Return whether a torchrun, which is this process, may run on more machines at another time."""
+    try:
+        words = Path(f"/proc/{agent}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+    except OSError:
+        words = ""
+    return ":" in given.get("PET_NNODES", "") or _SOME_NODES.search(words) is not None
+
+
+def has_terminal() -> bool:
+    """Return whether this process belongs to a terminal, whatever its input and output are."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except (OSError, AttributeError):  # Windows has neither
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Return whether this address is every machine's own."""
     return host in ("localhost", "::1") or host.startswith("127.")
@@ -102,12 +125,14 @@ def _job_of(names: tuple[str, ...], given: Mapping[str, str], mark_of: Callable[
     if names is _SLURM:
         return step
     if names in _MPI:
-        common = tuple(filter(None, (given.get("PMIX_NAMESPACE", ""), given.get("PMI_ID", ""))))
-        return ("mpi", *common, *(meeting if all(meeting) else ()), *step) if common else ()
+        name = given.get("PMIX_NAMESPACE", "")  # not PMI_ID: that is Hydra's name for a rank
+        return ("mpi", name, *(meeting if all(meeting) else ()), *step) if name else ()
     if names is _BY_ADDRESS and (run_id := given.get("TORCHELASTIC_RUN_ID", "")):
         # On one machine, torchrun itself is the parent of all ranks, and another training has another torchrun.
-        agent = (mark_of(os.getppid()),) if given.get("GROUP_WORLD_SIZE") == "1" else ()
-        return (_TORCHRUN, run_id, *(agent or (meeting if run_id == _NO_ID else ())), *step)
+        is_alone = given.get("GROUP_WORLD_SIZE") == "1" and not is_elastic(os.getppid(), given)
+        agent = (mark_of(os.getppid()),) if is_alone else ()
+        # torchrun meets elsewhere when it loses the machine of rank 0, but stays in its step.
+        return (_TORCHRUN, run_id, *(agent or (meeting if run_id == _NO_ID and not step else ())), *step)
     if not all(meeting):
         return ()
     if not is_loopback(meeting[0]) or step:
@@ -126,9 +151,11 @@ def _slurm_step(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _in_a_step(given: Mapping[str, str]) -> bool:
+    """Return whether `srun` started this as a task, and not somebody's shell, from which anything may be started."""
     step = _number(given, "SLURM_STEP_ID")
     is_step = step is not None and step < _PSEUDO_STEPS and bool(given.get("SLURM_JOB_ID"))
-    return is_step and given.get("SLURM_JOB_NAME", "") not in _SHELLS
+    # Steps that are started from such a shell have its variables, but not its terminal.
+    return is_step and not (given.get("SLURM_PTY_PORT") and has_terminal())
 
 
 def _attempt(given: Mapping[str, str]) -> int:
