@@ -208,8 +208,9 @@ def _check_flags(command: argparse.ArgumentParser, name: str, words: list[str], 
 def test_a_flag_that_a_page_names_belongs_to_some_command(page: Path) -> None:
     known = {flag for command in _commands().values() for flag in _flags_of(command)}
     named = {code.split()[0].partition("=")[0] for code in inline_code_of(page) if re.match(r"--[a-z]", code)}
-    # Flags of Docker, and of the benchmarks.
-    assert named - known <= {"--gpus", "--threads", "--clock", "--quick", "--everything", "--only", "--rounds"}
+    docker_and_launchers = {"--gpus", "--mpi", "--nnodes", "--rdzv-id"}
+    benchmarks = {"--threads", "--clock", "--quick", "--everything", "--only", "--rounds"}
+    assert named - known <= docker_and_launchers | benchmarks
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
