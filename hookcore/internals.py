@@ -58,6 +58,7 @@ function_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_function_stac
 dispatch_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_dispatch_stack", lambda: 1)
 # Likewise, autocast is assumed to be on.
 any_autocast: Final[Callable[[], bool]] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
+_stream_on: Final = getattr(_C, "_cuda_getCurrentRawStream", lambda gpu: torch.cuda.current_stream(gpu).cuda_stream)
 is_wrapped: Final[Callable[[Tensor], bool]] = required(_C._functorch, "is_functorch_wrapped_tensor")
 
 # Tables of hooks
@@ -255,8 +256,7 @@ def stream_number(device: torch.device) -> int:
     """Return the number of the current stream of a device; 0 if it isn't CUDA."""
     if device.type != "cuda":
         return 0
-    read = getattr(_C, "_cuda_getCurrentRawStream", None)
-    return int(torch.cuda.current_stream(device).cuda_stream if read is None else read(device.index or 0))
+    return int(_stream_on(device.index or 0)) if device.type == "cuda" else 0
 
 
 def zero_all(tensors: list[Tensor]) -> None:

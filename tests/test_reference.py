@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookcore.observe import cpu, layout, reference
+from hookcore.observe import captures, cpu, layout, reference
 from hookcore.observe.arena import CpuArena
 from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
 from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.observe.plain import make_plain, unseen
+from hookcore.recorder.scalars import number_of
 from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import check_stats, floats32
 
@@ -244,6 +245,24 @@ def test_an_arena_created_in_inference_mode_works_outside_of_it() -> None:
         arena.observe(torch.ones(3), 0)
     arena.observe(torch.ones(3), 0)
     assert end_step(arena).cells[0, layout.PARTS] == 2
+
+
+def test_a_thread_that_reads_a_number_has_no_part_in_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def exchange(mode: Any) -> int:
+        seen.append(mode._obj.value)
+        mode._obj.value = 0  # what the driver had before
+        return 0
+
+    class Later:
+        def resolve(self) -> float:
+            seen.append("read")
+            return 2.5
+
+    monkeypatch.setattr(captures, "_exchange", lambda: exchange)
+    assert number_of(Later()) == 2.5
+    assert seen == [1, "read", 0]
 
 
 def test_host_memory_that_is_large_enough_is_reused() -> None:

@@ -114,10 +114,16 @@ def _copy(first: Tensor, dtype: str, shape: tuple[int, ...], travels: torch.dtyp
         return Copy(dtype, shape, truncated, nbytes, values)
     if torch.cuda.is_current_stream_capturing():
         raise ValueError("inside the capture of a CUDA graph nothing can be copied")
+    values, done = start_copy(first, travels)
+    return Copy(dtype, shape, truncated, nbytes, values, done)
+
+
+def start_copy(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Any]:
+    """Start to copy a CUDA tensor to the host. Return its values there, and the event after which they are complete."""
     # On the stream that made the tensor: later work there waits for the copy, and no thread waits.
-    with torch.cuda.device(first.device):
-        values = torch.empty(first.shape, dtype=travels, device="cpu", pin_memory=True)
-        values.copy_(first.to(travels), non_blocking=True)
+    with torch.cuda.device(tensor.device):
+        values = torch.empty(tensor.shape, dtype=dtype, device="cpu", pin_memory=True)
+        values.copy_(tensor.to(dtype), non_blocking=True)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
-    return Copy(dtype, shape, truncated, nbytes, values, done)
+    return values, done

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hookcore.errors import ArgumentError
 from hookcore.internals import dispatch_modes, function_modes, is_wrapped
-from hookcore.observe.captures import wait_for
+from hookcore.observe.captures import apart_from_captures
+from hookcore.observe.copies import start_copy
 from hookcore.observe.plain import unseen
 
 _FLOATS: Final = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
@@ -19,19 +20,15 @@ class _Pending:
     """A device scalar that is read by the recorder's thread, so that training never waits for the device."""
 
     def __init__(self, value: Tensor) -> None:
-        self._value = value.detach().reshape(-1)[:1].clone()
+        first = value.detach().reshape(-1)[:1]
+        # Read on the device, it would wait for all that is queued there.
         self._done: Any = None
-        if value.is_cuda:
-            # Copied by the stream that made it: reading it on the device would wait for all that is queued there.
-            with torch.cuda.device(value.device):
-                on_host = torch.empty(1, dtype=value.dtype, device="cpu", pin_memory=True)
-                self._value = on_host.copy_(self._value, non_blocking=True)
-                self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._done.record()
+        self._value, self._done = start_copy(first, first.dtype) if value.is_cuda else (first.clone(), None)
 
     def resolve(self) -> float:
         """Wait for the value."""
-        wait_for(self._done)
+        if self._done is not None:
+            self._done.synchronize()
         return float(self._value)
 
 
@@ -71,5 +68,8 @@ def read_unseen(value: Tensor) -> Any:
 
 
 def number_of(value: Any) -> float:
-    """Return the number, after waiting for it."""
-    return float(value.resolve() if hasattr(value, "resolve") else value)
+    """Return the number, after waiting for it, also while the training captures a CUDA graph."""
+    if not hasattr(value, "resolve"):
+        return float(value)
+    with apart_from_captures():
+        return float(value.resolve())
