@@ -49,8 +49,7 @@ class ServerSettings:
     idle_stop_s: float = _setting(0.0, "stop after this many seconds without trainers and browsers; 0 for never")
     lost_after_s: float = _setting(15.0, "show a run as lost after this many seconds without a message from it")
     keep: str = _setting(
-        "auto",
-        "folder for saved runs; `auto` is the user's data folder, `none` keeps runs in memory only",
+        "auto", "folder for saved runs; `auto` is the user's data folder, `none` keeps runs in memory only"
     )
     keep_limit: int = _setting(
         10_000_000_000, "disk limit for saved runs, in bytes; the oldest runs move to the trash first"

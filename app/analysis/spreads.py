@@ -126,7 +126,6 @@ def _asked_of(each: OfRank, wanted: TapList, stat: str, step: int) -> tuple[NDAr
 
 
 def spreads_of(found: Layers, places: Sequence[int]) -> tuple[answers.LayerSpread, ...]:
-    """Return the answers for some layers."""
     spreads, apart = found.spreads, found.spreads.apart
     shown = []
     for place in places:

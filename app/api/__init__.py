@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from ..formats import StrictJson
 from . import (
     annotated,
     board,
@@ -30,7 +31,7 @@ from . import (
     views,
 )
 
-router = APIRouter(tags=["runs"])
+router = APIRouter(prefix="/api/v1", tags=["runs"], default_response_class=StrictJson)
 _PARTS = (
     runs,
     media,

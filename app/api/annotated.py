@@ -15,7 +15,7 @@ from ..runs.annotating import annotate, remove_annotation
 from .bodies import Annotation
 from .params import ReplyParam, RunParam, RunsParam, answered, described, run_named, version_of
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/annotations", summary="Annotated steps", responses=described(answers.Annotations))

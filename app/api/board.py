@@ -11,11 +11,10 @@ from ..runs import Runs
 from .bodies import ChartToPin
 from .params import NameParam, RunsParam, answered, described, forget, problems
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 def charts_of(runs: Runs) -> tuple[answers.PinnedChart, ...]:
-    """Return the pinned charts."""
     parts = ((name, *said.partition("?")[::2]) for name, said in runs.board.all().items())
     return tuple(answers.PinnedChart(*each) for each in parts)
 

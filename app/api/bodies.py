@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StringConstraints
+from pydantic import BaseModel, Field, StrictBool, StrictFloat, StrictInt, StringConstraints
 
 from hookcore.records import Kind, Phase
 
@@ -13,12 +13,19 @@ from ..runs.views import MAX_CHART, MAX_NAME, MAX_QUERY
 from .params import RUN_PATTERN
 
 
-class RunChanges(BaseModel):
+class Body(BaseModel, extra="forbid"):
+    """What a request brings, and nothing else."""
+
+
+class BodyAboutRun(Body):
+    """A body that names its run."""
+
+    run: Annotated[str, Field(pattern=RUN_PATTERN, description="default: the newest run")] | None = None
+
+
+class RunChanges(Body, json_schema_extra={"examples": [{"name": "baseline, lr 3e-4", "tags": ["best"]}]}):
     """What to change of a run. Parameters that aren't given stay as they are."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"name": "baseline, lr 3e-4", "tags": ["best"]}]}
-    )
     name: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     notes: Annotated[str, Field(max_length=20_000)] | None = None
     tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=50)]], Field(max_length=20)] | None = None
@@ -26,25 +33,19 @@ class RunChanges(BaseModel):
     archived: StrictBool | None = None
 
 
-class ViewToSave(BaseModel):
+class ViewToSave(Body, json_schema_extra={"examples": [{"name": "sweep by loss", "query": "f=tag:sweep&sort=loss"}]}):
     """A view of the list of runs: its name, and the query string of the page."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"name": "sweep by loss", "query": "f=tag:sweep&sort=loss"}]}
-    )
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     query: Annotated[str, Field(max_length=MAX_QUERY)]
 
 
-class ChartToPin(BaseModel):
+class ChartToPin(
+    Body,
+    json_schema_extra={"examples": [{"name": "head: norm", "path": "series", "query": "tap=head+output&stat=norm"}]},
+):
     """A chart of the board: its title, and what it asks of any run."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={
-            "examples": [{"name": "head: norm", "path": "series", "query": "tap=head+output&stat=norm"}]
-        },
-    )
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     path: Literal["series", "scalars"]
     query: Annotated[str, Field(max_length=MAX_CHART, pattern="^[^#]*$")]
@@ -56,10 +57,9 @@ Patterns = (
 )
 
 
-class SettingsChanges(BaseModel):
+class SettingsChanges(Body, json_schema_extra={"examples": [{"every": 10, "budget": 0.02}]}):
     """Changes of settings during a training. Omitted ones stay unchanged."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"every": 10, "budget": 0.02}]})
     every: Annotated[int, Field(strict=True, ge=1, le=10**9)] | None = None
     budget: Annotated[float, Field(gt=0, le=10)] | None = None
     include: Patterns | None = None
@@ -73,28 +73,25 @@ _Path = Annotated[str, Field(max_length=1000)]
 _Drafted = Annotated[tuple[_Path, ...], Field(max_length=1000)]
 
 
-class Switched(BaseModel):
+class Switched(Body):
     """Modules whose checkbox on the page Hooks was switched."""
 
-    model_config = ConfigDict(extra="forbid")
     paths: Annotated[tuple[_Path, ...], Field(min_length=1, max_length=100_000)]
     whole: bool
     on: bool
 
 
-class SelectionDraft(BaseModel):
+class SelectionDraft(Body):
     """Patterns that are not applied yet."""
 
-    model_config = ConfigDict(extra="forbid")
     include: _Drafted = ()
     exclude: _Drafted = ()
     switch: Switched | None = None
 
 
-class SnapshotRequest(BaseModel):
+class SnapshotRequest(Body, json_schema_extra={"examples": [{"module": "0", "kind": "output"}]}):
     """The requested tensor: `tap` by its number or label, or the module and the known parts of the stream."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"module": "0", "kind": "output"}]})
     tap: Annotated[int, Field(strict=True, ge=0)] | Annotated[str, Field(max_length=2100)] | None = None
     module: Annotated[str, Field(max_length=1000)] | None = None
     kind: Kind = "output"
@@ -103,42 +100,32 @@ class SnapshotRequest(BaseModel):
     phase: Phase = "train"
 
 
-class Acknowledgement(BaseModel):
+class Acknowledgement(
+    BodyAboutRun, json_schema_extra={"examples": [{"key": "dead:layers.0 output", "acknowledged": True}]}
+):
     """The acknowledgement of a finding or an event, by its `key`."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"key": "dead:layers.0 output", "acknowledged": True}]}
-    )
-    run: Annotated[str, Field(pattern=RUN_PATTERN, description="default: the newest run")] | None = None
     key: Annotated[str, Field(min_length=1, max_length=2200)]
     acknowledged: Annotated[bool, Field(strict=True)] = True
 
 
-class Annotation(BaseModel):
+class Annotation(BodyAboutRun, json_schema_extra={"examples": [{"step": 100, "text": "learning rate halved"}]}):
     """What to note at a step."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"step": 100, "text": "learning rate halved"}]}
-    )
-    run: Annotated[str, Field(pattern=RUN_PATTERN, description="default: the newest run")] | None = None
     step: Annotated[int, Field(strict=True, ge=0, le=2**53)]
     text: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_TEXT)]
 
 
-class RuleChanges(BaseModel):
+class RuleChanges(
+    BodyAboutRun, json_schema_extra={"examples": [{"rules": {"spike": {"factor": 20}, "dead_relu": False}}]}
+):
     """Thresholds by rule; false switches a rule off; true or null gives it its defaults."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"rules": {"spike": {"factor": 20}, "dead_relu": False}}]}
-    )
-    run: Annotated[str, Field(pattern=RUN_PATTERN, description="default: the newest run")] | None = None
     rules: Annotated[dict[str, dict[str, StrictFloat | StrictInt] | StrictBool | None], Field(max_length=200)]
 
 
-class Mute(BaseModel):
+class Mute(BodyAboutRun, json_schema_extra={"examples": [{"rule": "dead", "match": "layers.*"}]}):
     """A rule, or the name of events, in the modules that match."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"rule": "dead", "match": "layers.*"}]})
-    run: Annotated[str, Field(pattern=RUN_PATTERN, description="default: the newest run")] | None = None
     rule: Annotated[str, Field(min_length=1, max_length=200)]
     match: Annotated[str, Field(max_length=1000, description="a pattern for modules; empty is everywhere")] = ""

@@ -14,7 +14,7 @@ from ..runs.explaining import BusyError, Explainer
 from .params import RunParam, answered, described
 from .runs import accepted, require_live
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 CapsuleId = Annotated[str, Path(max_length=100, description="its `id`", examples=["step-000000100"])]
 
 
@@ -31,12 +31,7 @@ def capsules(run: RunParam, request: Request) -> Response:
     return StrictJson(answers.Capsules(run.id, len(found), found))
 
 
-@router.post(
-    "/capsules",
-    summary="Save a step",
-    status_code=202,
-    responses=answered(answers.Accepted, 202, 409),
-)
+@router.post("/capsules", summary="Save a step", status_code=202, responses=answered(answers.Accepted, 202, 409))
 def save_step(run: RunParam) -> Response:
     """Ask the trainer to save its next step to a capsule, on the trainer's machine."""
     require_live(run)

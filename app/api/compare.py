@@ -18,18 +18,10 @@ from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require
 
-from ..analysis.comparison import (
-    Apart,
-    ComparisonQuery,
-    Differences,
-    LayerDifference,
-    Pairs,
-    compare,
-    differences,
-)
+from ..analysis.comparison import Apart, ComparisonQuery, Differences, LayerDifference, Pairs, compare, differences
 from ..analysis.renaming import renamer
 from ..analysis.verdict import Verdict, compare_runs
-from ..formats import ARRAYS, StrictJson, Table
+from ..formats import ARRAYS, Table
 from ..runs import Run
 from .params import (
     MAX_RUN_ID,
@@ -52,7 +44,7 @@ from .params import (
 MAX_ALONE: Final = 1000
 MAX_NUMBERS: Final = 500_000
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 def _two_runs(
@@ -100,11 +92,7 @@ TwoRuns = Annotated[tuple[Run, Run], Depends(_two_runs)]
 AskedParam = Annotated[ComparisonQuery, Depends(_asked)]
 
 
-@router.get(
-    "/compare",
-    summary="Two runs, layer by layer",
-    responses=described(answers.Comparison, ARRAYS),
-)
+@router.get("/compare", summary="Two runs, layer by layer", responses=described(answers.Comparison, ARRAYS))
 def compare_two_runs(
     reply: ReplyParam,
     pair: TwoRuns,

@@ -11,7 +11,7 @@ from hookcore.reading import answers
 from hookcore.reading.answers import Number
 
 from ..analysis.different import Different, Layer, Logged, Side, what_differs
-from ..formats import ARRAYS, StrictJson, Table
+from ..formats import ARRAYS, Table
 from ..runs import Run
 from .params import (
     MAX_STEP,
@@ -31,7 +31,7 @@ from .params import (
 
 MAX_LAYERS: Final = 200
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 OtherRun = Annotated[str | None, Query(pattern=RUN_PATTERN, description="another run to compare with")]
 OtherStep = Annotated[
@@ -80,7 +80,6 @@ def sides_of(run: Run, beside: Run, span: Span, other: Span) -> tuple[Side, Side
 
 
 def answer_of(run: Run, beside: Run, found: Different) -> answers.Differences:
-    """Return the answer for what was found."""
     samples = [
         answers.StepSample(each.id, sample.first, sample.last, sample.steps)
         for each, sample in ((run, found.inside), (beside, found.outside))

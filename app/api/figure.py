@@ -19,7 +19,7 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, unknown
 
 from ..analysis.counted import counted_series
-from ..formats import StrictJson, words_of
+from ..formats import words_of
 from ..runs import Run, Runs
 from .params import (
     RUN_PATTERN,
@@ -44,7 +44,7 @@ MAX_LINES: Final = 50
 MAX_VALUES: Final = 500_000
 FAN: Final = ("p1", "p5", "p25", "p50", "p75", "p95", "p99")
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,7 @@ def _asked(
     span: SpanParam,
     match: MatchParam,
     kind: Annotated[
-        str,
-        Query(max_length=200, description="the kind of the taps; a profile can have several, separated by commas"),
+        str, Query(max_length=200, description="the kind of the taps; a profile can have several, separated by commas")
     ] = "output",
     stat: Annotated[str, Query(max_length=50, description="a stat, or for a series a quantile such as p99")] = "rms",
     tap: Annotated[TapText | None, Query(description="for series, histograms and fan: one tap")] = None,
@@ -115,11 +114,7 @@ def _asked(
     return FigureQuery(*about, points, columns, rows, bins, scale, smooth)
 
 
-@router.get(
-    "/figure",
-    summary="A chart for Plotly",
-    responses=described(answers.Figure),
-)
+@router.get("/figure", summary="A chart for Plotly", responses=described(answers.Figure))
 def figure(
     runs: RunsParam,
     run: RunParam,

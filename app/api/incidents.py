@@ -10,10 +10,9 @@ from starlette.exceptions import HTTPException
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 
-from ..formats import StrictJson
 from .params import ReplyParam, RunParam, SpanParam, described, version_of
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/incidents", summary="Incidents", responses=described(answers.Incidents))

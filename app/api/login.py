@@ -45,8 +45,7 @@ def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") ->
 
 @router.post("/api/v1/login-link", responses={200: answered(LoginLink)[200]})
 def login_link(
-    request: Request,
-    role: Annotated[Literal["owner", "reader"], Query(description="the browser's access")] = "owner",
+    request: Request, role: Annotated[Literal["owner", "reader"], Query(description="the browser's access")] = "owner"
 ) -> Response:
     """Create another link that logs in one browser."""
     access: Access = request.app.state.access

@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 from hookcore.reading import answers
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
 
-from ..formats import StrictJson
 from .params import After, Limit, ReplyParam, RunParam, SpanParam, described, page_of, problems, version_of
 
 # Nothing else is sent as it came: a trainer's word for it must not make a browser run it.
@@ -18,7 +17,7 @@ TYPES = {kind: kind for kind in (IMAGE_TYPE, TABLE_TYPE, FIGURE_TYPE)} | {TEXT_T
 
 _TABLE = {TABLE_TYPE: {"example": {"columns": ["loss"], "rows": [[0.5]], "total": 1}}}
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/media", summary="Images, texts, tables, and figures", responses=described(answers.MediaList))

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query, Response
 
 from hookcore.reading import answers
 
-from ..formats import ARRAYS, StrictJson, Table
+from ..formats import ARRAYS, Table
 from .params import Format, ReplyParam, RunParam, described, version_of
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/model", summary="The model as a picture", responses=described(answers.Model, ARRAYS))

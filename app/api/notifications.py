@@ -13,11 +13,10 @@ from hookcore.reading import answers
 from ..formats import StrictJson
 from .params import answered
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 def notifier_of(request: Request) -> Notifier:
-    """Return the notifier of this server."""
     notifier: Notifier = request.app.state.notifications.notifier
     return notifier
 

@@ -14,7 +14,7 @@ from hookcore.reading import answers
 from hookcore.store import Series
 
 from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
-from ..formats import ARRAYS, StrictJson, Table
+from ..formats import ARRAYS, Table
 from ..runs import Run
 from ..runs.traits import Traits
 from .params import (
@@ -32,7 +32,7 @@ from .params import (
 
 MAX_RUNS: Final = 64  # of an answer; each is in memory for it
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/overlay", summary="The same values of many runs", responses=described(answers.Overlay, ARRAYS))

@@ -14,7 +14,6 @@ from hookcore.records import SEVERITIES
 
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
-from ..formats import StrictJson
 from ..runs import Run
 from ..runs.answering import findings_of, reading_of, scope_of
 from .params import ReplyParam, RunParam, SpanParam, described, version_of
@@ -22,14 +21,10 @@ from .params import ReplyParam, RunParam, SpanParam, described, version_of
 MAX_FINDINGS: Final = 1000
 _MAX_MODULES: Final = 100
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
-@router.get(
-    "/findings",
-    summary="What needs attention",
-    responses=described(answers.Findings),
-)
+@router.get("/findings", summary="What needs attention", responses=described(answers.Findings))
 def findings(
     run: RunParam,
     reply: ReplyParam,
@@ -57,11 +52,7 @@ def _rule_of(run: Run, rule: Rule) -> answers.Rule:
     return answers.Rule(*texts, dict(limits_of(run.store, rule.name)), rule.causes, rule.tries, rule.known_as)
 
 
-@router.get(
-    "/overview",
-    summary="The key figures",
-    responses=described(answers.Overview),
-)
+@router.get("/overview", summary="The key figures", responses=described(answers.Overview))
 def overview(run: RunParam, reply: ReplyParam, span: SpanParam) -> Response:
     """Return the state of a run: its step and rate, the loss, the gradients, what is watched, and what that costs.
 

@@ -79,7 +79,6 @@ MatchParam = Annotated[str | None, Depends(match_of)]
 
 
 def runs_of(request: Request) -> Runs:
-    """Return the runs of this server."""
     runs: Runs = request.app.state.runs
     return runs
 

@@ -16,14 +16,10 @@ from ..runs.muting import add_mute, mutes_of, remove_mute
 from .bodies import Acknowledgement, Mute
 from .params import ReplyParam, RunParam, RunsParam, answered, described, run_named, version_of
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
-@router.post(
-    "/acknowledgements",
-    summary="Acknowledge a finding or an event",
-    responses=answered(answers.Acknowledged),
-)
+@router.post("/acknowledgements", summary="Acknowledge a finding or an event", responses=answered(answers.Acknowledged))
 def acknowledge(runs: RunsParam, seen: Acknowledgement) -> Response:
     """Acknowledge a finding or an event by its `key`, or take that back.
 

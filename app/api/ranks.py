@@ -19,7 +19,7 @@ from ..analysis.rankmaps import Map, Spread, map_of
 from ..analysis.ranks import ranks_of
 from ..analysis.rankstores import every_store_of, stores_at
 from ..analysis.spreads import SpreadSort, layers_of, spreads_of
-from ..formats import ARRAYS, StrictJson, Table
+from ..formats import ARRAYS, Table
 from ..runs import JointRun, Run
 from ..runs.ranked import joint_of, read_every
 from .params import (
@@ -38,7 +38,7 @@ from .params import (
 )
 from .series import TapText
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/ranks", summary="The ranks of a training", responses=described(answers.Ranks, ARRAYS))
@@ -117,7 +117,6 @@ def rank_spread(
 
 
 def answer_of(run: Run, found: Map, tap: answers.Tap | None, name: str) -> answers.RankMap:
-    """Return the answer for a map."""
     newest = found.newest()
     return answers.RankMap(
         run=run.id,

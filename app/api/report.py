@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Response
 
 from .params import MAX_STEP, RunParam, SpanParam, problems
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter()
 
 # The file is saved, not shown. If it is opened anyway, the page has no origin. It has its own policy too.
 _POLICY = (

@@ -21,7 +21,7 @@ from .runs import require_live
 
 MAX_ASKED: Final = 64  # snapshots that a trainer remembers
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.post(
@@ -60,11 +60,7 @@ def _none(match: str | None) -> str:
     return "no output of this run looks like attention" + (f" among the modules that fit {match!r}" if match else "")
 
 
-@router.get(
-    "/attention-rollout",
-    summary="Attention over all layers",
-    responses=described(answers.Rollout, ARRAYS),
-)
+@router.get("/attention-rollout", summary="Attention over all layers", responses=described(answers.Rollout, ARRAYS))
 def rollout(
     run: RunParam,
     reply: ReplyParam,

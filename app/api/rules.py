@@ -11,7 +11,7 @@ from ..runs.rules import rules_of
 from .bodies import RuleChanges
 from .params import ReplyParam, RunParam, RunsParam, answered, described, run_named, version_of
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/rules", summary="Rules and thresholds", responses=described(answers.RunRules))

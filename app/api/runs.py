@@ -42,7 +42,7 @@ from .params import (
 
 MAX_LISTED: Final = 1000  # runs of an answer
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/runs", summary="The runs", responses=described(answers.Runs))
@@ -84,13 +84,7 @@ def one_run(run: PathRun, reply: ReplyParam) -> Response:
     return reply.json([version_of(run)], lambda: run_of(run))
 
 
-@router.delete(
-    "/runs/{run}",
-    summary="Forget a run",
-    status_code=204,
-    response_class=Response,
-    responses=problems(),
-)
+@router.delete("/runs/{run}", summary="Forget a run", status_code=204, response_class=Response, responses=problems())
 def delete_run(runs: RunsParam, run: ListedRun) -> None:
     """Remove a run. It can be restored for seven days, or until its room is needed.
 
@@ -108,11 +102,7 @@ def change_run(runs: RunsParam, run: ListedRun, changes: RunChanges) -> Response
     return StrictJson(run_of(run))
 
 
-@router.get(
-    "/removed-runs",
-    summary="The runs that were removed",
-    responses=described(answers.RemovedRuns),
-)
+@router.get("/removed-runs", summary="The runs that were removed", responses=described(answers.RemovedRuns))
 def list_removed(runs: RunsParam) -> Response:
     """Return the runs that were deleted or had to make room, newest removal first."""
     gone = tuple(_removed_of(each) for each in runs.gone())
@@ -124,9 +114,7 @@ def _removed_of(gone: Gone) -> answers.RemovedRun:
 
 
 @router.post(
-    "/removed-runs/{run}/restore",
-    summary="Bring a removed run back",
-    responses=answered(answers.Run, 200, 409),
+    "/removed-runs/{run}/restore", summary="Bring a removed run back", responses=answered(answers.Run, 200, 409)
 )
 def restore_run(runs: RunsParam, run: RunId) -> Response:
     """Undo a removal, as long as the run's room wasn't needed."""
@@ -138,11 +126,7 @@ def restore_run(runs: RunsParam, run: RunId) -> Response:
     return StrictJson(run_of(restored))
 
 
-@router.get(
-    "/runs/{run}/modules",
-    summary="The tree of modules",
-    responses=described(answers.Modules),
-)
+@router.get("/runs/{run}/modules", summary="The tree of modules", responses=described(answers.Modules))
 def modules(
     run: PathRun,
     reply: ReplyParam,
@@ -210,11 +194,7 @@ def taps(
     return reply.json([version_of(run)], content)
 
 
-@router.get(
-    "/coverage",
-    summary="What is captured, and what is not and why",
-    responses=described(answers.CoverageList),
-)
+@router.get("/coverage", summary="What is captured, and what is not and why", responses=described(answers.CoverageList))
 def coverage(
     run: RunParam,
     reply: ReplyParam,
@@ -253,12 +233,7 @@ def flow(
     return reply.json([version_of(run)], lambda: run.reader.flow(step))
 
 
-@router.post(
-    "/hooks",
-    summary="Look for hooks again",
-    status_code=202,
-    responses=answered(answers.Accepted, 202, 409),
-)
+@router.post("/hooks", summary="Look for hooks again", status_code=202, responses=answered(answers.Accepted, 202, 409))
 def look_for_hooks(run: RunParam) -> Response:
     """Ask the trainer to take inventory of the hooks at its next step."""
     require_live(run)

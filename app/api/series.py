@@ -17,7 +17,7 @@ from hookcore.records.sketch import BINS
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import matcher, require, unknown
 
-from ..formats import ARRAYS, StrictJson, Table
+from ..formats import ARRAYS, Table
 from .params import (
     After,
     Format,
@@ -41,7 +41,7 @@ MAX_LATEST: Final = 100_000
 MAX_HISTOGRAM_COLUMNS: Final = 2000
 MAX_CHANNEL_ROWS: Final = 4096
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 Points = Annotated[int, Query(ge=1, le=MAX_POINTS, description="maximum points per series; extremes are kept")]
 TapText = Annotated[
@@ -58,11 +58,7 @@ TapNumbers = Annotated[
 SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="maximum number of series in this answer")]
 
 
-@router.get(
-    "/series",
-    summary="Stats over time",
-    responses=described(answers.SeriesList, ARRAYS),
-)
+@router.get("/series", summary="Stats over time", responses=described(answers.SeriesList, ARRAYS))
 def series(
     run: RunParam,
     reply: ReplyParam,
@@ -100,11 +96,7 @@ def series(
     return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
 
 
-@router.get(
-    "/heatmap",
-    summary="A stat of many taps over time",
-    responses=described(answers.Heatmap, ARRAYS),
-)
+@router.get("/heatmap", summary="A stat of many taps over time", responses=described(answers.Heatmap, ARRAYS))
 def heatmap(
     run: RunParam,
     reply: ReplyParam,
@@ -201,11 +193,7 @@ def channels(
     return reply.arrays(format, [version_of(run)], content, table)
 
 
-@router.get(
-    "/latest",
-    summary="The newest values",
-    responses=described(answers.Latest, ARRAYS),
-)
+@router.get("/latest", summary="The newest values", responses=described(answers.Latest, ARRAYS))
 def latest(
     run: RunParam,
     reply: ReplyParam,
@@ -243,11 +231,7 @@ def latest(
     return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
 
 
-@router.get(
-    "/scalars",
-    summary="Logged scalars",
-    responses=described(answers.Scalars, ARRAYS),
-)
+@router.get("/scalars", summary="Logged scalars", responses=described(answers.Scalars, ARRAYS))
 def scalars(
     run: RunParam,
     reply: ReplyParam,

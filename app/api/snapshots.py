@@ -21,38 +21,23 @@ from ..analysis.named import named
 from ..analysis.png import png_of
 from ..analysis.tiles import Pool, factors_of, real_of, statistics_of, tiles_of
 from ..analysis.tiles import pool as pooled
-from ..formats import TENSORS, StrictJson, csv_of, json_of, npy_of
+from ..formats import TENSORS, csv_of, json_of, npy_of
 from ..runs import Run
 from .bodies import SnapshotRequest
-from .params import (
-    After,
-    Limit,
-    MatchParam,
-    OfKind,
-    ReplyParam,
-    RunParam,
-    answered,
-    described,
-    page_of,
-    version_of,
-)
+from .params import After, Limit, MatchParam, OfKind, ReplyParam, RunParam, answered, described, page_of, version_of
 from .runs import accepted, require_live
 
 MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV, PNG, or tiles; npy and safetensors have no limit
 MAX_TILES: Final = 1024
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 Part = Annotated[str, Query(alias="slice", max_length=500, description="a slice as in NumPy, such as 0,:,3:7")]
 Number = Annotated[int, Path(ge=0, le=2**62, description="the number from the list or the request", examples=[0])]
 Pixels = Annotated[int, Query(ge=1, le=4096)]
 
 
-@router.get(
-    "/snapshots",
-    summary="The tensors that were kept",
-    responses=described(answers.Snapshots),
-)
+@router.get("/snapshots", summary="The tensors that were kept", responses=described(answers.Snapshots))
 def snapshots(
     run: RunParam, reply: ReplyParam, match: MatchParam, kind: OfKind = None, after: After = 0, limit: Limit = 1000
 ) -> Response:
@@ -65,12 +50,7 @@ def snapshots(
     return reply.json([version_of(run)], content)
 
 
-@router.post(
-    "/snapshots",
-    summary="Ask for a tensor",
-    status_code=202,
-    responses=answered(answers.Accepted, 202, 409),
-)
+@router.post("/snapshots", summary="Ask for a tensor", status_code=202, responses=answered(answers.Accepted, 202, 409))
 def request_snapshot(run: RunParam, wanted: SnapshotRequest) -> Response:
     """Ask the trainer to capture a tensor at its next call. When it arrives, it is at `look`."""
     require_live(run)
@@ -91,11 +71,7 @@ def _tap_wanted(run: Run, wanted: SnapshotRequest) -> Tap:
     return Tap(module, wanted.kind, wanted.index, wanted.call, wanted.phase)
 
 
-@router.get(
-    "/snapshots/{number}",
-    summary="One tensor",
-    responses=described(answers.SnapshotValues, TENSORS),
-)
+@router.get("/snapshots/{number}", summary="One tensor", responses=described(answers.SnapshotValues, TENSORS))
 def one_snapshot(
     run: RunParam,
     reply: ReplyParam,
@@ -122,9 +98,7 @@ def one_snapshot(
 
 
 @router.get(
-    "/snapshots/{number}/tiles",
-    summary="One tensor as pictures",
-    responses=described(answers.Tiles, ("json", "npy")),
+    "/snapshots/{number}/tiles", summary="One tensor as pictures", responses=described(answers.Tiles, ("json", "npy"))
 )
 def tiles(
     run: RunParam,
@@ -177,11 +151,7 @@ def names(run: RunParam, reply: ReplyParam, number: Number) -> Response:
     return reply.json([version_of(run)], content)
 
 
-@router.get(
-    "/snapshots/{number}/statistics",
-    summary="Statistics of a slice",
-    responses=described(answers.Statistics),
-)
+@router.get("/snapshots/{number}/statistics", summary="Statistics of a slice", responses=described(answers.Statistics))
 def statistics(run: RunParam, reply: ReplyParam, number: Number, part: Part = "") -> Response:
     """Return counts, moments, and quantiles of the exact values in float64, or of the magnitudes of complex ones."""
     values = cut(_find(run, number).values, part)

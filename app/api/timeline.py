@@ -9,10 +9,9 @@ from fastapi import APIRouter, Query, Response
 from hookcore.reading import answers
 
 from ..analysis.timeline import COLUMNS, timeline_of
-from ..formats import StrictJson
 from .params import MAX_STEP, ReplyParam, RunParam, SpanParam, described, version_of
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/timeline", summary="A run at a glance", responses=described(answers.Timeline))

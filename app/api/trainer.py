@@ -12,12 +12,12 @@ from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.records import Severity
 
-from ..formats import StrictJson, plain
+from ..formats import plain
 from .bodies import SettingsChanges
 from .params import MAX_STEP, Limit, ReplyParam, RunParam, SpanParam, answered, described, version_of
 from .runs import accepted, require_live
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 @router.get("/events", summary="Events", responses=described(answers.Events))
@@ -40,11 +40,7 @@ def events(
     return reply.json([version_of(run)], content)
 
 
-@router.get(
-    "/settings",
-    summary="Current settings",
-    responses=described(answers.Settings),
-)
+@router.get("/settings", summary="Current settings", responses=described(answers.Settings))
 def settings(run: RunParam, reply: ReplyParam) -> Response:
     """Return the current settings of the trainer, and the commands that it has not carried out yet."""
 
@@ -59,10 +55,7 @@ def settings(run: RunParam, reply: ReplyParam) -> Response:
 
 
 @router.patch(
-    "/settings",
-    summary="Change what is captured",
-    status_code=202,
-    responses=answered(answers.Accepted, 202, 409),
+    "/settings", summary="Change what is captured", status_code=202, responses=answered(answers.Accepted, 202, 409)
 )
 def change_settings(run: RunParam, wanted: SettingsChanges) -> Response:
     """Change settings of the trainer, pause it, or resume it. Takes effect at its next step."""

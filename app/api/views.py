@@ -11,7 +11,7 @@ from ..runs import Runs
 from .bodies import ViewToSave
 from .params import NameParam, RunsParam, answered, described, forget, problems
 
-router = APIRouter(prefix="/api/v1", default_response_class=StrictJson)
+router = APIRouter()
 
 
 def _views_of(runs: Runs) -> Response:

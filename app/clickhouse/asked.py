@@ -185,7 +185,6 @@ class Asked:
         return rows if rows is not None and len(rows.step) else None
 
     def read_sketches(self, rows: RankRows, steps: tuple[int, int]) -> SketchBlock:
-        """Return the sketches of rows."""
         keys = _Keys(rows, len(self.taps))
         order, lengths, bins, counts = [], np.zeros(len(rows.step), np.int64), [], []
         for part in self.parts:

@@ -29,7 +29,6 @@ class RankRun:
 
     @property
     def run(self) -> int:
-        """The run's number in the tables."""
         return number_of_run(self.id)
 
 

@@ -66,13 +66,7 @@ class Node:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send(
-        self,
-        sql: str,
-        data: bytes | None = None,
-        *,
-        timeout_s: float = QUERY_S,
-        database: bool = True,
-        **settings: Any,
+        self, sql: str, data: bytes | None = None, *, timeout_s: float = QUERY_S, database: bool = True, **settings: Any
     ) -> bytes:
         """Run a query, with `data` to insert, and return the answer.
 
@@ -249,7 +243,6 @@ class Shard:
         return "; ".join(f"{node.address.name}: {node.trouble or 'not asked'}" for node in self.nodes)
 
     def close(self) -> None:
-        """Close all connections."""
         for node in self.nodes:
             node.close()
 
@@ -264,7 +257,6 @@ class Cluster:
         self.shards: Sequence[Shard] = [Shard(address, number, prepare) for number in range(len(address.shards))]
 
     def close(self) -> None:
-        """Close all connections."""
         for shard in self.shards:
             shard.close()
 

@@ -52,16 +52,13 @@ class Answer:
         self._columns = columns
 
     def numbers(self, name: str) -> NDArray[Any]:
-        """Return a column of numbers."""
         return np.asarray(self._columns.get(name, ()))
 
     def texts(self, name: str) -> list[bytes]:
-        """Return a column of texts."""
         column = self._columns.get(name, ())
         return [] if isinstance(column, Lists) else list(column)
 
     def lists(self, name: str) -> Lists:
-        """Return a column of arrays."""
         column = self._columns.get(name)
         return column if isinstance(column, Lists) else Lists(np.zeros(1, np.int64), np.empty(0, np.int64))
 

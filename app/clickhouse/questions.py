@@ -20,7 +20,6 @@ def _value(stat: str) -> str:
 
 
 def in_lanes(lanes: Sequence[int]) -> str:
-    """Return the condition for some lanes."""
     if len(lanes) == 1:
         return f"lane = {lanes[0]}"  # for `IN`, ClickHouse makes a set
     if len(lanes) > 1 and lanes[-1] - lanes[0] == len(lanes) - 1 and list(lanes) == sorted(lanes):
@@ -29,12 +28,10 @@ def in_lanes(lanes: Sequence[int]) -> str:
 
 
 def in_runs(runs: Sequence[int]) -> str:
-    """Return the condition for some runs."""
     return f"run = {runs[0]}" if len(runs) == 1 else f"run IN ({', '.join(map(str, runs))})"
 
 
 def in_steps(first: int, last: int) -> str:
-    """Return the condition for some steps."""
     return f"chunk BETWEEN {first >> CHUNK} AND {last >> CHUNK} AND step BETWEEN {first} AND {last}"
 
 

@@ -98,7 +98,6 @@ class Sums:
     block: SketchBlock
 
     def some(self, wanted: NDArray[np.bool_]) -> Sums:
-        """Return the wanted rows."""
         rows = np.flatnonzero(wanted)
         return Sums(self.step[rows], self.lane[rows], self.stats[rows], rows_of(self.block, rows))
 
@@ -165,7 +164,6 @@ class Logged:
         return cls(rank[order], step[order], value[order])
 
     def some(self, wanted: NDArray[np.bool_]) -> Logged:
-        """Return the wanted values."""
         return Logged(self.rank[wanted], self.step[wanted], self.value[wanted])
 
 

@@ -25,7 +25,6 @@ Key = TypeVar("Key")
 
 
 def _joined(one: Mapping[Key, Steps], other: Mapping[Key, Steps]) -> dict[Key, Steps]:
-    """Return the steps of both."""
     none = np.empty(0, np.int64)
     return {each: np.union1d(one.get(each, none), other.get(each, none)) for each in {**one, **other}}
 

@@ -52,7 +52,6 @@ def listed(shard: Shard, most: int, within_s: int | None = None, run: int | None
 
 
 def count_runs(shard: Shard) -> int:
-    """Return how many runs a shard has."""
     return shard.read("SELECT uniqExact(run) AS count FROM runs").one("count")
 
 
@@ -248,7 +247,6 @@ class _Rows:
         return cls(numbers, lanes, owners, np.stack([found.numbers(stat)[order] for stat in STATS], axis=1))
 
     def put(self, item: FrameItem, mine: slice) -> FrameItem:
-        """Return an item with its rows."""
         return msgspec.structs.replace(
             item,
             taps=self.lanes[mine].astype("<u4").tobytes(),

@@ -16,17 +16,7 @@ from hookcore.store import StepRange
 from hookcore.store.scalars import scalars_of
 
 from .client import Shard
-from .reading import (
-    Mismatch,
-    Stored,
-    complete,
-    description_of,
-    events_of,
-    facts_of,
-    items_after,
-    names_of,
-    portions,
-)
+from .reading import Mismatch, Stored, complete, description_of, events_of, facts_of, items_after, names_of, portions
 from .tables import FRAME, SNAPSHOT
 
 MAX_ITEMS: Final = 5000  # that are asked for at once
@@ -158,7 +148,6 @@ class StoredRun:
 
     @cached_property
     def description(self) -> Description | None:
-        """The model."""
         return description_of(self.shard, self.run)
 
     @cached_property

@@ -63,7 +63,6 @@ def rows_of(found: Answer, mine: Places, lanes: Sequence[int]) -> Rows:
 
 
 def cells_of(found: Answer, taps: Sequence[int], columns: Columns) -> Cells:
-    """Return the cells of a heatmap."""
     cells, many = Cells.make(columns.number, len(taps)), len(taps)
     places = np.zeros(max(taps) + 1, np.intp)
     places[np.array(taps, np.intp)] = np.arange(many)

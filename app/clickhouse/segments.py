@@ -62,7 +62,6 @@ class Piece:
 
     @property
     def frames(self) -> list[FrameItem]:
-        """The frames among the items."""
         return [item for item in self.items if isinstance(item, FrameItem)]
 
     @property

@@ -91,7 +91,6 @@ class History:
 
 
 def save_page(shard: Shard, day: int, page: SharedPage) -> None:
-    """Save an edit."""
     about = {"day": [day], "run": np.array([page.run], np.uint64), "version": [page.version]}
     shard.insert(PAGES.name, block_of(PAGES, {**about, "content": [json.dumps(page.content).encode()]}))
 

@@ -55,11 +55,6 @@ def sketches_of(frames: Sequence[FrameItem], taps: int, before: int) -> Sketched
     )
     filled = np.flatnonzero(np.diff(every.starts))
     order = np.lexsort(
-        (
-            every.number[filled],
-            every.step[filled],
-            every.lane[filled],
-            every.step[filled] >> np.uint64(CHUNK),
-        )
+        (every.number[filled], every.step[filled], every.lane[filled], every.step[filled] >> np.uint64(CHUNK))
     )
     return every.take(filled[order])

@@ -80,12 +80,7 @@ ROWS: Final = Table(
 _OF_STAT: Final = {"sum": "Float64", "n": "UInt32", "lo": _MIN, "hi": _MAX}
 ROLLUPS: Final = Table(
     "rollups",
-    {
-        **_OF_BUCKET,
-        "present": "UInt32",
-        "bad": "UInt32",
-        **_rolled(_OF_STAT),
-    },
+    {**_OF_BUCKET, "present": "UInt32", "bad": "UInt32", **_rolled(_OF_STAT)},
     "run, level, lane, bucket",
     "SummingMergeTree",
     f"(present, bad, {', '.join(_rolled(_OF_STAT))})",
@@ -105,24 +100,14 @@ ROLLUPS_IN: Final = Inlet(
 )
 SKETCHES: Final = Table(
     "sketches",
-    {
-        **_OF_STEP,
-        "role": "UInt8",
-        "bins": "Array(UInt16)",
-        "counts": "Array(UInt32)",
-    },
+    {**_OF_STEP, "role": "UInt8", "bins": "Array(UInt16)", "counts": "Array(UInt32)"},
     "run, chunk, lane, step",
     granularity=256,
     marked="step",
 )
 SKETCH_ROLLUPS: Final = Table(
     "sketch_rollups",
-    {
-        **_OF_BUCKET,
-        "steps": "UInt32",
-        "sumsMap.bin": "Array(UInt16)",
-        "sumsMap.count": "Array(UInt64)",
-    },
+    {**_OF_BUCKET, "steps": "UInt32", "sumsMap.bin": "Array(UInt16)", "sumsMap.count": "Array(UInt64)"},
     "run, level, lane, bucket",
     "SummingMergeTree",
     "(steps, sumsMap)",
@@ -164,9 +149,7 @@ DESCRIPTIONS: Final = Table(
     "descriptions", {**_RUN, "version": "UInt64", "content": "String"}, "run", "ReplacingMergeTree", "version"
 )
 CLAIMS: Final = Table(
-    "claims",
-    {**_RUN, "term": "UInt32", "spool": "UInt64", "at": "DateTime DEFAULT now()"},
-    "run, term",
+    "claims", {**_RUN, "term": "UInt32", "spool": "UInt64", "at": "DateTime DEFAULT now()"}, "run, term"
 )
 RUNS: Final = Table(
     "runs",

@@ -146,7 +146,6 @@ class Names(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many there are."""
         return len(self.taps) + len(self.scalars)
 
 

@@ -50,7 +50,6 @@ class Feed:
 
     @property
     def run(self) -> int:
-        """The number of the run."""
         return number_of_run(self.lane.info.id)
 
     @property

@@ -43,7 +43,6 @@ class Forwarder:
         ]
 
     def start(self) -> None:
-        """Start to send."""
         for thread in self._threads:
             thread.start()
 

@@ -61,7 +61,6 @@ class Inserter:
         yield Metric("insert_seconds_total", "counter", "Seconds that the inserts took.", [({}, self.seconds)])
 
     def start(self) -> None:
-        """Start to insert."""
         for thread in self._threads:
             thread.start()
 
@@ -218,7 +217,6 @@ class _Slot:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no job."""
         with self._changed:
             return not self._jobs
 

@@ -69,7 +69,6 @@ class Lanes:
                 self.spool.release(record)
 
     def all(self) -> list[Lane]:
-        """Return all lanes."""
         return list(self._lanes.values())
 
     def take(self, batch: Batch, data: bytes | bytearray) -> Answer:

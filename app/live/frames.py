@@ -84,7 +84,6 @@ def as_f4(values: Floats, absent: Flags) -> NDArray[np.float32]:
 
 
 def as_colors(values: Floats, absent: Flags, scale: ColorScale) -> NDArray[np.uint8]:
-    """Return values as colors."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if scale.kind == "log":
             span = np.log10(scale.high) - np.log10(scale.low)

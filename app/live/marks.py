@@ -95,7 +95,6 @@ def mark_of(run: Run, present: bool = True) -> Mark:
 
 
 def steps_of(store: Store) -> Steps:
-    """Return the steps of a store."""
     steps = store.steps()
     return Steps(-1 if steps.newest is None else steps.newest, steps.count, steps.frames)
 

@@ -133,7 +133,6 @@ class TapCache:
         self._kept: OrderedDict[Hashable, tuple[tuple[int, int], TapList]] = OrderedDict()
 
     def get(self, store: Store, kind: str | None, match: str | None) -> TapList:
-        """Return the taps of a kind that match."""
         key = token_of(store), kind, match
         known = store.taps_announced, store.modules_known
         with self._lock:

@@ -71,7 +71,6 @@ class DifferencesPage(RunPage):
         return self.runs.find(self.other) if self.other and self.other != self.run.id else None
 
     def part_result(self) -> dict[str, Any]:
-        """Return what differs."""
         other = self.compared
         name = name_of(other) if other is not None else ""
         return {"chosen_name": name, "result": self._result(other), "elapsed": ELAPSED, "split": self._split()}

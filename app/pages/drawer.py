@@ -31,7 +31,6 @@ class DrawerPage(PartsPage):
     phase: Annotated[Phase, Query()] = "train"
 
     def kept(self) -> dict[str, Any]:
-        """Return the module."""
         return {"module": self.module}
 
     @cached_property
@@ -43,24 +42,20 @@ class DrawerPage(PartsPage):
         return found
 
     def values(self) -> dict[str, Any]:
-        """Return the module."""
         is_one_of_several = any(tap.call or tap.phase == "eval" for tap in self.layer.taps.taps)
         this = "this call" if is_one_of_several else "this layer"  # that its tensors are of
         return {"layer": self.layer, "this": this, "flops_words": flops_words, "forms_words": forms_words}
 
     def part_about(self) -> dict[str, Any]:
-        """Return what the module is."""
         box = box_of(self.run.reader.model(self.values_in[1]), self.module, self.call, self.phase)
         return {"box": box, "placement_note": placement_note(self.run, self.layer)}
 
     def part_numbers(self) -> dict[str, Any]:
-        """Return the values of its tensors."""
         taps = call_of(self.layer.taps, self.call, self.phase)
         rows = values_of(self.run.reader, taps, *self.values_in)
         return {"rows": sorted(rows, key=lambda row: KINDS.index(row.tap.kind))}
 
     def part_happened(self) -> dict[str, Any]:
-        """Return its incidents and events."""
         return {"lines": lines_of(self.run, self.module, *self.listed_in)}
 
     def part_kept(self) -> dict[str, Any]:

@@ -106,7 +106,6 @@ class FlowPage(RunPage):
         }
 
     def part_layers(self) -> dict[str, Any]:
-        """Return the table of layers."""
         fits = finder_of(self.run, self.f).fits
         reader, span = self.run.reader, self.span
         every, types = layers_in(reader, *self.values_in), types_of(reader)

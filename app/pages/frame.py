@@ -94,7 +94,6 @@ class Alerts:
 
     @property
     def count(self) -> int:
-        """The number of alerts."""
         return len(self.severities)
 
     @property

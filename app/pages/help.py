@@ -29,7 +29,6 @@ class HelpPage(Page):
     path = "/help"
 
     def values(self) -> dict[str, Any]:
-        """Return the texts."""
         return {
             "keys": (*KEYS, ("Go to", tuple((f"g {key}", title) for key, title in GO))),
             "pattern_words": PATTERN_WORDS,

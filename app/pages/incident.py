@@ -53,7 +53,6 @@ class IncidentPage(RunPage):
 
     @cached_property
     def view(self) -> IncidentView:
-        """What is shown of it."""
         stat = self.stat if self.stat in SHOWN else default_stat(self.incident)
         return view_of(self.incident, stat, self.run.state != "live")
 
@@ -74,12 +73,10 @@ class IncidentPage(RunPage):
         }
 
     def part_cause(self) -> dict[str, Any]:
-        """Return the saved step."""
         capsules = capsules_of(self.request, self.run)
         return {"capsule": capsule_of(self.incident, capsules), "capsule_heading": "h2", "source_of": source_of}
 
     def part_graph(self) -> dict[str, Any]:
-        """Return the modules around the culprit."""
         graph = None if self.view.is_of_loss else graph_of(self.incident, self.run.reader)
         return {"graph": graph, "module_of": lambda path: address_of(self.run, "layer", module=path)}
 

@@ -80,10 +80,7 @@ class LayerPage(RunPage):
         path = self.shown.module.path
         step = None if self.span is None else self.span.step
         feeds = feeds_of(self.run.reader, path, step) if path else None
-        spread = {
-            "placements": self.shown.module.placements,
-            "placement_note": placement_note(self.run, self.shown),
-        }
+        spread = {"placements": self.shown.module.placements, "placement_note": placement_note(self.run, self.shown)}
         return {"shapes": self.shown.module.shapes, "feeds": feeds, **spread}
 
     def part_values(self) -> dict[str, Any]:
@@ -112,7 +109,6 @@ class LayerPage(RunPage):
         return {"spread_steps": steps, "spreads": spreads, "spread": stat, "no_spread": nothing}
 
     def part_alerts(self) -> dict[str, Any]:
-        """Return its findings and events."""
         lines = lines_of(self.run, self.shown.module.path, *self.listed_in)
         return {"lines": lines[:MAX_LINES], "lines_total": len(lines), "signs": SIGNS}
 

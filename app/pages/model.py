@@ -47,7 +47,6 @@ class ModelPage(RunPage):
         return self.run.reader.model(self.values_in[1])
 
     def values(self) -> dict[str, Any]:
-        """Return the choices of the picture."""
         checks.require_kind(self.kind or None)
         if self.stat:
             checks.require("stat", self.stat, STAT_NAMES)
@@ -61,7 +60,6 @@ class ModelPage(RunPage):
         }
 
     def part_boxes(self) -> dict[str, Any]:
-        """Return the table of boxes."""
         fits = finder_of(self.run, self.f).fits
         boxes = [box for box in self._in_order() if fits(box.module)]
         first = first_row_of_page(self.row, len(boxes), ROWS)

@@ -47,7 +47,6 @@ class Page:
 
     @property
     def runs(self) -> Runs:
-        """All runs of the server."""
         runs: Runs = self.request.app.state.runs
         return runs
 
@@ -166,7 +165,6 @@ def first_row_of_page(row: int, many: int, a_page: int) -> int:
 
 
 def router_of(pages: Sequence[type[Page]]) -> APIRouter:
-    """Return the routes of pages."""
     router = APIRouter(include_in_schema=False)
     for page in pages:
         path = f"/runs/{{run_id}}{path_of(page.name)}" if issubclass(page, RunPage) else page.path

@@ -90,12 +90,10 @@ class RunsPage(Page):
         }
 
     def part_list(self) -> dict[str, Any]:
-        """Return the headings of the list."""
         fixed = {name: heading_of(name, words, falls, self.sort) for name, (words, _, falls) in SORTS.items()}
         return {"headings": fixed, "heading_of": lambda each: heading_of(_key_of(each), each.words, False, self.sort)}
 
     def part_gone(self) -> dict[str, Any]:
-        """Return the runs that were removed."""
         gone = self.runs.gone()
         return {"gone": gone[:MAX_GONE_SHOWN], "gone_more": len(gone) - MAX_GONE_SHOWN}
 

@@ -21,12 +21,10 @@ class TimelinePage(PartsPage):
     parts = ("line", "note")
 
     def part_line(self) -> dict[str, Any]:
-        """Return the timeline."""
         timeline = timeline_view(self.run)
         if timeline is None:
             raise HTTPException(404, "This run has no step yet")
         return {"timeline": timeline}
 
     def part_note(self) -> dict[str, Any]:
-        """Return what must be known of the held step."""
         return {"note": note_of(self.run.reader, self.span)}

@@ -21,7 +21,6 @@ from .traits import Traits
 
 
 def taps_of(found: TapList) -> tuple[answers.Tap, ...]:
-    """Return the answers for taps."""
     return tuple(map(answers.Tap.of, found.numbers.tolist(), found.taps))
 
 

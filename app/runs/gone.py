@@ -29,7 +29,6 @@ class Gone:
 
     @property
     def words(self) -> str:
-        """What happened to it."""
         return _WHY[self.why].removeprefix("was ")
 
     @property

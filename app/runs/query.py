@@ -154,7 +154,6 @@ class _Parser:
             raise ArgumentError(f"a query of {len(self._tokens)} parts is too long: at most {MAX_TERMS} are allowed")
 
     def read(self) -> Query:
-        """Return the query."""
         if not self._tokens:
             return _All(())
         query = self._read_any()

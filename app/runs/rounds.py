@@ -82,7 +82,6 @@ class Rounds:
         self._waiting, self._gathered = again._waiting, again._gathered
 
     def dismiss(self, run: Run) -> None:
-        """Forget a run."""
         member = self.members.get(run.id)
         if member is None:
             return

@@ -26,7 +26,6 @@ class OwnReport(msgspec.Struct):
 
 
 def rules_of(run: Run) -> answers.RunRules:
-    """Return the rules of a run."""
     own = tuple(each for name, text in run.store.labels().items() if (each := _own_of(name, text)) is not None)
     reach = reach_of(run.store)
     return answers.RunRules(run.id, tuple(_rule_of(run, rule, reach[rule.name]) for rule in RULES.values()), own)

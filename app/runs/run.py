@@ -93,7 +93,6 @@ class Run:
 
     @property
     def id(self) -> str:
-        """The id in addresses."""
         return self.info.id
 
     @property
@@ -167,7 +166,6 @@ class Run:
             self.saved.from_disk = is_over
 
     def amend(self, **changes: Any) -> None:
-        """Change what is known of the trainer."""
         self.info = replace(self.info, **changes)
         self.changes.tell()
 

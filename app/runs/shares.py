@@ -23,7 +23,6 @@ class Shares:
         self._holders: tuple[tuple[int, bytes], frozenset[int] | None] | None = None  # what was asked, and the answer
 
     def note(self, rank: int, lanes: Lanes, owners: NDArray[np.int32]) -> None:
-        """Note the rows of a rank."""
         if not len(lanes):
             return
         self._grow(int(lanes.max()) + 1, rank + 1)

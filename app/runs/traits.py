@@ -45,7 +45,6 @@ class Traits:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags of the run."""
         return self.run.edits.tags
 
     @property

@@ -91,7 +91,6 @@ class LocalSink(Sink):
 
     @property
     def store(self) -> Store:
-        """The store of the run."""
         return self.run.store
 
     @property

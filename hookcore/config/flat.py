@@ -113,7 +113,6 @@ class _Flattening:
         self._room = MAX_CHARACTERS
 
     def add(self, name: str, value: object, depth: int) -> None:
-        """Add a value, or what is in it."""
         parts = _parts_of(value) if depth < MAX_DEPTH else None
         if parts is None:
             self._add_one(name, value)

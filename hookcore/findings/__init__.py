@@ -8,16 +8,7 @@ about the whole stack (`depth`), about zeros, and about the loss detect it. The 
 from __future__ import annotations
 
 from .cache import FindingsCache
-from .choices import (
-    FOLLOWED,
-    Choices,
-    aliases_of,
-    changed,
-    changes_in,
-    chosen_in,
-    read_choices,
-    started_with,
-)
+from .choices import FOLLOWED, Choices, aliases_of, changed, changes_in, chosen_in, read_choices, started_with
 from .finding import Finding
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of

@@ -226,11 +226,7 @@ ADVICE: Final[dict[str, Advice]] = {
             "a learning rate near the limit of what is stable",
             "a rare row of an embedding, or a rarely used expert",
         ),
-        (
-            "look at the batch of this step",
-            "clip the gradients by norm",
-            "if the loss recovers, do nothing",
-        ),
+        ("look at the batch of this step", "clip the gradients by norm", "if the loss recovers, do nothing"),
         "",
     ),
     "loss-spike": Advice(

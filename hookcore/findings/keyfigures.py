@@ -158,10 +158,7 @@ def _merged_of(latest: Latest, kind: Kind | None) -> tuple[int, int] | None:
 
 
 def _ends(
-    latest: Latest,
-    places: NDArray[np.intp],
-    sizes: NDArray[np.float64],
-    step: int,
+    latest: Latest, places: NDArray[np.intp], sizes: NDArray[np.float64], step: int
 ) -> tuple[Reading | None, Reading | None]:
     """Return the smallest and the largest finite value."""
     known = np.flatnonzero(np.isfinite(sizes))

@@ -74,12 +74,7 @@ def _before(values: Floats) -> tuple[Floats, Floats, Floats]:
 
 
 def _finding(
-    now: Series,
-    places: tuple[int, int],
-    is_back: bool,
-    sizes: tuple[float, float],
-    severity: Severity,
-    taps: TapList,
+    now: Series, places: tuple[int, int], is_back: bool, sizes: tuple[float, float], severity: Severity, taps: TapList
 ) -> Finding:
     place, (peak, usual) = last_output(taps), sizes
     since, until = int(now.first_step[places[0]]), int(now.last_step[places[1]])

@@ -39,10 +39,7 @@ def groups_of(
 
 
 def _group(
-    members: list[tuple[int, int]],
-    numbers: Sequence[int],
-    taps: Sequence[Tap],
-    flow: Callable[[], Feeding | None],
+    members: list[tuple[int, int]], numbers: Sequence[int], taps: Sequence[Tap], flow: Callable[[], Feeding | None]
 ) -> Group:
     modules = {taps[place].module for _, place in members}
     holders = around(modules)

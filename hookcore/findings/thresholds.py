@@ -53,10 +53,7 @@ _DEPTH: Final = (
     Threshold("monotone", 0.8, 0.1, 1, "how steadily it must change with depth; 1: from each layer to the next"),
 )
 THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
-    "loss": (
-        Threshold("factor", 100.0, 1.1, 1e12, "times its lowest value"),
-        _logged(16),
-    ),
+    "loss": (Threshold("factor", 100.0, 1.1, 1e12, "times its lowest value"), _logged(16)),
     "exploding": (
         Threshold("factor", 20.0, 1.1, 1e12, "times its usual value"),
         Threshold("spreads", 6.0, 0, 1000, "standard deviations above its usual value"),
@@ -74,10 +71,7 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         *_DEPTH,
     ),
     "no-gradient": (Threshold("share", 0.5, 0.01, 1, "of the layers"), _captured(8, 32)),
-    "dead": (
-        Threshold("zero_fraction", 0.999, 0.1, 1, "of the values that are zero"),
-        _captured(16, 64),
-    ),
+    "dead": (Threshold("zero_fraction", 0.999, 0.1, 1, "of the values that are zero"), _captured(16, 64)),
     "saturated-activation": (
         Threshold("slope", 0.02, 1e-6, 1, "the share of the gradient that passes"),
         _captured(16, 64),

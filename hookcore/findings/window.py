@@ -128,7 +128,6 @@ class MagnitudeWindow:
 
     @property
     def number(self) -> int:
-        """The number of columns."""
         return len(self.columns.at)
 
     @cached_property
@@ -152,7 +151,6 @@ class MagnitudeWindow:
         return max(place * self.columns.width, self.steps.first or 0)
 
     def last_step(self, column: int) -> int:
-        """Return the last step of a column."""
         return min((int(self.columns.at[column]) + 1) * self.columns.width - 1, self.steps.newest or 0)
 
     def column_of(self, step: int) -> int:

@@ -27,7 +27,6 @@ class Zeros:
 
 
 def find_dead(store: Store, outputs: TapList) -> list[Finding]:
-    """Return a finding for every dead output."""
     if not _any_zero(store, outputs, limits_of(store, "dead")["zero_fraction"]):
         return []  # most looks end here
     places = zeros_of(store, outputs, "dead").places

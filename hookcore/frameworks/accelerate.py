@@ -29,11 +29,9 @@ class HookcoreTracker(Watching, GeneralTracker):  # type: ignore[misc]
 
     @property
     def tracker(self) -> Watcher | None:
-        """Return the watcher."""
         return self.watcher
 
     def start(self) -> None:
-        """Start a run."""
         self.begin(self._model)
 
     def store_init_configuration(self, values: Mapping[str, object]) -> None:

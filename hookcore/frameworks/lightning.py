@@ -31,7 +31,6 @@ class HookcoreCallback(Stopping, LightningLog, Callback):  # type: ignore[misc]
         super().__init__(stop_on=stop_on, **settings)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start a run."""
         self.forget()
         self.begin(pl_module)
 

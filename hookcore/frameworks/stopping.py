@@ -29,7 +29,6 @@ class StopRequest:
         self.incident: Incident | None = None
 
     def note(self, incident: Incident) -> None:
-        """Request to stop."""
         self.incident = self.incident or incident
 
 

@@ -38,12 +38,7 @@ FORWARD_LOOP = frozenset({MODULE_CALL})
 STEP_LOOP = frozenset({_code(torch.optim.Optimizer.profile_hook_step(_no_step))})
 REGISTRATION_LOOP = frozenset(
     _code(method)
-    for method in (
-        nn.Module.register_buffer,
-        nn.Module.register_parameter,
-        nn.Module.add_module,
-        nn.Module.__setattr__,
-    )
+    for method in (nn.Module.register_buffer, nn.Module.register_parameter, nn.Module.add_module, nn.Module.__setattr__)
 )
 EXPORT_LOOP = frozenset({PACKAGE_EXPORT})
 _NO_LOOP: frozenset[CodeType] = frozenset()

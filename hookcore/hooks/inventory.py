@@ -53,10 +53,7 @@ _MODULE_TABLES: Final = (
 _PROCESS_TABLES: Final = (
     _Table("_global_forward_pre_hooks", "forward pre"),
     _Table(
-        "_global_forward_hooks",
-        "forward",
-        "_global_forward_hooks_with_kwargs",
-        "_global_forward_hooks_always_called",
+        "_global_forward_hooks", "forward", "_global_forward_hooks_with_kwargs", "_global_forward_hooks_always_called"
     ),
     _Table("_global_backward_pre_hooks", "full backward pre"),
     _Table("_global_backward_hooks", "full backward"),

@@ -96,12 +96,7 @@ def on_forward_pre(
 
 
 def on_forward(
-    module: nn.Module | None,
-    fn: Hook,
-    *,
-    prepend: bool = False,
-    with_kwargs: bool = False,
-    always_call: bool = False,
+    module: nn.Module | None, fn: Hook, *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
 ) -> HookHandle:
     """Call `fn(module, args, output)` after each forward; its result replaces the output.
 
@@ -121,10 +116,7 @@ def on_forward(
             leaked = weakref.ref(internals.FORWARD_HOOKS_WITH_KWARGS)
             handle.extra_dict_ref = (*handle.extra_dict_ref, leaked)
         take_private_number(
-            handle,
-            internals.FORWARD_HOOKS,
-            internals.FORWARD_HOOKS_WITH_KWARGS,
-            internals.FORWARD_HOOKS_ALWAYS_CALLED,
+            handle, internals.FORWARD_HOOKS, internals.FORWARD_HOOKS_WITH_KWARGS, internals.FORWARD_HOOKS_ALWAYS_CALLED
         )
         return HookHandle("forward", (handle,), loops=FORWARD_LOOP)
 

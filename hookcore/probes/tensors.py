@@ -34,7 +34,6 @@ class PerChannel:
         return padded.reshape(-1, group).amax(dim=1)
 
     def channels(self, tensor: Tensor) -> int:
-        """Return the number of channels."""
         return len(_by_channel(tensor))
 
 

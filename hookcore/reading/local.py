@@ -51,7 +51,6 @@ class StoreReader(Reader):
         return self.modules_of([module for module in self._store.modules() if fits(module.path)], taps=taps)
 
     def modules_of(self, modules: Sequence[ModuleRecord], *, taps: bool = True) -> list[answers.Module]:
-        """Return the answers for some modules."""
         coverage = {each.path: each for each in self._store.coverage()}
         found = self._taps_in(modules) if taps else {}
         return [
@@ -116,12 +115,7 @@ class StoreReader(Reader):
         return self.stats(tap, (stat,), first, last, points)[0]
 
     def stats(
-        self,
-        tap: TapName,
-        stats: Sequence[str],
-        first: int | None = None,
-        last: int | None = None,
-        points: int = 1000,
+        self, tap: TapName, stats: Sequence[str], first: int | None = None, last: int | None = None, points: int = 1000
     ) -> list[answers.Series]:
         named = self.find(tap)
         number, shares = int(named.number or 0), {stat: quantile_of(stat) for stat in stats}
@@ -259,7 +253,6 @@ class StoreReader(Reader):
         return answers.IncidentDetail.of(known[id], *self._judged(self._quiet.muting(self._store), known[id]))
 
     def events_of(self, events: Iterable[Event]) -> tuple[answers.Event, ...]:
-        """Return the answers for events."""
         quiet, muting = self._quiet, self._quiet.muting(self._store)
         return tuple(
             answers.Event.of(each, each.key in quiet.acknowledged, muting(each.name, each.module) is not None)
@@ -267,7 +260,6 @@ class StoreReader(Reader):
         )
 
     def incidents_of(self, incidents: Iterable[Incident]) -> tuple[answers.Incident, ...]:
-        """Return the answers for incidents."""
         muting = self._quiet.muting(self._store)
         return tuple(answers.Incident.of(each, *self._judged(muting, each)) for each in incidents)
 

@@ -51,12 +51,7 @@ class Reader(Protocol):
         """Return one stat of one tap in at most `points` points; "p50" and "p99.9" are quantiles."""
 
     def stats(
-        self,
-        tap: TapName,
-        stats: Sequence[str],
-        first: int | None = None,
-        last: int | None = None,
-        points: int = 1000,
+        self, tap: TapName, stats: Sequence[str], first: int | None = None, last: int | None = None, points: int = 1000
     ) -> list[answers.Series]:
         """Return several stats of one tap; all quantiles come from one reading of its sketches."""
 
@@ -89,12 +84,7 @@ class Reader(Protocol):
         """Return the distribution of a tap over time."""
 
     def many_histograms(
-        self,
-        taps: Sequence[int],
-        first: int | None = None,
-        last: int | None = None,
-        columns: int = 200,
-        bins: int = 80,
+        self, taps: Sequence[int], first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
     ) -> list[answers.Histograms]:
         """Return the distributions of several taps by their numbers; each has its own edges."""
 

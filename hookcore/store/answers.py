@@ -30,7 +30,6 @@ class TapList:
         return zip(self.numbers.tolist(), self.taps, strict=True)
 
     def at(self, places: Sequence[int]) -> TapList:
-        """Return the taps at some places of this list."""
         return TapList(self.numbers[list(places)], tuple(self.taps[place] for place in places))
 
     def fact(self, find: Callable[[TapList], Fact]) -> Fact:

@@ -28,7 +28,6 @@ class BoundedLog(Generic[Item]):
         self._items: deque[tuple[int, Item]] = deque()
 
     def add(self, item: Item, nbytes: int) -> None:
-        """Add an item of this size."""
         with self._lock:
             if nbytes > self.max_bytes:
                 self.refused += 1

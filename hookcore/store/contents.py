@@ -113,7 +113,6 @@ class Contents:
         return list(enumerate(kept, taken - len(kept)))
 
     def modules(self) -> list[ModuleRecord]:
-        """Return the modules of the run."""
         return self._parts.modules.items()
 
     def module_types(self) -> dict[str, str]:

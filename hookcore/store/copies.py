@@ -52,7 +52,6 @@ class Rows:
     block: SketchBlock
 
     def some(self, wanted: NDArray[np.bool_]) -> Rows:
-        """Return the wanted rows."""
         if wanted.all():
             return self
         rows = np.flatnonzero(wanted)

@@ -29,12 +29,10 @@ class Columns:
         return inside * self.number // (self.last - self.first + 1)
 
     def first_steps(self) -> Steps:
-        """Return the first step of each column."""
         span = self.last - self.first + 1
         return self.first - (-np.arange(self.number, dtype=np.int64) * span) // self.number
 
     def last_steps(self) -> Steps:
-        """Return the last step of each column."""
         return np.append(self.first_steps()[1:] - 1, self.last)
 
 

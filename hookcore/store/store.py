@@ -70,11 +70,7 @@ class Store(Queries):
     """
 
     def __init__(
-        self,
-        max_bytes: int = DEFAULT_BYTES,
-        *,
-        names_bytes: int = NAMES_BYTES,
-        clock: Callable[[], float] = time.time,
+        self, max_bytes: int = DEFAULT_BYTES, *, names_bytes: int = NAMES_BYTES, clock: Callable[[], float] = time.time
     ) -> None:
         super().__init__(Parts(max_bytes, names_bytes))
         self._clock = clock

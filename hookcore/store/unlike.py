@@ -44,12 +44,10 @@ class Sample:
 
     @property
     def first(self) -> int | None:
-        """The first step in it."""
         return min((entry.first for entry in self.entries), default=None)
 
     @property
     def last(self) -> int | None:
-        """The last step in it."""
         return max((entry.last for entry in self.entries), default=None)
 
     @property
@@ -178,7 +176,6 @@ class Distribution:
 
     @property
     def zero(self) -> float:
-        """The share of zeros."""
         return self._share(self.counts[ZERO])
 
     @property

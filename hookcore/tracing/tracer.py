@@ -14,14 +14,7 @@ from hookcore.config import Pattern, Setting, Settings, nearest
 from hookcore.config.patterns import select
 from hookcore.config.readers import read_set
 from hookcore.errors import ArgumentError, TraceError
-from hookcore.hooks.compiled import (
-    clean_path,
-    compiled_functions,
-    compiled_regions,
-    has_compiled,
-    is_inside,
-    unwrap,
-)
+from hookcore.hooks.compiled import clean_path, compiled_functions, compiled_regions, has_compiled, is_inside, unwrap
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.recorder.tree import walk
 from hookcore.tracing.calls import TRACE_KINDS, Layer, Period, TraceKind

@@ -39,7 +39,6 @@ class NullWatcher:
         """Do nothing."""
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the tensor."""
         return tensor
 
     def pause(self) -> None:

@@ -125,7 +125,6 @@ class WatchedRun:
 
     @property
     def paused(self) -> bool:
-        """Whether capturing is paused."""
         return self._recorder.control.paused
 
     def __repr__(self) -> str:

@@ -56,7 +56,6 @@ class Entry:
 
     @property
     def number(self) -> int:
-        """The run's number in the tables."""
         return number_of_run(self.run.id)
 
     @property

@@ -35,7 +35,6 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The module and the call."""
         return f"{self.path or ROOT}{f' call {self.call}' if self.call else ''}"
 
 

@@ -69,7 +69,6 @@ class LayerView:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The captured kinds, in their order."""
         return tuple(kind for kind in KINDS if any(tap.kind == kind for tap in self.taps.taps))
 
     @property

@@ -64,7 +64,6 @@ class AlertLine:
 
     @property
     def finding(self) -> Finding | None:
-        """The finding, if it is one."""
         return self.line.finding
 
 

@@ -78,7 +78,6 @@ class _Around:
     seen: NDArray[np.bool_]
 
     def at(self, place: int) -> _Around:
-        """Return one tap."""
         one = slice(place, place + 1)
         return _Around(self.taps.at([place]), self.first, self.last, self.worst[one], self.bad[one], self.seen[one])
 

@@ -73,7 +73,6 @@ class Columns:
 
     @property
     def names(self) -> set[str]:
-        """The names of the chosen columns."""
         return {column.name for column in (*self.shown, *self.beyond)}
 
 

@@ -67,7 +67,6 @@ class RunLine:
 
     @property
     def shown_name(self) -> str:
-        """The name in the list."""
         return self.name or self.id
 
 

@@ -61,7 +61,6 @@ class Tap(Answer, frozen=True):
 
     @classmethod
     def of(cls: type[AnyTap], number: int | None, tap: records.Tap, **more: Any) -> AnyTap:
-        """Return the answer for a tap."""
         return cls(number, tap.module, tap.kind, tap.index, tap.call, tap.phase, tap.label, **more)
 
     @property

@@ -50,8 +50,7 @@ class Apart(Answer, frozen=True):
     at_step: Annotated[int | None, Meta(description="the step of the largest share")]
     nonfinite: Annotated[int, Meta(description="points at which both runs have NaN or infinities")]
     nonfinite_at: Annotated[
-        int | None,
-        Meta(description="the first step at which they do, or the first of the merged steps that hold it"),
+        int | None, Meta(description="the first step at which they do, or the first of the merged steps that hold it")
     ]
     nonfinite_by: Annotated[int | None, Meta(description="the last of these")]
 

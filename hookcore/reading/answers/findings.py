@@ -99,8 +99,7 @@ class RunRule(Answer, frozen=True):
         int | None, Meta(description="tensors or logged values of the run that it reads; null if the trainer looks")
     ] = None
     needs: Annotated[
-        str,
-        Meta(description="what must be captured or logged before it can find something; empty if that is so"),
+        str, Meta(description="what must be captured or logged before it can find something; empty if that is so")
     ] = ""
 
 

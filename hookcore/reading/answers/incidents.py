@@ -47,7 +47,6 @@ class Incident(Answer, frozen=True):
 
     @classmethod
     def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> Incident:
-        """Return the answer for an incident."""
         return cls(**_fields_of(found), acknowledged=acknowledged, muted=muted)
 
 

@@ -172,7 +172,6 @@ class Event(Answer, frozen=True):
 
     @classmethod
     def of(cls, event: records.Event, acknowledged: bool, muted: bool) -> Event:
-        """Return the answer for an event."""
         about = event.name, event.message, event.severity, event.module, event.count
         return cls(event.step, Number(event.time_s), *about, event.key, acknowledged, muted)
 

@@ -179,7 +179,6 @@ class Histograms(HistogramsTable, Answer, frozen=True, eq=False, omit_defaults=T
 
     @classmethod
     def of(cls, tap: Tap, found: store.Histograms, run: str = "") -> Histograms:
-        """Return the answer for the histograms of a tap."""
         counts: Any = (found.counts, found.nan, found.negative_infinity, found.positive_infinity, run)
         return cls(tap, found.first_step, found.last_step, found.edges, *counts)
 
@@ -225,7 +224,6 @@ class Channels(ChannelsTable, Answer, frozen=True, eq=False):
 
     @classmethod
     def of(cls, run: str, tap: Tap, found: store.Channels) -> Channels:
-        """Return the answer for the channels of a tap."""
         return cls(run, tap, found.first_step, found.last_step, found.channel, found.channels, found.values)
 
 

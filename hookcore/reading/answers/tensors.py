@@ -28,7 +28,6 @@ class Snapshot(Answer, frozen=True):
 
     @classmethod
     def of(cls, number: int, found: records.Snapshot, **more: Any) -> Any:
-        """Return the answer for a snapshot."""
         stored = found.values.dtype.name
         about = found.step, Number(found.time_s), found.dtype, stored, found.shape, found.values.shape
         return cls(

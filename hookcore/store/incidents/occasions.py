@@ -20,8 +20,6 @@ IsMuted = Callable[[Incident], bool]
 
 
 class HasIncidents(Protocol):
-    """A store."""
-
     @property
     def incidents_version(self) -> int:
         """A number that changes with every change of an incident."""

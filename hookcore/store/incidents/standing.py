@@ -65,8 +65,6 @@ class Standing:
 
 @dataclass(slots=True)
 class Standings:
-    """All that are open."""
-
     gather: Gather
     open: list[Standing] = field(default_factory=list)
     _over: deque[Standing] = field(default_factory=lambda: deque(maxlen=MAX_STANDING))  # may come back
