@@ -312,6 +312,17 @@ def test_only_one_file_uses_private_names_of_torch() -> None:
             assert not list(_private_names_of_torch(file)), file
 
 
+OF_THE_TRAINING = {"getstate", "setstate"}  # the functions of Python's global generator that draw nothing
+
+
+def test_nothing_draws_from_pythons_global_generator_in_a_training() -> None:
+    for file in _files("hookcore"):
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random":
+                assert node.attr in OF_THE_TRAINING | {"Random", "SystemRandom"}, f"{file}: random.{node.attr}"
+            assert not (isinstance(node, ast.ImportFrom) and node.module == "random"), file
+
+
 def test_a_missing_private_name_is_explained() -> None:
     with pytest.raises(
         ImportError, match=r"torch 2\..* has no torch\._C\._no_such_name, which hookcore needs: use a rel"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import socket
 import ssl
@@ -235,6 +236,7 @@ def test_a_tls_server_is_trusted_by_its_own_authority(
 
 def test_data_that_waited_for_an_absent_server_arrives(receiver: Receiver, sink: HttpSink) -> None:
     port = free_port()
+    numbers = random.getstate()
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(5))
     wait_for(lambda: sink.trouble)
@@ -242,6 +244,7 @@ def test_data_that_waited_for_an_absent_server_arrives(receiver: Receiver, sink:
     with serving(receiver, port):
         wait_for(lambda: sink.counters.acknowledged == 5)
     assert receiver.stored == list(range(5))
+    assert random.getstate() == numbers  # the training draws from it
 
 
 def test_with_an_absent_server_the_rest_is_counted_as_closed(sink: HttpSink) -> None:

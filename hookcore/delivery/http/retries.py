@@ -24,6 +24,7 @@ class Retries:
         self.is_slow = False  # whether a local server accepted the newest request and let it time out
         self._fine_at = 0.0  # time of the last answer
         self._sent_at = float("-inf")
+        self._random = random.Random()  # a separate generator, because the global one belongs to the training
         self._ends_at = float("inf")
         self._gives_up_at = float("inf")
 
@@ -52,7 +53,7 @@ class Retries:
         longest = MAX_PAUSE_AT_END_S if self.is_ending else MAX_PAUSE_S
         self.failures += 1
         now = time.monotonic()
-        self.not_before = now + min(longest, max(random.uniform(0, limit), at_least_s))
+        self.not_before = now + min(longest, max(self._random.uniform(0, limit), at_least_s))
         return now - self._fine_at > WARN_AFTER_S
 
     # -- the end ------------------------------------------------------------------------------------------------------
