@@ -99,7 +99,7 @@ matrix: $(KERNEL)  ## quick tests and the zoo in a fresh environment: TORCH=2.8.
 
 # On the GPU, torch's own choice of a build may be another one than that of CI: install it before.
 gpu: $(STAMP)  ## the tests of a GPU, and the zoo's trainings with every tensor on it; needs one
-	$(PYTEST) -m '' tests/test_gpu.py tests/test_triton_kernel.py
+	$(PYTEST) -m '' tests/test_gpu.py tests/test_gpu_odd.py tests/test_triton_kernel.py
 	$(PYTEST) -m '' -p tests.on_gpu tests/test_harmless.py tests/test_truth.py tests/test_capsules_zoo.py
 
 bench: $(STAMP)  ## measure the cost on this machine; takes minutes

@@ -185,6 +185,67 @@ def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
     assert ("1", "output", "", 0) not in last
 
 
+def test_a_gpu_that_is_full_for_a_while_costs_those_measurements_and_no_module_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
+) -> None:
+    kept, calls = Statistics.add, []
+
+    def full_at_first(self: Statistics, *args: Any) -> None:
+        calls.append(args)
+        if len(calls) <= 60:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        kept(self, *args)
+
+    monkeypatch.setattr(statistics_code, "_observe", explode)  # so that all take the slow path
+    monkeypatch.setattr(Statistics, "add", full_at_first)
+    run = train(kinds=TENSOR_KINDS)
+    watcher = run.watcher
+    assert run.steps == untouched
+    assert (watcher.error_count, watcher.errors) == (0, [])
+    events = [event for event in watcher.store.events() if event.name == "no-gpu-memory"]
+    assert sum(event.count for event in events) == 60
+    assert events[0].severity == "warning"
+    assert f"could not do {events[0].count} measurement" in events[0].message
+    last = {key[:2] for key in read_step(watcher, STEPS - 1)}
+    assert {("0", "output"), ("0", "output_grad"), ("0", "param"), ("0", "update"), ("2", "output")} <= last
+
+
+def test_a_copy_of_a_weight_that_finds_no_memory_costs_one_update(
+    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
+) -> None:
+    copies, clone = Parameters._copies, Tensor.clone
+
+    def refused(tensor: Tensor) -> Tensor:
+        if tensor.shape == (8, 6):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return clone(tensor)
+
+    def copy(self: Parameters, owned: Any) -> Any:
+        with monkeypatch.context() as full:
+            full.setattr(Tensor, "clone", refused)
+            return copies(self, owned)
+
+    monkeypatch.setattr(Parameters, "_copies", copy)
+    run = train(kinds=TENSOR_KINDS)
+    assert run.steps == untouched
+    assert run.watcher.errors == []
+    last = {key[:3] for key in read_step(run.watcher, STEPS - 1)}
+    assert ("0", "update", "weight") not in last
+    assert {("0", "update", "bias"), ("3", "update", "weight"), ("0", "param_grad", "weight")} <= last
+
+
+def test_weights_are_copied_only_for_an_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, model = [], mlp()
+    monkeypatch.setattr(Parameters, "_copies", lambda self, owned: copied.append(len(owned)) or [])
+    with watch(model, kinds=TENSOR_KINDS) as watcher:
+        for _ in range(3):
+            mean_square(model(noise(5, 6))).backward()
+            watcher.step()
+        assert copied == []
+        take_steps(model)
+    assert copied == [4] * STEPS
+
+
 def test_a_sink_that_fails_for_a_while_loses_only_those_frames(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:

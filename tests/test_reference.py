@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hookcore.observe import captures, cpu, layout, reference
+from hookcore.observe import captures, cpu, device, layout, reference
 from hookcore.observe.arena import CpuArena
-from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena, HostBuffers
+from hookcore.observe.device import SLOTS_PER_SEGMENT, DeviceArena
 from hookcore.observe.harvest import Harvest, join, unpack
 from hookcore.observe.plain import make_plain, unseen
+from hookcore.observe.transfer import HostBuffers
 from hookcore.recorder.scalars import number_of
 from hookcore.records.sketch import BINS, bins_of
 from tests.kernels import check_stats, floats32
@@ -199,6 +200,47 @@ def test_a_failing_kernel_is_replaced_and_no_value_is_lost() -> None:
     assert harvest.cells[0, layout.MEAN] == 3
     assert harvest.cells[0, layout.PARTS] == 2
     assert "no compiler here" in arena.fallback_reason
+
+
+def no_memory(*arguments: object, **named: object) -> NoReturn:
+    raise torch.OutOfMemoryError("no memory left")
+
+
+def test_memory_that_was_refused_is_asked_for_again_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, asked = DeviceArena(CPU, 1000, None), []
+    arena.begin_step()
+    arena.observe(torch.ones(3), 0)
+    with monkeypatch.context() as full:
+        full.setattr(device._Segment, "on", lambda *_: (asked.append(1), no_memory()))
+        for slot in (500, 501):
+            with pytest.raises(torch.OutOfMemoryError):
+                arena.observe(torch.ones(3), slot)
+        with pytest.raises(torch.OutOfMemoryError):
+            arena.observe(torch.ones(4, 6)[:, ::2], 1)  # needs a copy, and none was tried
+        assert len(asked) == 1
+        arena.observe(torch.ones(3), 1)  # has its memory
+    assert end_step(arena).slots.tolist() == [0, 1]
+    arena.begin_step()
+    arena.observe(torch.ones(3), 500)
+    assert end_step(arena).slots.tolist() == [500]
+
+
+@pytest.mark.parametrize("where", ["empty", "cat"])
+def test_a_step_that_can_not_be_taken_out_leaves_nothing_to_the_next_one(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = DeviceArena(CPU, 1000, None)
+    arena.observe(torch.tensor([5.0, 7.0]), 0)
+    arena.observe(torch.ones(3), 200)
+    with monkeypatch.context() as full:
+        full.setattr(torch, where, no_memory)
+        with pytest.raises(torch.OutOfMemoryError):
+            arena.begin_transfer()
+    arena.observe(torch.tensor([1.0]), 0)
+    harvest = end_step(arena)
+    assert harvest.slots.tolist() == [0]
+    assert (harvest.cells[0, layout.FINITE], harvest.cells[0, layout.MAX]) == (1, 1)
+    assert dense_of(harvest, 0).sum() == 1
 
 
 def test_the_sketch_of_a_long_tensor_is_sampled_differently_in_each_step() -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -22,13 +22,11 @@ from torch import Tensor
 from hookcore.internals import zero_all
 from hookcore.observe import layout, reference
 from hookcore.observe.arena import _is_dense
-from hookcore.observe.captures import wait_for
-from hookcore.observe.harvest import Harvest
 from hookcore.observe.plain import unseen
+from hookcore.observe.transfer import HostBuffers, Transfer
 from hookcore.records import sketch
 
 SLOTS_PER_SEGMENT: Final = 64  # memory is allocated for this many slots when the first of them is used
-KEPT_HOST_BUFFERS: Final = 2  # one is read while the next one is filled
 _NO_CHANGE: Final = nullcontext()
 IN_CAPTURE: Final = "inside the capture of a CUDA graph: a replay would add to steps that are over"
 
@@ -54,6 +52,7 @@ class DeviceArena:
         self._buffers = HostBuffers()
         self._stream: Any = None  # the one that was current when the first tensor was observed
         self._copying: Any = None  # the stream that copies to the host
+        self._refused = ""  # what the allocator said when it had no memory; it isn't asked again in the same step
         self._lock = threading.Lock()  # of threads that use one stream: nothing may be added while a step is taken out
 
     def _find_kernel(self) -> tuple[AddToSlot, MergeSlots, int]:
@@ -79,6 +78,7 @@ class DeviceArena:
     def begin_step(self) -> None:
         """Move the sampling stride to another place."""
         self._offset = self._random.getrandbits(30)
+        self._refused = ""
 
     def observe(self, tensor: Tensor, slot: int) -> str | None:
         """Add a plain tensor of this device to a slot, on the current stream, or return the reason why not."""
@@ -87,12 +87,14 @@ class DeviceArena:
         if self._is_capturing():
             return IN_CAPTURE
         if not (tensor.is_contiguous() or _is_dense(tensor)):
-            with unseen():
+            with self._asking():
                 tensor = tensor.contiguous()
         with self._lock:
             segment = self._segments.get(slot // SLOTS_PER_SEGMENT)
             if segment is None:
-                segment = self._new_segment(slot // SLOTS_PER_SEGMENT)
+                # Tensors created in inference mode can't be written to outside of it.
+                with self._asking(), torch.inference_mode(False):
+                    segment = self._new_segment(slot // SLOTS_PER_SEGMENT)
             place = slot % SLOTS_PER_SEGMENT
             self._add_to(segment, place, tensor)
             segment.used = max(segment.used, place + 1)
@@ -124,10 +126,20 @@ class DeviceArena:
     def _new_segment(self, number: int) -> _Segment:
         if self._stream is None and self.device.type == "cuda":
             self._stream = torch.cuda.current_stream(self.device)
-        # Tensors created in inference mode can't be written to outside of it.
-        with unseen(), torch.inference_mode(False):
-            segment = self._segments[number] = _Segment.on(self.device, self._programs)
+        segment = self._segments[number] = _Segment.on(self.device, self._programs)
         return segment
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Ask for memory of the device. Asking when there is none makes the allocator wait and empty its cache."""
+        if self._refused:
+            raise torch.OutOfMemoryError(self._refused)
+        try:
+            with unseen():
+                yield
+        except torch.OutOfMemoryError as error:
+            self._refused = str(error)
+            raise
 
     # -- to the host ------------------------------------------------------------------------------------------------
 
@@ -136,24 +148,40 @@ class DeviceArena:
         if self._is_capturing():
             return None
         with self._lock:
-            return self._take()
+            try:
+                return self._take()
+            except Exception:
+                self._empty()  # or a later step would have this one's numbers, too
+                raise
 
     def _take(self) -> Transfer | None:
         used = [(number, segment) for number, segment in sorted(self._segments.items()) if segment.used]
         if not used:
             return None
         slots = np.concatenate([number * SLOTS_PER_SEGMENT + np.arange(segment.used) for number, segment in used])
-        with unseen(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        with self._on_stream():
             histograms = [segment.histograms[: segment.used] for _, segment in used]
             rows = torch.empty((len(slots), layout.CELLS), dtype=used[0][1].rows.dtype, device=self.device)
+            taken = torch.cat(histograms)
             first = 0
             for _, segment in used:
                 self._merge(segment.rows[: segment.used], rows[first : first + segment.used])
                 first += segment.used
                 segment.used = 0
-            taken = torch.cat(histograms)
             zero_all(histograms)
             return self._start_copy(slots, rows, taken)
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        with unseen(), nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            yield
+
+    def _empty(self) -> None:
+        """Drop the numbers of a step."""
+        with self._on_stream():
+            zero_all([part for segment in self._segments.values() for part in (segment.rows, segment.histograms)])
+        for segment in self._segments.values():
+            segment.used = 0
 
     def _start_copy(self, slots: NDArray[np.int64], rows: Tensor, histograms: Tensor) -> Transfer:
         if self.device.type != "cuda":
@@ -195,66 +223,6 @@ class _Segment:
         return self.rows.nbytes + self.histograms.nbytes
 
 
-@dataclass(slots=True)
-class Transfer:
-    """The numbers of a step on their way to the host."""
-
-    slots: NDArray[np.int64]
-    rows: Tensor
-    histograms: Tensor
-    done: Any  # the event after the copy; None if the numbers are still on the device
-    buffers: HostBuffers
-
-    @property
-    def nbytes(self) -> int:
-        """The memory that it holds on the host."""
-        return self.rows.nbytes + self.histograms.nbytes
-
-    def finish(self) -> Harvest:
-        """Wait for the copy, in this thread only. Call this once."""
-        wait_for(self.done)
-        with unseen():
-            rows = self.rows.cpu().numpy().astype(np.float64)
-            harvest = harvest_of(self.slots, rows, self.histograms.cpu().numpy())
-        if self.done is not None:
-            self.buffers.give_back(self.rows, self.histograms)
-        return harvest
-
-
-@dataclass(slots=True)
-class HostBuffers:
-    """Pinned memory that is reused, because allocating it would stop the device."""
-
-    free: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def take(self, slots: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return room for this many slots, from the first buffers that are large enough."""
-        with self.lock:
-            for i, (rows, _) in enumerate(self.free):
-                whole = rows.untyped_storage().nbytes() // (layout.CELLS * rows.itemsize)
-                if whole >= slots and rows.dtype is dtype:
-                    return self._cut(*self.free.pop(i), slots)
-        room = -(-slots // SLOTS_PER_SEGMENT) * SLOTS_PER_SEGMENT * 2
-        pinned: Any = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-        rows = torch.empty((room, layout.CELLS), dtype=dtype, **pinned)
-        histograms = torch.empty((room, sketch.BINS), dtype=torch.int32, **pinned)
-        return self._cut(rows, histograms, slots)
-
-    @staticmethod
-    def _cut(rows: Tensor, histograms: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-        return (
-            rows.as_strided((slots, layout.CELLS), (layout.CELLS, 1)),
-            histograms.as_strided((slots, sketch.BINS), (sketch.BINS, 1)),
-        )
-
-    def give_back(self, rows: Tensor, histograms: Tensor) -> None:
-        """Keep the newest buffers, which are the largest."""
-        with self.lock:
-            self.free.append((rows, histograms))
-            del self.free[:-KEPT_HOST_BUFFERS]
-
-
 def add_by_operators(tensor: Tensor, rows: Tensor, histogram: Tensor, stride: int, offset: int) -> None:
     """Do the kernel's work with torch's operators."""
     with unseen():
@@ -271,14 +239,3 @@ def merge_by_operators(rows: Tensor, merged: Tensor) -> None:
     with unseen():
         merged.copy_(reference.combine(rows))
         rows.zero_()
-
-
-def harvest_of(slots: NDArray[np.int64], rows: NDArray[np.float64], histograms: NDArray[np.int32]) -> Harvest:
-    """Return rows and dense sketches in the form of frames, without empty slots."""
-    filled = rows[:, layout.PARTS] > 0
-    dense = histograms[filled].reshape(-1)
-    # Millions of counts, most of them zero: torch lets the training's thread run meanwhile.
-    places = torch.nonzero(torch.from_numpy(dense)).numpy()[:, 0]
-    start = np.searchsorted(places, np.arange(filled.sum() + 1) * sketch.BINS).astype(np.uint32)
-    bins, counts = (places % sketch.BINS).astype(np.uint16), dense[places].view(np.uint32)
-    return Harvest(slots[filled].astype(np.uint32), rows[filled], start, bins, counts)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hookcore.internals import is_wrapped, stream_number
 from hookcore.observe.arena import CpuArena
+from hookcore.recorder.errorlog import ErrorLog
 
 if TYPE_CHECKING:
     from hookcore.observe.device import DeviceArena, Transfer
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
 class Devices:
     """The arenas in use. Each has the slots of the CPU's."""
 
-    def __init__(self, host: CpuArena) -> None:
+    def __init__(self, host: CpuArena, errors: ErrorLog) -> None:
         self.arenas: dict[tuple[torch.device, int], DeviceArena] = {}  # by the number of the stream
         self._host = host
+        self._errors = errors
 
     def begin_step(self) -> None:
         """Let each arena sample other values than in the last step."""
@@ -27,11 +29,15 @@ class Devices:
             arena.begin_step()
 
     def begin_transfers(self) -> tuple[Transfer, ...]:
-        """Start to copy the measurements to the host."""
-        if not self.arenas:
-            return ()
-        begun = (arena.begin_transfer() for arena in list(self.arenas.values()))
-        return tuple(transfer for transfer in begun if transfer is not None)
+        """Start to copy the measurements to the host. Those of an arena that fails are lost alone, and this is told."""
+        begun: list[Transfer] = []
+        for arena in list(self.arenas.values()):
+            try:
+                if (transfer := arena.begin_transfer()) is not None:
+                    begun.append(transfer)
+            except Exception as error:
+                self._errors.record("end of a step", error)
+        return tuple(begun)
 
     def observe(self, tensor: Tensor, slot: int) -> str | None:
         """Add a plain tensor of another device to a slot, or return the reason why not."""

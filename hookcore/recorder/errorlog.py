@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import time
 import traceback
+from dataclasses import dataclass
 from typing import Final
+
+import torch
 
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.plans import Plan
 from hookcore.records import Event
+from hookcore.records.vocabulary import counted
 
 MAX_ERRORS: Final = 3  # of one module, before it is left alone
 MAX_KEPT_ERRORS: Final = 100
 TELL_EVERY_S: Final = 30.0  # between two events that count errors beyond those
+NO_MEMORY: Final = "the GPU had no memory left for hookcore to measure it"
+
+
+@dataclass(slots=True)
+class _Tally:
+    """A number that events tell now and then."""
+
+    count: int = 0
+    _told: int = 0
+    _tell_at: float = float("-inf")
+
+    def due(self, is_last: bool) -> int:
+        """Return how many are to be told now."""
+        fresh = self.count - self._told
+        if not fresh or not (is_last or time.monotonic() >= self._tell_at):
+            return 0
+        self._told, self._tell_at = self.count, time.monotonic() + TELL_EVERY_S
+        return fresh
 
 
 class ErrorLog:
@@ -22,14 +44,20 @@ class ErrorLog:
         self._current = current
         self.events: list[Event] = []  # the first ones
         self.count = 0
-        self._told = self._told_others = 0  # of the first ones, and of the others
-        self._tell_at = float("-inf")
+        self._told = 0  # of the first ones
+        self._others, self._without_memory = _Tally(), _Tally()
 
     def record(self, where: str, error: BaseException, plan: Plan | None = None) -> None:
         """Count an error and keep it if it is one of the first. A module that keeps failing is left alone.
 
-        The first line of its message says what happened; the traceback follows.
+        The first line of its message says what happened; the traceback follows. A GPU without memory is nothing that a
+        module does, and may pass: what is missing then is only counted.
         """
+        if isinstance(error, torch.OutOfMemoryError):
+            self._without_memory.count += 1
+            if plan is not None:
+                plan.note_reason(NO_MEMORY)
+            return
         if plan is not None and plan.count_error() >= MAX_ERRORS:
             plan.mute(f"left alone after {MAX_ERRORS} errors in hookcore's {where}")
         if len(self.events) < MAX_KEPT_ERRORS:
@@ -37,16 +65,21 @@ class ErrorLog:
             text = f"{where}: {said}\n{''.join(traceback.format_exception(error))}"
             path = "" if plan is None else plan.path
             self.events.append(Event(self._current.number, time.time(), "hook-error", text, "error", path))
+        else:
+            self._others.count += 1
         self.count += 1  # last, so that an error isn't taken for one that isn't kept
 
     def news(self, is_last: bool = False) -> list[Event]:
         """Return events about the errors since the last call. Those that aren't kept are counted now and then."""
         fresh = self.events[self._told :]
         self._told += len(fresh)
-        others = self.count - len(self.events) - self._told_others
-        if others > 0 and (is_last or time.monotonic() >= self._tell_at):
-            self._told_others += others
-            self._tell_at = time.monotonic() + TELL_EVERY_S
+        if others := self._others.due(is_last):
             text = f"{others:,} more errors in hookcore; the first {MAX_KEPT_ERRORS} are kept, the others only counted"
             fresh.append(Event(self._current.number, time.time(), "hook-error", text, "error", count=others))
+        if missing := self._without_memory.due(is_last):
+            text = (
+                f"hookcore could not do {counted(missing, 'measurement')}, because the GPU had no memory left: their "
+                "values are missing. Watch fewer modules, or leave out `update`, which copies the weights"
+            )
+            fresh.append(Event(self._current.number, time.time(), "no-gpu-memory", text, "warning", count=missing))
         return fresh

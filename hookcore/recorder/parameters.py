@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookcore.observe.plain import unseen
+from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import Kind, Tap
@@ -59,7 +60,8 @@ class Parameter:
 class Parameters:
     """The watched parameters, found by identity in an optimizer's groups."""
 
-    def __init__(self, plans: PlanTable, statistics: Statistics, kinds: frozenset[Kind]) -> None:
+    def __init__(self, plans: PlanTable, statistics: Statistics, kinds: frozenset[Kind], errors: ErrorLog) -> None:
+        self._errors = errors
         self._plans = plans
         self._statistics = statistics
         self._wanted = _reads_parameters(kinds)
@@ -155,22 +157,30 @@ class Parameters:
         known = self._known
         return [found for tensor in tensors if (found := known.get(id(tensor))) is not None and found.tensor is tensor]
 
-    def before_step(self, owned: list[Parameter], with_gradients: bool, stepper: int = 0) -> None:
+    def before_step(self, owned: list[Parameter], with_gradients: bool, stepper: int) -> None:
         """Read weights, and gradients unless the step computes them, as the optimizer is about to use them."""
-        before: list[tuple[Parameter, Tensor]] = []
-        for parameter in owned if self._wanted else ():
-            tensor = parameter.tensor
-            if tensor is None:
-                continue
-            if parameter.norm_slot >= 0:
-                self._statistics.add_safely(parameter.plan, tensor, parameter.norm_slot)
-            if parameter.update_slot >= 0:
-                with unseen():
-                    before.append((parameter, tensor.detach().clone()))
-        if before:
-            self._before[stepper] = before
+        self._read_weights(owned)
+        if self._wants_updates:
+            self._before[stepper] = self._copies(owned)
         if with_gradients:
             self.read_gradients(owned)
+
+    def _read_weights(self, owned: list[Parameter]) -> None:
+        for parameter in owned if self._wanted else ():
+            if parameter.norm_slot >= 0 and (tensor := parameter.tensor) is not None:
+                self._statistics.add_safely(parameter.plan, tensor, parameter.norm_slot)
+
+    def _copies(self, owned: list[Parameter]) -> list[tuple[Parameter, Tensor]]:
+        """Return copies of the weights whose updates are measured."""
+        copies: list[tuple[Parameter, Tensor]] = []
+        with unseen():
+            for parameter in owned:
+                if parameter.update_slot >= 0 and (tensor := parameter.tensor) is not None:
+                    try:
+                        copies.append((parameter, tensor.detach().clone()))
+                    except Exception as error:
+                        self._errors.record("copy of a weight", error, parameter.plan)
+        return copies
 
     def read_gradients(self, owned: list[Parameter]) -> None:
         """Read the current gradients, and record which modules got any.
@@ -192,19 +202,21 @@ class Parameters:
 
     def after_step(self, stepper: int) -> None:
         """Observe the changes made by the step."""
-        before = self._before.pop(stepper, None)
-        if before is None:
-            return
         with unseen():
-            for parameter, old in before:
+            for parameter, old in self._before.pop(stepper, ()):
                 now = parameter.tensor
                 if now is not None and now.shape == old.shape:
-                    self._statistics.add(parameter.plan, now.detach() - old, parameter.update_slot)
+                    try:
+                        self._statistics.add(parameter.plan, now.detach() - old, parameter.update_slot)
+                    except Exception as error:
+                        self._errors.record("update", error, parameter.plan)
 
     def read_all(self, with_gradients: bool) -> None:
         """Read everything, if no torch optimizer steps."""
-        self.before_step(self.all(), with_gradients)
-        self._before.pop(0, None)
+        owned = self.all()
+        self._read_weights(owned)
+        if with_gradients:
+            self.read_gradients(owned)
 
     def ratios(self) -> tuple[tuple[int, int], ...]:
         """Return the rows of each update and of the weights it changed."""

@@ -90,7 +90,7 @@ class Recorder:
             times,
             names,
         )
-        parameters = Parameters(plans, statistics, settings.kinds)
+        parameters = Parameters(plans, statistics, settings.kinds, self.errors)
         self.models = Models(plans, parameters, settings, self.errors, lambda: self.description.send_modules())
         cadence = Cadence(settings.every, settings.budget)
         self.keeping = Keeping(self.dispatcher, cadence, self._lock)

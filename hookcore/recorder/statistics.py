@@ -54,7 +54,7 @@ class Statistics:
         self, arena: CpuArena, phases: frozenset[Phase], max_calls: int, current: CurrentStep, errors: ErrorLog
     ) -> None:
         self.arena = arena
-        self.devices = Devices(arena)
+        self.devices = Devices(arena, errors)
         self.table = TapTable(arena.capacity)
         self.shards = Shards()
         self._masks = Masks()
