@@ -24,10 +24,8 @@ export class ApiError extends Error {
   }
 }
 
-/**
- * @param {string} path below api/v1
- * @param {Record<string, any>} [query] null is omitted; a list becomes several parameters
- */
+/** @param {string} path below api/v1
+ * @param {Record<string, any>} [query] null is omitted; a list becomes several parameters */
 export function urlOf(path, query = {}) {
   const asked = Object.entries(query).flatMap(([name, value]) => [value].flat().map((each) => [name, each]));
   const given = asked.filter(([, value]) => value !== null && value !== undefined && value !== "");
@@ -42,9 +40,7 @@ export class NoAnswer extends ApiError {
   }
 }
 
-/**
- * `fetch`, whose error says what it means. @param {string} address @param {RequestInit} [request]
- */
+/** `fetch`, whose error says what it means. @param {string} address @param {RequestInit} [request] */
 export async function reach(address, request) {
   try {
     return await fetch(address, request);
@@ -60,12 +56,8 @@ export async function get(path, query, signal) {
   return answerOf(await reach(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
 }
 
-/**
- * All parts of a list.
- * @template {string} P
- * @param {P} path
- * @param {Record<string, any>} query
- * @param {AbortSignal} [signal]
+/** All parts of a list.
+ * @template {string} P @param {P} path @param {Record<string, any>} query @param {AbortSignal} [signal]
  * @returns {Promise<import("./answers.js").AnswerOf<P>[]>} */
 export async function getAll(path, query, signal) {
   const parts = [];
@@ -87,14 +79,8 @@ export function patternOf(path) {
   return path ? path.replace(/[[*?]/g, "[$&]") : "is:root";
 }
 
-/**
- * @param {"POST" | "PATCH" | "DELETE" | "PUT"} method
- * @param {string} path
- * @param {any} [body]
- * @param {Record<string, any>} [query]
- * @param {AbortSignal} [signal]
- * @returns {Promise<any>}
- */
+/** @param {"POST" | "PATCH" | "DELETE" | "PUT"} method @param {string} path @param {any} [body]
+ * @param {Record<string, any>} [query] @param {AbortSignal} [signal] @returns {Promise<any>} */
 export async function send(method, path, body, query, signal) {
   const headers = { "Content-Type": "application/json", Accept: "application/json" };
   const text = body === undefined ? undefined : JSON.stringify(body);

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The steps that the page shows, for all its charts: a range on the axis, and the step of the values. Both are in the
- * address, and app/pages/views/span.py reads them in the same way.
- */
+/** The steps that the page shows, for all its charts: a range on the axis, and the step of the values. Both are in the
+ * address, and app/pages/views/span.py reads them in the same way. */
 import { Emitter } from "./emitter.js";
 import { LIVE_STEPS } from "./vocabulary.js";
 
@@ -26,10 +24,8 @@ export function around([from, to], step) {
   return [from + by, to + by];
 }
 
-/**
- * Reads and writes `steps` and `step` of the state. Emits "change" when the shown steps are chosen differently
- * (paused, another range, another step), and "newest" when a newer step is known.
- */
+/** Reads and writes `steps` and `step` of the state. Emits "change" when the shown steps are chosen differently
+ * (paused, another range, another step), and "newest" when a newer step is known. */
 export class Follow extends Emitter {
   /** @param {import("./state.js").State} state @param {number | null} newest @param {number} [first] step of the run */
   constructor(state, newest, first = 0) {
@@ -93,8 +89,7 @@ export class Follow extends Emitter {
     return this.held ?? this.range?.[1] ?? this.newest;
   }
 
-  /** First and last step on the axis; null as long as there is none.
-   * @returns {[number, number] | null} */
+  /** First and last step on the axis; null as long as there is none. @returns {[number, number] | null} */
   get span() {
     const window = this.window;
     if ("from" in window) return this.range;

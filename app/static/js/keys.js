@@ -30,10 +30,9 @@ export class Keys {
     target?.addEventListener("keydown", (/** @type {any} */ event) => this.hear(event));
   }
 
-  /**
-   * The same key again takes the place of the first.
-   * @param {string} key such as "g f"; several with commas: "j, ArrowDown"
-   * @param {string} words @param {(event: any) => void} action @param {{group?: string}} [where] */
+  /** The same key again takes the place of the first.
+   * @param {string} key such as "g f"; several with commas: "j, ArrowDown" @param {string} words
+   * @param {(event: any) => void} action @param {{group?: string}} [where] */
   add(key, words, action, { group = "This page" } = {}) {
     for (const each of key.split(", ")) {
       this.#keys.delete(each);
@@ -46,8 +45,7 @@ export class Keys {
     return [...this.#keys.values()];
   }
 
-  /** All keys, by group; those that do the same together.
-   * @returns {Map<string, {keys: string[], words: string}[]>} */
+  /** All keys, by group; those that do the same together. @returns {Map<string, {keys: string[], words: string}[]>} */
   get groups() {
     const groups = new Map();
     for (const { key, words, group } of this.#keys.values()) {

@@ -4,10 +4,8 @@ import { toast } from "./toast.js";
 
 const QUIET_MS = 1000; // after the page has loaded
 
-/**
- * Returns a function that resolves to the module, or to null if it can't be loaded, which it tells the reader.
- * @template T @param {() => Promise<T>} load @returns {() => Promise<T | null>}
- */
+/** Returns a function that resolves to the module, or to null if it can't be loaded, which it tells the reader.
+ * @template T @param {() => Promise<T>} load @returns {() => Promise<T | null>} */
 export function late(load) {
   /** @type {Promise<T> | null} */
   let loading = null;

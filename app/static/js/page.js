@@ -1,8 +1,7 @@
 // @ts-check
-/**
- * The start of every page's script: `const page = open({...defaults})`. Holds what all charts of the page share. A page
- * whose first chart is to be seen as early as possible draws it between the two halves of it, `create` and `start`.
- */
+/** The start of every page's script: `const page = open({...defaults})`. Holds what all charts of the page share. A
+ * page whose first chart is to be seen as early as possible draws it between the two halves of it, `create` and
+ * `start`. */
 import { Cursor } from "./cursor.js";
 import { Emitter } from "./emitter.js";
 import { Follow } from "./follow.js";
@@ -65,17 +64,12 @@ export function create(defaults = {}) {
     schedule: new Schedule(),
     stream: new Stream(),
     keys: new Keys(),
-    /**
-     * Emits "run" when the run has news, "news" if these are more than steps, and "acknowledged" when the reader
-     * acknowledged
-     * a finding or an event.
+    /** Emits "run" when the run has news, "news" if these are more than steps, and "acknowledged" when the reader
+     * acknowledged a finding or an event.
      * @type {Emitter<{run: RunNews, news: RunNews, acknowledged: undefined}>} */
     events: new Emitter(),
-    /**
-     * The address of a page of this run, or of a page without a run, relative to the base.
-     * @param {string} place "" is the overview
-     * @param {Record<string, string | number>} [query]
-     */
+    /** The address of a page of this run, or of a page without a run, relative to the base.
+     * @param {string} place "" is the overview @param {Record<string, string | number>} [query] */
     address(place, query = {}) {
       const text = new URLSearchParams(Object.entries(query).map(([key, value]) => [key, String(value)])).toString();
       return `${[runPath, place].filter(Boolean).join("/")}${text ? `?${text}` : ""}`;
@@ -94,8 +88,7 @@ export function start(page) {
   page.state.bind();
 }
 
-/**
- * The reader's preferences apply if the address says nothing else. They are written to it, so that a link shows the
+/** The reader's preferences apply if the address says nothing else. They are written to it, so that a link shows the
  * same to others.
  * @param {State} state @param {string} runState */
 function prefer(state, runState) {

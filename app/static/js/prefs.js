@@ -80,11 +80,8 @@ function first(name) {
   return PREFERENCES[name].choices[0][0];
 }
 
-/**
- * What of `given` is a preference with a value that it may have.
- * @param {any} given
- * @returns {Record<string, string>}
- */
+/** What of `given` is a preference with a value that it may have.
+ * @param {any} given @returns {Record<string, string>} */
 export function readPrefs(given) {
   const values = given !== null && typeof given === "object" ? given : {};
   const allowed = Object.entries(PREFERENCES).filter(([name, { choices }]) =>
@@ -138,11 +135,8 @@ class Prefs extends Emitter {
     return JSON.stringify({ hookcore: 1, ...this.#chosen }, null, 2);
   }
 
-  /**
-   * Takes what `text` gave; says what is wrong with anything else.
-   * @param {string} text
-   * @returns {number} how many were taken
-   */
+  /** Takes what `text` gave; says what is wrong with anything else.
+   * @param {string} text @returns {number} how many were taken */
   take(text) {
     let given;
     try {

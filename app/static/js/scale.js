@@ -49,11 +49,9 @@ export class Scale {
   }
 }
 
-/**
- * A range in which most values are: from p1 to p99 of what is finite; never empty. Of a log scale it is of the
- * magnitude,
- * without zeros. @param {ArrayLike<number>} values @param {Kind} [kind] @param {number} [most] values that are looked
- * at
+/** A range in which most values are: from p1 to p99 of what is finite; never empty. Of a log scale it is of the
+ * magnitude, without zeros.
+ * @param {ArrayLike<number>} values @param {Kind} [kind] @param {number} [most] values that are looked at
  * @returns {[number, number]} */
 export function percentiles(values, kind = "log", most = 20000) {
   const found = sampleOf(values, kind, most);
@@ -99,11 +97,7 @@ export class Range {
     return now - this.#since < MIN_MS ? this.#held : null;
   }
 
-  /**
-   * @param {ArrayLike<number>} values
-   * @param {Kind} kind
-   * @param {number} now milliseconds
-   * @returns {[number, number]}
+  /** @param {ArrayLike<number>} values @param {Kind} kind @param {number} now milliseconds @returns {[number, number]}
    */
   of(values, kind, now) {
     const held = this.held(now);
@@ -130,11 +124,8 @@ function changes(before, after, kind) {
   return Math.max(Math.abs(low), Math.abs(high)) >= MIN_CHANGE * scale.span;
 }
 
-/**
- * Round values in a scale's range, ascending: 1, 2, 5 times a power of ten.
- * @param {Scale} scale
- * @param {number} [many] about so many at most
- * @returns {number[]} */
+/** Round values in a scale's range, ascending: 1, 2, 5 times a power of ten.
+ * @param {Scale} scale @param {number} [many] about so many at most @returns {number[]} */
 export function ticks(scale, many = 6) {
   if (scale.kind === "linear") return evenTicks(scale.low, scale.high, many);
   if (scale.kind === "log") return logTicks(Math.abs(scale.low), Math.abs(scale.high), many);

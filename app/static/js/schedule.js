@@ -40,21 +40,16 @@ export class Schedule {
     this.#ask();
   }
 
-  /**
-   * Draws in one of the next frames, one such thing a frame: for what is slow to draw.
-   * @param {object} key
-   * @param {() => void} draw
-   */
+  /** Draws in one of the next frames, one such thing a frame: for what is slow to draw.
+   * @param {object} key @param {() => void} draw */
   inTurn(key, draw) {
     // A waiting chart keeps its turn: a second request must not put it behind charts drawn since.
     this.#turns.set(key, draw);
     this.#ask();
   }
 
-  /**
-   * Begins to watch whether an element can be seen; it gets the event "seen" when it comes into view.
-   * @param {Element} element
-   */
+  /** Begins to watch whether an element can be seen; it gets the event "seen" when it comes into view.
+   * @param {Element} element */
   watch(element) {
     this.#watch.observe(element);
   }

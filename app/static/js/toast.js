@@ -5,11 +5,9 @@ import { h } from "./dom.js";
 const SHORT_MS = 4000;
 const LONG_MS = 8000;
 
-/**
- * @param {string} text
+/** @param {string} text
  * @param {{undo?: () => void, done?: () => void, kind?: "error", link?: {words: string, href: string}}} [how] `done` is
- *   called if it was not undone: when the message or the page closes
- */
+ * called if it was not undone: when the message or the page closes */
 export function toast(text, { undo, done, kind, link } = {}) {
   const place = document.getElementById("toasts");
   if (!place) return;

@@ -6,8 +6,7 @@ import { tapWords } from "../kinds.js";
 /** Known even if no value is finite. */
 const COUNTS = new Set(["nan", "inf", "zero"]);
 
-/**
- * One line for each tensor, the culprit first. Pure.
+/** One line for each tensor, the culprit first. Pure.
  * @param {import("../answers.js").Evidence} evidence @param {string} stat @returns {import("../plot/thin.js").Line[]}
  */
 export function linesOf(evidence, stat) {

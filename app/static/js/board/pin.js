@@ -11,12 +11,8 @@ const OF_RUN = ["run", "from", "to", "points", "limit", "after"];
 
 /** @typedef {{name: string, path: string, query: string}} Pin */
 
-/**
- * What the board keeps of a chart; null if it can't show such a chart. Pure.
- * @param {import("../plot/python.js").Query[]} queries
- * @param {string} title
- * @returns {Pin | null}
- */
+/** What the board keeps of a chart; null if it can't show such a chart. Pure.
+ * @param {import("../plot/python.js").Query[]} queries @param {string} title @returns {Pin | null} */
 export function pinOf(queries, title) {
   const [asked] = queries;
   if (queries.length !== 1 || !PATHS.includes(asked.path)) return null;

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. Pure but for the
- * theme's.
- */
+/** Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. Pure but for the
+ * theme's. */
 import { isDark, colors as themed } from "../theme.js";
 
 export const STEPS = 256;
@@ -52,12 +50,8 @@ function rgbOf(text) {
   return numbers?.length === 3 ? /** @type {[number, number, number]} */ (numbers) : [128, 128, 128];
 }
 
-/**
- * As a pixel of ImageData, read as a little-endian integer.
- * @param {number} red
- * @param {number} green
- * @param {number} blue
- */
+/** As a pixel of ImageData, read as a little-endian integer.
+ * @param {number} red @param {number} green @param {number} blue */
 export function pixel(red, green, blue) {
   return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
@@ -82,11 +76,8 @@ export function mixed(a, b, share) {
 /** @type {Map<string, Uint32Array>} */
 const made = new Map();
 
-/**
- * The 256 colors of a map, as pixels.
- * @param {MapName} name
- * @param {boolean} [dark] of the diverging one: what its middle is on
- */
+/** The 256 colors of a map, as pixels.
+ * @param {MapName} name @param {boolean} [dark] of the diverging one: what its middle is on */
 export function tableOf(name, dark = false) {
   const key = name === "diverging" ? (dark ? "dark" : "light") : name in ANCHORS ? name : "viridis";
   const found = made.get(key);

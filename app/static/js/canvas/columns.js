@@ -1,6 +1,5 @@
 // @ts-check
-/**
- * The newest columns of a heatmap, in a ring buffer: new columns overwrite the oldest, and nothing else moves. Pure.
+/** The newest columns of a heatmap, in a ring buffer: new columns overwrite the oldest, and nothing else moves. Pure.
  */
 import { MISSING, worse } from "./worst.js";
 
@@ -35,13 +34,9 @@ export class Columns {
   #last;
   #nonfinite;
 
-  /**
-   * Appends the columns of a frame. Repeated steps replace the old ones; for a snapshot
-   * too, so that what the page knows of older steps outlives a server that has forgotten them. A column in which
-   * nothing
-   * was sampled is none.
-   * @param {Taken} frame @returns {[number, number] | null} the steps that changed
-   */
+  /** Appends the columns of a frame. Repeated steps replace the old ones; for a snapshot too, so that what the page
+   * knows of older steps outlives a server that has forgotten them. A column in which nothing was sampled is none.
+   * @param {Taken} frame @returns {[number, number] | null} the steps that changed */
   take(frame) {
     if (frame.k === 0 || frame.n === 0) return null;
     if (frame.n !== this.rows || frame.bits === null)
@@ -58,10 +53,8 @@ export class Columns {
     return [Math.min(before, frame.first[0]), frame.last[frame.k - 1]];
   }
 
-  /**
-   * Whether what is there ends near where a frame begins: a window of long ago is no part of this one.
-   * @param {Taken} frame
-   */
+  /** Whether what is there ends near where a frame begins: a window of long ago is no part of this one.
+   * @param {Taken} frame */
   #adjoins(frame) {
     if (!this.length || this.first(0) >= frame.first[0]) return false;
     return frame.first[0] - this.last(this.length - 1) <= this.capacity * this.width;

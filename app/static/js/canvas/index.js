@@ -1,6 +1,5 @@
 // @ts-check
-/**
- * Charts on a canvas of their own: sharp, redrawn when their size or colors change, read by pointer and by arrow keys.
+/** Charts on a canvas of their own: sharp, redrawn when their size or colors change, read by pointer and by arrow keys.
  */
 import { h } from "../dom.js";
 import { imageOf } from "../plot/files.js";
@@ -34,8 +33,7 @@ export class CanvasChart {
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas
    * @param {{label: string, name?: string, height?: number}} options `name` is the canvas's class; without a height,
-   * the
-   *   chart sets its size itself */
+   * the chart sets its size itself */
   constructor(page, element, { label, name = "", height }) {
     this.page = page;
     this.canvas = /** @type {HTMLCanvasElement} */ (

@@ -1,9 +1,7 @@
 // @ts-check
-/**
- * Where many values share a pixel the worst one is shown: a NaN before an infinity, before the largest magnitude;
- * what was
- * not sampled only if there is nothing else. Pure; on the bits of float32, where that order is nearly that of integers.
- */
+/** Where many values share a pixel the worst one is shown: a NaN before an infinity, before the largest magnitude; what
+ * was not sampled only if there is nothing else. Pure; on the bits of float32, where that order is nearly that of
+ * integers. */
 
 export const MISSING = 0x7fc00001; // not sampled
 export const NAN = 0x7fc00000;
@@ -42,12 +40,8 @@ export function worstOf(column, from, to, order = null) {
   return found;
 }
 
-/**
- * The first row of a pixel when rows share pixels.
- * @param {number} pixel
- * @param {number} rows
- * @param {number} pixels
- */
+/** The first row of a pixel when rows share pixels.
+ * @param {number} pixel @param {number} rows @param {number} pixels */
 export function startOf(pixel, rows, pixels) {
   return Math.ceil((pixel * rows) / pixels);
 }

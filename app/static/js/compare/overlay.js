@@ -11,13 +11,8 @@ const MAX_TAPS = 4; // of one layer: parameters, calls
 /** @typedef {{id: string, name: string}} Side */
 /** @typedef {import("../page.js").Page & {clock: import("../timeline/runsclock.js").RunsClock}} Page whose axis is that of runs */
 
-/**
- * @param {import("../answers.js").Series} series
- * @param {Side} side
- * @param {boolean} dashed
- * @param {string} more
- * @returns {import("../plot/thin.js").Line}
- */
+/** @param {import("../answers.js").Series} series @param {Side} side @param {boolean} dashed @param {string} more
+ * @returns {import("../plot/thin.js").Line} */
 function lineOf(series, side, dashed, more) {
   const numbers = (/** @type {"mean" | "min" | "max"} */ name) => series[name].map(numberOf);
   return {
@@ -36,12 +31,8 @@ export class Overlay {
   /** @type {number[][]} the numbers of the layer's taps, in A and in B */
   #numbers = [[], []];
 
-  /**
-   * @param {Page} page
-   * @param {HTMLElement} figure
-   * @param {Side[]} sides
-   * @param {() => Record<string, any>} asked what is compared
-   */
+  /** @param {Page} page @param {HTMLElement} figure @param {Side[]} sides
+   * @param {() => Record<string, any>} asked what is compared */
   constructor(page, figure, sides, asked) {
     this.page = page;
     this.sides = sides;
@@ -92,12 +83,8 @@ export class Overlay {
   }
 }
 
-/**
- * @param {Page} page
- * @param {HTMLElement | null} figure
- * @param {Side[]} sides
- * @returns {(signal: AbortSignal) => Promise<void>} shows the newest
- */
+/** @param {Page} page @param {HTMLElement | null} figure @param {Side[]} sides
+ * @returns {(signal: AbortSignal) => Promise<void>} shows the newest */
 export function makeLoss(page, figure, sides) {
   if (!figure) return async () => {};
   const name = figure.dataset.name ?? "loss";

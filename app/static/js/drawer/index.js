@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * A drawer for one layer, next to what the reader looks at: facts, lines, a histogram, values, a tensor, incidents. On the
- * pages that have it in `PLACES` (app/pages/frame.py).
- */
+/** A drawer for one layer, next to what the reader looks at: facts, lines, a histogram, values, a tensor, incidents. On
+ * the pages that have it in `PLACES` (app/pages/frame.py). */
 import { get, only } from "../api.js";
 import { byId } from "../dom.js";
 import { MAX_PAGE } from "../limits.js";

@@ -9,9 +9,8 @@ import { added } from "../timeline/links.js";
 
 const drawers = late(() => import("./index.js"));
 
-/**
- * Calls `open` at a plain click on a link to a layer, and follows the link if it returns false. Other clicks follow it as
- * well: with Ctrl, in the middle, on a button, and in the drawer.
+/** Calls `open` at a plain click on a link to a layer, and follows the link if it returns false. Other clicks follow it
+ * as well: with Ctrl, in the middle, on a button, and in the drawer.
  * @param {import("../page.js").Page} page @param {(layer: Layer, link: HTMLElement) => boolean} open */
 export function listenToNames(page, open) {
   document.addEventListener("click", (event) => {

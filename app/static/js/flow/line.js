@@ -83,12 +83,8 @@ function mergedWords(heat) {
   return `${mergedAs(heat)} of merged steps`;
 }
 
-/**
- * What was sampled of a row.
- * @param {import("../canvas/columns.js").Columns} columns
- * @param {number} row
- * @param {string} name
- */
+/** What was sampled of a row.
+ * @param {import("../canvas/columns.js").Columns} columns @param {number} row @param {string} name */
 function lineOf(columns, row, name) {
   const places = Array.from({ length: columns.length }, (_, place) => place).filter(
     (place) => cellValue(columns, place, row) !== null,

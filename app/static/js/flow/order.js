@@ -8,11 +8,9 @@ import { labelOf } from "../heat/rows.js";
  * gradients; -1: none
  */
 
-/**
- * Activations come in the order of their calls. A gradient without an activation follows the layer that is
- * before it among the gradients.
- * @param {readonly Row[]} outputs @param {readonly Row[]} gradients @returns {Layer[]}
- */
+/** Activations come in the order of their calls. A gradient without an activation follows the layer that is before it
+ * among the gradients.
+ * @param {readonly Row[]} outputs @param {readonly Row[]} gradients @returns {Layer[]} */
 export function merged(outputs, gradients) {
   /** @type {Map<string, Layer>} */
   const known = new Map(outputs.map((row, place) => [labelOf(row), layerOf(row, [place, -1])]));

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * One stat of every layer at the step that is looked at: the newest ones as they come, or those of the step that is
- * held.
- */
+/** One stat of every layer at the step that is looked at: the newest ones as they come, or those of the step that is
+ * held. */
 
 import { MISSING } from "../canvas/worst.js";
 import { Subscription } from "../live/subscription.js";
@@ -19,12 +17,8 @@ export class Values {
   /** Whether an answer came. */
   known = false;
 
-  /**
-   * @param {import("../page.js").Page} page
-   * @param {string} kind
-   * @param {() => string} stat
-   * @param {() => void} changed
-   */
+  /** @param {import("../page.js").Page} page @param {string} kind @param {() => string} stat
+   * @param {() => void} changed */
   constructor(page, kind, stat, changed) {
     this.page = page;
     this.kind = kind;

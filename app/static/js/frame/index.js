@@ -64,10 +64,8 @@ function startTheme(page) {
   page.keys.add("t", "theme: system, light, dark", next, { group: "Everywhere" });
 }
 
-/**
- * The address of this view, held at its step or range. For a live run it includes the steps shown right now.
- * @param {import("../page.js").Page} page
- */
+/** The address of this view, held at its step or range. For a live run it includes the steps shown right now.
+ * @param {import("../page.js").Page} page */
 async function linkOf(page) {
   const { held, step, span, range } = page.follow;
   const url = new URL(location.href);

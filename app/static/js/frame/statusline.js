@@ -1,6 +1,5 @@
 // @ts-check
-/**
- * The pill and the banner of the frame, live. They change at most once per second, but at once if the state changes.
+/** The pill and the banner of the frame, live. They change at most once per second, but at once if the state changes.
  */
 import { byId, write } from "../dom.js";
 import { count } from "../format.js";

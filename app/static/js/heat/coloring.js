@@ -17,12 +17,8 @@ export class Coloring {
     this.#range.forget();
   }
 
-  /**
-   * The painter of now; the same one as long as its colors hold.
-   * @param {import("./index.js").Heat} heat
-   * @param {import("./grid.js").Grid} grid
-   * @param {number} now
-   */
+  /** The painter of now; the same one as long as its colors hold.
+   * @param {import("./index.js").Heat} heat @param {import("./grid.js").Grid} grid @param {number} now */
   choose({ kind, range, relative }, grid, now) {
     const shown = relative ? "linear" : kind;
     const found = range ?? this.#range.held(now) ?? this.#range.of(grid.sample(), shown, now);

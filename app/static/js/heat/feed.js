@@ -16,10 +16,8 @@ function mostColumns(rows) {
   return Math.min(MAX_COLUMNS, Math.max(100, Math.floor(MAX_CELLS / Math.max(1, rows))));
 }
 
-/**
- * The part of a subscription that chooses the steps. Pure.
- * @param {import("../follow.js").Follow} follow
- * @param {number} [rows] as far as they are known
+/** The part of a subscription that chooses the steps. Pure.
+ * @param {import("../follow.js").Follow} follow @param {number} [rows] as far as they are known
  * @returns {{from: number, to?: number, columns: number}} */
 export function windowOf(follow, rows = 0) {
   const { span, window } = follow;
@@ -31,12 +29,8 @@ export function windowOf(follow, rows = 0) {
   return { from: span[0], to: span[1], columns: Math.min(mostColumns(rows), span[1] - span[0] + 1) };
 }
 
-/**
- * The number of columns that a window needs, and the number of steps in each. Pure.
- * @param {import("../follow.js").Follow} follow
- * @param {number} [rows]
- * @returns {[number, number]}
- */
+/** The number of columns that a window needs, and the number of steps in each. Pure.
+ * @param {import("../follow.js").Follow} follow @param {number} [rows] @returns {[number, number]} */
 export function capacityOf(follow, rows = 0) {
   const { span, window } = follow;
   const shown = span ? span[1] - span[0] + 1 : LIVE_STEPS;
@@ -96,10 +90,8 @@ export class Feed {
     this.renew();
   }
 
-  /**
-   * Steps that came at once share a column; requested again, each gets its own.
-   * @param {import("../live/frames.js").Frame} frame
-   */
+  /** Steps that came at once share a column; requested again, each gets its own.
+   * @param {import("../live/frames.js").Frame} frame */
   #unfold({ kind, first, last }) {
     if (kind !== "delta" || !first.some((step, place) => last[place] - step >= WIDE)) return;
     if (performance.now() < this.#notBefore) return;

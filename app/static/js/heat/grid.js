@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The cells of a heatmap as they are seen: pixel rows by spans of steps, the worst of each, in a ring. Only what is
- * new is made. Pure.
- */
+/** The cells of a heatmap as they are seen: pixel rows by spans of steps, the worst of each, in a ring. Only what is
+ * new is made. Pure. */
 import { MAGNITUDE, MISSING } from "../canvas/worst.js";
 
 /** @typedef {import("../canvas/columns.js").Columns} Columns */
@@ -71,10 +69,8 @@ export class Grid {
     this.#dirty = this.#dirty === null ? [from, to] : [Math.min(from, this.#dirty[0]), Math.max(to, this.#dirty[1])];
   }
 
-  /**
-   * Makes what is shown and not there yet.
-   * @param {Columns} columns
-   * @param {((bits: Uint32Array) => Uint32Array) | null} [convert]
+  /** Makes what is shown and not there yet.
+   * @param {Columns} columns @param {((bits: Uint32Array) => Uint32Array) | null} [convert]
    * @returns {[number, number] | null} the cells that are new */
   fill(columns, convert = null) {
     const [from, to] = this.shown;
@@ -125,11 +121,8 @@ export class Grid {
     return ((cell % this.ring) + this.ring) % this.ring;
   }
 
-  /**
-   * `worstOf` for every pixel row: written out, for this is where the time goes.
-   * @param {Uint32Array} into
-   * @param {Uint32Array} column
-   */
+  /** `worstOf` for every pixel row: written out, for this is where the time goes.
+   * @param {Uint32Array} into @param {Uint32Array} column */
   #add(into, column) {
     const [starts, order] = [this.#starts, this.#order];
     let place = starts[0];

@@ -51,11 +51,8 @@ export class Heat {
   range = null;
   #quantity = "";
 
-  /**
-   * @param {import("../page.js").Page} page
-   * @param {HTMLElement} element the figure, or what holds the picture
-   * @param {HeatOptions} options
-   */
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure, or what holds the picture
+   * @param {HeatOptions} options */
   constructor(page, element, options) {
     this.page = page;
     this.options = options;
@@ -133,11 +130,8 @@ export class Heat {
     this.screen.changed(frame.kind === "snapshot" ? null : changed);
   }
 
-  /**
-   * Which rows are shown, and in what order.
-   * @param {number[]} shown in the model's order
-   * @param {{sort?: import("./rows.js").Sort, pinned?: number[]}} [how]
-   */
+  /** Which rows are shown, and in what order.
+   * @param {number[]} shown in the model's order @param {{sort?: import("./rows.js").Sort, pinned?: number[]}} [how] */
   setOrder(shown, { sort = "model", pinned = [] } = {}) {
     const alone = new Set(pinned);
     const rest = alone.size ? shown.filter((row) => !alone.has(row)) : shown;

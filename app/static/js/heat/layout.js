@@ -37,13 +37,11 @@ function roomFor(height, pinned) {
   return Math.max(1, Math.floor(rest / ROW_PX));
 }
 
-/**
- * @param {number} width @param {number} height @param {Int32Array} order all rows, the pinned ones first @param
- * {number} pinned
- * @param {Fit} fit @param {number} scrolled the first row after the pinned ones, if the rows are tall enough to read
+/** @param {number} width @param {number} height @param {Int32Array} order all rows, the pinned ones first
+ * @param {number} pinned @param {Fit} fit
+ * @param {number} scrolled the first row after the pinned ones, if the rows are tall enough to read
  * @param {number} wanted how wide the names would like to be
- * @param {number} [density] device pixels of a CSS pixel, where they are fewer than one @returns {Layout}
- */
+ * @param {number} [density] device pixels of a CSS pixel, where they are fewer than one @returns {Layout} */
 export function layOut(width, height, order, pinned, fit, scrolled, wanted, density = 1) {
   const labels = Math.round(Math.min(230, wanted, Math.max(64, width * 0.22)));
   const bar = width < 560 ? 64 : 74;

@@ -30,15 +30,9 @@ export function drawCursor(pen, pointing, scene) {
   outline(pen, scene, plot.x, box.y, plot.w, Math.max(2, box.h));
 }
 
-/**
- * Light on dark and dark on light: seen on every color.
- * @param {CanvasRenderingContext2D} pen
- * @param {Scene} scene
- * @param {number} x
- * @param {number} y
- * @param {number} w
- * @param {number} h
- */
+/** Light on dark and dark on light: seen on every color.
+ * @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {number} x @param {number} y @param {number} w
+ * @param {number} h */
 function outline(pen, { page }, x, y, w, h) {
   pen.lineWidth = 3;
   pen.strokeStyle = page.card;
@@ -65,13 +59,9 @@ function drawStep(pen, { layout, span, page }, step, alpha) {
   pen.globalAlpha = 1;
 }
 
-/**
- * A triangle at the picked layer.
- * @param {CanvasRenderingContext2D} pen
- * @param {import("./pointing.js").Pointing} pointing
- * @param {Scene} scene
- * @param {number} row
- */
+/** A triangle at the picked layer.
+ * @param {CanvasRenderingContext2D} pen @param {import("./pointing.js").Pointing} pointing @param {Scene} scene
+ * @param {number} row */
 function drawMark(pen, pointing, scene, row) {
   const place = row < 0 ? -1 : pointing.placeOf(row);
   if (place < 0) return;
@@ -87,14 +77,9 @@ function drawMark(pen, pointing, scene, row) {
 
 /** @typedef {{from: number, to: number, top: number, bottom: number}} Drag */
 
-/**
- * The box of a drag: over all rows if it is level, over all steps if it is upright.
- * @param {CanvasRenderingContext2D} pen
- * @param {Drag} drag
- * @param {import("./layout.js").Box} plot
- * @param {boolean} wide
- * @param {boolean} high
- */
+/** The box of a drag: over all rows if it is level, over all steps if it is upright.
+ * @param {CanvasRenderingContext2D} pen @param {Drag} drag @param {import("./layout.js").Box} plot
+ * @param {boolean} wide @param {boolean} high */
 export function drawDrag(pen, drag, plot, wide, high) {
   const [left, right] = wide ? within([drag.from, drag.to], plot.x, plot.w) : [plot.x, plot.x + plot.w];
   const [top, bottom] = high ? within([drag.top, drag.bottom], plot.y, plot.h) : [plot.y, plot.y + plot.h];

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * From values to pixels. A table of 65,536 colors, one for each upper half of a float32, spares a logarithm a cell.
- * Pure.
- */
+/** From values to pixels. A table of 65,536 colors, one for each upper half of a float32, spares a logarithm a cell.
+ * Pure. */
 import { mixed, STEPS } from "../canvas/colors.js";
 import { INFINITE, MANTISSA, MISSING } from "../canvas/worst.js";
 
@@ -34,9 +32,8 @@ export class Painter {
   }
 
   /** Cells as an image, row by row. In `hatch` stretches of values that are not finite get the color of their hatch.
-   * @param {import("./grid.js").Grid} grid @param {number} from @param {number} to @param {Uint32Array} pixels @param
-   * {Uint32Array} [hatch]
-   * @returns {boolean} whether there are such stretches */
+   * @param {import("./grid.js").Grid} grid @param {number} from @param {number} to @param {Uint32Array} pixels
+   * @param {Uint32Array} [hatch] @returns {boolean} whether there are such stretches */
   paint(grid, from, to, pixels, hatch) {
     let hatched = false;
     const width = to - from + 1;

@@ -25,11 +25,8 @@ export function drawMarks(context, marks) {
   }
 }
 
-/**
- * @param {CanvasRenderingContext2D} context
- * @param {{x: number, y: number, w: number, h: number}} box
- * @param {string} color
- */
+/** @param {CanvasRenderingContext2D} context @param {{x: number, y: number, w: number, h: number}} box
+ * @param {string} color */
 function hatch(context, box, color) {
   context.save();
   context.beginPath();

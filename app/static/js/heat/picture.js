@@ -38,12 +38,8 @@ export class Texture {
   canvas = document.createElement("canvas");
   #context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
 
-  /**
-   * Repaints cells.
-   * @param {Grid} grid
-   * @param {import("./paint.js").Painter} painter
-   * @param {[number, number]} cells
-   */
+  /** Repaints cells.
+   * @param {Grid} grid @param {import("./paint.js").Painter} painter @param {[number, number]} cells */
   paint(grid, painter, [from, to]) {
     if (!grid.height) return;
     if (this.canvas.width !== grid.ring || this.canvas.height !== grid.height) {
@@ -71,11 +67,8 @@ export class Texture {
     return this.#hatched;
   }
 
-  /**
-   * Stretches what is shown to the plot.
-   * @param {CanvasRenderingContext2D} context
-   * @param {Scene} scene
-   * @param {number} ratio device pixels of a CSS pixel
+  /** Stretches what is shown to the plot.
+   * @param {CanvasRenderingContext2D} context @param {Scene} scene @param {number} ratio device pixels of a CSS pixel
    */
   blit(context, { layout, grid, span }, ratio) {
     const { plot } = layout;
@@ -92,11 +85,10 @@ export class Texture {
     context.restore();
   }
 
-  /**
-   * The hatches as lines of one width: drawn in the screen's pixels, for a stretched pattern shows stripes that mean
+  /** The hatches as lines of one width: drawn in the screen's pixels, for a stretched pattern shows stripes that mean
    * nothing.
-   * @param {HTMLCanvasElement} cells @param {Pick<Scene, "layout" | "grid" | "span">} scene @param
-   * {HTMLCanvasElement} like @param {number} ratio */
+   * @param {HTMLCanvasElement} cells @param {Pick<Scene, "layout" | "grid" | "span">} scene
+   * @param {HTMLCanvasElement} like @param {number} ratio */
   #lines(cells, scene, like, ratio) {
     const canvas = Object.assign(document.createElement("canvas"), { width: like.width, height: like.height });
     const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
@@ -108,12 +100,8 @@ export class Texture {
     return canvas;
   }
 
-  /**
-   * @param {CanvasRenderingContext2D} context
-   * @param {HTMLCanvasElement} cells
-   * @param {Pick<Scene, "layout" | "grid" | "span">} scene
-   * @param {number} ratio
-   */
+  /** @param {CanvasRenderingContext2D} context @param {HTMLCanvasElement} cells
+   * @param {Pick<Scene, "layout" | "grid" | "span">} scene @param {number} ratio */
   #stretch(context, cells, { layout, grid, span }, ratio) {
     const { bands } = layout;
     for (const [first, last] of pieces(...grid.shown, grid.ring)) {
@@ -150,13 +138,8 @@ function diagonals(context, ratio) {
   return context.createPattern(canvas, "repeat") ?? "transparent";
 }
 
-/**
- * Cells in runs that do not go over the ring's end.
- * @param {number} from
- * @param {number} to
- * @param {number} ring
- * @returns {[number, number][]}
- */
+/** Cells in runs that do not go over the ring's end.
+ * @param {number} from @param {number} to @param {number} ring @returns {[number, number][]} */
 function pieces(from, to, ring) {
   const found = /** @type {[number, number][]} */ ([]);
   for (let first = from; first <= to; ) {
@@ -167,13 +150,8 @@ function pieces(from, to, ring) {
   return found;
 }
 
-/**
- * Draws a whole picture.
- * @param {CanvasRenderingContext2D} context
- * @param {Texture} texture
- * @param {Scene} scene
- * @param {number} ratio
- */
+/** Draws a whole picture.
+ * @param {CanvasRenderingContext2D} context @param {Texture} texture @param {Scene} scene @param {number} ratio */
 export function drawScene(context, texture, scene, ratio) {
   const { width, height } = scene.layout;
   context.setTransform(ratio, 0, 0, ratio, 0, 0);

@@ -20,11 +20,8 @@ export class Pointing {
   /** The start and the current position of a drag. @type {import("./overlay.js").Drag | null} */
   #drag = null;
 
-  /**
-   * @param {import("../page.js").Page} page
-   * @param {import("./index.js").Heat} heat
-   * @param {import("./screen.js").Screen} screen
-   */
+  /** @param {import("../page.js").Page} page @param {import("./index.js").Heat} heat
+   * @param {import("./screen.js").Screen} screen */
   constructor(page, heat, screen) {
     this.page = page;
     this.heat = heat;
@@ -44,11 +41,8 @@ export class Pointing {
     });
   }
 
-  /**
-   * What is at a place of the picture: of the rows that share a pixel, the worst one.
-   * @param {{offsetX: number, offsetY: number}} place
-   * @returns {Point | null}
-   */
+  /** What is at a place of the picture: of the rows that share a pixel, the worst one.
+   * @param {{offsetX: number, offsetY: number}} place @returns {Point | null} */
   find({ offsetX, offsetY }) {
     const { scene } = this.screen;
     const { columns } = this.heat;
@@ -94,12 +88,8 @@ export class Pointing {
     return this.#drag !== null && Math.abs(this.#drag.bottom - this.#drag.top) > ROWS_PX;
   }
 
-  /**
-   * Points there, for all charts.
-   * @param {Point | null} point
-   * @param {number} [x]
-   * @param {number} [y] of the tip, in the window
-   */
+  /** Points there, for all charts.
+   * @param {Point | null} point @param {number} [x] @param {number} [y] of the tip, in the window */
   point(point, x, y) {
     this.at = point;
     if (point === null) return this.hide();

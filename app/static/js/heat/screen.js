@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The elements of a heatmap, and when what of it is drawn: cells that are new, all cells, or all that stands around
- * them.
- */
+/** The elements of a heatmap, and when what of it is drawn: cells that are new, all cells, or all that stands around
+ * them. */
 import { h } from "../dom.js";
 import { prefs } from "../prefs.js";
 import { colors, onTheme } from "../theme.js";

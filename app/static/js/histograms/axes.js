@@ -10,22 +10,14 @@ const LETTERS = 11;
 
 /** @typedef {{width: number, height: number, ratio: number}} Size in CSS pixels, and device pixels for each */
 
-/**
- * Where a value stands, in CSS pixels from the top.
- * @param {import("./shape.js").Values} axis
- * @param {number} value
- * @param {Size} size
- */
+/** Where a value stands, in CSS pixels from the top.
+ * @param {import("./shape.js").Values} axis @param {number} value @param {Size} size */
 export function topOf(axis, value, { height, ratio }) {
   return STRIP / ratio + (1 - axis.place(value)) * (height - BOTTOM - (2 * STRIP) / ratio);
 }
 
-/**
- * Draws the values on the left.
- * @param {CanvasRenderingContext2D} pen
- * @param {import("./shape.js").Values} axis
- * @param {Size} size
- */
+/** Draws the values on the left.
+ * @param {CanvasRenderingContext2D} pen @param {import("./shape.js").Values} axis @param {Size} size */
 export function drawValues(pen, axis, size) {
   let free = Infinity;
   for (const value of axis.ticks(Math.max(1, Math.floor(size.height / 55)))) {

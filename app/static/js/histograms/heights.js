@@ -27,14 +27,9 @@ export function heightOf(share) {
   return share <= FLOOR ? 0 : Math.min(1, Math.log10(share / FLOOR) / Math.log10(1 / FLOOR));
 }
 
-/**
- * The columns of a ridge plot: at most a given number, evenly spaced, always with the newest, and with the one that is
+/** The columns of a ridge plot: at most a given number, evenly spaced, always with the newest, and with the one that is
  * read out, which takes the place of its neighbor.
- * @param {number} columns
- * @param {number} most
- * @param {number} [read] -1 for none
- * @returns {number[]}
- */
+ * @param {number} columns @param {number} most @param {number} [read] -1 for none @returns {number[]} */
 export function picked(columns, most, read = -1) {
   const many = Math.min(columns, most);
   const found = Array.from({ length: many }, (_, place) =>

@@ -11,12 +11,8 @@ const ROWS = 5000;
 /** @typedef {import("./order.js").Layer} Layer */
 /** @typedef {{type: string, place: number}} Placed */
 
-/**
- * All modules of a run, by path.
- * @param {string} run
- * @param {AbortSignal} signal
- * @returns {Promise<Map<string, Placed>>}
- */
+/** All modules of a run, by path.
+ * @param {string} run @param {AbortSignal} signal @returns {Promise<Map<string, Placed>>} */
 export async function modulesOf(run, signal) {
   const parts = await getAll(`runs/${encodeURIComponent(run)}/modules`, { limit: MAX_PAGE }, signal);
   const modules = parts.flatMap((part) => part.modules);

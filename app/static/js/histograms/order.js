@@ -14,10 +14,8 @@
  * @property {number} bad how many values are not finite
  */
 
-/**
- * The largest first; what is not a number is the worst of all, but only where something is known.
- * @type {Record<string, (layer: Layer) => number>}
- */
+/** The largest first; what is not a number is the worst of all, but only where something is known.
+ * @type {Record<string, (layer: Layer) => number>} */
 const KEYS = {
   zero: (layer) => layer.zero,
   spread: (layer) => layer.spread,

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The pixels of histograms over steps: steps to the right, values upwards, and how much of a step lies there as the
- * color. Pure.
- */
+/** The pixels of histograms over steps: steps to the right, values upwards, and how much of a step lies there as the
+ * color. Pure. */
 import { endsOf, middleOf } from "./shape.js";
 
 /** @typedef {import("./shape.js").Shape} Shape */
@@ -53,12 +51,11 @@ export function rowsOf(shape, axis, rows) {
   return { from, to, band: [within(top), within(Math.max(top + 1, Math.ceil(row(low))))], about };
 }
 
-/**
- * Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the
+/** Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the
  * edges.
- * @param {Uint32Array} pixels @param {number} width @param {number} height
- * @param {Shape} shape @param {import("./shape.js").Values} axis @param {[number, number]} span first and last step
- * @param {Palette} palette @param {number} empty the color of empty cells */
+ * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape
+ * @param {import("./shape.js").Values} axis @param {[number, number]} span first and last step @param {Palette} palette
+ * @param {number} empty the color of empty cells */
 export function paint(pixels, width, height, shape, axis, span, palette, empty) {
   const inner = height - 2 * STRIP;
   const rows = rowsOf(shape, axis, inner);
@@ -75,14 +72,8 @@ export function paint(pixels, width, height, shape, axis, span, palette, empty) 
   strips(pixels, width, height, shape, ends, span, palette, empty);
 }
 
-/**
- * @param {Shape} shape
- * @param {number} column
- * @param {ReturnType<typeof rowsOf>} rows
- * @param {number} inner
- * @param {Palette} palette
- * @param {number} empty
- */
+/** @param {Shape} shape @param {number} column @param {ReturnType<typeof rowsOf>} rows @param {number} inner
+ * @param {Palette} palette @param {number} empty */
 function columnOf(shape, column, { from, to, band, about }, inner, palette, empty) {
   const colors = new Uint32Array(inner).fill(empty);
   const start = column * shape.bins;
@@ -101,9 +92,8 @@ function columnOf(shape, column, { from, to, band, about }, inner, palette, empt
 }
 
 /** NaN and +Infinity above, -Infinity below. A mark lasts no less than a pixel, and no later column takes it away.
- * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape @param {Float64Array}
- * ends
- * @param {[number, number]} span @param {Palette} palette @param {number} empty */
+ * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape
+ * @param {Float64Array} ends @param {[number, number]} span @param {Palette} palette @param {number} empty */
 function strips(pixels, width, height, shape, ends, span, palette, empty) {
   const scale = width / (span[1] - span[0] + 1);
   for (const pass of [0, 1]) {

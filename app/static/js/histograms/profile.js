@@ -41,11 +41,8 @@ export class HistProfile extends CanvasChart {
     this.canvas.addEventListener("click", () => this.enter());
   }
 
-  /**
-   * @param {import("../answers.js").Histograms} said
-   * @param {[number, number] | null} _span
-   * @param {SignedLog | null} [shared]
-   */
+  /** @param {import("../answers.js").Histograms} said @param {[number, number] | null} _span
+   * @param {SignedLog | null} [shared] */
   show(said, _span, shared = null) {
     this.shape = shapeOf(said);
     this.#ends = endsOf(this.shape);
@@ -181,13 +178,8 @@ export class HistProfile extends CanvasChart {
   }
 }
 
-/**
- * Lines at round shares.
- * @param {CanvasRenderingContext2D} pen
- * @param {number} width
- * @param {number} base
- * @param {number} tall
- */
+/** Lines at round shares.
+ * @param {CanvasRenderingContext2D} pen @param {number} width @param {number} base @param {number} tall */
 function grid(pen, width, base, tall) {
   pen.textAlign = "right";
   for (const share of [1, 0.1, 0.01, 0.001]) {
@@ -199,14 +191,8 @@ function grid(pen, width, base, tall) {
   }
 }
 
-/**
- * @param {CanvasRenderingContext2D} pen
- * @param {Float32Array} heights
- * @param {number} base
- * @param {number} tall
- * @param {string} color
- * @param {boolean} full
- */
+/** @param {CanvasRenderingContext2D} pen @param {Float32Array} heights @param {number} base @param {number} tall
+ * @param {string} color @param {boolean} full */
 function ridge(pen, heights, base, tall, color, full) {
   const path = new Path2D();
   path.moveTo(0, base);

@@ -18,13 +18,8 @@ export function stepsOf(shape, column) {
   return first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`;
 }
 
-/**
- * @param {Shape} shape
- * @param {Float64Array} ends
- * @param {import("./shape.js").Values} axis
- * @param {{step: number, value: number}} at
- * @returns {string} lines
- */
+/** @param {Shape} shape @param {Float64Array} ends @param {import("./shape.js").Values} axis
+ * @param {{step: number, value: number}} at @returns {string} lines */
 export function say(shape, ends, axis, { step, value }) {
   const column = columnAt(shape, ends, step);
   if (column < 0) return `step ${count(step)}\nnot captured`;
@@ -40,13 +35,8 @@ export function say(shape, ends, axis, { step, value }) {
   return lines.join("\n");
 }
 
-/**
- * @param {Shape} shape
- * @param {number} column
- * @param {import("./shape.js").Values} axis
- * @param {number} value
- * @param {number} total
- */
+/** @param {Shape} shape @param {number} column @param {import("./shape.js").Values} axis @param {number} value
+ * @param {number} total */
 function lineOf(shape, column, axis, value, total) {
   const start = column * shape.bins;
   const told = (/** @type {string} */ where, /** @type {number} */ held) =>
@@ -62,11 +52,8 @@ function lineOf(shape, column, axis, value, total) {
   return told(`${number(shape.edges[bin])} to ${number(shape.edges[bin + 1])}`, shape.counts[start + bin]);
 }
 
-/**
- * A row for each span of steps, a column for each bin.
- * @param {Shape} shape
- * @returns {{columns: string[], rows: any[][]}}
- */
+/** A row for each span of steps, a column for each bin.
+ * @param {Shape} shape @returns {{columns: string[], rows: any[][]}} */
 export function tableOf(shape) {
   const bins = Array.from({ length: shape.bins }, (_, bin) => `from ${number(shape.edges[bin])}`);
   const rows = Array.from({ length: shape.columns }, (_, column) => [

@@ -41,11 +41,8 @@ export function middleOf(shape, bin) {
   return low < 0 && high > 0 ? 0 : (low + high) / 2;
 }
 
-/**
- * Where the columns stand: each lasts until the next one, but not over a gap. Ends are exclusive.
- * @param {Shape} shape
- * @returns {Float64Array}
- */
+/** Where the columns stand: each lasts until the next one, but not over a gap. Ends are exclusive.
+ * @param {Shape} shape @returns {Float64Array} */
 export function endsOf({ first, last, columns }) {
   const gaps = Array.from({ length: Math.max(0, columns - 1) }, (_, column) => first[column + 1] - first[column]).sort(
     (a, b) => a - b,
@@ -72,12 +69,8 @@ export function stopsOf({ first, last, columns }) {
   return { find, last: (column) => last[column] };
 }
 
-/**
- * The column of a step; -1 if the step was not captured.
- * @param {Shape} shape
- * @param {Float64Array} ends
- * @param {number} step
- */
+/** The column of a step; -1 if the step was not captured.
+ * @param {Shape} shape @param {Float64Array} ends @param {number} step */
 export function columnAt(shape, ends, step) {
   const column = stopsOf(shape).find(step);
   return column >= 0 && step < ends[column] ? column : -1;
@@ -92,8 +85,7 @@ export function columnOf({ first, last, columns }, step) {
 const SMALL = 0.005; // of what is not zero: that much may lie in the band around zero
 const MAX_DECADES = 12;
 
-/**
- * What a picture of these histograms must hold: the largest magnitudes of each sign, and below which one all is about
+/** What a picture of these histograms must hold: the largest magnitudes of each sign, and below which one all is about
  * zero.
  * @param {Shape[]} shapes @returns {{small: number, negative: number, positive: number}} */
 export function extentOf(shapes) {

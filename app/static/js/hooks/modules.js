@@ -22,11 +22,8 @@ export async function load(run, steps, signal) {
   return /** @type {any} */ (await get(`runs/${encodeURIComponent(run)}/module-rows`, steps, signal));
 }
 
-/**
- * @param {import("../page.js").Page} page
- * @param {HTMLElement} figure
- * @param {import("./capture.js").Capture | null} capture
- */
+/** @param {import("../page.js").Page} page @param {HTMLElement} figure
+ * @param {import("./capture.js").Capture | null} capture */
 export function makeTree(page, figure, capture) {
   const place = /** @type {HTMLElement} */ (figure.querySelector("#tree"));
   const many = (/** @type {number} */ value) => (value ? count(value) : "");

@@ -37,13 +37,9 @@ export function columnOf(shape, step) {
   return found < 0 ? shape.columns - 1 : found;
 }
 
-/**
- * The rows from top to bottom: by channel, or by the values of a column; then NaN is on top.
- * @param {Channels} shape
- * @param {string} sort "" by channel, "largest", "smallest"
- * @param {number} column
- * @returns {Uint32Array}
- */
+/** The rows from top to bottom: by channel, or by the values of a column; then NaN is on top.
+ * @param {Channels} shape @param {string} sort "" by channel, "largest", "smallest" @param {number} column
+ * @returns {Uint32Array} */
 export function orderOf(shape, sort, column) {
   const order = Uint32Array.from({ length: shape.rows }, (_, row) => row);
   if (!sort || column < 0) return order;
@@ -75,12 +71,10 @@ function larger(a, b) {
   return Number.isNaN(a) || Number.isNaN(b) ? NaN : Math.max(a, b);
 }
 
-/**
- * Fills pixels. Where rows or columns share a pixel, the largest value wins, or NaN.
- * @param {Uint32Array} pixels @param {number} width @param {number} height
- * @param {Channels} shape @param {Uint32Array} order @param {[number, number]} span first and last step
- * @param {Scale} scale @param {Palette} palette
- */
+/** Fills pixels. Where rows or columns share a pixel, the largest value wins, or NaN.
+ * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Channels} shape
+ * @param {Uint32Array} order @param {[number, number]} span first and last step @param {Scale} scale
+ * @param {Palette} palette */
 export function paintChannels(pixels, width, height, shape, order, span, scale, palette) {
   pixels.fill(palette.missing);
   const cells = new Float64Array(width * height).fill(-Infinity);

@@ -34,23 +34,16 @@ const MAKERS = {
   shares: ({ name, tap }, of, place) => sharesOf(name ? shortOf(tap) : "", of, place),
 };
 
-/**
- * One line; where several steps share a point, with the band of their extremes.
- * @param {Line | null} line
- * @param {string} name
- * @returns {Line[]}
- */
+/** One line; where several steps share a point, with the band of their extremes.
+ * @param {Line | null} line @param {string} name @returns {Line[]} */
 function plain(line, name) {
   if (!line) return [];
   const merged = Array.from(line.first).some((first, place) => first !== line.last[place]);
   return [{ ...line, name, ...(merged ? {} : { min: undefined, max: undefined }) }];
 }
 
-/**
- * Percentiles as bands about the median: the darker, the more values are in it.
- * @param {(stat: string) => Line | null} of
- * @returns {Line[]}
- */
+/** Percentiles as bands about the median: the darker, the more values are in it.
+ * @param {(stat: string) => Line | null} of @returns {Line[]} */
 export function fanOf(of) {
   const median = of("p50");
   if (!median) return [];

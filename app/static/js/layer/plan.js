@@ -17,11 +17,8 @@ export const QUANTILES = ["p1", "p5", "p25", "p50", "p75", "p95", "p99"];
 const SHARES = ["zero_fraction", "nan", "inf", "count"];
 const MAX_LINES = 4;
 
-/**
- * The taps that the choice leaves: of each kind those of one call and phase.
- * @param {Tap[]} taps
- * @param {Choice} choice
- */
+/** The taps that the choice leaves: of each kind those of one call and phase.
+ * @param {Tap[]} taps @param {Choice} choice */
 export function chosen(taps, choice) {
   const kind = taps.some((tap) => tap.kind === choice.kind) ? choice.kind : "";
   return taps.filter(
@@ -30,12 +27,8 @@ export function chosen(taps, choice) {
   );
 }
 
-/**
- * The one tensor that is looked at, null at a glance.
- * @param {Tap[]} taps
- * @param {Choice} choice
- * @returns {Tap | null}
- */
+/** The one tensor that is looked at, null at a glance.
+ * @param {Tap[]} taps @param {Choice} choice @returns {Tap | null} */
 export function tensorOf(taps, choice) {
   const some = taps.filter((tap) => tap.kind === choice.kind);
   const fits = (/** @type {Tap} */ tap) => [
@@ -131,12 +124,8 @@ function ratioOf(parts, title = "Update-to-weight ratio") {
   };
 }
 
-/**
- * The tensors whose distribution is shown: the one that is looked at, or the first of each kind.
- * @param {Tap[]} taps
- * @param {Choice} choice
- * @returns {Tap[]}
- */
+/** The tensors whose distribution is shown: the one that is looked at, or the first of each kind.
+ * @param {Tap[]} taps @param {Choice} choice @returns {Tap[]} */
 export function distributionsOf(taps, choice) {
   const tensor = tensorOf(taps, choice);
   if (tensor) return [tensor];

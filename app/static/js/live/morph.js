@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * Turns the shown nodes into newer ones with as few changes as possible, so that focus, scroll position, open details,
- * and
- * typed text stay. Elements with an id are matched by it, even if they moved. An element with `data-editing` isn't
+/** Turns the shown nodes into newer ones with as few changes as possible, so that focus, scroll position, open details,
+ * and typed text stay. Elements with an id are matched by it, even if they moved. An element with `data-editing` isn't
  * changed. */
 
 /** Attributes that the reader changes and the server doesn't know. */

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The parts of a page that the server renders, also when something has changed: requested while they are in view, and
- * put in
- * place without disturbing the reader. */
+/** The parts of a page that the server renders, also when something has changed: requested while they are in view, and
+ * put in place without disturbing the reader. */
 import { ApiError, numberOf, reach } from "../api.js";
 import { byId, reveal, write } from "../dom.js";
 import { number } from "../format.js";

@@ -5,11 +5,8 @@ const FIRST_WAIT_MS = 500;
 const MAX_WAIT_MS = 8000;
 const SPREAD = 0.25; // so that the tabs of a server that comes back do not come all at once
 
-/**
- * How long to wait before the next attempt. Pure.
- * @param {number} failed attempts so far
- * @param {number} chance 0 to 1
- */
+/** How long to wait before the next attempt. Pure.
+ * @param {number} failed attempts so far @param {number} chance 0 to 1 */
 export function waitMs(failed, chance) {
   return Math.min(MAX_WAIT_MS, FIRST_WAIT_MS * 2 ** failed) * (1 + SPREAD * (2 * chance - 1));
 }

@@ -5,12 +5,9 @@ import { isPassing } from "./failed.js";
 const RETRY_MS = 5000;
 const PROMPT_MS = 300; // between two calls for a reader, who may hold a key down
 
-/**
- * Calls `work` after a change: one call at a time, with pauses in between, and again for changes during a call.
- * Nothing runs
- * while the page is hidden or `ready` says no; the change is remembered. If `work` throws, it is called again, unless
- * the
- * server has rejected the request itself (a status below 500). */
+/** Calls `work` after a change: one call at a time, with pauses in between, and again for changes during a call.
+ * Nothing runs while the page is hidden or `ready` says no; the change is remembered. If `work` throws, it is called
+ * again, unless the server has rejected the request itself (a status below 500). */
 export class Refresh {
   #isDue = false;
   /** @type {AbortController | null} */
@@ -24,8 +21,7 @@ export class Refresh {
 
   /** @param {(signal: AbortSignal) => Promise<unknown>} work throws if it failed
    * @param {{min?: number, max?: number, share?: number, ready?: () => boolean, page?: any}} [how] the pause after a
-   * call:
-   *   `share` times as long as the call took, but at least `min` and at most `max` milliseconds */
+   * call: `share` times as long as the call took, but at least `min` and at most `max` milliseconds */
   constructor(work, { min = 1000, max = 5000, share = 10, ready = () => true, page = document } = {}) {
     this.work = work;
     this.pause = { min, max, share };

@@ -22,10 +22,8 @@ const MAX_TRIES = 5; // of a subscription on one connection
  */
 /** @typedef {{id: number, sequence: number, failed: number, query: Query, handlers: Handlers}} Open */
 
-/**
- * Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do), and
- * "failed"
- * with the server's words when it gives up a subscription. */
+/** Emits "state" when it changes: connecting, open, waiting (until `retryAt`), or refused (`why` says what to do), and
+ * "failed" with the server's words when it gives up a subscription. */
 export class Stream extends Emitter {
   /** @type {"connecting" | "open" | "waiting" | "refused"} */
   state = "connecting";
@@ -42,10 +40,8 @@ export class Stream extends Emitter {
   /** @type {any} */
   #timer = null;
 
-  /**
-   * @param {{connect?: () => any, page?: any, chance?: () => number, allowed?: () => Promise<number>}} [world] given
-   * by tests
-   */
+  /** @param {{connect?: () => any, page?: any, chance?: () => number, allowed?: () => Promise<number>}} [world] given
+   * by tests */
   constructor({ connect = openSocket, page = globalThis.document, chance = Math.random, allowed = askStatus } = {}) {
     super();
     this.connect = connect;
@@ -57,10 +53,8 @@ export class Stream extends Emitter {
     globalThis.addEventListener?.("pageshow", (/** @type {any} */ event) => event.persisted && this.retry());
   }
 
-  /**
-   * @param {Query} query @param {Handlers} handlers `rows` come before a snapshot; `json` gets all other messages
-   * @returns {{readonly id: number, change: (query: Query) => void, close: () => void}}
-   */
+  /** @param {Query} query @param {Handlers} handlers `rows` come before a snapshot; `json` gets all other messages
+   * @returns {{readonly id: number, change: (query: Query) => void, close: () => void}} */
   subscribe(query, handlers) {
     /** @type {Open} */
     const open = { id: 0, sequence: 0, failed: 0, query, handlers };

@@ -11,8 +11,7 @@ export class Subscription {
   /** @type {ReturnType<typeof setTimeout> | null} */
   #timer = null;
 
-  /**
-   * @param {import("../page.js").Page} page
+  /** @param {import("../page.js").Page} page
    * @param {() => Record<string, any> | null} query null if there is nothing to request
    * @param {Parameters<import("./stream.js").Stream["subscribe"]>[1]} handlers */
   constructor(page, query, handlers) {

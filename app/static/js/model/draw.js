@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * Draws the picture. What is outside of the window is skipped, and what would be too small to be seen is left out: names
- * first, then borders. Lines of one color and width are one path.
- */
+/** Draws the picture. What is outside of the window is skipped, and what would be too small to be seen is left out:
+ * names first, then borders. Lines of one color and width are one path. */
 
 import { isBad, worstOf } from "../canvas/worst.js";
 import { drawBox, drawCircle, drawFrame, markFrame, NAMES } from "./boxes.js";

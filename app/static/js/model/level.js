@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The places of the parts of one box. What comes one after the other stands in rows, as text does; what lies between two
- * places through which everything flows is arranged by dagre. Pure.
- */
+/** The places of the parts of one box. What comes one after the other stands in rows, as text does; what lies between
+ * two places through which everything flows is arranged by dagre. Pure. */
 
 import { finish } from "./lines.js";
 import { GAP, partOf } from "./part.js";
@@ -15,12 +13,10 @@ const MAX_BENDS = 300; // that dagre has to place in one part of a level; it tak
 /** Where lines enter a part and leave it, below its middle. @typedef {[number, number]} Port */
 /** @typedef {{top: number, bottom: number, right: number, nodes: Map<number, Spot>, bends: Map<number, number[]>}} Row */
 
-/**
- * Places nodes that are given in the order of execution: 0 is where everything enters, and the last one where it leaves.
+/** Places nodes that are given in the order of execution: 0 is where everything enters, and the last one where it
+ * leaves.
  * @param {Size[]} sizes @param {Edge[]} edges @param {number} width that rows should have @param {any} dagre
- * @param {Port[]} [ports] of the nodes
- * @returns {import("./lines.js").Placed}
- */
+ * @param {Port[]} [ports] of the nodes @returns {import("./lines.js").Placed} */
 export function placeLevel(sizes, edges, width, dagre, ports = sizes.map(() => [0, 0])) {
   const forward = edges.map(([source, target]) => source < target);
   const calm = calmed(sizes.length, edges, forward);

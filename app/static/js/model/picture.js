@@ -25,10 +25,8 @@ const CALM_MS = 120;
 const LABEL =
   "The model. Arrow keys move between boxes, Enter opens the drawer, Space folds and unfolds, plus and minus zoom, 0 shows all.";
 
-/**
- * Emits "ink" when colors have changed, "select" with the box that was selected, "open" with one to look at, and "found" when
- * other boxes match.
- */
+/** Emits "ink" when colors have changed, "select" with the box that was selected, "open" with one to look at, and
+ * "found" when other boxes match. */
 export class Picture extends Emitter {
   view = new View();
   place = new Place(this.view);

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The Events page: the server renders its list, also when something has changed; scripts request it and move through
- * it.
- */
+/** The Events page: the server renders its list, also when something has changed; scripts request it and move through
+ * it. */
 
 import { listenToExplain } from "../alerts/explain.js";
 import { listenToMute } from "../alerts/mute.js";

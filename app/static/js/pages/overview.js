@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The Overview page: the server renders its parts, also when something has changed; the heatmap and the line are drawn
- * here.
- */
+/** The Overview page: the server renders its parts, also when something has changed; the heatmap and the line are drawn
+ * here. */
 import { byId } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { listenToSeen } from "../live/acknowledge.js";
@@ -39,10 +37,9 @@ function startParts() {
   listenToLinks(page);
 }
 
-/**
- * Shows the chart's newest value in the scalar's cards. While the page is held, they keep the value that the server
- * rendered
- * for that step, because the chart shows later ones too. @param {string} name @param {number} value */
+/** Shows the chart's newest value in the scalar's cards. While the page is held, they keep the value that the server
+ * rendered for that step, because the chart shows later ones too.
+ * @param {string} name @param {number} value */
 function showNewest(name, value) {
   if (page.follow.paused) return;
   const title = document.querySelector("#figure-loss dt")?.textContent;

@@ -39,10 +39,8 @@ const viewer = new Viewer(page);
 const rolled = new Rolled(page);
 /** @type {import("../answers.js").Snapshot[]} */
 let kept = [];
-/**
- * What is looked at as long as the reader chose nothing: the newest one there was first.
- * @type {import("../answers.js").Snapshot | null}
- */
+/** What is looked at as long as the reader chose nothing: the newest one there was first.
+ * @type {import("../answers.js").Snapshot | null} */
 let first = null;
 /** Of the requests for the snapshots: how many were sent, and which is the newest that was answered. */
 let [asked, answered] = [0, 0];

@@ -11,12 +11,8 @@ const FORM = { digits: 4, style: "auto" };
 const MAX_DECADES = 12; // of a log axis: what is smaller stands at its foot
 
 export class Axis {
-  /**
-   * @param {ScaleName} wanted
-   * @param {number} low the smallest value
-   * @param {number} high the largest
-   * @param {number} [least] the smallest above zero
-   */
+  /** @param {ScaleName} wanted @param {number} low the smallest value @param {number} high the largest
+   * @param {number} [least] the smallest above zero */
   constructor(wanted, low, high, least = low) {
     /** The scale in use: there is no log of negative values. @type {ScaleName} */
     this.kind = wanted === "log" && (low < 0 || !(high > 0)) ? (low < 0 ? "symlog" : "linear") : wanted;
@@ -49,8 +45,7 @@ export class Axis {
     return [this.scale.unbend(low), this.scale.unbend(high)];
   }
 
-  /**
-   * The values of another part: so many times as much of the axis, moved by a share of it. Null if that is all.
+  /** The values of another part: so many times as much of the axis, moved by a share of it. Null if that is all.
    * @param {number} times @param {number} [by] @returns {[number, number] | null} */
   part(times, by = 0) {
     const [low, high] = this.range;

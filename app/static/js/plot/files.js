@@ -8,11 +8,9 @@ export function fileName(...parts) {
   return ["hookcore", ...words].filter(Boolean).join("_").slice(0, 150);
 }
 
-/**
- * A field of CSV: quoted if needed, NaN and the infinities as NumPy writes them, and no text that a spreadsheet would
+/** A field of CSV: quoted if needed, NaN and the infinities as NumPy writes them, and no text that a spreadsheet would
  * run as a formula.
- * @param {unknown} value
- */
+ * @param {unknown} value */
 function field(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "number" && !Number.isFinite(value))
@@ -58,11 +56,8 @@ export function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/**
- * The server's data for this chart, in one of its formats.
- * @param {import("./python.js").Query} asked
- * @param {"csv" | "json"} format
- */
+/** The server's data for this chart, in one of its formats.
+ * @param {import("./python.js").Query} asked @param {"csv" | "json"} format */
 export async function fetchFile({ path, query }, format) {
   const response = await reach(urlOf(path, { ...query, format }));
   if (response.ok) return response.blob();

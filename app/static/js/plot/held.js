@@ -9,11 +9,9 @@ export function isMerged(points, held) {
   return place >= 0 && points.first[place] !== points.last[place];
 }
 
-/**
- * The value, and a word on steps if it isn't that of the held one alone. What is smoothed has other steps in it.
+/** The value, and a word on steps if it isn't that of the held one alone. What is smoothed has other steps in it.
  * @param {import("./thin.js").Line} line @param {import("./thin.js").Drawn} points @param {number} held
- * @param {import("./thin.js").Line[]} [exact] the lines of this step, if they are known
- * @returns {[string, string]} */
+ * @param {import("./thin.js").Line[]} [exact] the lines of this step, if they are known @returns {[string, string]} */
 export function heldWords(line, points, held, exact) {
   const own = { ...points, smooth: [] };
   if (!isMerged(points, held)) return [valueWords(line, own, covering(points, held)), ""];

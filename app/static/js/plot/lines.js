@@ -58,12 +58,8 @@ export class LineFigure {
     return asked === "log" || asked === "symlog" || asked === "linear" ? asked : scale;
   }
 
-  /**
-   * @param {Record<string, string>} colors
-   * @param {number} width
-   * @param {number} height
-   * @param {boolean} [alone] without the page around it: with title and legend
-   */
+  /** @param {Record<string, string>} colors @param {number} width @param {number} height
+   * @param {boolean} [alone] without the page around it: with title and legend */
   make(colors, width, height, alone = false) {
     this.thin();
     const { low, high } = this.options.y ?? {};
@@ -125,12 +121,8 @@ function placed(points, clock) {
   return { ...points, x: points.x.map((step) => clock.place(step)), marks };
 }
 
-/**
- * The steps on the axis: those of the page, so that all charts of it agree.
- * @param {[number, number] | null} span
- * @param {import("./thin.js").Drawn[]} many
- * @returns {[number, number]}
- */
+/** The steps on the axis: those of the page, so that all charts of it agree.
+ * @param {[number, number] | null} span @param {import("./thin.js").Drawn[]} many @returns {[number, number]} */
 function rangeOf(span, many) {
   const firsts = many.filter(({ first }) => first.length).map(({ first }) => first[0]);
   const lasts = many.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);
@@ -138,14 +130,8 @@ function rangeOf(span, many) {
   return from <= to ? [from - 0.5, to + 0.5] : [0, 1];
 }
 
-/**
- * @param {LineFigure} figure
- * @param {import("./axis.js").Axis} axis
- * @param {Record<string, string>} colors
- * @param {number} width
- * @param {number} height
- * @param {boolean} alone
- */
+/** @param {LineFigure} figure @param {import("./axis.js").Axis} axis @param {Record<string, string>} colors
+ * @param {number} width @param {number} height @param {boolean} alone */
 function layoutOf(figure, axis, colors, width, height, alone) {
   const { clock } = figure.page;
   const [from, to] = figure.range.map((step) => clock?.place(step) ?? step);

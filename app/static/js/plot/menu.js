@@ -7,11 +7,8 @@ import { h } from "../dom.js";
 let made = 0;
 
 export class Menu {
-  /**
-   * @param {string} words on the button
-   * @param {string} label what it is the menu of
-   * @param {() => Item[]} items asked for when it opens
-   */
+  /** @param {string} words on the button @param {string} label what it is the menu of
+   * @param {() => Item[]} items asked for when it opens */
   constructor(words, label, items) {
     made += 1;
     this.items = items;

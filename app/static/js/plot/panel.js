@@ -22,11 +22,8 @@ export class Panel {
   onSize = () => {};
   #gone = new AbortController();
 
-  /**
-   * @param {import("../page.js").Page} page
-   * @param {HTMLElement} element
-   * @param {{title: string, legend?: boolean}} options
-   */
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element
+   * @param {{title: string, legend?: boolean}} options */
   constructor(page, element, options) {
     made += 1;
     this.page = page;
@@ -134,10 +131,8 @@ export class Panel {
     return Math.round(Math.min(to - 0.5, Math.max(from + 0.5, clock.step(left + share * (right - left)))));
   }
 
-  /**
-   * The cursor's line, and what each line says there: at the cursor, else at the step that is looked at.
-   * @param {import("./lines.js").LineFigure} figure
-   */
+  /** The cursor's line, and what each line says there: at the cursor, else at the step that is looked at.
+   * @param {import("./lines.js").LineFigure} figure */
   point(figure) {
     this.range = figure.range;
     this.figure = figure;
@@ -236,10 +231,8 @@ function areMoved({ lines }) {
 /** @type {Record<string, string>} */
 const MARKS = { nan: "\u2715", inf: "\u25b2", "-inf": "\u25bc" };
 
-/**
- * The legend of what was not finite: the signs at the foot of the axis.
- * @param {import("./lines.js").LineFigure} figure
- */
+/** The legend of what was not finite: the signs at the foot of the axis.
+ * @param {import("./lines.js").LineFigure} figure */
 function marksOf(figure) {
   const there = new Set(figure.drawn.flatMap(({ marks }) => marks.map(({ sign }) => sign)));
   return [...there].map((sign) =>

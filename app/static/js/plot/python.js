@@ -4,10 +4,8 @@
 /** Our parameters by the names of the client's. @type {Record<string, string>} */
 const NAMES = { from: "first", to: "last", name: "names" };
 
-/**
- * The method for a path, and which parameters come without their name.
- * @type {Record<string, {method: string, answer: string, bare: string[], drop?: string[]}>}
- */
+/** The method for a path, and which parameters come without their name.
+ * @type {Record<string, {method: string, answer: string, bare: string[], drop?: string[]}>} */
 const CALLS = {
   series: { method: "series", answer: "series", bare: ["tap"] },
   many_series: { method: "many_series", answer: "many", bare: ["match"], drop: ["limit", "after"] },

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * Lines as SVG, from what Plotly would be given: what a chart shows until Plotly, which takes longest of all a page loads, is
- * there. It stands where Plotly draws the same.
- */
+/** Lines as SVG, from what Plotly would be given: what a chart shows until Plotly, which takes longest of all a page
+ * loads, is there. It stands where Plotly draws the same. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const TEXT_GAP = 3; // between the axis and its words

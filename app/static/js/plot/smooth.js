@@ -1,16 +1,11 @@
 // @ts-check
 /** Smoothing over steps. Pure. */
 
-/**
- * The exponential mean: what lies `halfLife` steps back counts half. Weights go by the distance in steps, so that it
- * does not
- * matter how many points there are, and they are normed, so that the first points are not drawn towards zero. What is
- * not
- * finite is NaN in the answer and counts for nothing in what follows.
- * @param {ArrayLike<number>} steps ascending @param {ArrayLike<number>} values @param {number} halfLife in steps; 0
- * is off
- * @returns {Float64Array}
- */
+/** The exponential mean: what lies `halfLife` steps back counts half. Weights go by the distance in steps, so that it
+ * does not matter how many points there are, and they are normed, so that the first points are not drawn towards zero.
+ * What is not finite is NaN in the answer and counts for nothing in what follows.
+ * @param {ArrayLike<number>} steps ascending @param {ArrayLike<number>} values
+ * @param {number} halfLife in steps; 0 is off @returns {Float64Array} */
 export function ema(steps, values, halfLife) {
   if (!(halfLife > 0)) return Float64Array.from(values);
   const smooth = new Float64Array(values.length).fill(NaN);

@@ -34,12 +34,8 @@ import { ema } from "./smooth.js";
  * @property {{x: number, first: number, last: number, sign: "nan" | "inf" | "-inf"}[]} marks what was not finite
  */
 
-/**
- * @param {Line} line
- * @param {number} halfLife
- * @param {number} most points
- * @param {[number, number] | null} [span] the steps shown
- * @returns {Drawn} */
+/** @param {Line} line @param {number} halfLife @param {number} most points
+ * @param {[number, number] | null} [span] the steps shown @returns {Drawn} */
 export function drawn(line, halfLife, most, span = null) {
   const smooth = halfLife > 0 && line.mean ? ema((line.steps ?? line).last, line.mean, halfLife) : null;
   const [from, to] = within(line, span);
@@ -119,12 +115,8 @@ function pushExtremes(out, line, start, end) {
   out.max.push(low <= high ? high : NaN);
 }
 
-/**
- * What was not finite in these points, NaN before infinities.
- * @param {Line} line
- * @param {number} start
- * @param {number} end
- */
+/** What was not finite in these points, NaN before infinities.
+ * @param {Line} line @param {number} start @param {number} end */
 function signOf(line, start, end) {
   /** @type {"nan" | "inf" | "-inf" | null} */
   let sign = null;

@@ -28,24 +28,16 @@ export function colorOf(line, place, colors) {
   return line.color ? (colors[line.color] ?? line.color) : colors[`line${(place % 4) + 1}`];
 }
 
-/**
- * @param {Line[]} lines @param {Drawn[]} drawn @param {import("./axis.js").Axis} axis @param {Record<string, string>}
- * colors
- * @returns {any[]}
- */
+/** @param {Line[]} lines @param {Drawn[]} drawn @param {import("./axis.js").Axis} axis
+ * @param {Record<string, string>} colors @returns {any[]} */
 export function tracesOf(lines, drawn, axis, colors) {
   const bands = lines.map((line, place) => bandOf(line, drawn[place], axis, colorOf(line, place, colors)));
   const strokes = lines.flatMap((line, place) => strokesOf(line, drawn[place], axis, colorOf(line, place, colors)));
   return [...bands.filter(Boolean), ...strokes, ...marksOf(drawn, axis, colors)];
 }
 
-/**
- * The band from min to max: a closed shape for each stretch without a hole.
- * @param {Line} line
- * @param {Drawn} points
- * @param {import("./axis.js").Axis} axis
- * @param {string} color
- */
+/** The band from min to max: a closed shape for each stretch without a hole.
+ * @param {Line} line @param {Drawn} points @param {import("./axis.js").Axis} axis @param {string} color */
 function bandOf(line, points, axis, color) {
   const parts = stretches(points.min);
   if (!parts.length) return null; // no band, or no finite value: a shape without points is an error in SVG
@@ -85,13 +77,8 @@ export function stretches(values) {
   return found;
 }
 
-/**
- * The line, with the raw one behind it if it is smoothed.
- * @param {Line} line
- * @param {Drawn} points
- * @param {import("./axis.js").Axis} axis
- * @param {string} color
- */
+/** The line, with the raw one behind it if it is smoothed.
+ * @param {Line} line @param {Drawn} points @param {import("./axis.js").Axis} axis @param {string} color */
 function strokesOf(line, points, axis, color) {
   if (!line.mean) return [];
   const smooth = points.smooth.length > 0;
@@ -118,13 +105,8 @@ function strokesOf(line, points, axis, color) {
   ];
 }
 
-/**
- * A line needs two points: one between holes is a dot.
- * @param {number[]} values
- * @param {string} color
- * @param {number} width
- * @param {string} dash
- */
+/** A line needs two points: one between holes is a dot.
+ * @param {number[]} values @param {string} color @param {number} width @param {string} dash */
 function pen(values, color, width, dash) {
   const alone = new Set(
     stretches(values)
@@ -145,12 +127,8 @@ function placed(values, axis) {
   return values.map((value) => (Number.isFinite(value) ? axis.place(value) : null));
 }
 
-/**
- * What was not finite, at the foot of the axis, by symbol and color.
- * @param {Drawn[]} drawn
- * @param {import("./axis.js").Axis} axis
- * @param {Record<string, string>} colors
- */
+/** What was not finite, at the foot of the axis, by symbol and color.
+ * @param {Drawn[]} drawn @param {import("./axis.js").Axis} axis @param {Record<string, string>} colors */
 function marksOf(drawn, axis, colors) {
   const foot = axis.range[0] + (axis.range[1] - axis.range[0]) * ROUND;
   return Object.entries(SIGNS).flatMap(([sign, [symbol, color, words]]) => {

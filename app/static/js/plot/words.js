@@ -73,11 +73,8 @@ function columnsOf(line, points) {
   return columns;
 }
 
-/**
- * The index of the point nearest to a step; -1 if there is none.
- * @param {Drawn} points
- * @param {number | null} step the last one if it is null
- */
+/** The index of the point nearest to a step; -1 if there is none.
+ * @param {Drawn} points @param {number | null} step the last one if it is null */
 export function nearest(points, step) {
   const { x } = points;
   if (!x.length || step === null) return x.length - 1;

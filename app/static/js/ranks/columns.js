@@ -11,11 +11,8 @@ export function mostColumns(ranks) {
   return Math.max(20, Math.min(MAX_COLUMNS, Math.floor(MAX_CELLS / Math.max(1, ranks))));
 }
 
-/**
- * The bits of float32, column by column. NaN is no value; an infinity stands for a value that is not finite.
- * @param {(number | string)[][]} values [rank][column]
- * @returns {Uint32Array}
- */
+/** The bits of float32, column by column. NaN is no value; an infinity stands for a value that is not finite.
+ * @param {(number | string)[][]} values [rank][column] @returns {Uint32Array} */
 export function bitsOf(values) {
   const [n, k] = [values.length, values[0]?.length ?? 0];
   const bits = new Uint32Array(n * k);

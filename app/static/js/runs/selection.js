@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The selected runs of the list, the last one last. They are in the address, as many as the charts show, so a link, a saved
- * view, and the way back have them. They stay selected if a filter hides them.
- */
+/** The selected runs of the list, the last one last. They are in the address, as many as the charts show, so a link, a
+ * saved view, and the way back have them. They stay selected if a filter hides them. */
 import { MAX_OVERLAID_RUNS } from "../limits.js";
 
 /** @typedef {{run: string, name: string, group: string, started: number, live: boolean, archived: boolean}} Ticked */

@@ -31,12 +31,8 @@ export function startPreferences() {
   byId("prefs-file").addEventListener("change", take);
 }
 
-/**
- * @param {string} name
- * @param {{words: string, help: string, choices: string[][]}} about
- * @param {string} chosen
- * @param {(value: string) => void} change
- */
+/** @param {string} name @param {{words: string, help: string, choices: string[][]}} about @param {string} chosen
+ * @param {(value: string) => void} change */
 function field(name, about, chosen, change) {
   const options = about.choices.map(([value, words]) => h("option", { value, selected: value === chosen }, words));
   const id = `pref-${name}`;

@@ -21,23 +21,16 @@ export const WORDS = /** @type {Record<Fate, [string, string]>} */ ({
   gone: ["The trainer has stopped", ""],
 });
 
-/**
- * What became of a request. Pure.
- * @param {number} number
- * @param {{kept: Set<number>, waiting: Set<number>, state: string}} known
- * @returns {Fate}
- */
+/** What became of a request. Pure.
+ * @param {number} number @param {{kept: Set<number>, waiting: Set<number>, state: string}} known @returns {Fate} */
 export function fateOf(number, { kept, waiting, state }) {
   if (kept.has(number)) return "came";
   if (state !== "live") return "gone";
   return waiting.has(number) ? "asked" : "waiting";
 }
 
-/**
- * What became of several that were asked for together: the fate of the slowest. Pure.
- * @param {Fate[]} fates
- * @returns {Fate}
- */
+/** What became of several that were asked for together: the fate of the slowest. Pure.
+ * @param {Fate[]} fates @returns {Fate} */
 export function fateOfAll(fates) {
   return /** @type {Fate[]} */ (["gone", "asked", "waiting"]).find((fate) => fates.includes(fate)) ?? "came";
 }
@@ -58,11 +51,9 @@ export async function missedWords(run, module, after) {
 export class Asking {
   /** @type {Set<Request>} */
   #open = new Set();
-  /**
-   * @param {import("../page.js").Page} page
+  /** @param {import("../page.js").Page} page
    * @param {() => Promise<import("../answers.js").Snapshot[]>} look gives the snapshots of now
-   * @param {(number: number) => void} show
-   */
+   * @param {(number: number) => void} show */
   constructor(page, look, show) {
     this.page = page;
     this.look = look;
@@ -169,11 +160,7 @@ export class Asking {
       );
   }
 
-  /**
-   * @param {Request} request
-   * @param {Fate[]} fates
-   * @param {string | undefined} why the trainer didn't capture it
-   */
+  /** @param {Request} request @param {Fate[]} fates @param {string | undefined} why the trainer didn't capture it */
   #tell(request, fates, why) {
     const came = fates.filter((fate) => fate === "came").length;
     const fate = fateOfAll(fates);

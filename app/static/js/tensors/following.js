@@ -1,8 +1,7 @@
 // @ts-check
-/**
- * Follows a tensor: asks for a snapshot of it every so many steps, as long as the page is open. Nothing of it is on the server,
- * so it ends with the page. One request at a time, none while the page is hidden, and no more than MAX_TAKEN of them.
- */
+/** Follows a tensor: asks for a snapshot of it every so many steps, as long as the page is open. Nothing of it is on
+ * the server, so it ends with the page. One request at a time, none while the page is hidden, and no more than
+ * MAX_TAKEN of them. */
 import { Emitter } from "../emitter.js";
 
 export const MAX_TAKEN = 200;

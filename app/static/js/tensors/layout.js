@@ -40,13 +40,9 @@ export function cornerOf({ across, tileWidth, tileHeight, gap }, tile) {
   return [(tile % across) * (tileWidth + gap), Math.floor(tile / across) * (tileHeight + gap)];
 }
 
-/**
- * The cell at a point; null between tiles.
- * @param {Layout} layout
- * @param {number} x
- * @param {number} y
- * @param {[number, number, number]} shape tiles, rows, columns
- */
+/** The cell at a point; null between tiles.
+ * @param {Layout} layout @param {number} x @param {number} y
+ * @param {[number, number, number]} shape tiles, rows, columns */
 export function cellAt(layout, x, y, [tiles, rows, columns]) {
   const [at, line] = [
     Math.floor(x / (layout.tileWidth + layout.gap)),
@@ -114,12 +110,8 @@ export function isCausal(values, [tiles, rows, columns]) {
  * Palette
  */
 
-/**
- * The pixels of one tile, a pixel for each cell.
- * @param {ArrayLike<number>} values
- * @param {number} start
- * @param {number} rows
- * @param {number} columns
+/** The pixels of one tile, a pixel for each cell.
+ * @param {ArrayLike<number>} values @param {number} start @param {number} rows @param {number} columns
  * @param {{low: number, high: number}} range @param {Palette} palette @param {boolean} causal @returns {Uint32Array} */
 export function pixelsOf(values, start, rows, columns, range, palette, causal) {
   const scale = 255 / (range.high - range.low || 1);

@@ -16,20 +16,14 @@ export async function snapshotsOf(run) {
   return (await getAll("snapshots", { run, limit: MAX_PAGE })).flatMap(({ snapshots }) => snapshots);
 }
 
-/**
- * The newest step first; within a step in the order of the requests, attention before its gradients. Pure.
- * @param {Snapshot[]} snapshots
- */
+/** The newest step first; within a step in the order of the requests, attention before its gradients. Pure.
+ * @param {Snapshot[]} snapshots */
 export function listed(snapshots) {
   return [...snapshots].sort((one, two) => two.step - one.step || one.number - two.number);
 }
 
-/**
- * @param {import("../page.js").Page} page
- * @param {Snapshot[]} snapshots
- * @param {import("../finder.js").Finder} finder
- * @param {Snapshot | null | undefined} chosen the one that is looked at
- */
+/** @param {import("../page.js").Page} page @param {Snapshot[]} snapshots @param {import("../finder.js").Finder} finder
+ * @param {Snapshot | null | undefined} chosen the one that is looked at */
 export function showList(page, snapshots, finder, chosen) {
   const fits = listed(snapshots).filter((each) => finder.fits(each.tap.module));
   const lines = fits.slice(0, MAX).map((each) => lineOf(page, each, chosen));

@@ -23,11 +23,9 @@ function tokensOf(names, sample) {
   return names.tokens[names.shared ? 0 : sample] ?? [];
 }
 
-/**
- * What the indices of a cell are called: "cat.png: the \u2192 cat"; a cell that stands for several has no tokens. Pure.
- * @param {Names} names
- * @param {string[]} indices of each dimension
- */
+/** What the indices of a cell are called: "cat.png: the \u2192 cat"; a cell that stands for several has no tokens.
+ * Pure.
+ * @param {Names} names @param {string[]} indices of each dimension */
 export function wordsAt(names, indices) {
   const [sample] = indices;
   const tokens = tokensOf(names, Number(sample));
@@ -66,14 +64,10 @@ export function edgesOf(pen, { rows, columns }, width) {
   return { left: most(rows), top: most(columns) };
 }
 
-/**
- * Draws the names of rows at the left and of columns above, as many as have room.
- * @param {CanvasRenderingContext2D} pen
- * @param {{rows: string[], columns: string[]}} names
- * @param {{left: number, top: number}} edges
- * @param {{tileWidth: number, tileHeight: number}} layout
- * @param {[number, number]} cells
- */
+/** Draws the names of rows at the left and of columns above, as many as have room.
+ * @param {CanvasRenderingContext2D} pen @param {{rows: string[], columns: string[]}} names
+ * @param {{left: number, top: number}} edges @param {{tileWidth: number, tileHeight: number}} layout
+ * @param {[number, number]} cells */
 export function drawNames(pen, { rows, columns }, { left, top }, layout, cells) {
   pen.save();
   pen.font = FONT;

@@ -6,11 +6,8 @@
  * "trace"}} View
  */
 
-/**
- * Whether the last two dimensions are positions by positions, judging by shape and name: images are square too.
- * @param {number[]} shape
- * @param {string} label
- */
+/** Whether the last two dimensions are positions by positions, judging by shape and name: images are square too.
+ * @param {number[]} shape @param {string} label */
 export function isAttention(shape, label = "") {
   const [to, from] = shape.slice(-2);
   return shape.length >= 3 && to === from && to > 1 && /att|softmax/i.test(label) && !isWeight(label);
@@ -21,12 +18,8 @@ function isWeight(label) {
   return / (param|param_grad|update)\b/.test(label);
 }
 
-/**
- * The ways to look at a tensor, the best first.
- * @param {number[]} shape
- * @param {string} [label] of the tap
- * @returns {View[]}
- */
+/** The ways to look at a tensor, the best first.
+ * @param {number[]} shape @param {string} [label] of the tap @returns {View[]} */
 export function viewsOf(shape, label = "") {
   const many = shape.length;
   if (!many) return [{ name: "trace", words: "value", pickers: [], draws: "trace" }];
@@ -101,10 +94,9 @@ export function sliceOf(shape, view, picks, part = null) {
 }
 
 /** The indices in the tensor of a cell of the picture; a range where a cell stands for several.
- * @param {number[]} shape @param {View} view @param {number[]} picks @param {{tile: number, row: number, column:
- * number}} cell
- * @param {[number, number]} factors @param {{rows: [number, number], columns: [number, number]} | null} [part]
- * @returns {string[]} */
+ * @param {number[]} shape @param {View} view @param {number[]} picks
+ * @param {{tile: number, row: number, column: number}} cell @param {[number, number]} factors
+ * @param {{rows: [number, number], columns: [number, number]} | null} [part] @returns {string[]} */
 export function indicesOf(shape, view, picks, cell, factors, part = null) {
   const found = shape.map(() => "0");
   const fixed = new Map(view.pickers.map(({ axis }, place) => [axis, picks[place] || 0]));

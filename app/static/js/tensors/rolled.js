@@ -16,11 +16,8 @@ import { Trace } from "./trace.js";
 const TRIFLES = ["rollout", "sample", "fuse", "discard", "gradient"];
 const LISTED = 3; // layers that are named
 
-/**
- * Positions without the class token in a square, where they are one: those of a picture. Pure.
- * @param {number} positions
- * @returns {{side: number, from: number} | null}
- */
+/** Positions without the class token in a square, where they are one: those of a picture. Pure.
+ * @param {number} positions @returns {{side: number, from: number} | null} */
 export function squareOf(positions) {
   for (const from of [1, 0]) {
     const side = Math.round(Math.sqrt(positions - from));

@@ -26,8 +26,7 @@ const TRACE = 800;
 export class Side {
   /** @type {Tiles | Trace | null} */
   picture = null;
-  /**
-   * @type {{values: Float32Array | Float64Array, shape: [number, number, number], factors: [number, number]} | null}
+  /** @type {{values: Float32Array | Float64Array, shape: [number, number, number], factors: [number, number]} | null}
    */
   data = null;
   total = 0;

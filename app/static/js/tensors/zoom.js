@@ -5,13 +5,10 @@ const MIN_LENGTH = 4;
 
 /** @typedef {{rows: [number, number], columns: [number, number]}} Part */
 
-/**
- * Half of it, twice of it, or the whole (null).
- * @param {number[]} shape rows and columns
- * @param {Part | null} part
- * @param {string} how in, out, whole
- * @param {{row: number, column: number} | null} [cell] to zoom at; else the middle @param {[number, number]}
- * [factors] values of a cell @returns {Part | null} */
+/** Half of it, twice of it, or the whole (null).
+ * @param {number[]} shape rows and columns @param {Part | null} part @param {string} how in, out, whole
+ * @param {{row: number, column: number} | null} [cell] to zoom at; else the middle
+ * @param {[number, number]} [factors] values of a cell @returns {Part | null} */
 export function zoomed(shape, part, how, cell = null, factors = [1, 1]) {
   if (how === "whole") return null;
   const before = part ?? { rows: [0, shape[0]], columns: [0, shape[1]] };

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The timeline under the header: what is chosen on it, and the hand that changes it. The server draws the line and the
- * marks, also when the run goes on; here are the band of the range, the line of the step, and their handles.
- */
+/** The timeline under the header: what is chosen on it, and the hand that changes it. The server draws the line and the
+ * marks, also when the run goes on; here are the band of the range, the line of the step, and their handles. */
 import { byId, h, reveal } from "../dom.js";
 import { count } from "../format.js";
 import { Parts } from "../live/parts.js";

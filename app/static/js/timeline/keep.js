@@ -3,8 +3,7 @@
 import { h } from "../dom.js";
 import { added, isOfRun, kept, Links } from "./links.js";
 
-/**
- * What other pages are to show; "" is what is usual. A page's own default (System shows all steps) is its own, unless
+/** What other pages are to show; "" is what is usual. A page's own default (System shows all steps) is its own, unless
  * it is about a step (an incident).
  * @param {import("../page.js").Page} page @returns {import("./links.js").Shared} */
 export function sharedOf({ follow, state }) {
@@ -21,15 +20,13 @@ export function sharedOf({ follow, state }) {
   };
 }
 
-/**
- * Opens a page of the run on the same steps.
+/** Opens a page of the run on the same steps.
  * @param {import("../page.js").Page} page @param {string} place @param {Record<string, string | number>} [query] */
 export function visit(page, place, query) {
   location.assign(new URL(added(page.address(place, query), sharedOf(page)), document.baseURI));
 }
 
-/**
- * Links to the run's other pages show what this page shows: those of the frame at once, all others when they are
+/** Links to the run's other pages show what this page shows: those of the frame at once, all others when they are
  * pointed at or reached by key.
  * @param {import("../page.js").Page} page */
 export function keepSteps(page) {

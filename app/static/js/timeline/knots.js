@@ -56,10 +56,9 @@ function push({ steps, values }, step, value) {
   values.push(last >= 0 ? Math.max(value, values[last] + 1e-9) : value);
 }
 
-/**
- * The samples up to each step: steps times the rows of the batch, which are known where the machine was sampled.
- * @param {Points} rates of samples @param {Points} paces of steps, both per second
- * @param {number} first @param {number} newest step of the run @returns {Knots | null} null if no batch is known */
+/** The samples up to each step: steps times the rows of the batch, which are known where the machine was sampled.
+ * @param {Points} rates of samples @param {Points} paces of steps, both per second @param {number} first
+ * @param {number} newest step of the run @returns {Knots | null} null if no batch is known */
 export function sampleKnots(rates, paces, first, newest) {
   const pace = new Map(Array.from(paces.last_step, (step, place) => [step, paces.mean[place]]));
   const rows = Array.from(rates.last_step, (step, place) => ({

@@ -21,9 +21,8 @@ export function kept(href, { steps, step, by }) {
   });
 }
 
-/**
- * A link with these steps as far as it has none. One that leads to a certain step keeps it, and the range if that
- * step is in it.
+/** A link with these steps as far as it has none. One that leads to a certain step keeps it, and the range if that step
+ * is in it.
  * @param {string} href @param {Shared} shared */
 export function added(href, { steps, step, by, range }) {
   return changed(href, (query) => {
@@ -35,10 +34,8 @@ export function added(href, { steps, step, by, range }) {
   });
 }
 
-/**
- * Links with the page's steps added. Each is added to again from where it led at first, so that steps of an earlier
- * moment aren't taken for its own.
- */
+/** Links with the page's steps added. Each is added to again from where it led at first, so that steps of an earlier
+ * moment aren't taken for its own. */
 export class Links {
   /** @type {WeakMap<object, {href: string, written: string}>} */
   #known = new WeakMap();

@@ -1,9 +1,7 @@
 // @ts-check
-/**
- * What stands on the axis of charts with lines of several runs: steps, the time since each run's start, or samples. Each run has
- * its own pace. The steps of the axis are those of the run that reaches farthest; points of the others stand at the step that
- * this one had reached after as much time, or as many samples.
- */
+/** What stands on the axis of charts with lines of several runs: steps, the time since each run's start, or samples.
+ * Each run has its own pace. The steps of the axis are those of the run that reaches farthest; points of the others
+ * stand at the step that this one had reached after as much time, or as many samples. */
 import { get } from "../api.js";
 import { count } from "../format.js";
 import { SAMPLES_RATE, STEPS_RATE, TIME } from "../vocabulary.js";

@@ -14,11 +14,8 @@
  * @property {Node[]} children
  */
 
-/**
- * The roots. A module whose parent is not listed stands below the nearest one that is.
- * @param {readonly Module[]} modules
- * @returns {Node[]}
- */
+/** The roots. A module whose parent is not listed stands below the nearest one that is.
+ * @param {readonly Module[]} modules @returns {Node[]} */
 export function grow(modules) {
   /** @type {Map<string, Node>} */
   const nodes = new Map();
@@ -59,24 +56,15 @@ function lastMark(path) {
   return Math.max(path.lastIndexOf("."), path.lastIndexOf("/"));
 }
 
-/**
- * Runs of numbered siblings that are built alike become one: `layers.0` to `layers.31` are `layers.*`.
- * @param {Node[]} roots
- * @returns {Node[]}
- */
+/** Runs of numbered siblings that are built alike become one: `layers.0` to `layers.31` are `layers.*`.
+ * @param {Node[]} roots @returns {Node[]} */
 export function fold(roots) {
   const shapes = shapesOf(roots);
   return roots.map((root) => merged([root], null, root.path, root.name, shapes));
 }
 
-/**
- * @param {Node[]} alike
- * @param {Node | null} parent
- * @param {string} path
- * @param {string} name
- * @param {Map<Node, number>} shapes
- * @returns {Node}
- */
+/** @param {Node[]} alike @param {Node | null} parent @param {string} path @param {string} name
+ * @param {Map<Node, number>} shapes @returns {Node} */
 function merged(alike, parent, path, name, shapes) {
   const [first] = alike;
   /** @type {Node} */

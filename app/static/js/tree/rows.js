@@ -1,6 +1,5 @@
 // @ts-check
-/**
- * From a tree of modules to the rows that are shown: filtered, closed, sorted, and the worst of what is closed. Pure.
+/** From a tree of modules to the rows that are shown: filtered, closed, sorted, and the worst of what is closed. Pure.
  */
 import { backwards, nodesOf } from "./nodes.js";
 
@@ -18,11 +17,10 @@ export { fold, grow, nodesOf } from "./nodes.js";
  * @typedef {{closed: Set<string>, test: (module: Module) => boolean, sort: {value: (node: Node) => unknown,
  * descending: boolean} | null}} View */
 
-/**
- * The worst member of each node and all below it: that with the largest rank. Where no rank is above -Infinity it is
+/** The worst member of each node and all below it: that with the largest rank. Where no rank is above -Infinity it is
  * its own first.
  * @param {Node[]} roots @param {(module: Module) => number} rank @returns {Map<Node, {module: Module, rank: number}>}
- * */
+ */
 export function worstBelow(roots, rank) {
   /** @type {Map<Node, {module: Module, rank: number}>} */
   const worst = new Map();
@@ -52,12 +50,8 @@ export function closedBut(roots, marked) {
   );
 }
 
-/**
- * The rows that are shown, and how many nodes match.
- * @param {Node[]} roots
- * @param {View} view
- * @returns {{rows: Row[], matching: number}}
- */
+/** The rows that are shown, and how many nodes match.
+ * @param {Node[]} roots @param {View} view @returns {{rows: Row[], matching: number}} */
 export function rowsOf(roots, { closed, test, sort }) {
   /** @type {Set<Node>} */
   const matching = new Set();
@@ -74,13 +68,8 @@ export function rowsOf(roots, { closed, test, sort }) {
   return { rows, matching: matching.size };
 }
 
-/**
- * @param {Node[]} roots
- * @param {Set<Node>} shown
- * @param {Set<Node>} matching
- * @param {Set<string>} closed
- * @returns {Row[]}
- */
+/** @param {Node[]} roots @param {Set<Node>} shown @param {Set<Node>} matching @param {Set<string>} closed
+ * @returns {Row[]} */
 function treeRows(roots, shown, matching, closed) {
   /** @type {Row[]} */
   const rows = [];
@@ -114,8 +103,7 @@ function listRows(roots, matching, { value, descending }) {
   }));
 }
 
-/**
- * Numbers by their size and words by the alphabet; NaN is larger than every number, and what is missing comes last
+/** Numbers by their size and words by the alphabet; NaN is larger than every number, and what is missing comes last
  * either way.
  * @param {unknown} one @param {unknown} two @param {boolean} descending */
 export function compare(one, two, descending = false) {
