@@ -734,7 +734,7 @@ def test_what_a_reader_writes_about_the_run_is_kept_with_it(ranks: Ranks) -> Non
     ranks.server.client.patch(f"/api/v1/runs/{JOINT}", json={"tags": ["good"], "group": "sweep", "archived": True})
     ranks.all([1])
     assert (ranks.joint.edits.tags, ranks.joint.edits.group, ranks.joint.edits.archived) == (("good",), "sweep", True)
-    lead = ranks.joint.lead
+    lead = ranks.joint.current()[0].run
     assert (lead.edits.tags, lead.edits.group, lead.edits.archived) == (("good",), "sweep", True)
 
 

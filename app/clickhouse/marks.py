@@ -6,6 +6,7 @@ from collections.abc import Collection, Hashable
 from typing import Final
 
 from .client import Shard
+from .questions import in_runs
 from .tables import ITEMS, MARK, ROLLUPS, ROWS, SKETCH_ROLLUPS, SKETCHES, Table
 
 # Tables with a block of the same segments, the mark among other rows, and how often it was inserted.
@@ -38,9 +39,10 @@ class Marks:
 
 
 def _are_whole(shard: Shard, spools: Collection[int]) -> bool:
-    spooled = f"run IN ({', '.join(map(str, sorted(spools)))})"
     # The list of items has the last block of a segment. Others may still be inserted.
-    done = shard.read(f"SELECT run, max({ITEMS.marked}) AS last FROM items WHERE {spooled} GROUP BY run")
+    done = shard.read(
+        f"SELECT run, max({ITEMS.marked}) AS last FROM items WHERE {in_runs(sorted(spools))} GROUP BY run"
+    )
     last = dict(zip(done.numbers("run").tolist(), done.numbers("last").tolist(), strict=True))
     return all(len({number for each in pair for number in _counts(shard, *each, last)}) == 1 for pair in _PAIRS)
 

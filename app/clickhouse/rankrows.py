@@ -15,6 +15,7 @@ from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 from hookcore.store.rankstep import Repeated, StepOfRanks
 from hookcore.store.segments import Floats, Steps
 
+from .groups import begins_of
 from .tables import BOTH, MERGED, PART
 
 Places = NDArray[np.int64]
@@ -56,7 +57,7 @@ class RankRows:
         )
         order = np.lexsort((joined.role, joined.number, joined.rank, joined.lane, joined.step))
         joined = joined.take(order)
-        joined = joined.take(_begins(joined.step, joined.lane, joined.rank, joined.number, joined.role))
+        joined = joined.take(begins_of(joined.step, joined.lane, joined.rank, joined.number, joined.role))
         return joined.take(_real(joined))
 
 
@@ -65,7 +66,7 @@ def _real(rows: RankRows) -> NDArray[np.intp]:
     is_part = (rows.role == PART) & ~np.isnan(rows.stats[:, _COUNT])
     if not (rows.role == MERGED).any():
         return np.flatnonzero(rows.role == BOTH)
-    begins = _begins(rows.step, rows.lane, rows.rank)
+    begins = begins_of(rows.step, rows.lane, rows.rank)
     lengths = np.diff(begins, append=len(rows.step))
     until = np.maximum.reduceat(np.where(rows.role == MERGED, rows.number, -1), begins)
     return np.flatnonzero((rows.role == BOTH) | (is_part & (rows.number <= np.repeat(until, lengths))))
@@ -104,7 +105,7 @@ class Sums:
 
 def add_up(rows: RankRows, shares: Shares, block: SketchBlock | None = None) -> Sums:
     """Return the sums of joined rows, with those of their sketches."""
-    begins = _begins(rows.step, rows.lane)
+    begins = begins_of(rows.step, rows.lane)
     group = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(rows.step)))
     turn = _turns(rows, group)
     # All steps at once: for a sum, a lane of some step is what a lane is in memory, where steps come one by one.
@@ -123,7 +124,7 @@ def add_up(rows: RankRows, shares: Shares, block: SketchBlock | None = None) -> 
 
 def lacking(rows: RankRows, has: Mapping[int, NDArray[np.bool_]]) -> dict[int, Steps]:
     """Return in which steps each rank has no row of a lane that it knows, and others have one. `has` is [lane]."""
-    begins = _begins(rows.step, rows.lane)
+    begins = begins_of(rows.step, rows.lane)
     group = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(rows.step)))
     step, lane = rows.step[begins], rows.lane[begins]
     found = {}
@@ -137,15 +138,8 @@ def lacking(rows: RankRows, has: Mapping[int, NDArray[np.bool_]]) -> dict[int, S
 
 def _turns(rows: RankRows, group: Places) -> Places:
     """Return how many rows of the same rank and group come before each row."""
-    begins = _begins(group, rows.rank)
+    begins = begins_of(group, rows.rank)
     return np.arange(len(group)) - np.repeat(begins, np.diff(begins, append=len(group)))
-
-
-def _begins(*columns: NDArray[np.integer]) -> NDArray[np.intp]:
-    """Return where a new group begins among rows that are sorted by these columns."""
-    is_new = np.ones(len(columns[0]), bool)
-    is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
-    return np.flatnonzero(is_new)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,7 +154,7 @@ class Logged:
     def of(cls, rank: Places, step: Steps, value: Floats) -> Logged:
         """Return it in order, and what is stored twice once."""
         order = np.lexsort((rank, step))
-        order = order[_begins(step[order], rank[order])]
+        order = order[begins_of(step[order], rank[order])]
         return cls(rank[order], step[order], value[order])
 
     def some(self, wanted: NDArray[np.bool_]) -> Logged:
@@ -169,7 +163,7 @@ class Logged:
 
 def merge_scalar(name: str, said: Logged, ranks_in: tuple[Steps, Places]) -> tuple[Steps, Floats]:
     """Return a scalar of all ranks by step. `ranks_in` has the steps, ascending, and how many ranks had a frame."""
-    begins = _begins(said.step)
+    begins = begins_of(said.step)
     if not len(begins):
         return said.step, said.value
     steps, counts = said.step[begins], np.diff(begins, append=len(said.step))

@@ -16,6 +16,7 @@ from hookcore.records.wire import Description, EndItem, FrameItem, Item, Snapsho
 from hookcore.store.segments import Floats
 
 from .client import Shard
+from .groups import portions
 from .names import SCALARS
 from .native import Lists
 from .questions import in_steps
@@ -133,18 +134,9 @@ def items_after(shard: Shard, cursors: Mapping[int, int], most: int, where: str 
     return list(map(Stored, *about, (item_of(head, b"") for head in found.texts("head"))))
 
 
-def portions(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
+def read_at_once(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
     """Divide items into parts that can be read at once."""
-    part: list[Stored] = []
-    rows = nbytes = 0
-    for each in stored:
-        rows, nbytes = rows + each.rows, nbytes + each.nbytes
-        if part and (rows > MAX_ROWS or nbytes > MAX_BYTES):
-            yield part
-            part, rows, nbytes = [], each.rows, each.nbytes
-        part.append(each)
-    if part:
-        yield part
+    return portions(stored, lambda each: (each.rows, each.nbytes), (MAX_ROWS, MAX_BYTES))
 
 
 class Mismatch(NamedTuple):

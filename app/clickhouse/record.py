@@ -16,7 +16,17 @@ from hookcore.store import StepRange
 from hookcore.store.scalars import scalars_of
 
 from .client import Shard
-from .reading import Mismatch, Stored, complete, description_of, events_of, facts_of, items_after, names_of, portions
+from .reading import (
+    Mismatch,
+    Stored,
+    complete,
+    description_of,
+    events_of,
+    facts_of,
+    items_after,
+    names_of,
+    read_at_once,
+)
 from .tables import FRAME, SNAPSHOT
 
 MAX_ITEMS: Final = 5000  # that are asked for at once
@@ -188,7 +198,7 @@ class StoredRun:
         while stored := items_after(
             self.shard, {self.run: cursor}, MAX_ITEMS, f"kind = {FRAME} AND number <= {self.last}"
         ):
-            for part in portions(stored):
+            for part in read_at_once(stored):
                 read = complete(self.shard, part, self.lost_until)
                 if read.damaged:
                     self.damages.append(lost_in(read.damaged, self.shard.name))
@@ -225,7 +235,7 @@ class StoredRun:
             return
         first = int(found.numbers("number")[fitting - 1])
         where = f"kind = {SNAPSHOT} AND number <= {self.last}"
-        for part in portions(items_after(self.shard, {self.run: first - 1}, fitting, where)):
+        for part in read_at_once(items_after(self.shard, {self.run: first - 1}, fitting, where)):
             yield from self._snapshots_of(part)
 
     def _snapshots_of(self, part: Sequence[Stored]) -> Iterator[Snapshot]:

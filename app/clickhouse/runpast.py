@@ -19,6 +19,7 @@ from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
 
 from .client import Shard
+from .groups import portions
 from .levels import Budget, Piece, pieces_of
 from .names import lane_of_scalar, number_of_run
 from .native import Answer
@@ -228,13 +229,4 @@ class RunsOfShard(Together):
 
 def _portions(asked: Sequence[tuple[RunPast, OfRun]]) -> Iterator[list[tuple[RunPast, OfRun]]]:
     """Divide what is asked about runs into questions whose answers aren't too large."""
-    part: list[tuple[RunPast, OfRun]] = []
-    lanes = 0
-    for past, each in asked:
-        if part and (len(part) == RUNS_AT_ONCE or lanes + len(each.lanes) > LANES_AT_ONCE):
-            yield part
-            part, lanes = [], 0
-        part.append((past, each))
-        lanes += len(each.lanes)
-    if part:
-        yield part
+    return portions(asked, lambda each: (1, len(each[1].lanes)), (RUNS_AT_ONCE, LANES_AT_ONCE))

@@ -15,6 +15,7 @@ from hookcore.store.scalars import scalars_of
 from hookcore.store.schemas import merge_stats
 from hookcore.store.segments import Floats
 
+from .groups import begins_of
 from .names import SCALARS, lane_of_scalar
 from .tables import BOTH, CHUNK, MERGED, PART
 
@@ -134,7 +135,7 @@ def _with_steps(rows: StepRows) -> StepRows:
 
 def _merged(parts: StepRows) -> StepRows:
     """Return a row for each lane and step of parts, which have several."""
-    begins = np.flatnonzero(np.append(True, (parts.lane[1:] != parts.lane[:-1]) | (parts.step[1:] != parts.step[:-1])))
+    begins = begins_of(parts.lane, parts.step)
     lengths = np.diff(begins, append=len(parts))
     stats = parts.stats[:, begins].copy()
     for place in range(1, int(lengths.max())):

@@ -13,6 +13,7 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.segments import Floats
 
+from .groups import begins_of
 from .sketched import Sketched
 from .steprows import Numbers, StepRows
 from .tables import LEVELS, PART, SKETCH_LEVELS
@@ -38,7 +39,7 @@ class Buckets:
     def coarser(self, level: int) -> Buckets:
         """Return the same values on a higher level."""
         bucket = self.bucket >> np.uint64(level - self.level)
-        begins = _begins(self.lane, bucket)
+        begins = begins_of(self.lane, bucket)
         return Buckets(
             level,
             self.lane[begins],
@@ -63,7 +64,7 @@ def rollups_of(rows: StepRows) -> list[Buckets]:
 def _first(rows: StepRows) -> Buckets:
     rows = rows.take(np.flatnonzero(rows.role != PART))
     bucket = rows.step >> np.uint64(LEVELS[0])
-    begins = _begins(rows.lane, bucket)
+    begins = begins_of(rows.lane, bucket)
     shape = len(STAT_NAMES), len(begins)
     sums, low, high = np.empty(shape), np.empty(shape), np.empty(shape)
     finite = np.empty(shape, np.uint32)
@@ -115,7 +116,7 @@ def sketch_rollups_of(sketches: Sketched) -> list[SketchBuckets]:
 
 
 def _summed(level: int, lane: Numbers, bucket: Numbers, steps: Counts, rows: Sketched | SketchBuckets) -> SketchBuckets:
-    begins = _begins(lane, bucket)
+    begins = begins_of(lane, bucket)
     if len(begins) == len(lane):  # nothing to add up, as on most levels of a short piece
         return SketchBuckets(level, lane, bucket, steps, rows.starts, rows.bins, rows.counts.astype(np.uint64))
     ends = np.append(begins[1:], len(lane))
@@ -145,10 +146,3 @@ def _sum(values: NDArray[np.uint32] | NDArray[np.bool_], begins: NDArray[np.intp
         return values.astype(np.uint32)
     sums: Counts = np.add.reduceat(values, begins, axis=-1, dtype=np.uint32)
     return sums
-
-
-def _begins(lane: Numbers, bucket: Numbers) -> NDArray[np.intp]:
-    """Return where each bucket begins among rows that are ascending by lane and step."""
-    if not len(lane):
-        return np.empty(0, np.intp)
-    return np.flatnonzero(np.append(True, (lane[1:] != lane[:-1]) | (bucket[1:] != bucket[:-1])))

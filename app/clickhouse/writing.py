@@ -15,6 +15,7 @@ from hookcore.records.wire import DeliveryCounters, Description, EndItem, Item, 
 from .client import Shard
 from .names import lane_of_scalar, number_of_run
 from .native import Column, encode
+from .questions import in_runs
 from .tables import CHUNK, CLAIMS, DESCRIPTIONS, FRAME, LANES, MARK, RUNS, Inlet, Table
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -108,7 +109,7 @@ def claims_of(shard: Shard, runs: Sequence[int]) -> dict[int, Claim]:
         return {}
     found = shard.read(
         "SELECT run, term, spool, toInt64(now()) - toInt64(at) AS age FROM claims "
-        f"WHERE run IN ({', '.join(map(str, runs))}) AND term > {BEGUN} ORDER BY term, spool"
+        f"WHERE {in_runs(runs)} AND term > {BEGUN} ORDER BY term, spool"
     )
     columns = (found.numbers(name).tolist() for name in ("run", "term", "spool", "age"))
     return {run: Claim(*about) for run, *about in zip(*columns, strict=True)}
@@ -116,7 +117,7 @@ def claims_of(shard: Shard, runs: Sequence[int]) -> dict[int, Claim]:
 
 def begun_elsewhere(shard: Shard, runs: Sequence[int], spool: int) -> set[int]:
     """Return the runs of which another spool says that it has the first item."""
-    where = f"run IN ({', '.join(map(str, runs))}) AND term = {BEGUN} AND spool != {spool}"
+    where = f"{in_runs(runs)} AND term = {BEGUN} AND spool != {spool}"
     return set(shard.read(f"SELECT run FROM claims WHERE {where} GROUP BY run").numbers("run").tolist())
 
 

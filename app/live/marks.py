@@ -6,6 +6,7 @@ import secrets
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
+from hookcore.reading import answers
 from hookcore.store import Store
 
 from ..runs import Run
@@ -102,6 +103,12 @@ def steps_of(store: Store) -> Steps:
 def token_of(store: Store) -> str:
     """Return a name for this store. Counts of another store, even of the same run, don't apply to it."""
     return _tokens.setdefault(store, secrets.token_hex(4))
+
+
+def events_between(run: Run, told: int, now: int) -> tuple[answers.Event, ...]:
+    """Return the events after one cursor up to another; later ones are sent next time."""
+    taken, events = run.store.events_after(told)
+    return run.reader.events_of(events[: max(0, len(events) - max(0, taken - now))])
 
 
 def new_steps(told: Steps, now: Steps) -> tuple[int, int] | None:

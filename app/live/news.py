@@ -16,8 +16,8 @@ from hookcore.store import STAT_NAMES, Latest, TapList
 
 from ..formats import json_of
 from ..runs import Run
-from ..runs.answering import events_of, incidents_of, taps_of
-from .marks import Cursor, Mark, Steps, mark_of, new_steps, token_of
+from ..runs.answering import incidents_of
+from .marks import Cursor, Mark, Steps, events_between, mark_of, new_steps, token_of
 from .publisher import Publisher
 
 MAX_POINTS: Final = 100  # of each scalar in one event
@@ -85,10 +85,9 @@ def _news_of(
     content = _new_taps(publisher, run, query, told, now)
     told = told._replace(taps=now.taps)
     yield "taps", content, told
-    taken, events = run.store.events_after(told.events)
-    events = events[: max(0, len(events) - max(0, taken - now.events))]  # events after `now` are sent next time
+    events = events_between(run, told.events, now.events)
     told = told._replace(events=max(now.events, told.events))
-    yield "event", {"events": events_of(run, events)} if events else None, told
+    yield "event", {"events": events} if events else None, told
     changed = incidents_of(run, told.incidents) if told.incidents != now.incidents else ()
     told = told._replace(incidents=now.incidents)
     yield "incident", {"incidents": changed} if changed else None, told
@@ -107,7 +106,7 @@ def _new_taps(publisher: Publisher, run: Run, query: StreamQuery, told: Cursor, 
         return None
     found = publisher.selections.get(run.store, query.kind, query.match)
     first, last = np.searchsorted(found.numbers, [told.taps, now.taps]).tolist()
-    return {"taps": taps_of(found.at(range(first, last)))} if first < last else None
+    return {"taps": [answers.Tap.of(*each) for each in found.at(range(first, last))]} if first < last else None
 
 
 def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:

@@ -23,9 +23,9 @@ from hookcore.store import STAT_NAMES, Heatmap, TapList
 
 from ..analysis.coverage import why_empty
 from ..runs import Run
-from ..runs.answering import events_of, incidents_of
+from ..runs.answering import incidents_of
 from .frames import DELTA, SNAPSHOT, Body, as_colors, as_f4, json_body, scale_for, values_body
-from .marks import Mark, new_steps
+from .marks import Mark, events_between, new_steps
 from .publisher import TapCache
 from .requests import MAX_ROWS, ViewSpec, read_rows
 
@@ -222,11 +222,10 @@ def _rows(every: int, run: Run, spec: ViewSpec, wanted: TapList, starts: Any, gr
 
 def _events(run: Run, spec: ViewSpec, told: Mark | None, now: Mark) -> list[Body]:
     before = told.events if told is not None else 0
-    taken, events = run.store.events_after(before)
-    events = events[: max(0, len(events) - max(0, taken - now.events))][-spec.columns :]
+    events = events_between(run, before, now.events)[-spec.columns :]
     if not events and told is not None:
         return []
-    message = EventsMessage(run.id, told is None, now.events, events_of(run, events))
+    message = EventsMessage(run.id, told is None, now.events, events)
     return [json_body(message, now.steps.newest)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from hookcore.findings import Finding, Reading, Scope
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
-from hookcore.records import Event, text_of
+from hookcore.records import text_of
 from hookcore.store import TapList
 
 from ..formats import plain
@@ -18,10 +18,6 @@ from .joint import JointRun
 from .ranked import summary_of
 from .run import Run
 from .traits import Traits
-
-
-def taps_of(found: TapList) -> tuple[answers.Tap, ...]:
-    return tuple(map(answers.Tap.of, found.numbers.tolist(), found.taps))
 
 
 def tap_list(found: Iterable[answers.Tap]) -> TapList:
@@ -68,11 +64,6 @@ def run_of(run: Run) -> answers.Run:
         counters=run.received.counters,
         usage=run.store.usage(),
     )
-
-
-def events_of(run: Run, events: Iterable[Event]) -> tuple[answers.Event, ...]:
-    """Return events, oldest first, and whether each was acknowledged or is muted."""
-    return run.reader.events_of(events)
 
 
 def incidents_of(run: Run, version: int = 0) -> tuple[answers.Incident, ...]:

@@ -44,12 +44,6 @@ class Membership(Run):
         """Return the run of each rank of the newest round, by rank."""
         return self.rounds.current()
 
-    @property
-    def lead(self) -> Run:
-        """The run that speaks for all: that of the lowest rank, of those that are live if there are any."""
-        current = self.current()
-        return next((each.run for each in current if each.run.state == "live"), current[0].run)
-
     def missing(self) -> list[int]:
         """Return the ranks that were never seen in this round."""
         seen = {each.place.rank for each in self.current()}

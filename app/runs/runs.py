@@ -129,7 +129,7 @@ class Runs:
                 return run
             if not self._memory.make_place():
                 return None
-            run = self._new(info, self.store_bytes(info.memory))
+            run = self._made(Run, info, self.store_bytes(info.memory))
             self._runs[info.id] = run
             self._join(run, info.place)
         self.balance(spare=run)
@@ -171,9 +171,6 @@ class Runs:
         joint.loaded = run.loaded
         return joint
 
-    def _new(self, info: RunInfo, memory: int) -> Run:
-        return self._made(Run, info, memory)
-
     def _made(self, kind: type[SomeRun], info: RunInfo, memory: int, local: OnCommand | None = None) -> SomeRun:
         chosen, ignored = chosen_in(info.settings.get("rules"))
         changes = started_with(chosen)
@@ -193,7 +190,7 @@ class Runs:
 
     def known(self, info: RunInfo) -> Run:
         """Return a run on disk, as the list shows it."""
-        run = self._new(info, MIN_RUN_BYTES)
+        run = self._made(Run, info, MIN_RUN_BYTES)
         run.saved.from_disk, run.loaded = True, False
         return run
 
@@ -219,15 +216,11 @@ class Runs:
         """
         with self._lock:
             run = self._runs.pop(run_id, None)
-        if run is None:
-            return False
-        if isinstance(run, JointRun):
-            for member in run.members.values():
-                self._remove(member.run, why)
-            self.changes.tell()
-            return True
-        self._part(run)
-        self._remove(run, why)
+            if run is None:
+                return False
+            self._part(run)
+        for each in [member.run for member in run.members.values()] if isinstance(run, JointRun) else [run]:
+            self._remove(each, why)
         self.changes.tell()
         return True
 
@@ -239,11 +232,12 @@ class Runs:
             self._memory.leave(run)
 
     def _part(self, run: Run) -> None:
-        """Take a run out of the ranks of its training, and that off the list if it was the last one."""
-        joint = run.joint
-        if not isinstance(joint, JointRun):
-            return
-        with self._lock:
+        """Take a run out of the ranks of its training, and that off the list if it was the last one.
+
+        The lock must be held.
+        """
+        if isinstance(run.joint, JointRun):
+            joint = run.joint
             joint.dismiss(run)
             if not joint.members:
                 self._runs.pop(joint.id, None)
@@ -253,7 +247,7 @@ class Runs:
         with self._lock:
             self._runs.pop(run.id, None)
             self._gone.pop(run.id, None)
-        self._part(run)
+            self._part(run)
         if self.disk is not None:
             self.disk.release(run)
         self.changes.tell()
@@ -319,10 +313,7 @@ class Runs:
     def _evict(self, run: Run) -> None:
         """Take a run off the list that is only in memory, to make room (the lock must be held)."""
         del self._runs[run.id]
-        if isinstance(run.joint, JointRun):
-            run.joint.dismiss(run)
-            if not run.joint.members:
-                self._runs.pop(run.joint.id, None)
+        self._part(run)
         self._remember(Gone(run.id, run.name, time.time(), "memory", None))
         self._removed += 1
         if self.disk is not None:

@@ -15,7 +15,7 @@ from ...analysis.numerals import size
 from ...runs.joint import JointRun
 from ...runs.run import Run, emit_event, record_of
 from ..client import Shard
-from ..reading import Completed, Mismatch, Stored, complete, description_of, items_after, names_of, portions
+from ..reading import Completed, Mismatch, Stored, complete, description_of, items_after, names_of, read_at_once
 from ..record import lost_in
 from ..sharing import versions_of
 from ..tables import DESCRIPTIONS
@@ -44,7 +44,7 @@ class Following(Loading):
         waiting: dict[int, Mismatch | None] = {}
         lost_until = {number: each.lost_until for number, each in followed.items()}
         attempts = {number: each.attempt for number, each in followed.items()}
-        for part in portions(in_order(stored, attempts)):
+        for part in read_at_once(in_order(stored, attempts)):
             items, read = read_all(shard, part, halted, lost_until)
             for number, item in items:
                 if number not in unnamed and not self._take(followed[number], item):
