@@ -172,7 +172,7 @@ class Asking(Dataset[Any]):
         return 2
 
     def __getitem__(self, index: int) -> Any:
-        return f"{loading._observers}, {[hasattr(method, '__wrapped__') for method in methods()]}"
+        return f"{loading._observers.now}, {[hasattr(method, '__wrapped__') for method in methods()]}"
 
 
 def test_workers_observe_nothing_and_closing_removes_everything() -> None:

@@ -9,9 +9,9 @@ torch's own method with the same arguments. When the last observer leaves, torch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from hookcore.hooks.handle import registering
+from hookcore.hooks.observing import ObserverHandle, Observers
 from hookcore.internals import Engine, current_graph_task, engine, set_engine
 
 
@@ -28,7 +28,6 @@ class BackwardObserver(Protocol):
         """Handle the end of a pass, even if it raised."""
 
 
-_observers: tuple[BackwardObserver, ...] = ()
 _replaced: Any = None  # torch's own engine, while ours replaces it
 
 
@@ -37,7 +36,7 @@ class ObservedEngine(Engine):
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the pass as torch does."""
-        observers = _observers
+        observers = _observers.now
         if not observers or current_graph_task() != -1:
             return super().run_backward(*args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", True)
@@ -51,33 +50,22 @@ class ObservedEngine(Engine):
                 observer.backward_ended(accumulates)
 
 
-class BackwardHandle:
-    """Stops observing when it is removed. A second removal does nothing."""
-
-    def __init__(self, observer: BackwardObserver) -> None:
-        self._observer: BackwardObserver | None = observer
-
-    def remove(self) -> None:
-        global _observers
-        with registering():
-            _observers = tuple(observer for observer in _observers if observer is not self._observer)
-            self._observer = None
-            if not _observers:
-                _put_back()
-
-
-def observe_backward(observer: BackwardObserver) -> BackwardHandle:
+def observe_backward(observer: BackwardObserver) -> ObserverHandle[BackwardObserver]:
     """Call the observer around every outermost backward pass of this process."""
-    global _observers, _replaced
-    with registering():
-        if not isinstance(engine(), ObservedEngine):
-            _replaced = engine()
-            set_engine(ObservedEngine())
-        _observers = (*_observers, observer)
-    return BackwardHandle(observer)
+    return _observers.add(observer)
+
+
+def _put_in() -> None:
+    global _replaced
+    if not isinstance(engine(), ObservedEngine):
+        _replaced = engine()
+        set_engine(ObservedEngine())
 
 
 def _put_back() -> None:
     # Other code may have put its own engine on top of ours. Ours then passes everything through.
     if isinstance(engine(), ObservedEngine):
         set_engine(_replaced)
+
+
+_observers: Final[Observers[BackwardObserver]] = Observers(_put_in, _put_back)

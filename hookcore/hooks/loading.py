@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from hookcore.hooks.handle import registering
+from hookcore.hooks.observing import ObserverHandle, Observers
 from hookcore.internals import LOADER_METHODS, skip_frame
 
 UNSEEN: Final = (
@@ -37,37 +37,20 @@ class LoadingObserver(Protocol):
         """Handle its end. `brought`: it returned, rather than raised, as it does after the last batch."""
 
 
-_observers: tuple[LoadingObserver, ...] = ()
 _replaced: list[tuple[type, str, Any, Any]] = []  # the class, the method's name, torch's method, and ours
 
 
-class LoadingHandle:
-    """Stops observing when it is removed. A second removal does nothing."""
-
-    def __init__(self, observer: LoadingObserver) -> None:
-        self._observer: LoadingObserver | None = observer
-
-    def remove(self) -> None:
-        global _observers
-        with registering():
-            _observers = tuple(observer for observer in _observers if observer is not self._observer)
-            self._observer = None
-            if not _observers:
-                _put_back()
-
-
-def observe_loading(observer: LoadingObserver) -> LoadingHandle:
+def observe_loading(observer: LoadingObserver) -> ObserverHandle[LoadingObserver]:
     """Call the observer around every call of this process that loads data."""
-    global _observers
-    with registering():
-        if not _observers:
-            for owner, name in LOADER_METHODS:
-                own = vars(owner)[name]
-                ours = _observed(own)
-                setattr(owner, name, ours)
-                _replaced.append((owner, name, own, ours))
-        _observers = (*_observers, observer)
-    return LoadingHandle(observer)
+    return _observers.add(observer)
+
+
+def _put_in() -> None:
+    for owner, name in LOADER_METHODS if not _replaced else ():
+        own = vars(owner)[name]
+        ours = _observed(own)
+        setattr(owner, name, ours)
+        _replaced.append((owner, name, own, ours))
 
 
 def _put_back() -> None:
@@ -78,11 +61,14 @@ def _put_back() -> None:
     _replaced.clear()
 
 
+_observers: Final[Observers[LoadingObserver]] = Observers(_put_in, _put_back)
+
+
 def _observed(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return a function that calls a method, and the observers around it."""
 
     def call(self: Any) -> Any:
-        observers = _observers
+        observers = _observers.now
         if _is_compiling() or not observers:
             return method(self)
         for observer in observers:

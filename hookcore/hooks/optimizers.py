@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hookcore.errors import ArgumentError
 from hookcore.hooks.checks import describe, require_callable
 from hookcore.hooks.handle import STEP_LOOP, HookHandle, registering
+from hookcore.hooks.observing import ObserverHandle, Observers
 
 Hook = Callable[..., Any]
 _SIGNATURE = "(optimizer, args, kwargs)"
@@ -26,48 +27,40 @@ class StepObserver(Protocol):
         """Handle an optimizer that has stepped."""
 
 
-_observers: tuple[StepObserver, ...] = ()
 _handles: list[HookHandle] = []  # of the two hooks that all observers share
 
 
-class StepsHandle:
-    """Stops observing when it is removed. A second removal does nothing."""
-
-    def __init__(self, observer: StepObserver) -> None:
-        self._observer: StepObserver | None = observer
-
-    def remove(self) -> None:
-        global _observers
-        with registering():
-            _observers = tuple(observer for observer in _observers if observer is not self._observer)
-            self._observer = None
-            while _handles and not _observers:
-                _handles.pop().remove()
-
-
-def observe_steps(observer: StepObserver) -> StepsHandle:
+def observe_steps(observer: StepObserver) -> ObserverHandle[StepObserver]:
     """Call the observer around every step of an optimizer of this process.
 
     All observers share two hooks. Torch iterates over its table of hooks while it calls them, so a thread that added or
     removed one of several there would make the step of another thread raise a RuntimeError.
     """
-    global _observers
-    with registering():
-        _observers = (*_observers, observer)
-        if not _handles:
-            _handles.extend((on_optimizer_step_pre(None, begin_step), on_optimizer_step(None, end_step)))
-    return StepsHandle(observer)
+    return _observers.add(observer)
+
+
+def _put_in() -> None:
+    if not _handles:
+        _handles.extend((on_optimizer_step_pre(None, begin_step), on_optimizer_step(None, end_step)))
+
+
+def _put_back() -> None:
+    while _handles:
+        _handles.pop().remove()
+
+
+_observers: Final[Observers[StepObserver]] = Observers(_put_in, _put_back)
 
 
 def begin_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Tell all observers that an optimizer is about to step. The hook of torch."""
-    for observer in _observers:
+    for observer in _observers.now:
         observer.saw_step_begin(optimizer, args, kwargs)
 
 
 def end_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """Tell all observers that an optimizer has stepped. The hook of torch."""
-    for observer in _observers:
+    for observer in _observers.now:
         observer.saw_step_end(optimizer, args, kwargs)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hookcore import hooks
 from hookcore.config import Settings
-from hookcore.hooks.engine import BackwardHandle, BackwardObserver, observe_backward
-from hookcore.hooks.loading import UNSEEN, LoadingHandle, LoadingObserver, observe_loading
-from hookcore.hooks.optimizers import StepObserver, StepsHandle, observe_steps
+from hookcore.hooks.engine import BackwardObserver, observe_backward
+from hookcore.hooks.loading import UNSEEN, LoadingObserver, observe_loading
+from hookcore.hooks.observing import ObserverHandle
+from hookcore.hooks.optimizers import StepObserver, observe_steps
 from hookcore.recorder.attachment import Attachment
 from hookcore.recorder.calls import Observer
 from hookcore.recorder.dispatch import Dispatcher
@@ -36,15 +38,11 @@ class Placement:
         self._loading = loading
         self._emit = emit
         self._attachment: Attachment | None = None
-        self._handles: list[hooks.HookHandle | StepsHandle | BackwardHandle | LoadingHandle] = []
+        self._handles: list[hooks.HookHandle | ObserverHandle[Any]] = []
 
     def attach(self, steps: StepObserver, passes: BackwardObserver, step: int, captured: bool) -> None:
         """Register every hook."""
-        self._handles = [
-            observe_steps(steps),
-            observe_backward(passes),
-            observe_loading(self._loading),
-        ]
+        self._handles = [observe_steps(steps), observe_backward(passes), observe_loading(self._loading)]
         if UNSEEN:
             self._emit("loading-unseen", UNSEEN)
         if self._models.discovers:
