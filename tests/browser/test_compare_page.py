@@ -126,10 +126,13 @@ def test_a_comparison_of_live_runs_follows_them(browser: Browser, request: pytes
         page.wait_for_timeout(300)
         assert sum("compare/heatmap?" in url for url in asked) == 1  # the first news of the socket is none
         train(range(10, 20), differs_at=15)
+        # Only what is in view is renewed, and browsers scroll to a button by different amounts.
+        page.locator(".verdict").scroll_into_view_if_needed()
         page.clock.fast_forward(11_000)
         expect(page.locator(".verdict")).to_contain_text("The runs first differ at step 15")
+        page.locator("#layer-lines").evaluate("part => part.scrollIntoView()")
         expect(newest).to_have_text("19")
-        page.locator("#settings").scroll_into_view_if_needed()  # only what is in view is renewed
+        page.locator("#settings").scroll_into_view_if_needed()
         expect(page.locator("#settings")).to_contain_text("20")
         page.locator("#layers").scroll_into_view_if_needed()
         expect(page.locator("#layers tbody tr.picked")).to_contain_text("20")  # steps compared
