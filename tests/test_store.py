@@ -360,12 +360,17 @@ def test_snapshots_are_copied_and_the_oldest_make_room() -> None:
 def test_modules_and_coverage_are_replaced_by_path_and_bounded() -> None:
     store = Store(2**20, names_bytes=50_000)
     store.describe([ModuleRecord("a", "Linear", None)], [Coverage("a", "Linear", False, reason="unused")])
+    assert [covered.captured for covered in store.coverage()] == [False]
     store.describe([ModuleRecord("a", "Linear", None, parameters=3)], [Coverage("a", "Linear", True)])
     assert [module.parameters for module in store.modules()] == [3]
     assert [covered.captured for covered in store.coverage()] == [True]
+    store.describe([ModuleRecord("b", "Linear", None)])
+    assert [covered.captured for covered in store.coverage()] == [True, False]
+    store.announce((Tap("b", "output"),))
+    assert [covered.captured for covered in store.coverage()] == [True, True]
     store.describe([ModuleRecord(f"m{number}", "Linear", None) for number in range(1000)])
     usage = store.usage()
-    assert usage.dropped["names_refused"] == 1001 - len(store.modules()) > 0
+    assert usage.dropped["names_refused"] == 1002 - len(store.modules()) > 0
     assert usage.parts["names"].nbytes <= usage.parts["names"].limit
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Annotated, Any, Final, Literal, cast
 
 from fastapi import Query
@@ -57,11 +58,13 @@ class Row:
         return bool(self.nan or self.inf)
 
 
-def taps_in_order(taps: Sequence[answers.Tap], modules: Iterable[str]) -> list[answers.Tap]:
-    """Return taps in the order of the model's modules, with each module's kinds together."""
-    paths = dict.fromkeys([*modules, *(tap.module for tap in taps)])
-    places = {path: place for place, path in enumerate(paths)}
-    return sorted(taps, key=lambda tap: (places[tap.module], _order_of(tap)))
+def taps_in_order(taps: Sequence[answers.Tap], modules: Iterable[str]) -> Iterator[answers.Tap]:
+    """Yield taps in the order of the model's modules, with each module's kinds together."""
+    of_module: dict[str, list[answers.Tap]] = {path: [] for path in modules}
+    for tap in taps:
+        of_module.setdefault(tap.module, []).append(tap)
+    for mine in of_module.values():
+        yield from sorted(mine, key=_order_of)
 
 
 def overview_rows(
@@ -198,7 +201,7 @@ class OverviewPage(RunPage):
             every = tuple(tap for tap in every if fits(tap.module))
         first, coverage = first_row_of_page(self.row, len(every), ROWS), reader.coverage()
         types = {each.path: each.type for each in coverage}
-        wanted = taps_in_order(every, types)[first : first + ROWS]
+        wanted = list(islice(taps_in_order(every, types), first, first + ROWS))
         rows = overview_rows(reader, wanted, types, *self.values_in)
         left_out = len(wanted) - len(rows)
         nothing = nothing_in(self.run.reader, self.span, "Nothing was captured in") if self.span and left_out else ""

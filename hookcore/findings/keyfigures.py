@@ -131,7 +131,7 @@ def _gradients(latest: Latest) -> tuple[Kind | None, Reading | None, Reading | N
     """Return the norm over all gradients of the newest step that has any, the smallest, and the largest."""
     column = {stat: place for place, stat in enumerate(latest.stats)}
     for kind in NORM_KINDS:
-        places = np.array([place for place, tap in enumerate(latest.taps) if tap.kind == kind], np.intp)
+        places = _places_of(latest, kind)
         if not len(places):
             continue
         step = int(latest.steps[places].max())
@@ -147,12 +147,16 @@ def _gradients(latest: Latest) -> tuple[Kind | None, Reading | None, Reading | N
     return None, None, None, None
 
 
+def _places_of(latest: Latest, kind: Kind | None) -> NDArray[np.intp]:
+    return np.array([place for place, tap in enumerate(latest.taps) if tap.kind == kind], np.intp)
+
+
 def _merged_of(latest: Latest, kind: Kind | None) -> tuple[int, int] | None:
     """Return the steps of the newest gradients if they are merged."""
-    places = [place for place, tap in enumerate(latest.taps) if tap.kind == kind]
-    if not places:
+    places = _places_of(latest, kind)
+    if not len(places):
         return None
-    newest = max(places, key=lambda place: int(latest.steps[place]))
+    newest = places[latest.steps[places].argmax()]
     first, last = int(latest.first_steps[newest]), int(latest.steps[newest])
     return (first, last) if first != last else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.loss import Losses
 from hookcore.findings.rules import RULES, RuleName, limits_of
-from hookcore.records import PROBE, Severity, Tap
+from hookcore.records import PROBE, Severity
 from hookcore.records.vocabulary import PROBE_LABEL
 from hookcore.store import Store, TapList
 
@@ -83,17 +83,17 @@ FUNCTIONS: Final[dict[RuleName, str]] = {judge.rule: name for name, judge in _JU
 
 def find_probed(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
     """Return at most one finding of each rule, for the tap in which it began first."""
-    mine = places_by_rule(store, taps.taps)
+    mine = places_by_rule(store, taps)
     judges = (judge for judge in _JUDGES.values() if judge.rule in mine)
     return [found for each in judges for found in _find(store, taps.at(mine[each.rule]), each, losses)]
 
 
-def places_by_rule(store: Store, taps: Sequence[Tap]) -> dict[RuleName, list[int]]:
+def places_by_rule(store: Store, taps: TapList) -> dict[RuleName, list[int]]:
     """Return the places of the probes that each rule judges."""
     labels = {name: text for name, text in store.labels().items() if name.startswith(PROBE_LABEL)}
     known = {name.removeprefix(PROBE_LABEL): judge for name, text in labels.items() if (judge := _JUDGES.get(text))}
     found: dict[RuleName, list[int]] = {}
-    for place, tap in enumerate(taps) if known else ():
+    for place, tap in enumerate(taps.taps) if known else ():
         judge = _probe_of(tap.index, known) if tap.kind == PROBE and tap.phase == "train" else None
         if judge is not None:
             found.setdefault(judge.rule, []).append(place)

@@ -59,7 +59,7 @@ def examine(store: Store, inputs: RuleInputs | None = None) -> Diagnosis:
     """Return the findings of a run and their scope."""
     inputs = RuleInputs() if inputs is None else inputs
     found, taps = _ranked(settle(store, findings_of(store, inputs))), store.taps()
-    return Diagnosis(found, scope_of(store, taps, taps.fact(_outputs_of), inputs.sizes, found))
+    return Diagnosis(found, scope_of(store, taps, inputs.sizes, found))
 
 
 def findings_of(store: Store, inputs: RuleInputs | None = None, spikes_told: int | None = None) -> tuple[Finding, ...]:
@@ -69,11 +69,11 @@ def findings_of(store: Store, inputs: RuleInputs | None = None, spikes_told: int
     """
     inputs = RuleInputs() if inputs is None else inputs
     taps = store.taps()
-    outputs = taps.fact(_outputs_of)
+    outputs = taps.of_kind("output")
     inputs.sizes = MagnitudeWindow.of(store, taps, "rms", inputs.sizes)
-    inputs.updates = MagnitudeWindow.of(store, taps.fact(_updates_of), "ratio", inputs.updates)
+    inputs.updates = MagnitudeWindow.of(store, taps.of_kind("update"), "ratio", inputs.updates)
     losses = Losses(store)
-    gradients = taps.fact(_gradients_of)
+    gradients = taps.of_kind("param_grad")
     dead = find_dead(store, outputs)
     found = dead + find_saturated(store, outputs, losses) + find_variance(store, taps, outputs)
     if not losses.are_solved:
@@ -106,22 +106,6 @@ def _of_sizes(
     single = [each for each in find_sizes(sizes, losses, spikes_told) if (each.rule, each.kind) not in covered]
     begun = find_drift(sizes) + ([] if stacks else find_scale(sizes))
     return [*find_nonfinite(store, window_first(store), spark), *stacks, *single, *begun]
-
-
-def _outputs_of(taps: TapList) -> TapList:
-    return _of_kind(taps, "output")
-
-
-def _updates_of(taps: TapList) -> TapList:
-    return _of_kind(taps, "update")
-
-
-def _gradients_of(taps: TapList) -> TapList:
-    return _of_kind(taps, "param_grad")
-
-
-def _of_kind(taps: TapList, kind: str) -> TapList:
-    return taps.at([place for place, tap in enumerate(taps.taps) if tap.kind == kind])
 
 
 def _urgency(finding: Finding) -> tuple[bool, int, int, int, int]:

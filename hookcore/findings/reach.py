@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ from hookcore.findings.rules import RULES, RuleName
 from hookcore.findings.running import CLASSES as NORMALIZING
 from hookcore.records import PROBE, Kind, Tap
 from hookcore.records.vocabulary import DESYNC
-from hookcore.store import Store
+from hookcore.store import Store, TapList
 
 _PASSED: Final[tuple[Kind, ...]] = ("output", "output_grad", "input_grad", "param_grad")
 
@@ -35,18 +35,18 @@ class _Known:
     """What a run has."""
 
     store: Store
-    taps: tuple[Tap, ...]
+    taps: TapList
     by_kind: dict[tuple[str, str], list[Tap]]  # by kind and phase
     types: dict[str, str]
     losses: tuple[str, ...]
 
-    def of_kinds(self, kinds: Sequence[Kind], phase: str = "train") -> list[Tap]:
-        """Return the taps of these kinds."""
-        return [tap for kind in kinds for tap in self.by_kind.get((kind, phase), ())]
+    def of_kinds(self, *kinds: Kind) -> int:
+        """Return the number of taps of these kinds in training."""
+        return sum(len(self.by_kind.get((kind, "train"), ())) for kind in kinds)
 
     def of_class(self, fits: Callable[[str], bool], phase: str = "train") -> int:
         """Return the number of outputs of modules whose class has such a name."""
-        return sum(fits(self.types.get(tap.module, "")) for tap in self.of_kinds(("output",), phase))
+        return sum(fits(self.types.get(tap.module, "")) for tap in self.by_kind.get(("output", phase), ()))
 
 
 _Count = Callable[[_Known], int]
@@ -54,7 +54,7 @@ _Count = Callable[[_Known], int]
 
 def _tensors(*kinds: Kind) -> tuple[_Count, str]:
     words = " and ".join(f"the kind {kind}" for kind in kinds)
-    return lambda known: min(len(known.of_kinds([kind])) for kind in kinds), words
+    return lambda known: min(map(known.of_kinds, kinds)), words
 
 
 def _logged(known: _Known) -> int:
@@ -70,7 +70,7 @@ def _probed(rule: RuleName) -> tuple[_Count, str]:
 
 
 def _all(known: _Known) -> int:
-    return sum(tap.kind != PROBE for tap in known.taps)
+    return len(known.taps.taps) - len(known.taps.of_kind(PROBE).taps)
 
 
 _ANY: Final = _all, "a captured step"
@@ -81,7 +81,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "nonfinite": _ANY,
     "loss": _LOSS,
     "exploding": _ANY,
-    "vanishing": (lambda known: len(known.of_kinds(_PASSED)), "activations or gradients"),
+    "vanishing": (lambda known: known.of_kinds(*_PASSED), "activations or gradients"),
     "no-gradient": _tensors("param_grad"),
     "dead": _tensors("output"),
     "saturated-activation": (lambda known: known.of_class(SATURATING.__contains__), "a Sigmoid or a Tanh module"),
@@ -109,14 +109,18 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
 }
 
 
+def _by_kind(taps: TapList) -> dict[tuple[str, str], list[Tap]]:
+    found: dict[tuple[str, str], list[Tap]] = {}
+    for tap in taps.taps:
+        found.setdefault((tap.kind, tap.phase), []).append(tap)
+    return found
+
+
 def reach_of(store: Store) -> dict[RuleName, Reach]:
     """Return what each rule has to look at in the run of a store."""
-    taps = store.taps().taps
-    by_kind: dict[tuple[str, str], list[Tap]] = {}
-    for tap in taps:
-        by_kind.setdefault((tap.kind, tap.phase), []).append(tap)
+    taps = store.taps()
     losses = tuple(each.name for each in Losses(store).series)
-    known = _Known(store, taps, by_kind, store.module_types(), losses)
+    known = _Known(store, taps, taps.fact(_by_kind), store.module_types(), losses)
     found: dict[RuleName, Reach] = {}
     for rule in RULES:
         reads = _READS[rule]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hookcore.findings.finding import MIN_PAST, RECENT, Finding
 from hookcore.findings.rules import RuleName, limits_of
@@ -57,9 +58,7 @@ class Scope:
     unjudged: tuple[Unjudged, ...]
 
 
-def scope_of(
-    store: Store, taps: TapList, outputs: TapList, sizes: MagnitudeWindow | None, found: Sequence[Finding]
-) -> Scope:
+def scope_of(store: Store, taps: TapList, sizes: MagnitudeWindow | None, found: Sequence[Finding]) -> Scope:
     """Return how much was examined for these findings."""
     newest = store.steps().newest
     uncaptured = sum(not each.captured for each in store.coverage())
@@ -68,8 +67,8 @@ def scope_of(
         return Scope("unknown", nothing, None, newest, 0, 0, 0, 0, uncaptured, ())
     first = window_first(store)
     captured, steps = store.captured(first), newest - first + 1
-    layers = len({tap.module for tap in taps.taps})
-    unjudged = tuple(each for each in (_growth(taps, sizes), _dead(store, outputs)) if each is not None)
+    layers = taps.fact(_layers).number
+    unjudged = tuple(each for each in (_growth(sizes), _dead(store, taps.of_kind("output"))) if each is not None)
     problems = sum(each.severity != "info" for each in found)
     too_little = any(each.layers > MIN_KNOWN * each.of for each in unjudged)
     verdict: Verdict = "problems" if problems else "unknown" if too_little else "clear"
@@ -84,29 +83,42 @@ def scope_of(
     return Scope(verdict, sentence, *about, unjudged)
 
 
-def _growth(taps: TapList, sizes: MagnitudeWindow) -> Unjudged | None:
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """How many layers some taps are of, and the number of each tap's layer."""
+
+    number: int
+    of_tap: NDArray[np.intp]
+
+
+def _layers(taps: TapList) -> _Layers:
+    numbers: dict[str, int] = {}
+    of_tap = [numbers.setdefault(tap.module, len(numbers)) for tap in taps.taps]
+    return _Layers(len(numbers), np.array(of_tap, np.intp))
+
+
+def _growth(sizes: MagnitudeWindow) -> Unjudged | None:
     """Return the layers without any tensor whose past is known well enough."""
-    most: dict[str, int] = {}
-    for tap, seen in zip(sizes.taps.taps, sizes.seen.tolist(), strict=True):
-        most[tap.module] = max(most.get(tap.module, 0), seen)
-    return _unjudged("exploding", [seen for seen in most.values() if seen < NEEDED], NEEDED, len(most))
+    layers = sizes.taps.fact(_layers)
+    most = np.zeros(layers.number, np.intp)
+    np.maximum.at(most, layers.of_tap, sizes.seen)
+    return _unjudged("exploding", most[most < NEEDED], NEEDED, layers.number)
 
 
 def _dead(store: Store, outputs: TapList) -> Unjudged | None:
     zeros = zeros_of(store, outputs, "dead")
-    known = {outputs.taps[place].module for place in zeros.judged.tolist()}  # in training, perhaps not in evaluation
-    places = np.array([place for place in zeros.unknown.tolist() if outputs.taps[place].module not in known], np.intp)
+    layers = outputs.fact(_layers)
+    known = layers.of_tap[zeros.judged]  # in training, perhaps not in evaluation
+    places = zeros.unknown[~np.isin(layers.of_tap[zeros.unknown], known)]
     if not len(places):
         return None
     limits = limits_of(store, "dead")
     first = store.captured_step(int(limits["among"]) - 1)
     rows = store.rows(outputs.numbers[places], "zero_fraction", first)
-    seen = rows.present.sum(axis=0)
-    layers = {outputs.taps[place].module: int(count) for place, count in zip(places.tolist(), seen, strict=True)}
-    return _unjudged(
-        "dead", list(layers.values()), int(limits["captured_steps"]), len({tap.module for tap in outputs.taps})
-    )
+    seen = np.zeros(layers.number, np.intp)
+    seen[layers.of_tap[places]] = rows.present.sum(axis=0)
+    return _unjudged("dead", seen[np.unique(layers.of_tap[places])], int(limits["captured_steps"]), layers.number)
 
 
-def _unjudged(rule: RuleName, seen: Sequence[int], needed: int, of: int) -> Unjudged | None:
-    return Unjudged(rule, len(seen), of, max(seen), needed) if seen else None
+def _unjudged(rule: RuleName, seen: NDArray[np.intp], needed: int, of: int) -> Unjudged | None:
+    return Unjudged(rule, len(seen), of, int(seen.max()), needed) if len(seen) else None

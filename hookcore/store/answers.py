@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,20 @@ class TapList:
             self._facts[find] = find(self)
         found: Fact = self._facts[find]
         return found
+
+    def of_kind(self, kind: str) -> TapList:
+        """Return the taps of a kind: the same list each time, so that facts about it are found once, too."""
+        return self.fact(_by_kind).get(kind, _NO_TAPS)
+
+
+def _by_kind(taps: TapList) -> dict[str, TapList]:
+    places: dict[str, list[int]] = {}
+    for place, tap in enumerate(taps.taps):
+        places.setdefault(tap.kind, []).append(place)
+    return {kind: taps.at(found) for kind, found in places.items()}
+
+
+_NO_TAPS: Final = TapList(np.empty(0, np.int64), ())
 
 
 @dataclass(frozen=True, slots=True)

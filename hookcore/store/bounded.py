@@ -72,6 +72,7 @@ class BoundedMap(Generic[Item]):
     def __init__(self, room: Room, lock: threading.Lock) -> None:
         self._room = room
         self.refused = 0
+        self.changes = 0  # number of items set so far, so that readers see whether there are others
         self._lock = lock
         self._items: dict[Hashable, tuple[int, Item]] = {}
 
@@ -83,6 +84,7 @@ class BoundedMap(Generic[Item]):
                 self.refused += 1
                 return False
             self._items[name] = (nbytes, item)
+            self.changes += 1
             return True
 
     def __len__(self) -> int:

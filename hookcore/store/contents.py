@@ -31,6 +31,7 @@ class Contents:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._all_taps = TapList(np.empty(0, np.int64), ())
+        self._covered: tuple[tuple[int, ...], tuple[Coverage, ...]] = (), ()
         self._find_dead: Callable[[], Collection[str]] = _find_no_dead
 
     def find_dead_by(self, find: Callable[[], Collection[str]]) -> None:
@@ -59,15 +60,12 @@ class Contents:
     def taps(self, match: str | None = None, kind: str | None = None) -> TapList:
         """Return the taps of a kind whose module matches a pattern (see docs/patterns.md)."""
         checks.require_kind(kind)
-        if match is None and kind is None:
-            return self._every_tap()
+        every = self._every_tap()
+        found = every if kind is None else every.of_kind(kind)
+        if match is None:
+            return found
         fits = self.matcher(match)
-        found = [
-            (number, tap)
-            for number, tap in enumerate(self._parts.taps[:])
-            if (kind is None or tap.kind == kind) and fits(tap.module)
-        ]
-        return TapList(np.array([number for number, _ in found], np.int64), tuple(tap for _, tap in found))
+        return found.at([place for place, tap in enumerate(found.taps) if fits(tap.module)])
 
     def _every_tap(self) -> TapList:
         """Return the same list until there are more taps, so that facts about it are found once."""
@@ -151,7 +149,12 @@ class Contents:
 
     def coverage(self) -> list[Coverage]:
         """Return every known module: captured, or why not. Refused taps count as not captured."""
-        return self._with_unreported(self.without_refused(self._parts.coverage.items()))
+        parts = self._parts
+        mark = parts.coverage.changes, parts.modules.changes, len(parts.taps), parts.taps_announced
+        if self._covered[0] != mark:
+            reported = self.without_refused(parts.coverage.items())
+            self._covered = mark, tuple(self._with_unreported(reported))
+        return list(self._covered[1])
 
     def _with_unreported(self, coverage: list[Coverage]) -> list[Coverage]:
         """Return coverage of all modules in the model's order, also of those whose coverage wasn't reported."""
