@@ -224,14 +224,10 @@ test("by change the row that grew or shrank most comes first", () => {
 });
 
 test("the block of a module is its first part, with the number where there are many", () => {
-  assert.deepEqual(["layers.12.mlp.gate", "encoder.layers.3.norm", "head", "0", "", "a.b.c.7"].map(blockOf), [
-    "layers.12",
-    "encoder.layers.3",
-    "head",
-    "0",
-    "",
-    "a",
-  ]);
+  assert.deepEqual(
+    ["layers.12.mlp.gate", "encoder.layers.3.norm", "head", "0", "", "a.b.c.7"].map((path) => blockOf(path)),
+    ["layers.12", "encoder.layers.3", "head", "0", "", "a"],
+  );
   const rows = ["embed", "layers.0.a", "layers.0.b", "layers.1.a", "head"].map(row);
   assert.deepEqual(groupsOf(rows, identity(5)), [
     { name: "embed", from: 0, to: 1 },
@@ -240,7 +236,10 @@ test("the block of a module is its first part, with the number where there are m
     { name: "head", from: 4, to: 5 },
   ]);
   assert.equal(labelOf({ ...row("", 0), index: "1", call: 2, phase: "eval" }), "(root) [1] call 2 (eval)");
-  assert.equal(shortened("layers.12.mlp.gate_proj", 80), "\u2026gate_proj");
+  assert.deepEqual(groupsOf(["rank 0", "rank 1"].map(row), identity(2)), []);
+  const deep = ["a.b.c.7.x", "a.b.c.7.y", "a.b.c.8.x"].map(row);
+  assert.deepEqual(groupsOf(deep, identity(3), 3)[0], { name: "a.b.c.7", from: 0, to: 2 });
+  assert.equal(shortened("layers.12.mlp.gate_proj", 80), "\u202612.mlp.ga\u2026oj");
 });
 
 test("every row is in exactly one pixel row, whatever is pinned and wherever it is scrolled to", () => {

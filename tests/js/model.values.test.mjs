@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { isBad, MISSING } from "../../app/static/js/canvas/worst.js";
-import { shortened, valueWords } from "../../app/static/js/model/boxes.js";
+import { valueWords } from "../../app/static/js/model/boxes.js";
 import { originsOf, reversed, sourcesOf } from "../../app/static/js/model/feeding.js";
 import { Ink, isDarkPixel, strokeOf } from "../../app/static/js/model/ink.js";
 import { beginOf, FASTEST, Player, placeOf, SLOWEST, speedAt, speedWords } from "../../app/static/js/model/play.js";
@@ -231,13 +231,4 @@ test("sizes and shapes in words", () => {
     ]),
     "2 \u00d7 3 float32, past.0 one value",
   );
-});
-
-test("a long name keeps its ends", () => {
-  const fits = (/** @type {number} */ most) => (/** @type {string} */ text) => text.length <= most;
-  assert.equal(shortened("encoder", fits(7)), "encoder");
-  const cut = shortened("transformer.h.11.mlp", fits(12));
-  assert.equal(cut.length, 12);
-  assert.ok(cut.startsWith("tran") && cut.endsWith("11.mlp"));
-  assert.equal(shortened("abc", fits(0)), "");
 });

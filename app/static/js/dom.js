@@ -42,6 +42,13 @@ export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** What measures texts in the font of an element. @param {Element} element */
+export function penLike(element) {
+  const pen = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+  pen.font = getComputedStyle(element).font;
+  return pen;
+}
+
 /** Shows the elements that work only with a script. @param {ParentNode} root */
 export function reveal(root) {
   for (const each of root.querySelectorAll("[data-needs-script]")) each.removeAttribute("hidden");

@@ -1,7 +1,8 @@
 // @ts-check
 /** The bars of one step as marks: two panels above each other, one axis of layers below both. Pure. */
 import { number } from "../format.js";
-import { blockOf, shortName } from "../heat/rows.js";
+import { groupsOf } from "../heat/rows.js";
+import { sharedBy, shortPath } from "../paths.js";
 import { ROOT } from "../vocabulary.js";
 
 const LEFT = 58;
@@ -129,7 +130,7 @@ function sign(text, x, y, fill, fits) {
 }
 
 /**
- * The blocks of the model under the bars.
+ * The blocks of the model under the bars, or their layers if each is a block of its own.
  * @param {Box} box the lowest panel
  * @param {readonly {module: string}[]} layers
  * @param {Record<string, string>} page
@@ -139,21 +140,24 @@ export function blockMarks(box, layers, page) {
   /** @type {Mark[]} */
   const marks = [];
   const y = box.y + box.h + 5;
+  const shared = sharedBy(layers);
+  const order = Int32Array.from(layers.keys());
+  const groups = groupsOf(layers, order, shared);
+  const alone = groups.length ? [] : layers.map(({ module }, from) => ({ name: module, from, to: from + 1 }));
   let free = -Infinity;
-  for (let from = 0, odd = 0; from < layers.length; odd += 1) {
-    const name = blockOf(layers[from].module);
-    let to = from + 1;
-    while (to < layers.length && blockOf(layers[to].module) === name) to += 1;
-    const [left, right] = [from, to].map((place) => box.x + (place / layers.length) * box.w);
-    marks.push({
-      kind: "rect",
-      x: left,
-      y,
-      w: Math.max(1, right - left - 1),
-      h: 3,
-      fill: odd % 2 ? page.quiet : page.line,
-    });
-    const text = shortest(name, Math.max(LABEL_PX, right - left));
+  for (const [place, { name, from, to }] of [...groups, ...alone].entries()) {
+    const [left, right] = [from, to].map((each) => box.x + (each / layers.length) * box.w);
+    if (groups.length)
+      marks.push({
+        kind: "rect",
+        x: left,
+        y,
+        w: Math.max(1, right - left - 1),
+        h: 3,
+        fill: place % 2 ? page.quiet : page.line,
+      });
+    const letters = Math.floor(Math.max(LABEL_PX, right - left) / 6.1);
+    const text = shortPath(name || ROOT, ({ length }) => length <= letters, shared);
     if (
       (left + right) / 2 - text.length * 3.1 > free &&
       (left + right) / 2 + text.length * 3.1 < box.x + box.w + RIGHT
@@ -169,15 +173,8 @@ export function blockMarks(box, layers, page) {
       });
       free = (left + right) / 2 + text.length * 3.1 + 8;
     }
-    from = to;
   }
   return marks;
-}
-
-/** @param {string} name @param {number} width */
-function shortest(name, width) {
-  const letters = Math.floor(width / 6.1);
-  return shortName(name || ROOT, letters);
 }
 
 /** The layer at a position; -1 if there is none. @param {Box} box @param {number} layers @param {number} x */

@@ -5,10 +5,11 @@
  */
 import { cssOf, STEPS } from "../canvas/colors.js";
 import { count, number } from "../format.js";
+import { sharedBy, shortPath } from "../paths.js";
 import { evenTicks, ticks } from "../scale.js";
 import { ROOT } from "../vocabulary.js";
 import { boxOf, xOf } from "./layout.js";
-import { groupsOf, labelOf, shortName } from "./rows.js";
+import { groupsOf, labelOf } from "./rows.js";
 
 const LINE_PX = 14; // names need so much to be read
 const LETTER = 6.05; // about, of the monospaced 10 px
@@ -22,9 +23,10 @@ const STEP_TICK_PX = 90;
  * @typedef {import("./layout.js").Layout} Layout
  */
 
-/** @param {string} text @param {number} width */
-export function shortened(text, width) {
-  return shortName(text, Math.max(3, Math.floor(width / LETTER)));
+/** @param {string} text @param {number} width @param {number} [shared] how many names all paths begin with */
+export function shortened(text, width, shared = 0) {
+  const letters = Math.max(3, Math.floor(width / LETTER));
+  return shortPath(text, ({ length }) => length <= letters, shared);
 }
 
 /** How wide the longest name is. @param {readonly import("./rows.js").Row[]} rows */
@@ -43,13 +45,14 @@ export function rowMarks(layout, rows, grouped, page) {
   if (!shown.length) return [];
   /** @type {Mark[]} */
   const marks = [];
+  const shared = sharedBy(rows);
   /** @param {string} text @param {number} y @param {boolean} [bold] */
   const name = (text, y, bold = false) =>
     marks.push({
       kind: "text",
       x: labels,
       y,
-      text: shortened(text, labels - 4),
+      text: shortened(text, labels - 4, shared),
       fill: bold ? page.ink : page.quiet,
       align: "right",
       mono: true,
@@ -61,7 +64,7 @@ export function rowMarks(layout, rows, grouped, page) {
   }
   const rest = shown.subarray(pinned);
   if (!rest.length) return marks;
-  const groups = grouped ? groupsOf(rows, rest) : [];
+  const groups = grouped ? groupsOf(rows, rest, shared) : [];
   for (const [place, group] of groups.entries()) {
     const [top, end] = [boxOf(layout, pinned + group.from), boxOf(layout, pinned + group.to - 1)];
     marks.push({
@@ -75,7 +78,7 @@ export function rowMarks(layout, rows, grouped, page) {
   }
   const readable = boxOf(layout, pinned).h >= LINE_PX - 2;
   const named =
-    grouped && !readable
+    groups.length && !readable
       ? groups.map(({ name, from, to }) => ({ text: name || ROOT, place: from, middle: (from + to - 1) / 2 }))
       : null;
   let free = -Infinity;

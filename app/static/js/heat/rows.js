@@ -18,37 +18,26 @@ export function labelOf(row) {
   return `${row.module || ROOT}${index}${call}${row.phase === "eval" ? " (eval)" : ""}`;
 }
 
-/**
- * A name cut to a number of letters: without its first parts if the rest is clear, else without its end.
- * @param {string} name
- * @param {number} letters
- */
-export function shortName(name, letters) {
-  if (name.length <= letters) return name;
-  let text = name;
-  while (text.length >= letters && text.includes(".")) text = text.slice(text.indexOf(".") + 1);
-  return text.length < letters && text !== name ? `\u2026${text}` : `${text.slice(0, Math.max(1, letters - 1))}\u2026`;
-}
-
-/** The block of the model that contains a module: the first part of its path, with the number if there are several.
- * @param {string} path */
-export function blockOf(path) {
+/** The block of the model that contains a module: the first names of its path, up to a number if there are several.
+ * @param {string} path @param {number} [shared] how many names all paths begin with */
+export function blockOf(path, shared = 0) {
   const parts = path.split(".");
-  const numbered = parts.findIndex((part) => /^\d+$/.test(part));
-  return numbered === 1 || numbered === 2 ? parts.slice(0, numbered + 1).join(".") : parts[0];
+  const numbered = parts.findIndex((part, place) => place >= shared && /^\d+$/.test(part));
+  return parts.slice(0, numbered >= 0 && numbered - shared <= 2 ? numbered + 1 : shared + 1).join(".");
 }
 
-/** Neighboring rows of one block. @param {readonly Row[]} rows @param {ArrayLike<number>} order @returns {Group[]} */
-export function groupsOf(rows, order) {
+/** Neighboring rows of one block; none if each row is a block of its own.
+ * @param {readonly {module: string}[]} rows @param {ArrayLike<number>} order @param {number} [shared] @returns {Group[]} */
+export function groupsOf(rows, order, shared = 0) {
   /** @type {Group[]} */
   const groups = [];
   for (let place = 0; place < order.length; place += 1) {
-    const name = blockOf(rows[order[place]].module);
+    const name = blockOf(rows[order[place]].module, shared);
     const last = groups.at(-1);
     if (last && last.name === name) last.to = place + 1;
     else groups.push({ name, from: place, to: place + 1 });
   }
-  return groups;
+  return groups.length < order.length ? groups : [];
 }
 
 /** Whether two lists are of the same rows. @param {readonly Row[]} before @param {readonly Row[]} after */

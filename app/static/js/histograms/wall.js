@@ -4,9 +4,10 @@
  * time.
  */
 import { get } from "../api.js";
-import { h } from "../dom.js";
+import { h, penLike, write } from "../dom.js";
 import { MAX_HISTOGRAMS } from "../limits.js";
 import { Refresh } from "../live/refresh.js";
+import { cut, sharedBy } from "../paths.js";
 import { visit } from "../timeline/keep.js";
 import { ROOT } from "../vocabulary.js";
 import { HistMap } from "./map.js";
@@ -15,7 +16,7 @@ import { barsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
 
 const CHUNK = 120; // tiles that are made at once; more when the reader scrolls near the end
 const NARROW_CHUNK = 16; // in a single column
-const TAIL_LETTERS = 12; // of a name that is cut in its middle
+const TYPE_PX = 64; // of a tile's title, for the class
 const NARROW_PX = 700;
 const MAX_CACHED = 300; // answers, for tiles that come into view again
 const COLUMNS = 160;
@@ -25,7 +26,7 @@ const HEIGHTS = /** @type {Record<string, number>} */ ({ s: 84, m: 128, l: 210 }
 
 /** @typedef {import("./order.js").Layer} Layer */
 /**
- * @typedef {{layer: Layer, element: HTMLElement, plot: HTMLElement, map: HistMap | HistProfile | null,
+ * @typedef {{layer: Layer, element: HTMLElement, name: HTMLElement, plot: HTMLElement, map: HistMap | HistProfile | null,
  *   zoomed: [number, number] | null}} Tile `zoomed` are the values between which the reader zoomed in */
 
 /** @typedef {import("../answers.js").Histograms} Histograms */
@@ -37,6 +38,7 @@ export class Wall {
   layers = [];
   /** By tap, with the generation of the request. @type {Map<number | null, {said: Histograms, at: number}>} */
   #answers = new Map();
+  #shared = 0; // names that all paths begin with
   /** The generation that is wanted: increases with new steps. */
   #at = 0;
   /** @type {Map<Element, Tile>} */
@@ -62,6 +64,7 @@ export class Wall {
     this.#byElement.clear();
     this.tiles = [];
     this.layers = layers;
+    this.#shared = sharedBy(layers);
     this.element.replaceChildren();
     this.#more();
   }
@@ -77,27 +80,34 @@ export class Wall {
     for (const layer of this.layers.slice(made, made + many)) {
       const plot = h("div", { class: "plot" });
       const address = this.page.address("layer", { module: layer.module });
-      const name = layer.module || ROOT;
-      const parts = [name.slice(0, -TAIL_LETTERS), name.slice(-TAIL_LETTERS)];
+      const name = h("a", { href: address }, layer.module || ROOT);
       const element = h(
         "article",
         { class: "tile" },
         h(
           "h3",
           { title: `${layer.module} ${layer.label}` },
-          h("a", { href: address }, ...parts.map((part) => h("span", {}, part))),
+          name,
           h("span", { class: "quiet" }, ` ${layer.type} ${shortOf(layer.label)}`),
         ),
         plot,
       );
-      const tile = { layer, element, plot, map: null, zoomed: null };
+      const tile = { layer, element, name, plot, map: null, zoomed: null };
       this.tiles.push(tile);
       this.#byElement.set(element, tile);
       this.element.append(element);
       this.watch.observe(element);
     }
+    this.#shorten(this.tiles.slice(made));
     if (this.tiles.length < this.layers.length) this.element.append(this.end);
     else this.end.remove();
+  }
+
+  /** Makes names fit, which all are as wide. @param {Tile[]} tiles */
+  #shorten(tiles) {
+    if (!tiles.length) return;
+    const [room, pen] = [tiles[0].element.clientWidth - TYPE_PX, penLike(tiles[0].name)];
+    for (const { layer, name } of tiles) write(name, cut(pen, layer.module || ROOT, room, this.#shared));
   }
 
   /** @param {IntersectionObserverEntry[]} entries */

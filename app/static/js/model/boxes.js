@@ -3,6 +3,7 @@
 
 import { isBad, MAGNITUDE, MANTISSA, MISSING } from "../canvas/worst.js";
 import { number as format } from "../format.js";
+import { cut } from "../paths.js";
 import { SANS } from "../theme.js";
 import { cellsOf, HEAD, LINE, STRIP, signOf } from "./sizes.js";
 import { INSIDE, NONE, numbersIn, spreadOf } from "./values.js";
@@ -135,39 +136,6 @@ export function valueWords(values, tree, number) {
   if (tree.boxes[number].kind === "repeat" && spread && spread[0] !== spread[1])
     return `${format(spread[0], { digits: 2 })} to ${format(spread[1], { digits: 2 })}`;
   return `\u2264 ${format(value, DIGITS)}`;
-}
-
-/** Texts as they fit, by font, room, and text. @type {Map<string, string>} */
-const fitted = new Map();
-const MAX_FITTED = 20_000;
-
-/** A text with an ellipsis in its middle if it is too long, as names differ at their ends.
- * @param {CanvasRenderingContext2D} pen @param {string} text @param {number} room */
-function cut(pen, text, room) {
-  const key = `${pen.font} ${Math.round(room)} ${text}`;
-  let found = fitted.get(key);
-  if (found === undefined) {
-    if (fitted.size > MAX_FITTED) fitted.clear();
-    found = shortened(text, (each) => pen.measureText(each).width <= room);
-    fitted.set(key, found);
-  }
-  return found;
-}
-
-/** @param {string} text @param {(text: string) => boolean} fits */
-export function shortened(text, fits) {
-  if (!text || fits(text)) return text;
-  let [low, high] = [0, text.length - 1];
-  const made = (/** @type {number} */ letters) => {
-    const end = Math.floor((letters * 3) / 5);
-    return letters < 1 ? "" : `${text.slice(0, letters - end)}\u2026${end ? text.slice(-end) : ""}`;
-  };
-  while (low < high) {
-    const middle = Math.ceil((low + high) / 2);
-    if (fits(made(middle))) low = middle;
-    else high = middle - 1;
-  }
-  return made(low);
 }
 
 /** A mark on a box in which something isn't finite, though it is itself. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */

@@ -3,7 +3,7 @@
  * The modules as a tree that one can walk: as many rows in the page as can be seen, however many there are. The state's
  * `sort` (a column, or -column), `fold` and `f` are read where the page has them.
  */
-import { h } from "../dom.js";
+import { h, penLike } from "../dom.js";
 import { Finder } from "../finder.js";
 import { isMarked, onKey } from "./keys.js";
 import { closedBut, fold, grow, nodesOf, rowsOf, worstBelow } from "./rows.js";
@@ -49,6 +49,7 @@ export class Tree {
   /** @type {RowView[]} */ #views = [];
   matching = 0;
   active = -1;
+  first = { pen: penLike(document.body), width: 0 }; // the column of names
 
   /**
    * @param {import("../page.js").Page} page
@@ -165,6 +166,7 @@ export class Tree {
 
   #draw() {
     const { scrollTop, clientHeight } = this.grid;
+    this.first.width = this.head.firstElementChild?.clientWidth ?? 0;
     const first = Math.max(0, Math.floor(scrollTop / ROW_PX) - AROUND);
     const many = Math.min(this.rows.length, Math.ceil(clientHeight / ROW_PX) + 2 * AROUND);
     while (this.#views.length < many) this.#views.push(new RowView(this, this.body));

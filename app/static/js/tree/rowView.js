@@ -3,10 +3,12 @@
 
 import { h, write } from "../dom.js";
 import { count } from "../format.js";
+import { cut } from "../paths.js";
 import { ROOT } from "../vocabulary.js";
 
 export const ROW_PX = 28;
 const NAME_PX = 220; // of the first column, at least
+const [AROUND_PX, LEVEL_PX] = [40, 14]; // of its width: what isn't the name, and what each level adds
 
 const LONG = 16; // letters, from which on a cell may be too narrow
 
@@ -72,9 +74,11 @@ export class RowView {
   }
 
   /** @param {import("./index.js").Row} row */
-  #name({ node, expanded }) {
+  #name({ node, expanded, level }) {
     const isList = this.tree.sorting !== null;
-    write(this.name, isList ? node.path || node.name : node.name);
+    const name = isList ? node.path || node.name : node.name;
+    const { pen, width } = this.tree.first;
+    write(this.name, width ? cut(pen, name, width - AROUND_PX - (level - 1) * LEVEL_PX) : name);
     write(this.twist, expanded === null ? "" : expanded ? "\u25be" : "\u25b8");
     write(this.many, node.members.length > 1 ? `(${count(node.members.length)})` : "");
     const title = node.path || ROOT;
