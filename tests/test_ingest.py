@@ -522,7 +522,7 @@ def test_a_trainer_that_comes_from_another_server_is_an_event_once(world: World)
         world.take(make_batch(INFO, [step], first=step == 7, counters=counters))
     [(name, message, _)] = _events(world)
     assert name == "reconnected"
-    assert "7 frames and snapshots that it sent there" in message
+    assert "7 records (frames or snapshots) that it sent there" in message
 
 
 def test_frames_that_a_trainer_could_not_send_are_one_event_in_ten_seconds() -> None:

@@ -22,7 +22,6 @@ WRITERS: dict[str, Callable[[float], str]] = {
     "percent": numerals.percent,
     "count": numerals.thousands,
     "duration": numerals.duration,
-    "ago": numerals.ago,
     "bytes": numerals.size,
     "pace": numerals.pace,
 }

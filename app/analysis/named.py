@@ -8,6 +8,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from hookcore.records import Names, Snapshot
+from hookcore.records.vocabulary import counted
 
 from .rollout import is_attention
 
@@ -38,7 +39,7 @@ def named(snapshot: Snapshot) -> Named:
     axes, problems = _axes(names, snapshot.values)
     labels = names.labels
     if labels and len(labels) != shape[0]:
-        problems.append(f"{len(labels)} labels were given for {shape[0]} samples.")
+        problems.append(f"{counted(len(labels), 'label')} for {counted(shape[0], 'sample')}: give one for each.")
         labels = ()
     return Named(axes, names.tokens if axes else (), names.shared, labels, " ".join(problems))
 
@@ -51,7 +52,7 @@ def _axes(names: Names, values: NDArray[Any]) -> tuple[tuple[int, ...], list[str
     if len(sizes) > 1:
         return (), ["The samples have different numbers of tokens: name the padding, too."]
     if not names.shared and len(names.tokens) > shape[0]:
-        return (), [f"Tokens of {len(names.tokens)} samples were given for {shape[0]}."]
+        return (), [f"Tokens of {counted(len(names.tokens), 'sample')} were given for {shape[0]}."]
     (size,) = sizes
     fits = tuple(axis for axis in range(1, len(shape)) if shape[axis] == size)
     last = (len(shape) - 2, len(shape) - 1)

@@ -91,16 +91,6 @@ def pace(per_second: float) -> str:
     return f"{text}/s"
 
 
-def ago(seconds: float) -> str:
-    """Write how long ago something was: just now, 12 s ago, 3 h ago."""
-    if not math.isfinite(seconds):
-        return ""
-    for size_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size_s:
-            return f"{int(seconds // size_s)} {unit} ago"
-    return "just now" if seconds < 2 else f"{int(seconds)} s ago"
-
-
 def size(nbytes: float) -> str:
     """Write bytes in the unit that fits: 512 B, 1.5 kB, 12 MB."""
     if not math.isfinite(nbytes):

@@ -134,7 +134,8 @@ class Verdict:
         equal = [each for each in compared if each.parts_at is None]
         said = [f"{each.name} {_differs(each)}." for each in apart[:MAX_NAMED]]
         if len(apart) > MAX_NAMED:
-            said.append(f"{len(apart) - MAX_NAMED:,} more logged values differ.")
+            more = len(apart) - MAX_NAMED
+            said.append(f"{counted(more, 'more logged value')} {'differs' if more == 1 else 'differ'}.")
         if equal:
             steps = min(each.steps for each in equal)
             least = "" if len({each.steps for each in equal}) == 1 else "at least "

@@ -20,7 +20,6 @@ from hookcore.store import STAT_NAMES
 
 from ..analysis.comparison import ComparisonQuery, LayerDifference
 from ..analysis.modulerows import types_of
-from ..analysis.numerals import ago
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
 from ..api.params import MAX_RUN_ID
@@ -28,7 +27,7 @@ from ..formats import plain, script_json, text_of_setting
 from ..live.marks import mark_of
 from ..live.views import news_of
 from ..runs import Run, Runs
-from .filters import middle
+from .filters import middle, since
 from .frame import address_of
 from .page import Page, Text
 from .views.run_lines import model_of
@@ -150,7 +149,7 @@ def labels_of(runs: list[Run]) -> list[tuple[str, str]]:
 def _label_of(run: Run, ambiguous: bool) -> str:
     name = middle(run.name or run.id, LABEL_LETTERS)
     which = f" \u00b7 {run.id.rpartition('-')[2]}" if ambiguous else ""
-    when = f", started {ago(time.time() - run.info.started_s)}" if run.info.started_s else ""
+    when = f", started {since(run.info.started_s, time.time())}" if run.info.started_s else ""
     return f"{name}{which} ({run.state}, {counted(run.reader.steps().count, 'step')}{when})"
 
 

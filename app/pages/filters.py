@@ -12,10 +12,11 @@ from markupsafe import Markup, escape
 
 from hookcore.records.vocabulary import counted
 
-from ..analysis.numerals import ago, pace, percent, shown, size, thousands
+from ..analysis.numerals import pace, percent, shown, size, thousands
 
+LONG_AGO_S: Final = 30 * 86400.0  # from then on, a date says more
 _TAIL_LETTERS: Final = 12  # of a name that is shortened in the middle
-_NAME_LETTERS: Final = 5  # of one name of a path: a shorter one says nothing
+_NAME_LETTERS: Final = 5  # of what is shortened in a path: fewer say nothing
 
 
 def moment(time_s: float) -> str:
@@ -24,6 +25,17 @@ def moment(time_s: float) -> str:
         return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):
         return ""
+
+
+def since(time_s: float, now_s: float) -> str:
+    """Write when something was: just now, 12 s ago, 3 h ago; the date if it was more than a month ago."""
+    passed_s = now_s - time_s
+    if not passed_s <= LONG_AGO_S:
+        return moment(time_s).partition("T")[0]
+    for size_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if passed_s >= size_s:
+            return f"{int(passed_s // size_s)} {unit} ago"
+    return "just now" if passed_s < 2 else f"{int(passed_s)} s ago"
 
 
 def basename(path: str) -> str:
@@ -62,12 +74,12 @@ def middle(text: str, most: int) -> str:
 
 
 def short_path(text: str, most: int) -> str:
-    """Shorten the longest names of a module's path, so that it keeps the numbers that tell layers apart."""
+    """Shorten what stands between the numbers of a module's path, because these tell layers apart."""
     if len(text) <= most:
         return text
 
     def cut(longest: int) -> str:
-        return re.sub(r"[^. ]+", lambda name: middle(name[0], longest), text)
+        return re.sub(r"[^. \d]+", lambda run: middle(run[0], longest), text)
 
     lengths = range(_NAME_LETTERS + 1, most + 1)
     fit = bisect_right(lengths, most, key=lambda longest: len(cut(longest)))
@@ -90,8 +102,8 @@ FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     thousands,
     counted,
     pace,
-    ago,
     moment,
+    since,
     size,
     basename,
     code,

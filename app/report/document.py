@@ -109,7 +109,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     templates.globals["ROOT"] = ROOT
-    templates.filters |= {"shown": figures.shown, "cut": _cut, "time": _time}
+    templates.filters |= {"counted": counted, "shown": figures.shown, "cut": _cut, "time": _time}
     return templates
 
 

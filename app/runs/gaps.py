@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.records import Severity
+from hookcore.records.vocabulary import counted
 from hookcore.records.wire import DeliveryCounters
 
 SILENCE_S: Final = 5.0  # a trainer gives a sign of life every second
@@ -31,18 +32,18 @@ class Gaps:
                 yield "reconnected", f"the trainer is back after {silent_s:.0f} s without a sign of life", "info", 1
         elif restarted:
             if missing > 0:
-                lost = f"The server was restarted. {missing:,} frames and snapshots were not on disk yet and are lost."
+                lost = f"The server was restarted and lost {counted(missing, 'record')} that it hadn't written to disk."
                 yield "reconnected", lost, "warning", missing
             else:
                 yield "reconnected", "the server was restarted; nothing is missing", "info", 1
         elif counters.acknowledged:
-            sent = f"{counters.acknowledged:,} frames and snapshots that it sent there"
+            sent = f"{counted(counters.acknowledged, 'record')} (frames or snapshots) that it sent there"
             yield "reconnected", f"the trainer was connected to a server that is gone, and with it {sent}", "info", 1
 
     def count(self, before: DeliveryCounters, after: DeliveryCounters, now_s: float, is_last: bool) -> Iterator[Said]:
         """Say from time to time how much the trainer could not send."""
         self._unsent += max(0, sum(after.dropped.values()) - sum(before.dropped.values()))
         if self._unsent and (is_last or now_s >= self._unsent_due):
-            lost = f"the trainer dropped {self._unsent:,} frames or snapshots that it could not send"
+            lost = f"the trainer dropped {counted(self._unsent, 'record')} (frames or snapshots) that it could not send"
             yield "frame-dropped", lost, "warning", self._unsent
             self._unsent, self._unsent_due = 0, now_s + UNSENT_EVERY_S

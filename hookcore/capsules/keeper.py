@@ -31,7 +31,7 @@ from hookcore.observe.plain import unseen
 from hookcore.recorder.keeper import Emit, FirstBad
 from hookcore.recorder.outputs import find_tensors
 from hookcore.records import ROOT, Frame, Occasion
-from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS, counted
 
 MAX_WRITTEN: Final = 3  # capsules of one run
 MAX_FAILED: Final = 3  # attempts
@@ -89,7 +89,9 @@ class CapsuleKeeper:
         if self._plan.when != "error" or occasion.step <= self._tried:
             return False
         if not self._may_write:
-            why = f"{len(self.written)} steps of this run were saved already, and {self.failed} could not be"
+            saved = len(self.written)
+            why = f"{counted(saved, 'step')} of this run {'was' if saved == 1 else 'were'} saved already"
+            why += f", and {self.failed} could not be"
             self._miss(_reason_of(occasion), why)
             return False
         self._occasion, self._turns = occasion, MAX_TURNS

@@ -74,7 +74,8 @@ class ErrorLog:
         fresh = self.events[self._told :]
         self._told += len(fresh)
         if others := self._others.due(is_last):
-            text = f"{others:,} more errors in hookcore; the first {MAX_KEPT_ERRORS} are kept, the others only counted"
+            more = counted(others, "more error")
+            text = f"{more} in hookcore; the first {MAX_KEPT_ERRORS} are kept, the others only counted"
             fresh.append(Event(self._current.number, time.time(), "hook-error", text, "error", count=others))
         if missing := self._without_memory.due(is_last):
             text = (

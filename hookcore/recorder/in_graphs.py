@@ -14,6 +14,7 @@ from hookcore.hooks.compiled import Inside
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.plans import Plan
+from hookcore.records.vocabulary import counted
 
 
 def feasible(settings: Settings) -> tuple[Settings, str]:
@@ -50,7 +51,7 @@ class InsideAttachment:
         missing = sum(plan.wants_output and id(plan) not in self._attached for plan in chosen)
         if not missing:
             return None
-        return f"{missing} modules can't be captured: compiled graphs contain only the initial selection"
+        return f"{counted(missing, 'module')} can't be captured: compiled graphs contain only the initial selection"
 
     def close(self) -> None:
         self._inside.close()

@@ -15,7 +15,7 @@ from hookcore.reading import Client, Reader, StoreReader
 from hookcore.reading.answers import Heatmap
 from hookcore.reading.pictures import address_of, image_of, map_of
 from hookcore.records import ROOT, Kind
-from hookcore.records.vocabulary import KIND_TITLES, is_loss, loss_rank
+from hookcore.records.vocabulary import KIND_TITLES, counted, is_loss, loss_rank
 
 COLUMNS: Final = 300
 ROWS: Final = 150
@@ -120,6 +120,6 @@ def _facts_of(reader: Reader) -> Facts:
     worst = reader.latest(stat="nonfinite", sort="nonfinite", limit=MAX_TAPS).taps
     if ill := [tap.module for tap in worst if tap.values[0] > 0]:
         at_least = "at least " if len(ill) == MAX_TAPS else ""
-        figures.append(f"{at_least}{len(set(ill))} modules with NaN or infinities")
+        figures.append(f"{at_least}{counted(len(set(ill)), 'module')} with NaN or infinities")
     found = ((KIND_TITLES[kind], reader.heatmap(kind, "rms", columns=COLUMNS, rows=ROWS)) for kind in _KINDS)
     return Facts(tuple(figures), newest, tuple(each for each in found if each[1].rows))

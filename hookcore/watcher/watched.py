@@ -11,6 +11,7 @@ from hookcore.delivery.delivery import Delivery
 from hookcore.errors import ServerError
 from hookcore.recorder import Recorder
 from hookcore.records import Coverage, Event
+from hookcore.records.vocabulary import counted
 from hookcore.records.wire import DeliveryCounters
 from hookcore.store import Store
 
@@ -130,4 +131,4 @@ class WatchedRun:
     def __repr__(self) -> str:
         state = "closed" if self._recorder.closed else "detached" if self.paused else "watching"
         modules = len(self._recorder.models.plans.by_id)
-        return f"<hookcore.Watcher {state}, {modules} modules, step {self.current_step}>"
+        return f"<hookcore.Watcher {state}, {counted(modules, 'module')}, step {self.current_step}>"

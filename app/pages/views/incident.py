@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hookcore.findings import RULES, Rule
 from hookcore.findings.rules import OF_LOSS
 from hookcore.records import STAT_COLUMN, STATS, Severity, Tap
-from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE
+from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE, counted
 from hookcore.store.incidents import AROUND, NONFINITE, Evidence, Incident, Link
 
 from ...analysis.figures.spark import Spark, spark_of
@@ -103,7 +103,7 @@ class IncidentView:
         if incident.evidence is None:
             found.append("There was no room to keep the values around the first step.")
         if self.left_out:
-            found.append(f"{self.left_out:,} more tensors followed, whose first steps aren't kept.")
+            found.append(f"{counted(self.left_out, 'more tensor')} followed, whose first steps aren't kept.")
         return found
 
 

@@ -103,20 +103,6 @@ export function bytes(size) {
   return `${Number(size.toPrecision(3))} ${units[place]}`;
 }
 
-/** How long something is past: just now, 12 s ago, 3 h ago. @param {number} seconds */
-export function ago(seconds) {
-  if (!Number.isFinite(seconds)) return "";
-  if (seconds < 2) return "just now";
-  for (const [size, unit] of /** @type {[number, string][]} */ ([
-    [86400, "d"],
-    [3600, "h"],
-    [60, "min"],
-  ])) {
-    if (seconds >= size) return `${Math.floor(seconds / size)} ${unit} ago`;
-  }
-  return `${Math.floor(seconds)} s ago`;
-}
-
 /** Steps a second: 18/s, 1.2/s, or seconds per step if it is slow: 3.5 s a step. @param {number | null} perSecond */
 export function pace(perSecond) {
   if (perSecond === null || !Number.isFinite(perSecond) || perSecond <= 0) return "";

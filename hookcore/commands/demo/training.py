@@ -19,6 +19,7 @@ from hookcore.commands.demo.models import MODELS
 from hookcore.commands.demo.troubles import TROUBLES, Trouble
 from hookcore.config import WatchSettings
 from hookcore.errors import HookcoreError
+from hookcore.records.vocabulary import counted
 from hookcore.watcher import Watcher, watch
 
 RATE: Final = 2e-3
@@ -77,7 +78,7 @@ def _opening(demo: Demo, trouble: Trouble, model: nn.Module) -> str:
 
 def _closing(watcher: Watcher) -> str:
     stays = ". The run's page stays available; `hookcore stop` stops the dashboard" if watcher.delivery else ""
-    return f"\nStopped after {watcher.current_step} steps{stays}."
+    return f"\nStopped after {counted(watcher.current_step, 'step')}{stays}."
 
 
 def _train(

@@ -2,7 +2,7 @@
 /** What stands on the axis of the charts: steps, times, or samples. One choice for all pages, in the address. */
 import { get, numberOf } from "../api.js";
 import { Emitter } from "../emitter.js";
-import { count } from "../format.js";
+import { count, counted } from "../format.js";
 import { Refresh } from "../live/refresh.js";
 import { SAMPLES_RATE, STEPS_RATE, TIME } from "../vocabulary.js";
 import { countTicks, sampleKnots, stepOf, timeKnots, timeText, timeTicks, valueAt } from "./knots.js";
@@ -119,7 +119,7 @@ export class Clock extends Emitter {
   /** What stands beside "step 120" in a tooltip: nothing if the axis is of steps. @param {number} step */
   beside(step) {
     if (this.by === "step") return "";
-    return this.by === "time" ? timeText(this.place(step), 1) : `${count(Math.round(this.place(step)))} samples`;
+    return this.by === "time" ? timeText(this.place(step), 1) : counted(Math.round(this.place(step)), "sample");
   }
 
   /** The name of the axis. @returns {string} */
