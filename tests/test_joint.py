@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -335,11 +336,13 @@ def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
     assert ranks.joint.assembly.incomplete == 1
     (message,) = ranks.events("rank-gone")
     assert message == "rank 3 has crashed or is lost: the sums from step 1 on are without it"
+    assert ranks.joint.assembly.ranks[3].missed == 1
     ranks.send(3, [1, 2])
     for rank in range(3):
         ranks.send(rank, [2])
     assert ranks.series() == dict.fromkeys(range(3), 1.5)
     assert ranks.joint.assembly.incomplete == 0, "step 1 was still the newest one"
+    assert ranks.joint.assembly.ranks[3].missed == 0
 
 
 def test_all_ranks_end(ranks: Ranks) -> None:
@@ -369,9 +372,11 @@ def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ran
     ended = ranks.batch(1, [EndItem(0, 3)])
     ranks.server.take(msgspec.structs.replace(ended, run=msgspec.structs.replace(ended.run, facts={TRAINED: 3})))
     assert (ranks.joint.assembly.steps, ranks.joint.assembly.incomplete) == (3, 3)
+    assert ranks.joint.assembly.ranks[1].missed == 3
     assert "rank 1 says that it trained 3 steps, but sent no values" in ranks.events("rank-silent")[0]
     page = ranks.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
     assert "Trained, but sent no values: rank 1." in page
+    assert re.findall(r'<td class="number">(\d*)</td>\s*<td class="mono small">', page) == ["0", "3"]  # missed
 
 
 def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> None:

@@ -293,6 +293,7 @@ class Assembly:
         """Add another part of the newest step, such as a value that was logged after it."""
         if rank in self._without:
             self._without.remove(rank)
+            self.ranks[rank].missed -= 1
             self.incomplete -= not self._without
         added = self._add(rows, rank, frame)
         if self._lacking:
@@ -347,7 +348,6 @@ class Assembly:
     def _note_missing(self, step: int, pending: Pending) -> None:
         missing = [each for each in self.ranks.values() if each.open and each.newest < step]
         for each in missing:
-            each.missed += 1
             self.tell(
                 "rank-missing",
                 each.rank,
@@ -356,18 +356,16 @@ class Assembly:
             )
         unseen = self.world - len(self.ranks)
         if unseen > 0:
-            self.tell(
-                "ranks-unseen",
-                -1,
-                f"{unseen:,} of {self.world:,} ranks have sent nothing yet: the sums from step {step:,} on are without "
-                f"them",
-            )
+            sums = f"the sums from step {step:,} on are without them"
+            self.tell("ranks-unseen", -1, f"{unseen:,} of {self.world:,} ranks have sent nothing yet: {sums}")
         absent = {rank: found for rank, each in self.ranks.items() if (found := each.absence(step)) is not None}
         for rank, (name, why) in absent.items():
             self.tell(name, rank, f"rank {rank} {why}")
         lacking = [each for each in self.ranks.values() if step < each.begins and each.rank not in pending.frames]
         self._without = absent.keys() | {each.rank for each in (*missing, *lacking)} | {UNSEEN for _ in range(unseen)}
         self.incomplete += bool(self._without)
+        for rank in self._without - {UNSEEN}:
+            self.ranks[rank].missed += 1
 
     def tell(self, name: str, rank: int, message: str) -> None:
         """Report something about a rank once."""
