@@ -151,8 +151,26 @@ def test_runs_with_different_costs_share_captured_steps() -> None:
 
 def test_the_step_after_a_jump_of_the_loss_is_captured() -> None:
     cadence = Cadence(100, None)
-    cadence.alarm()
-    assert [step for step in range(1, 150) if cadence.wants(step)] == [1, 100]
+    cadence.alarm("loss jumped to 8")
+    cadence.alarm("another reason")
+    said = {step: cadence.reason for step in range(1, 150) if cadence.wants(step)}
+    assert said == {1: "loss jumped to 8", 100: ""}
+    for step in (3, 200, 201):  # the second one would have been captured anyway
+        cadence.alarm("again")
+        assert cadence.wants(step)
+    assert cadence._told == 3
+
+
+def test_a_step_that_is_captured_out_of_turn_says_why_in_an_event() -> None:
+    with training(every=2) as run:
+        for step in range(40):
+            run.watcher.log(loss=1.0 + step % 2 / 100 if step != 30 else 9.0)
+            run.step()
+        captured = run.steps_of("0")
+        (event,) = [event for event in run.watcher.store.events() if event.name == "out-of-turn"]
+    assert event.step in captured
+    assert [step for step in captured if step % 2] == [event.step]
+    assert event.message == f"step {event.step} was captured although it wasn't its turn: loss jumped to 9"
 
 
 def test_pause_and_resume_take_effect_at_the_next_step() -> None:
@@ -325,7 +343,7 @@ def test_inside_compiled_graphs_modules_can_be_left_out_and_come_back_without_a_
         assert run.steps_of("0") == [0, 1, 2, 5, 6]
         (event,) = run.events("settings-limited")
     torch._dynamo.reset()
-    assert event.message.startswith("1 modules can't be captured")
+    assert event.message.startswith("1 module can't be captured")
 
 
 # --- The inventory --------------------------------------------------------------------------------------------------

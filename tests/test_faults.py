@@ -286,7 +286,7 @@ def test_a_batch_that_cannot_be_built_is_counted_and_costs_no_tap_its_name(
     monkeypatch.undo()
     assert repr(read_step(watcher, STEPS - 1)) == repr(read_step(train().watcher, STEPS - 1))  # of NaN too
     (event,) = (event for event in watcher.store.events() if event.name == "frame-dropped")
-    assert (event.count, event.message) == (1, "1 frames were dropped: they could not be built or sent")
+    assert (event.count, event.message) == (1, "1 frame was dropped: building or sending failed")
 
 
 def test_rows_that_cannot_be_packed_cost_no_tap_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ TIME_EVERY: Final = 64  # if every step is captured without a limit, one in this
 TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
 ESTIMATE_EVERY: Final = 8  # steps between estimates
 MAX_STRIDE: Final = 1024
+MAX_TOLD: Final = 200  # steps of which an event says why they were captured
 MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
 
 
@@ -44,7 +45,9 @@ class Cadence:
         self.uncaptured = 0  # steps that were skipped
         self._seen = 0
         self._measuring = True
-        self._alarmed = False
+        self._alarm = ""  # why the next step is to be captured, whatever its number
+        self._told = 0  # steps that were captured for such a reason
+        self.reason = ""  # why the running step is one that `chooses` doesn't choose
         self._captured: deque[float] = deque(maxlen=WINDOW)
         self._plain: deque[float] = deque(maxlen=WINDOW)
         self._spent: deque[float] = deque(maxlen=WINDOW)  # hookcore's share of timed steps
@@ -95,9 +98,9 @@ class Cadence:
         """Record how long the recorder's thread took for a frame."""
         self.background_s += 0.1 * (background_s - self.background_s)
 
-    def alarm(self) -> None:
+    def alarm(self, why: str) -> None:
         """Capture the next step, whatever its number: the loss jumped, or something became non-finite."""
-        self._alarmed = True
+        self._alarm = self._alarm or why
 
     def step_ended(self, captured: bool, elapsed_s: float, spent_s: float = float("nan")) -> None:
         """Record the step that just ended. `spent_s` is the time of hookcore's own code in it, if it was timed."""
@@ -122,8 +125,13 @@ class Cadence:
 
     def wants(self, step: int) -> bool:
         """Return whether this step is captured. Called once for each step, when it begins."""
-        alarmed, self._alarmed = self._alarmed, False
-        return alarmed or self.chooses(step)
+        why, self._alarm = self._alarm, ""
+        chosen, self.reason = self.chooses(step), ""
+        if why and not chosen:
+            self._told += 1
+            rest = "" if self._told < MAX_TOLD else "; later ones of this run aren't reported"
+            self.reason = f"{why}{rest}" if self._told <= MAX_TOLD else ""
+        return chosen or bool(why)
 
     def chooses(self, step: int) -> bool:
         """Return whether the number of a step is a captured one, without any special reason."""

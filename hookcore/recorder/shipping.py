@@ -25,11 +25,10 @@ from hookcore.recorder.worker import Worker
 from hookcore.records import STATS, Event, Frame, Tap, escaped_in
 from hookcore.records.flow import Flow
 from hookcore.records.masks import LARGE, Masks
-from hookcore.records.vocabulary import OWN, SKIPPED
+from hookcore.records.vocabulary import OWN, SKIPPED, counted
 
 MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _NAN, _INF = STATS.index("nan"), STATS.index("inf")
-_BAD_COLUMNS: Final = slice(_NAN, _INF + 1, _INF - _NAN)  # both as a view, which is cheaper than a copy
 _ENDS: Final = [STATS.index("min"), STATS.index("max")]
 
 
@@ -138,16 +137,16 @@ class Shipper:
         bad = self._is_bad(frame) if len(frame.stats) else self._was_bad
         self._known += len(frame.new_taps)
         if bad and not self._was_bad:
-            self._cadence.alarm()
+            self._cadence.alarm(f"values of step {frame.step} were not finite")
             self._tell_bad(frame.step)
         self._was_bad = bad
 
     def _is_bad(self, frame: Frame) -> bool:
-        counts = frame.stats[:, _BAD_COLUMNS]
-        if not counts.any():
+        nan, inf = frame.stats[:, _NAN], frame.stats[:, _INF]  # views, which are cheaper than a copy of both
+        if not (nan.any() or inf.any()):
             return False
-        taps, rows = self._table.shown_taps(), np.flatnonzero((counts > 0).any(axis=1))
-        no_mask = (counts[rows, 0] > 0) | (np.abs(frame.stats[rows][:, _ENDS]) > LARGE).any(axis=1)
+        taps, rows = self._table.shown_taps(), np.flatnonzero((nan > 0) | (inf > 0))
+        no_mask = (nan[rows] > 0) | (np.abs(frame.stats[rows][:, _ENDS]) > LARGE).any(axis=1)
         bad = dict(zip(frame.taps[rows].tolist(), no_mask.tolist(), strict=True))
         fine = np.delete(frame.taps, rows).tolist
         return bool(self._masks.harmful(frame.step, bad, fine, lambda number: taps[number].kind, self._known))
@@ -162,7 +161,9 @@ class Shipper:
                 if finder is None and len(self._jumps) < MAX_JUMP_FINDERS:
                     finder = self._jumps[name] = JumpFinder()
                 if finder is not None and finder.jumped(value):
-                    self._cadence.alarm()
+                    self._cadence.alarm(
+                        f"{name} jumped to {value:.6g}" if math.isfinite(value) else f"{name} was {value}"
+                    )
 
     def _send(self, frame: Frame) -> None:
         if self._failed or self.worker.dropped > self._reported_drops:
@@ -196,12 +197,12 @@ class Shipper:
         dropped_events = self.worker.dropped_events - self._reported_events
         lost = dropped_events + self._failed_events
         losses = (
-            ("frame-dropped", dropped, f"{dropped} frames were dropped: the recorder's thread could not keep up"),
-            ("frame-dropped", failed, f"{failed} frames were dropped: they could not be built or sent"),
+            ("frame-dropped", dropped, f"{_frames(dropped)} dropped: the recorder's thread could not keep up"),
+            ("frame-dropped", failed, f"{_frames(failed)} dropped: building or sending failed"),
             (
                 "event-dropped",
                 lost,
-                f"{lost} events were dropped: of dropped frames, {MAX_KEPT_EVENTS} are kept",
+                f"{counted(lost, 'event')} dropped: of dropped frames, {MAX_KEPT_EVENTS} are kept",
             ),
         )
         for name, count, message in losses:
@@ -213,3 +214,7 @@ class Shipper:
         self._unsent_taps, self._unsent_events, self._unsent_flow = (), (), None
         self._failed = self._failed_events = 0
         return replace(frame, new_taps=taps, events=events, flow=frame.flow or flow)
+
+
+def _frames(many: int) -> str:
+    return f"{counted(many, 'frame')} {'was' if many == 1 else 'were'}"

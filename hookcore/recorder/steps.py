@@ -323,6 +323,7 @@ class Steps:
             self._times.begin(self._current.meter)
         self._placement.begin_step(self.clock.step, captured)
         self._control.begin_step(self.clock.step, captured)
+        self._collector.explain(captured)
         self._waiting.begin_step()
         limited = self._cadence.budget is not None and not self._control.paused
         self._collector.loss.begin_step(self.ended_at, captured, limited)
@@ -339,8 +340,7 @@ class Steps:
         cadence.step_ended(captured, _NAN if self._has_work else now - self.ended_at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
         self.ended_at = self._now()
-        wanted |= self._probes.hurries(clock.step)
-        return wanted or (self._snapshots.active and self._snapshots.hurries)
+        return wanted or self._probes.hurries(clock.step) or (self._snapshots.active and self._snapshots.hurries)
 
     @property
     def _alone(self) -> bool:
