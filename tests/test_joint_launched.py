@@ -80,14 +80,12 @@ def test_torchrun_watches_every_rank_and_changes_no_weight(plain: list[Any], tmp
     assert names == {"parallel rank 0", "parallel rank 1"}
 
 
-def test_a_server_that_is_away_is_said_once_by_each_rank_and_changes_no_weight(
-    plain: list[Any], tmp_path: Path
-) -> None:
+def test_a_server_that_is_away_is_said_by_each_rank_and_changes_no_weight(plain: list[Any], tmp_path: Path) -> None:
     (tmp_path / "watched.py").write_text(SCRIPT_WATCHED)
     command = [python(), *TORCHRUN, tmp_path / "watched.py", PARALLEL, tmp_path / "weights"]
     away = run(command, tmp_path, HOOKCORE_SERVER="http://127.0.0.1:9", HOOKCORE_TOKEN=TOKEN)
     assert away.returncode == 0, away.stderr
-    said = away.stderr.count("the server isn't accepting frames"), away.stderr.count("did not reach the server")
-    assert sum(said) == 2, away.stderr  # while it trains, if it lasts; else at its end
+    assert away.stderr.count("did not reach the server") == 2, away.stderr  # of each rank, how much
+    assert away.stderr.count("the server isn't accepting frames") in (0, 2), away.stderr  # if it lasts
     for rank, weights in enumerate(plain):
         assert_same_weights(weights, torch.load(tmp_path / f"weights{rank}"))

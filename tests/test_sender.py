@@ -457,17 +457,16 @@ def test_a_server_that_moved_is_found_again(receiver: Receiver, sink: HttpSink) 
     assert receiver.headers[-1]["Authorization"] == "Bearer new"
 
 
-def test_an_absent_server_is_reported_once_and_its_losses_only_to_those_who_listen(
+def test_an_absent_server_is_reported_once_and_at_the_end_how_much_was_lost(
     sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "WARN_AFTER_S", 0.0)
-    caplog.set_level(logging.INFO, "hookcore")
     sink.close_s = 0.3
     sink.start(Address(f"http://127.0.0.1:{free_port()}"), advice="Look into the log.")
     _send(sink, range(2))
     wait_for(lambda: sink._retries.failures > 3)
     sink.close()
-    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
     first, last = (record.getMessage() for record in caplog.records)
     assert first.startswith("hookcore: the server isn't accepting frames (")
     assert "refused" in first
@@ -491,6 +490,21 @@ def test_a_server_that_took_something_before_it_went_away_is_reported_and_so_is_
     first, last = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "isn't accepting frames" in first
     assert "1 of its 3 frames" in last
+
+
+def test_what_a_sender_has_not_sent_is_reported_also_if_its_thread_is_gone(
+    sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "_run", lambda: None)  # nothing keeps a thread from ending
+    sink.start(Address("http://127.0.0.1:1"))
+    _send(sink, range(3))
+    wait_for(lambda: sink._thread is not None and not sink._thread.is_alive())
+    sink.close()
+    sink.close()
+    (record,) = caplog.records
+    assert "3 of its 3 frames and snapshots did not reach the server" in record.getMessage()
+    assert record.getMessage().endswith("3 not sent in time.")
+    assert sink.counters.dropped["closed"] == 3
 
 
 def test_an_unanswered_short_run_is_reported_at_its_end(sink: HttpSink, caplog: pytest.LogCaptureFixture) -> None:

@@ -73,7 +73,7 @@ class HttpSink(Sink):
         self._answered = False
         self._met: Callable[[], None] | None = None
         self._retries = Retries()
-        self._warned = False
+        self._warned = self._told_losses = False
         self._thread: threading.Thread | None = None
 
     # -- the sink ---------------------------------------------------------------------------------------------------
@@ -123,9 +123,9 @@ class HttpSink(Sink):
             if thread.is_alive() and connection is not None:
                 connection.interrupt()
                 thread.join(0.2)
-            self._outbox.give_up()
-            self._tell_losses()
         self._outbox.give_up()
+        self._tell_losses()
+        self._outbox.give_up()  # what came back meanwhile
 
     # -- beside the sink --------------------------------------------------------------------------------------------
 
@@ -311,9 +311,9 @@ class HttpSink(Sink):
     def _tell_losses(self) -> None:
         """Warn at the end if parts of the run didn't reach the server."""
         message = loss_message(self.counters, self.trouble, self._answered)
-        if message:
-            was_told = self._warned and not self._answered  # that no server answers, so this says nothing else
-            logger.log(logging.INFO if was_told else logging.WARNING, "%s%s", message, self._advice)
+        if message and self._thread is not None and not self._told_losses:
+            self._told_losses = True
+            logger.warning("%s%s", message, self._advice)
 
     def _warn(self) -> None:
         if not self._warned:
