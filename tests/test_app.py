@@ -105,7 +105,7 @@ def test_pages_behind_a_proxy_link_below_its_path(world: World) -> None:
 
 def test_a_run_without_captured_data_is_shown(world: World, client: TestClient) -> None:
     world.runs.open(RunInfo(id="empty", key="key", name=""))
-    assert "No step has been captured yet" in client.get("/runs/empty").text
+    assert "No step has been captured" in client.get("/runs/empty").text
 
 
 @pytest.mark.parametrize(

@@ -229,7 +229,7 @@ def test_the_list_is_available_as_markdown(world: World) -> None:
 def test_a_run_without_events_says_so(world: World) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
-    assert "No step has been captured yet" in world.client.get("/runs/one/events").text
+    assert "No step has been captured" in world.client.get("/runs/one/events").text
     run.store.append(frame(0, [1.0], new=1))
     assert "No events." in world.client.get("/runs/one/events").text
 

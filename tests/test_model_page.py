@@ -99,19 +99,26 @@ def test_a_kind_that_was_switched_off_says_where_it_was_captured_last() -> None:
     store = Store()
     for each in frames:
         store.append(each)
-    assert why_uncaptured(store, "output") == ""
-    assert why_uncaptured(store, "update", 9, 9) == ""
-    assert why_uncaptured(store, "update") == "No update was captured at step 30; the newest is at step 9."
-    assert why_uncaptured(store, "update", 12, 12) == "No update was captured at step 12; the newest is at step 9."
-    assert why_uncaptured(store, "update", 10, 20).startswith("No update was captured at step 18;")
-    assert why_uncaptured(store, "output", 10, 10) == "No activation was captured at step 10; the newest is at step 30."
-    assert "Hooks page" in why_uncaptured(store, "input_grad")
+    assert why_uncaptured(store, "output", True) == ""
+    assert why_uncaptured(store, "update", True, 9, 9) == ""
+    assert why_uncaptured(store, "update", True) == "No update was captured at step 30; the newest is at step 9."
+    assert (
+        why_uncaptured(store, "update", True, 12, 12) == "No update was captured at step 12; the newest is at step 9."
+    )
+    assert why_uncaptured(store, "update", True, 10, 20).startswith("No update was captured at step 18;")
+    assert (
+        why_uncaptured(store, "output", True, 10, 10)
+        == "No activation was captured at step 10; the newest is at step 30."
+    )
+    assert "Hooks page" in why_uncaptured(store, "input_grad", True)
+    assert "heatmap starts" in why_uncaptured(Store(), "output", True)
+    assert why_uncaptured(Store(), "output", False) == "No step was captured."  # nothing can follow
 
 
 def test_the_picture_says_why_all_its_boxes_are_gray(world: World) -> None:
     assert "No activation" not in page(world, "model?kind=output")
-    assert "Updates are not captured" in page(world, "model?kind=update")
-    assert "Updates are not captured" in page(world, "model?kind=update&part=why")
+    assert "Updates were not captured" in page(world, "model?kind=update")
+    assert "Updates were not captured" in page(world, "model?kind=update&part=why")
 
 
 def test_a_box_is_named_as_the_scripts_name_it() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,18 @@ def client(world: World) -> TestClient:
 
 def _names(client: TestClient, query: str = "") -> list[str]:
     return re.findall(r'data-run="\w+" data-name="([^"]+)"', client.get(f"/{query}").text)
+
+
+def test_no_page_of_an_ended_run_promises_what_cannot_come(world: World) -> None:
+    _open(world, "bare").end = End(0)
+    for run in ("new", "bare"):
+        for name in [place.page for place in frame.PLACES if place.key]:
+            text = world.client.get(f"/runs/{run}/{name}".replace("/overview", ""), headers=HTML).text
+            main = re.sub(r"(?s)<script.*?</script>|<[^>]*>", " ", text[text.index("<main") : text.index("</main")])
+            found = re.findall(
+                r"[^.]*(?:\byet\b|will appear|future step|lets you|as soon as|on the Hooks page)[^.]*", main
+            )
+            assert not found, (run, name, found)
 
 
 def test_the_runs_page_shows_every_run_at_a_glance(client: TestClient) -> None:
@@ -399,8 +412,12 @@ def test_text_between_backticks_is_code_and_is_escaped(text: str, html: str) -> 
     [
         (filters.pace, 18.4, "18/s"),
         (filters.pace, 0.1, "10 s a step"),
-        (filters.ago, 0.5, "just now"),
-        (filters.ago, 7300, "2 h ago"),
+        (partial(filters.since, now_s=1.7e9), 1.7e9 + 60, "just now"),
+        (partial(filters.since, now_s=1.7e9), 1.7e9 - 12, "12 s ago"),
+        (partial(filters.since, now_s=1.7e9), 1.7e9 - 7300, "2 h ago"),
+        (partial(filters.since, now_s=1.7e9), 1.7e9 - 29 * 86400, "29 d ago"),
+        (partial(filters.since, now_s=1.7e9), 1.7e9 - 1107 * 86400, "2020-11-02"),
+        (partial(filters.since, now_s=1.7e9), math.nan, ""),
         (filters.size, 12_345_678, "12.3 MB"),
         (filters.size, 5e13, "50 TB"),
         (filters.basename, "C:\\work\\train.py", "train.py"),
@@ -419,6 +436,8 @@ def test_a_long_path_is_shortened_to_one_that_differs_from_those_of_other_layers
     short = [filters.short_path(each, 40) for each in paths]
     assert short[12] == "model.dec\u2026name.layers.12.att\u2026name.query"
     assert len(set(short)) == len(paths)
+    flat = [f"transformer_layers_{each}_attention_query_projection" for each in range(30)]
+    assert len({filters.short_path(each, 24) for each in flat}) == len(flat)
     assert (
         filters.short_path("first: layers.3.a_long_name_of_a_layer or another", 40)
         == "first: layers.3.a_lon\u2026a_layer or another"

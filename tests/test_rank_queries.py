@@ -254,4 +254,4 @@ def test_a_list_without_layers_says_why(pipeline: Served) -> None:
     assert "No layer matches the filter." in text(pipeline, f"{page}&f=nothing")
     held = text(pipeline, "/runs/ranks-pipe/ranks?kind=param&step=1")
     assert "No rank has a value of this kind in step 1. The nearest captured steps are 0 and 2." in held
-    assert "No step of this kind was captured by all ranks yet." in text(pipeline, "/runs/ranks-pipe/ranks?kind=param")
+    assert "No step of this kind was captured by all ranks." in text(pipeline, "/runs/ranks-pipe/ranks?kind=param")

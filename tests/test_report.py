@@ -203,7 +203,7 @@ def test_charts_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_empty_run_has_a_report() -> None:
     html = report_of(open_run(Runs(ServerSettings()), "empty")).decode()
-    assert "No step has been captured yet: there is nothing to judge." in html
+    assert "No step has been captured: there is nothing to judge." in html
 
 
 def test_settings_are_formatted_for_readers_and_not_as_json() -> None:

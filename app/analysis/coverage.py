@@ -19,29 +19,28 @@ def losses_of(run: Run) -> dict[str, int]:
     return {reason: count for reason, count in (run.store.usage().dropped | on_the_way).items() if count}
 
 
-def why_empty(store: Store, kind: str) -> str:
-    """Return why there is no data of a kind, or an empty string."""
+def why_empty(store: Store, kind: str, live: bool) -> str:
+    """Return why there is no data of a kind, with advice if the run is live; or an empty string."""
     if len(store.taps(None, kind).taps):
         return ""
     if store.steps().newest is None:
-        return "No steps yet. The heatmap starts with the first step."
+        return "No steps yet. The heatmap starts with the first step." if live else "No step was captured."
     if kind == "update":
-        return (
-            "Updates are not captured, because they need a copy of every parameter. "
-            "To capture them, select update on the Hooks page."
-        )
+        why = "Updates were not captured. They need a copy of every parameter, so they are off by default."
+        return f"{why} To capture them, select update on the Hooks page." if live else why
     words = KIND_WORDS.get(kind, kind)
+    unselected = "this kind is not selected on the Hooks page" if live else "this kind was not selected"
     if kind in GRADIENT_KINDS:
         return (
-            f"No {words} was captured: no module has run a backward pass yet (model.eval()? torch.no_grad()?), "
-            "or this kind is not selected on the Hooks page."
+            f"No {words} was captured: no module has run a backward pass (model.eval()? torch.no_grad()?), "
+            f"or {unselected}."
         )
-    return f"No {words} was captured: no module has run yet, or this kind is not selected on the Hooks page."
+    return f"No {words} was captured: no module has run, or {unselected}."
 
 
-def why_uncaptured(store: Store, kind: str, first: int | None = None, last: int | None = None) -> str:
+def why_uncaptured(store: Store, kind: str, live: bool, first: int | None = None, last: int | None = None) -> str:
     """Return why no value of a kind is shown at the newest captured step of some steps, or an empty string."""
-    if why := why_empty(store, kind):
+    if why := why_empty(store, kind, live):
         return why
     captured = store.newest(stat="count", first=first, last=last).steps
     # A held step is shown whether or not anything was captured in it.

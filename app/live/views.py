@@ -216,7 +216,7 @@ def _rows(every: int, run: Run, spec: ViewSpec, wanted: TapList, starts: Any, gr
         LiveRow.of(number, tap, group=group, type=types.get(tap.module, ""))
         for (number, tap), group in zip(wanted.at(starts), groups.tolist(), strict=True)
     )
-    why = "" if rows else why_empty(run.store, spec.kind or "")
+    why = "" if rows else why_empty(run.store, spec.kind or "", run.state == "live")
     return RowsMessage(run.id, spec.view, spec.kind, spec.stats, every, rows, why, spec.scale)
 
 

@@ -145,7 +145,7 @@ class EventsPage(RunPage):
 
 def _covered_by(mute: Mute) -> str:
     counts = (mute.findings, "finding"), (mute.incidents, "incident"), (mute.events, "event")
-    return ", ".join(counted(count, word) for count, word in counts if count) or "nothing yet"
+    return ", ".join(counted(count, word) for count, word in counts if count) or "nothing so far"
 
 
 def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:

@@ -95,14 +95,14 @@ class FlowPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return the query, the choices, and why charts are empty."""
-        store, reader = self.run.store, self.run.reader
+        store, reader, live = self.run.store, self.run.reader, self.run.state == "live"
         known = {tap.kind for tap in reader.taps().taps}
         return {
             "asked": self.asked,
             "types": sorted(set(types_of(reader).values())),
             "known_kinds": [each for each in KINDS if each in known],
-            "empty": why_empty(store, self.asked["kind"]),
-            "no_updates": why_empty(store, "update"),
+            "empty": why_empty(store, self.asked["kind"], live),
+            "no_updates": why_empty(store, "update", live),
         }
 
     def part_layers(self) -> dict[str, Any]:

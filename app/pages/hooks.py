@@ -72,12 +72,17 @@ class HooksPage(RunPage):
         return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS}
 
     def _switches(self) -> dict[str, Any]:
-        return {"trainer": trainer_settings(self.run), "no_change_words": no_change_words(self.run)}
+        return {"trainer": trainer_settings(self.run)}
 
     def part_rules(self) -> dict[str, Any]:
         """Return the rules with their thresholds."""
         rules = rules_of(self.run)
-        return {"run_rules": rules.rules, "own_rules": rules.own, "changed_rules": self.run.rules}
+        return {
+            "run_rules": rules.rules,
+            "own_rules": rules.own,
+            "changed_rules": self.run.rules,
+            "no_change_words": no_change_words(self.run),
+        }
 
     def part_figures(self) -> dict[str, Any]:
         """Return the coverage, the cost, and the errors."""

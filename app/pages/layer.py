@@ -101,7 +101,7 @@ class LayerPage(RunPage):
         read_every(self.runs, joint)
         found = layers_of(joint.store, partial(stores_at, joint), wanted, stat, *self.values_in)
         spreads = () if found is None else spreads_of(found, range(len(found.taps.taps)))
-        steps, nothing = "", "No step of this module was captured by all ranks yet."
+        steps, nothing = "", "No step of this module was captured by all ranks."
         if found is not None:
             steps = words_of(found.first_step, found.step)
         elif self.span is not None and self.span.held:

@@ -77,7 +77,7 @@ class ModelPage(RunPage):
     def part_why(self) -> dict[str, Any]:
         """Return why all boxes are gray, if they are."""
         kind = self.kind or usual_color(self.run.reader)
-        return {"why_gray": why_uncaptured(self.run.store, kind, *self.values_in)}
+        return {"why_gray": why_uncaptured(self.run.store, kind, self.run.state == "live", *self.values_in)}
 
     def part_onset(self) -> dict[str, Any]:
         """Return the first incident of non-finite values, which the picture can show."""

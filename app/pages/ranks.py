@@ -186,7 +186,7 @@ class RanksPage(RunPage):
             return "No layer matches the filter."
         if joint is not None and span is not None and span.held:
             return nothing_in(joint.reader, span, "No rank has a value of this kind in")
-        return "No step of this kind was captured by all ranks yet."
+        return "No step of this kind was captured by all ranks."
 
     @cached_property
     def _found(self) -> tuple[Map | None, str]:

@@ -23,7 +23,7 @@ class TimelinePage(PartsPage):
     def part_line(self) -> dict[str, Any]:
         timeline = timeline_view(self.run)
         if timeline is None:
-            raise HTTPException(404, "This run has no step yet")
+            raise HTTPException(404, "This run has no step")
         return {"timeline": timeline}
 
     def part_note(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ REMOVED_FILE: Final = "removed.json"  # in the trash: when a run was removed, an
 TRASH: Final = ".trash"
 ROOM_FOR_UNDO: Final = 0.1  # of the limit: removed runs stay in the trash while they fit into this share
 TRASH_S: Final = 7 * 86_400.0  # maximum time in the trash
-MAX_JSON_BYTES: Final = 4 * 2**20
+MAX_JSON_BYTES: Final = 64 * 2**20  # 10,000 long acknowledgements take 22 MB
 LOOK_EVERY_S: Final = 5.0
 
 

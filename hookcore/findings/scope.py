@@ -63,7 +63,7 @@ def scope_of(store: Store, taps: TapList, sizes: MagnitudeWindow | None, found: 
     newest = store.steps().newest
     uncaptured = sum(not each.captured for each in store.coverage())
     if newest is None or not len(taps.taps) or sizes is None:
-        nothing = "No step has been captured yet: there is nothing to judge."
+        nothing = "No step has been captured: there is nothing to judge."
         return Scope("unknown", nothing, None, newest, 0, 0, 0, 0, uncaptured, ())
     first = window_first(store)
     captured, steps = store.captured(first), newest - first + 1

@@ -223,7 +223,7 @@ def test_a_run_without_steps_says_what_it_waits_for(empty_site: Site, browser: A
         assert answer.status == 200
     with visiting(browser, empty_site.url) as tab:
         tab.goto("runs/waiting")
-        expect(tab.page.locator("#figures .empty")).to_contain_text("No step has been captured yet")
+        expect(tab.page.locator("#figures .empty")).to_contain_text("No step has been captured")
         expect(tab.page.locator("#model-empty")).to_contain_text("No steps yet")
         assert tab.axe() == []
         body = wire.encode(make_batch(make_info("waiting"), range(5, 9), taps=2))

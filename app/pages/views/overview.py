@@ -129,7 +129,7 @@ def _no_gradients(figures: KeyFigures, span: Span | None) -> str:
     """Return why there is no number about gradients."""
     if figures.merged is not None:
         return f"{words_of(*figures.merged)} have been merged"
-    return _unknown("not captured", span) if span is not None and span.held else "no backward pass yet"
+    return _unknown("not captured", span) if span is not None and span.held else "no backward pass"
 
 
 def _unknown(words: str, span: Span | None) -> str:
@@ -283,10 +283,10 @@ def why_empty(run: Run, figures: KeyFigures, span: Span | None) -> str:
             return "No step has been captured yet. Numbers appear after the first optimizer step or watcher.step()."
         return "No step was captured: the run ended before the end of its first step."
     if figures.taps == 0:
-        return "No module has run a forward pass under this watcher yet. Was the model replaced, or compiled before?"
+        return "No module has run a forward pass under this watcher. Was the model replaced, or compiled before?"
     if figures.gradient_kind is None:
         return (
-            "No backward pass yet (model.eval()? torch.no_grad()? kinds without gradients?). "
-            "Activations are shown; gradients appear after loss.backward()."
+            "No backward pass was seen (model.eval()? torch.no_grad()? kinds without gradients?). "
+            "Activations are shown; gradients need a loss.backward()."
         )
     return ""

@@ -44,7 +44,7 @@ def progress_of(run: Run) -> str:
     """Return the progress of a run and the number of skipped steps."""
     state, steps = _STATES.get(run.state, run.state.capitalize()), run.reader.steps()
     if steps.first is None or steps.newest is None:
-        return f"{state}. No step has been captured yet."
+        return f"{state}. No step has been captured."
     left_out, captured = cost_of(run).left_out, run.store.captured()
     words = f"step {steps.first:,}" if steps.first == steps.newest else f"steps {steps.first:,} to {steps.newest:,}"
     more = f", {left_out:,} left out" if left_out else ""
@@ -55,7 +55,7 @@ def claim_of(run: Run, span: Span | None = None) -> str:
     """Return a statement about a run without findings, with how much was examined."""
     steps = run.reader.steps()
     if steps.first is None or steps.newest is None:
-        return "Findings appear here once steps have been captured."
+        return "Findings appear here once steps have been captured." if run.state == "live" else "Nothing was captured."
     if span is not None and span.held:
         return _claim_at(run, span)
     scope = run.findings.scope()

@@ -82,7 +82,7 @@ export class Charts {
   #draw() {
     if (!this.#shown.length) return; // it isn't known yet what there is to draw
     const { span } = this.page.follow;
-    const words = span ? `Nothing was captured in steps ${count(span[0])} to ${count(span[1])}.` : "No steps yet.";
+    const words = span ? `Nothing was captured in steps ${count(span[0])} to ${count(span[1])}.` : "No steps.";
     const lines = this.#shown.map(({ plan }) => linesOf(plan, (tap, stat) => this.feed.find(tap, stat)));
     const nothing = lines.every((some) => !some.length);
     this.empty.textContent = nothing ? words : "";

@@ -4,6 +4,7 @@ import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
 import { prefs } from "../prefs.js";
+import { noModules } from "../tree/nothing.js";
 import { next, ZOOM } from "./keys.js";
 import { placeOf, speedAt, speedOf, speedWords } from "./play.js";
 import { quantityOf, short } from "./words.js";
@@ -56,7 +57,7 @@ function startSteps({ page, readings, steps }) {
 
 /** @param {number | null} step @param {import("./readings.js").Readings} readings */
 function stepWords(step, { steps, captured }) {
-  if (step === null) return "no step yet";
+  if (step === null) return "no step";
   if (steps !== null && steps.first !== steps.last)
     return `steps ${count(steps.first)} to ${count(steps.last)}: worst values`;
   return `step ${count(step)}${captured && steps === null ? ", not captured" : ""}`;
@@ -107,7 +108,7 @@ function startWords(picture) {
     const { tree, arranged } = structure;
     const why =
       tree && !tree.boxes.length
-        ? "No modules yet. They appear with the first step of the training."
+        ? noModules(picture.page)
         : structure.problem
           ? `The boxes can\u2019t be placed: ${structure.problem}`
           : "";

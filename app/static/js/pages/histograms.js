@@ -87,7 +87,9 @@ function whyEmpty() {
         : `None of ${count(layers.length)} layers matches the filter. `,
       h("button", { class: "button", type: "button", onclick: () => state.set({ f: "" }) }, "Clear filter"),
     ];
-  if (follow.newest === null) return ["No steps yet. Histograms appear with the first captured step."];
+  const live = page.runState === "live";
+  if (follow.newest === null)
+    return [live ? "No steps yet. Histograms appear with the first captured step." : "No step was captured."];
   const gradient = state.get("kind").endsWith("grad") || state.get("kind") === "update";
   const needs = gradient ? " Gradients need a backward pass, updates an optimizer step." : "";
   const { from, to } = follow.values;
@@ -99,7 +101,7 @@ function whyEmpty() {
         : `steps ${count(from)} to ${count(to)}`;
   return [
     `None captured in ${where}.${needs} The Hooks page shows which kinds are captured ` +
-      "and why a module is not captured. You can turn kinds on there during the training.",
+      `and why a module is not captured.${live ? " You can turn kinds on there during the training." : ""}`,
   ];
 }
 

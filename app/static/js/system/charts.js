@@ -67,7 +67,7 @@ export class SystemCharts {
     const { span } = this.page.follow;
     const words = span
       ? `Nothing was sampled in steps ${count(span[0])} to ${count(span[1])}: show more steps.`
-      : "No steps yet.";
+      : "No steps.";
     for (const { plan, chart } of this.#shown) {
       const lines = linesOf(plan, (name) => this.feed.find(name));
       if (lines.length) chart.show(lines);

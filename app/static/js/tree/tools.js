@@ -3,6 +3,7 @@
 
 import { h, write } from "../dom.js";
 import { count, counted } from "../format.js";
+import { noModules } from "./nothing.js";
 
 const MAX_TYPES = 200;
 
@@ -65,7 +66,7 @@ export class Tools {
   /** Why there is no row. */
   nothing() {
     const all = this.tree.modules.length;
-    if (!all) return h("p", {}, "No modules yet. They appear with the first step.");
+    if (!all) return h("p", {}, noModules(this.tree.page));
     const clear = h(
       "button",
       { class: "button", type: "button", onclick: () => this.tree.page.state.set({ f: "" }) },
