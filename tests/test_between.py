@@ -124,6 +124,41 @@ def test_values_in_a_closure_are_of_the_step_that_runs_it() -> None:
     assert loop.logged("inside") == {step: step for step in range(1, 10)}
 
 
+@pytest.mark.parametrize("every", [1, 3])
+def test_values_in_a_loop_without_an_optimizer_are_of_their_step(every: int) -> None:
+    """How its steps end is known after two of them."""
+    loop = Loop(every=every)
+    for step in range(20):
+        loop.watcher.log(top=step)
+        loss = loop.forward()
+        loop.watcher.log(middle=step)
+        loss.backward()
+        loop.watcher.log(before=step)
+        with torch.no_grad():
+            for weight in loop.model.parameters():
+                weight -= 0.01 * weight.grad
+        loop.watcher.log(after=step)
+        loop.model.zero_grad()
+        loop.watcher.log(bottom=step)
+    assert [loop.logged(name) for name in ("top", "middle", "before", "after", "bottom")] == [EACH] * 5
+
+
+@pytest.mark.parametrize("skipped", [1, 2])
+@pytest.mark.parametrize("resets_late", [False, True])
+def test_values_after_first_steps_that_a_scaler_skips_are_of_their_step(skipped: int, resets_late: bool) -> None:
+    loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(20):
+        if not resets_late:
+            loop.optimizer.zero_grad()
+        scaler.scale(loop.forward() * (float("inf") if step < skipped else 1.0)).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+        if resets_late:
+            loop.optimizer.zero_grad()
+        loop.watcher.log(bottom=step)
+    assert loop.logged("bottom") == EACH
+
+
 def test_names_are_remembered_up_to_a_limit() -> None:
     between = Between()
     between.note_first(["ahead"])

@@ -69,7 +69,7 @@ class BackwardPasses:
             return
         if self._probes.due:
             self._probes.end()
-        if self._parts.is_cut:
+        if self._parts.is_cut or self._parts.has_new_held:
             self._parts.saw_pass()
         if reached:  # now, because an optimizer that steps inside the pass ends the step
             self._loss.end_pass(counts=True)

@@ -13,7 +13,7 @@ class Between:
 
     Most loops log after `optimizer.step()`: what they log belongs to the step that just ended. Others log a learning
     rate at the top, before the forward pass. Both come between two steps. But only the latter are also logged
-    before the first step ends, when there is no other step that they could belong to.
+    before the first backward pass ends, when there is no step that they could belong to but the first.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Between:
         self._behind: set[str] = set()
 
     def note_first(self, names: Iterable[str]) -> None:
-        """Note names that are logged before the first step has ended."""
+        """Note names that are logged before the first backward pass has ended."""
         for name in names:
             if len(self._ahead) < MAX_NAMES:
                 self._ahead.add(name)

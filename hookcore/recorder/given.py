@@ -57,7 +57,9 @@ class Given:
             step = self._steps.clock.step  # after that, which may have noticed the end of one
             self._collector.loss.note_log(step, numbers)
             behind = {name: numbers.pop(name) for name in late}
-            if behind:
+            if behind and self._steps.parts.has_new_held:
+                self._steps.parts.add_to_held(behind)
+            elif behind:
                 self._shipper.put(without_rows(step - 1, time.time(), scalars=behind))
             if numbers:
                 self._collector.add_scalars(numbers)
@@ -74,9 +76,10 @@ class Given:
 
     def _behind(self, names: Iterable[str], ended: bool = False) -> list[str]:
         """Return which of these names belong to the step that ended, not to the running one."""
-        clock = self._steps.clock
-        if self._steps.saw_log():
-            if not clock.step:
+        clock, begun = self._steps.clock, self._steps.saw_log()
+        is_held = self._steps.parts.has_new_held  # a part that may be a step: what follows is after its update
+        if begun and not is_held:
+            if not clock.step and not clock.passes:
                 self._between.note_first(names)
             return []
         if ended:
@@ -84,6 +87,8 @@ class Given:
         if clock.manual or clock.stepping or clock.many_threads:  # passes are not counted
             return []
         has_run = not self._steps.is_fresh if self._dispatcher.current.captured else None
+        if is_held:
+            has_run = self._dispatcher.has_outputs()
         return [name for name in names if self._between.is_behind(name, has_run)]
 
     def observe(self, name: str, tensor: Tensor) -> None:
@@ -104,7 +109,7 @@ class Given:
             media_type, data, whole = make()
         with self._lock:
             behind = len(self._behind([name]))
-            self._media.put(name, self._steps.clock.step - behind, media_type, data, whole)
+            self._media.put(name, max(0, self._steps.clock.step - behind), media_type, data, whole)
 
     def give_tokens(self, tokens: Any) -> None:
         """Name the positions of the batch that runs next."""

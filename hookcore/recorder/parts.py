@@ -26,10 +26,11 @@ class Parts:
     _held: list[list[RawFrame]] = field(default_factory=list, init=False)
     open: list[RawFrame] = field(default_factory=list, init=False)  # of the newest part, which isn't held yet
     is_cut: bool = field(default=False, init=False)  # whether the arena holds only data after the open ones
+    has_new_held: bool = field(default=False, init=False)  # whether no backward pass has ended since a part was held
 
     def saw_pass(self) -> None:
         """Note that the arena holds data of the open part again."""
-        self.is_cut = False
+        self.is_cut = self.has_new_held = False
 
     def cut(self, step: int) -> None:
         """Separate the data so far from what follows."""
@@ -49,14 +50,18 @@ class Parts:
             self.open.append(self._collector.take(step))
         self.open[-1].micro_batches += self._current.take_backwards()
         self._held.append(self.open)
-        self.open, self.is_cut = [], False
+        self.open, self.is_cut, self.has_new_held = [], False, True
+
+    def add_to_held(self, scalars: dict[str, Any]) -> None:
+        """Add numbers to the part that was held last."""
+        self._held[-1][-1].scalars.update(scalars)
 
     def release(self, step: int, as_steps: bool, scales: Sequence[float] = ()) -> int:
         """Ship all parts, as parts of the running step or as steps from it on. Return the number of steps.
 
         `scales`: a scaler skipped these steps, and the loss was multiplied by these scales; NaN if unknown.
         """
-        held, self._held = self._held, []
+        held, self._held, self.has_new_held = self._held, [], False
         for offset, parts in enumerate(held):
             if scales:
                 self._collector.mark_part_skipped(parts[-1], step + offset)

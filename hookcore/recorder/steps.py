@@ -77,7 +77,7 @@ class Steps:
     _current: CurrentStep = field(init=False)
     _errors: ErrorLog = field(init=False)
     _times: StepTimes = field(init=False)
-    _parts: Parts = field(init=False)
+    parts: Parts = field(init=False)
     _ownership: Ownership = field(init=False)
     stalls: Stalls = field(init=False)
     passes: BackwardPasses = field(init=False)
@@ -96,13 +96,13 @@ class Steps:
         )
         self._ownership = Ownership(self._parameters, self.clock, self._collector.emit)
         self.stalls = Stalls(self._now, lambda: self.clock.step, self._rests, self._collector.emit)
-        self._parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
+        self.parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
         self.passes = BackwardPasses(
             self.clock,
             self.boundary,
             self._dispatcher,
             self._collector.loss,
-            self._parts,
+            self.parts,
             self._scale,
             self._probes.passes,
             self._keeping,
@@ -195,7 +195,7 @@ class Steps:
         """Set the data of the running step aside, so that it doesn't become part of a later one."""
         self._collector.loss.stop()
         if self._current.captured and (self._current.began_backward or self._dispatcher.has_rows()):
-            self._parts.stop(self.clock.step)
+            self.parts.stop(self.clock.step)
 
     def end_early(self) -> None:
         """Ship the step so far, because the training ends."""
@@ -260,11 +260,11 @@ class Steps:
     def hold_part(self) -> None:
         """Separate the data so far, which may become a step."""
         self._collector.loss.forget()
-        self._parts.hold(self.clock.step)
+        self.parts.hold(self.clock.step)
 
     def release_parts(self, as_steps: bool, scales: Sequence[float] = ()) -> int:
         """Ship the held parts, and return the number of steps."""
-        return self._parts.release(self.clock.step, as_steps, scales)
+        return self.parts.release(self.clock.step, as_steps, scales)
 
     def emit(self, name: str, message: str) -> None:
         """Add an event to the next frame."""
@@ -285,7 +285,7 @@ class Steps:
             self._collector.mark_skipped()
             if self._scale.value is None:  # passes of an uncaptured step aren't asked for it
                 self._collector.loss.forget()
-        if self._parts.open:
+        if self.parts.open:
             self.release_parts(as_steps=False)
         found = self._collector.loss.take(self.clock.step, self.clock.find_place_of_last)
         if found and not self.clock.many_threads:  # whose passes can't be told apart
