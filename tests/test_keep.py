@@ -163,6 +163,17 @@ def test_a_saved_run_is_opened_by_its_folder_or_a_file_in_it(tmp_path: Path) -> 
         assert show(runs, path) is runs.get(INFO.id)
 
 
+def test_a_run_that_another_process_is_writing_says_so_when_it_is_opened(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    keeper = Keeper(Runs(settings), settings)
+    train(Runs(settings), keeper, ends=False)
+    wait_for(lambda: any(tmp_path.glob("*/stats/*.parquet")))
+    opened = [show(Runs(ServerSettings()), kept_in(tmp_path)[0])]
+    keeper.close()
+    opened.append(show(Runs(ServerSettings()), kept_in(tmp_path)[0]))
+    assert ["being-written" in [event.name for event in run.store.events()] for run in opened] == [True, False]
+
+
 def test_a_damaged_part_of_a_saved_run_is_reported_on_its_page(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     keeper = Keeper(Runs(settings), settings)

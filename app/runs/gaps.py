@@ -35,7 +35,7 @@ class Gaps:
                 lost = f"The server was restarted and lost {counted(missing, 'record')} that it hadn't written to disk."
                 yield "reconnected", lost, "warning", missing
             else:
-                yield "reconnected", "the server was restarted; nothing is missing", "info", 1
+                yield "reconnected", "the server was restarted, and lost nothing", "info", 1
         elif counters.acknowledged:
             sent = f"{counted(counters.acknowledged, 'record')} (frames or snapshots) that it sent there"
             yield "reconnected", f"the trainer was connected to a server that is gone, and with it {sent}", "info", 1

@@ -13,8 +13,8 @@ from .run import GONE_AFTER_S, Run, emit_event
 from .runs import Runs
 
 ENDED: Final = (
-    "The process no longer exists: a signal killed it (SIGKILL, for example because memory ran out, or SIGTERM), or "
-    "native code crashed"
+    "The process no longer exists: a signal killed it (SIGKILL, for example because memory ran out, or SIGTERM), "
+    "native code crashed, it ended by `os._exit` or `os.exec...`, or it ended while it couldn't reach this server"
 )
 STUCK: Final = "The process still exists: it is stuck or paused, or can't reach this server"
 ELSEWHERE: Final = "It runs on another machine, where it was killed, is stuck, or can't reach this server"

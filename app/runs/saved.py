@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hookcore.delivery.archive import SUFFIX, Archive, load_into, read_archive
+from hookcore.delivery.archive import SUFFIX, Archive, is_held, load_into, read_archive
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.findings import changes_in, follow
 from hookcore.reading import Quiet
@@ -25,6 +25,10 @@ from .shelf import PAGE_FILE, Shelf, is_run, read_json
 logger = logging.getLogger("hookcore")
 
 MAX_NOTES: Final = 20_000
+_BEING_WRITTEN: Final = (
+    "Another process is still writing this run, so it isn't lost. What it writes after this step isn't read: use the "
+    "server that the training sends to, or open the run again later."
+)
 
 
 def show(runs: Runs, path: Path) -> Run:
@@ -45,7 +49,10 @@ def load(runs: Runs, run: Run) -> None:
         return
     store = follow(Store(runs.store_bytes(run.info.memory)), run.edits.rule_changes)
     try:
+        is_written = run.end.step is None and run.saved.writer is None and is_held(run.saved.folder)
         fill_store(read_archive(run.saved.folder), store)
+        if is_written:
+            _warn(store, "being-written", _BEING_WRITTEN)
     except HookcoreError as error:
         _warn(store, "damaged", f"this run can no longer be read: {error}")
     store.choose(run.rules)  # also those that were changed after the last step
