@@ -271,6 +271,32 @@ def test_evaluation_without_gradients_goes_by_memory_and_else_by_order() -> None
     assert {each.phase for each in flow.calls} == {"eval"}
 
 
+class Selects(nn.Module):
+    """Takes the first of a batch, beside a layer that takes all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.first, self.b, self.c = nn.Linear(4, 4), Part(), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        return self.c(self.first(x)) + self.b(x)
+
+
+class Part(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:1]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_module_that_returns_a_part_of_its_input_does_not_feed_what_gets_all_of_it(frozen: bool) -> None:
+    model = Selects()
+    for layer in (model.a, model.first):
+        layer.requires_grad_(not frozen)
+    edges = edges_of(flow_of(model, batch))
+    assert [edges[name] for name in ("first", "c", "b")] == [{"a"}, {"first"}, {"a"}]
+
+
 def test_a_frozen_beginning() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 1))
     model[0].requires_grad_(False)

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from hookcore.internals import MemoryKey, is_wrapped, memory_of, version_of
+from hookcore.internals import is_wrapped, memory_of, version_of
 from hookcore.recorder.calls import Call
+from hookcore.recorder.memories import OUTSIDE, Memories
 from hookcore.recorder.outputs import find_tensors
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.sizes import SeenCall, Sizes, forms_of, now
@@ -26,7 +27,6 @@ from hookcore.records.flow import MAX_FLOW_EDGES, OUTERMOST, Flow, FlowCall, How
 MAX_NODES: Final = 50_000  # of the autograd graph, that one step may visit
 MAX_CALLS: Final = 10_000  # of modules, that one step may contain
 MARK: Final = "hookcore"
-OUTSIDE: Final = -1  # the place of what doesn't come from a call, such as the batch
 
 _tokens = itertools.count()
 
@@ -70,7 +70,7 @@ class Lesson:
     _entered: list[_Entered] = field(default_factory=list)
     _places: dict[tuple[str, int, Phase], int] = field(default_factory=dict)
     _calls: list[_Learned] = field(default_factory=list)
-    _memory: dict[int, tuple[MemoryKey, int, int]] = field(default_factory=dict)  # by address: version and place
+    _memory: Memories = field(default_factory=Memories)
     _nodes: int = 0
     _seen: int = 0  # calls
     _last: int = OUTSIDE  # the call that returned last
@@ -92,10 +92,12 @@ class Lesson:
 
     def _recognize(self, entered: _Entered, tensor: Tensor, outermost: bool) -> None:
         key = memory_of(tensor)
-        known = None if key is None else self._memory.get(key.cdata)
+        known = None if key is None else self._memory.get(key)
         in_graph = tensor.requires_grad
-        if known is not None and known[1] == version_of(tensor):
-            place = known[2]
+        if known is not None and known.version == version_of(tensor):
+            place = known.place_of(tensor)
+            if in_graph and tensor.grad_fn is not None:
+                place = self._marks(tensor.grad_fn).get(tensor.output_nr, place)
             if place == OUTSIDE:
                 entered.knows_outside = True
                 return
@@ -105,12 +107,12 @@ class Lesson:
                 self._sizes.saw_node(tensor.grad_fn)
         elif in_graph:
             pass  # the walk from the output passes it
-        elif known is not None and known[2] != OUTSIDE:
-            entered.sources.add(known[2])  # changed in place since then
+        elif known is not None and known.place != OUTSIDE:
+            entered.sources.add(known.place)  # changed in place since then
         elif known is not None or outermost or not tensor.dtype.is_floating_point:
             entered.knows_outside = True
             if outermost and known is None and key is not None:
-                self._memory[key.cdata] = key, version_of(tensor), OUTSIDE
+                self._memory.remember(key, tensor, OUTSIDE)
         else:
             entered.lacks = True
 
@@ -162,7 +164,7 @@ class Lesson:
         """Add the memory of an output to that which is new."""
         if key is None or fresh is None:
             return None
-        if key.cdata not in self._memory and not _is_leaf(tensor):
+        if self._memory.get(key) is None and not _is_leaf(tensor):
             fresh[key.cdata] = tensor.untyped_storage().nbytes()
         return fresh
 
@@ -184,12 +186,12 @@ class Lesson:
         marks = {} if node is None else self._marks(node)
         marked = marks.get(number)
         if node is None and key is not None and not is_leaf:
-            known = self._memory.get(key.cdata)
-            marked = known[2] if known is not None and known[1] == version_of(tensor) else None
+            known = self._memory.get(key)
+            marked = known.place_of(tensor) if known is not None and known.version == version_of(tensor) else None
         if marked is None or is_leaf:
             marks[number] = place
             if key is not None:
-                self._memory[key.cdata] = key, version_of(tensor), place
+                self._memory.remember(key, tensor, place)
         return marked
 
     def _learn(self, learned: _Learned, leaf: _Entered | None, found: set[int], makes_own: bool) -> None:
