@@ -12,7 +12,8 @@ from hookcore.observe.arena import CpuArena
 from hookcore.recorder.errorlog import ErrorLog
 
 if TYPE_CHECKING:
-    from hookcore.observe.device import DeviceArena, Transfer
+    from hookcore.observe.device import DeviceArena
+    from hookcore.observe.transfer import Transfer
 
 
 class Devices:

@@ -17,7 +17,7 @@ from hookcore.records.flow import Flow
 from hookcore.records.sketch import rows_of, shifted_rows
 
 if TYPE_CHECKING:
-    from hookcore.observe.device import Transfer
+    from hookcore.observe.transfer import Transfer
 
 NOTHING: Final = np.empty(0, np.int64)
 MAX_KEPT_EVENTS: Final = 100  # of dropped frames
