@@ -24,7 +24,7 @@ from hookcore.records.wire import Batch, DeliveryCounters, Description, EndItem,
 from hookcore.store import StepRange
 from hookcore_app.runs import AwayError, Run, Runs
 from hookcore_app.runs import keep as keep_module
-from hookcore_app.runs import runs as runs_module
+from hookcore_app.runs import removed as removed_module
 from hookcore_app.runs import views as views_module
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.runs.saved import show, show_all
@@ -511,7 +511,7 @@ def test_compare_finds_two_runs_of_one_model_after_a_restart(tmp_path: Path) -> 
 
 
 def test_a_server_remembers_a_limited_number_of_removed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs_module, "MAX_GONE", 2)
+    monkeypatch.setattr(removed_module, "MAX_GONE", 2)
     world = make_world(keep="", max_runs=1)
     for number in range(5):
         info = RunInfo(id=f"run-{number}", key="k", name="r", started_s=float(number))
@@ -535,13 +535,13 @@ def test_runs_that_are_too_many_or_damaged_are_named_and_links_to_the_former_wor
     (newest / "run.json").write_text("{")
     monkeypatch.setattr(keep_module, "MAX_LISTED", 3)
     world = start(settings, 2)
-    wait_for(lambda: "1 older saved run is not listed" in world.runs.left_out)
+    wait_for(lambda: "1 older saved run is not listed" in world.runs.unlisted.words)
     for said in (unescape(world.client.get("/").text), world.client.get("/api/v1/runs").json()["partial"]):
         assert "1 older saved run is not listed, but its link works." in said
         assert f"1 saved run can't be read: {newest}" in said
     assert world.client.get("/runs/run-0").status_code == 200
     assert world.client.get("/runs/run-").status_code == 404
-    assert "older saved" not in world.runs.left_out
+    assert "older saved" not in world.runs.unlisted.words
     assert len(world.runs.all()) == 3
     stop(world)
 

@@ -62,7 +62,7 @@ def list_runs(
 ) -> Response:
     """Return the runs of this server, newest first: all of them, or those that a query finds."""
     known = [each.run for each in find_runs(query, map(Traits, runs.all()))]
-    missing = " ".join(filter(None, (runs.partial, runs.left_out)))
+    missing = " ".join(filter(None, (runs.partial, runs.unlisted.words)))
     start = 0
     if after is not None:
         places = [place for place, run in enumerate(known) if run.id == after]

@@ -19,17 +19,17 @@ def begins_of(*columns: NDArray[Any]) -> NDArray[np.intp]:
 
 
 def portions(
-    items: Iterable[Item], sizes_of: Callable[[Item], tuple[int, int]], most: tuple[int, int]
+    items: Iterable[Item], sizes_of: Callable[[Item], tuple[int, ...]], most: tuple[int, ...]
 ) -> Iterator[list[Item]]:
     """Divide items into parts whose sizes, added up, aren't larger than these. One that is larger is a part."""
     part: list[Item] = []
-    one = other = 0
+    used = (0,) * len(most)
     for item in items:
         sizes = sizes_of(item)
-        one, other = one + sizes[0], other + sizes[1]
-        if part and (one > most[0] or other > most[1]):
+        used = tuple(map(sum, zip(used, sizes, strict=True)))
+        if part and any(one > limit for one, limit in zip(used, most, strict=True)):
             yield part
-            part, (one, other) = [], sizes
+            part, used = [], sizes
         part.append(item)
     if part:
         yield part

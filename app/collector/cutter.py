@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from ..clickhouse.client import Cluster, Shard, UnreachableError
+from ..clickhouse.groups import portions
 from ..clickhouse.names import rank_shards
 from ..clickhouse.segments import Piece, blocks_of
 from ..clickhouse.sharing import commands_after
@@ -32,11 +33,9 @@ from .lanes import Lanes
 MIN_ROWS: Final = 100_000  # of a segment, unless what waits is too old
 HEAR_S: Final = 1.0  # between two looks for commands, and for runs that were started again
 MAX_BYTES: Final = 64 * 2**20  # of a segment, in memory, about
-
 MAX_NAMES: Final = 100_000  # of lanes, modules, and hooks, in a block
 
 Block = tuple[Table | Inlet, bytes]
-Item = TypeVar("Item")
 
 
 @dataclass(slots=True, eq=False)
@@ -265,21 +264,7 @@ def _names_of(feeds: Sequence[Feed], pieces: Sequence[Piece]) -> Iterator[Block]
         if description is not None and description.version > feed.described:
             described.append((feed.run, feed.day, description))
             feed.described = description.version
-    for some in _batches(names, lambda each: each.size):
+    for some in portions(names, lambda each: (each.size,), (MAX_NAMES,)):
         yield LANES, names_block(some)
-    for several in _batches(described, lambda each: 1 + len(each[2].modules) + len(each[2].hooks)):
+    for several in portions(described, lambda each: (1 + len(each[2].modules) + len(each[2].hooks),), (MAX_NAMES,)):
         yield DESCRIPTIONS, descriptions_block(several)
-
-
-def _batches(items: Iterable[Item], size: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Yield items in turn, so many at once that a block isn't too large."""
-    batch: list[Item] = []
-    total = 0
-    for item in items:
-        if batch and total + size(item) > MAX_NAMES:
-            yield batch
-            batch, total = [], 0
-        batch.append(item)
-        total += size(item)
-    if batch:
-        yield batch

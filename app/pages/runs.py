@@ -82,7 +82,7 @@ class RunsPage(Page):
             "about": {each.run.id: each.run for each in found},
             "archived": 0 if with_archived else sum(each.run.edits.archived for each in known),
             "total": len(known),
-            "left_out": runs.left_out,
+            "left_out": runs.unlisted.words,
             "live": sum(each.run.state == "live" for each in known),
             "problem": problem,
             "example": EXAMPLE,

@@ -199,11 +199,11 @@ class Keeper:
 
     def find(self, run_id: str) -> Run | None:
         """Return a run that wasn't listed because there were too many, and list it."""
-        for path in [each for each in list(self._runs.too_many) if each.name.endswith(f"-{run_id}{SUFFIX}")]:
+        for path in [each for each in list(self._runs.unlisted.too_many) if each.name.endswith(f"-{run_id}{SUFFIX}")]:
             with contextlib.suppress(HookcoreError, OSError):
                 run = make_known(self._runs, path)
                 if run.id == run_id:
-                    self._runs.too_many.discard(path)
+                    self._runs.unlisted.forget(path)
                     return self._list_run(path, run)
         return None
 
@@ -332,8 +332,7 @@ class Keeper:
         if run is None:
             # From another server, beyond the limit of the list, or damaged.
             gone = self._shelf_of(path).discard(path, "disk")
-            self._runs.too_many.discard(path)
-            self._runs.unlisted.pop(path, None)
+            self._runs.unlisted.forget(path)
             call_logged(gone, self._list_trashed)
             return True
         return self._runs.remove(run.id, "disk")
@@ -344,8 +343,8 @@ class Keeper:
         try:
             paths = shelf.runs()
             for path in paths[:MAX_LISTED]:
-                call_logged(path, self._list_run, self._runs.unlisted)
-            self._runs.too_many |= {*paths[MAX_LISTED:]}
+                call_logged(path, self._list_run, self._runs.unlisted.unread)
+            self._runs.unlisted.too_many |= {*paths[MAX_LISTED:]}
             self._runs.changes.tell()
         finally:
             self._listed.set()

@@ -11,8 +11,8 @@ from typing import Final
 
 from ..settings import ServerSettings
 from .disk import Disk
-from .gone import Gone
 from .joint import JointRun
+from .removed import Removals
 from .run import Run
 
 MIN_RUN_BYTES: Final = 2**20
@@ -34,7 +34,7 @@ class Memory:
         settings: ServerSettings,
         clock: Callable[[], float],
         runs: Mapping[str, Run],
-        gone: Mapping[str, Gone],
+        gone: Removals,
         disk: Callable[[], Disk | None],
         remove: Callable[[Run], None],
     ) -> None:
@@ -49,7 +49,7 @@ class Memory:
     @property
     def used_bytes(self) -> int:
         """Return the memory of all runs, including those that can be restored."""
-        gone = [each.run for each in list(self._gone.values()) if each.run is not None]
+        gone = self._gone.restorable()
         every: dict[int, Run] = {id(each): each for each in [*self._runs.values(), *gone]}
         every |= {id(each.joint): each.joint for each in gone if isinstance(each.joint, JointRun)}
         return sum(run.store.usage().nbytes for run in every.values() if run.loaded)
@@ -81,7 +81,7 @@ class Memory:
         idle = self._idle(loaded)
         live = sorted((run for run in loaded if not run.finished), key=_nbytes_of, reverse=True)
         means: tuple[tuple[Callable[[Run], bool], list[Run]], ...] = (
-            (self._drop, [gone.run for gone in self._gone.values() if gone.run is not None and gone.run.loaded]),
+            (self._drop, [run for run in self._gone.restorable() if run.loaded]),
             (self._unload, idle),
             (_shrink, sorted(idle, key=_nbytes_of, reverse=True)),
             (_shrink, live),
@@ -121,7 +121,7 @@ class Memory:
     def _drop(self, run: Run) -> bool:
         """Unload a removed run, which can still be restored from disk."""
         if not self.leave(run):
-            self._gone[run.id].run = None
+            self._gone.let_go(run.id)
         return True
 
     def _unload(self, run: Run) -> bool:

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 
 from hookcore.findings import chosen_in, follow, started_with
 from hookcore.findings.ownrules import OwnRules, rules_in
-from hookcore.records import Event, text_of
+from hookcore.records import Event
 from hookcore.records.wire import MAX_TEXT, Place, RunInfo
 from hookcore.store import Store
 
@@ -22,14 +22,15 @@ from .changes import Changes
 from .commands import Commands, OnCommand
 from .disk import Disk
 from .gone import Gone, Why
-from .joint import JointRun, as_joint, joint_id
+from .joint import JointRun, joint_id
 from .memory import MIN_RUN_BYTES, Memory
 from .parts import Edits, Signs
+from .removed import Removals
 from .run import Run
+from .unlisted import Unlisted
 from .views import BOARD_FILE, Views
 
 SomeRun = TypeVar("SomeRun", bound=Run)
-MAX_GONE: Final = 200  # removed runs that are remembered
 
 
 class Runs:
@@ -42,14 +43,13 @@ class Runs:
         folder = Path(settings.keep) if settings.keeps else None
         told = self.changes.tell
         self.views, self.board = Views(folder, changed=told), Views(folder, BOARD_FILE, "chart", told)
-        self.unlisted: dict[Path, str] = {}  # folders of runs that can't be read, and why
-        self.too_many: set[Path] = set()  # folders of older runs that the list has no room for
+        self.unlisted = Unlisted()
         self._own_rules = rules_in(settings.rules_file) if settings.rules_file else ()
         self._clock = clock
         self._lock = threading.Lock()
         self._loading = threading.Lock()  # one run at a time is loaded from disk
         self._runs: dict[str, Run] = {}
-        self._gone: dict[str, Gone] = {}
+        self._gone = Removals()
         self._removed = 0
         self._memory = Memory(settings, clock, self._runs, self._gone, lambda: self.disk, self._evict)
         # Far above the positions that number snapshots without a command.
@@ -76,26 +76,12 @@ class Runs:
     def gone(self) -> list[Gone]:
         """Return the removed runs, latest removal first. The ranks of one training are one run."""
         with self._lock:
-            newest_first = sorted(self._gone.values(), key=lambda gone: gone.at_s, reverse=True)
-        return list({each.id: each for each in map(as_joint, reversed(newest_first))}.values())[::-1]
+            return self._gone.latest_first()
 
     @property
     def partial(self) -> str:
         """Why runs may be missing in the list now; empty if none are."""
         return "" if self.disk is None else self.disk.partial
-
-    @property
-    def left_out(self) -> str:
-        """Which saved runs the list doesn't have, and why; empty if it has all."""
-        said = []
-        unread = list(self.unlisted.values())
-        if many := len(self.too_many):
-            runs, link = ("run is", "its link works") if many == 1 else ("runs are", "their links work")
-            said.append(f"{many:,} older saved {runs} not listed, but {link}.")
-        if many := len(unread):
-            runs = "1 saved run" if many == 1 else f"{many:,} saved runs"
-            said.append(f"{runs} can't be read{'' if many == 1 else '. The first'}: {text_of(unread[0])}.")
-        return " ".join(said)
 
     def get(self, run_id: str) -> Run | None:
         """Return a listed run by its id, without loading it."""
@@ -167,7 +153,7 @@ class Runs:
     def _new_joint(self, run: Run, run_id: str) -> JointRun:
         info = replace(run.info, id=run_id, place=None, keep="", key="")
         joint = self._made(JointRun, info, self.store_bytes(info.memory))
-        joint.connect(lambda: self.disk, self.store_bytes, self.unlisted)
+        joint.connect(lambda: self.disk, self.store_bytes, self.unlisted.unread)
         joint.loaded = run.loaded
         return joint
 
@@ -246,7 +232,7 @@ class Runs:
         """Remove a run that has no data, or none any more. It can't be restored."""
         with self._lock:
             self._runs.pop(run.id, None)
-            self._gone.pop(run.id, None)
+            self._gone.drop(run.id)
             self._part(run)
         if self.disk is not None:
             self.disk.release(run)
@@ -255,27 +241,19 @@ class Runs:
     def put_aside(self, run: Run, why: Why, at_s: float | None = None) -> None:
         """Remember a removed run; with `at_s`, one that was removed before this server started."""
         with self._lock:
-            self._remember(Gone(run.id, run.name, time.time() if at_s is None else at_s, why, run))
+            self._gone.put(Gone(run.id, run.name, time.time() if at_s is None else at_s, why, run))
             self._removed += why != "deleted" and at_s is None
-
-    def _remember(self, gone: Gone) -> None:
-        """Remember a removed run, and forget the oldest beyond the limit (the lock must be held)."""
-        self._gone.pop(gone.id, None)
-        self._gone[gone.id] = gone
-        while len(self._gone) > MAX_GONE:
-            del self._gone[next(iter(self._gone))]
 
     def forget(self, folder_name: str) -> None:
         """Forget a removed run whose folder was deleted to make room."""
-        for gone in list(self._gone.values()):
-            if gone.run is not None and gone.run.saved.folder is not None and gone.run.saved.folder.name == folder_name:
-                gone.run = None
+        for run in self._gone.restorable():
+            if run.saved.folder is not None and run.saved.folder.name == folder_name:
+                self._gone.let_go(run.id)
         self.changes.tell()
 
     def restore(self, run_id: str) -> Run | None:
         """Restore a removed run, or those of all ranks of a training; return None if that is not possible."""
-        ranks = [each.id for each in list(self._gone.values()) if as_joint(each).id == run_id != each.id]
-        if ranks:
+        if ranks := self._gone.ranks_of(run_id):
             restored = [self.restore(each) for each in ranks]
             return self._runs.get(run_id) if any(restored) else None
         with self._lock:
@@ -283,7 +261,7 @@ class Runs:
             if gone is None or gone.run is None or run_id in self._runs:
                 return None
             run = gone.run
-            del self._gone[run_id]
+            self._gone.drop(run_id)
             self._runs[run_id] = run
             if isinstance(run.joint, JointRun):  # it was removed with all ranks
                 self._runs.setdefault(run.joint.id, run.joint)
@@ -314,7 +292,7 @@ class Runs:
         """Take a run off the list that is only in memory, to make room (the lock must be held)."""
         del self._runs[run.id]
         self._part(run)
-        self._remember(Gone(run.id, run.name, time.time(), "memory", None))
+        self._gone.put(Gone(run.id, run.name, time.time(), "memory", None))
         self._removed += 1
         if self.disk is not None:
             self.disk.release(run)

@@ -69,7 +69,7 @@ def show_all(runs: Runs, path: Path) -> list[Run]:
         return [show(runs, path)]
     shown: list[Run] = []
     for folder in folders:
-        call_logged(folder, lambda folder: shown.append(list_run(runs, folder)), runs.unlisted)
+        call_logged(folder, lambda folder: shown.append(list_run(runs, folder)), runs.unlisted.unread)
     if not shown:
         raise ArgumentError(f"{path} contains no readable run: give a folder with runs (*{SUFFIX}), or one of them")
     return shown

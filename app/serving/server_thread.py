@@ -117,13 +117,10 @@ class LocalSink(Sink):
             self._early.clear()
 
     def locate(self, place: Place) -> None:
-        self._amend(place=place)
+        self.run.amend(place=place)
 
     def learn(self, description: Mapping[str, Any]) -> None:
-        self._amend(**description)
-
-    def _amend(self, **changes: Any) -> None:
-        self.run.amend(**changes)
+        self.run.amend(**description)
 
     def fail(self, failure: Failure) -> None:
         self._failure = failure

@@ -20,11 +20,11 @@ from hookcore.reading import answers
 from hookcore.reading.answers.base import decode, library
 from hookcore.reading.answers.live import FrameNews, News
 from hookcore.reading.exchange import Exchange
-from hookcore.reading.steering import RemoteRun
+from hookcore.reading.several import RemoteRuns
 from hookcore.records import Kind
 
 
-class Client(RemoteRun):
+class Client(RemoteRuns):
     """A dashboard: the one at `url`, or this user's own on this machine. Can be used from several threads.
 
     Calls are about `run`, or the newest run if you name none. A tap is named by its number, by its label such as
@@ -118,127 +118,6 @@ class Client(RemoteRun):
     def explain(self, capsule: str, run: str | None = None) -> answers.Capsule:
         """Let the server replay a saved step in a process of its own. `capsules()` has the result when it is there."""
         return self._ask(answers.Capsule, "POST", f"/api/v1/capsules/{capsule}/explain", {"run": run})
-
-    def overlay(
-        self,
-        runs: Sequence[str],
-        scalar: str | None = None,
-        *,
-        tap: str | None = None,
-        stat: str = "rms",
-        group_by: str | None = None,
-        band: bool = False,
-        first: int | None = None,
-        last: int | None = None,
-        points: int = 500,
-    ) -> answers.Overlay:
-        """Return the same values of many runs: a scalar such as "loss" or "gradient norm", or a stat of a tap.
-
-        With `group_by`, a value of the runs such as "lr", each line knows its group; with `band`, there is a line for
-        each group: the mean of its runs, and the smallest and the largest one.
-        """
-        asked = {"runs": ",".join(runs), "scalar": scalar, "tap": tap, "stat": stat, "group_by": group_by}
-        return self._get(
-            answers.Overlay, "/api/v1/overlay", {**asked, "from": first, "to": last, "band": band, "points": points}
-        )
-
-    # -- two runs ---------------------------------------------------------------------------------------------------
-
-    def compare(
-        self,
-        one: str,
-        two: str,
-        kind: Kind | None = None,
-        stat: str = "rms",
-        match: str | None = None,
-        first: int | None = None,
-        last: int | None = None,
-        tolerance: float = 0.0,
-        points: int = 200,
-        limit: int = 1000,
-        sort: Literal["model", "share", "step"] = "model",
-        rename: str | None = None,
-    ) -> answers.Comparison:
-        """Compare two runs layer by layer, and by the values that both logged.
-
-        `tolerance` is a share of the larger magnitude: differences up to it don't count.
-
-        `rename` is "expression -> replacement" for the modules of the second run.
-        """
-        asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
-        asked |= {"tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
-        return self._get(answers.Comparison, "/api/v1/compare", asked)
-
-    def compare_heatmap(
-        self,
-        one: str,
-        two: str,
-        kind: Kind | None = None,
-        stat: str = "rms",
-        match: str | None = None,
-        first: int | None = None,
-        last: int | None = None,
-        columns: int = 500,
-        rows: int = 600,
-        rename: str | None = None,
-    ) -> answers.ComparisonHeatmap:
-        """Return the differences of two runs, layer by step, in at most `columns` by `rows` cells."""
-        asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
-        asked |= {"columns": columns, "rows": rows}
-        return self._get(answers.ComparisonHeatmap, "/api/v1/compare/heatmap", asked)
-
-    def differences(
-        self,
-        first: int | None = None,
-        last: int | None = None,
-        other: str | None = None,
-        other_first: int | None = None,
-        other_last: int | None = None,
-        kind: Kind | None = None,
-        match: str | None = None,
-        limit: int = 20,
-        bins: int = 60,
-        run: str | None = None,
-    ) -> answers.Differences:
-        """Return what differs most between some steps and all others, or other steps, or another run."""
-        asked = {"run": run, "from": first, "to": last, "kind": kind, "match": match, "limit": limit, "bins": bins}
-        asked |= {"other": other, "other_from": other_first, "other_to": other_last}
-        return self._get(answers.Differences, "/api/v1/differences", asked)
-
-    # -- ranks of a distributed training -----------------------------------------------------------------------------
-
-    def ranks(self, run: str | None = None) -> answers.Ranks:
-        """Return each rank of a run: its state, how far and how fast it is, and what came too late for the sum."""
-        return self._get(answers.Ranks, "/api/v1/ranks", {"run": run})
-
-    def rank_map(
-        self,
-        tap: Any = None,
-        stat: str = "rms",
-        name: str | None = None,
-        first: int | None = None,
-        last: int | None = None,
-        columns: int = 200,
-        run: str | None = None,
-    ) -> answers.RankMap:
-        """Return a tap's stat, a logged value, or the seconds per step: the mean by rank and column of steps."""
-        label = None if tap is None else getattr(tap, "label", str(tap))
-        asked = {"run": run, "tap": label, "stat": stat, "name": name, "from": first, "to": last, "columns": columns}
-        return self._get(answers.RankMap, "/api/v1/ranks/map", asked)
-
-    def rank_spread(
-        self,
-        kind: str,
-        stat: str = "rms",
-        match: str | None = None,
-        step: int | None = None,
-        sort: str = "model",
-        limit: int = 1000,
-        run: str | None = None,
-    ) -> answers.LayerSpreads:
-        """Return how far the ranks are apart in one step, layer by layer. `sort="apart"`: the largest spread first."""
-        asked = {"run": run, "kind": kind, "stat": stat, "match": match, "step": step, "sort": sort, "limit": limit}
-        return self._get(answers.LayerSpreads, "/api/v1/ranks/spread", asked)
 
     # -- at a glance -----------------------------------------------------------------------------------------------
 
@@ -374,17 +253,3 @@ def _arrays_of(said: Any) -> Any:
         return {name: _arrays_of(each) for name, each in said.items()}
     values = np.frombuffer(base64.b64decode(said["bdata"]), said["dtype"])
     return values.reshape([int(size) for size in str(said["shape"]).split(",")]) if "shape" in said else values
-
-
-def _asked_of_two(
-    runs: tuple[str, str],
-    kind: Kind | None,
-    stat: str,
-    match: str | None,
-    steps: tuple[int | None, int | None],
-    rename: str | None,
-) -> dict[str, Any]:
-    """Return the parameters of both comparisons."""
-    first, last = steps
-    asked = {"runs": ",".join(runs), "kind": kind, "stat": stat, "match": match, "rename": rename}
-    return {**asked, "from": first, "to": last}

@@ -24,12 +24,11 @@ from hookcore.recorder.taps import TapTable
 from hookcore.recorder.worker import Worker
 from hookcore.records import STATS, Event, Frame, Tap, escaped_in
 from hookcore.records.flow import Flow
-from hookcore.records.masks import LARGE, Masks
+from hookcore.records.masks import Masks, no_masks
 from hookcore.records.vocabulary import OWN, SKIPPED, counted
 
 MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _NAN, _INF = STATS.index("nan"), STATS.index("inf")
-_ENDS: Final = [STATS.index("min"), STATS.index("max")]
 
 
 Examine = Callable[[Frame, Sequence[Tap]], Frame]  # a frame, and all taps by their numbers
@@ -146,8 +145,7 @@ class Shipper:
         if not (nan.any() or inf.any()):
             return False
         taps, rows = self._table.shown_taps(), np.flatnonzero((nan > 0) | (inf > 0))
-        no_mask = (nan[rows] > 0) | (np.abs(frame.stats[rows][:, _ENDS]) > LARGE).any(axis=1)
-        bad = dict(zip(frame.taps[rows].tolist(), no_mask.tolist(), strict=True))
+        bad = dict(zip(frame.taps[rows].tolist(), no_masks(frame.stats[rows]).tolist(), strict=True))
         fine = np.delete(frame.taps, rows).tolist
         return bool(self._masks.harmful(frame.step, bad, fine, lambda number: taps[number].kind, self._known))
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
-from hookcore.records import Kind
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import STAT_COLUMN, Kind
 
 MAX_MASKS: Final = 10_000
 LARGE: Final = 1e4  # infinities beside finite values of this size are an overflow
 _FORWARD: Final = frozenset({"input", "output"})
+_ENDS: Final = [STAT_COLUMN["min"], STAT_COLUMN["max"]]
+
+
+def no_masks(stats: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which stats [tap, stat] of non-finite values can't be a mask's: they have NaN, or large values."""
+    is_large: NDArray[np.bool_] = (np.abs(stats[:, _ENDS]) > LARGE).any(axis=1)
+    return is_large | (stats[:, STAT_COLUMN["nan"]] > 0)
 
 
 class Masks:
@@ -32,7 +42,7 @@ class Masks:
     ) -> list[int]:
         """Return the taps that do harm among those with non-finite values.
 
-        `bad` says which of them can't be a mask: they have NaN, or large values. `fine()` are the finite taps of the
+        `bad` says which of them can't be a mask, as `no_masks` does. `fine()` are the finite taps of the
         step. Taps from the number `known` on are new: there was no step in which they were otherwise.
         """
         suspects = [number for number, no_mask in bad.items() if no_mask or number not in self.since]

@@ -6,16 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.errors import ArgumentError
 from hookcore.records import (
     PROBE,
     STAT_COLUMN,
-    STATS,
     Coverage,
     Event,
     Frame,
@@ -26,12 +24,14 @@ from hookcore.records import (
     Tap,
     is_shared,
 )
-from hookcore.records.masks import LARGE
+from hookcore.records.masks import no_masks
 from hookcore.records.sketch import rows_of
 from hookcore.records.vocabulary import SYSTEM
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.bounded import bytes_of, texts_bytes
+from hookcore.store.follower import Follower
 from hookcore.store.incidents import Found
+from hookcore.store.incoming import ascending_parts, require_shapes
 from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Parts
 from hookcore.store.past import Past
 from hookcore.store.queries import Queries
@@ -39,27 +39,7 @@ from hookcore.store.scalars import scalars_of
 from hookcore.store.schemas import SKIPPED_STEP, merge_stats
 from hookcore.store.segments import Floats, Lanes, Steps
 
-_ENDS: Final = [STAT_COLUMN["min"], STAT_COLUMN["max"]]
 DEFAULT_BYTES: Final = 512 * 2**20
-
-
-class Follower(Protocol):
-    """Runs the rules on a store."""
-
-    def take(self, frame: Frame) -> None:
-        """Run them if a new frame asks for it."""
-
-    def look(self) -> None:
-        """Run them now."""
-
-    def hear(self, event: Event) -> None:
-        """Take what a rule of the user found, if the event says so."""
-
-    def change(self, step: int, chosen: Mapping[str, Mapping[str, float] | bool]) -> None:
-        """Use other thresholds after a step."""
-
-    def hold(self, rule: str, found: Found | None) -> None:
-        """Take what is found in the next frame by something else than a rule of the store."""
 
 
 class Store(Queries):
@@ -78,7 +58,7 @@ class Store(Queries):
         self._last: tuple[NDArray[np.uint32] | None, Lanes] = None, slice(0)  # the newest taps, known and in order
         self._told: set[str] = set()
         self._ahead: set[Event] = set()
-        self.follower: Follower | None = None  # runs the rules; see hookcore.findings
+        self.follower: Follower | None = None  # runs the rules
         self.of_ranks = False  # adds up the ranks of a distributed training
         self.rules: Mapping[str, Mapping[str, float] | bool] = {}  # thresholds that were chosen; see hookcore.findings
 
@@ -111,7 +91,7 @@ class Store(Queries):
 
         The arrays of `frame.sketches` are not copied if they own their memory, so don't write to them afterwards.
         """
-        _check(frame)
+        require_shapes(frame)
         with self._writer:
             self._take_names(frame)
             newest = self._parts.steps.newest
@@ -252,10 +232,7 @@ class Store(Queries):
         if frame.taps is self._last[0]:  # most frames share one array of taps
             self._take_part(frame, frame.taps, frame.stats, frame.sketches)
             return
-        for rows in _ascending_runs(frame.taps):
-            taps, stats, block = frame.taps, frame.stats, frame.sketches
-            if rows is not None:
-                taps, stats, block = taps[rows], stats[rows], rows_of(block, rows)
+        for taps, stats, block in ascending_parts(frame):
             known = len(self._parts.taps)
             if len(taps) and taps[-1] >= known:
                 fit = np.arange(np.searchsorted(taps, known))
@@ -288,7 +265,7 @@ class Store(Queries):
             if len(places):  # what a user's function returns is no tensor of the training
                 real = [self._parts.taps[number].kind != PROBE for number in taps[places].tolist()]
                 places = places[np.array(real, bool)]
-                no_mask = (nan[places] > 0) | (np.abs(stats[places][:, _ENDS]) > LARGE).any(axis=1)
+                no_mask = no_masks(stats[places])
                 places = places[incidents.harmful(step, taps[places], no_mask, fine, frame.scalars)]
             incidents.take(step, look.previous, taps[places], nan[places] > 0, fine)
 
@@ -321,26 +298,3 @@ class Store(Queries):
             self._told.add(name)
             newest = self._parts.steps.newest
             self.add_event(Event(newest or 0, self._clock(), name, message, "warning"))
-
-
-def _check(frame: Frame) -> None:
-    rows = len(frame.taps)
-    if frame.stats.shape != (rows, len(STATS)):
-        raise ArgumentError(
-            f"a frame of {rows} taps has stats of shape {frame.stats.shape}: they must be [{rows}, {len(STATS)}]"
-        )
-    if len(frame.sketches.start) != rows + 1:
-        raise ArgumentError(
-            f"a frame of {rows} taps has sketches with {len(frame.sketches.start)} starts: there must be {rows + 1}"
-        )
-
-
-def _ascending_runs(taps: NDArray[np.uint32]) -> list[NDArray[np.intp] | None]:
-    """Split rows into parts with ascending, unique taps; None means all rows unchanged."""
-    if len(taps) < 2 or bool((taps[1:] > taps[:-1]).all()):
-        return [None]
-    order = np.argsort(taps, kind="stable")
-    ordered = taps[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=ordered[0] + 1))
-    turn = np.arange(len(taps)) - np.repeat(starts, np.diff(np.append(starts, len(taps))))
-    return [order[turn == number] for number in range(int(turn.max()) + 1)]
