@@ -311,13 +311,12 @@ def _said(message: Message) -> Any:
 
 
 def routes_of(routes: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the methods and the routes of an application, also those of the routers in it."""
+    """Yield the methods and the routes of an application, also those of the routers in it, as FastAPI serves them."""
     for route in routes:
-        inside = getattr(route, "original_router", None)
-        if inside is not None:
-            yield from routes_of(inside.routes)
-        else:
-            yield from ((method, route) for method in (getattr(route, "methods", None) or {"SOCKET"}) - {"HEAD"})
+        inside = getattr(route, "effective_route_contexts", lambda route=route: [route])
+        for each in inside():
+            served = getattr(each, "starlette_route", None) or each
+            yield from ((method, served) for method in (getattr(served, "methods", None) or {"SOCKET"}) - {"HEAD"})
 
 
 def test_every_route_and_page_is_asked_of_both_stores_or_there_is_a_reason_why_not() -> None:
