@@ -41,7 +41,8 @@ from hookcore_app.collector.cutter import Cutter
 from hookcore_app.collector.feed import Feed
 from hookcore_app.collector.lanes import Lanes
 from hookcore_app.collector.service import create_collector
-from hookcore_app.collector.spool import Record, Spool, SpoolError
+from hookcore_app.collector.spool import Spool, SpoolError
+from hookcore_app.collector.spoolfile import Record
 from hookcore_app.settings import CollectorSettings, ServerSettings
 from tests.receiver import Receiver, a_frame, a_run, serving
 from tests.serving import BATCH, TOKEN, make_batch

@@ -13,7 +13,8 @@ from ..clickhouse.names import day_of, number_of_run
 from ..clickhouse.segments import Piece
 from .cuts import Share, ranges_of
 from .lane import Lane
-from .spool import Record, SpoolError
+from .spool import SpoolError
+from .spoolfile import Record
 
 SILENT_S: Final = 60.0  # without the trainer: the newest step counts as complete
 REPLACED_S: Final = 3.0  # if its rank was started again in the meantime

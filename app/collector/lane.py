@@ -30,7 +30,8 @@ from hookcore.records.wire import (
 )
 
 from .pauses import Pause
-from .spool import Record, Spool, SpoolError
+from .spool import Spool, SpoolError
+from .spoolfile import Record
 
 PARCEL_BYTES: Final = 8_000_000
 MAX_ITEMS: Final = 1000  # of a batch
@@ -70,9 +71,8 @@ class Lane:
     _is_gone: bool = False  # forgotten: a batch that comes now needs another lane
     lock: threading.RLock = field(default_factory=threading.RLock)
     _waiting: deque[Record] = field(default_factory=deque)
-    _retained: deque[Record] = field(
-        default_factory=deque
-    )  # the server has them, but would lose them if it were killed
+    # the server has them, but would lose them if it were killed
+    _retained: deque[Record] = field(default_factory=deque)
     _only_in_memory: deque[Record] = field(default_factory=deque)  # on the way to ClickHouse, but no longer on disk
     _is_careful: bool = False  # something was refused, so items are sent one by one
     _strikes: int = 0

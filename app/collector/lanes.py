@@ -17,7 +17,8 @@ from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records.wire import Answer, Batch
 
 from .lane import HEAD, Lane
-from .spool import Record, Spool
+from .spool import Spool
+from .spoolfile import Record
 
 logger = logging.getLogger("hookcore")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hookcore.hooks.backward import on_backward_end
-from hookcore.hooks.distributed import BucketRecord, CommunicationHandle, on_communication
+from hookcore.hooks.buckets import BucketRecord
+from hookcore.hooks.distributed import CommunicationHandle, on_communication
 from hookcore.hooks.handle import HookHandle
 from hookcore.hooks.hooked_module import HookedModule
 from hookcore.hooks.inventory import inventory
