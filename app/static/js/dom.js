@@ -1,12 +1,8 @@
 // @ts-check
 /** Creates elements without HTML strings, because module names are the user's text. */
 
-/**
- * @param {string} tag
- * @param {Record<string, any>} [attributes] `class`, `onclick`, ... ; null and false are left out
- * @param {...(Node | string | number | null)} children
- * @returns {HTMLElement}
- */
+/** @param {string} tag @param {Record<string, any>} [attributes] `class`, `onclick`, ... ; null and false are left out
+ * @param {...(Node | string | number | null)} children @returns {HTMLElement} */
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {

@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * Numbers and times as a person reads them. Pure. How many digits, and in which style, is the reader's choice
- * (prefs.js).
- */
+/** Numbers and times as a person reads them. Pure. How many digits, and in which style, is the reader's choice
+ * (prefs.js). */
 
 /** @typedef {{digits: number, style: "auto" | "scientific"}} Form */
 
@@ -17,11 +15,8 @@ export function setForm(wanted) {
   Object.assign(form, wanted);
 }
 
-/**
- * 0.01235, 1.235e-5, 12,350; NaN and the infinities by name.
- * @param {number | null | undefined} value
- * @param {Partial<Form>} [how]
- */
+/** 0.01235, 1.235e-5, 12,350; NaN and the infinities by name.
+ * @param {number | null | undefined} value @param {Partial<Form>} [how] */
 export function number(value, how = form) {
   if (value === null || value === undefined) return "-";
   if (!Number.isFinite(value)) return nameOf(value);

@@ -11,10 +11,8 @@ const MAX_FITTED = 20_000;
 /** Texts as they fit, by font, room, and text. @type {Map<string, string>} */
 const fitted = new Map();
 
-/**
- * How many names all paths begin with; each keeps at least one of its own.
- * @param {readonly {module: string}[]} rows
- */
+/** How many names all paths begin with; each keeps at least one of its own.
+ * @param {readonly {module: string}[]} rows */
 export function sharedBy(rows) {
   /** @type {string[] | null} */
   let names = null;
@@ -29,13 +27,10 @@ export function sharedBy(rows) {
   return names?.length ?? 0;
 }
 
-/**
- * A path that fits: without the first names, if all others have them too, then with its longest names cut. The numbers that
- * tell layers apart go last.
- * @param {string} path
- * @param {(text: string) => boolean} fits
- * @param {number} [shared] how many names all paths begin with
- */
+/** A path that fits: without the first names, if all others have them too, then with its longest names cut. The numbers
+ * that tell layers apart go last.
+ * @param {string} path @param {(text: string) => boolean} fits
+ * @param {number} [shared] how many names all paths begin with */
 export function shortPath(path, fits, shared = 0) {
   if (fits(path)) return path;
   const names = path.split(".");

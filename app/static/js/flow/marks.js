@@ -19,13 +19,8 @@ const HATCHED_PX = 8; // a hatch in narrower bars becomes stripes over all of th
 /** @typedef {{x: number, y: number, w: number, h: number}} Box */
 /** @typedef {{title: string, bars: readonly Bar[], decades: [number, number], color: string}} Panel */
 
-/**
- * The boxes of a number of panels.
- * @param {number} width
- * @param {number} height
- * @param {number} many
- * @returns {Box[]}
- */
+/** The boxes of a number of panels.
+ * @param {number} width @param {number} height @param {number} many @returns {Box[]} */
 export function boxesOf(width, height, many) {
   const each = (height - FOOT - SPLIT * (many - 1)) / many;
   return Array.from({ length: many }, (_, place) => ({
@@ -81,14 +76,8 @@ function wordsOf(bars) {
   return words.length ? words.join("  ") + shared : "";
 }
 
-/**
- * @param {Box} box
- * @param {Bar} bar
- * @param {number} place
- * @param {Panel} panel
- * @param {Record<string, string>} page
- * @returns {Mark[]}
- */
+/** @param {Box} box @param {Bar} bar @param {number} place @param {Panel} panel @param {Record<string, string>} page
+ * @returns {Mark[]} */
 function barMarks(box, bar, place, { bars, decades, color }, page) {
   const pitch = box.w / bars.length;
   const w = Math.min(26, pitch > 3 ? pitch * 0.78 : Math.max(1, pitch));
@@ -117,25 +106,15 @@ function barMarks(box, bar, place, { bars, decades, color }, page) {
   return [{ kind: "rect", x, y: bottom - h, w, h, fill: color }];
 }
 
-/**
- * @param {string} text
- * @param {number} x
- * @param {number} y
- * @param {string} fill
- * @param {boolean} fits
- * @returns {Mark[]}
- */
+/** @param {string} text @param {number} x @param {number} y @param {string} fill @param {boolean} fits
+ * @returns {Mark[]} */
 function sign(text, x, y, fill, fits) {
   return fits ? [{ kind: "text", x, y, text, fill, align: "center" }] : [];
 }
 
-/**
- * The blocks of the model under the bars, or their layers if each is a block of its own.
- * @param {Box} box the lowest panel
- * @param {readonly {module: string}[]} layers
- * @param {Record<string, string>} page
- * @returns {Mark[]}
- */
+/** The blocks of the model under the bars, or their layers if each is a block of its own.
+ * @param {Box} box the lowest panel @param {readonly {module: string}[]} layers @param {Record<string, string>} page
+ * @returns {Mark[]} */
 export function blockMarks(box, layers, page) {
   /** @type {Mark[]} */
   const marks = [];

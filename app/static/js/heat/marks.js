@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * What stands around the cells - names, groups, axis, color bar, legend - as data: a canvas and an SVG draw the same.
- * Pure.
- */
+/** What stands around the cells - names, groups, axis, color bar, legend - as data: a canvas and an SVG draw the same.
+ * Pure. */
 import { cssOf, STEPS } from "../canvas/colors.js";
 import { count, number } from "../format.js";
 import { sharedBy, shortPath } from "../paths.js";
@@ -34,10 +32,8 @@ export function widthOf(rows) {
   return 8 + LETTER * rows.reduce((most, row) => Math.max(most, labelOf(row).length), 6);
 }
 
-/**
- * Names and groups of the rows, as many as can be read.
- * @param {Layout} layout
- * @param {readonly import("./rows.js").Row[]} rows
+/** Names and groups of the rows, as many as can be read.
+ * @param {Layout} layout @param {readonly import("./rows.js").Row[]} rows
  * @param {boolean} grouped whether the rows stand in the model's order @param {Record<string, string>} page colors
  * @returns {Mark[]} */
 export function rowMarks(layout, rows, grouped, page) {
@@ -93,14 +89,9 @@ export function rowMarks(layout, rows, grouped, page) {
   return marks;
 }
 
-/**
- * The axis of steps.
- * @param {Layout} layout
- * @param {[number, number]} span
- * @param {Record<string, string>} page
- * @param {import("../timeline/clock.js").Clock} [clock] what the ticks say
- * @returns {Mark[]}
- */
+/** The axis of steps.
+ * @param {Layout} layout @param {[number, number]} span @param {Record<string, string>} page
+ * @param {import("../timeline/clock.js").Clock} [clock] what the ticks say @returns {Mark[]} */
 export function stepMarks(layout, span, page, clock) {
   const { plot } = layout;
   const bottom = plot.y + plot.h;
@@ -117,12 +108,10 @@ export function stepMarks(layout, span, page, clock) {
   });
 }
 
-/**
- * The color bar, with values at its ticks.
- * @param {Layout} layout
- * @param {import("../scale.js").Scale} scale
- * @param {import("../canvas/colors.js").Palette} palette
- * @param {boolean} relative @param {Record<string, string>} page @returns {Mark[]} */
+/** The color bar, with values at its ticks.
+ * @param {Layout} layout @param {import("../scale.js").Scale} scale
+ * @param {import("../canvas/colors.js").Palette} palette @param {boolean} relative @param {Record<string, string>} page
+ * @returns {Mark[]} */
 export function barMarks(layout, scale, palette, relative, page) {
   const { bar } = layout;
   /** @type {Mark[]} */
@@ -168,14 +157,10 @@ function timesOf(decades) {
   return decades < 0 ? `\u00f7${text}` : `\u00d7${text}`;
 }
 
-/**
- * What no scale holds.
- * @param {Layout} layout
- * @param {string} words what the colors are of
- * @param {import("../canvas/colors.js").Palette} palette
- * @param {Record<string, string>} page
- * @param {boolean} lumped whether NaN and infinities are one kind
- * @returns {Mark[]} */
+/** What no scale holds.
+ * @param {Layout} layout @param {string} words what the colors are of
+ * @param {import("../canvas/colors.js").Palette} palette @param {Record<string, string>} page
+ * @param {boolean} lumped whether NaN and infinities are one kind @returns {Mark[]} */
 export function legendMarks(layout, words, palette, page, lumped = false) {
   const y = layout.plot.y + layout.plot.h + 33;
   const entries = /** @type {[string, number, number | null][]} */ ([

@@ -48,12 +48,8 @@ export function sameRows(before, after) {
   );
 }
 
-/**
- * Which rows share a pixel row: the first `alone` have one each, the others share the rest.
- * @param {number} rows
- * @param {number} pixels
- * @param {number} [alone]
- */
+/** Which rows share a pixel row: the first `alone` have one each, the others share the rest.
+ * @param {number} rows @param {number} pixels @param {number} [alone] */
 export function startsOf(rows, pixels, alone = 0) {
   const rest = rows - alone;
   const height = Math.max(0, Math.min(rest, pixels));
@@ -63,10 +59,8 @@ export function startsOf(rows, pixels, alone = 0) {
   return starts;
 }
 
-/**
- * The step at which each row first was not finite; Infinity if it always was finite.
- * @param {import("../canvas/columns.js").Columns} columns
- */
+/** The step at which each row first was not finite; Infinity if it always was finite.
+ * @param {import("../canvas/columns.js").Columns} columns */
 export function onsets(columns) {
   const found = new Float64Array(columns.rows).fill(Infinity);
   for (let place = columns.length - 1; place >= 0; place -= 1) {
@@ -78,11 +72,8 @@ export function onsets(columns) {
   return found;
 }
 
-/**
- * How bad each row's newest value is, and how much it changed over the window.
- * @param {import("../canvas/columns.js").Columns} columns
- * @param {Sort} sort
- */
+/** How bad each row's newest value is, and how much it changed over the window.
+ * @param {import("../canvas/columns.js").Columns} columns @param {Sort} sort */
 function keysOf(columns, sort) {
   const keys = new Float64Array(columns.rows).fill(-Infinity);
   if (!columns.length) return keys;

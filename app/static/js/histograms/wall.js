@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The tiles of the Histograms page. Only those in view have a canvas, and only those are requested, up to 50 at a
- * time.
- */
+/** The tiles of the Histograms page. Only those in view have a canvas, and only those are requested, up to 50 at a
+ * time. */
 import { get } from "../api.js";
 import { h, penLike, write } from "../dom.js";
 import { MAX_HISTOGRAMS } from "../limits.js";
@@ -233,11 +231,8 @@ export class Wall {
   }
 }
 
-/**
- * A label without its kind: the place in a nested output, the call, and the phase.
- * @param {string} label
- * @returns {string}
- */
+/** A label without its kind: the place in a nested output, the call, and the phase.
+ * @param {string} label @returns {string} */
 function shortOf(label) {
   return label.replace(/^\w+ ?/, "");
 }

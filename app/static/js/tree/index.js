@@ -1,8 +1,6 @@
 // @ts-check
-/**
- * The modules as a tree that one can walk: as many rows in the page as can be seen, however many there are. The state's
- * `sort` (a column, or -column), `fold` and `f` are read where the page has them.
- */
+/** The modules as a tree that one can walk: as many rows in the page as can be seen, however many there are. The
+ * state's `sort` (a column, or -column), `fold` and `f` are read where the page has them. */
 import { h, penLike } from "../dom.js";
 import { Finder } from "../finder.js";
 import { isMarked, onKey } from "./keys.js";
@@ -51,11 +49,8 @@ export class Tree {
   active = -1;
   first = { pen: penLike(document.body), width: 0 }; // the column of names
 
-  /**
-   * @param {import("../page.js").Page} page
-   * @param {HTMLElement} element what is in it stands for the tree until now
-   * @param {Options} options
-   */
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element what is in it stands for the tree until now
+   * @param {Options} options */
   constructor(page, element, options) {
     this.page = page;
     this.options = options;
@@ -146,11 +141,8 @@ export class Tree {
     this.draw();
   }
 
-  /**
-   * The worst module for a column: the node's own, or one below it if the node is closed.
-   * @param {Column} column
-   * @param {Node} node
-   */
+  /** The worst module for a column: the node's own, or one below it if the node is closed.
+   * @param {Column} column @param {Node} node */
   worst(column, node) {
     let found = this.#worst.get(column.key);
     if (!found) {

@@ -80,11 +80,8 @@ export class Tools {
     );
   }
 
-  /**
-   * @param {import("./index.js").Column} column
-   * @param {number} place
-   * @param {{column: import("./index.js").Column, descending: boolean} | null} sort
-   */
+  /** @param {import("./index.js").Column} column @param {number} place
+   * @param {{column: import("./index.js").Column, descending: boolean} | null} sort */
   heading(column, place, sort) {
     const own = sort?.column.key === column.key ? sort : null;
     const { state } = this.tree.page;
