@@ -71,12 +71,12 @@ class Gate:
     def _follow(self, mean: Values, top: Values) -> bool:
         """Move the levels toward those of a block; NaN changes nothing."""
         new = np.isnan(self._level)
-        if new.any():
+        if np.count_nonzero(new):
             self._level[new] = mean[new]
         off = mean - self._level
         size = np.abs(off)
         far = (size > np.maximum(_FAR, _SPREADS * self._spread)) | (top - self._level > _SPIKE)
-        if far.any() or self._away.any() or np.isnan(off).any():
+        if any(map(np.count_nonzero, (far, self._away, np.isnan(off)))):
             return self._follow_each(off, size, far)
         self._level += _RATE * off
         self._spread += _RATE * (size - self._spread)

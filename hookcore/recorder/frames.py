@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NOTHING: Final = np.empty(0, np.int64)
 MAX_KEPT_EVENTS: Final = 100  # of dropped frames
+MAX_KNOWN_ROWS: Final = 16  # sets of slots, each with its array of taps
 _Shown = tuple[NDArray[np.uint32], NDArray[np.intp] | None]  # the taps of a frame, and which rows are theirs if not all
 _LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
 
@@ -88,37 +89,49 @@ def stats_of(cells: NDArray[np.float64]) -> NDArray[np.float64]:
     return stats
 
 
-def build_frames(raws: Sequence[RawFrame], taps: Sequence[Tap], numbers: Sequence[int]) -> Iterator[Frame]:
+class ShownRows:
+    """The taps of frames, by the slots of their rows. Frames of the same slots share one array."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers  # each slot's tap number, -1 for a hidden slot; more are added, and none changes
+        self._known: dict[bytes, _Shown] = {}
+
+    def of(self, slots: NDArray[np.uint32]) -> _Shown:
+        """Return the taps of these slots, and which rows are theirs if not all."""
+        key = slots.tobytes()
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) == MAX_KNOWN_ROWS:
+                self._known.clear()
+            found = self._known[key] = self._look_up(slots)
+        return found
+
+    def _look_up(self, slots: NDArray[np.uint32]) -> _Shown:
+        numbers = np.array([self._numbers[slot] for slot in slots], np.int64)
+        shown = np.flatnonzero(numbers >= 0)
+        taps = numbers[shown].astype(np.uint32)
+        taps.setflags(write=False)  # many frames share it
+        return taps, None if len(shown) == len(numbers) else shown
+
+
+def build_frames(raws: Sequence[RawFrame], taps: Sequence[Tap], rows: ShownRows) -> Iterator[Frame]:
     """Return frames for the store: scaled gradients are divided by their scale, and hidden rows are used and dropped.
 
-    Many at once, because twenty steps cost no more arithmetic than one. `numbers` is each slot's tap number, -1 for a
-    hidden slot.
+    Many at once, because twenty steps cost no more arithmetic than one.
     """
     harvests = [
         join([harvest, *(transfer.finish() for transfer in raw.transfers)])
         for raw, harvest in zip(raws, unpack([raw.packed for raw in raws]), strict=True)
     ]
     stats = stats_of(np.concatenate([harvest.cells for harvest in harvests]))
-    tap_numbers = np.array(numbers, np.int64)
-    hides = bool((tap_numbers < 0).any())
-    shared: dict[bytes, _Shown] = {}
     first = 0
     for raw, harvest in zip(raws, harvests, strict=True):
         last = first + len(harvest.slots)
-        yield _build(raw, harvest, stats[first:last], taps, tap_numbers, hides, shared)
+        yield _build(raw, harvest, stats[first:last], taps, rows)
         first = last
 
 
-def _build(
-    raw: RawFrame,
-    harvest: Harvest,
-    stats: NDArray[np.float64],
-    taps: Sequence[Tap],
-    tap_numbers: NDArray[np.int64],
-    hides: bool,
-    shared: dict[bytes, _Shown],
-) -> Frame:
-    """Return a frame. Those of the same taps share one array, so that readers need not look at it again."""
+def _build(raw: RawFrame, harvest: Harvest, stats: NDArray[np.float64], taps: Sequence[Tap], rows: ShownRows) -> Frame:
     block = SketchBlock(harvest.start, harvest.bins, harvest.counts)
     labels = raw.labels
     if raw.scale not in (None, 1.0) and raw.scaled:
@@ -127,10 +140,7 @@ def _build(
         labels = labels | {"grad_scale": label}
     if raw.rows.ratios:
         _fill_ratios(stats, harvest, raw.rows.ratios)
-    key = harvest.slots.tobytes()
-    if key not in shared:
-        shared[key] = _shown(tap_numbers[harvest.slots], hides)
-    numbers, shown = shared[key]
+    numbers, shown = rows.of(harvest.slots)
     owners = None if raw.rows.owners is None else raw.rows.owners[harvest.slots]
     if shown is not None:
         stats, block, owners = stats[shown], rows_of(block, shown), None if owners is None else owners[shown]
@@ -150,15 +160,6 @@ def _build(
         flow=None if raw.flow is None else replace(raw.flow, step=raw.step),
         owners=owners,
     )
-
-
-def _shown(numbers: NDArray[np.int64], hides: bool) -> _Shown:
-    shown = np.flatnonzero(numbers >= 0) if hides else None
-    if shown is not None and len(shown) == len(numbers):
-        shown = None
-    taps = (numbers if shown is None else numbers[shown]).astype(np.uint32)
-    taps.setflags(write=False)  # many frames share it
-    return taps, shown
 
 
 def _unscale(

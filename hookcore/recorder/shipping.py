@@ -18,7 +18,7 @@ from hookcore.recorder.collector import skipped_step
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.flows import Flows
 from hookcore.recorder.foundloss import Sum
-from hookcore.recorder.frames import MAX_KEPT_EVENTS, RawFrame, build_frames, newest_events
+from hookcore.recorder.frames import MAX_KEPT_EVENTS, RawFrame, ShownRows, build_frames, newest_events
 from hookcore.recorder.scalars import number_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.worker import Worker
@@ -64,8 +64,10 @@ class Shipper:
     _reported_events: int = field(default=0, init=False)  # dropped ones
     _reported_escape: bool = field(default=False, init=False)
     _jumps: dict[str, JumpFinder] = field(default_factory=dict, init=False)
+    _rows: ShownRows = field(init=False)
 
     def __post_init__(self) -> None:
+        self._rows = ShownRows(self._table.numbers)
         failed = partial(self._errors.record, "recorder thread")
         self.worker = Worker(self._ship, failed, self._tick, self._has_more)
 
@@ -94,7 +96,7 @@ class Shipper:
         try:
             for raw in raws:
                 self._resolve(raw)
-            for frame in build_frames(raws, self._table.taps, self._table.numbers):
+            for frame in build_frames(raws, self._table.taps, self._rows):
                 self._table.saw_frame(frame.step, frame.taps)
                 self._flows.saw_frame(frame)
                 self._alarm_if_bad(frame)

@@ -76,7 +76,7 @@ class Ledger:
         """
         previous = self._note_captured(step)
         found = nan + inf
-        if not self._any and not found.any():
+        if not self._any and not np.count_nonzero(found):
             return None
         bad, fine = found > 0, found == 0
         if not self._any and not bad.any():  # they are unknown

@@ -244,7 +244,7 @@ class Store(Queries):
     def _take_part(self, frame: Frame, taps: NDArray[np.uint32], stats: Floats, block: SketchBlock) -> None:
         step = frame.step
         absent = np.isnan(stats[:, 0])
-        if absent.any():
+        if np.count_nonzero(absent):  # which takes a fraction of what `any` takes for so few
             stats = np.where(absent[:, None], np.nan, stats)
             self._parts.dropped["rows_without_count"] += int(absent.sum())
         ladder, lanes = self._parts.stats, self._last[1]
@@ -278,7 +278,7 @@ class Store(Queries):
         lanes, values, fit = self._parts.scalars.add(frame.step, named)
         self._require_room(fit)
         bad, value = values[1:]
-        if self._parts.scalar_ledger.nbytes or bad.any():  # most runs never log a non-finite value
+        if self._parts.scalar_ledger.nbytes or np.count_nonzero(bad):  # most runs never log a non-finite value
             self._parts.scalar_ledger.append(frame.step, lanes, np.isnan(value), np.isinf(value))
 
     def _require_room(self, fit: bool) -> None:
