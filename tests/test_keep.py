@@ -285,7 +285,7 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     expected = [*range(10), 13, 14]
     assert run.store.series(0, "mean").first_step.tolist() == expected
     (said,) = (event for event in run.store.events() if event.name == "reconnected")
-    assert "3 frames" in said.message
+    assert "3 records" in said.message
     assert said.count == 3
     world.take(Batch(run=INFO, taps_from=len(TAPS), items=(EndItem(15, 14),)))
     stop(world)
