@@ -192,7 +192,7 @@ def _ask_server(server: traffic.ServerProcess, ranks: Sequence[str], history: Hi
         server.get(f"/api/v1/heatmap?run=wide&kind=output&stat={stat}&columns={COLUMNS}&rows={history.taps}")
 
     many = min(history.steps, MAX_ADDED // len(ranks))
-    span = f"first={history.steps - many}&last={history.steps - 1}"
+    span = f"from={history.steps - many}&to={history.steps - 1}"
 
     def sums(turn: int) -> None:
         stat = ASKED[turn % len(ASKED)]
