@@ -29,7 +29,7 @@ from typing import Any, Final
 SIZE: Final = 8  # bytes of each number
 MOST_FILES: Final = 64  # that a process may inherit
 FREE: Final = 200  # no file of this process has this number or a larger one
-FLAGS: Final = {"-P": 1, "-u": 1, "-W": 2}  # those that are understood, with the words that each takes
+FLAGS: Final = {"-B": 1, "-P": 1, "-u": 1, "-W": 2}  # those that are understood, with the words that each takes
 NOBODY: Final = 0
 
 
