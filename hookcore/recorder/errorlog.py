@@ -21,19 +21,18 @@ NO_MEMORY: Final = "the GPU had no memory left for hookcore to measure it"
 
 
 @dataclass(slots=True)
-class _Tally:
-    """A number that events tell now and then."""
+class _Told:
+    """How much of a number that grows events have told. They do so now and then."""
 
-    count: int = 0
-    _told: int = 0
-    _tell_at: float = float("-inf")
+    _count: int = 0
+    _next_at: float = float("-inf")
 
-    def due(self, is_last: bool) -> int:
+    def due(self, count: int, is_last: bool) -> int:
         """Return how many are to be told now."""
-        fresh = self.count - self._told
-        if not fresh or not (is_last or time.monotonic() >= self._tell_at):
+        fresh = count - self._count
+        if fresh <= 0 or not (is_last or time.monotonic() >= self._next_at):
             return 0
-        self._told, self._tell_at = self.count, time.monotonic() + TELL_EVERY_S
+        self._count, self._next_at = count, time.monotonic() + TELL_EVERY_S
         return fresh
 
 
@@ -44,8 +43,9 @@ class ErrorLog:
         self._current = current
         self.events: list[Event] = []  # the first ones
         self.count = 0
-        self._told = 0  # of the first ones
-        self._others, self._without_memory = _Tally(), _Tally()
+        self._without_memory = 0  # measurements
+        self._told = 0  # of the first errors
+        self._told_others, self._told_memory = _Told(), _Told()
 
     def record(self, where: str, error: BaseException, plan: Plan | None = None) -> None:
         """Count an error and keep it if it is one of the first. A module that keeps failing is left alone.
@@ -54,7 +54,7 @@ class ErrorLog:
         module does, and may pass: what is missing then is only counted.
         """
         if isinstance(error, torch.OutOfMemoryError):
-            self._without_memory.count += 1
+            self._without_memory += 1
             if plan is not None:
                 plan.note_reason(NO_MEMORY)
             return
@@ -65,19 +65,17 @@ class ErrorLog:
             text = f"{where}: {said}\n{''.join(traceback.format_exception(error))}"
             path = "" if plan is None else plan.path
             self.events.append(Event(self._current.number, time.time(), "hook-error", text, "error", path))
-        else:
-            self._others.count += 1
         self.count += 1  # last, so that an error isn't taken for one that isn't kept
 
     def news(self, is_last: bool = False) -> list[Event]:
         """Return events about the errors since the last call. Those that aren't kept are counted now and then."""
         fresh = self.events[self._told :]
         self._told += len(fresh)
-        if others := self._others.due(is_last):
+        if others := self._told_others.due(self.count - len(self.events), is_last):
             more = counted(others, "more error")
             text = f"{more} in hookcore; the first {MAX_KEPT_ERRORS} are kept, the others only counted"
             fresh.append(Event(self._current.number, time.time(), "hook-error", text, "error", count=others))
-        if missing := self._without_memory.due(is_last):
+        if missing := self._told_memory.due(self._without_memory, is_last):
             text = (
                 f"hookcore could not do {counted(missing, 'measurement')}, because the GPU had no memory left: their "
                 "values are missing. Watch fewer modules, or leave out `update`, which copies the weights"

@@ -202,8 +202,11 @@ class Parameters:
 
     def after_step(self, stepper: int) -> None:
         """Observe the changes made by the step."""
+        before = self._before.pop(stepper, None)
+        if before is None:
+            return
         with unseen():
-            for parameter, old in self._before.pop(stepper, ()):
+            for parameter, old in before:
                 now = parameter.tensor
                 if now is not None and now.shape == old.shape:
                     try:

@@ -50,31 +50,29 @@ export function shortPath(path, fits, shared = 0) {
  * @param {string} path @param {number} least letters of a run @param {(text: string) => boolean} fits */
 function withNamesCut(path, least, fits) {
   const cut = (/** @type {number} */ most) => path.replace(LETTERS, (run) => shorten(run, most));
-  if (!fits(cut(least))) return "";
-  let [low, high] = [least, path.length];
-  while (low < high) {
-    const middle = Math.ceil((low + high) / 2);
-    if (fits(cut(middle))) low = middle;
-    else high = middle - 1;
-  }
-  return cut(low);
+  return fits(cut(least)) ? longest(cut, least, path.length, fits) : "";
 }
 
-/** A text with an ellipsis in its middle if it is too long, as names differ at their ends.
- * @param {string} text @param {(text: string) => boolean} fits */
-export function shortened(text, fits) {
-  if (!text || fits(text)) return text;
-  let [low, high] = [0, text.length - 1];
-  const made = (/** @type {number} */ letters) => {
-    const end = Math.floor((letters * 3) / 5);
-    return letters < 1 ? "" : `${text.slice(0, letters - end)}\u2026${end ? text.slice(-end) : ""}`;
-  };
+/** What is made with the most letters that fit. @param {(letters: number) => string} made @param {number} low
+ * @param {number} high @param {(text: string) => boolean} fits */
+function longest(made, low, high, fits) {
   while (low < high) {
     const middle = Math.ceil((low + high) / 2);
     if (fits(made(middle))) low = middle;
     else high = middle - 1;
   }
   return made(low);
+}
+
+/** A text with an ellipsis in its middle if it is too long, as names differ at their ends.
+ * @param {string} text @param {(text: string) => boolean} fits */
+export function shortened(text, fits) {
+  if (!text || fits(text)) return text;
+  const made = (/** @type {number} */ letters) => {
+    const end = Math.floor((letters * 3) / 5);
+    return letters < 1 ? "" : `${text.slice(0, letters - end)}\u2026${end ? text.slice(-end) : ""}`;
+  };
+  return longest(made, 0, text.length - 1, fits);
 }
 
 /** A path as it fits into so many pixels, in the font of a pen.
