@@ -124,7 +124,7 @@ def joint_named(server: Served, name: str, world: int) -> JointRun:
     """Wait until the run of all ranks has ended, and return it, if no rank and no step of a rank is missing."""
     run = run_named(server, name)
     assert isinstance(run, JointRun)
-    assert (run.world, run.missing(), run.assembly.incomplete, run.assembly.partial) == (world, [], 0, 0)
+    assert (run.world, run.missing(), run.assembly.absences.incomplete, run.assembly.partial) == (world, [], 0, 0)
     return run
 
 

@@ -482,7 +482,7 @@ def test_of_a_long_training_that_was_restarted_memory_has_the_newest_steps_and_c
     url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, whole: int, frames: int, begin: int | None
 ) -> None:
     monkeypatch.setattr(opening, "WHOLE_ROWS", whole)  # a frame counts as 25
-    for name in ("WINDOW_FRAMES", "LEAST_FRAMES"):
+    for name in ("WINDOW_FRAMES", "MIN_FRAMES"):
         monkeypatch.setattr(opening, name, frames)
     monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
     monkeypatch.setattr(following, "FULL", 0.0)
@@ -524,7 +524,7 @@ def test_the_last_steps_of_an_attempt_that_are_stored_after_the_next_one_has_beg
         store_frames(url, _a_rank(rank, attempt=1), range(3, 5))
     joint = look()
     joint.tick()
-    assert (joint.shift, joint.store.steps().newest, joint.assembly.incomplete) == (10, 14, 0)
+    assert (joint.shift, joint.store.steps().newest, joint.assembly.absences.incomplete) == (10, 14, 0)
     assert not [event.message for event in joint.store.events() if event.name == "rank-of-before"]
     shared_runs.close()
 
@@ -559,7 +559,7 @@ def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are
     (message,) = (event.message for event in joint.store.events() if event.name.startswith("rank-"))
     assert "rank 1 isn't in this server's memory, because runs take" in message
     assert "more than 0% of --memory (2 GB)" in message
-    assert joint.assembly.incomplete == 2
+    assert joint.assembly.absences.incomplete == 2
     joint.swap(Store.outline(joint.store.steps()), loaded=False)
     monkeypatch.setattr(following, "FULL", 0.8)
     monkeypatch.setattr(shared_runs, "recorded", recorded)
@@ -611,7 +611,7 @@ def test_what_a_rank_sent_while_it_was_not_in_memory_is_added_to_the_sum_or_coun
     store_frames(url, _a_rank(1), range(16, 17))
     look()
     assert joint.store.steps().newest == 16
-    assert joint.assembly.incomplete == 4
+    assert joint.assembly.absences.incomplete == 4
     monkeypatch.setattr(opening, "WHOLE_ROWS", 100)  # a frame counts as 25
     monkeypatch.setattr(opening, "WINDOW_ROWS", 50)
     leave_while(range(17, 25), range(17, 26))

@@ -23,7 +23,8 @@ from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore.store.copies import Difference
 from hookcore_app.runs import Changes, JointRun, Run
-from hookcore_app.runs.assembly import GRACE_S, LATE_S
+from hookcore_app.runs.absences import LATE_S
+from hookcore_app.runs.assembly import GRACE_S
 from hookcore_app.runs.commands import Commands
 from hookcore_app.runs.joint import READ_AGAIN_S
 from hookcore_app.runs.keep import Keeper
@@ -150,7 +151,7 @@ def test_ranks_are_one_run_with_the_values_of_all(ranks: Ranks) -> None:
         assert ranks.series(1, stat) == dict.fromkeys(range(3), expected)
     loss = joint.store.scalars("loss")
     assert loss.mean.tolist() == [1.5] * 3
-    assert joint.assembly.incomplete == 0
+    assert joint.assembly.absences.incomplete == 0
     assert joint.assembly.compared == 3 * 3
     assert joint.store.incidents() == []
 
@@ -161,14 +162,14 @@ def test_a_step_waits_for_all_ranks(ranks: Ranks) -> None:
         assert ranks.series() == {}
     ranks.send(2, range(2))
     assert list(ranks.series()) == [0, 1]
-    before = ranks.joint.assembly.nbytes
+    before = ranks.joint.assembly.backlog.nbytes
     ranks.send(3, [5], more={f"value {number}": 1.0 for number in range(1000)})
-    assert ranks.joint.assembly.nbytes - before > 100_000, "logged values take memory, too"
+    assert ranks.joint.assembly.backlog.nbytes - before > 100_000, "logged values take memory, too"
     ranks.send(2, range(2, 5))
     assert list(ranks.series()) == list(range(5))
     for rank in range(3):
         ranks.send(rank, [5])
-    assert ranks.joint.assembly.nbytes == 0
+    assert ranks.joint.assembly.backlog.nbytes == 0
 
 
 def test_a_second_part_of_a_step_is_part_of_it(ranks: Ranks) -> None:
@@ -233,7 +234,7 @@ def test_ranks_that_are_not_there_yet_are_waited_for_and_then_named(ranks: Ranks
     assert ranks.events("ranks-unseen") == [
         "2 of 4 ranks have sent nothing yet: the sums from step 0 on are without them"
     ]
-    assert ranks.joint.assembly.incomplete == 3
+    assert ranks.joint.assembly.absences.incomplete == 3
     ranks.send(2, range(5))  # its first steps are too late
     assert ranks.joint.missing() == [3]
     assert ranks.joint.assembly.ranks[2].late == 2  # of three: the newest step can still grow
@@ -273,12 +274,12 @@ def test_a_live_rank_whose_frames_do_not_come_is_not_waited_for_and_its_steps_co
     (message,) = ranks.events("rank-not-in-memory")
     assert message.startswith("rank 3 isn't in this server's memory, because memory is full: the sum of all ranks is")
     assert "without it from step 1 on" in message
-    assert ranks.joint.assembly.incomplete == 2
+    assert ranks.joint.assembly.absences.incomplete == 2
     ranks.send(3, [3])
     for rank in range(3):
         ranks.send(rank, [3])
     assert ranks.series()[3] == 1.5
-    assert ranks.joint.assembly.incomplete == 2
+    assert ranks.joint.assembly.absences.incomplete == 2
     assert not ranks.events("rank-missing")
 
 
@@ -333,7 +334,7 @@ def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
     assert ranks.server.runs.get("run-3-0").state == "lost"  # type: ignore[union-attr]
     assert ranks.joint.state == "live"
     assert ranks.series() == {0: 1.5, 1: 1.0}
-    assert ranks.joint.assembly.incomplete == 1
+    assert ranks.joint.assembly.absences.incomplete == 1
     (message,) = ranks.events("rank-gone")
     assert message == "rank 3 has crashed or is lost: the sums from step 1 on are without it"
     assert ranks.joint.assembly.ranks[3].missed == 1
@@ -341,7 +342,7 @@ def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
     for rank in range(3):
         ranks.send(rank, [2])
     assert ranks.series() == dict.fromkeys(range(3), 1.5)
-    assert ranks.joint.assembly.incomplete == 0, "step 1 was still the newest one"
+    assert ranks.joint.assembly.absences.incomplete == 0, "step 1 was still the newest one"
     assert ranks.joint.assembly.ranks[3].missed == 0
 
 
@@ -361,7 +362,7 @@ def test_a_rank_that_has_ended_before_another_one_sends_its_first_step_waits_for
     assert (ranks.joint.assembly.steps, ranks.joint.end.step) == (0, None)
     ranks.send(1, range(3))
     ranks.end(1, 3)
-    assert (ranks.joint.assembly.steps, ranks.joint.assembly.incomplete, ranks.joint.end.step) == (3, 0, 3)
+    assert (ranks.joint.assembly.steps, ranks.joint.assembly.absences.incomplete, ranks.joint.end.step) == (3, 0, 3)
 
 
 def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ranks) -> None:
@@ -371,7 +372,7 @@ def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ran
     ranks.end(0, 3)
     ended = ranks.batch(1, [EndItem(0, 3)])
     ranks.server.take(msgspec.structs.replace(ended, run=msgspec.structs.replace(ended.run, facts={TRAINED: 3})))
-    assert (ranks.joint.assembly.steps, ranks.joint.assembly.incomplete) == (3, 3)
+    assert (ranks.joint.assembly.steps, ranks.joint.assembly.absences.incomplete) == (3, 3)
     assert ranks.joint.assembly.ranks[1].missed == 3
     assert "rank 1 says that it trained 3 steps, but sent no values" in ranks.events("rank-silent")[0]
     page = ranks.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
@@ -414,7 +415,7 @@ def test_a_new_rank_that_is_the_first_of_a_restarted_training_begins_it(ranks: R
     assert list(ranks.series()) == list(range(5))
     assert ranks.series()[4] == 1.5
     assert [each.place.rank for each in ranks.joint.current()] == [0, 1, 2, 3]
-    assert ranks.joint.assembly.incomplete == 0
+    assert ranks.joint.assembly.absences.incomplete == 0
 
 
 def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_the_others(ranks: Ranks) -> None:
@@ -498,7 +499,7 @@ def test_a_rank_that_starts_again_alone_stays_out_after_a_restart_of_the_server(
             assert again.series() == before | {14: before[13]}
         else:
             assert again.series() == dict.fromkeys(range(15), before[13])
-            assert again.joint.assembly.incomplete == 15
+            assert again.joint.assembly.absences.incomplete == 15
         assert len(again.events("rank-alone")) == 1
 
 
@@ -508,7 +509,7 @@ def test_ranks_that_all_start_again_lose_no_step_whoever_is_first(ranks: Ranks) 
     for rank in (2, 0, 3, 1):
         ranks.send(rank, range(2))
     assert ranks.series() == dict.fromkeys(range(5), 1.5)
-    assert (ranks.joint.assembly.incomplete, ranks.events("rank-alone")) == (0, [])
+    assert (ranks.joint.assembly.absences.incomplete, ranks.events("rank-alone")) == (0, [])
 
 
 def test_a_rank_that_started_again_twice_takes_part_with_its_newest_run() -> None:
@@ -554,7 +555,7 @@ def test_a_rank_that_prepares_for_long_does_not_use_up_the_patience_for_the_othe
     ranks.all(range(2))
     ranks.joint.tick()
     assert ranks.series() == {0: 1.5, 1: 1.5}
-    assert ranks.joint.assembly.incomplete == 0
+    assert ranks.joint.assembly.absences.incomplete == 0
 
 
 def test_a_step_that_some_ranks_did_not_capture_shows_no_part_as_the_whole(ranks: Ranks) -> None:
@@ -565,7 +566,7 @@ def test_a_step_that_some_ranks_did_not_capture_shows_no_part_as_the_whole(ranks
     assert ranks.series() == {0: 1.5, 2: 1.5}
     assert ranks.series(1) == dict.fromkeys(range(3), 10.0)  # the weights, which are the same on all ranks
     assert ranks.joint.store.scalars("loss").mean.tolist() == [1.5] * 3
-    assert (ranks.joint.assembly.partial, ranks.joint.assembly.incomplete) == (1, 0)
+    assert (ranks.joint.assembly.partial, ranks.joint.assembly.absences.incomplete) == (1, 0)
 
 
 @pytest.mark.parametrize(("captured", "trained", "left_out"), [((0, 2, 4), 6, {1, 3, 5}), ((0, 1, 2), 3, set())])
@@ -580,7 +581,7 @@ def test_the_steps_that_a_rank_did_not_capture_are_known_also_when_it_has_ended(
         ranks.send(rank, range(6))
     assert ranks.series() == {step: 1.5 if step in captured else 1.0 for step in range(6) if step not in left_out}
     assert ranks.series(1) == dict.fromkeys(range(6), 10.0)
-    assert (ranks.joint.assembly.partial, ranks.joint.assembly.incomplete) == (len(left_out), 0)
+    assert (ranks.joint.assembly.partial, ranks.joint.assembly.absences.incomplete) == (len(left_out), 0)
 
 
 def test_a_nan_in_a_step_that_only_one_rank_captured_is_shown(ranks: Ranks) -> None:
@@ -807,7 +808,7 @@ def test_a_killed_server_goes_on_with_the_ranks_in_any_order(tmp_path: Path) -> 
         for rank in (2, 0, 3, 1):
             again.send(rank, range(10, 15))
         assert again.series() == dict.fromkeys(range(15), 1.5)
-        assert again.joint.assembly.incomplete == 0
+        assert again.joint.assembly.absences.incomplete == 0
         assert again.joint.state == "live"
 
 
@@ -831,7 +832,7 @@ def test_ranks_that_are_back_before_their_runs_are_listed_continue_them(
         for rank in (2, 0, 3):
             again.send(rank, range(10, 15))
         assert again.series() == dict.fromkeys(range(15), 1.5)
-        assert again.joint.assembly.incomplete == 0
+        assert again.joint.assembly.absences.incomplete == 0
 
 
 def test_what_was_saved_of_some_ranks_counts_also_while_another_one_is_awaited(tmp_path: Path) -> None:
@@ -843,7 +844,7 @@ def test_what_was_saved_of_some_ranks_counts_also_while_another_one_is_awaited(t
     with saved(tmp_path) as again:
         wait_for(lambda: len(again.server.runs.every()) == WORLD)
         assert again.series() == dict.fromkeys(range(3), 1.0)
-        assert again.joint.assembly.incomplete == 3
+        assert again.joint.assembly.absences.incomplete == 3
         assert not any(each.run.loaded for each in again.joint.current())
 
 
@@ -907,11 +908,11 @@ def test_ranks_that_save_their_runs_elsewhere_are_added_up_together_after_a_rest
         again.clock.now += GRACE_S - 1
         if late is not None:
             again.send(late, range(10, 15))
-            assert again.joint.assembly.incomplete == 10
+            assert again.joint.assembly.absences.incomplete == 10
             assert again.series() == dict.fromkeys(range(10), 1.0) | dict.fromkeys(range(10, 15), 1.5)
             assert "rank 3 has steps from 0 on" in again.events("rank-joined-late")[0]
         else:
-            assert again.joint.assembly.incomplete == 0
+            assert again.joint.assembly.absences.incomplete == 0
 
 
 def test_a_rank_that_arrives_while_the_run_is_read_changes_nothing_of_it(

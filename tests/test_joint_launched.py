@@ -56,7 +56,7 @@ def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
         assert joint.shift >= STEPS
         steps = [*range(STEPS), *range(joint.shift, joint.shift + STEPS)]
         assert joint.store.series(0, "count").first_step.tolist() == steps
-        assert joint.assembly.incomplete <= 1
+        assert joint.assembly.absences.incomplete <= 1
         (event,) = [each for each in joint.store.events() if each.name == "restarted"]
         assert f"its steps continue from {joint.shift} here" in event.message
 

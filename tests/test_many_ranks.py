@@ -51,7 +51,7 @@ def test_the_memory_is_bounded_and_every_step_has_all_ranks(filled: tuple[Runs, 
     assert runs.removed == 0
     assert (len(joint.current()), joint.missing()) == (RANKS, [])
     # Until it is known which rows ranks have in common, all are kept. Here, those of the first step don't fit.
-    assert joint.assembly.incomplete == 1
+    assert joint.assembly.absences.incomplete == 1
     assert any(
         "was added up without" in each.message or "are without them" in each.message for each in joint.store.events()
     )

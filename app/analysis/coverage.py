@@ -14,7 +14,7 @@ def losses_of(run: Run) -> dict[str, int]:
     on_the_way = {f"sender {reason}": count for reason, count in run.received.counters.dropped.items()}
     on_the_way["commands queue-full"] = run.commands.dropped
     if isinstance(run, JointRun):
-        on_the_way["steps without some rank"] = run.assembly.incomplete
+        on_the_way["steps without some rank"] = run.assembly.absences.incomplete
         on_the_way["frames of ranks that came too late"] = sum(each.late for each in run.assembly.ranks.values())
     return {reason: count for reason, count in (run.store.usage().dropped | on_the_way).items() if count}
 

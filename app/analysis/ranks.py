@@ -46,7 +46,7 @@ def ranks_of(joint: JointRun, first: int | None = None, last: int | None = None)
     farthest = max((step for step in newest.values() if step is not None), default=None)
     waits = waits_of(stores_of(joint), first, last)
     ranks = tuple(_rank_of(joint, each, newest[each.place.rank], farthest, waits) for each in current)
-    counts = assembly.steps, assembly.incomplete, assembly.partial, assembly.waiting, assembly.compared
+    counts = assembly.steps, assembly.absences.incomplete, assembly.partial, len(assembly.backlog), assembly.compared
     unread = tuple(each.place.rank for each in current if each.run.id in joint.unread)
     unlisted = len(joint.unlisted_folders())
     return answers.Ranks(joint.id, summary_of(joint), *counts, unread, unlisted, _waits_of(waits), ranks)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Final
 
 FIRST_S: Final = 0.1
-LONGEST_S: Final = 10.0
+MAX_S: Final = 10.0
 
 
 def pause_s(failures: int) -> float:
     """Return the pause after so many failures in a row: longer after each, and not the same for all who wait."""
-    return random.uniform(0.5, 1.0) * min(LONGEST_S, FIRST_S * 2.0 ** min(failures, 20))
+    return random.uniform(0.5, 1.0) * min(MAX_S, FIRST_S * 2.0 ** min(failures, 20))
 
 
 class Pause:

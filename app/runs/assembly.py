@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,17 +13,16 @@ from hookcore.records import STAT_COLUMN, UNKNOWN_OWNER, Frame, Kind, Tap
 from hookcore.store.copies import Difference, Rows
 from hookcore.store.rankstep import Repeated, StepOfRanks
 
+from .absences import LATE_S, Absences
 from .badranks import BadRanks
 from .logged import Logged
-from .pending import Pending, RankProgress, bytes_of, without_rows
+from .pending import Backlog, Pending, RankProgress, bytes_of, without_rows
 from .rankwords import events_of
 from .shares import Shares
 from .tapnumbers import TapNumbers
 
 GRACE_S: Final = 10.0  # to wait for ranks that have sent nothing yet
-LATE_S: Final = 15.0  # to wait for the other ranks of a step
 NEVER: Final = 2**63  # the step from which the sum has a rank whose frames don't come
-UNSEEN: Final = -1  # stands for ranks of which nothing is known
 _BAD: Final = [STAT_COLUMN[name] for name in ("nan", "inf")]
 
 
@@ -46,8 +44,7 @@ class Assembly:
         self.world = 0
         self.newest = -1  # the step that was added up last
         self.steps = 0
-        self.incomplete = 0  # steps without some rank
-        self._without: set[int] = set()  # the ranks that the newest step lacks
+        self.absences = Absences(self.ranks)
         self.partial = 0  # steps that some ranks captured and others didn't
         self.shares = Shares()
         self._taps = TapNumbers()
@@ -55,29 +52,20 @@ class Assembly:
         self.compared = 0  # rows that were compared with those of another rank
         self.apart = 0  # steps in which ranks differed in what they should have in common
         self._apart_at = -1  # the newest of them
-        self.trouble: list[tuple[str, str]] = []  # names and messages of events to add
         self._emit, self.max_bytes, self._clock = emit, max_bytes, clock
         self._repeated = Repeated()
-        self._pending: dict[int, Pending] = {}
-        self._steps: list[int] = []  # those that wait, as a heap
-        self.nbytes = 0  # the memory that they take
+        self.backlog = Backlog()
         self._last: StepOfRanks | None = None  # that of the newest step: more parts of it may come
         self._patient_until: float | None = None  # None: no rank has sent anything
         self._bad = BadRanks()
         self._lacking: frozenset[int] = frozenset()  # taps that the newest step has only a part of
         self._last_scalars: dict[int, dict[str, float]] = {}
-        self._told: set[tuple[str, int]] = set()
 
     @property
     def local_kinds(self) -> frozenset[Kind]:
         """The kinds of gradients of activations of which several ranks have parts of their own."""
         found = self._taps.local_gradients
         return frozenset(kind for kind, lanes in found.items() if self.shares.are_summed(lanes))
-
-    @property
-    def waiting(self) -> int:
-        """The number of steps that wait for some rank."""
-        return len(self._pending)
 
     @property
     def is_patient(self) -> bool:
@@ -143,62 +131,37 @@ class Assembly:
         known = self.ranks[rank]
         known.newest = max(known.newest, frame.step)
         if frame.step < self.newest:
-            self._note_late(rank, frame.step)
+            self.absences.note_late(rank, frame.step, self.newest)
         elif frame.step == self.newest and self._last is not None:
             self._take_more(rank, frame, self._last)
         else:
             self._put(rank, frame)
         self.advance()
 
-    def _note_late(self, rank: int, step: int) -> None:
-        self.ranks[rank].late += 1
-        self.tell(
-            "rank-late",
-            rank,
-            f"rank {rank} sent step {step:,} when step {self.newest:,} had been added up: the sum of all ranks is "
-            f"without it. The rank's own run has it",
-        )
-
-    def miss(self, rank: int, frames: int) -> None:
-        """Count frames of a rank as too late, which aren't read because there are too many."""
-        self.ranks[rank].late += frames
-        self.tell(
-            "rank-away",
-            rank,
-            f"rank {rank} was away for {frames:,} frames: the sum of all ranks is without them. The rank's own run has "
-            f"them",
-        )
-
     def advance(self) -> None:
         """Add up all steps that are complete, or have waited for too long."""
-        while self._steps and self._is_due(self._steps[0], self._pending[self._steps[0]]):
-            self._finish_first()
+        while (first := self.backlog.first) is not None and self._is_due(*first):
+            self._finish(*self.backlog.take_first())
 
     def flush(self) -> None:
         """Add up everything that waits."""
-        while self._steps:
-            self._finish_first()
-
-    def _finish_first(self) -> None:
-        step = heapq.heappop(self._steps)
-        pending = self._pending.pop(step)
-        self.nbytes -= pending.size
-        self._finish(step, pending)
+        while self.backlog.first is not None:
+            self._finish(*self.backlog.take_first())
 
     def _is_due(self, step: int, pending: Pending) -> bool:
         is_seen = len(self.ranks) >= self.world or not self.is_patient
         if is_seen and all(each.newest >= step for each in self.ranks.values() if each.open):
             return True
-        return self._clock() - pending.since > LATE_S or self.nbytes > self.max_bytes
+        return self._clock() - pending.since > LATE_S or self.backlog.nbytes > self.max_bytes
 
     def _put(self, rank: int, frame: Frame) -> None:
         if self._patient_until is None:
             self.be_patient()
-        pending = self._pending.get(frame.step)
+        pending = self.backlog.at(frame.step)
         if pending is None:
             self._repeated.known |= self._has_rows_of_all()
-            pending = self._pending[frame.step] = Pending(StepOfRanks(self._repeated), self._clock())
-            heapq.heappush(self._steps, frame.step)
+            pending = Pending(StepOfRanks(self._repeated), self._clock())
+            self.backlog.add(frame.step, pending)
         if len(frame.taps):
             pending.measured.add(rank)
             self.ranks[rank].measures = True
@@ -209,8 +172,7 @@ class Assembly:
             pending.nbytes += bytes_of(frame)
         else:
             self._add(pending.rows, rank, frame)
-        size = pending.nbytes + pending.rows.nbytes
-        self.nbytes, pending.size = self.nbytes + size - pending.size, size
+        self.backlog.measure(pending)
 
     def _has_new_taps(self, rank: int, frame: Frame) -> bool:
         known = self.ranks[rank]
@@ -253,11 +215,11 @@ class Assembly:
         return added
 
     def _finish(self, step: int, pending: Pending) -> None:
-        self._note_missing(step, pending)
+        self.absences.note_step(step, pending.frames, self.world)
         for rank, frame in sorted(pending.waiting, key=lambda each: each[0]):
             self._add(pending.rows, rank, frame)
         rows = pending.rows
-        sum_ = self._without_parts(rows.finish(), self._skipping(step, pending))
+        sum_ = self._without_parts(rows.finish(), pending.skipping(step, self.ranks.values()))
         self.newest, self._last, self._last_scalars = step, rows, pending.scalars
         self.steps += 1
         self.compared += rows.compared
@@ -291,10 +253,7 @@ class Assembly:
 
     def _take_more(self, rank: int, frame: Frame, rows: StepOfRanks) -> None:
         """Add another part of the newest step, such as a value that was logged after it."""
-        if rank in self._without:
-            self._without.remove(rank)
-            self.ranks[rank].missed -= 1
-            self.incomplete -= not self._without
+        self.absences.fill(rank)
         added = self._add(rows, rank, frame)
         if self._lacking:
             added = added.some(~np.isin(added.lanes, [*self._lacking]))
@@ -322,13 +281,6 @@ class Assembly:
         trains = (each.rank for each in self.ranks.values() if each.open or each.newest >= step)
         return None if holders is None else [rank for rank in trains if rank in holders]
 
-    def _skipping(self, step: int, pending: Pending) -> list[int]:
-        """Return the ranks that didn't capture a step that others captured."""
-        if not pending.measured:
-            return []
-        ranks = (each for each in self.ranks.values() if each.measures and step < each.end)
-        return [each.rank for each in ranks if each.rank not in pending.measured]
-
     def _without_parts(self, rows: Rows, skipping: Sequence[int]) -> Rows:
         """Leave out taps of which some rank has skipped its part, so that parts never look like the whole."""
         self._lacking = frozenset()
@@ -344,31 +296,3 @@ class Assembly:
     def _has_rows_of_all(self) -> bool:
         """Return whether every rank has sent rows, if only too late for its step: of many, one step may not fit."""
         return len(self.ranks) >= self.world and all(len(each.lanes) for each in self.ranks.values())
-
-    def _note_missing(self, step: int, pending: Pending) -> None:
-        missing = [each for each in self.ranks.values() if each.open and each.newest < step]
-        for each in missing:
-            self.tell(
-                "rank-missing",
-                each.rank,
-                f"step {step:,} was added up without rank {each.rank}: nothing of it had arrived here within "
-                f"{LATE_S:g} s, or before the memory for waiting steps was full",
-            )
-        unseen = self.world - len(self.ranks)
-        if unseen > 0:
-            sums = f"the sums from step {step:,} on are without them"
-            self.tell("ranks-unseen", -1, f"{unseen:,} of {self.world:,} ranks have sent nothing yet: {sums}")
-        absent = {rank: found for rank, each in self.ranks.items() if (found := each.absence(step)) is not None}
-        for rank, (name, why) in absent.items():
-            self.tell(name, rank, f"rank {rank} {why}")
-        lacking = [each for each in self.ranks.values() if step < each.begins and each.rank not in pending.frames]
-        self._without = absent.keys() | {each.rank for each in (*missing, *lacking)} | {UNSEEN for _ in range(unseen)}
-        self.incomplete += bool(self._without)
-        for rank in self._without - {UNSEEN}:
-            self.ranks[rank].missed += 1
-
-    def tell(self, name: str, rank: int, message: str) -> None:
-        """Report something about a rank once."""
-        if (name, rank) not in self._told:
-            self._told.add((name, rank))
-            self.trouble.append((name, message))

@@ -130,7 +130,7 @@ class JointRun(Summing):
                     self._take(run, record)
                 rank = self._rank_in_round(member)
                 if passed and rank is not None:
-                    self.assembly.miss(rank, passed)
+                    self.assembly.absences.note_away(rank, passed)
             except HookcoreError as error:
                 without = "the sum of all ranks is without some of its steps"
                 message = (

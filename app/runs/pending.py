@@ -1,8 +1,9 @@
-"""A step that waits for ranks, and what is known of each rank."""
+"""The steps that wait for ranks, and what is known of each rank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -78,10 +79,55 @@ class Pending:
         entries = len(frame.scalars) + len(frame.labels) + len(frame.events)
         self.nbytes += _FRAME_BYTES + _ENTRY_BYTES * entries
 
+    def skipping(self, step: int, ranks: Iterable[RankProgress]) -> list[int]:
+        """Return the ranks that didn't capture this step, which others captured."""
+        if not self.measured:
+            return []
+        trained = (each for each in ranks if each.measures and step < each.end)
+        return [each.rank for each in trained if each.rank not in self.measured]
+
     def all_labels(self) -> dict[str, str]:
         """Return the labels of all ranks. Those of the lowest rank count."""
         ranks = sorted(self.labels, reverse=True)
         return {name: text for rank in ranks for name, text in self.labels[rank].items()}
+
+
+class Backlog:
+    """The steps that wait for some rank, in their order."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, Pending] = {}
+        self._order: list[int] = []  # a heap
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def first(self) -> tuple[int, Pending] | None:
+        """The first step."""
+        return (self._order[0], self._steps[self._order[0]]) if self._order else None
+
+    def at(self, step: int) -> Pending | None:
+        """Return what waits of a step."""
+        return self._steps.get(step)
+
+    def add(self, step: int, pending: Pending) -> None:
+        """Add a step."""
+        self._steps[step] = pending
+        heapq.heappush(self._order, step)
+
+    def measure(self, pending: Pending) -> None:
+        """Note that a step takes more memory now."""
+        size = pending.nbytes + pending.rows.nbytes
+        self.nbytes, pending.size = self.nbytes + size - pending.size, size
+
+    def take_first(self) -> tuple[int, Pending]:
+        """Return the first step, which waits no longer."""
+        step = heapq.heappop(self._order)
+        pending = self._steps.pop(step)
+        self.nbytes -= pending.size
+        return step, pending
 
 
 def bytes_of(frame: Frame) -> int:

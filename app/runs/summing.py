@@ -59,7 +59,7 @@ class Summing(Membership):
 
     def _tell_bug(self) -> None:
         logger.exception("hookcore: a frame can't be added to the run of all ranks, %s", self.id)
-        self.assembly.tell("not-added", -1, "frames of some rank can't be added up: the server's log says why")
+        self.assembly.absences.tell("not-added", -1, "frames of some rank can't be added up: the server's log says why")
 
     def tick(self) -> None:
         """Look for ranks that went silent or ended, so that the others needn't wait for them. Called now and then."""
@@ -88,7 +88,7 @@ class Summing(Membership):
                     f"rank {rank} isn't in this server's memory, because {why}: the sum of all ranks is without it "
                     f"from step {first:,} on. The rank's own run has these steps; open it to take it into memory"
                 )
-                self.assembly.tell("rank-not-in-memory", rank, message)
+                self.assembly.absences.tell("rank-not-in-memory", rank, message)
                 self._tell()
         finally:
             self.lock.release()
@@ -170,10 +170,10 @@ class Summing(Membership):
     def _tell_left_out(self, member: Member) -> None:
         rank, without = member.place.rank, "the sum of all ranks is without its steps. The rank's own run has them"
         if member.round != WAITING:
-            self.assembly.tell("rank-of-before", rank, f"rank {rank} of an earlier attempt sent frames: {without}")
+            name, why = "rank-of-before", f"rank {rank} of an earlier attempt sent frames"
         else:
-            message = f"rank {rank} was started again, and counts from 0, but most other ranks were not: {without}"
-            self.assembly.tell("rank-alone", rank, message)
+            name, why = "rank-alone", f"rank {rank} was started again, and counts from 0, but most other ranks were not"
+        self.assembly.absences.tell(name, rank, f"{why}: {without}")
 
     def _rank_in_round(self, member: Member, step: int | None = None) -> int | None:
         """Return the member's rank if it belongs to the current round, which it may begin, with a step of its own."""
@@ -216,7 +216,7 @@ class Summing(Membership):
                 f"rank {rank} has steps from {first:,} on, but the sum of all ranks has only those from {step:,} on, "
                 f"because the server learned too late that they belong to it. The rank's own run has them"
             )
-            self.assembly.tell("rank-joined-late", rank, message)
+            self.assembly.absences.tell("rank-joined-late", rank, message)
 
     def _store_step(self, frame: Frame, differences: Sequence[Difference] | None) -> None:
         if frame.new_taps:
@@ -284,9 +284,9 @@ class Summing(Membership):
         )
 
     def _tell(self) -> None:
-        for name, message in self.assembly.trouble:
+        for name, message in self.assembly.absences.trouble:
             emit_event(self, name, message, "warning")
-        self.assembly.trouble.clear()
+        self.assembly.absences.trouble.clear()
 
 
 def shifted(frame: Frame, steps: int) -> Frame:

@@ -14,7 +14,7 @@ from ..runpast import RunPast
 WHOLE_ROWS: Final = 2_000_000  # of a run that is read completely
 WINDOW_ROWS: Final = 1_000_000  # of the newest steps of a longer one
 WINDOW_FRAMES: Final = 10_000  # of these, since small frames take most of the time: about 0.4 ms each
-LEAST_FRAMES: Final = 1024  # of each of several ranks: what rules look at
+MIN_FRAMES: Final = 1024  # of each of several ranks: what rules look at
 LOOKS: Final = "Findings, incidents, and counts of non-finite steps"
 SEES_ALL: Final = "Series, heatmaps, histograms, and events have all steps."
 
@@ -56,7 +56,7 @@ def limit(attempts: Sequence[Sequence[tuple[StoredRun, Extent]]]) -> int | None:
     begin = sum(_keep_last_step(here) + 1 for here in earlier)
     ranks = [stored for stored, extent in newest if extent.newest >= 0]
     if ranks and sum(extent.rows for _, extent in newest) > WHOLE_ROWS:
-        share = WINDOW_ROWS // len(ranks), max(WINDOW_FRAMES // len(ranks), LEAST_FRAMES)
+        share = WINDOW_ROWS // len(ranks), max(WINDOW_FRAMES // len(ranks), MIN_FRAMES)
         step = max(begin_of_newest(each.shard, each.run, each.last, *share)[1] for each in ranks)
         begin += step
         for each in ranks:
