@@ -82,7 +82,7 @@ def test_keys_that_change_in_every_step_take_no_rows_from_other_modules() -> Non
 def test_models_and_optimizers_that_come_and_go_leave_nothing_in_the_watcher() -> None:
     def sizes(watcher: hookcore.Watcher) -> int:
         recorder = watcher._recorder
-        statistics = recorder.dispatcher.statistics
+        statistics = recorder._dispatcher.statistics
         table, steps = statistics.table, recorder.steps
         tables: list[Any] = [
             recorder,

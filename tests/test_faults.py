@@ -21,9 +21,9 @@ from hookcore.errors import ClosedError
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder import dispatch as dispatch_code
 from hookcore.recorder import errorlog, given
+from hookcore.recorder import queue as queue_code
 from hookcore.recorder import shipping as shipping_code
 from hookcore.recorder import statistics as statistics_code
-from hookcore.recorder import worker as worker_code
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.calls import Call
 from hookcore.recorder.clock import Clock
@@ -257,7 +257,7 @@ def test_a_sink_that_fails_for_a_while_loses_only_those_frames(
             explode()
         return kept(self, frame)
 
-    monkeypatch.setattr(worker_code, "MAX_BATCH", 1)
+    monkeypatch.setattr(queue_code, "MAX_BATCH", 1)
     monkeypatch.setattr(Store, "append", fails_at_first)
     run = train()
     watcher = run.watcher
@@ -279,7 +279,7 @@ def test_a_batch_that_cannot_be_built_is_counted_and_costs_no_tap_its_name(
         calls.append(args)
         return explode() if len(calls) == 1 else kept(*args)
 
-    monkeypatch.setattr(worker_code, "MAX_BATCH", 1)
+    monkeypatch.setattr(queue_code, "MAX_BATCH", 1)
     monkeypatch.setattr(owner, place, fails_at_first)
     watcher = train().watcher
     assert watcher.error_count == 1
@@ -311,13 +311,13 @@ def test_a_dead_recorder_thread_delays_nothing(monkeypatch: pytest.MonkeyPatch, 
     def die(*args: Any) -> NoReturn:
         raise Dies
 
-    monkeypatch.setattr(worker_code.Worker, "_take", die)
-    monkeypatch.setattr(worker_code, "MAX_QUEUE", 3)
+    monkeypatch.setattr(queue_code.FrameQueue, "take", die)
+    monkeypatch.setattr(queue_code, "MAX_FRAMES", 3)
     run = train()
     watcher = run.watcher
     assert run.steps == untouched
     assert not watcher.flush(0.05)
-    assert watcher._recorder.shipper.worker.dropped >= 1
+    assert watcher._recorder.worker.queue.dropped >= 1
 
 
 def test_a_slow_sink_delays_nothing_and_drops_are_counted(
@@ -331,7 +331,7 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
         return kept(self, frame)
 
     monkeypatch.setattr(Store, "append", waits)
-    monkeypatch.setattr(worker_code, "MAX_QUEUE", 2)
+    monkeypatch.setattr(queue_code, "MAX_FRAMES", 2)
     seed_all()
     model = mlp()
     inputs, optimizer = noise(5, 6), sgd(model.parameters())
@@ -341,12 +341,12 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
                 watcher._recorder.emit("own", str(step))
             mean_square(model(inputs)).backward()
             optimizer.step()
-            assert max(len(each.events) for each in watcher._recorder.shipper.worker._queue) <= 100 + 60 + 5
+            assert max(len(each.events) for each in watcher._recorder.worker.queue.frames) <= 100 + 60 + 5
         go_on.set()
         assert watcher.flush()
         kept_steps = watcher.store.steps()
         assert kept_steps.newest == STEPS + 2
-        dropped = watcher._recorder.shipper.worker.dropped
+        dropped = watcher._recorder.worker.queue.dropped
         assert dropped + kept_steps.count >= STEPS + 3  # dropped are also frames about the machine, between steps
         own = watcher.store.events(name="own")
         assert own[-1].message == str(STEPS + 2)

@@ -308,7 +308,7 @@ def test_a_loss_without_data_or_inside_a_transform_is_unknown() -> None:
             yield optimizer.step()
 
     watcher, _ = trained(loop)
-    finder = watcher._recorder._collector.loss
+    finder = watcher._recorder.steps._collector.loss
     finder.begin_pass([torch.empty((), device="meta")], [torch.ones(())])
     finder.end_pass(counts=True)
     assert finder.take(FIRST_STEPS, 0) == {}

@@ -204,7 +204,7 @@ def test_a_gpu_without_triton_is_an_event(monkeypatch: pytest.MonkeyPatch) -> No
     model, gpu = nn.Linear(2, 2), torch.device("cuda", 0)
     with watch(model) as watcher:
         arena = device.DeviceArena(gpu, 64, None)  # which touches no GPU until it measures something
-        watcher._recorder.dispatcher.statistics.devices.arenas[gpu, 0] = arena
+        watcher._recorder._dispatcher.statistics.devices.arenas[gpu, 0] = arena
         train(model, watcher, torch.ones(1, 2))
         watcher.close()
         (event,) = (each for each in watcher.store.events() if each.name == "slow-kernel")

@@ -83,7 +83,7 @@ def recorded(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Iterator[Rows]
         model.__dict__["seen"] = watcher.observe
         yield rows
         watcher.flush()
-        model.__dict__["place"] = watcher._recorder._rounds._ranks.place
+        model.__dict__["place"] = watcher._recorder.description._ranks.place
         assert not watcher.errors
     names: list[Tap] = []
     for frame in frames:

@@ -27,7 +27,7 @@ from tests.zoo import CASES, Case, Trial
 
 
 def ask(watcher: hookcore.Watcher, module: str, kind: str = "output", index: str = "", call: int = 0) -> None:
-    watcher._recorder.request_snapshot(Tap(module, cast(Kind, kind), index, call))
+    watcher._recorder.requests.take_snapshot(Tap(module, cast(Kind, kind), index, call))
 
 
 def taken(watcher: hookcore.Watcher) -> list[Snapshot]:
@@ -147,7 +147,7 @@ def test_evaluation_is_a_separate_phase() -> None:
     model, inputs = net(), torch.randn(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with watch(model) as watcher:
-        watcher._recorder.request_snapshot(Tap("2", "output", phase="eval"))
+        watcher._recorder.requests.take_snapshot(Tap("2", "output", phase="eval"))
         step(model, optimizer, inputs)
         model.eval()
         with torch.no_grad():
@@ -357,7 +357,7 @@ def test_a_missing_tap_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPat
         for _ in range(6):
             step(model, optimizer, torch.randn(3, 4))
         said = _missed(watcher)
-        assert not watcher._recorder.snapshots.active
+        assert not watcher._recorder._observers.snapshots.active
     assert "did not arrive within 5 steps: there is no output '7'; there are ''" in said
     assert "there is no parameter 'wieght'; its own are 'weight', 'bias'" in said
 
@@ -384,14 +384,14 @@ def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.Mon
         monkeypatch.setattr(module, "MAX_WAITING_BYTES", 1500)
     model, optimizer = net(), torch.optim.SGD(net().parameters(), lr=0.1)
     with watch(model) as watcher:
-        recorder = watcher._recorder
+        snapshots = watcher._recorder._observers.snapshots
         for call in range(limits.MAX_PENDING + 3):
             ask(watcher, "0", call=call)
-        assert len(recorder.snapshots._pending) == limits.MAX_PENDING
-        monkeypatch.setattr(recorder.snapshots.copies, "ship", lambda send: None)  # the recorder's thread is busy
+        assert len(snapshots._pending) == limits.MAX_PENDING
+        monkeypatch.setattr(snapshots.copies, "ship", lambda send: None)  # the recorder's thread is busy
         for _ in range(20):
             model[0](torch.ones(20, 4))
-        waiting = sum(each.copy.nbytes for each in recorder.snapshots.copies._taken)
+        waiting = sum(each.copy.nbytes for each in snapshots.copies._taken)
         assert 0 < waiting <= 1500
         monkeypatch.undo()
         optimizer.step()

@@ -95,7 +95,7 @@ def world() -> Iterator[SimpleNamespace]:
     model = Model(clock)
     optimizer = Sgd(model.parameters(), lr=0.1)
     optimizer.clock = clock
-    recorder.watch(model)
+    recorder.models.watch(model)
     recorder.attach()
     try:
         yield SimpleNamespace(clock=clock, store=store, recorder=recorder, model=model, optimizer=optimizer)
@@ -297,7 +297,7 @@ def test_two_watchers_see_the_same_loading(world: SimpleNamespace) -> None:
     other = Recorder(
         Settings.of({}, kinds=("output",), every=1, budget=None, server=None), StoreSink(store), world.clock
     )
-    other.watch(world.model)
+    other.models.watch(world.model)
     other.attach()
     train(world, batches=loader_of(world))
     other.close()
@@ -455,7 +455,7 @@ def test_a_step_without_a_call_of_the_model_has_no_parts(world: SimpleNamespace)
 def test_a_compiled_model_is_measured_from_outside(world: SimpleNamespace) -> None:
     compiled = torch.compile(nn.Linear(4, 4), backend="eager")
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
-    world.recorder.watch(compiled)
+    world.recorder.models.watch(compiled)
     for _ in range(4):
         world.clock.now += 1
         compiled(torch.randn(2, 4)).sum().backward()
@@ -486,7 +486,7 @@ def test_steps_are_measured_more_and_more_rarely(world: SimpleNamespace) -> None
 
     model = Quick(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    world.recorder.watch(model)
+    world.recorder.models.watch(model)
     for _ in range(100):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
@@ -501,7 +501,7 @@ def test_integers_in_rows_are_tokens(given: Tensor, tokens: int) -> None:
     store = Store(2**22)
     recorder = Recorder(Settings.of({}, server=None), StoreSink(store))
     model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 1)) if tokens else nn.Linear(32, 1)
-    recorder.watch(model)
+    recorder.models.watch(model)
     recorder.attach()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):

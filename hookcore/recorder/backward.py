@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from hookcore.hooks.compiled import guard_functions
+from hookcore.hooks.engine import ObservedEngine
 from hookcore.internals import DisableTorchFunction
 from hookcore.recorder.boundary import Boundary, ends_steps
 from hookcore.recorder.clock import Clock
@@ -93,3 +95,6 @@ class BackwardPasses:
             self._current.pending = self._times.prompt = False
             if not self.clock.notice_end() and self.clock.undecided:
                 self._parts.cut(self.clock.step)
+
+
+guard_functions(ObservedEngine.run_backward)

@@ -165,29 +165,3 @@ class Cadence:
 
 def _lower_quartile(times: deque[float]) -> float:
     return sorted(times)[len(times) // 4]
-
-
-class JumpFinder:
-    """Detects when a logged value becomes non-finite, or a loss jumps far above its earlier values."""
-
-    __slots__ = ("_bad", "_deviation", "_mean", "_seen")
-
-    def __init__(self) -> None:
-        self._bad = False
-        self._mean = 0.0
-        self._deviation = 0.0
-        self._seen = 0
-
-    def jumped(self, value: float) -> bool:
-        """Check the next value. Only the first of several non-finite ones is a jump."""
-        was_bad, self._bad = self._bad, not math.isfinite(value)
-        if self._bad:
-            return not was_bad
-        off = abs(value - self._mean)
-        jumped = self._seen >= 8 and value - self._mean > 8 * self._deviation + 1e-3 * abs(self._mean)
-        self._seen += 1
-        rate = max(0.1, 1 / self._seen)
-        if self._seen > 1:
-            self._deviation += rate * (off - self._deviation)
-        self._mean += rate * (value - self._mean)
-        return jumped

@@ -14,7 +14,7 @@ between two passes of a step.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Final, Protocol
 
 from torch.amp.grad_scaler import GradScaler
@@ -61,18 +61,16 @@ class Host(Protocol):
     def read_parameters(self) -> None:
         """Read the gradients now, because no torch optimizer will step."""
 
-    def emit(self, name: str, message: str) -> None:
-        """Add an event to the next frame."""
-
 
 class Clock:
     """Counts the steps of one watcher. The recorder calls it under its lock, outside of the user's modes."""
 
-    def __init__(self, parameters: Parameters, host: Host) -> None:
+    def __init__(self, parameters: Parameters, host: Host, emit: Callable[[str, str], None]) -> None:
         self.owners = Owners(parameters, host.find_model)
         parameters.when_gone = self._release
         self._parameters = parameters
         self._host = host
+        self._emit = emit
         self.step = 0
         self.manual = False  # only the user ends steps, by `watcher.step()`
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
@@ -364,7 +362,7 @@ class Clock:
 
     def _steps_by_hand(self, passes: int) -> None:
         self._by_hand = passes
-        self._host.emit("no-optimizer", "No torch optimizer steps this model: steps are counted by backward passes.")
+        self._emit("no-optimizer", "No torch optimizer steps this model: steps are counted by backward passes.")
         self.step += self._host.release_parts(as_steps=True)
         self._attempts = 0
 

@@ -8,13 +8,10 @@ from typing import Any
 
 from hookcore.config import Settings
 from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.calls import Observer
 from hookcore.recorder.commands import Change, Commands, describe_change
-from hookcore.recorder.flows import Flows
 from hookcore.recorder.models import Models
+from hookcore.recorder.observers import Observers
 from hookcore.recorder.placement import Placement
-from hookcore.recorder.probes import Probes
-from hookcore.recorder.snapshots import Snapshots
 
 
 @dataclass(slots=True, eq=False)
@@ -25,9 +22,7 @@ class Control:
     _commands: Commands
     _cadence: Cadence
     _models: Models
-    _snapshots: Snapshots
-    _probes: Probes
-    _flows: Flows
+    _observers: Observers
     _placement: Placement
     _emit: Callable[..., None]
     paused: bool = field(default=False, init=False)
@@ -40,30 +35,14 @@ class Control:
     @property
     def has_work(self) -> bool:
         """Return whether a command or a snapshot needs attention at the end of the step."""
-        return self._snapshots.active or self._flows.is_learning or bool(self._commands.changes)
+        observers = self._observers
+        return observers.snapshots.active or observers.flows.is_learning or bool(self._commands.changes)
 
     def apply_pending(self) -> None:
         """Carry out everything that waits. Called between two steps, on the training thread."""
         self._commands.apply_pending(self._apply)
         self._reported_waiting = False
-        self.begin_snapshots()
-
-    def begin_snapshots(self) -> None:
-        """Look for the requested tensors."""
-        self._snapshots.begin()
-        self._follow_observers()
-
-    def begin_step(self, step: int, captured: bool) -> None:
-        """Choose who observes the calls of a step."""
-        learns = self._flows.begin_step(captured)
-        if self._probes.begin_step(step, captured, self._cadence.block) or learns:
-            self._follow_observers()
-
-    def _follow_observers(self) -> None:
-        snapshots: tuple[Observer, ...] = (self._snapshots,) if self._snapshots.looks_at_calls else ()
-        probes: tuple[Observer, ...] = (self._probes,) if self._probes.due else ()
-        flows: tuple[Observer, ...] = (self._flows,) if self._flows.is_learning else ()
-        self._placement.follow_observers(*snapshots, *probes, *flows)
+        self._observers.begin_snapshots()
 
     def apply_while_idle(self) -> None:
         """Carry out what no hook reads. Called on the recorder's thread while no step ends.
@@ -84,7 +63,7 @@ class Control:
         if "every" in values or "budget" in values:
             self._cadence.change(self.settings.every, self.settings.budget)
         if "channels" in values:
-            self._probes.choose_channels(self.settings.channels)
+            self._observers.probes.choose_channels(self.settings.channels)
         if change.choice is not None:
             self._models.rechoose(self.settings, change.choice)
             limit = self._placement.follow_choice([plan for plan, _ in change.choice])

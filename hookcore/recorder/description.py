@@ -1,4 +1,4 @@
-"""The description of a run, sent now and then: its modules, their coverage, and the hooks."""
+"""The description of a run: its modules, their coverage, and the hooks, sent now and then; facts and its place."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Final
 
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.facts import Facts
 from hookcore.recorder.inventory import list_hooks
 from hookcore.recorder.models import Models
 from hookcore.recorder.problems import Problems
+from hookcore.recorder.ranks import Ranks
 from hookcore.recorder.shipping import Shipper
 from hookcore.recorder.taps import TapTable
 from hookcore.records import HookRecord
+from hookcore.records.vocabulary import TRAINED
 
 EVERY_S: Final = 30.0
 PAUSE: Final = 200  # pause after a description, in multiples of its duration
@@ -28,6 +31,8 @@ class Describer:
     _table: TapTable
     _clock: Clock
     _problems: Problems
+    _ranks: Ranks
+    _facts: Facts
     _errors: ErrorLog
     _hooks: tuple[HookRecord, ...] = field(default=(), init=False)  # the last inventory
     _due_at: float = field(default=0.0, init=False)
@@ -66,3 +71,26 @@ class Describer:
     def send_modules(self) -> None:
         """Send the modules, without waiting for their coverage."""
         self._shipper.sink.describe(self._models.records(), (), self._hooks)
+
+    def tell_news(self, ended: bool = False) -> None:
+        """Send the place of this process and what the run trains with, whenever more of it is known."""
+        self.tell_place()
+        if ended:
+            self._facts.hear({TRAINED: self._clock.step})
+        try:
+            known = self._facts.news(self._models, self._clock.owners)
+        except Exception as error:  # attributes of the user's models and optimizers can do anything
+            self._errors.record("facts of the run", error)
+        else:
+            if known is not None:
+                self._shipper.sink.learn(known)
+
+    def tell_place(self) -> None:
+        """Send where this process is in a distributed training."""
+        try:
+            place = self._ranks.news(self._models.device)
+        except Exception as error:  # never a reason to lose a frame
+            self._errors.record("place among the ranks", error)
+        else:
+            if place is not None:
+                self._shipper.sink.locate(place)

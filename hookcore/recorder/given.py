@@ -13,16 +13,15 @@ from torch import Tensor
 from hookcore.errors import ArgumentError
 from hookcore.hooks.compiled import guarded
 from hookcore.observe.plain import unseen
-from hookcore.recorder.batchnames import BatchNames
 from hookcore.recorder.between import Between
 from hookcore.recorder.collector import Collector, without_rows
 from hookcore.recorder.dispatch import Dispatcher
-from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.frames import RawFrame
+from hookcore.recorder.jumps import Jumps
 from hookcore.recorder.media import MediaQueue
 from hookcore.recorder.models import Models
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.scalars import scalar_of
-from hookcore.recorder.shipping import Shipper
 from hookcore.recorder.steps import Steps
 
 MAX_OBSERVED: Final = 4096  # names of tensors that the user observes
@@ -35,11 +34,10 @@ class Given:
     _steps: Steps
     _dispatcher: Dispatcher
     _collector: Collector
-    _shipper: Shipper
     _models: Models
     _media: MediaQueue
-    _names: BatchNames
-    _errors: ErrorLog
+    _jumps: Jumps
+    _ship: Callable[[RawFrame], None]
     _lock: AbstractContextManager[Any]
     _between: Between = field(default_factory=Between, init=False)
     _observed: dict[str, Plan] = field(default_factory=dict, init=False)  # the tensors that the user named
@@ -52,7 +50,7 @@ class Given:
         """
         numbers = self._numbers_in(scalars)
         with self._lock:
-            self._shipper.note_jumps(numbers)
+            self._jumps.check(numbers)
             late = self._behind(numbers, ended)
             step = self._steps.clock.step  # after that, which may have noticed the end of one
             self._collector.loss.note_log(step, numbers)
@@ -60,7 +58,7 @@ class Given:
             if behind and self._steps.parts.has_new_held:
                 self._steps.parts.add_to_held(behind)
             elif behind:
-                self._shipper.put(without_rows(step - 1, time.time(), scalars=behind))
+                self._ship(without_rows(step - 1, time.time(), scalars=behind))
             if numbers:
                 self._collector.add_scalars(numbers)
 
@@ -71,7 +69,7 @@ class Given:
             try:
                 numbers[name] = scalar_of(value)
             except Exception as error:
-                self._errors.record(f"log {name}", error)
+                self._dispatcher.errors.record(f"log {name}", error)
         return numbers
 
     def _behind(self, names: Iterable[str], ended: bool = False) -> list[str]:
@@ -114,9 +112,9 @@ class Given:
     def give_tokens(self, tokens: Any) -> None:
         """Name the positions of the batch that runs next."""
         with self._lock:
-            self._names.give_tokens(tokens, self._steps.clock.step)
+            self._dispatcher.names.give_tokens(tokens, self._steps.clock.step)
 
     def give_labels(self, labels: Any) -> None:
         """Name its samples."""
         with self._lock:
-            self._names.give_labels(labels, self._steps.clock.step)
+            self._dispatcher.names.give_labels(labels, self._steps.clock.step)

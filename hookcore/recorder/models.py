@@ -59,6 +59,13 @@ class Models:
 
     # -- planning ---------------------------------------------------------------------------------------------------
 
+    def watch(self, model: nn.Module | None) -> None:
+        """Watch a model; with None, every model that runs."""
+        if model is None:
+            self.discovers = True
+        else:
+            self.add(model)
+
     def add(self, module: nn.Module, name: str = "") -> None:
         """Plan a whole model. Raises PatternError if a pattern matches none of its modules."""
         module = unwrap(module)
@@ -100,10 +107,6 @@ class Models:
             self._parameters.adopt(plan)
 
     # -- changes of the tree ----------------------------------------------------------------------------------------
-
-    def discover(self) -> None:
-        """Watch unnamed models too."""
-        self.discovers = True
 
     def check(self) -> None:
         """Look the paths up again if a module was added, removed, renamed, wrapped, or exchanged."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hookcore import hooks
 from hookcore.config import Settings
 from hookcore.hooks.engine import BackwardObserver, observe_backward
-from hookcore.hooks.loading import UNSEEN, LoadingObserver, observe_loading
+from hookcore.hooks.loading import UNSEEN, observe_loading
 from hookcore.hooks.observing import ObserverHandle
 from hookcore.hooks.optimizers import StepObserver, observe_steps
 from hookcore.recorder.attachment import Attachment
 from hookcore.recorder.calls import Observer
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.in_graphs import InsideAttachment
+from hookcore.recorder.loading import Loading
 from hookcore.recorder.models import Models
 from hookcore.recorder.on_modules import ModuleAttachment
 from hookcore.recorder.on_process import ProcessAttachment
@@ -29,13 +31,13 @@ class Placement:
         settings: Settings,
         dispatcher: Dispatcher,
         models: Models,
-        loading: LoadingObserver,
         emit: Callable[[str, str], None],
+        lock: AbstractContextManager[Any],
     ) -> None:
         self._compiled, self._attach = settings.compiled, settings.attach
         self._dispatcher = dispatcher
         self._models = models
-        self._loading = loading
+        self._loading = Loading(dispatcher.times, dispatcher.current, dispatcher.errors, lock)
         self._emit = emit
         self._attachment: Attachment | None = None
         self._handles: list[hooks.HookHandle | ObserverHandle[Any]] = []

@@ -19,6 +19,7 @@ from hookcore.probes import channel_rms, channel_zeros
 from hookcore.recorder.calls import Call
 from hookcore.recorder.channels import ChannelColumns
 from hookcore.recorder.current import CurrentStep
+from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameter
 from hookcore.recorder.passes import PassProbes
 from hookcore.recorder.plans import Plan, PlanTable
@@ -42,18 +43,23 @@ class Probes:
     _current: CurrentStep
     _emit: Emit
     _add_label: Callable[[str, str], None]
-    channels: ChannelColumns
-    passes: PassProbes
+    _errors: ErrorLog
+    channels: ChannelColumns = field(init=False)
+    passes: PassProbes = field(init=False)
     due: tuple[Probe, ...] = ()
     wants_inputs: bool = False
-    _all: list[Probe] = field(default_factory=list)  # of the user
+    added: list[Probe] = field(default_factory=list)  # by the user; replaced, never changed
     _of_channels: tuple[Probe, ...] = ()  # of the setting
+
+    def __post_init__(self) -> None:
+        self.channels = ChannelColumns(self._errors, self._emit)
+        self.passes = PassProbes(self._plans, self._statistics, self._emit)
 
     def add(self, probe: Probe) -> bool:
         """Add a probe; return False if there is no room."""
-        if len(self._all) >= MAX_PROBES:
+        if len(self.added) >= MAX_PROBES:
             return False
-        self._all = [*self._all, probe]
+        self.added = [*self.added, probe]
         return True
 
     def choose_channels(self, include: tuple[Pattern, ...]) -> None:
@@ -65,15 +71,17 @@ class Probes:
 
     def hurries(self, step: int) -> bool:
         """Return whether to capture a step because a probe looks at several in a row."""
-        return bool(self._all) and any(probe.wants_next(step) for probe in self._all)
+        return any(probe.wants_next(step) for probe in self.added)
 
     def begin_step(self, step: int, captured: bool, block: int = 1) -> bool:
         """Choose the probes of a step. Return whether that changed who observes calls."""
-        if not (self._all or self._of_channels or self.due):
+        if not (self.added or self._of_channels or self.due):
             return False
         self.channels.end_step()
         before = self.due
-        self.due = tuple(probe for probe in (*self._of_channels, *self._all) if probe.begin_step(step, captured, block))
+        self.due = tuple(
+            probe for probe in (*self._of_channels, *self.added) if probe.begin_step(step, captured, block)
+        )
         modules = {plan.path: plan.ref() for plan in self._plans.live()} if self.due else {}
         for probe in self.due:
             probe.paths = frozenset(_chosen(modules, probe.include))

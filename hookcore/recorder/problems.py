@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hookcore.observe import cpu
 from hookcore.recorder.coverage import NO_ROOM, hidden_roots
 from hookcore.recorder.models import Models
 from hookcore.recorder.plans import PlanTable
@@ -19,10 +20,15 @@ class Problems:
     _statistics: Statistics
     _models: Models
     _emit: Callable[..., None]
+    _infeasible: str  # why the settings aren't the given ones
     _emitted: set[str] = field(default_factory=set, init=False)
 
     def emit_new(self) -> None:
         """Emit an event for each problem that has none yet."""
+        if self._infeasible:
+            self._emit_once("inside-infeasible", self._infeasible)
+        if cpu.FALLBACK_REASON:
+            self._emit_once("slow-kernel", cpu.SLOW_KERNEL)
         if self._statistics.table.refused:
             self._emit_once("taps-not-captured", f"some tensors are not captured: {NO_ROOM}")
         for name, why in list(self._models.refused.items()):

@@ -1,4 +1,4 @@
-"""The recorder of one watcher: creates the parts, connects them, and offers what the watcher needs."""
+"""The recorder of one watcher: creates the parts, connects them, and begins and ends their work."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from torch import nn
-
 from hookcore.config import Settings
 from hookcore.delivery.sinks import Sink
-from hookcore.hooks.compiled import guarded
-from hookcore.observe import cpu, layout
-from hookcore.observe.arena import CpuArena
 from hookcore.recorder.batchnames import BatchNames
 from hookcore.recorder.cadence import Cadence
-from hookcore.recorder.channels import ChannelColumns
 from hookcore.recorder.collector import Collector
 from hookcore.recorder.commands import Commands
 from hookcore.recorder.control import Control
@@ -26,41 +20,41 @@ from hookcore.recorder.description import Describer
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.facts import Facts
-from hookcore.recorder.flows import Flows
 from hookcore.recorder.given import Given
 from hookcore.recorder.idle import Idle
 from hookcore.recorder.in_graphs import feasible
+from hookcore.recorder.jumps import Jumps
 from hookcore.recorder.keeper import MakeKeeper
 from hookcore.recorder.keeping import Keeping
-from hookcore.recorder.loading import Loading
-from hookcore.recorder.machine import Gpus, Sampler, open_host, open_nvml
 from hookcore.recorder.media import MediaQueue
 from hookcore.recorder.models import Models
+from hookcore.recorder.observers import Observers
 from hookcore.recorder.parameters import Parameters
-from hookcore.recorder.passes import PassProbes
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.plans import PlanTable
-from hookcore.recorder.probe import Probe
-from hookcore.recorder.probes import Probes
 from hookcore.recorder.problems import Problems
+from hookcore.recorder.queue import FrameQueue
 from hookcore.recorder.ranks import Ranks
 from hookcore.recorder.replicas import Replicas
+from hookcore.recorder.requests import Requests
 from hookcore.recorder.rounds import Rounds
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.shipping import Examine, Shipper
-from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
 from hookcore.recorder.steptimes import StepTimes
-from hookcore.recorder.throughput import Throughput, cuda_devices
-from hookcore.recorder.waiting import Waiting
-from hookcore.records import Command, Coverage, Tap
+from hookcore.recorder.throughput import sampler_of
+from hookcore.recorder.worker import Worker
+from hookcore.records import Command, Coverage
 
 COVERAGE_WAIT_S: Final = 1.0
 
 
 class Recorder:
     """Connects models, dispatcher, steps, and shipping. No exception of theirs reaches the training."""
+
+    steps: Steps  # these two are called by parts that are made before them
+    description: Describer
 
     def __init__(
         self,
@@ -74,188 +68,90 @@ class Recorder:
     ) -> None:
         settings, infeasible = feasible(settings)
         ranks, facts = ranks or Ranks(), facts or Facts()
-        self._lock = threading.RLock()  # threads that train at the same time end their steps one after another
-        plans, current, scale, times = PlanTable(), CurrentStep(), LossScale(), StepTimes(clock)
-        self.errors = ErrorLog(current)
-        capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_USE))
-        arena = CpuArena(capacity, settings.sketch_values)
-        statistics = Statistics(arena, settings.phases, settings.calls, current, self.errors)
-        names = BatchNames()
-        self.dispatcher = Dispatcher(
-            plans,
-            current,
-            statistics,
-            self.errors,
-            lambda: self.steps.passes.saw_pending_call(),
-            times,
-            names,
-        )
-        parameters = Parameters(plans, statistics, settings.kinds, self.errors)
-        self.models = Models(plans, parameters, settings, self.errors, lambda: self.description.send_modules())
+        lock = threading.RLock()  # threads that train at the same time end their steps one after another
+        plans, current, scale, queue = PlanTable(), CurrentStep(), LossScale(), FrameQueue()
+        self.errors = errors = ErrorLog(current)
+
+        # Models, and who observes their calls
+        statistics = Statistics(settings, current, errors)
+        saw_pending, times, names = lambda: self.steps.passes.saw_pending_call(), StepTimes(clock), BatchNames()
+        self._dispatcher = dispatcher = Dispatcher(plans, current, statistics, errors, saw_pending, times, names)
+        parameters = Parameters(plans, statistics, settings.kinds, errors)
+        self.models = models = Models(plans, parameters, settings, errors, lambda: self.description.send_modules())
         cadence = Cadence(settings.every, settings.budget)
-        self.keeping = Keeping(self.dispatcher, cadence, self._lock)
-        replicas = Replicas(plans, statistics.table, ranks, statistics.shards, lambda: self.models.roots, self.errors)
-        throughput = Throughput(lambda: self.step, lambda: self.models.roots)
-        self._machine = Sampler(
-            (open_host, lambda: Gpus(cuda_devices, open_nvml).read, lambda: throughput.read), self.errors.record
+        replicas = Replicas(plans, statistics.table, ranks, statistics.shards, lambda: models.roots, errors)
+        self._machine = machine = sampler_of(lambda: self.step, lambda: models.roots, errors.record)
+        collector = Collector(statistics, parameters, cadence, scale, lock, lambda: self.step, replicas, machine)
+        self.emit = emit = collector.emit
+        dispatcher.keeper = make_keeper(lambda: self.step, emit, lambda: models.changes)
+        self.keeping = Keeping(dispatcher, cadence, lock)
+        self.placement = Placement(settings, dispatcher, models, emit, lock)
+        self._observers = observers = Observers(
+            settings, dispatcher, models, collector, cadence, self.placement, lambda kind: self.steps.scale_of(kind)
         )
-        self._collector = Collector(
-            statistics, parameters, cadence, scale, self._lock, lambda: self.step, replicas, self._machine
+
+        # Steps, and what happens between two of them
+        self._commands = commands = Commands(
+            settings, models, observers.snapshots, emit, lambda: self.description.request(), self.keeping.ask
         )
-        self.emit = self._collector.emit
-        media = MediaQueue(self.errors, self.emit)
-        self.dispatcher.keeper = make_keeper(lambda: self.step, self.emit, lambda: self.models.changes)
-        self.snapshots = Snapshots(plans, current, self.errors, self.emit, self._scale_of, names)
-        self._commands = Commands(
-            settings,
-            self.models,
-            self.snapshots,
-            self.emit,
-            lambda: self.description.request(),
-            self.keeping.ask,
-        )
-        loading = Loading(times, current, self.errors, self._lock)
-        self.placement = Placement(settings, self.dispatcher, self.models, loading, self.emit)
-        columns, passes = ChannelColumns(self.errors, self.emit), PassProbes(plans, statistics, self.emit)
-        self.probes = Probes(plans, statistics, current, self.emit, self._collector.add_label, columns, passes)
-        self.probes.choose_channels(settings.channels)
-        inside = settings.compiled == "inside"  # in a compiled graph, nothing shows which tensor goes where
-        flows = Flows(statistics, settings.calls, lambda: self.models.changes, self.emit, not inside)
-        self.control = Control(
-            settings,
-            self._commands,
-            cadence,
-            self.models,
-            self.snapshots,
-            self.probes,
-            flows,
-            self.placement,
-            self.emit,
-        )
-        self.shipper = Shipper(
-            sink,
-            statistics.table,
-            flows,
-            cadence,
-            self.errors,
-            self.emit,
-            lambda: self._rounds.tell_place(),
-            lambda: self.description.send_if_due(),
-            lambda: self._rounds.make(),
-            lambda: self._rounds.has_more,
-            lambda step: self.keeping.alarm(step, self.steps.clock),
-            self.keeping.remember,
-            examine,
-        )
+        self.control = Control(settings, commands, cadence, models, observers, self.placement, emit)
         self.steps = Steps(
-            self.dispatcher,
+            dispatcher,
             parameters,
-            self.models,
-            self.snapshots,
-            self.probes,
-            flows,
+            models,
+            observers,
             cadence,
-            self._collector,
+            collector,
             scale,
             self.control,
             self.placement,
             self.keeping,
-            Waiting(replicas, current, self._collector.add_scalars, clock),
-            self.shipper.put,
-            self._lock,
+            replicas,
+            queue.put,
+            lock,
             clock,
         )
-        idle = Idle(
-            self.steps,
-            self._commands,
-            self.control,
-            self._collector,
-            self._machine,
-            self._lock,
-            self.shipper.put,
-            clock,
+        media, jumps = MediaQueue(errors, emit), Jumps(cadence)
+        self.given = Given(self.steps, dispatcher, collector, models, media, jumps, queue.put, lock)
+        self.requests = Requests(self.steps, commands, self.control, observers, self.placement, lock)
+
+        # The recorder's thread
+        table, steps = statistics.table, self.steps.clock
+        self.shipper = Shipper(
+            sink, queue, table, observers.flows, cadence, jumps, self.keeping, steps, errors, emit, examine
         )
-        self._scale = scale
-        problems = Problems(plans, statistics, self.models, self.emit)
-        self.description = Describer(
-            self.shipper, self.models, statistics.table, self.steps.clock, problems, self.errors
-        )
-        self.given = Given(
-            self.steps,
-            self.dispatcher,
-            self._collector,
-            self.shipper,
-            self.models,
-            media,
-            names,
-            self.errors,
-            self._lock,
-        )
+        problems = Problems(plans, statistics, models, emit, infeasible)
+        self.description = Describer(self.shipper, models, table, steps, problems, ranks, facts, errors)
+        outgoing = observers.snapshots.copies, observers.probes.channels, media
+        idle = Idle(self.steps, commands, self.control, collector, machine, lock, queue.put, clock)
         self._rounds = Rounds(
-            self.shipper,
-            self.steps,
-            self._collector,
-            self.models,
-            self.snapshots,
-            self.probes,
-            media,
-            self.description,
-            problems,
-            idle,
-            ranks,
-            facts,
-            self.errors,
+            self.shipper, self.steps, collector, outgoing, self.description, problems, idle, errors, queue.put
         )
+        self.worker = Worker(queue, self._rounds, lambda error: errors.record("recorder thread", error))
         self.closed = False
         sink.subscribe(self.on_command)
-        if infeasible:
-            self.emit("inside-infeasible", infeasible, "warning")
-        if cpu.FALLBACK_REASON:
-            self.emit("slow-kernel", cpu.SLOW_KERNEL, "warning")
-
-    # Hooks
 
     def attach(self, captured: bool = True) -> None:
         """Register every hook and start the thread. `captured`: whether the running step is captured, unless paused."""
-        self.shipper.start()
+        self.worker.start()
         self._machine.start()
         captured = captured and not self.control.paused
-        self.placement.attach(self.steps, self.steps.passes, self.step, captured)
-        self.control.begin_step(self.step, captured)
-
-    def watch(self, model: nn.Module | None) -> None:
-        """Watch a model; with None, every model that runs."""
-        if model is None:
-            self.models.discover()
-        else:
-            self.models.add(model)
+        self.placement.attach(self.steps.optimizers, self.steps.passes, self.step, captured)
+        self._observers.begin_step(self.step, captured)
 
     def send_to(self, sink: Sink) -> None:
         """Send to another sink from now on."""
         self.shipper.sink = sink
-
-    # Steps
 
     @property
     def step(self) -> int:
         """The number of the running step, which is the number of ended steps."""
         return self.steps.clock.step
 
-    @guarded
-    def user_step(self) -> None:
-        """End the step because the user says so."""
-        self.steps.end_by_user()
-
-    def _scale_of(self, kind: str) -> float | None:
-        """Return the loss scale of gradients of this kind, if known."""
-        return self.steps.clock.owners.known_scale() if kind in self._scale.kinds else None
-
     @property
     def capturing(self) -> bool:
         """Whether the running step is captured."""
-        return self.dispatcher.current.captured
-
-    # Commands
+        return self._dispatcher.current.captured
 
     def on_command(self, command: Command) -> None:
         """Queue a command, from any thread. It is carried out at the end of the running step."""
@@ -266,41 +162,10 @@ class Recorder:
         except Exception as error:
             self.errors.record("command", error)
 
-    def request_snapshot(self, tap: Tap) -> None:
-        """Take a snapshot at the tensor's next call, in this step if it hasn't begun."""
-        if self.closed or not self._commands.ask(tap):
-            return
-        with self._lock:
-            if self.steps.is_fresh:
-                self.control.begin_snapshots()
-
-    def add_probe(self, probe: Probe) -> bool:
-        """Let a function look at tensors from this step on, or from the next one. Return False if there is no room."""
-        with self._lock:
-            added = self.probes.add(probe)
-            if self.steps.is_fresh:
-                self.control.begin_step(self.step, captured=True)
-        return added
-
-    def pause(self) -> None:
-        """Capture nothing until resumed; steps are still counted. The running step keeps its data so far."""
-        with self._lock:
-            self.steps.stop_capture()
-            self.control.paused = True
-            self.placement.begin_step(self.step, captured=False)
-
-    def resume(self) -> None:
-        """Capture again, from the next forward on."""
-        if self.control.paused and self.placement.attached:
-            self.placement.begin_step(self.step, captured=True)
-        self.control.paused = False
-
-    # The end
-
     def coverage(self) -> list[Coverage]:
         """Return every module: captured, or not and why, by the frames that have been built."""
-        self.shipper.flush(COVERAGE_WAIT_S)
-        return self.models.coverage(self.dispatcher.statistics.table)
+        self.worker.flush(COVERAGE_WAIT_S)
+        return self.models.coverage(self._dispatcher.statistics.table)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Ship what was begun, remove every hook, and end the thread."""
@@ -308,16 +173,19 @@ class Recorder:
             return
         self.closed = True
         self._machine.close()
-        self.snapshots.give_up("the training ended before it arrived")
+        self._observers.snapshots.give_up("the training ended before it arrived")
         with contextlib.suppress(Exception):
             self.steps.end_early()
-            self.probes.channels.end_step()
+            self._observers.probes.channels.end_step()
         self.placement.detach()
         deadline = time.monotonic() + timeout_s
-        self.shipper.flush(timeout_s)
+        self.worker.flush(timeout_s)
         with contextlib.suppress(Exception):
             self._rounds.end()
-        self.shipper.close(max(0.0, deadline - time.monotonic()), self.description.send_coverage)
+        self.worker.close(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(Exception):
+            self.description.send_coverage()
+        self.shipper.sink.close()
         self.models.let_go()
         self.steps.clock.let_go()
         self.keeping.close()

@@ -1,33 +1,32 @@
-"""The recorder's thread: builds frames from the training thread's data, and sends them to the sink."""
+"""Frames are built from the training thread's data, and sent to the sink. Runs on the recorder's thread."""
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from hookcore.delivery.sinks import Sink
-from hookcore.recorder.cadence import Cadence, JumpFinder
+from hookcore.recorder.cadence import Cadence
+from hookcore.recorder.clock import Clock
 from hookcore.recorder.collector import skipped_step
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.flows import Flows
 from hookcore.recorder.foundloss import Sum
 from hookcore.recorder.frames import MAX_KEPT_EVENTS, RawFrame, ShownRows, build_frames, newest_events
+from hookcore.recorder.jumps import Jumps
+from hookcore.recorder.keeping import Keeping
+from hookcore.recorder.queue import FrameQueue
 from hookcore.recorder.scalars import number_of
 from hookcore.recorder.taps import TapTable
-from hookcore.recorder.worker import Worker
 from hookcore.records import STATS, Event, Frame, Tap, escaped_in
 from hookcore.records.flow import Flow
 from hookcore.records.masks import Masks, no_masks
-from hookcore.records.vocabulary import OWN, SKIPPED, counted
+from hookcore.records.vocabulary import SKIPPED, counted
 
-MAX_JUMP_FINDERS: Final = 256  # scalars that are checked for jumps
 _NAN, _INF = STATS.index("nan"), STATS.index("inf")
 
 
@@ -36,22 +35,19 @@ Examine = Callable[[Frame, Sequence[Tap]], Frame]  # a frame, and all taps by th
 
 @dataclass(slots=True, eq=False)
 class Shipper:
-    """`_before_batch`, `_after_batch`, and `_tick` run on the thread: around the sending of frames, and at checks."""
+    """Counts what is lost on the way, and captures another step if values were not finite."""
 
     sink: Sink
+    _queue: FrameQueue
     _table: TapTable
     _flows: Flows
     _cadence: Cadence
+    _jumps: Jumps
+    _keeping: Keeping
+    _clock: Clock
     _errors: ErrorLog
     _emit: Callable[[str, str, Any], None]
-    _before_batch: Callable[[], None]
-    _after_batch: Callable[[], None]
-    _tick: Callable[[], None]
-    _has_more: Callable[[], bool]
-    _tell_bad: Callable[[int], None]  # a step, the first of several with non-finite values
-    _remember: Callable[[Frame], None]  # what was sent
     _examine: Examine | None = None  # runs the user's own rules
-    worker: Worker = field(init=False)
     _was_bad: bool = field(default=False, init=False)
     _masks: Masks = field(default_factory=Masks, init=False)
     _known: int = field(default=0, init=False)  # taps before this frame
@@ -63,36 +59,14 @@ class Shipper:
     _reported_drops: int = field(default=0, init=False)
     _reported_events: int = field(default=0, init=False)  # dropped ones
     _reported_escape: bool = field(default=False, init=False)
-    _jumps: dict[str, JumpFinder] = field(default_factory=dict, init=False)
     _rows: ShownRows = field(init=False)
 
     def __post_init__(self) -> None:
         self._rows = ShownRows(self._table.numbers)
-        failed = partial(self._errors.record, "recorder thread")
-        self.worker = Worker(self._ship, failed, self._tick, self._has_more)
 
-    def start(self) -> None:
-        """Start the thread; a second call does nothing."""
-        self.worker.start()
-
-    def put(self, raw: RawFrame) -> None:
-        """Queue a step or a part of one. Never waits."""
-        self.worker.put(raw)
-
-    def flush(self, timeout_s: float) -> bool:
-        """Wait until everything queued is in the sink; return False if the time ran out."""
-        return self.worker.flush(timeout_s)
-
-    def close(self, timeout_s: float, describe: Callable[[], None]) -> None:
-        """Send everything that waits, end the thread, describe the run once more, and close the sink."""
-        self.worker.close(timeout_s)
-        with contextlib.suppress(Exception):
-            describe()
-        self.sink.close()
-
-    def _ship(self, raws: list[RawFrame]) -> None:
+    def ship(self, raws: list[RawFrame]) -> None:
+        """Send these steps or parts of steps."""
         began, sent = time.thread_time(), 0
-        self._before_batch()
         try:
             for raw in raws:
                 self._resolve(raw)
@@ -107,7 +81,6 @@ class Shipper:
                 self._keep_unsent(raw)
             raise
         self._cadence.took((time.thread_time() - began) / max(1, len(raws)))
-        self._after_batch()
 
     def _keep_unsent(self, lost: RawFrame | Frame) -> None:
         """Count a lost frame, and send its taps and events with the next one."""
@@ -125,7 +98,7 @@ class Shipper:
             for name, value in raw.scalars.items()
             if not isinstance(value, float)
         }
-        self.note_jumps(awaited)
+        self._jumps.check(awaited)
         raw.scalars |= awaited
         if SKIPPED not in awaited:
             return
@@ -139,7 +112,7 @@ class Shipper:
         self._known += len(frame.new_taps)
         if bad and not self._was_bad:
             self._cadence.alarm(f"values of step {frame.step} were not finite")
-            self._tell_bad(frame.step)
+            self._keeping.alarm(frame.step, self._clock)
         self._was_bad = bad
 
     def _is_bad(self, frame: Frame) -> bool:
@@ -151,22 +124,8 @@ class Shipper:
         fine = np.delete(frame.taps, rows).tolist
         return bool(self._masks.harmful(frame.step, bad, fine, lambda number: taps[number].kind, self._known))
 
-    def note_jumps(self, scalars: dict[str, Any]) -> None:
-        """Capture the next step if a loss jumps or a number becomes non-finite."""
-        for name, value in scalars.items():
-            if not isinstance(value, float) or name.startswith(OWN):
-                continue
-            if "loss" in name.lower() or not math.isfinite(value) or name in self._jumps:
-                finder = self._jumps.get(name)
-                if finder is None and len(self._jumps) < MAX_JUMP_FINDERS:
-                    finder = self._jumps[name] = JumpFinder()
-                if finder is not None and finder.jumped(value):
-                    self._cadence.alarm(
-                        f"{name} jumped to {value:.6g}" if math.isfinite(value) else f"{name} was {value}"
-                    )
-
     def _send(self, frame: Frame) -> None:
-        if self._failed or self.worker.dropped > self._reported_drops:
+        if self._failed or self._queue.dropped > self._reported_drops:
             frame = self._with_what_was_lost(frame)
         if self._examine is not None:
             try:
@@ -177,7 +136,7 @@ class Shipper:
             names = [part for tap in frame.new_taps for part in (tap.module, tap.index)]
             self.report_escapes(*frame.scalars, *names)
             self.sink.send(frame)
-            self._remember(frame)
+            self._keeping.remember(frame)
         except Exception as error:
             self._keep_unsent(frame)
             self._errors.record("sink", error)
@@ -193,8 +152,8 @@ class Shipper:
     def _with_what_was_lost(self, frame: Frame) -> Frame:
         """Add the taps and events of lost frames, and events that count those frames."""
         taps, events = self._unsent_taps + frame.new_taps, self._unsent_events + frame.events
-        dropped, failed = self.worker.dropped - self._reported_drops, self._failed
-        dropped_events = self.worker.dropped_events - self._reported_events
+        dropped, failed = self._queue.dropped - self._reported_drops, self._failed
+        dropped_events = self._queue.dropped_events - self._reported_events
         lost = dropped_events + self._failed_events
         losses = (
             ("frame-dropped", dropped, f"{_frames(dropped)} dropped: the recorder's thread could not keep up"),

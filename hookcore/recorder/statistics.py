@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from hookcore.config import Settings
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.internals import (
     DisableTorchFunction,
@@ -17,7 +18,7 @@ from hookcore.internals import (
     is_wrapped,
     tracing_state,
 )
-from hookcore.observe import cpu
+from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.plain import make_plain, unseen
 from hookcore.recorder.calls import Call
@@ -50,18 +51,17 @@ class Statistics:
 
     wants_inputs = False  # the plans decide
 
-    def __init__(
-        self, arena: CpuArena, phases: frozenset[Phase], max_calls: int, current: CurrentStep, errors: ErrorLog
-    ) -> None:
-        self.arena = arena
+    def __init__(self, settings: Settings, current: CurrentStep, errors: ErrorLog) -> None:
+        capacity = max(256, min(1 << 16, settings.memory // 4 // layout.ROW_USE))
+        self.arena = arena = CpuArena(capacity, settings.sketch_values)
         self.devices = Devices(arena, errors)
         self.table = TapTable(arena.capacity)
         self.shards = Shards()
         self._masks = Masks()
         self._known = 0  # taps before this step
         self._control = arena.control
-        self.phases = phases
-        self._max_calls = max_calls
+        self.phases = settings.phases
+        self._max_calls = settings.calls
         self._current = current
         self._errors = errors
 

@@ -11,37 +11,32 @@ from typing import Any, Final
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from hookcore.hooks.compiled import guard_functions
-from hookcore.hooks.engine import ObservedEngine
-from hookcore.hooks.optimizers import begin_step, end_step
+from hookcore.hooks.compiled import guarded
 from hookcore.internals import DisableTorchFunction, current_graph_task
 from hookcore.recorder.backward import BackwardPasses
-from hookcore.recorder.boundary import Boundary, ends_steps
+from hookcore.recorder.boundary import Boundary
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.collector import Collector, without_rows
 from hookcore.recorder.control import Control
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.dispatch import Dispatcher
-from hookcore.recorder.entry import entry
 from hookcore.recorder.errorlog import ErrorLog
-from hookcore.recorder.flows import Flows
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.keeping import Keeping
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.models import Models
-from hookcore.recorder.owners import Owner
+from hookcore.recorder.observers import Observers
+from hookcore.recorder.optimizers import OptimizerSteps
 from hookcore.recorder.ownership import Ownership
-from hookcore.recorder.parameters import Parameter, Parameters
+from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.parts import Parts
 from hookcore.recorder.placement import Placement
-from hookcore.recorder.probes import Probes
+from hookcore.recorder.replicas import Replicas
 from hookcore.recorder.scales import LossScale
-from hookcore.recorder.snapshots import Snapshots
 from hookcore.recorder.stalls import Stalls
 from hookcore.recorder.steptimes import StepTimes
 from hookcore.recorder.waiting import Waiting
-from hookcore.records.vocabulary import TIME_OPTIMIZER
 
 _NAN: Final = float("nan")
 _UNREAD: Final = (
@@ -53,21 +48,19 @@ CHECK_EVERY: Final = 8  # steps; what is checked is due at multiples of it
 
 @dataclass(eq=False)
 class Steps:
-    """Follows optimizers. The clock calls it back when a step ends."""
+    """Begins and ends steps. The clock calls it when one ends, and the script if it says so itself."""
 
     _dispatcher: Dispatcher
     _parameters: Parameters
     _models: Models
-    _snapshots: Snapshots
-    _probes: Probes
-    _flows: Flows
+    _observers: Observers
     _cadence: Cadence
     _collector: Collector
     _scale: LossScale
     _control: Control
     _placement: Placement
     _keeping: Keeping
-    _waiting: Waiting
+    _replicas: Replicas
     _ship: Callable[[RawFrame], None]
     _lock: AbstractContextManager[Any]
     _now: Callable[[], float]
@@ -79,24 +72,36 @@ class Steps:
     _times: StepTimes = field(init=False)
     parts: Parts = field(init=False)
     _ownership: Ownership = field(init=False)
+    _waiting: Waiting = field(init=False)
     stalls: Stalls = field(init=False)
+    optimizers: OptimizerSteps = field(init=False)
     passes: BackwardPasses = field(init=False)
     _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
     _reported_no_model: bool = field(default=False, init=False)
     _reported_unread: bool = field(default=False, init=False)
-    _last_captured: bool = field(default=False, init=False)  # whether the step that ended last was captured
     _is_priced: bool = field(default=False, init=False)  # whether the running step's meter is for the cadence, too
 
     def __post_init__(self) -> None:
-        self.clock = Clock(self._parameters, self)
-        self._current, self._errors, self._times = (
-            self._dispatcher.current,
-            self._dispatcher.errors,
-            self._dispatcher.times,
-        )
+        self.clock = Clock(self._parameters, self, self._collector.emit)
+        known = self._dispatcher
+        self._current, self._errors, self._times = known.current, known.errors, known.times
         self._ownership = Ownership(self._parameters, self.clock, self._collector.emit)
         self.stalls = Stalls(self._now, lambda: self.clock.step, self._rests, self._collector.emit)
         self.parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
+        self._waiting = Waiting(self._replicas, self._current, self._collector.add_scalars, self._now)
+        self.optimizers = OptimizerSteps(
+            self.clock,
+            self.boundary,
+            self._dispatcher,
+            self._parameters,
+            self._observers,
+            self._collector,
+            self._scale,
+            self._keeping,
+            self._waiting,
+            self._ship,
+            self._lock,
+        )
         self.passes = BackwardPasses(
             self.clock,
             self.boundary,
@@ -104,82 +109,14 @@ class Steps:
             self._collector.loss,
             self.parts,
             self._scale,
-            self._probes.passes,
+            self._observers.probes.passes,
             self._keeping,
             self._lock,
         )
 
-    # Optimizers
-
-    @entry("optimizer pre-hook")
-    def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Read gradients and weights as the optimizer is about to use them."""
-        # With a closure, forward and backward run inside the step: the gradients come later.
-        with_gradients = _closure(args, kwargs) is None
-        owner = self.clock.step_begins(optimizer, closure=not with_gradients)
-        if owner is None:
-            return
-        if with_gradients and not owner.late and self._current.clock is not None:
-            self._waiting.before_step()
-        self._times.enter(TIME_OPTIMIZER)
-        owner.owned = None
-        self._scale.read(owner.scaler.live(), optimizer)
-        if self._last_captured if owner.late else self._current.captured:
-            owned = owner.owned = self._find_owned(owner, optimizer)
-            self._parameters.before_step(owned, with_gradients, id(optimizer))
-            if self._snapshots.active:
-                self._snapshots.before_step(owned, with_gradients)
-            if self._probes.due:
-                self._probes.before_step(owned, with_gradients)
-            self._keeping.look("before an optimizer's step", self.clock)
-
-    def _find_owned(self, owner: Owner, optimizer: Optimizer) -> list[Parameter]:
-        """Return the watched parameters of an optimizer; none if nothing of them is to be read."""
-        version = self._parameters.version
-        if owner.settled == version and not (self._snapshots.active or self._probes.due):
-            return []
-        owned = self._parameters.owned(optimizer)
-        owner.settled = version if self._parameters.are_settled(owned) else -1
-        return owned
-
-    @ends_steps
-    @entry("optimizer post-hook")
-    def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """End the step if the optimizer's parameters got new gradients since the last one."""
-        owner = self.clock.step_ended(optimizer)
-        if owner is None:
-            return
-        self._times.leave(TIME_OPTIMIZER)
-        owned, owner.owned = owner.owned, None
-        has_closure = owner.inner_passes and _closure(args, kwargs) is not None
-        if has_closure and not owner.steps:
-            # Its model may have been discovered inside this step, so the beginning was ignored.
-            owned = self._parameters.owned(optimizer) if self._current.captured else None
-        if owned is not None:
-            if has_closure:
-                self._scale.read(owner.scaler.live(), optimizer)
-                self._parameters.read_gradients(owned)
-                self._snapshots.read_gradients(owned)
-                self._probes.read_gradients(owned)
-            self._parameters.after_step(id(optimizer))
-            if self._snapshots.active:
-                self._snapshots.after_step(owned)
-        self._count(owner, captured=owned is not None)
-
-    def _count(self, owner: Owner, captured: bool) -> None:
-        if self.clock.manual:
-            return
-        if current_graph_task() != -1:
-            self.clock.end_with_pass(owner)
-            return
-        now = self.clock.step
-        step = self.clock.count(owner)
-        if 0 <= step < now and captured:  # a second optimizer after the same backward pass
-            self._ship(self._collector.take(step, micro_batches=self._current.backwards))
-            self._scale.forget()
-
     # The user
 
+    @guarded
     def end_by_user(self) -> None:
         """End the step because the user says so."""
         with self._lock:
@@ -204,6 +141,10 @@ class Steps:
         self.release_parts(as_steps=False)
         if begun or self._collector.has_values:  # events alone make no step: they go with the one that ended last
             self._ship(self._collector.take(self.clock.step, micro_batches=self._current.backwards))
+
+    def scale_of(self, kind: str) -> float | None:
+        """Return the loss scale of gradients of this kind, if known."""
+        return self.clock.owners.known_scale() if kind in self._scale.kinds else None
 
     @property
     def _has_begun(self) -> bool:
@@ -252,9 +193,7 @@ class Steps:
                 self._reported_unread = True
                 self._collector.emit("gradients-unread", _UNREAD)
             self._parameters.read_all(reads)
-            if self._snapshots.active:
-                self._snapshots.before_step(everything, reads)
-            self._probes.before_step(everything, reads)
+            self._observers.before_step(everything, reads)
             self._keeping.look("at the end of a step", self.clock)
 
     def hold_part(self) -> None:
@@ -266,15 +205,11 @@ class Steps:
         """Ship the held parts, and return the number of steps."""
         return self.parts.release(self.clock.step, as_steps, scales)
 
-    def emit(self, name: str, message: str) -> None:
-        """Add an event to the next frame."""
-        self._collector.emit(name, message)
-
     def end_step(self, skipped_by: GradScaler | None) -> None:
         """Ship the frame."""
         now = self._now()
-        if self._probes.passes.due:
-            self._probes.passes.end_step()
+        if (passes := self._observers.probes.passes).due:
+            passes.end_step()
         self._has_work = self._control.has_work
         if self._has_work:
             self._guarded(self._end_snapshots)
@@ -296,13 +231,13 @@ class Steps:
             self._guarded(lambda: self._keeping.end_step(self._models.roots))
 
     def _take_flow(self) -> None:
-        flow = self._flows.end_step(self.clock.step)
+        flow = self._observers.flows.end_step(self.clock.step)
         if flow is not None:
             self._collector.add_flow(flow)
 
     def begin_step(self) -> None:
         """Decide whether to capture the next step."""
-        captured = self._last_captured = self._current.captured
+        captured = self.optimizers.last_captured = self._current.captured
         for root in self._models.roots:
             root.note_step()
         self._scale.begin_step()
@@ -322,7 +257,7 @@ class Steps:
         if measured:
             self._times.begin(self._current.meter)
         self._placement.begin_step(self.clock.step, captured)
-        self._control.begin_step(self.clock.step, captured)
+        self._observers.begin_step(self.clock.step, captured)
         self._collector.explain(captured)
         self._waiting.begin_step()
         limited = self._cadence.budget is not None and not self._control.paused
@@ -340,14 +275,14 @@ class Steps:
         cadence.step_ended(captured, _NAN if self._has_work else now - self.ended_at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
         self.ended_at = self._now()
-        return wanted or self._probes.hurries(clock.step) or (self._snapshots.active and self._snapshots.hurries)
+        return wanted or self._observers.hurry(clock.step)
 
     @property
     def _alone(self) -> bool:
         return not self.clock.many_threads and not self._dispatcher.statistics.devices.arenas
 
     def _end_snapshots(self) -> None:
-        self._snapshots.end_step("capture is paused" if self._control.paused else "")
+        self._observers.snapshots.end_step("capture is paused" if self._control.paused else "")
 
     def _rests(self) -> bool:
         return self._control.paused or any(root.evaluates for root in self._models.roots)
@@ -362,10 +297,3 @@ class Steps:
             call()
         except Exception as error:
             self._errors.record("command", error)
-
-
-def _closure(args: Any, kwargs: Any) -> Any:
-    return kwargs.get("closure") if "closure" in kwargs else args[1] if len(args) > 1 else None
-
-
-guard_functions(ObservedEngine.run_backward, begin_step, end_step)

@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from hookcore.recorder.machine import Device, Sample
+from hookcore.recorder.machine import Device, Gpus, Sample, Sampler, open_host, open_nvml
 from hookcore.recorder.roots import Root
 from hookcore.records.vocabulary import SAMPLES_RATE, STEPS_RATE, TOKENS_RATE
 
@@ -52,3 +52,11 @@ class Throughput:
             if fewest.tokens:
                 found[TOKENS_RATE] = rate * fewest.tokens
         return Sample(found)
+
+
+def sampler_of(
+    step: Callable[[], int], roots: Callable[[], Iterable[Root]], failed: Callable[[str, BaseException], None]
+) -> Sampler:
+    """Return what samples the machine and the speed of the training, once it is started."""
+    speed = Throughput(step, roots)
+    return Sampler((open_host, lambda: Gpus(cuda_devices, open_nvml).read, lambda: speed.read), failed)

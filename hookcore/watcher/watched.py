@@ -31,7 +31,7 @@ class WatchedRun:
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until every finished step is in the store, or at the server. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
-        shipped = self._recorder.shipper.flush(timeout_s)
+        shipped = self._recorder.worker.flush(timeout_s)
         return shipped and self._delivery.sink.flush(max(0.0, deadline - time.monotonic()))
 
     def coverage(self) -> list[Coverage]:

@@ -88,7 +88,7 @@ class Watcher(WatchedRun):
             if open_bridge is not None:
                 self._tee = TeeSink(self._delivery.sink, open_bridge, self._errors.record)
                 self._recorder.send_to(self._tee)
-            self._recorder.watch(model)
+            self._recorder.models.watch(model)
             self._recorder.models.check_patterns(settings.channels)
             self._recorder.attach()
             self._begin_delivery()
@@ -127,7 +127,7 @@ class Watcher(WatchedRun):
     def step(self) -> None:
         """End a step, in loops without an optimizer. From the first call on, only these calls end steps."""
         if not self._recorder.closed:
-            self._guarded("step", self._recorder.user_step)
+            self._guarded("step", self._recorder.steps.end_by_user)
             self._recorder.steps.boundary.run()
 
     def log(self, /, **scalars: float | Tensor) -> None:
@@ -191,7 +191,7 @@ class Watcher(WatchedRun):
     def request_snapshot(self, module: str, kind: Kind = "output", index: str = "", call: int = 0) -> None:
         """Capture the raw tensor of this tap at its next call, and store it with the run's frames."""
         self._check_open()
-        self._recorder.request_snapshot(Tap(module, kind, index, call))
+        self._recorder.requests.take_snapshot(Tap(module, kind, index, call))
 
     def probe(
         self,
@@ -211,7 +211,7 @@ class Watcher(WatchedRun):
         self._check_open()
         probe = probe_of(name, function, include, kinds, every)
         self._recorder.models.check_patterns(probe.include)
-        if not self._recorder.add_probe(probe):
+        if not self._recorder.requests.add_probe(probe):
             raise ArgumentError(f"a watcher takes at most {MAX_PROBES} probes: remove one")
 
     def sharpness(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
@@ -234,12 +234,12 @@ class Watcher(WatchedRun):
     def pause(self) -> None:
         """Capture nothing until `resume()`. Steps are still counted."""
         self._check_open()
-        self._recorder.pause()
+        self._recorder.requests.pause()
 
     def resume(self) -> None:
         """Capture again."""
         self._check_open()
-        self._recorder.resume()
+        self._recorder.requests.resume()
 
     def close(self) -> None:
         """Remove every hook, send the rest, end the threads, and release the model. The store stays readable.

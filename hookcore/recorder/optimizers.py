@@ -1,0 +1,126 @@
+"""Steps of optimizers: what each of them means for the running step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.optim import Optimizer
+
+from hookcore.hooks.compiled import guard_functions
+from hookcore.hooks.optimizers import begin_step, end_step
+from hookcore.internals import current_graph_task
+from hookcore.recorder.boundary import Boundary, ends_steps
+from hookcore.recorder.clock import Clock
+from hookcore.recorder.collector import Collector
+from hookcore.recorder.current import CurrentStep
+from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.entry import entry
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.frames import RawFrame
+from hookcore.recorder.keeping import Keeping
+from hookcore.recorder.observers import Observers
+from hookcore.recorder.owners import Owner
+from hookcore.recorder.parameters import Parameter, Parameters
+from hookcore.recorder.scales import LossScale
+from hookcore.recorder.steptimes import StepTimes
+from hookcore.recorder.waiting import Waiting
+from hookcore.records.vocabulary import TIME_OPTIMIZER
+
+
+@dataclass(slots=True, eq=False)
+class OptimizerSteps:
+    """Reads what optimizers use and change, and tells the clock of their steps, which may end a step."""
+
+    clock: Clock
+    boundary: Boundary
+    _dispatcher: Dispatcher
+    _parameters: Parameters
+    _observers: Observers
+    _collector: Collector
+    _scale: LossScale
+    _keeping: Keeping
+    _waiting: Waiting
+    _ship: Callable[[RawFrame], None]
+    _lock: AbstractContextManager[Any]
+    last_captured: bool = field(default=False, init=False)  # whether the step that ended last was captured
+    _current: CurrentStep = field(init=False)
+    _errors: ErrorLog = field(init=False)
+    _times: StepTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = self._dispatcher
+        self._current, self._errors, self._times = known.current, known.errors, known.times
+
+    @entry("optimizer pre-hook")
+    def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Read gradients and weights as the optimizer is about to use them."""
+        # With a closure, forward and backward run inside the step: the gradients come later.
+        with_gradients = _closure(args, kwargs) is None
+        owner = self.clock.step_begins(optimizer, closure=not with_gradients)
+        if owner is None:
+            return
+        if with_gradients and not owner.late and self._current.clock is not None:
+            self._waiting.before_step()
+        self._times.enter(TIME_OPTIMIZER)
+        owner.owned = None
+        self._scale.read(owner.scaler.live(), optimizer)
+        if self.last_captured if owner.late else self._current.captured:
+            owned = owner.owned = self._find_owned(owner, optimizer)
+            self._parameters.before_step(owned, with_gradients, id(optimizer))
+            if owned:
+                self._observers.before_step(owned, with_gradients)
+            self._keeping.look("before an optimizer's step", self.clock)
+
+    def _find_owned(self, owner: Owner, optimizer: Optimizer) -> list[Parameter]:
+        """Return the watched parameters of an optimizer; none if nothing of them is to be read."""
+        version, observers = self._parameters.version, self._observers
+        if owner.settled == version and not (observers.snapshots.active or observers.probes.due):
+            return []
+        owned = self._parameters.owned(optimizer)
+        owner.settled = version if self._parameters.are_settled(owned) else -1
+        return owned
+
+    @ends_steps
+    @entry("optimizer post-hook")
+    def saw_step_end(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """End the step if the optimizer's parameters got new gradients since the last one."""
+        owner = self.clock.step_ended(optimizer)
+        if owner is None:
+            return
+        self._times.leave(TIME_OPTIMIZER)
+        owned, owner.owned = owner.owned, None
+        has_closure = owner.inner_passes and _closure(args, kwargs) is not None
+        if has_closure and not owner.steps:
+            # Its model may have been discovered inside this step, so the beginning was ignored.
+            owned = self._parameters.owned(optimizer) if self._current.captured else None
+        if owned is not None:
+            if has_closure:
+                self._scale.read(owner.scaler.live(), optimizer)
+                self._parameters.read_gradients(owned)
+                self._observers.read_gradients(owned)
+            self._parameters.after_step(id(optimizer))
+            if owned:
+                self._observers.after_step(owned)
+        self._count(owner, captured=owned is not None)
+
+    def _count(self, owner: Owner, captured: bool) -> None:
+        if self.clock.manual:
+            return
+        if current_graph_task() != -1:
+            self.clock.end_with_pass(owner)
+            return
+        now = self.clock.step
+        step = self.clock.count(owner)
+        if 0 <= step < now and captured:  # a second optimizer after the same backward pass
+            self._ship(self._collector.take(step, micro_batches=self._current.backwards))
+            self._scale.forget()
+
+
+def _closure(args: Any, kwargs: Any) -> Any:
+    return kwargs.get("closure") if "closure" in kwargs else args[1] if len(args) > 1 else None
+
+
+guard_functions(begin_step, end_step)
