@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from fastapi import Request
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
@@ -153,13 +152,7 @@ def _find_of(request: Request, page: str, run: Run) -> Find:
 
 
 def _make_templates() -> Environment:
-    templates = Environment(
-        loader=FileSystemLoader(Path(__file__).parents[1] / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = assets.open_templates()
     templates.filters |= {each.__name__: each for each in FILTERS}
     templates.globals |= {
         "ROOT": ROOT,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 import hookcore
@@ -101,13 +101,7 @@ def _advice_of(findings: Sequence[Finding | Past]) -> list[Rule]:
 
 @cache
 def _templates() -> Environment:
-    templates = Environment(
-        loader=FileSystemLoader(_FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = assets.open_templates("report")
     templates.globals["ROOT"] = ROOT
     templates.filters |= {"counted": counted, "shown": figures.shown, "cut": _cut, "time": _time}
     return templates

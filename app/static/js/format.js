@@ -88,8 +88,12 @@ function two(whole, large, its, small, of) {
 
 /** 512 B, 1.5 kB, 12 MB. @param {number} size */
 export function bytes(size) {
+  return inUnits(size, ["B", "kB", "MB", "GB", "TB"]);
+}
+
+/** @param {number} size @param {string[]} units each a thousand times the one before */
+export function inUnits(size, units) {
   if (!Number.isFinite(size)) return nameOf(size);
-  const units = ["B", "kB", "MB", "GB", "TB"];
   let place = 0;
   while (Math.abs(size) >= 999.5 && place < units.length - 1) {
     size /= 1000;

@@ -40,7 +40,7 @@ export class Stream extends Emitter {
   /** @type {any} */
   #timer = null;
 
-  /** @param {{connect?: () => any, page?: any, chance?: () => number, allowed?: () => Promise<number>}} [world] given
+  /** @param {{connect?: () => WebSocket, page?: any, chance?: () => number, allowed?: () => Promise<number>}} [world] given
    * by tests */
   constructor({ connect = openSocket, page = globalThis.document, chance = Math.random, allowed = askStatus } = {}) {
     super();
@@ -121,7 +121,7 @@ export class Stream extends Emitter {
     else for (const open of this.#open) if (!open.id) this.#begin(open);
   }
 
-  /** @param {any} request */
+  /** @param {Record<string, unknown>} request */
   #send(request) {
     this.#socket?.send(JSON.stringify(request));
   }
@@ -137,11 +137,11 @@ export class Stream extends Emitter {
       this.#become("open");
       for (const open of this.#open) this.#begin(open);
     };
-    socket.onmessage = (/** @type {any} */ event) => this.#hear(event.data);
-    socket.onclose = (/** @type {any} */ event) => this.#lose(event);
+    socket.onmessage = (event) => this.#hear(event.data);
+    socket.onclose = (event) => this.#lose(event);
   }
 
-  /** @param {any} data */
+  /** @param {ArrayBuffer} data */
   #hear(data) {
     this.#failed = 0;
     const frame = decode(data);
@@ -176,7 +176,7 @@ export class Stream extends Emitter {
     setTimeout(() => this.#open.has(open) && !open.id && this.#begin(open), waitMs(open.failed, this.chance()));
   }
 
-  /** @param {{code: number, reason?: string}} event */
+  /** @param {CloseEvent} event */
   async #lose(event) {
     this.#socket = null;
     for (const open of this.#open) open.id = open.failed = 0;

@@ -2,7 +2,7 @@
 /** The picture in words: the tip at the pointer, the table, and what is read out. */
 
 import { isBad, MISSING } from "../canvas/worst.js";
-import { bytes, counted, number as format } from "../format.js";
+import { bytes, counted, number as format, inUnits } from "../format.js";
 import { kindWords } from "../kinds.js";
 import { ROOT } from "../vocabulary.js";
 import { valueWords } from "./boxes.js";
@@ -12,14 +12,7 @@ import { NONE, numbersIn } from "./values.js";
 
 /** 12.3 GFLOP. @param {number} flops */
 export function flopsWords(flops) {
-  const units = ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"];
-  let place = 0;
-  let size = flops;
-  while (size >= 999.5 && place < units.length - 1) {
-    size /= 1000;
-    place += 1;
-  }
-  return `${Number(size.toPrecision(3))} ${units[place]}`;
+  return inUnits(flops, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"]);
 }
 
 /** The operations of a box, as far as they are known. @param {Box} box */

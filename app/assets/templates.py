@@ -1,0 +1,20 @@
+"""The templates of pages and reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+_FOLDER = Path(__file__).parents[1] / "templates"
+
+
+def open_templates(folder: str = "") -> Environment:
+    """Return the templates of a folder. They escape all values, and a name without a value is an error."""
+    return Environment(
+        loader=FileSystemLoader(_FOLDER / folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

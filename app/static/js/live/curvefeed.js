@@ -1,0 +1,83 @@
+// @ts-check
+/** Curves of a page: loaded whole at first, then only new points while the page follows. */
+import { Emitter } from "../emitter.js";
+import { Curve } from "./curve.js";
+import { Refresh } from "./refresh.js";
+
+export const POINTS = 1000;
+const MAX_GROWTH = 3; // times as many, until a curve is loaded whole again
+
+/** @typedef {import("../answers.js").Series} Series */
+/** @typedef {{from: number, to: number | null, points: number}} Range */
+
+/** Emits "data" when the curves have changed, "error" with the server's error. */
+export class CurveFeed extends Emitter {
+  /** @type {Map<string, Curve>} */
+  curves = new Map();
+  /** The loaded steps; null if everything must be loaded. @type {[number, number] | null} */
+  loaded = null;
+
+  /** @param {import("../page.js").Page} page
+   * @param {(range: Range, signal: AbortSignal) => Promise<{series: Series[]}>[]} request what is shown, of some steps
+   * @param {(series: Series) => string} keyOf @param {{min: number, share?: number}} pause as in Refresh */
+  constructor(page, request, keyOf, pause) {
+    super();
+    this.page = page;
+    this.request = request;
+    this.keyOf = keyOf;
+    const ready = () => this.loaded === null || !page.follow.paused;
+    this.refresh = new Refresh((signal) => this.#ask(signal), { ...pause, ready });
+  }
+
+  /** How many points a curve has that is loaded whole, and how many steps before the shown ones it begins. */
+  get extent() {
+    return { points: POINTS, lead: 0 };
+  }
+
+  /** Loads everything again. */
+  load() {
+    this.loaded = null;
+    void this.refresh.now();
+  }
+
+  /** @param {AbortSignal} signal */
+  async #ask(signal) {
+    const { span, paused } = this.page.follow;
+    if (!span) return this.emit("data");
+    const { points, lead } = this.extent;
+    const whole = this.loaded === null;
+    const first = Math.max(0, span[0] - lead);
+    const range = whole
+      ? { from: first, to: paused ? span[1] : null, points }
+      : { from: this.#lastStep, to: null, points: POINTS };
+    try {
+      const answers = await Promise.all(this.request(range, signal));
+      signal.throwIfAborted();
+      if (whole) this.curves.clear();
+      for (const series of answers.flatMap((answer) => answer.series)) this.take(series, whole);
+      if (!whole) for (const curve of this.curves.values()) curve.forget(first);
+      this.loaded = [Math.max(this.loaded?.[0] ?? first, first), span[1]];
+      // A whole run that is followed grows without end: it is loaded again, in fewer points.
+      if (!whole && [...this.curves.values()].some(({ length }) => length > MAX_GROWTH * points)) this.loaded = null;
+      this.emit("data");
+    } catch (error) {
+      if (!signal.aborted) this.emit("error", error);
+      throw error;
+    }
+  }
+
+  /** The first step that all curves may lack; their last point may be incomplete. */
+  get #lastStep() {
+    const firsts = [...this.curves.values()].map((curve) => curve.line("").first);
+    const last = Math.min(...firsts.map((first) => first[first.length - 1] ?? Infinity));
+    return Number.isFinite(last) ? last : (this.loaded?.[0] ?? 0);
+  }
+
+  /** @param {Series} series @param {boolean} whole */
+  take(series, whole) {
+    const key = this.keyOf(series);
+    const curve = this.curves.get(key) ?? new Curve();
+    this.curves.set(key, curve);
+    curve.take(series, whole);
+  }
+}
