@@ -418,7 +418,6 @@ LONG = {  # the files above it, with the most lines that each may have; the numb
     "hookcore/findings/rules.py": 310,  # only a table of texts
     "hookcore/internals.py": 330,  # private names of torch, which belong in one file
     "hookcore/reading/local.py": 335,  # a method for each question of `Reader`
-    "hookcore/recorder/clock.py": 371,
     "hookcore/store/ladder.py": 389,  # one state, of which readers see parts at any time
     "hookcore/watcher/watcher.py": 359,  # a method for each call of a script
 }

@@ -251,7 +251,7 @@ def test_no_gradient_is_compared_while_several_threads_train(monkeypatch: pytest
         compared: list[int] = []
 
         def marks_of(tensors: list[Tensor]) -> list[Any]:
-            if clock.many_threads:
+            if clock.reach.many_threads:
                 compared.append(clock.step)
             return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
 
@@ -274,7 +274,7 @@ def test_no_gradient_is_compared_while_several_threads_train(monkeypatch: pytest
             thread.start()
         for thread in threads:
             thread.join()
-        assert clock.many_threads
+        assert clock.reach.many_threads
         assert watcher.errors == []
     assert compared == []
 

@@ -54,7 +54,7 @@ class BackwardPasses:
         if accumulates:
             self.clock.pass_begins()  # which may notice the end of the last step
             if self._loss.wanted:
-                self._loss.begin_pass(tensors, weights, self.clock.fate)
+                self._loss.begin_pass(tensors, weights, self.clock.reach.fate)
             if self._probes.due:
                 self._probes.begin()
 

@@ -13,7 +13,6 @@ between two passes of a step.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence, Set
 from typing import Final, Protocol
 
@@ -21,12 +20,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.internals import current_graph_task
-from hookcore.recorder.comparison import Comparison
 from hookcore.recorder.nesting import Nesting
 from hookcore.recorder.owners import Owner, Owners
 from hookcore.recorder.parameters import Parameters
+from hookcore.recorder.reach import Reach
 from hookcore.recorder.scalers import scales_until_now
-from hookcore.recorder.witnesses import Fate
 
 FIRST_STEPS: Final = 64  # steps after which all optimizers are known
 ATTEMPTS: Final = 16  # resets of the gradients after which manual updates are assumed, even if none is seen
@@ -68,46 +66,34 @@ class Clock:
     def __init__(self, parameters: Parameters, host: Host, emit: Callable[[str, str], None]) -> None:
         self.owners = Owners(parameters, host.find_model)
         parameters.when_gone = self._release
-        self._parameters = parameters
-        self._host = host
-        self._emit = emit
+        self._parameters, self._host, self._emit = parameters, host, emit
         self.step = 0
         self.manual = False  # only the user ends steps, by `watcher.step()`
         self.passes = 0  # backward passes that reached a watched parameter since the last step ended
-        self.fate: Fate = "kept"  # of the gradients of the step's earlier passes, when the running pass began
-        self.follows_fate = True  # whether somebody asks for it in this step
+        self.reach = Reach(self.owners, parameters)
         self.begins_late = False  # the forward pass of a step that begins now has already run
         self._due = False  # an optimizer stepped inside the running pass
         self._decided = False  # whether an optimizer ever stepped
         self._by_hand = 0  # passes per step, if no optimizer steps; 0 while unknown
         self._attempts = 0  # closed ones, while it is unknown who steps
-        self._passed = False  # a pass has ended since the last step, whatever it reached
-        self._saw_passes = False
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
         self._last: Owner | None = None
         self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
-        self._comparison = Comparison()
         self._nesting = Nesting()
-        self._thread = 0  # that of the first pass
-        self.many_threads = False  # a second thread has run a pass
-        self._passed_in: set[int] = set()  # of many threads, those with a pass since they ended a step
-        self._reached: set[int] = set()  # witnesses that got new gradients since the last step ended, by id(tensor)
 
     # -- optimizers -------------------------------------------------------------------------------------------------
 
     def step_begins(self, optimizer: Optimizer, closure: bool = False) -> Owner | None:
         """Return the owner, if this call is not inside another owner's step and steps watched parameters."""
         owner = self.owners.meet(optimizer, self._alone is None)
-        if not owner.owns:
-            return None
-        if not self._nesting.enter(optimizer):
+        if not owner.owns or not self._nesting.enter(optimizer):
             return None
         if owner.steps % RENEW_EVERY == 0:
             owner.witnesses.look_up()
         # Inside a backward pass, the gradients are those of that pass, which hasn't been announced yet.
         owner.inner_passes = closure
         owner.late = not closure and current_graph_task() == -1 and self._is_late(owner)
-        if closure or not self._passed:  # else it is already known to step with new gradients
+        if closure or not self.reach.passed:  # else it is already known to step with new gradients
             owner.witnesses.note_weights()
         far = owner.steps < SCALER_STEPS or owner.steps % SCALER_STEPS == 0
         owner.scaler.find(SCALER_DEPTH if far else SCALER_NEAR)
@@ -128,16 +114,15 @@ class Clock:
     @property
     def compares_passes(self) -> bool:
         """Return whether it is known of each pass whether it reached a watched parameter."""
-        return self._alone is None and not self.many_threads
+        return self._alone is None and not self.reach.many_threads
 
     def find_place_of_last(self) -> int:
         """Return the place of the optimizer that ended the last step among those that step watched parameters."""
         place = 0
         for owner in self.owners:
-            if owner.owns:
-                if owner is self._last:
-                    return place
-                place += 1
+            if owner is self._last:
+                return place
+            place += owner.owns
         return 0
 
     @property
@@ -149,9 +134,9 @@ class Clock:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
         if owner.inner_passes:
             owner.late = self._is_late(owner)
-        reached = self._has_reached(owner)
-        fresh = not owner.late and (reached or self._passed or owner.witnesses.weights_moved())
-        if self._passed and owner.witnesses.were_reached and not reached and self._alone is None:
+        reached = self.reach.has(owner, self._alone)
+        fresh = not owner.late and (reached or self.reach.passed or owner.witnesses.weights_moved())
+        if self.reach.passed and owner.witnesses.were_reached and not reached and self._alone is None:
             self.owners.add_witnesses(owner)
         if not fresh and not self.step:
             return -1  # nothing to step with: some loops step once to silence a scheduler's warning
@@ -166,17 +151,12 @@ class Clock:
             self.tick()
             self._group.clear()
         self._group.add(id(owner))
-        for each in () if self.many_threads else self.owners if of_all else (owner,):
+        for each in () if self.reach.many_threads else self.owners if of_all else (owner,):
             each.witnesses.explain()
         if owner is not self._alone or owner.scaler.found or owner.inside:
-            self._alone = self._only_owner()
+            is_known = self.step >= FIRST_STEPS and not self.reach.many_threads
+            self._alone = self.owners.only_one() if is_known else None
         return step
-
-    def _only_owner(self) -> Owner | None:
-        """Return the optimizer that alone determines the steps, if that is known."""
-        if self.step < FIRST_STEPS or not self._decided or self.many_threads:
-            return None
-        return self.owners.only_one()
 
     def _decide(self, scaler: GradScaler | None) -> None:
         """Decide that an optimizer steps this model. Held data was skipped by its scaler, or is part of its step."""
@@ -186,26 +166,16 @@ class Clock:
 
     def _is_late(self, owner: Owner) -> bool:
         """Return whether it steps with the gradients of the last step, after another optimizer."""
-        if self._has_reached(owner) or not self.step:
+        if self.reach.has(owner, self._alone) or not self.step:
             return False
-        if self._passed:  # a pass that its witnesses did not see
-            return (
-                self._comparison.was_at(owner.witnesses.keys)
-                and owner.witnesses.were_reached
-                and self._last not in (owner, None)
-            )
-        if not self._saw_passes:  # compiled as a whole, or with gradients that were set manually
-            return bool(self._group) and id(owner) not in self._group
+        witnesses, joins = owner.witnesses, bool(self._group) and id(owner) not in self._group
+        if self.reach.passed:  # a pass that its witnesses did not see
+            is_compared = self.reach.comparison.was_at(witnesses.keys) and witnesses.were_reached
+            return is_compared and self._last not in (owner, None)
+        if not self.reach.saw_passes:  # compiled as a whole, or with gradients that were set manually
+            return joins
         # Between the steps of two optimizers, the second one's gradients may be clipped or divided.
-        joins = bool(self._group) and id(owner) not in self._group
-        return not owner.steps or self.many_threads or owner.witnesses.have_nothing_new(or_edited=joins)
-
-    def _has_reached(self, owner: Owner) -> bool:
-        if self.many_threads:
-            return threading.get_ident() in self._passed_in
-        if owner is self._alone:
-            return self._passed
-        return not self._reached.isdisjoint(owner.witnesses.keys)
+        return not owner.steps or self.reach.many_threads or witnesses.have_nothing_new(or_edited=joins)
 
     def end_with_pass(self, owner: Owner) -> None:
         """End the step with the running backward pass, because the optimizer steps inside it."""
@@ -214,9 +184,8 @@ class Clock:
 
     def tick(self, skipped_by: GradScaler | None = None) -> None:
         """End the step."""
-        self.passes, self._passed = 0, False
-        self._reached.clear()
-        self._passed_in.discard(threading.get_ident())
+        self.passes = 0
+        self.reach.end_step()
         self._host.end_step(skipped_by)
         self.step += 1
         self._host.begin_step()
@@ -232,53 +201,25 @@ class Clock:
     def let_go(self) -> None:
         """Let go of the training's parameters, and of what a graph that still lives would keep alive through them."""
         self._parameters.when_gone = lambda _: None
-        self._comparison.let_go()
+        self.reach.comparison.let_go()
         self._alone = self._last = None
         self.owners.let_go()
 
     # -- backward passes --------------------------------------------------------------------------------------------
 
     def pass_begins(self) -> None:
-        """Handle the start of a pass that accumulates gradients.
-
-        Gradients are read only while a single thread has ever run a pass. Torch sets and frees `.grad` without the
-        interpreter lock, so reading one that another thread trains with can crash the process.
-        """
-        ident = threading.get_ident()
-        self._thread = self._thread or ident
-        if ident != self._thread and not self.many_threads:
-            self.many_threads = True
-            self._comparison.let_go()
-            if self._passed or self._reached:
-                self._passed_in.add(self._thread)
-        if self.many_threads:
-            return
-        if self._alone is not None:
-            self.fate = self._comparison.fate_of(self._alone.witnesses.tensors) if self._passed else "kept"
-            self._comparison.skip()
+        """Handle the start of a pass that accumulates gradients."""
+        if not self.reach.pass_begins(self._alone):
             return
         if not self.stepping and not self.manual:
             self.begins_late = True
             self.notice_end()
             self.begins_late = False
-        compared = self.owners.tensors_to_compare()
-        self.fate = self._comparison.fate_of(compared, self._reached) if self._passed else "kept"
-        self.owners.choose_witnesses(early=self.step < FIRST_STEPS or not self._decided)
-        self._comparison.begin(self.owners.tensors_to_compare())
+        self.reach.compare(early=self.step < FIRST_STEPS or not self._decided)
 
     def pass_ended(self) -> None:
         """Handle the end of a pass, even if it raised."""
-        self._passed = self._saw_passes = True
-        if self.many_threads:
-            self._passed_in.add(threading.get_ident())
-        if self.many_threads:
-            reached = True
-        elif self._alone is not None:
-            reached = True
-            self._comparison.mark(self._alone.witnesses.tensors if self.follows_fate else [])
-            self._parameters.note_pass(self._alone.witnesses.keys)
-        else:
-            reached = self._look_at_witnesses()
+        reached = self.reach.pass_ended(self._alone, self._decided)
         if self._due:
             self._due = False
             if not self._decided:
@@ -289,17 +230,6 @@ class Clock:
             if not self._decided:
                 self._count_by_hand()
 
-    def _look_at_witnesses(self) -> bool:
-        tensors, now, reached = self._comparison.end(with_weights=not self._decided)
-        if reached:
-            self._reached |= reached
-            self._parameters.note_pass(reached)
-        for owner in self.owners if self._decided else ():
-            owner.witnesses.note_reached(reached)
-            owner.witnesses.explain(now if owner.witnesses.tensors is tensors else None)
-            owner.scaler.note_pass(owner.ref())
-        return bool(reached)
-
     # -- steps that no optimizer ends -------------------------------------------------------------------------------
 
     def notice_end(self) -> bool:
@@ -307,7 +237,7 @@ class Clock:
 
         Called where the next step may begin: before a pass, a module's run, or a logged value.
         """
-        if (not self.passes and not self._by_hand) or self.many_threads or threading.get_ident() != self._thread:
+        if (not self.passes and not self._by_hand) or not self.reach.is_sure:
             return False
         if self._decided:
             owners = [owner for owner in self.owners if owner.owns]
@@ -318,12 +248,12 @@ class Clock:
             self.tick(skipped.scaler.live())
             return True
         witnesses = self.owners.tensors()
-        changed = self._comparison.weights_changed(witnesses)
-        if not changed and not self._comparison.were_reset(witnesses):
-            if self.begins_late and self._by_hand and not self.passes and self._comparison.has_marks:
+        changed = self.reach.comparison.weights_changed(witnesses)
+        if not changed and not self.reach.comparison.were_reset(witnesses):
+            if self.begins_late and self._by_hand and not self.passes and self.reach.comparison.has_marks:
                 self._by_hand += 1  # the passes are micro-batches: more of them make a step
             return False
-        self._comparison.forget_marks()
+        self.reach.comparison.forget_marks()
         if self._by_hand:
             if self.passes:
                 self._by_hand = self.passes
@@ -345,9 +275,8 @@ class Clock:
     @property
     def awaits_end(self) -> bool:
         """Return whether passes have ended whose step may end unseen: who steps is unknown, or a scaler may skip it."""
-        if not self.passes or self._alone is not None:
-            return False
-        return self.undecided or any(owner.scaler.found for owner in self.owners)
+        is_open = bool(self.passes) and self._alone is None
+        return is_open and (self.undecided or any(owner.scaler.found for owner in self.owners))
 
     def _count_by_hand(self) -> None:
         if self._by_hand:

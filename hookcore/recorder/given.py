@@ -82,7 +82,7 @@ class Given:
             return []
         if ended:
             return list(names)
-        if clock.manual or clock.stepping or clock.many_threads:  # passes are not counted
+        if clock.manual or clock.stepping or clock.reach.many_threads:  # passes are not counted
             return []
         has_run = not self._steps.is_fresh if self._dispatcher.current.captured else None
         if is_held:

@@ -37,7 +37,7 @@ class Ownership:
 
     def check(self, step: int) -> None:
         """Report what has changed, if a check is due at the end of this step."""
-        if step < self._next or self._clock.many_threads:
+        if step < self._next or self._clock.reach.many_threads:
             return
         self._next = step + min(step, EVERY)
         owners = [each for each in self._clock.owners if each.owns and each.steps]

@@ -188,7 +188,7 @@ class Steps:
     def read_parameters(self) -> None:
         """Read the gradients, which are final: no torch optimizer will step."""
         if self._current.captured:
-            everything, reads = self._parameters.all(), not self.clock.many_threads
+            everything, reads = self._parameters.all(), not self.clock.reach.many_threads
             if not reads and not self._reported_unread:
                 self._reported_unread = True
                 self._collector.emit("gradients-unread", _UNREAD)
@@ -223,7 +223,7 @@ class Steps:
         if self.parts.open:
             self.release_parts(as_steps=False)
         found = self._collector.loss.take(self.clock.step, self.clock.find_place_of_last)
-        if found and not self.clock.many_threads:  # whose passes can't be told apart
+        if found and not self.clock.reach.many_threads:  # whose passes can't be told apart
             self._collector.add_scalars(found)
         if self._current.captured or self._collector.has_news:
             self._ship(self._collector.take(self.clock.step, now - self.ended_at, self._current.backwards))
@@ -245,7 +245,7 @@ class Steps:
         self._parameters.begin_step()
         if self._has_work:
             self._guarded(self._control.apply_pending)
-        times = self._times.take(not self.clock.many_threads)
+        times = self._times.take(not self.clock.reach.many_threads)
         if times:  # known only now: the end of the step was a part of it
             self._ship(without_rows(self.clock.step - 1, time.time(), scalars=times))
         wanted = self._choose(captured)
@@ -262,7 +262,7 @@ class Steps:
         self._waiting.begin_step()
         limited = self._cadence.budget is not None and not self._control.paused
         self._collector.loss.begin_step(self.ended_at, captured, limited)
-        self.clock.follows_fate = self._collector.loss.wanted
+        self.clock.reach.follows_fate = self._collector.loss.wanted
 
     def _choose(self, captured: bool) -> bool:
         """Report the last step to the cadence, and return whether the next one is captured."""
@@ -279,7 +279,7 @@ class Steps:
 
     @property
     def _alone(self) -> bool:
-        return not self.clock.many_threads and not self._dispatcher.statistics.devices.arenas
+        return not self.clock.reach.many_threads and not self._dispatcher.statistics.devices.arenas
 
     def _end_snapshots(self) -> None:
         self._observers.snapshots.end_step("capture is paused" if self._control.paused else "")
