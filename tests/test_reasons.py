@@ -14,6 +14,9 @@ from torch.nn.functional import linear
 
 import hookcore
 from hookcore.observe import device
+from hookcore.recorder import unseen
+from hookcore.recorder.coverage import NO_ROOM
+from hookcore.recorder.plans import Plan
 from tests.harness import watch
 from tests.zoo.case import mean_square
 
@@ -84,6 +87,51 @@ def test_every_module_has_its_true_reason() -> None:
     assert coverage["embed"].captured
     assert not coverage["embed"].reason
     assert all(item.captured or item.reason for item in coverage.values())
+
+
+def test_a_step_that_is_not_captured_is_not_said_to_have_reached_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, every=3) as watcher:
+        for step in range(9):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            watcher.log(number=float(step))
+        watcher.flush()
+        assert watcher.store.steps().newest == 8
+        assert {item.path: item.reason for item in watcher.coverage()} == {"": "", "0": "", "1": ""}
+
+
+def test_a_gradient_without_room_is_not_said_to_be_missing() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
+    with watch(model) as watcher:
+        watcher._recorder._dispatcher.statistics.table._capacity = 19  # of 16 for the weights and 18 for the modules
+        coverage = train(model, watcher, torch.randn(3, 4))
+    partly = [item for item in coverage.values() if "output" in item.kinds and "output_grad" not in item.kinds]
+    assert partly
+    assert {item.reason for item in partly} == {NO_ROOM}
+
+
+def test_the_reasons_of_many_modules_look_at_each_weight_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def counted(plan: Plan) -> set[int]:
+        looks.append(plan.path)
+        return weights_of(plan)
+
+    weights_of = unseen._weights_of
+    monkeypatch.setattr(unseen, "_weights_of", counted)
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(60)))
+    for layer in model[1:]:
+        layer.weight = model[0].weight
+    with watch(model) as watcher:
+        watcher.flush()
+        looks.clear()
+        reasons = {item.path: item.reason for item in watcher.coverage()}
+    assert "its weight is tied to 1;" in reasons["0"]
+    assert "its weight is tied to 0;" in reasons["59"]
+    assert len(looks) <= 10 * len(reasons)  # and not 60 times each
 
 
 def test_integers_among_the_outputs_of_a_module_say_nothing_about_its_gradients() -> None:

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import nn
 
 from hookcore.hooks.compiled import clean_path, compiled_functions, has_compiled, is_region, runs_uncompiled
-from hookcore.internals import no_forward
 from hookcore.recorder.plans import Plan, PlanTable
-from hookcore.recorder.roots import Root
+from hookcore.recorder.roots import Root, joined
 from hookcore.recorder.selecting import paths_of
 from hookcore.recorder.shards import is_shard, words_of
 from hookcore.recorder.sources import source_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk
+from hookcore.recorder.unseen import World, why_unseen
 from hookcore.records import Coverage, Kind, ModuleRecord
 
 NO_ROOM = "no room for its values: give hookcore more memory, or watch fewer modules"
-NOT_CALLED = "not called in any captured step (direct calls to .forward() bypass hooks)"
-COMPILED_UNSEEN = (
-    "not called where hooks see it: with attach='module' nothing is seen of what torch.compile runs; "
-    "attach='global' sees compiled regions from outside"
-)
 _ON_MODULES = "with attach='module' nothing is seen of what torch.compile runs. Use attach='global'."
 _IN_FUNCTIONS = (
     "they run inside a compiled function ({}), or are called by .forward() alone. Compile the model instead of the "
@@ -33,18 +25,6 @@ _IN_FUNCTIONS = (
 )
 
 _MODULE_KINDS: frozenset[Kind] = frozenset(("output", "output_grad", "input", "input_grad"))
-
-
-def joined(root: str, path: str) -> str:
-    """Return a module's path in the run: below the name of its root, if it has one."""
-    return f"{root}/{path}" if root and path else root or path
-
-
-def unique_root_name(type_name: str, taken: Container[str]) -> str:
-    """Return `type_name`, with "#2", "#3", ... appended if it is taken."""
-    if type_name not in taken:
-        return type_name
-    return next(name for number in count(2) if (name := f"{type_name}#{number}") not in taken)
 
 
 # -- the tree --------------------------------------------------------------------------------------------------------
@@ -100,18 +80,6 @@ def _placements_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, str
 # -- coverage --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _World:
-    """The facts from which reasons are derived."""
-
-    table: TapTable
-    by_path: Mapping[str, Plan]
-    regions: Sequence[str]
-    functions: Sequence[str]  # compiled ones, which hooks don't reach
-    seen_roots: frozenset[int]  # those with any module that has run
-    hides_compiled: bool  # whether something was compiled, so that hooks on modules don't reach it
-
-
 def coverage_of(plans: PlanTable, table: TapTable, boundary: bool, on_modules: bool = False) -> list[Coverage]:
     """Return every module: captured, or why not.
 
@@ -124,7 +92,7 @@ def coverage_of(plans: PlanTable, table: TapTable, boundary: bool, on_modules: b
     if boundary:
         regions += [plan.path for plan in live if _hides_its_parts(plan)]
     everyone = [*(plan for plan in departed.values() if plan.path not in paths), *live, *plans.named]
-    world = _World(
+    world = World(
         table,
         {plan.path: plan for plan in live},
         regions,
@@ -170,7 +138,7 @@ def _filled(plan: Plan, table: TapTable, before: Plan | None = None) -> dict[Kin
     return filled
 
 
-def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
+def _coverage_of(plan: Plan, world: World, before: Plan | None) -> Coverage:
     """Return the coverage of a module. `before`: the plan of a deleted module with the same path."""
     table = world.table
     filled = _filled(plan, table, before if before is not plan else None)
@@ -184,109 +152,14 @@ def _coverage_of(plan: Plan, world: _World, before: Plan | None) -> Coverage:
     if (
         "output" in filled
         and "output_grad" not in filled
-        and any(key[0] == "output_grad" for key in list(plan.rows.slots))
+        and any(key[0] == "output_grad" and slot >= 0 for key, slot in slots.items())
     ):
         reasons.append("no gradient arrived: its output is unused, detached, or a view that was changed in place")
     if not plan.history.seen and not captured:
-        reasons.append(_why_unseen(plan, world))
+        reasons.append(why_unseen(plan, world))
     reason = plan.skipped_by or "; ".join(reasons)
     if not reason and not filled:
         reason = "no step has ended since it ran"
     if not reason and captured and not any(filled[kind] for kind in asked if kind in filled):
         reason = f"not reached in step {table.newest_step}, the last one captured"
     return Coverage(plan.path, plan.type_name, captured, tuple(sorted(filled)), reason)
-
-
-def _why_unseen(plan: Plan, world: _World) -> str:
-    """Return why no call of this module was observed; for a deleted one, what was known about it."""
-    if plan.ref() is not None:
-        plan.history.why_unseen = _why_unseen_now(plan, world)
-    return plan.history.why_unseen or NOT_CALLED
-
-
-def _why_unseen_now(plan: Plan, world: _World) -> str:
-    known = _why_out_of_sight(plan, world)
-    if known:
-        return known
-    if world.hides_compiled:
-        return COMPILED_UNSEEN
-    functions, model_was_seen = ", ".join(world.functions), id(plan.root) in world.seen_roots
-    if functions and not model_was_seen:
-        if plan.history.got_gradients:
-            return (
-                "its weights got gradients, but no call of it was seen: it runs inside a compiled function "
-                f"({functions}), or is called by .forward() alone"
-            )
-        return f"not called where hooks see it; it may run inside a compiled function ({functions})"
-    tied = _tied_to(plan, world)
-    if tied is not None:
-        return f"not called: its weight is tied to {tied or 'the root'}; using a weight directly calls no module"
-    if not plan.history.got_gradients:
-        return NOT_CALLED
-    if functions:
-        return (
-            "not called where hooks see it, but its weights got gradients: its parent uses them directly or calls "
-            f".forward(), or it runs inside a compiled function ({functions})"
-        )
-    return (
-        "not called, but its weights got gradients: its parent uses them directly, or calls .forward(), which "
-        "bypasses hooks"
-    )
-
-
-def _why_out_of_sight(plan: Plan, world: _World) -> str:
-    """Return the reason that follows from what the module is or belongs to, or ""."""
-    module, parent = plan.ref(), _parent_of(plan, world)
-    if module is not None and _is_container(module):
-        return f"a container ({plan.type_name}), which is not called: see its children"
-    for path in world.regions:
-        if path != plan.path and (path == "" or plan.path.startswith((f"{path}.", f"{path}/"))):
-            return f"inside the compiled region {path or '(the whole model)'}, whose boundary is captured"
-    owner = parent.ref() if parent is not None else None
-    if parent is not None and isinstance(owner, torch.jit.ScriptModule):
-        return f"inside TorchScript ({parent.path or 'the whole model'}), whose parts call no hooks"
-    if isinstance(owner, nn.MultiheadAttention) and plan.path.endswith("out_proj"):
-        return "its parent (MultiheadAttention) uses its weight directly and does not call it"
-    while parent is not None:
-        if _has_compiled_forward(parent):
-            return f"inside the compiled forward of {parent.path or 'the model'}, which is seen from outside"
-        parent = _parent_of(parent, world)
-    return ""
-
-
-def _is_container(module: nn.Module) -> bool:
-    """Return whether neither the class nor the object has its own forward."""
-    if "forward" in module.__dict__:
-        return False
-    found = next((base.__dict__["forward"] for base in type(module).__mro__ if "forward" in base.__dict__), None)
-    return found is no_forward
-
-
-def _has_compiled_forward(plan: Plan) -> bool:
-    """Return whether only the forward was passed to `torch.compile`, not the module."""
-    module = plan.ref()
-    if module is None:
-        return False
-    forward = module.__dict__.get("forward") or getattr(type(module), "forward", None)
-    return hasattr(forward, "_torchdynamo_orig_callable")
-
-
-def _parent_of(plan: Plan, world: _World) -> Plan | None:
-    root = plan.root.name
-    below = plan.path.removeprefix(f"{root}/") if root else plan.path
-    return None if plan.is_root else world.by_path.get(joined(root, below.rpartition(".")[0]))
-
-
-def _tied_to(plan: Plan, world: _World) -> str | None:
-    """Return the first module with the same weights."""
-    module = plan.ref()
-    own = {id(weight) for weight in module._parameters.values() if weight is not None} if module is not None else set()
-    if not own:
-        return None
-    for other in world.by_path.values():
-        twin = other.ref()
-        if twin is None or other is plan or other.root is not plan.root:
-            continue
-        if not own.isdisjoint(id(weight) for weight in list(twin._parameters.values()) if weight is not None):
-            return other.path
-    return None

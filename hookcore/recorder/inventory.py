@@ -10,8 +10,7 @@ from typing import Final
 from torch.optim import Optimizer
 
 from hookcore import hooks
-from hookcore.recorder.coverage import joined
-from hookcore.recorder.roots import Root
+from hookcore.recorder.roots import Root, joined
 from hookcore.records import HookRecord
 
 MAX_HOOKS: Final = 20_000

@@ -14,12 +14,12 @@ from hookcore.config.patterns import select
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import is_dynamo_graph, unwrap
 from hookcore.internals import DisableTorchFunction, tracing_state
-from hookcore.recorder.coverage import coverage_of, joined, records_of, unique_root_name
+from hookcore.recorder.coverage import coverage_of, records_of
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.registrations import Registrations
-from hookcore.recorder.roots import Root
+from hookcore.recorder.roots import Root, joined, unique_root_name
 from hookcore.recorder.selecting import Aliases, LaterModules, aliases_of, leaves_of, modules_of, reasons_of
 from hookcore.recorder.taps import TapTable
 from hookcore.recorder.tree import parameters_of, walk

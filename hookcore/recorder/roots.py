@@ -1,9 +1,10 @@
-"""The models under watch, and whether each of them trains or evaluates."""
+"""The models under watch: their names, and whether each of them trains or evaluates."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from itertools import count
 from typing import Any
 
 import torch
@@ -132,3 +133,15 @@ class Root:
             return "train"
         graph = requires_grad or (self.trained is False and torch.is_grad_enabled())
         return "train" if graph and not self.trained else "eval"
+
+
+def joined(root: str, path: str) -> str:
+    """Return a module's path in the run: below the name of its root, if it has one."""
+    return f"{root}/{path}" if root and path else root or path
+
+
+def unique_root_name(type_name: str, taken: Container[str]) -> str:
+    """Return `type_name`, with "#2", "#3", ... appended if it is taken."""
+    if type_name not in taken:
+        return type_name
+    return next(name for number in count(2) if (name := f"{type_name}#{number}") not in taken)

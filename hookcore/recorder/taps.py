@@ -66,6 +66,8 @@ class TapTable:
             self._last = taps, set(taps.tolist())
             self.filled |= self._last[1]
         numbers = self._last[1]
+        if not numbers:
+            return  # a step that isn't captured has a frame, too, with its loss
         if step > self.newest_step:
             self.newest_step, self.newest = step, set()
         if step == self.newest_step:
