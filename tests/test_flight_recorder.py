@@ -17,8 +17,8 @@ from hookcore.delivery.dashboard.lives import lives_as, mark_of
 from hookcore.records.wire import RunInfo
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.lost import ELSEWHERE, ENDED, STUCK, LostMarks
-from hookcore_app.runs.run import GONE_AFTER_S
 from hookcore_app.runs.saved import show_all
+from hookcore_app.runs.state import GONE_AFTER_S
 from tests.build import make_info
 from tests.serving import TOKEN, make_batch, make_world, served
 from tests.waiting import wait_for

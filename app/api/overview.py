@@ -24,7 +24,7 @@ _MAX_MODULES: Final = 100
 router = APIRouter()
 
 
-@router.get("/findings", summary="What needs attention", responses=described(answers.Findings))
+@router.get("/findings", summary="What is wrong in the run", responses=described(answers.Findings))
 def findings(
     run: RunParam,
     reply: ReplyParam,

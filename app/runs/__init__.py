@@ -5,7 +5,8 @@ from __future__ import annotations
 from .changes import Changes
 from .gone import Gone, why_gone
 from .joint import JointRun
-from .run import STATES, AwayError, Run
+from .run import AwayError, Run
 from .runs import Runs
+from .state import STATES
 
 __all__ = ["STATES", "AwayError", "Changes", "Gone", "JointRun", "Run", "Runs", "why_gone"]

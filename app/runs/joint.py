@@ -186,7 +186,7 @@ class JointRun(Summing):
             raise
         finally:
             self._reading = False
-        self._judge()
+        self.judge()
         self.assembly.be_patient()
         self._let_go()
         self._end()

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from weakref import WeakSet
 
 from hookcore.config import NO_FOLDER
-from hookcore.delivery.archive import (
-    SUFFIX,
-    Archive,
-    ArchiveWriter,
-    DiskCounters,
-    Recorded,
-    Scribe,
-    folder_name,
-    read_archive,
-)
+from hookcore.delivery.archive import ArchiveWriter, DiskCounters, Recorded, Scribe, folder_name, read_archive
 from hookcore.delivery.archive.state import key_hash
 from hookcore.errors import HookcoreError
 from hookcore.records.wire import EndItem, RunInfo, keep_folder
 
 from ..settings import ServerSettings
+from .catalog import Catalog
 from .gone import Why
 from .joint import JointRun
+from .pagefiles import PageFiles, Summarize
 from .parts import End, Record
 from .run import Run, emit_event
 from .runs import Runs
-from .saved import apply_folder, call_logged, fill_store, load, make_known, page_of, steps_of
-from .shelf import PAGE_FILE, REMOVED_FILE, TRASH, Shelf, is_run, may_go, number_of, read_json, write_page
+from .saved import apply_folder, archive_of, call_logged, fill_store, load
+from .shelf import TRASH, Shelf, is_run, may_go
 
 logger = logging.getLogger("hookcore")
 
 CLOSE_S: Final = 2.0
 LIST_S: Final = 60.0
-NOTE_EVERY_S: Final = 30.0  # between two summaries of a live run
-MAX_LISTED: Final = 2000  # maximum number of runs from disk in the list
-
-Summarize = Callable[[Run], dict[str, Any]]
 
 
 class WrongKeyError(HookcoreError):
@@ -61,21 +49,20 @@ class Keeper:
     ) -> None:
         self._runs = runs
         self._settings = settings
-        self._summarize = summarize
+        self._pages = PageFiles(summarize)
+        self._catalog = Catalog(runs, self._pages)
         self._writers: dict[str, tuple[Run, ArchiveWriter]] = {}
         self._shelves: dict[Path, Shelf] = {}
-        self._noted_at: dict[str, float] = {}  # by the run's id
         self._lock = threading.Lock()
         self._scribes: dict[Path, Scribe] = {}  # a thread per folder: one that hangs must not stop the others
         self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each writer until it has finished
         self._closed = False
         self._trouble = trouble  # why the server can't save runs, if it should
-        self._listed = threading.Event()
         runs.disk = self
         if settings.keeps:
             threading.Thread(target=self._list, name="hookcore-kept-runs", daemon=True).start()
         else:
-            self._listed.set()
+            self._catalog.is_complete.set()
 
     # -- runs of trainers -------------------------------------------------------------------------------------------
 
@@ -158,12 +145,12 @@ class Keeper:
                 scribe=self._scribes.setdefault(path.parent, Scribe()),
                 folder=path,
                 events_seen=run.saved.writer.events_seen if run.saved.writer is not None else run.saved.seen_events,
-                after_part=partial(self._note_part, run),
+                after_part=partial(self._pages.note_part, run),
             )
             self._writers[run.id] = run, writer
         run.saved.folder, run.saved.key_hash = path, key_hash(run.info.key)
         run.saved.on_record, run.saved.on_disk = partial(self._follow, run, writer), writer
-        run.saved.on_edit = partial(self._save_edit, run)
+        run.saved.on_edit = partial(self._pages.save_edit, run)
 
     def _shelf_of(self, path: Path) -> Shelf:
         return self._shelves.setdefault(path.parent, Shelf(path.parent, self._settings.keep_limit))
@@ -174,14 +161,6 @@ class Keeper:
         writer.take(record, number)
         if isinstance(record, EndItem):
             self._let_go(run)
-
-    def _note_part(self, run: Run, is_last: bool) -> None:
-        """Write the run's summary from time to time, and with the last part."""
-        if is_last or time.monotonic() - self._noted_at.get(run.id, float("-inf")) > NOTE_EVERY_S:
-            self._noted_at[run.id] = time.monotonic()
-            self.note(run)
-        if is_last:
-            self._noted_at.pop(run.id)
 
     # -- what Runs asks for -----------------------------------------------------------------------------------------
 
@@ -199,24 +178,18 @@ class Keeper:
 
     def find(self, run_id: str) -> Run | None:
         """Return a run that wasn't listed because there were too many, and list it."""
-        for path in [each for each in list(self._runs.unlisted.too_many) if each.name.endswith(f"-{run_id}{SUFFIX}")]:
-            with contextlib.suppress(HookcoreError, OSError):
-                run = make_known(self._runs, path)
-                if run.id == run_id:
-                    self._runs.unlisted.forget(path)
-                    return self._list_run(path, run)
-        return None
+        return self._catalog.find(run_id)
 
     def recorded(self, runs: Sequence[Run]) -> dict[str, Recorded | HookcoreError]:
         """Return the archives of runs, or why they can't be read, by their ids."""
-        return {run.id: _archive_of(run) for run in runs}
+        return {run.id: archive_of(run) for run in runs}
 
     def recall(self, run: Run) -> None:
         """Do nothing: all steps are read."""
 
     def wait_until_listed(self) -> None:
         """Wait until the runs in the server's folder are in the list, but not forever."""
-        self._listed.wait(LIST_S)
+        self._catalog.is_complete.wait(LIST_S)
 
     def is_whole(self, run: Run) -> bool:
         """Whether all of a run is on disk, so that it can leave memory."""
@@ -264,7 +237,7 @@ class Keeper:
         try:
             if run.saved.writer is not None and not run.saved.writer.close(CLOSE_S):
                 raise OSError("its last part is still being written")  # the last part would be lost
-            self.note(run)
+            self._pages.note(run)
             run.saved.folder = self._shelf_of(run.saved.folder).discard(run.saved.folder, why)
         except OSError as error:
             logger.warning("hookcore: %s can't be moved to the trash: %s", run.saved.folder, error)
@@ -278,30 +251,10 @@ class Keeper:
             run.saved.folder = shelf.restore(run.saved.folder)
         except OSError as error:
             emit_event(run, "not-kept", f"the run's folder can't be moved back from the trash: {error}", "warning")
-        run.saved.on_edit = partial(self._save_edit, run)
+        run.saved.on_edit = partial(self._pages.save_edit, run)
 
     def _is_ours(self, folder: Path) -> bool:
         return bool(self._settings.keeps) and folder.parent == Path(self._settings.keep)
-
-    def note(self, run: Run) -> None:
-        """Write the run's name, notes, tags, acknowledgements, mutes, annotations, and summary for the list."""
-        self._write_page(run, lambda path, error: logger.warning("hookcore: %s can't be written: %s", path, error))
-
-    def _save_edit(self, run: Run) -> None:
-        """Write what a reader has changed of a run, or say on its pages that this isn't possible."""
-        why = "a change of the run's name, notes, or the like can't be saved, and ends with this server"
-        self._write_page(run, lambda path, error: emit_event(run, "not-kept", f"{why}: {error}", "warning"))
-
-    def _write_page(self, run: Run, failed: Callable[[Path, OSError], None]) -> None:
-        folder = run.saved.folder
-        if folder is None:
-            return
-        try:
-            if run.loaded:
-                run.saved.summary = steps_of(run) | self._summarize(run)
-            write_page(folder, {**read_json(folder / PAGE_FILE), **page_of(run)})
-        except OSError as error:
-            failed(folder / PAGE_FILE, error)
 
     def close(self) -> None:
         """Write the rest of all runs."""
@@ -315,7 +268,7 @@ class Keeper:
             writer.close(max(0.0, deadline - time.monotonic()))
         for run in runs:
             if run.saved.folder is not None and run.saved.folder.is_dir():
-                self.note(run)
+                self._pages.note(run)
 
     # -- the folder -------------------------------------------------------------------------------------------------
 
@@ -333,45 +286,15 @@ class Keeper:
             # From another server, beyond the limit of the list, or damaged.
             gone = self._shelf_of(path).discard(path, "disk")
             self._runs.unlisted.forget(path)
-            call_logged(gone, self._list_trashed)
+            call_logged(gone, self._catalog.list_trashed)
             return True
         return self._runs.remove(run.id, "disk")
 
     def _list(self) -> None:
         """List the runs of the server's folder and its trash, and make room for new ones."""
         shelf = self._shelf_of(Path(self._settings.keep) / "any")
-        try:
-            paths = shelf.runs()
-            for path in paths[:MAX_LISTED]:
-                call_logged(path, self._list_run, self._runs.unlisted.unread)
-            self._runs.unlisted.too_many |= {*paths[MAX_LISTED:]}
-            self._runs.changes.tell()
-        finally:
-            self._listed.set()
-        for path in shelf.trashed():
-            call_logged(path, self._list_trashed)
+        self._catalog.read(shelf)
         try:
             self._make_room(shelf)
         except OSError as error:
             logger.warning("hookcore: can't make room in %s: %s", shelf.folder, error)
-
-    def _list_run(self, path: Path, run: Run | None = None) -> Run:
-        """Put a run on disk into the list, unless it is listed already."""
-        run = run or make_known(self._runs, path)
-        run.saved.on_edit = partial(self._save_edit, run)
-        return self._runs.add_known(run)
-
-    def _list_trashed(self, path: Path) -> None:
-        run = make_known(self._runs, path)
-        said = read_json(path / REMOVED_FILE)
-        why: Why = "disk" if said.get("why") == "disk" else "deleted"
-        self._runs.put_aside(run, why, number_of(said.get("at_s")))
-
-
-def _archive_of(run: Run) -> Archive | HookcoreError:
-    if run.saved.folder is None:
-        return HookcoreError("it was not written to disk")
-    try:
-        return read_archive(run.saved.folder)
-    except HookcoreError as error:
-        return error

@@ -9,8 +9,9 @@ from typing import Final
 from hookcore.delivery.dashboard.lives import MAX_PID, lives, lives_as
 
 from .joint import JointRun
-from .run import GONE_AFTER_S, Run, emit_event
+from .run import Run, emit_event
 from .runs import Runs
+from .state import GONE_AFTER_S
 
 ENDED: Final = (
     "The process no longer exists: a signal killed it (SIGKILL, for example because memory ran out, or SIGTERM), "

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from hookcore.findings import Choices
 from hookcore.reading import Quiet
 from hookcore.records import Failure, Frame, Snapshot
-from hookcore.records.wire import DeliveryCounters, EndItem
+from hookcore.records.wire import DeliveryCounters, EndItem, FrameItem, SnapshotItem, frame_of, snapshot_of
 from hookcore.store import Store
 
 Record = Frame | Snapshot | EndItem
@@ -116,3 +116,10 @@ class End:
     def is_known(self) -> bool:
         """Whether its trainer said that it ended."""
         return self.step is not None or self.failure is not None
+
+
+def record_of(item: FrameItem | SnapshotItem | EndItem) -> Record:
+    """Return what an item contains. Raises WireError if it can't be true."""
+    if isinstance(item, FrameItem):
+        return frame_of(item)
+    return snapshot_of(item) if isinstance(item, SnapshotItem) else item

@@ -17,7 +17,7 @@ from hookcore.config import did_you_mean, value_of_text
 from hookcore.errors import ArgumentError
 from hookcore.records import Value
 
-from .run import STATES
+from .state import STATES
 from .traits import Traits
 
 MAX_TERMS: Final = 100

@@ -1,4 +1,4 @@
-"""One training process: its store, its counters, and the commands that wait for its trainer."""
+"""One training process: what it receives, what its trainer is asked, and what readers edit."""
 
 from __future__ import annotations
 
@@ -6,40 +6,24 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from hookcore.delivery.failures import event_of
 from hookcore.errors import HookcoreError
-from hookcore.findings import Choices, Finding, FindingsCache, changed, read_choices
+from hookcore.findings import Choices, changed, read_choices
 from hookcore.findings.ownrules import OwnRules
-from hookcore.reading import Mute, StoreReader
-from hookcore.reading.answers.runs import State
+from hookcore.reading import Mute
 from hookcore.records import Command, Event, Severity, Snapshot, Tap
-from hookcore.records.vocabulary import OWN_RULE_LABEL, TRAINED
-from hookcore.records.wire import (
-    Answer,
-    Batch,
-    DeliveryCounters,
-    Description,
-    EndItem,
-    FrameItem,
-    RunInfo,
-    SnapshotItem,
-    frame_of,
-    snapshot_of,
-)
+from hookcore.records.wire import Answer, Batch, DeliveryCounters, Description, EndItem, RunInfo
 from hookcore.store import StepRange, Store
 from hookcore.store.incidents import FirstError, Incident
 
-from .changes import Changes
-from .commands import MAX_COMMANDS, Ask, Commands
+from .commands import MAX_COMMANDS, Ask
 from .gaps import Gaps
-from .parts import Edits, End, Received, Record, Saved, Signs
-
-STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # most urgent first
-GONE_AFTER_S: Final = 2.0  # of silence: the last batch of a process that has ended may still be read
+from .parts import End, Record, record_of
+from .state import RunState
 
 
 class AwayError(HookcoreError):
@@ -65,94 +49,16 @@ class Joint(Protocol):
 
 
 @dataclass(slots=True)
-class Run:
+class Run(RunState):
     """One training process. All methods are thread-safe."""
 
-    info: RunInfo
-    store: Store
-    commands: Commands
-    changes: Changes
-    signs: Signs = field(default_factory=Signs)
-    name: str = ""
-    loaded: bool = True  # False: it is on disk, and its store has only the range of steps
     joint: Joint | None = None  # the run of all ranks, if this is one of them
-    edits: Edits = field(default_factory=Edits)
-    saved: Saved = field(default_factory=Saved)
-    received: Received = field(default_factory=Received)
-    end: End = field(default_factory=End)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    findings: FindingsCache = field(init=False)
     _own_rules: OwnRules = field(default_factory=lambda: OwnRules((), "server"))  # those of this server
     _first_error: FirstError = field(default_factory=FirstError)
     _asking: threading.Lock = field(default_factory=threading.Lock)
     _taps: tuple[Tap, ...] = ()  # as far as rules of this server asked for them
     _gaps: Gaps = field(default_factory=Gaps)
-
-    def __post_init__(self) -> None:
-        self._judge()
-
-    @property
-    def id(self) -> str:
-        return self.info.id
-
-    @property
-    def reader(self) -> StoreReader:
-        """A reader of its values."""
-        return StoreReader(self.store, self.id, self.edits.quiet)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Facts about the training that its trainer reported, without the counters of rules."""
-        return {name: text for name, text in self.store.labels().items() if not name.startswith(OWN_RULE_LABEL)}
-
-    @property
-    def partial(self) -> str:
-        """Why answers about the run may lack something; empty if they don't."""
-        return " ".join(filter(None, (self.received.beginning, self.away)))
-
-    @property
-    def away(self) -> str:
-        """Why steps aren't here yet, or left memory and can't be read now; empty if all can."""
-        past = self.store.past
-        old = "" if past is None or not past.trouble else f"Steps that left memory can't be read now: {past.trouble}"
-        return " ".join(filter(None, (self.received.behind, old)))
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether its trainer has paused capture."""
-        return self.info.settings.get("paused") is True
-
-    @property
-    def state(self) -> State:
-        """Whether its trainer is live, and if not, how the run ended."""
-        if self.end.is_known:
-            return "ended" if self.end.failure is None else self.end.failure.outcome
-        if self.saved.from_disk:
-            return "lost"
-        return "lost" if self.is_silent(GONE_AFTER_S if self.signs.is_gone else self.signs.lost_after_s) else "live"
-
-    @property
-    def trained(self) -> int | None:
-        """How many steps it trained, captured or not, as far as its trainer has said so at the end."""
-        said = self.info.facts.get(TRAINED)
-        return said if isinstance(said, int) else None
-
-    @property
-    def steps(self) -> int:
-        """The number of steps that it trained, captured or not; of a running one, up to the newest that is known."""
-        trained, newest = self.trained, self.store.steps().newest
-        if trained is not None and self.finished:
-            return trained
-        return 0 if newest is None else newest + 1
-
-    def is_silent(self, seconds: float) -> bool:
-        """Return whether its trainer, in another process, has sent nothing for longer than this."""
-        return self.commands.local is None and self.signs.silent_s > seconds
-
-    @property
-    def finished(self) -> bool:
-        """Whether no more data can arrive."""
-        return self.state != "live"
 
     def hear(
         self, info: RunInfo, counters: DeliveryCounters, *, silent_s: float, lost_after_s: float, has_ended: bool
@@ -189,11 +95,8 @@ class Run:
     def swap(self, store: Store, loaded: bool) -> None:
         """Use another store: one loaded from disk, or an outline of one that is on disk."""
         self.store, self.loaded = store, loaded
-        self._judge()
+        self.judge()
         self.changes.tell()
-
-    def _judge(self) -> None:
-        self.findings = FindingsCache(self.store)
 
     def ask(self, name: Ask, **what: Any) -> Command:
         """Queue a command for the trainer and return it."""
@@ -244,11 +147,6 @@ class Run:
             (self.edits.quiet.mute if yes else self.edits.quiet.unmute)(mute)
         self.edited()
 
-    @property
-    def rules(self) -> Choices:
-        """The thresholds that were chosen, by rule."""
-        return self.edits.rule_changes[-1][1] if self.edits.rule_changes else {}
-
     def change_rules(self, given: Mapping[str, object]) -> None:
         """Change thresholds for the steps to come. Raises ArgumentError for a wrong name or number."""
         with self.lock:
@@ -273,10 +171,6 @@ class Run:
         if self.saved.on_edit is not None:
             self.saved.on_edit()
         self.changes.tell()
-
-    def has_seen(self, finding: Finding) -> bool:
-        """Return whether a finding was acknowledged since it began; a recurring one is new."""
-        return self.edits.quiet.has_seen(finding.key, finding.since_step)
 
     def take(self, batch: Batch) -> Answer:
         """Store a batch. Repeated items are ignored; inconsistent data raises WireError."""
@@ -373,13 +267,6 @@ class Run:
             self.joint.take_of(self, record)
         if self.saved.on_record is not None:
             self.saved.on_record(record, number)
-
-
-def record_of(item: FrameItem | SnapshotItem | EndItem) -> Record:
-    """Return what an item contains. Raises WireError if it can't be true."""
-    if isinstance(item, FrameItem):
-        return frame_of(item)
-    return snapshot_of(item) if isinstance(item, SnapshotItem) else item
 
 
 def follow_rules(run: Run, before: Choices) -> None:

@@ -62,6 +62,16 @@ def load(runs: Runs, run: Run) -> None:
     run.swap(store, loaded=True)
 
 
+def archive_of(run: Run) -> Archive | HookcoreError:
+    """Return the archive of a run, or why it can't be read."""
+    if run.saved.folder is None:
+        return HookcoreError("it was not written to disk")
+    try:
+        return read_archive(run.saved.folder)
+    except HookcoreError as error:
+        return error
+
+
 def show_all(runs: Runs, path: Path) -> list[Run]:
     """List a saved run, or all runs in a folder. Raises ArgumentError if there is none."""
     folders = [] if not path.is_dir() or is_run(path) else Shelf(path.absolute(), 0).runs()

@@ -13,7 +13,8 @@ from hookcore.records.wire import EndItem, FrameItem, Item
 
 from ...analysis.numerals import size
 from ...runs.joint import JointRun
-from ...runs.run import Run, emit_event, record_of
+from ...runs.parts import record_of
+from ...runs.run import Run, emit_event
 from ..client import Shard
 from ..reading import Completed, Mismatch, Stored, complete, description_of, items_after, names_of, read_at_once
 from ..record import lost_in

@@ -201,7 +201,7 @@ def _line_of_incident(run: Run, incident: Incident, muted: str | None) -> Line:
 
 
 def alert_lines(run: Run) -> list[Line]:
-    """Return what needs attention: errors first, then findings in their order, then events from the newest."""
+    """Return what to look at: errors first, then findings in their order, then events from the newest."""
     found = [line for line in (*finding_lines(run), *reversed(event_lines(run))) if line.is_alert]
     return sorted(found, key=lambda line: line.severity != "error")
 

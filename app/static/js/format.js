@@ -4,7 +4,7 @@
 
 /** @typedef {{digits: number, style: "auto" | "scientific"}} Form */
 
-/** As the server writes numbers (app/analysis/figures/numerals.py). @type {Form} */
+/** As the server writes numbers (app/analysis/numerals.py). @type {Form} */
 const AUTO = { digits: 4, style: "auto" };
 
 /** @type {Form} */
