@@ -388,7 +388,7 @@ def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.Mon
         for call in range(limits.MAX_PENDING + 3):
             ask(watcher, "0", call=call)
         assert len(snapshots._pending) == limits.MAX_PENDING
-        monkeypatch.setattr(snapshots.copies, "ship", lambda send: None)  # the recorder's thread is busy
+        monkeypatch.setattr(snapshot_copies.WaitingCopies, "ship", lambda *_: None)  # the recorder's thread is busy
         for _ in range(20):
             model[0](torch.ones(20, 4))
         waiting = sum(each.copy.nbytes for each in snapshots.copies._taken)

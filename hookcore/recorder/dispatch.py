@@ -7,6 +7,7 @@ keeps no tensor, draws no random number, runs no operator visible to the user's 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -39,31 +40,25 @@ MAX_MODEL_DEPTH: Final = 4
 ONLY_IN_BACKWARD: Final = "called inside a backward pass only, which counts as a checkpoint's recompute"
 
 
+@dataclass(slots=True, eq=False)
 class Dispatcher:
     """Passes every call to the statistics, and to other observers while they look for something."""
 
-    def __init__(
-        self,
-        plans: PlanTable,
-        current: CurrentStep,
-        statistics: Statistics,
-        errors: ErrorLog,
-        on_pending: Callable[[], None],
-        times: StepTimes,
-        names: BatchNames,
-    ) -> None:
-        self.plans = plans
-        self.current = current
-        self.statistics = statistics
-        self.errors = errors
-        self.on_pending = on_pending  # called when a module runs and `current.pending` is set
-        self.keeper: StepKeeper | None = None
-        self.times = times
-        self.names = names
-        self.others: tuple[Observer, ...] = ()
-        self.flows: Flows | None = None  # if it is among them, which is told of calls before they run
-        self._observers: tuple[Observer, ...] = (statistics,)
-        self._saw_eval = False  # whether a call in evaluation was counted in this step
+    plans: PlanTable
+    current: CurrentStep
+    statistics: Statistics
+    errors: ErrorLog
+    on_pending: Callable[[], None]  # called when a module runs and `current.pending` is set
+    times: StepTimes
+    names: BatchNames
+    keeper: StepKeeper | None = field(default=None, init=False)
+    others: tuple[Observer, ...] = field(default=(), init=False)
+    flows: Flows | None = field(default=None, init=False)  # if it is among them: it is told of calls before they run
+    _observers: tuple[Observer, ...] = field(init=False)
+    _saw_eval: bool = field(default=False, init=False)  # whether a call in evaluation was counted in this step
+
+    def __post_init__(self) -> None:
+        self._observers = (self.statistics,)
 
     # Observers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,16 +15,14 @@ from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.steptimes import StepTimes
 
 
+@dataclass(slots=True, eq=False)
 class Loading:
     """Reports the calls of loaders that a step waits for. Those of other threads cost the training no time."""
 
-    def __init__(
-        self, times: StepTimes, current: CurrentStep, errors: ErrorLog, lock: AbstractContextManager[Any]
-    ) -> None:
-        self._times = times
-        self._current = current
-        self._errors = errors
-        self._lock = lock
+    _times: StepTimes
+    _current: CurrentStep
+    _errors: ErrorLog
+    _lock: AbstractContextManager[Any]
 
     def loading_begins(self) -> None:
         if self._times.active:

@@ -14,6 +14,7 @@ from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameter
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.probes import Probes
+from hookcore.recorder.snapshot_copies import WaitingCopies
 from hookcore.recorder.snapshots import Snapshots
 
 
@@ -32,7 +33,8 @@ class Observers:
     ) -> None:
         plans, current, statistics = dispatcher.plans, dispatcher.current, dispatcher.statistics
         errors, emit = dispatcher.errors, collector.emit
-        self.snapshots = Snapshots(plans, current, errors, emit, scale_of, dispatcher.names)
+        copies = WaitingCopies(current, errors, emit, scale_of, dispatcher.names)
+        self.snapshots = Snapshots(plans, copies, current, errors)
         self.probes = Probes(plans, statistics, current, emit, collector.add_label, errors)
         self.probes.choose_channels(settings.channels)
         inside = settings.compiled == "inside"  # in a compiled graph, nothing shows which tensor goes where
@@ -57,7 +59,7 @@ class Observers:
         flows: tuple[Observer, ...] = (self.flows,) if self.flows.is_learning else ()
         self._placement.follow_observers(*snapshots, *probes, *flows)
 
-    def hurry(self, step: int) -> bool:
+    def hurries(self, step: int) -> bool:
         """Return whether to capture a step, whatever the cadence says."""
         if self.probes.added and self.probes.hurries(step):
             return True

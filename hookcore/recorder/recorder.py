@@ -116,12 +116,12 @@ class Recorder:
         self.requests = Requests(self.steps, commands, self.control, observers, self.placement, lock)
 
         # The recorder's thread
-        table, steps = statistics.table, self.steps.clock
+        table, step_clock = statistics.table, self.steps.clock
         self.shipper = Shipper(
-            sink, queue, table, observers.flows, cadence, jumps, self.keeping, steps, errors, emit, examine
+            sink, queue, table, observers.flows, cadence, jumps, self.keeping, step_clock, errors, emit, examine
         )
         problems = Problems(plans, statistics, models, emit, infeasible)
-        self.description = Describer(self.shipper, models, table, steps, problems, ranks, facts, errors)
+        self.description = Describer(self.shipper, models, table, step_clock, problems, ranks, facts, errors)
         outgoing = observers.snapshots.copies, observers.probes.channels, media
         idle = Idle(self.steps, commands, self.control, collector, machine, lock, queue.put, clock)
         self._rounds = Rounds(

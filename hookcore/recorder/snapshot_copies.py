@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from torch import Tensor
@@ -44,25 +44,18 @@ class _Taken:
     names: Names | None
 
 
+@dataclass(slots=True, eq=False)
 class WaitingCopies:
     """The copies of one watcher, in bounded memory."""
 
-    def __init__(
-        self,
-        current: CurrentStep,
-        errors: ErrorLog,
-        emit: Emit,
-        scale: Callable[[str], float | None],
-        names: BatchNames,
-    ) -> None:
-        self._current = current
-        self._errors = errors
-        self._emit = emit
-        self._scale = scale
-        self._names = names
-        self._lock = threading.Lock()
-        self._taken: deque[_Taken] = deque()
-        self._waiting_bytes = 0
+    _current: CurrentStep
+    _errors: ErrorLog
+    _emit: Emit
+    _scale: Callable[[str], float | None]
+    _names: BatchNames
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _taken: deque[_Taken] = field(default_factory=deque, init=False)
+    _waiting_bytes: int = field(default=0, init=False)
 
     def take(self, request: Request, tensor: Tensor, whole: tuple[int, ...] | None = None) -> None:
         """Copy the tensor now, because code after this hook may change it."""

@@ -7,7 +7,7 @@ when it was found.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -16,13 +16,12 @@ from hookcore.hooks.tensors import hook_gradient
 from hookcore.internals import DisableTorchFunction
 from hookcore.observe.copies import MAX_BYTES, first_part
 from hookcore.observe.plain import unseen
-from hookcore.recorder.batchnames import BatchNames
 from hookcore.recorder.calls import Call
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameter
 from hookcore.recorder.plans import Plan, PlanTable
-from hookcore.recorder.snapshot_copies import MAX_WAITING_BYTES, Emit, Request, WaitingCopies
+from hookcore.recorder.snapshot_copies import MAX_WAITING_BYTES, Request, WaitingCopies
 from hookcore.records import Tap
 
 MAX_PENDING: Final = 64
@@ -36,19 +35,11 @@ INPUT_KINDS: Final = frozenset(("input", "input_grad"))
 class Snapshots:
     """The requests of one watcher."""
 
-    def __init__(
-        self,
-        plans: PlanTable,
-        current: CurrentStep,
-        errors: ErrorLog,
-        emit: Emit,
-        scale: Callable[[str], float | None],
-        names: BatchNames,
-    ) -> None:
+    def __init__(self, plans: PlanTable, copies: WaitingCopies, current: CurrentStep, errors: ErrorLog) -> None:
         self._plans = plans
+        self.copies = copies
         self._current = current
         self._errors = errors
-        self.copies = WaitingCopies(current, errors, emit, scale, names)
         self._lock = threading.Lock()
         self._asked: list[Request] = []  # from the next step on
         self._pending: list[Request] = []

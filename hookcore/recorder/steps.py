@@ -275,7 +275,7 @@ class Steps:
         cadence.step_ended(captured, _NAN if self._has_work else now - self.ended_at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
         self.ended_at = self._now()
-        return wanted or self._observers.hurry(clock.step)
+        return wanted or self._observers.hurries(clock.step)
 
     @property
     def _alone(self) -> bool:
