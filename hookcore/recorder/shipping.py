@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from hookcore.records.flow import Flow
 from hookcore.records.masks import Masks, no_masks
 from hookcore.records.vocabulary import SKIPPED, counted
 
-_NAN, _INF = STATS.index("nan"), STATS.index("inf")
+_NONFINITE: Final = slice(STATS.index("nan"), STATS.index("inf") + 1)  # two columns side by side
 
 
 Examine = Callable[[Frame, Sequence[Tap]], Frame]  # a frame, and all taps by their numbers
@@ -116,10 +116,10 @@ class Shipper:
         self._was_bad = bad
 
     def _is_bad(self, frame: Frame) -> bool:
-        nan, inf = frame.stats[:, _NAN], frame.stats[:, _INF]  # views, which are cheaper than a copy of both
-        if not (nan.any() or inf.any()):
+        found = frame.stats[:, _NONFINITE]
+        if not np.count_nonzero(found):  # which takes a fraction of what `any` takes for so few
             return False
-        taps, rows = self._table.shown_taps(), np.flatnonzero((nan > 0) | (inf > 0))
+        taps, rows = self._table.shown_taps(), np.flatnonzero((found > 0).any(axis=1))
         bad = dict(zip(frame.taps[rows].tolist(), no_masks(frame.stats[rows]).tolist(), strict=True))
         fine = np.delete(frame.taps, rows).tolist
         return bool(self._masks.harmful(frame.step, bad, fine, lambda number: taps[number].kind, self._known))

@@ -171,18 +171,21 @@ class SketchLadder:
 
 def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
     """Return the exact sum of sketches of neighboring steps."""
-    taps = np.unique(np.concatenate([entry.taps for entry in entries]))
-    places = [np.searchsorted(taps, entry.taps) for entry in entries]
+    taps = entries[0].taps
+    if all(entry.taps is taps for entry in entries):  # most steps share one array
+        places = [np.arange(len(taps))] * len(entries)
+    else:
+        taps = np.unique(np.concatenate([entry.taps for entry in entries]))
+        places = [np.searchsorted(taps, entry.taps) for entry in entries]
     lengths, bins, counts = [], [], []
     for low in range(0, len(taps), _TAPS_AT_ONCE):
         high = min(low + _TAPS_AT_ONCE, len(taps))
         dense = np.zeros((high - low) * BINS, np.uint64)
         for entry, place in zip(entries, places, strict=True):
             _add_part(dense, entry, place, low, high)
-        used = dense > 0
-        filled = np.flatnonzero(used)
-        lengths.append(np.count_nonzero(used.reshape(-1, BINS), axis=1))
-        bins.append((filled - np.repeat(np.arange(high - low) * BINS, lengths[-1])).astype(np.uint16))
+        filled, begins = np.flatnonzero(dense > 0), np.arange(high - low) * BINS
+        lengths.append(np.diff(filled.searchsorted(begins + BINS), prepend=0))
+        bins.append((filled - begins.repeat(lengths[-1])).astype(np.uint16))
         counts.append(narrow(dense[filled]))
     start = np.zeros(len(taps) + 1, np.uint32)
     np.cumsum(np.concatenate(lengths), out=start[1:])
@@ -193,10 +196,10 @@ def sum_up(entries: Sequence[SketchRows]) -> SketchRows:
 
 
 def _add_part(dense: NDArray[np.uint64], entry: SketchRows, place: NDArray[np.intp], low: int, high: int) -> None:
-    rows = slice(int(np.searchsorted(place, low)), int(np.searchsorted(place, high)))
-    start = entry.start[rows.start : rows.stop + 1].astype(np.int64)
+    first, last = place.searchsorted((low, high)).tolist()
+    start = entry.start[first : last + 1]
     part = slice(int(start[0]), int(start[-1]))
-    keys = np.repeat((place[rows] - low) * BINS, start[1:] - start[:-1]) + entry.bins[part]
+    keys = ((place[first:last] - low) * BINS).repeat(start[1:] - start[:-1]) + entry.bins[part]
     dense[keys] += entry.counts[part]
 
 
@@ -217,6 +220,6 @@ def _oldest(entries: Sequence[SketchRows]) -> int:
 
 def _own(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
     """Return the array if it owns its memory, else a copy."""
-    if array.dtype == dtype and array.base is None and array.flags.c_contiguous:
+    if array.base is None and array.dtype == dtype and array.flags.c_contiguous:
         return array
     return np.array(array, dtype)
