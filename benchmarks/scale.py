@@ -93,7 +93,7 @@ def many_ranks(size: Size) -> None:
         for feeder in feeders:
             feeder.start()
         for _ in feeders:
-            results.get(timeout=300)  # all ranks are there
+            _told(results)  # all ranks are there
         before, began = server.cpu_s, time.perf_counter()
         with ThreadPoolExecutor(1 + len(FOLLOWED)) as pool:
             answers = pool.submit(_ask, server, size.seconds)
@@ -103,7 +103,7 @@ def many_ranks(size: Size) -> None:
         stop.set()
         steps: dict[int, dict[int, float]] = {}
         for _ in feeders:
-            steps |= results.get(timeout=300)
+            steps |= _told(results)
         for feeder in feeders:
             feeder.join(60)
         arrived = traffic.metric(server, "hookcore_run_frames_total")
@@ -118,6 +118,14 @@ def many_ranks(size: Size) -> None:
         for name, seen in (("live frames", frames.result()), ("step to pixel", page)):
             figures = traffic.describe(f"{name} of {run}", browser.lateness(ended, seen))
             traffic.judge(f"{name}, p95", figures["p95"], PAGE_MS, "ms")
+
+
+def _told(results: Any) -> dict[int, dict[int, float]]:
+    """Return what a feeder says. Raises RuntimeError if that is why it can't go on."""
+    found: dict[int, dict[int, float]] | str = results.get(timeout=300)
+    if isinstance(found, str):
+        raise RuntimeError(f"a process that plays ranks failed: {found}")
+    return found
 
 
 def _ask(server: traffic.ServerProcess, seconds: float) -> dict[str, list[float]]:
@@ -135,12 +143,8 @@ def _ask(server: traffic.ServerProcess, seconds: float) -> dict[str, list[float]
 
 def _follow(url: str, run: str, seconds: float) -> list[tuple[str, int, float, int]]:
     """Return the steps of a live stream and when they came, as a page notes them."""
-    seen, end = [], time.monotonic() + seconds
-    for at, frame in traffic.read_frames(url, f"run={run}&stat=rms"):
-        seen.append(("frame", frame["last_step"], at * 1000, 0))
-        if time.monotonic() > end:
-            break
-    return seen
+    frames = traffic.read_frames(url, f"run={run}&stat=rms", seconds)
+    return [("frame", frame["last_step"], at * 1000, 0) for at, frame in frames]
 
 
 def _watch(playwright: Playwright, server: traffic.ServerProcess, run: str, seconds: float) -> list[Any]:
@@ -156,14 +160,19 @@ def _watch(playwright: Playwright, server: traffic.ServerProcess, run: str, seco
 
 
 def _play(url: str, ranks: Sequence[int], world: int, stop: Any, results: Any) -> None:
-    feeds = {
-        rank: browser.make_feed(url, LAYERS, history=20, place=Place(job="scale", rank=rank, world=world))
-        for rank in ranks
-    }
-    results.put(None)
-    with ThreadPoolExecutor(len(feeds)) as pool:
-        list(pool.map(lambda feed: _flow(feed, stop), feeds.values()))
-    results.put({rank: feed.ended for rank, feed in feeds.items()})
+    """Play some ranks until they are stopped; say when they begin, and then when each of their steps ended."""
+    try:
+        feeds = {
+            rank: browser.make_feed(url, LAYERS, history=20, place=Place(job="scale", rank=rank, world=world))
+            for rank in ranks
+        }
+        results.put({})
+        with ThreadPoolExecutor(len(feeds)) as pool:
+            list(pool.map(lambda feed: _flow(feed, stop), feeds.values()))
+        results.put({rank: feed.ended for rank, feed in feeds.items()})
+    except Exception as error:  # nobody would wait for less than five minutes for what never comes
+        results.put(f"{type(error).__name__}: {error}")
+        raise
 
 
 def _flow(feed: browser.Feed, stop: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import multiprocessing
 import os
 import secrets
@@ -205,11 +206,14 @@ def _no_sketches(taps: int) -> SketchBlock:
     return SketchBlock(np.zeros(taps + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
 
 
-def read_frames(url: str, query: str) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Yield the frames of a live stream and their arrival times, until the stream or the run has ended."""
+def read_frames(url: str, query: str, seconds: float = math.inf) -> Iterator[tuple[float, dict[str, Any]]]:
+    """Yield the frames of a live stream and their arrival times, until the time, the stream, or the run has ended."""
+    end = time.monotonic() + seconds
     with open_url(f"{url}/api/v1/live?{query}") as answer:
         name = b""
-        for line in answer:
+        for line in answer:  # also the comments that keep a silent stream open
+            if time.monotonic() > end:
+                return
             arrived = time.time()
             if line.startswith(b"event: "):
                 name = line[7:-1]
