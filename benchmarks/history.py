@@ -16,10 +16,12 @@ from hookcore.records import STAT_COLUMN, STATS, Tap, wire
 from hookcore.store import StepRange
 from hookcore.store.heatmap import Columns
 from hookcore.store.past import Wanted, rows_together
+from hookcore_app.clickhouse.adder import Adder
 from hookcore_app.clickhouse.address import ClusterAddress
+from hookcore_app.clickhouse.attempts import Attempt, RankRun
 from hookcore_app.clickhouse.client import Shard
 from hookcore_app.clickhouse.names import day_of, number_of_run
-from hookcore_app.clickhouse.rankspast import MAX_ADDED
+from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.runpast import RunPast
 from hookcore_app.clickhouse.schema import connect
 from hookcore_app.clickhouse.segments import Piece, blocks_of
@@ -78,6 +80,7 @@ def ask_long_runs(history: History) -> None:
         rows = shard.read("SELECT count() AS count FROM rows").one("count")
         print(f"  {rows:,} rows, inserted and copied in {time.perf_counter() - began:.0f} s", flush=True)
         _ask_past(shard, [each.id for each in ranks], history)
+        _ask_sums(shard, [each.id for each in ranks], history)
         with traffic.server_process("--store", nodes.url, "--memory", "2GB") as server:
             _ask_server(server, [each.id for each in ranks], history)
         cluster.close()
@@ -168,6 +171,35 @@ def _ask_past(shard: Shard, ranks: Sequence[str], history: History) -> None:
     traffic.judge("heatmap from ClickHouse, p50", other["p50"], HEATMAP_MS, "ms")
 
 
+def _ask_sums(shard: Shard, ranks: Sequence[str], history: History) -> None:
+    """Let a server add up all ranks, then ask for what they have together."""
+    tap = Tap("layers.0", "output")
+    of_ranks = [
+        RankRun(shard, rank, place, lambda: {tap: 0}, is_over=True, is_settled=True) for place, rank in enumerate(ranks)
+    ]
+    attempts = [Attempt(0, None, len(ranks), of_ranks)]
+    past = RanksPast(lambda: attempts, lambda: (tap,))
+    added, began, cpu = Adder(lambda: attempts, past, settled_s=0.0), time.perf_counter(), time.process_time()
+    parts = 0
+    while added.advance():
+        parts += 1
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    past.stored_until()
+    rows = shard.read("SELECT count() AS count FROM rank_rollups").one("count")
+    print(
+        f"  all ranks added up in {took:.0f} s, {cpu:.0f} s of processor time here, in {parts} parts: {rows:,} rows",
+        flush=True,
+    )
+
+    def series(turn: int) -> None:
+        found = past.rows(ASKED[turn % len(ASKED)], [0], _SPAN, POINTS)  # up to now, so no answer is remembered
+        assert found is not None, past.trouble
+        assert int(found.present.sum()) == history.steps
+
+    one = _time(f"series of {POINTS:,} points of all {len(ranks)} ranks together", series, history.times)
+    traffic.judge("series of the sum of all ranks, p50", one["p50"], SERIES_MS, "ms")
+
+
 def _ask_server(server: traffic.ServerProcess, ranks: Sequence[str], history: History) -> None:
     """Ask a server that has the newest part in memory: the first question opens the run."""
 
@@ -191,20 +223,17 @@ def _ask_server(server: traffic.ServerProcess, ranks: Sequence[str], history: Hi
         stat = ASKED[turn % len(ASKED)]
         server.get(f"/api/v1/heatmap?run=wide&kind=output&stat={stat}&columns={COLUMNS}&rows={history.taps}")
 
-    many = min(history.steps, MAX_ADDED // len(ranks))
-    span = f"from={history.steps - many}&to={history.steps - 1}"
-
     def sums(turn: int) -> None:
         stat = ASKED[turn % len(ASKED)]
-        found = json.loads(server.get(f"/api/v1/series?run={JOINT}&tap=0&stat={stat}&points={POINTS}&{span}"))
-        assert sum(found["series"][0]["present"]) == many
+        found = json.loads(server.get(f"/api/v1/series?run={JOINT}&tap=0&stat={stat}&points={POINTS}"))
+        assert sum(found["series"][0]["present"]) == history.steps
 
     summed = []
     for turn in range(len(ASKED)):
         began = time.perf_counter()
         sums(turn)
         summed.append(time.perf_counter() - began)
-    traffic.describe(f"sum of all ranks over {many:,} steps by REST, asked once", summed)
+    traffic.describe("series of all ranks together by REST, asked once", summed)
     _time("the same again", sums, history.times)
     _time("map of a tensor by rank and step by REST", series, history.times)
     _time("the same heatmap by REST", heatmap, history.times)

@@ -20,7 +20,7 @@ from hookcore.store import Store
 from hookcore.store.heatmap import Columns
 from hookcore.store.past import Past
 from hookcore.store.together import RowsOf, rows_of_all
-from hookcore_app.clickhouse import asked, past, rankspast, runpast
+from hookcore_app.clickhouse import adding, asked, past, rankspast, runpast
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.attempts import Attempt, RankRun
 from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
@@ -524,8 +524,8 @@ def ranks(all_ranks: Ranks) -> Ranks:
 def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rankspast, "PORTION", 2000)
-    monkeypatch.setattr(rankspast, "SKETCH_PORTION", 1000)
+    monkeypatch.setattr(adding, "PORTION", 2000)
+    monkeypatch.setattr(adding, "SKETCH_PORTION", 1000)
     asked = reads_of(ranks, monkeypatch)
     assert ranks.small.usage().merged["stats"] > 100
     assert ranks.whole.usage().merged["stats"] == 0
@@ -547,7 +547,7 @@ def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
     assert len(one) > 100
     assert sum(each.counts.sum() for each in one) == sum(each.counts.sum() for each in other)
     asked.clear()
-    monkeypatch.setattr(rankspast, "PORTION", 500)
+    monkeypatch.setattr(adding, "PORTION", 500)
     ranks.past.rows("mean", list(range(len(names))), (0, 149), 1000)
     uneven = [sql for sql in asked if "groupUniqArray" in sql]
     assert len({*uneven}) == len(uneven) > 1, "which ranks skipped a step is asked in portions"
@@ -798,7 +798,8 @@ def test_a_part_is_not_taken_for_the_whole_if_a_rank_captured_a_tensor_rarely(cl
 
 def test_each_start_of_a_training_has_its_ranks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one had no step when all ranks started again."""
-    about: dict[str, Any] = {"finished": False, "loaded": False, "trained": None}
+    info = SimpleNamespace(started_s=0.0)
+    about: dict[str, Any] = {"finished": False, "loaded": False, "trained": None, "info": info}
     runs = {run: SimpleNamespace(id=run, **about) for run in ("00", "10", "11")}
     members = {
         run: SimpleNamespace(run=each, round=int(run[0]), place=SimpleNamespace(rank=int(run[1]), world=3))
@@ -815,3 +816,17 @@ def test_each_start_of_a_training_has_its_ranks_once(monkeypatch: pytest.MonkeyP
     for _ in range(3):
         assert [dict(each.taps()) for each in sums._attempts()[1].ranks] == [{BATCH: 0}] * 2
     assert len(asked) == 2, "the names of a live run aren't asked for by each question"
+
+
+@pytest.mark.parametrize(
+    ("state", "silent_s", "is_settled"),
+    [("live", 0, False), ("ended", 0, True), ("crashed", 0, True), ("lost", 600, False), ("lost", 4000, True)],
+)
+def test_a_lost_rank_may_still_store_something(state: str, silent_s: float, is_settled: bool) -> None:
+    about: dict[str, Any] = {"finished": state != "live", "state": state, "is_silent": lambda s: silent_s > s}
+    run = SimpleNamespace(id="run", loaded=False, trained=None, info=SimpleNamespace(started_s=86_400.0), **about)
+    member = SimpleNamespace(run=run, round=0, place=SimpleNamespace(rank=0, world=1))
+    joint: Any = SimpleNamespace(shifts={0: 0}, members={"run": member})
+    shard: Any = SimpleNamespace(number=0)
+    (attempt,) = SumOfRanks(joint, lambda run: shard, {}, None)._attempts()
+    assert [(each.is_settled, each.day) for each in attempt.ranks] == [(is_settled, 1)]

@@ -15,6 +15,7 @@ from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Failure
 from hookcore.records.wire import Batch, EndItem, Place, RunInfo, frame_item
 from hookcore.store import Store
+from hookcore_app.clickhouse import adder, rankspast, ranksums
 from hookcore_app.clickhouse import client as clickhouse_client
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.client import ClickHouseError
@@ -498,6 +499,31 @@ def test_of_a_long_training_that_was_restarted_memory_has_the_newest_steps_and_c
     assert (steps.first, steps.newest, steps.count) == (0, 29, 30)
     assert joint.store.exact_since == begin
     assert f"look at steps {begin} and later" in joint.partial or (begin is None and not joint.partial)
+
+
+def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_are_answered(
+    url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "WHOLE_ROWS", 300)
+    monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
+    monkeypatch.setattr(rankspast, "MAX_ADDED", 100)
+    for module in (adder, ranksums):
+        monkeypatch.setattr(module, "LARGE", 0)
+    monkeypatch.setattr(ranksums, "FRESH_S", 0.0)
+    monkeypatch.setattr(shared, "ADD_S", 0.05)
+    for rank in range(2):
+        store_frames(url, _a_rank(rank), range(200))
+    world = serve(url)
+    of = "run=ranks-job&from=0&to=191&points=10"
+    asked = [f"/api/v1/series?{of}&stat=mean&tap=0", f"/api/v1/scalars?{of}&name=loss"]
+    for path in asked:
+        assert "would have to be added up" in world.client.get(path).headers["hookcore-partial"]
+    monkeypatch.setattr(world.app.state.shared._adders["ranks-job"][1], "_settled_s", 0.0)
+    for path in asked:
+        wait_for(lambda path=path: "added up" not in world.client.get(path).headers.get("hookcore-partial", ""), "sums")
+        (found,) = world.client.get(path).json()["series"]
+        assert sum(found["present"]) == 192
+        assert (found["first_step"][0], found["last_step"][-1]) == (0, 191)
 
 
 def test_the_last_steps_of_an_attempt_that_are_stored_after_the_next_one_has_begun_are_in_the_sum(url: str) -> None:

@@ -26,6 +26,8 @@ class RankRun:
     taps: Callable[[], Mapping[Tap, int]] = field(repr=False)  # with their numbers
     is_over: bool = False  # no more frames are expected
     trained: int = 0  # steps, as far as it has said so at its end
+    day: int = 0  # on which it began
+    is_settled: bool = False  # not even late frames are expected
 
     @property
     def run(self) -> int:

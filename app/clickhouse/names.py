@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import astuple
 from functools import lru_cache
 from typing import Final
+
+from hookcore.records import Tap
 
 from .tables import MARK
 
@@ -28,6 +31,12 @@ def lane_of_scalar(name: str) -> int:
     """Return the lane of a scalar. That of a tap is the tap's number."""
     lane = _hash(name) | SCALARS
     return lane if lane != MARK else MARK - 1
+
+
+@lru_cache(maxsize=100_000)
+def lane_of_sum(tap: Tap) -> int:
+    """Return the lane of a tap in the sums of ranks, each of which numbers its taps as it met them."""
+    return _hash(repr(astuple(tap))) & ~SCALARS
 
 
 def day_of(started_s: float) -> int:

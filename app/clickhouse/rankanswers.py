@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.heatmap import Cells
 from hookcore.store.rows import Rows, down_sample
 from hookcore.store.schemas import STAT_SCHEMA
-from hookcore.store.segments import Floats
+from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
 
 from .rankrows import Sums
@@ -85,3 +85,20 @@ def rows_over(rows: Rows, width: int) -> Rows:
     if width <= 1 or not len(rows.first):
         return rows
     return down_sample(rows, -(-int(rows.last[-1] - rows.first[0] + 1) // width))
+
+
+def in_time(parts: Sequence[Rows], lanes: int) -> Rows:
+    """Return rows of parts in the order of their steps."""
+    if not parts:
+        return Rows.empty(lanes)
+    rows = Rows.stack(parts)
+    order = np.argsort(rows.first, kind="stable")
+    return Rows(*(getattr(rows, each.name)[order] for each in fields(rows)))
+
+
+def rows_of_scalar(step: Steps, value: Floats) -> Rows:
+    """Return the values of a scalar as rows."""
+    finite = np.isfinite(value)[:, None]
+    values = np.where(finite, value[:, None], np.nan)
+    counts = finite.astype(np.uint32), np.ones(finite.shape, np.uint32), (~finite).astype(np.uint32)
+    return Rows(step, step, values, values, values, *counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Final
 
@@ -19,24 +19,25 @@ from hookcore.store.rows import Rows
 from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
 
+from .adding import sums_of
 from .asked import Asked
 from .attempts import Attempt, RankRun, by_shard, of_runs
+from .levels import Budget
 from .marks import Marks
-from .names import lane_of_scalar
+from .names import lane_of_scalar, lane_of_sum
 from .past import TROUBLED_S, Found
 from .questions import in_steps
-from .rankanswers import add_cells, moved, nbytes_of, placed, rows_in, rows_over, sketches_in
-from .rankrows import Logged, Sums, add_up, merge_scalar
+from .rankanswers import add_cells, in_time, moved, nbytes_of, placed, rows_in, rows_of_scalar, rows_over, sketches_in
+from .rankrows import Logged, Sums, merge_scalar
 from .rankshares import RankShares
 from .ranksteps import RanksSteps
+from .ranksums import OfAttempt, RankSums
 from .recent import Recent
-from .runpast import PER_POINT, RunPast, RunsOfShard
+from .runpast import MAX_CELL_ROWS, PER_POINT, RunPast, RunsOfShard
 from .tables import PART
 
 MAX_ADDED: Final = 2_000_000  # rows of ranks that are added up for one question
 MAX_SKETCHES_ADDED: Final = 200_000
-PORTION: Final = 250_000  # rows that are read at once
-SKETCH_PORTION: Final = 20_000
 _RATES: Final = (SAMPLES_RATE, TOKENS_RATE)
 _BASE: Final = ("count", "nan", "inf")  # of which every sum makes use
 _ALSO: Final[Mapping[str, tuple[str, ...]]] = {
@@ -65,13 +66,14 @@ class RanksPast(RanksSteps):
         self._taps, self._leaves_out = taps, leaves_out
         self._recent = Recent(nbytes_of)
         self._marks = Marks()
-        self._shares = RankShares(self._of, self._troubles.note)
+        self._shares = RankShares(self.progress_of, self._troubles.note)
+        self._sums_over = RankSums(self.progress_of)
 
     def rows(self, stat: str, lanes: Sequence[Lane], span: Span, most: int) -> Rows | None:
         scalars = [lane for lane in lanes if isinstance(lane, str)]
         if scalars:
             (name,) = scalars
-            return self._once("scalars", (name,), span, None, lambda: self._scalar(name, span))
+            return self._once("scalars", (name,), span, most, lambda: self._scalar(name, span, most))
         numbers = [lane for lane in lanes if not isinstance(lane, str)]
         return self._once("rows", (stat, *numbers), span, most, lambda: self._rows(stat, numbers, span, most))
 
@@ -93,9 +95,9 @@ class RanksPast(RanksSteps):
         asked, stored = (question, *lanes), self.stored_until()
         if span[1] is None or span[1] > stored:
             return self._troubles.attempt(asked, find)
-        key = asked, span, much, self._here(span)
 
         def ask() -> Found:
+            key = asked, span, much, self._here(span)
             found = self._recent.get(key, lambda: _or_too_many(find), self._state)
             if isinstance(found, TooManyError):
                 raise TooManyError(str(found))
@@ -107,8 +109,11 @@ class RanksPast(RanksSteps):
         """Return what an answer depends on: which ranks there are, and how far each is stored."""
         here: list[Hashable] = [frozenset(tap for tap in self._taps() if self._leaves_out(tap))]
         for attempt, (_, last) in self._within(span):
-            known = [(each.run, len(each.taps()), each.trained, self._of(each)) for each in attempt.ranks]
-            here.append((attempt.shift, *((*about, None if of.newest > last else of.after) for *about, of in known)))
+            known = [(each.run, len(each.taps()), each.trained, self.progress_of(each)) for each in attempt.ranks]
+            stored = self._sums_over.marks_of(attempt).until(last)
+            here.append(
+                (attempt.shift, stored, *((*about, None if of.newest > last else of.after) for *about, of in known))
+            )
         return tuple(here)
 
     def _state(self) -> Hashable:
@@ -120,8 +125,8 @@ class RanksPast(RanksSteps):
         return self._troubles.attempt("latest", lambda: self._latest(taps, span))
 
     def _rows(self, stat: str, numbers: Sequence[int], span: Span, most: int) -> Rows:
-        parts = []
-        for each in self._asked(numbers, span):
+        parts, left = self._over_steps(stat, numbers, span, Budget(most, 0, PER_POINT * most))
+        for each in self._asked(numbers, left):
             part = each.part_of_one()
             if part is None:
                 width = (each.steps[1] - each.steps[0] + 1) // (PER_POINT * most) if each.is_large else 1
@@ -131,11 +136,27 @@ class RanksPast(RanksSteps):
                 past = self._run_of(part.ranks[0])
                 rows = _known(past.rows(stat, part.numbers, each.steps, most), past)
                 parts.append(placed(rows, part.places, len(numbers), each.attempt.shift))
-        return Rows.stack(parts) if parts else Rows.empty(len(numbers))
+        return in_time(parts, len(numbers))
+
+    def _over_steps(
+        self, stat: str, numbers: Sequence[int], span: Span, budget: Budget
+    ) -> tuple[list[Rows], list[OfAttempt]]:
+        """Return the rows of some taps over steps that are stored, and what must be added up."""
+        self.stored_until()
+        every = self._taps()
+        places = [place for place, number in enumerate(numbers) if not self._leaves_out(every[number])]
+        lanes = [lane_of_sum(every[numbers[place]]) for place in places]
+        found, left = self._sums_over.rows(stat, lanes, self._within(span), budget, MAX_ADDED)
+        return [placed(each, np.array(places, np.int64), len(numbers), 0) for each in found], left
 
     def _cells(self, stat: str, taps: Sequence[int], columns: Columns, span: Span) -> Cells:
         cells, none = Cells.make(columns.number, len(taps)), np.zeros((1, len(taps)), np.int64)
-        for each in self._asked(taps, span):
+        most = max(columns.number, MAX_CELL_ROWS // len(taps))
+        found, left = self._over_steps(stat, taps, span, Budget(columns.number, 0, most))
+        for rows in found:
+            if len(rows.first):
+                cells.add(columns, rows, Streaks(none, none - 1))
+        for each in self._asked(taps, left):
             part, shift = each.part_of_one(), each.attempt.shift
             if part is not None:
                 over = Columns(columns.first - shift, columns.last - shift, columns.number)
@@ -150,7 +171,7 @@ class RanksPast(RanksSteps):
     def _sketches(self, numbers: Sequence[int], span: Span, most: int = 1) -> list[SketchRows]:
         lanes = np.array(numbers, np.uint32)
         found: list[SketchRows] = []
-        for each in self._asked(numbers, span, with_sketches=True):
+        for each in self._asked(numbers, self._within(span), with_sketches=True):
             holders = each.holders if each.is_large else None
             if holders is not None and len(numbers) == 1:
                 for shard, ranks in by_shard(holders):
@@ -173,41 +194,41 @@ class RanksPast(RanksSteps):
                 break
             until = max(0, until - back)
             first = int(captured[until]) if until else span[0]
-            for each in self._asked(missing.tolist(), (first, last), exactly=True):
+            for each in self._asked(missing.tolist(), self._within((first, last)), exactly=True):
                 for sums in self._sums(STATS, each):
                     lanes = missing[sums.lane]  # the steps ascend, so that the newest one stays
                     steps[lanes], values[:, lanes] = sums.step, sums.stats.T
             last = None if first is None else first - 1
         return steps, values
 
-    def _scalar(self, name: str, span: Span) -> Rows:
+    def _scalar(self, name: str, span: Span, most: int) -> Rows:
         if name in _RATES:
             raise HookcoreError(f"{name} of all ranks together is only in memory. The runs of the ranks have it")
+        self.stored_until()
+        budget = Budget(most, 0, PER_POINT * most)
+        parts, left = self._sums_over.rows("mean", [lane_of_scalar(name)], self._within(span), budget, MAX_ADDED)
         found = []
-        for attempt, steps in self._within(span):
+        for attempt, steps in left:
             said = self._shares.without_lost(attempt.ranks, steps, _logged(attempt, name, steps))
             frames = _logged(attempt, TIME, steps) if name == GRAD_SCALE else said
             at, value = merge_scalar(name, said, np.unique(frames.step, return_counts=True))
             found.append((at + attempt.shift, value))
-        if not found:
-            return Rows.empty(1)
-        step, value = (np.concatenate(columns) for columns in zip(*found, strict=True))
-        present = np.ones((len(step), 1), np.uint32)
-        finite = np.isfinite(value)[:, None]
-        values = np.where(finite, value[:, None], np.nan)
-        counts = finite.astype(np.uint32), present, (~finite).astype(np.uint32)
-        return Rows(step, step, values, values, values, *counts)
+        return in_time([*parts, *(rows_of_scalar(*each) for each in found)], 1)
 
     # -- adding up ---------------------------------------------------------------------------------------------------
 
     def _asked(
-        self, numbers: Sequence[int], span: Span, with_sketches: bool = False, exactly: bool = False
+        self,
+        numbers: Sequence[int],
+        within: Iterable[OfAttempt],
+        with_sketches: bool = False,
+        exactly: bool = False,
     ) -> list[Asked]:
-        """Return what is asked for of each attempt, oldest first, if it isn't too much to add up."""
+        """Return what is asked for of some steps of attempts, if it isn't too much to add up."""
         self.stored_until()
         every = self._taps()
         taps = [every[number] for number in numbers]
-        asked = [Asked.of(attempt, steps, taps, self._leaves_out) for attempt, steps in self._within(span)]
+        asked = [Asked.of(attempt, steps, taps, self._leaves_out) for attempt, steps in within]
         for each in asked:
             self._shares.note_without_rows(each)
         asked = [self._without_uncertain(each) for each in asked if each.rows]
@@ -222,28 +243,21 @@ class RanksPast(RanksSteps):
         if not asked.is_large or asked.holders is None:
             return asked
         for shard, ranks in by_shard(asked.holders):
-            progress = [self._of(each) for each in ranks]
+            progress = [self.progress_of(each) for each in ranks]
             spools = frozenset[int]().union(*(each.spools for each in progress))
             if not self._marks.are_whole(shard, spools, tuple(each.after for each in progress)):
                 return replace(asked, holders=None)
         return asked
 
-    def _run_of(self, rank: RankRun) -> RunPast:
-        """Return the past of a rank's own run."""
-        known = self._of(rank)
-        return RunPast(rank.shard, rank.id, lambda: StepRange(0, known.newest, max(1, known.captured)))
-
     def _sums(self, columns: Sequence[str], asked: Asked, with_sketches: bool = False) -> Iterator[Sums]:
         """Yield the sums of some taps over the ranks of an attempt in portions, oldest first."""
-        portions = -(-asked.rows // PORTION)
-        if with_sketches:
-            portions = max(portions, -(-asked.sketches // SKETCH_PORTION))
-        needed = STATS if asked.has_unowned else columns  # rows that nobody owns count once if all is equal
-        for steps in _divided(asked.steps, portions):
-            if (rows := asked.read(needed, steps)) is not None:
-                block = asked.read_sketches(rows, steps) if with_sketches else None
-                sums = add_up(rows, self._shares.of(asked, steps, rows, block), block)
-                yield Sums(sums.step + asked.attempt.shift, sums.lane, sums.stats, sums.block)
+        for sums in sums_of(asked, columns, self._shares, with_sketches):
+            yield replace(sums, step=sums.step + asked.attempt.shift)
+
+    def _run_of(self, rank: RankRun) -> RunPast:
+        """Return the past of a rank's own run."""
+        known = self.progress_of(rank)
+        return RunPast(rank.shard, rank.id, lambda: StepRange(0, known.newest, max(1, known.captured)))
 
 
 def _or_too_many(find: Callable[[], Found]) -> Found | TooManyError:
@@ -271,13 +285,6 @@ def _known(found: Found | None, past: RunPast) -> Found:
     if found is None:
         raise HookcoreError(past.trouble)
     return found
-
-
-def _divided(steps: tuple[int, int], portions: int) -> Iterator[tuple[int, int]]:
-    first, last = steps
-    width = -(-(last - first + 1) // portions)
-    for begin in range(first, last + 1, width):
-        yield begin, min(begin + width - 1, last)
 
 
 def _logged(attempt: Attempt, name: str, steps: tuple[int, int]) -> Logged:

@@ -27,7 +27,7 @@ class RanksSteps(StoredPast):
         stored = -1
         for attempt in self._attempts():
             for shard, ranks in by_shard(attempt.ranks):
-                runs = " OR ".join(f"(run = {each.run} AND number >= {self._of(each).after})" for each in ranks)
+                runs = " OR ".join(f"(run = {each.run} AND number >= {self.progress_of(each).after})" for each in ranks)
                 found = shard.read(
                     "SELECT run, max(number) AS newest, max(step) AS until, countIf(rows > 0) AS captured, "
                     f"groupUniqArray(spool) AS spools FROM items WHERE ({runs}) AND kind = {FRAME} GROUP BY run"
@@ -39,13 +39,14 @@ class RanksSteps(StoredPast):
                     known.spools |= {*spools.values[spools.starts[place] : spools.starts[place + 1]].tolist()}
                     known.after, known.newest = number + 1, max(known.newest, until)
                     known.captured += captured
-            waited = [self._of(each).newest for each in attempt.ranks if not each.is_over]
-            newest = min(waited) if waited else max((self._of(each).newest for each in attempt.ranks), default=-1)
-            here = attempt.shift + newest
+            waited = [self.progress_of(each).newest for each in attempt.ranks if not each.is_over]
+            every = [self.progress_of(each).newest for each in attempt.ranks]
+            here = attempt.shift + (min(waited) if waited else max(every, default=-1))
             stored = max(stored, here if attempt.end is None else min(here, attempt.end - 1))
         self._stored = stored
 
-    def _of(self, rank: RankRun) -> Progress:
+    def progress_of(self, rank: RankRun) -> Progress:
+        """Return how far a rank's run is stored, as far as it was seen."""
         return self._known.setdefault(rank.run, Progress())
 
     def frames(self, span: Span) -> tuple[Steps, Steps]:

@@ -21,6 +21,7 @@ from .tables import (
     ITEMS,
     LANES,
     PAGES,
+    RANK_ROLLUPS,
     ROLLUPS,
     ROLLUPS_IN,
     ROWS,
@@ -35,6 +36,7 @@ from .tables import (
 OF_RUNS: Final = (
     ROWS,
     ROLLUPS,
+    RANK_ROLLUPS,
     SKETCHES,
     SKETCH_ROLLUPS,
     ITEMS,
@@ -105,8 +107,12 @@ def _second(server: Server) -> Iterator[str]:
         yield server.create(table)
 
 
+def _third(server: Server) -> Iterator[str]:
+    yield server.create(RANK_ROLLUPS)
+
+
 # The statements that lead from each version to the next one. All can be repeated, as after a lost connection.
-MIGRATIONS: Final[tuple[Callable[[Server], Iterator[str]], ...]] = (_first, _second)
+MIGRATIONS: Final[tuple[Callable[[Server], Iterator[str]], ...]] = (_first, _second, _third)
 _VERSIONS: Final = (
     "CREATE TABLE IF NOT EXISTS versions (version UInt32, at DateTime, writer String) "
     "ENGINE = MergeTree ORDER BY version"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,17 +54,17 @@ class Buckets:
         )
 
 
-def rollups_of(rows: StepRows) -> list[Buckets]:
+def rollups_of(rows: StepRows, levels: Sequence[int] = LEVELS) -> list[Buckets]:
     """Return the sums of the values of steps, on all levels."""
-    found = [_first(rows.take(np.lexsort((rows.step, rows.lane))))]
-    for level in LEVELS[1:]:
+    found = [_first(rows.take(np.lexsort((rows.step, rows.lane))), levels[0])]
+    for level in levels[1:]:
         found.append(found[-1].coarser(level))
     return found
 
 
-def _first(rows: StepRows) -> Buckets:
+def _first(rows: StepRows, level: int) -> Buckets:
     rows = rows.take(np.flatnonzero(rows.role != PART))
-    bucket = rows.step >> np.uint64(LEVELS[0])
+    bucket = rows.step >> np.uint64(level)
     begins = begins_of(rows.lane, bucket)
     shape = len(STAT_NAMES), len(begins)
     sums, low, high = np.empty(shape), np.empty(shape), np.empty(shape)
@@ -81,7 +82,7 @@ def _first(rows: StepRows) -> Buckets:
         with np.errstate(over="ignore"):
             sums[column] = np.add.reduceat(np.where(known, values, 0.0), begins)
     steps, bad = np.diff(begins, append=len(rows)).astype(np.uint32), STAT_SCHEMA.count_nonfinite(stored)
-    about = LEVELS[0], rows.lane[begins], bucket[begins], steps, _sum(bad, begins)
+    about = level, rows.lane[begins], bucket[begins], steps, _sum(bad, begins)
     return Buckets(*about, sums, finite, low, high)
 
 

@@ -11,6 +11,8 @@ from hookcore.store import STAT_NAMES
 
 LEVELS: Final = (3, 5, 7, 9, 11, 13, 15, 17)  # of rollups: binary logarithms of the steps in a bucket
 SKETCH_LEVELS: Final = (6, 9, 12, 15)
+SUM_LEVELS: Final = (4, 6, 8, 10, 12, 14)  # of the sums of ranks
+LEAF: Final = SUM_LEVELS[1]  # the steps that are added up together, and the level on which they are marked
 CHUNK: Final = 12  # the binary logarithm of the number of steps that are next to each other on disk
 MARK: Final = 2**64 - 1  # the lane of the row that says which segment a block came from
 PART, BOTH, MERGED = 0, 1, 2  # a row as the trainer sent it; also the value of its step; only that
@@ -97,6 +99,21 @@ ROLLUPS_IN: Final = Inlet(
     },
     ROLLUPS,
     _select_rollups(),
+)
+# Sums of the ranks of one training. Any server may store a bucket, so it has all of it, and the newest one counts.
+RANK_ROLLUPS: Final = Table(
+    "rank_rollups",
+    {
+        **_OF_BUCKET,
+        "version": "UInt64",
+        "present": "UInt32",
+        "bad": "UInt32",
+        **_rolled({"sum": "Float64", "n": "UInt32", "lo": "Float64", "hi": "Float64"}),
+    },
+    "run, level, lane, bucket",
+    "ReplacingMergeTree",
+    "version",
+    granularity=1024,
 )
 SKETCHES: Final = Table(
     "sketches",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from hookcore.delivery.archive import Recorded
 from hookcore.delivery.failures import event_of
@@ -20,6 +21,7 @@ from ...runs.run import Run
 from ...runs.runs import Runs
 from ...runs.saved import steps_of
 from ...settings import ServerSettings
+from ..adder import Adder
 from ..client import Cluster, Shard
 from ..reading import end_of
 from ..record import Extent, StoredRun, awaited_in, extent_of, extents_of
@@ -28,6 +30,8 @@ from .entry import Entry
 from .listing import Listing
 from .opening import fill, limit, said_of
 from .ranks import SumOfRanks
+
+REST: Final = 3.0  # times as long as ranks were added up, until that goes on
 
 Summarize = Callable[[Run], dict[str, Any]]
 
@@ -41,6 +45,8 @@ class Loading(Listing):
         super().__init__(runs, cluster, settings)
         self._summarize = summarize
         self._sums: dict[str, SumOfRanks] = {}  # that are being read
+        self._adders: dict[str, tuple[Store, Adder]] = {}  # of runs of all ranks, as long as they have this store
+        self._stopping = threading.Event()
 
     def load(self, run: Run) -> None:
         """Read a run into memory. Raises HookcoreError if its shard can't be asked."""
@@ -124,7 +130,11 @@ class Loading(Listing):
     def recall(self, run: Run) -> None:
         """Give the run of all ranks the steps that only ClickHouse has."""
         if (sum_ := self._sums.pop(run.id, None)) is not None:
-            sum_.recall()
+            self._adders[run.id] = run.store, sum_.recall(self._rest)
+
+    def _rest(self, seconds: float) -> None:
+        """Leave the processor to others for a while, after something that took so long."""
+        self._stopping.wait(REST * seconds)
 
     def _summarize_once(self, entry: Entry) -> None:
         """Save what the list shows of a run, for the time when it isn't in memory."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 from hookcore.records import Event, Tap
 from hookcore.store import StepRange
@@ -15,13 +16,16 @@ from ...runs.joint import JointRun
 from ...runs.rankwords import events_of
 from ...runs.rounds import Member
 from ...runs.run import Run
+from ..adder import Adder
 from ..attempts import Attempt, RankRun
 from ..client import Shard
-from ..names import number_of_run
+from ..names import day_of, number_of_run
 from ..past import FRESH_S
 from ..rankspast import RanksPast
 from ..reading import names_of
 from ..record import StoredRun
+
+LOST_S: Final = 3600.0  # of silence, after which nothing more is expected of a lost rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,14 +39,18 @@ class SumOfRanks:
     _names: dict[str, dict[Tap, int]] = field(default_factory=dict)  # of taps, by run
     _named_at: dict[str, float] = field(default_factory=dict)  # when ClickHouse was asked for them
 
-    def recall(self) -> None:
-        """Give the store its past. If it begins late, give it what is known of the steps before."""
+    def recall(self, rest: Callable[[float], object]) -> Adder:
+        """Give the store its past. If it begins late, give it what is known of the steps before.
+
+        Return what adds up the steps that the ranks store.
+        """
         joint = self.joint
         store, assembly = joint.store, joint.assembly
         past = RanksPast(self._attempts, lambda: store.taps().taps, assembly.leaves_out)
         if self.begin is not None:
             self._begin_after(past, self.begin)
         store.recall_from(past)
+        return Adder(self._attempts, past, rest)
 
     def _begin_after(self, past: RanksPast, begin: int) -> None:
         store = self.joint.store
@@ -92,8 +100,11 @@ class SumOfRanks:
         for member in sorted(members, key=lambda each: each.place.rank):
             run, shard = member.run, self.shard_of(member.run.id)
             if shard is not None:
-                taps = partial(self._taps_of, run, shard)
-                yield RankRun(shard, run.id, member.place.rank, taps, run.finished, run.trained or 0)
+                taps, day = partial(self._taps_of, run, shard), day_of(run.info.started_s)
+                # A lost one may be on a node that can't be reached now, where its collector keeps what it sends.
+                is_settled = run.finished and (run.state != "lost" or run.is_silent(LOST_S))
+                about = run.finished, run.trained or 0, day, is_settled
+                yield RankRun(shard, run.id, member.place.rank, taps, *about)
 
     def _taps_of(self, run: Run, shard: Shard) -> Mapping[Tap, int]:
         """Return the taps of a rank, with their numbers."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Final
+
+from hookcore.errors import HookcoreError
 
 from ...runs.gone import Why
 from ...runs.joint import JointRun
@@ -16,7 +21,10 @@ from .following import Following
 from .loading import Summarize
 from .retention import Retention
 
+logger = logging.getLogger("hookcore")
+
 LOOK_S: Final = 1.0
+ADD_S: Final = 5.0  # between two looks for steps to add up, if there were none
 UNLIST_LOOKS: Final = 60  # between two looks for runs that were dropped
 
 
@@ -27,7 +35,6 @@ class SharedRuns(Following):
         self, runs: Runs, cluster: Cluster, settings: ServerSettings, summarize: Summarize = lambda run: {}
     ) -> None:
         super().__init__(runs, cluster, settings, summarize)
-        self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         runs.disk = self
 
@@ -43,10 +50,13 @@ class SharedRuns(Following):
         self._listed.set()
         retention = Retention(self._settings.retain)
         for shard in self._cluster.shards:
-            name = f"hookcore-shard-{shard.number}"
-            thread = threading.Thread(target=self._follow, args=(shard, retention), name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._begin(f"hookcore-shard-{shard.number}", partial(self._follow, shard, retention))
+        self._begin("hookcore-sums", self._add_up)
+
+    def _begin(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def close(self, wait_s: float = 2.0) -> None:
         """Stop following."""
@@ -69,6 +79,27 @@ class SharedRuns(Following):
                 self._note(shard, error)
             else:
                 self._note(shard, None)
+
+    def _add_up(self) -> None:
+        """Store sums over the steps of the trainings in memory, of each a part in turn."""
+        is_done = True
+        while not self._stopping.wait(ADD_S if is_done else 0.0):
+            is_done = not any([self._advance(each) for each in list(self._adders)])
+
+    def _advance(self, run_id: str) -> bool:
+        """Store sums of some steps of a training; return whether there may be more."""
+        run, (store, adder) = self._runs.get(run_id), self._adders[run_id]
+        if run is None or run.store is not store:
+            self._adders.pop(run_id, None)
+            return False
+        try:
+            return run.loaded and adder.advance()
+        except HookcoreError as error:  # the thread of its shard says so, too
+            logger.debug("hookcore: sums of ranks can't be stored: %s", error)
+        except Exception:  # also our own bug must not end the thread silently
+            logger.exception("hookcore: sums of the ranks of %s can't be stored", run_id)
+            self._adders.pop(run_id, None)
+        return False
 
     # -- leaving memory ---------------------------------------------------------------------------------------------
 

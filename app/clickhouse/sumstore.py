@@ -1,0 +1,168 @@
+"""Where sums of ranks over steps are stored, what they are made of, and which ones are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookcore.records import Tap
+from hookcore.store import STAT_NAMES
+
+from .attempts import Attempt, RankRun, by_shard, of_runs
+from .groups import begins_of
+from .names import SCALARS
+from .native import Column, encode
+from .questions import in_steps
+from .rankrows import Logged
+from .ranksums import Marks, home_of, newest_of, number_of_sum
+from .sums import Buckets
+from .tables import MARK, PART, RANK_ROLLUPS
+
+
+class Reach(NamedTuple):
+    """Up to which step all ranks of an attempt have stored what they sent, and whether nothing comes after it."""
+
+    last: int
+    is_last: bool
+
+    def steps_in(self, level: int, buckets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many steps some buckets have."""
+        steps: NDArray[np.int64] = np.minimum((buckets + 1) << level, self.last + 1) - (buckets << level)
+        return steps
+
+
+# -- what is missing ---------------------------------------------------------------------------------------------------
+
+
+def missing(marks: Marks, level: int, reach: Reach) -> list[int]:
+    """Return the buckets of a level that aren't stored, and could be."""
+    every = np.arange((reach.last >> level) + 1)
+    lacks = reach.steps_in(level, every)
+    buckets, counts = marks.stored.get(level, (every[:0], every[:0]))
+    known = buckets < len(every)
+    lacks[buckets[known]] -= counts[known]
+    found: list[int] = every[(lacks > 0) & (reach.is_last | (every < (reach.last + 1) >> level))].tolist()
+    return found
+
+
+def ready(marks: Marks, below: int, level: int, reach: Reach) -> list[int]:
+    """Return the buckets of a level that aren't stored, and of which all buckets below are."""
+    buckets, covered = np.array(missing(marks, level, reach), np.int64), marks.stretches(below, (0, reach.last))
+    if not covered:
+        return []
+    begins, ends = (np.array([getattr(each, name) for each in covered], np.int64) for name in ("begin", "end"))
+    first = buckets << level
+    place = np.searchsorted(begins, first, side="right") - 1
+    found: list[int] = buckets[(place >= 0) & (first + reach.steps_in(level, buckets) - 1 <= ends[place])].tolist()
+    return found
+
+
+# -- what sums are made of ---------------------------------------------------------------------------------------------
+
+
+def are_named(attempt: Attempt, numbers: Mapping[RankRun, Mapping[Tap, int]], steps: tuple[int, int]) -> bool:
+    """Return whether the taps of all rows have names, which may be stored later than these."""
+    known = {each.run: len(taps) for each, taps in numbers.items()}
+    for shard, ranks in by_shard(attempt.ranks):
+        found = shard.read(
+            f"SELECT run, max(lane) AS most FROM rows WHERE {of_runs(ranks)} AND {in_steps(*steps)} "
+            f"AND lane < {SCALARS} AND role > {PART} GROUP BY run"
+        )
+        most = zip(found.numbers("run").tolist(), found.numbers("most").tolist(), strict=True)
+        if any(number >= known[run] for run, number in most):
+            return False
+    return True
+
+
+def count_scalars(attempt: Attempt) -> int:
+    """Return about how many values the ranks log."""
+    where = f"lane BETWEEN {SCALARS} AND {MARK - 1}"
+    found = [
+        shard.read(f"SELECT uniqExact(lane) AS found FROM lanes WHERE {of_runs(ranks)} AND {where}").one("found")
+        for shard, ranks in by_shard(attempt.ranks)
+    ]
+    return max(found)
+
+
+def logged(attempt: Attempt, steps: tuple[int, int]) -> tuple[NDArray[np.uint64], Logged]:
+    """Return what the ranks said of all scalars, by lane, step, and rank, with the lanes."""
+    where = f"lane BETWEEN {SCALARS} AND {MARK - 1} AND {in_steps(*steps)} AND role > {PART}"
+    found = [
+        shard.read(f"SELECT lane, rank, step, mean FROM rows WHERE {of_runs(ranks)} AND {where}")
+        for shard, ranks in by_shard(attempt.ranks)
+    ]
+    # An answer without rows has no types.
+    lane = np.concatenate([each.numbers("lane").astype(np.uint64) for each in found])
+    rank, step = (np.concatenate([each.numbers(name).astype(np.int64) for each in found]) for name in ("rank", "step"))
+    value = np.concatenate([each.numbers("mean").astype(np.float64) for each in found])
+    order = np.lexsort((rank, step, lane))
+    order = order[begins_of(lane[order], step[order], rank[order])]
+    return lane[order], Logged(rank[order], step[order], value[order])
+
+
+# -- what is stored ----------------------------------------------------------------------------------------------------
+
+
+def count_lanes(attempt: Attempt, level: int, bucket: int) -> int:
+    """Return how many lanes have something in a bucket."""
+    where = f"run = {number_of_sum(attempt)} AND level = {level} AND bucket = {bucket}"
+    return home_of(attempt).read(f"SELECT count() AS lanes FROM rank_rollups WHERE {where}").one("lanes")
+
+
+def read(attempt: Attempt, level: int, buckets: tuple[int, int]) -> Buckets:
+    """Return the buckets of a level between two of them."""
+    found = home_of(attempt).read(
+        f"SELECT `{'`, `'.join(RANK_ROLLUPS.columns)}` FROM rank_rollups WHERE run = {number_of_sum(attempt)} "
+        f"AND level = {level} AND bucket BETWEEN {buckets[0]} AND {buckets[1]} AND lane != {MARK}"
+    )
+    newest = newest_of(found)
+
+    def of(name: str, kind: type[np.generic]) -> NDArray[Any]:
+        return found.numbers(name)[newest].astype(kind)
+
+    def of_stats(part: str, kind: type[np.generic]) -> NDArray[Any]:
+        return np.array([of(f"{stat}_{part}", kind) for stat in STAT_NAMES])
+
+    counts, sums = (of_stats(part, kind) for part, kind in (("n", np.uint32), ("sum", np.float64)))
+    about = of("lane", np.uint64), of("bucket", np.uint64), of("present", np.uint32), of("bad", np.uint32)
+    return Buckets(level, *about, sums, counts, of_stats("lo", np.float64), of_stats("hi", np.float64))
+
+
+def insert(attempt: Attempt, found: Sequence[Buckets], reach: Reach) -> None:
+    """Store buckets."""
+    columns: dict[str, Column] = {
+        "level": np.repeat([each.level for each in found], [len(each.lane) for each in found]),
+        "lane": np.concatenate([each.lane for each in found]),
+        "bucket": np.concatenate([each.bucket for each in found]),
+        "present": np.concatenate([each.steps for each in found]),
+        "bad": np.concatenate([each.bad_steps for each in found]),
+    }
+    for part, of in (("sum", "sums"), ("n", "finite"), ("lo", "low"), ("hi", "high")):
+        values = np.concatenate([getattr(each, of) for each in found], axis=1)
+        columns |= {f"{stat}_{part}": values[place] for place, stat in enumerate(STAT_NAMES)}
+    _write(attempt, columns, reach)
+
+
+def mark(attempt: Attempt, level: int, buckets: Sequence[int], reach: Reach) -> None:
+    """Store that some buckets have all that there is of their steps."""
+    numbers = np.array(buckets, np.int64)
+    lane, levels = np.full(len(numbers), MARK, np.uint64), np.full(len(numbers), level)
+    steps = reach.steps_in(level, numbers)
+    _write(attempt, {"level": levels, "lane": lane, "bucket": numbers, "present": steps}, reach)
+
+
+def _write(attempt: Attempt, columns: Mapping[str, Column], reach: Reach) -> None:
+    many = len(columns["lane"])
+    if not many:
+        return
+    about: dict[str, Column] = {
+        "day": np.full(many, min(attempt.ranks, key=lambda each: each.rank).day),
+        "run": np.full(many, number_of_sum(attempt), np.uint64),
+        "version": np.full(many, reach.last, np.uint64),  # of the last bucket, the row with the most steps counts
+        **columns,
+    }
+    block = {name: (kind, about.get(name, np.zeros(many))) for name, kind in RANK_ROLLUPS.columns.items()}
+    home_of(attempt).insert(RANK_ROLLUPS.name, encode(block))

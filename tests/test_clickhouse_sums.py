@@ -1,0 +1,260 @@
+"""Sums of ranks over steps that servers store: they say what the steps say, whoever stores them and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookcore.store.heatmap import Columns
+from hookcore.store.rows import Rows
+from hookcore_app.clickhouse import adder as adders
+from hookcore_app.clickhouse import rankspast, ranksums, sumstore
+from hookcore_app.clickhouse.adder import Adder
+from hookcore_app.clickhouse.attempts import Attempt
+from hookcore_app.clickhouse.client import Shard
+from hookcore_app.clickhouse.rankspast import RanksPast
+from hookcore_app.clickhouse.ranksums import Marks
+from hookcore_app.clickhouse.tables import LEAF, SUM_LEVELS
+from tests.test_clickhouse_past import (  # noqa: F401
+    LENGTHS,
+    WORLD,
+    Ranks,
+    batches,
+    cluster,
+    counts_of,
+    past_of,
+    reads_of,
+    shards,
+    store_parts,
+)
+
+pytestmark = pytest.mark.slow
+
+SCALARS = ("loss", "hookcore/time_s", "hookcore/elapsed_s")
+STATS = ("rms", "min", "max", "count", "nonfinite", "ratio")
+
+
+# -- which steps are stored --------------------------------------------------------------------------------------------
+
+
+@given(
+    st.integers(0, 3000),
+    st.integers(0, 3000),
+    st.sampled_from(SUM_LEVELS),
+    st.sets(st.integers(0, 45)),
+    st.integers(1, 1 << LEAF),
+)
+def test_every_step_of_a_span_is_covered_once_or_left(
+    first: int, length: int, level: int, leaves: set[int], in_last: int
+) -> None:
+    last = first + length
+    numbers = np.array(sorted({*leaves, 46}), np.int64)
+    steps = np.full(len(numbers), 1 << LEAF)
+    steps[-1] = in_last  # the last one of an attempt that is over
+    marks = Marks({LEAF: (numbers, steps), 8: (np.array([1, 2, 5]), np.array([256, 256, 256]))})
+    covered, left = marks.cover(level, (first, last))
+    spans = sorted([*((each.begin, each.end) for each in covered), *left])
+    assert [step for begin, end in spans for step in range(begin, end + 1)] == [*range(first, last + 1)]
+    assert all(each.level <= level for each in covered)
+    stored: set[int] = set()
+    for leaf, count in zip(numbers.tolist(), steps.tolist(), strict=True):
+        stored |= {*range(leaf << LEAF, (leaf << LEAF) + count)}
+    stored |= {step for bucket in (1, 2, 5) for step in range(bucket << 8, (bucket + 1) << 8)} if level >= 8 else set()
+    assert all(step in stored for each in covered for step in range(each.begin, each.end + 1))
+
+
+# -- what they say -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranks(shards: Sequence[Shard]) -> Iterator[Ranks]:  # noqa: F811
+    """All ranks of two attempts, of which sums are stored."""
+    made = Ranks(shards)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (adders, ranksums):
+            patch.setattr(module, "LARGE", 0)
+        patch.setattr(adders, "MOST", 4000)
+        assert add_all(made.past) > 5
+        yield made
+
+
+def add_all(past: RanksPast) -> int:
+    """Store all sums of a training that is over, and return in how many parts that was done."""
+    adder, parts = Adder(lambda: [*settled(past)], past, settled_s=0.0), 0
+    while adder.advance():
+        parts += 1
+    return parts
+
+
+def settled(past: RanksPast) -> Iterator[Attempt]:
+    for attempt in past._attempts():
+        yield replace(attempt, ranks=[replace(each, is_settled=True) for each in attempt.ranks])
+
+
+def check(ranks: Ranks, found: Rows, exact: Rows, span: tuple[int, int]) -> None:
+    """Assert that each row has what the steps have that it names, and that no step is missing."""
+    assert (np.diff(found.first) > 0).all()
+    assert (found.first[1:] > found.last[:-1]).all()
+    for place, (first, last) in enumerate(zip(found.first.tolist(), found.last.tolist(), strict=True)):
+        inside = (exact.first >= first) & (exact.first <= last)
+        for name in ("present", "nonfinite", "finite"):
+            assert getattr(found, name)[place, 0] == getattr(exact, name)[inside, 0].sum(), (name, first, last)
+        values = exact.mean[inside, 0][~np.isnan(exact.mean[inside, 0])]
+        if len(values):
+            assert (found.low[place, 0], found.high[place, 0]) == (values.min(), values.max())
+            assert found.mean[place, 0] == pytest.approx(values.mean(), rel=1e-12)
+        else:
+            assert np.isnan(found.mean[place, 0])
+    within = (exact.first >= span[0]) & (exact.first <= span[1])
+    assert found.present[:, 0].sum() == exact.present[within, 0].sum() > 0
+
+
+@pytest.mark.parametrize("span", [(0, sum(LENGTHS) - 1), (30, 333), (128, 149), (151, 399)])
+def test_stored_sums_have_exactly_what_the_steps_have(
+    ranks: Ranks, span: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = {}
+    names = [tap for tap in ranks.whole.taps().taps if tap.module != "stage"]
+    numbers = [ranks.whole.find_tap(tap)[0] for tap in names]
+    for stat in STATS:
+        exact |= {(stat, number): ranks.whole.rows(np.array([number]), stat) for number in numbers}
+    for points in (1, 5):
+        for (stat, number), rows in exact.items():
+            found = ranks.past.rows(stat, [number], span, points)
+            assert found is not None, ranks.past.trouble
+            check(ranks, found, rows, span)
+        for name in SCALARS:
+            found = ranks.past.rows("value", [name], span, points)
+            assert found is not None, ranks.past.trouble
+            check(ranks, found, Rows.join(ranks.whole._gather(ranks.whole.source_of_scalar(name), (None, None))), span)
+
+
+def test_a_question_that_would_add_up_too_much_is_answered_from_few_rows(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rankspast, "MAX_ADDED", 0)
+    asked = reads_of(ranks, monkeypatch)
+    found = ranks.past.rows("rms", [1], (0, 399), 5)
+    assert found is not None, ranks.past.trouble
+    assert not ranks.past.trouble
+    assert len(found.first) <= 4 * 5 * len(LENGTHS)
+    assert not [sql for sql in asked if " FROM rows" in sql], "no rank's rows are read"
+    stage = next(number for number, tap in enumerate(ranks.whole.taps().taps) if tap.module == "stage")
+    left_out = ranks.past.rows("rms", [stage], (0, 399), 5)
+    assert left_out is not None
+    assert not left_out.present.any(), "it is something else in each rank"
+
+
+@pytest.mark.parametrize("span", [(0, 399), (50, 360)])
+def test_a_heatmap_of_stored_sums_shows_every_extreme_and_counts_every_step(
+    ranks: Ranks, span: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rankspast, "MAX_CELL_ROWS", 100)
+    columns, taps = Columns(*span, 6), [1, 2, 3]
+    exact = [ranks.whole.rows(np.array([tap]), "rms", *span) for tap in taps]
+    found = ranks.past.cells("rms", taps, columns, span)
+    assert found is not None, ranks.past.trouble
+    for place, rows in enumerate(exact):
+        assert found.present[:, place].sum() == rows.present.sum()
+        assert found.nonfinite[:, place].sum() == rows.nonfinite.sum()
+        assert np.nanmax(found.high[:, place]) == np.nanmax(rows.high)
+        assert np.nanmin(found.low[:, place]) == np.nanmin(rows.low)
+        column = columns.of(rows.first)
+        for number in range(columns.number):
+            known = rows.high[column == number, 0]
+            assert np.nanmax(known) <= found.high[number, place], "a bucket in two columns shows in both"
+
+
+def test_sums_that_several_servers_store_count_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ranks.past.rows("count", [1], (0, 399), 5)
+    assert add_all(ranks.past) == 0, "nothing is missing"
+    rows = sum(shard.read("SELECT count() AS found FROM rank_rollups").one("found") for shard in homes(ranks))
+    known = Marks.of
+    looks = iter(range(3))
+
+    def look(attempt: Attempt) -> Marks:
+        return Marks() if next(looks, None) is not None else known(attempt)
+
+    monkeypatch.setattr(Marks, "of", look)
+    assert add_all(ranks.past) >= 3
+    more = sum(shard.read("SELECT count() AS found FROM rank_rollups").one("found") for shard in homes(ranks))
+    assert more > rows, "ClickHouse hasn't merged them yet"
+    again = Ranks.__new__(Ranks)
+    again.past = rankspast.RanksPast(ranks.past._attempts, lambda: ranks.small.taps().taps)
+    after = again.past.rows("count", [1], (0, 399), 5)
+    assert before is not None
+    assert after is not None
+    assert np.array_equal(before.mean, after.mean, equal_nan=True)
+    assert np.array_equal(before.present, after.present)
+
+
+def homes(ranks: Ranks) -> list[Shard]:
+    return [*{shard.number: shard for shard in map(ranksums.home_of, ranks.past._attempts())}.values()]
+
+
+# -- when they are stored ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (adders, ranksums):
+        monkeypatch.setattr(module, "LARGE", 0)
+
+
+def leaves_of(attempt: Attempt) -> list[int]:
+    return Marks.of(attempt).stored.get(LEAF, (np.empty(0, np.int64),))[0].tolist()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_steps_that_lack_something_are_not_stored_and_the_others_are(cluster: object, shards: Sequence[Shard]) -> None:  # noqa: F811
+    shard, runs = shards[0], ("lacking-0", "lacking-1")
+    for rank, run in enumerate(runs):
+        lost = {"rows": 0} if rank else {}
+        parts = [(range(64), {}), (range(64, 128), lost), (range(128, 200), {})]
+        store_parts(shard, run, rank, [(batches(rank, steps), times) for steps, times in parts])
+    past = past_of(shard, *runs)
+    (attempt,) = past._attempts()
+    add_all(past)
+    assert leaves_of(attempt) == [0, 2, 3]
+    assert counts_of(past, (0, 40)) == dict.fromkeys(range(41), 128.0)
+    found = past.rows("count", [0], (0, 199), 1)
+    assert found is not None
+    assert found.present.sum() == 136
+    assert "lacks values that rank 1 has sent" in past.trouble
+
+
+@pytest.mark.usefixtures("at_once")
+def test_steps_wait_for_the_slowest_rank_and_for_late_collectors(
+    shards: Sequence[Shard],  # noqa: F811
+) -> None:
+    shard, runs = shards[0], ("slow-0", "slow-1")
+    for rank, (run, steps) in enumerate(zip(runs, (200, 100), strict=True)):
+        store_parts(shard, run, rank, [(batches(rank, range(steps)), {})])
+    past = past_of(shard, *runs)
+    (over,) = past._attempts()
+    adder = Adder(past._attempts, past, settled_s=0.0)
+    assert not Adder(past._attempts, past, settled_s=3600.0).advance()
+    while adder.advance():
+        pass
+    assert leaves_of(over) == [0], "steps 64 to 99 are less than a bucket, and more may come, also of a lost rank"
+    add_all(past)
+    assert leaves_of(over) == [0, 1, 2, 3]
+    assert Marks.of(over).stored[LEAF][1].tolist() == [64, 64, 64, 8]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_nothing_is_stored_while_ranks_are_missing_or_taps_have_no_names(shards: Sequence[Shard]) -> None:  # noqa: F811
+    shard, runs = shards[0], ("missing-0", "missing-1")
+    for rank, run in enumerate(runs):
+        store_parts(shard, run, rank, [(batches(rank, range(70), numbers=(0, 1)), {})])
+    past = past_of(shard, *runs)  # names one of two taps
+    (attempt,) = past._attempts()
+    add_all(past)
+    assert leaves_of(attempt) == []
+    assert not Adder(lambda: [replace(attempt, world=3)], past, settled_s=0.0).advance()
+    assert sumstore.missing(Marks(), LEAF, sumstore.Reach(69, True)) == [0, 1]
