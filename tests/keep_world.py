@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from hookcore.records.wire import Batch, RunInfo, frame_item
+from hookcore_app.runs.keep import Keeper
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import TAPS, make_frame
 from tests.serving import World, make_world
@@ -28,10 +29,18 @@ def start(settings: ServerSettings, count: int) -> World:
     return world
 
 
-def keeper_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("hookcore-keeper")]
+def threads_of(keeper: Keeper) -> list[threading.Thread]:
+    """Return the threads that write for a keeper. Those that a failed test has left belong to others."""
+    return [scribe._thread for scribe in keeper._scribes.values() if scribe._thread is not None]
+
+
+def wait_for_end(threads: Iterable[threading.Thread]) -> None:
+    wait_for(lambda: not any(thread.is_alive() for thread in threads))
 
 
 def stop(world: World) -> None:
-    world.app.state.keeper.close()
-    wait_for(lambda: not keeper_threads())
+    """Stop a server, when all is written."""
+    keeper: Keeper = world.app.state.keeper
+    threads = threads_of(keeper)
+    keeper.close()
+    wait_for_end(threads)

@@ -31,7 +31,7 @@ from hookcore_app.runs.shelf import bytes_below
 from hookcore_app.serving.server import _with_folder
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import TAPS, make_frame
-from tests.keep_world import INFO, batch, keeper_threads, start, stop
+from tests.keep_world import INFO, batch, start, stop, threads_of, wait_for_end
 from tests.serving import World, make_world
 from tests.waiting import wait_for
 
@@ -206,16 +206,16 @@ def test_runs_that_never_end_share_one_thread_and_leave_nothing_behind(tmp_path:
     now = itertools.count()
     runs = Runs(settings, clock=lambda: float(next(now)))
     keeper = Keeper(runs, settings)
-    stores = []
+    stores, others = [], {*threading.enumerate()}
     for number in range(40):
         run = train(runs, keeper, RunInfo(id=f"run-{number}", key="k", name="r", memory=4_000_000), ends=False)
         stores.append(weakref.ref(run.store))
-        assert len(keeper_threads()) == 1
+        (thread,) = (each for each in {*threading.enumerate()} - others if each.name.startswith("hookcore-keeper"))
     del run
     wait_for(lambda: len(kept_in(tmp_path)) == 40)
     for name in [each.id for each in runs.all()]:
         runs.remove(name)
-    wait_for(lambda: not keeper_threads())
+    wait_for_end([thread])
     gc.collect()
     assert [store for store in stores if store() is not None] == []
     keeper.close()
@@ -226,12 +226,13 @@ def test_runs_that_never_end_share_one_thread_and_leave_nothing_behind(tmp_path:
 def die(world: World) -> None:
     """Reduce a server to what a killed one leaves: parts on disk, and no lock."""
     keeper = world.app.state.keeper
+    threads = threads_of(keeper)
     for scribe in keeper._scribes.values():
         scribe._writers.clear()
         scribe.poke()
     for _, writer in keeper._writers.values():
         writer._files.release()
-    wait_for(lambda: not keeper_threads())
+    wait_for_end(threads)
 
 
 def test_a_folder_that_hangs_does_not_stop_the_saving_of_other_runs(
@@ -255,8 +256,9 @@ def test_a_folder_that_hangs_does_not_stop_the_saving_of_other_runs(
         wait_for(lambda: state_of(tmp_path / "kept") == "ended")
     finally:
         release.set()
+    threads = threads_of(keeper)
     keeper.close()
-    wait_for(lambda: not keeper_threads())
+    wait_for_end(threads)
 
 
 @pytest.mark.parametrize("is_listed", [True, False], ids=["listed before", "trainer first"])
