@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from dataclasses import fields
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
+import hookcore
 from hookcore.records.wire import Batch, RunInfo, frame_item
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.settings import ServerSettings
 from tests.archive_world import TAPS, make_frame
-from tests.serving import World, make_world
+from tests.ports import free_port
+from tests.processes import SERVER
+from tests.processes import start as start_process
+from tests.serving import TOKEN, World, make_world
 from tests.waiting import wait_for
 
+SERVER_SETTINGS = {"HOOKCORE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
 INFO = RunInfo(id="run-1", key="secret", name="../../a/run", memory=20_000_000)
 
 
@@ -44,3 +52,36 @@ def stop(world: World) -> None:
     threads = threads_of(keeper)
     keeper.close()
     wait_for_end(threads)
+
+
+class ServerProcess:
+    """A server as a process, at one port, with one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log, self.port = folder / "runs", folder / "log", free_port()
+        self.process: BaseProcess | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        environment = {**os.environ, **SERVER_SETTINGS}
+        given = ("serve", "--keep", str(self.folder), "--port", str(self.port))
+        self.process = start_process(SERVER, *given, environment=environment, log=self.log)
+        wait_for(lambda: self.url in self.log.read_text(), "the server's start")
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """Kill it as a lack of memory does, unless something else did."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+
+    def client(self) -> hookcore.Client:
+        return hookcore.Client(self.url, TOKEN)

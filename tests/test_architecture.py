@@ -410,7 +410,7 @@ MAX_LINES = 300
 LONG = {  # the files above it, with the most lines that each may have; the numbers may only fall
     "app/collector/lane.py": 362,  # one state under one lock: what came, what waits, and what the server has
     "hookcore/config/table.py": 323,  # only a table
-    "hookcore/delivery/http/outbox.py": 313,  # one state under one lock, whose counters must balance
+    "hookcore/delivery/http/outbox.py": 305,  # one state under one lock, whose counters must balance
     "hookcore/delivery/http/sink.py": 325,
     "hookcore/findings/advice.py": 370,  # only texts
     "hookcore/findings/rules.py": 310,  # only a table of texts

@@ -56,8 +56,7 @@ class Keeper:
         self._lock = threading.Lock()
         self._scribes: dict[Path, Scribe] = {}  # a thread per folder: one that hangs must not stop the others
         self._closing: WeakSet[ArchiveWriter] = WeakSet()  # the scribe holds each writer until it has finished
-        self._closed = False
-        self._trouble = trouble  # why the server can't save runs, if it should
+        self._closed, self._trouble = False, trouble  # why the server can't save runs, if it should
         runs.disk = self
         if settings.keeps:
             threading.Thread(target=self._list, name="hookcore-kept-runs", daemon=True).start()
@@ -94,6 +93,7 @@ class Keeper:
             saved = run.saved
             if not saved.key_hash or saved.key_hash != key_hash(info.key) or saved.folder is None:
                 raise WrongKeyError(f"another trainer started the run {run.id}: each trainer needs its own run")
+            saved.is_back = True
             self._runs.read(run)
             self._continue(run, info, DiskCounters.of(saved.folder))
         self._write(run, saved.folder)

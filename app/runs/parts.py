@@ -22,7 +22,7 @@ class OnDisk(Protocol):
 
     @property
     def durable(self) -> int:
-        """The highest number on the wire that is on disk."""
+        """The highest number on the wire that is on disk, that of the end included."""
 
     def miss(self, count: int) -> None:
         """Count what an earlier server had acknowledged, and lost when it was killed."""
@@ -54,6 +54,7 @@ class Saved:
     folder: Path | None = None
     key_hash: str = ""  # of the trainer that can continue it
     from_disk: bool = False  # read from disk: no trainer is connected to it
+    is_back: bool = False  # its trainer is connected again, and sends what a killed server has lost
     summary: dict[str, Any] = field(default_factory=dict)  # data for the list, if the run isn't loaded
     seen_events: int = 0  # the events that were on disk when it was read
     known_until: int = -1  # the newest step that was on disk when it was read
@@ -62,6 +63,11 @@ class Saved:
     on_disk: OnDisk | None = None  # the part on disk while it is being written
     on_edit: Callable[[], None] | None = None  # writes what readers edited to disk
     writer: Any = None  # wrote it to disk until it ended or was lost
+
+    @property
+    def durable(self) -> int | None:
+        """The highest number on the wire that a restart can't lose; None if nothing is saved."""
+        return None if self.on_disk is None else self.on_disk.durable
 
     def remember(self, store: Store) -> None:
         """Note what has been read: it happened before this server, and isn't news."""

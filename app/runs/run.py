@@ -204,7 +204,8 @@ class Run(RunState):
             described=self.received.described,
             commands=tuple(self.commands),
             incidents=self.store.incidents_version,
-            durable=None if self.saved.on_disk is None else self.saved.on_disk.durable,
+            durable=(durable := self.saved.durable),
+            saved=durable is None or durable >= self.received.acknowledged,
         )
 
     def _notice(self, counters: DeliveryCounters, is_last: bool) -> None:

@@ -29,6 +29,11 @@ _BEING_WRITTEN: Final = (
     "Another process is still writing this run, so it isn't lost. What it writes after this step isn't read: use the "
     "server that the training sends to, or open the run again later."
 )
+_CUT: Final = (
+    "What saved this run was killed, or its disk was full, before it had written everything. What it had received and "
+    "not written yet, usually that of the last five seconds, is missing after this step. How much that is isn't known. "
+    "A trainer that still runs sends it again when it is back."
+)
 
 
 def show(runs: Runs, path: Path) -> Run:
@@ -50,9 +55,12 @@ def load(runs: Runs, run: Run) -> None:
     store = follow(Store(runs.store_bytes(run.info.memory)), run.edits.rule_changes)
     try:
         is_written = run.end.step is None and run.saved.writer is None and is_held(run.saved.folder)
-        fill_store(read_archive(run.saved.folder), store)
+        archive = read_archive(run.saved.folder)
+        fill_store(archive, store)
         if is_written:
             _warn(store, "being-written", _BEING_WRITTEN)
+        elif archive.is_cut and not run.saved.is_back:
+            _warn(store, "cut-off", _CUT)
     except HookcoreError as error:
         _warn(store, "damaged", f"this run can no longer be read: {error}")
     store.choose(run.rules)  # also those that were changed after the last step

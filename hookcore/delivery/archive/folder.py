@@ -77,15 +77,21 @@ class RunFolder:
             self._whole[name] = rows
 
     def write_run_file(
-        self, counters: DiskCounters, end: EndItem | None, last_step: int | None, labels: Mapping[str, str]
+        self,
+        counters: DiskCounters,
+        end: EndItem | None,
+        last_step: int | None,
+        labels: Mapping[str, str],
+        finished: bool,
     ) -> None:
-        """Write run.json again if anything in it has changed."""
+        """Write run.json again if anything in it has changed. `finished`: no more will be written."""
         failure = end.failure if end is not None else None
         ended = "live" if end is None else "ended"
         info = {name: value for name, value in msgspec.to_builtins(self.info).items() if name not in ("key", "keep")}
         content = {
             "format": FORMAT,
             "state": ended if failure is None else failure.outcome,
+            "finished": finished,
             "failure": None if failure is None else msgspec.to_builtins(failure),
             "acknowledged": counters.acknowledged,
             "written": counters.written,

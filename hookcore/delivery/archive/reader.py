@@ -63,7 +63,8 @@ class _MergedError(Exception):
 class Archive:
     """A saved run. `frames()` and the later methods read the disk; `damages` lists what could not be read.
 
-    The run may still be written by another process.
+    The run may still be written by another process. If it isn't, and `is_cut`, what wrote it was killed, or its disk
+    was full: what had arrived and was not written yet is missing, and nothing says how much that is.
     """
 
     folder: Path
@@ -76,6 +77,7 @@ class Archive:
     key_hash: str = ""
     damages: list[str] = field(default_factory=list)
     has_sketches: bool = True  # in this version's bins; others are left out
+    is_cut: bool = False  # whether its writer hasn't finished
     _merges: int = 0  # parts that a writer merged into others while they were about to be read
 
     def taps(self) -> tuple[Tap, ...]:
@@ -249,6 +251,7 @@ def read_archive(folder: str | Path) -> Archive:
         failure = msgspec.convert(content.get("failure"), Failure | None)
         state = failure.outcome if failure is not None else "ended" if content.get("state") == "ended" else "lost"
         hashed = msgspec.convert(content.get("key_hash", ""), str)
+        is_cut = state == "lost" and content.get("finished") is False
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, ArgumentError):
             raise
@@ -256,7 +259,8 @@ def read_archive(folder: str | Path) -> Archive:
             f"{path} is not a saved run: its {RUN_FILE} can't be read ({error}). Give the folder that ends in .hookcore"
         ) from None
     has_sketches = content["format"] not in OTHER_BINS
-    return Archive(path, info, state, last_step, lost, labels, failure, hashed, has_sketches=has_sketches)
+    about = path, info, state, last_step, lost, labels, failure, hashed
+    return Archive(*about, has_sketches=has_sketches, is_cut=is_cut)
 
 
 def _common_ranges(folder: Path) -> list[tuple[int, int]]:

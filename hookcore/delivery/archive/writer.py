@@ -168,7 +168,7 @@ class ArchiveWriter:
 
     @property
     def durable(self) -> int:
-        """The highest number on the wire that is on disk; earlier losses are counted."""
+        """The highest number on the wire that is on disk, that of the end included; earlier losses are counted."""
         return self._durable
 
     def miss(self, count: int) -> None:
@@ -208,17 +208,17 @@ class ArchiveWriter:
             if self._stopped and self._clock() < self._try_at and not self._ending:
                 self._drop_excess()
                 return
-            records, end = list(self._queue), self._end
+            records, end, ending = list(self._queue), self._end, self._ending
             self._queue.clear()
             self._queued_bytes = 0
         try:
-            self._write(records, end)
+            self._write(records, end, ending)
         except Exception as error:
             self._stop(records, _sentence(error))
         else:
             with self._changed:
                 self._written += len(records)
-                self._durable = self._acknowledged
+                self._durable = self._acknowledged if end is None else max(self._acknowledged, end.number)
                 self._stopped = ""
             self._files.merge()
 
@@ -238,7 +238,7 @@ class ArchiveWriter:
         if not told:
             self._tell("keep-stopped", f"the run is no longer written to {self.folder}: {why}")
 
-    def _write(self, records: list[_Entry], end: EndItem | None) -> None:
+    def _write(self, records: list[_Entry], end: EndItem | None, ending: bool) -> None:
         if not self._files.is_open:
             self._files.open()
             self._acknowledged = max(self._acknowledged, self._files.before.acknowledged)
@@ -272,7 +272,7 @@ class ArchiveWriter:
             tables["steps"] = tables["steps"].replace_schema_metadata(self._disk_counters(len(records)).as_metadata())
         self._files.write_part(tables)
         self._events_seen, self._end_on_disk = seen, end
-        self._write_run_file(len(records))
+        self._write_run_file(len(records), ending)
 
     def _is_full(self) -> bool:
         return self._files.nbytes + self._used_elsewhere() >= self._limit
@@ -282,9 +282,9 @@ class ArchiveWriter:
         before, lost = self._files.before, self._lost + self._missing
         return DiskCounters(self._acknowledged, before.written + self._written + more, before.lost + lost)
 
-    def _write_run_file(self, more: int = 0) -> None:
-        counters = self._disk_counters(more)
-        self._files.write_run_file(counters, self._end_on_disk, self._store.steps().newest, self._store.labels())
+    def _write_run_file(self, more: int = 0, finished: bool = False) -> None:
+        counters, steps = self._disk_counters(more), self._store.steps()
+        self._files.write_run_file(counters, self._end_on_disk, steps.newest, self._store.labels(), finished)
 
 
 @dataclass(frozen=True, slots=True)

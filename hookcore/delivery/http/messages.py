@@ -14,6 +14,7 @@ _LOSSES: Final[dict[str, str]] = {
     "closed": "not sent in time",
 }
 _NO_ANSWER: Final = "no answer came"
+_WRITES: Final = "it is still writing"
 
 
 def absence_message(trouble: str) -> str:
@@ -24,14 +25,26 @@ def absence_message(trouble: str) -> str:
     )
 
 
-def loss_message(counters: DeliveryCounters, trouble: str, answered: bool) -> str:
-    """Return how much of an ended run didn't reach the server, or an empty string if all did."""
+def loss_message(counters: DeliveryCounters, trouble: str, answered: bool, unsaved: int | None) -> str:
+    """Return how much of an ended run is lost, or may be, or an empty string if all of it is saved.
+
+    `unsaved`: how much the server acknowledged and may not have saved; 0 if it is only how the run ended.
+    """
     parts = [(count, _LOSSES[reason]) for reason, count in counters.dropped.items() if count]
     parts += [(counters.in_flight, "sent without an answer")] if counters.in_flight else []
     if not parts and answered:
-        return ""
+        return "" if unsaved is None else _unsaved_message(counters, trouble, unsaved)
     why = ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was left to send"
+    also = f" Of those that did, it may not have saved the last {unsaved:,}." if unsaved else ""
     return (
         f"hookcore: the run has ended, and {sum(count for count, _ in parts):,} of its {counters.produced:,} frames "
-        f"and snapshots did not reach the server ({trouble or _NO_ANSWER}): {why}."
+        f"and snapshots did not reach the server ({trouble or _NO_ANSWER}): {why}.{also}"
+    )
+
+
+def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int) -> str:
+    last = f"the last {unsaved:,} of the {counters.acknowledged:,} frames and snapshots that it acknowledged"
+    return (
+        f"hookcore: the run has ended, but the server didn't confirm in time ({trouble or _WRITES}) that it saved "
+        f"{last if unsaved else 'how it ended'}. If it was killed, or its disk takes nothing more, that is lost."
     )

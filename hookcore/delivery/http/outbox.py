@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from hookcore.delivery.http.fitting import fitted
 from hookcore.delivery.http.parcels import STRIKES, CurrentDescription, Entry, Parcel
+from hookcore.delivery.http.retained import Retained
 from hookcore.delivery.sizes import size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
@@ -30,8 +31,8 @@ class Outbox:
 
     An item is waiting, in flight (sent without an answer, so it may have arrived), acknowledged, or dropped. Items in
     flight are not dropped but sent again until there is an answer. Acknowledged items that are not on the receiver's
-    disk yet are retained while there is room, and sent again if the receiver is killed. All methods can be called from
-    any thread.
+    disk yet are retained while there is room, and sent again if the receiver is killed. So is the end. All methods can
+    be called from any thread.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> None:
@@ -46,8 +47,7 @@ class Outbox:
         self._flying: tuple[Entry, ...] = ()
         self._uncertain = False  # whether items in flight may have arrived
         self._bytes = 0
-        self._retained: deque[Entry] = deque()
-        self._retained_bytes = 0
+        self._retained = Retained(self._max_bytes // RETAINED_SHARE)
         self._produced = 0
         self._acknowledged = 0
         self._dropped: Counter[str] = Counter()
@@ -130,7 +130,8 @@ class Outbox:
     def has_news(self) -> bool:
         """Whether a parcel would contain more than a sign of life."""
         with self.changed:
-            return bool(self._waiting or self._flying or self._end or self._description.is_due or self._taps_missing)
+            due = self._end_due or self._description.is_due or self._taps_missing
+            return bool(self._waiting or self._flying or due)
 
     @property
     def empty(self) -> bool:
@@ -140,8 +141,17 @@ class Outbox:
 
     @property
     def settled(self) -> bool:
-        """Whether the receiver has everything, including the end."""
-        return not self.has_news
+        """Whether the receiver has saved everything, including the end."""
+        return self._retained.is_saved and not self.has_news
+
+    @property
+    def unsaved(self) -> int | None:
+        """How many acknowledged items at most the receiver may not have saved; None if it has saved the end, too."""
+        return None if self._retained.is_saved else self._retained.unsaved(self._produced)
+
+    @property
+    def _end_due(self) -> EndItem | None:
+        return self._end if self._end is not None and self._retained.arrived < self._end.number else None
 
     @property
     def _taps_missing(self) -> bool:
@@ -162,6 +172,7 @@ class Outbox:
     def give_up(self) -> None:
         """Drop waiting items; items in flight stay so."""
         with self.changed:
+            self._retained.is_saved &= self._end_due is None
             self._closed, self._end = True, None
             while self._waiting:
                 self._drop(self._waiting.popleft(), "closed")
@@ -176,9 +187,8 @@ class Outbox:
             entries: tuple[Entry, ...] = ()
             if not alone and not (self._careful and taps):
                 entries = self._load(taps_from + len(taps), bool(taps or description))
-            end = None if self._flying or self._waiting or alone else self._end
-            retained = self._retained[-1].number if self._retained else -1
-            return Parcel(taps_from, taps, description, entries, end, self._counters(), retained)
+            end = None if self._flying or self._waiting or alone else self._end_due
+            return Parcel(taps_from, taps, description, entries, end, self._counters(), self._retained.newest)
 
     def _some_taps(self, first: int) -> tuple[Tap, ...]:
         if first == len(self._taps):
@@ -216,41 +226,23 @@ class Outbox:
             self._known_taps = max(0, min(answer.taps, len(self._taps)))
             self._flow_lost |= self._known_taps < before[0]
             self._description.received = min(answer.described, self._description.version)
-            if parcel.end is not None and answer.acknowledged >= parcel.end.number:
-                self._end = None
             arrived = list(takewhile(lambda entry: entry.number <= answer.acknowledged, parcel.entries))
             self._acknowledged += len(arrived)
             self._bytes -= sum(entry.size for entry in arrived)
             if parcel.entries:
                 self._put_back(parcel.entries[len(arrived) :])
-            self._retain(arrived, answer)
-            rewound = self._rewind(answer)
+            rewound = self._rewind(self._retained.note(arrived, answer))
             self._careful = self._careful and not arrived and bool(self._waiting)
             grew = self._known_taps > before[0] or self._description.received > before[1] or rewound
-            return bool(arrived) or grew or not (parcel.entries or parcel.taps or parcel.description or self._end)
+            return bool(arrived) or grew or not (parcel.entries or parcel.taps or parcel.description or self._end_due)
 
-    def _retain(self, arrived: Sequence[Entry], answer: Answer) -> None:
-        """Retain what a restarted receiver would lose, or the newest of it if that is too much."""
-        durable = answer.acknowledged if answer.durable is None else answer.durable
-        self._retained.extend(arrived)
-        self._retained_bytes += sum(entry.size for entry in arrived)
-        while self._retained and (
-            self._retained[0].number <= durable or self._retained_bytes > self._max_bytes // RETAINED_SHARE
-        ):
-            self._retained_bytes -= self._retained.popleft().size
-
-    def _rewind(self, answer: Answer) -> bool:
-        """Return whether the receiver has lost acknowledged items; retained ones of them wait again."""
-        lost: list[Entry] = []
-        while self._retained and self._retained[-1].number > answer.acknowledged:
-            lost.append(self._retained.pop())
+    def _rewind(self, lost: Sequence[Entry]) -> bool:
+        """Return whether the receiver has lost acknowledged items; they wait again."""
         if not lost:
             return False
-        nbytes = sum(entry.size for entry in lost)
-        self._retained_bytes -= nbytes
-        self._bytes += nbytes
+        self._bytes += sum(entry.size for entry in lost)
         self._acknowledged -= len(lost)
-        self._put_back((*reversed(lost), *self._flying))  # without these, a receiver has none of the later ones
+        self._put_back((*lost, *self._flying))  # without these, a receiver has none of the later ones
         self._make_room()
         return True
 

@@ -38,6 +38,11 @@ class Parcel:
     counters: DeliveryCounters
     retained: int = -1  # the highest acknowledged item that can be sent again
 
+    @property
+    def has_news(self) -> bool:
+        """Whether it is more than a sign of life."""
+        return bool(self.taps or self.description or self.entries or self.end)
+
 
 class CurrentDescription:
     """What the run consists of, with a version that changes only if the content does."""

@@ -8,6 +8,7 @@ from typing import Final
 
 PATIENCE: Final = 10  # times as long, if a local server holds the connection: it is slow, not absent
 SIGN_OF_LIFE_S: Final = 1.0
+FIRST_LOOK_S: Final = 0.005  # before the server of an ended run is asked whether it has saved everything; doubles
 FIRST_PAUSE_S: Final = 0.1
 MAX_PAUSE_S: Final = 30.0
 MAX_PAUSE_HERE_S: Final = 1.0  # for a local server: a refused connection costs nothing there
@@ -24,7 +25,10 @@ class Retries:
         self.is_slow = False  # whether a local server accepted the newest request and let it time out
         self._fine_at = 0.0  # time of the last answer
         self._sent_at = float("-inf")
+        self._news_at = float("-inf")  # time of the last request that was more than a sign of life
+        self._look_s = FIRST_LOOK_S
         self._random = random.Random()  # a separate generator, because the global one belongs to the training
+        self._close_s = 0.0
         self._ends_at = float("inf")
         self._gives_up_at = float("inf")
 
@@ -33,11 +37,15 @@ class Retries:
         now = time.monotonic()
         if self.not_before > now:
             return self.not_before
-        return now if has_news else self._sent_at + SIGN_OF_LIFE_S
+        return now if has_news else self._sent_at + (self._look_s if self.is_ending else SIGN_OF_LIFE_S)
 
-    def note_sent(self) -> None:
-        """Note that a request is sent now."""
+    def note_sent(self, has_news: bool) -> None:
+        """Note that a request is sent now, which may be only a sign of life."""
         self._sent_at = time.monotonic()
+        if has_news:
+            self._news_at, self._look_s = self._sent_at, FIRST_LOOK_S
+        else:
+            self._look_s = min(2 * self._look_s, MAX_PAUSE_AT_END_S)
 
     def note_answer(self) -> None:
         """Note that the server has answered, or that waiting for it begins."""
@@ -65,11 +73,14 @@ class Retries:
 
     def end(self, close_s: float) -> None:
         """Set the deadlines of a sink that is closed now, and end its pause."""
-        now = time.monotonic()
+        now, self._close_s = time.monotonic(), close_s
         self._ends_at = min(self._ends_at, now + close_s)
         self._gives_up_at = self._ends_at + (PATIENCE - 1) * close_s
         self.not_before = min(self.not_before, now)
 
-    def deadline(self, is_held: bool) -> float:
+    def deadline(self, is_held: bool, has_news: bool) -> float:
         """Return until when to send. `is_held`: whether a local server holds the connection."""
-        return self._gives_up_at if is_held or self.is_slow else self._ends_at
+        if not (is_held or self.is_slow):
+            return self._ends_at
+        # One that has everything, and only has to write it, is waited for no longer than a distant one.
+        return self._gives_up_at if has_news else max(self._ends_at, self._news_at + self._close_s)

@@ -41,7 +41,7 @@ class HttpSink(Sink):
     """Receives the frames of one run, and sends them from its own thread once `start` has set the address.
 
     Frames that a full queue, a refusal, or the end drops are counted in `counters`. An absent server is retried after
-    growing pauses. A server that lost its memory gets everything again that it needs.
+    growing pauses. A server that lost its memory gets everything again that it needs, until all of the run is saved.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class HttpSink(Sink):
         self._outbox.fail(failure)
 
     def close(self) -> None:
-        """Send the rest within `close_s`. What remains is counted as dropped, or as in flight.
+        """Send the rest within `close_s`, and wait until it is saved. What remains is counted as dropped, or in flight.
 
         A local dashboard that accepts connections gets more time, because it may just be starting.
         """
@@ -209,7 +209,7 @@ class HttpSink(Sink):
     def _deadline(self) -> float:
         connection = self._connection
         held = connection is not None and connection.is_here and connection.stands
-        return self._retries.deadline(held)
+        return self._retries.deadline(held, self._outbox.has_news)
 
     def _deliver(self, parcel: Parcel) -> None:
         settings = self.info.settings if self._settings is None else fitted_settings(self._settings())
@@ -217,7 +217,7 @@ class HttpSink(Sink):
         body = self._encoded(parcel)
         if body is None:
             return
-        self._retries.note_sent()
+        self._retries.note_sent(parcel.has_news)
         try:
             reply = self._connected().post(body)
         except NotSentError as error:
@@ -309,8 +309,8 @@ class HttpSink(Sink):
             self._warn()
 
     def _tell_losses(self) -> None:
-        """Warn at the end if parts of the run didn't reach the server."""
-        message = loss_message(self.counters, self.trouble, self._answered)
+        """Warn at the end if parts of the run didn't reach the server, or may not be saved there."""
+        message = loss_message(self.counters, self.trouble, self._answered, self._outbox.unsaved)
         if message and self._thread is not None and not self._told_losses:
             self._told_losses = True
             logger.warning("%s%s", message, self._advice)

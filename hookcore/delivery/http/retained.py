@@ -1,0 +1,46 @@
+"""What a receiver has acknowledged, and would lose if it were killed: it is sent again then."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from hookcore.delivery.http.parcels import Entry
+from hookcore.records.wire import Answer
+
+
+class Retained:
+    """Acknowledged items that aren't on the receiver's disk yet: all of them, or the newest that there is room for."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.arrived = -1  # the highest number that the receiver has
+        self.is_saved = True  # whether it would lose nothing of what it has
+        self._durable = -1  # the highest number that is on its disk
+        self._max_bytes = max_bytes
+        self._entries: deque[Entry] = deque()
+        self._nbytes = 0
+
+    @property
+    def newest(self) -> int:
+        """The highest number that can be sent again."""
+        return self._entries[-1].number if self._entries else -1
+
+    def unsaved(self, produced: int) -> int:
+        """Return how many acknowledged items, of so many, may not be on the receiver's disk."""
+        return max(0, min(self.arrived, produced - 1) - self._durable)
+
+    def note(self, arrived: Sequence[Entry], answer: Answer) -> list[Entry]:
+        """Retain what has arrived, and let go of what is saved. Return what the receiver has lost, oldest first."""
+        self.arrived = answer.acknowledged
+        self._durable = answer.acknowledged if answer.durable is None else answer.durable
+        self._entries.extend(arrived)
+        self._nbytes += sum(entry.size for entry in arrived)
+        while self._entries and (self._entries[0].number <= self._durable or self._nbytes > self._max_bytes):
+            self._nbytes -= self._entries.popleft().size
+        lost: deque[Entry] = deque()
+        while self.newest > answer.acknowledged:
+            lost.appendleft(self._entries.pop())
+            self._nbytes -= lost[0].size
+        # An older server doesn't say it, and its `durable` never counts the end.
+        self.is_saved = not self._entries if answer.saved is None else answer.saved
+        return list(lost)
