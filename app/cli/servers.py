@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -53,12 +54,19 @@ def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
     for path in given.file:
         if not path.exists():
             raise ArgumentError(f"{str(path)!r} is not a file or folder: give the path of a saved run")
+    from ..runs.growing import Growing
     from ..runs.saved import show_all
     from ..serving.server import run
+
+    stopping = threading.Event()
 
     def fill(runs: Runs) -> None:
         for path in given.file:
             show_all(runs, path)
+        Growing(runs).start(stopping)
 
-    run(replace(server_settings_of(given, environment), dashboard=False, keep="", store=""), environment, fill)
+    try:
+        run(replace(server_settings_of(given, environment), dashboard=False, keep="", store=""), environment, fill)
+    finally:
+        stopping.set()
     return ""

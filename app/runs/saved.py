@@ -57,9 +57,9 @@ def load(runs: Runs, run: Run) -> None:
         is_written = run.end.step is None and run.saved.writer is None and is_held(run.saved.folder)
         archive = read_archive(run.saved.folder)
         fill_store(archive, store)
-        if is_written:
+        if is_written and run.commands.local is None:
             _warn(store, "being-written", _BEING_WRITTEN)
-        elif archive.is_cut and not run.saved.is_back:
+        elif archive.is_cut and not (is_written or run.saved.is_back):
             _warn(store, "cut-off", _CUT)
     except HookcoreError as error:
         _warn(store, "damaged", f"this run can no longer be read: {error}")
@@ -110,13 +110,18 @@ def apply_folder(run: Run, path: Path, archive: Archive) -> None:
     """Apply what a run's folder contains: its names, notes, acknowledgements, mutes, annotations, and end."""
     run.saved.folder, run.saved.key_hash = path, archive.key_hash
     apply_page(run, read_json(path / PAGE_FILE))
-    newest, has_ended = archive.last_step, archive.state == "ended" or archive.failure is not None
-    end = End(newest if has_ended else None, archive.failure)
+    newest, end = archive.last_step, end_of(archive)
     if run.loaded:
         run.end = end
     else:
         first, count = (_whole(run.saved.summary.get(name)) for name in ("first_step", "steps"))
         run.outline(StepRange(first if newest is not None else None, newest, count or 0), end)
+
+
+def end_of(archive: Archive) -> End:
+    """Return how a saved run ended, as far as its folder says so."""
+    has_ended = archive.state == "ended" or archive.failure is not None
+    return End(archive.last_step if has_ended else None, archive.failure)
 
 
 def page_of(run: Run) -> dict[str, Any]:
