@@ -58,6 +58,8 @@ def test_the_pages_say_how_many_steps_were_left_out() -> None:
     assert "step 0, 1 captured, 195 left out" in client.get("/runs/one").text
     hooks = client.get("/runs/one/hooks").text
     assert "You requested every step; limited by the budget. 195 steps left out." in hooks
+    every = _world({"budget": None}, {"hookcore/uncaptured_steps": 0.0}).client.get("/runs/one/hooks").text
+    assert "As requested.<" in every
 
 
 @pytest.mark.parametrize(

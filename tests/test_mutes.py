@@ -100,6 +100,15 @@ def test_a_page_held_at_a_step_says_which_incidents_touch_it(world: World) -> No
     assert claim_of(run, span_of(run, steps="5-50")) == "No new incident touches steps 5 to 50: 1 acknowledged."
 
 
+def test_a_page_held_at_a_step_counts_the_muted_incidents_of_that_step(world: World) -> None:
+    change(world, "POST", rule="nonfinite")
+    for query, said in (("step=45", True), ("step=10", False), ("steps=5-50", True), ("steps=5-20", False)):
+        assert ("1 muted" in world.client.get(f"/runs/run-1?part=findings&{query}").text) == said, query
+        assert "1 finding, 1 incident" in (mutes := world.client.get(f"/runs/run-1/events?part=mutes&{query}").text)
+        assert "these numbers are of the whole run" in mutes
+    assert "these numbers are" not in world.client.get("/runs/run-1/events?part=mutes").text
+
+
 def test_a_page_held_at_a_step_says_that_incidents_were_dropped(world: World) -> None:
     run = run_of(world)
     many = range(20, 20 + MAX_STANDING + 5)

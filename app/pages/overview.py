@@ -22,7 +22,7 @@ from ..analysis.coverage import losses_of
 from ..analysis.selection import finder_of
 from ..formats import script_json
 from .page import FindText, RowNumber, RunPage, first_row_of_page
-from .views.event_list import all_lines, finding_lines
+from .views.event_list import all_lines, finding_lines, incident_lines
 from .views.moment import nothing_in
 from .views.overview import SHOWN_SCALARS, ScalarLine, scalar_lines, shown_alerts, tiles_of, why_empty
 from .views.saved_steps import capsules_of
@@ -172,7 +172,9 @@ class OverviewPage(RunPage):
     def part_findings(self) -> dict[str, Any]:
         """Return the worst findings."""
         listed, alerts, notes = shown_alerts(self.run, self.span, ALERTS, capsules_of(self.request, self.run))
-        muted = sum(line.muted is not None for line in finding_lines(self.run))
+        first, last = self.values_in
+        found = finding_lines(self.run) if last is None else incident_lines(self.run, first, last)
+        muted = sum(line.muted is not None for line in found)
         claim = claim_of(self.run, self.span)
         return {
             "listed": listed,
