@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from hookcore.config import SETTINGS
 from hookcore.findings import RULES
-from hookcore.records import KINDS, STAT_COLUMN, Event, ModuleRecord, Tap
+from hookcore.records import KINDS, STAT_COLUMN, Event, Failure, ModuleRecord, Tap
 from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app import assets
@@ -477,3 +477,32 @@ def test_the_heatmap_of_the_overview_opens_with_a_kind_that_has_values() -> None
     assert usual_kind(store) == "output"
     store.append(build.frame(1, build.stats_of(2, 1.0, count=8)))
     assert usual_kind(store) == "output_grad"
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "words"),
+    [
+        (200, 0.5, "Show the last 10 s: steps 179 to 199"),
+        (5_000, 0.5, "Show the last 10 s: steps 4,979 to 4,999"),
+        (40, 60.0, "Show the last 9 min: steps 30 to 39"),
+        (8, 0.5, ""),
+    ],
+)
+def test_every_page_of_a_crashed_run_leads_to_its_last_seconds(
+    world: World, steps: int, seconds: float, words: str
+) -> None:
+    run = _open(world, "crashed")
+    for step in range(steps):
+        run.store.append(make_frame(step, 0, time_s=1e9 + seconds * step))
+    pages = [f"/runs/crashed{path}" for path in ("", "/hooks", "/events", "?part=figures")]
+    run.end = End(steps - 1)
+    assert not any("Show the last" in world.client.get(page).text for page in pages)
+    run.end = End(failure=Failure("crashed", steps, "ValueError: bad batch"))
+    for page in pages:
+        found = re.findall(
+            r'href="runs/crashed\?steps=([0-9-]+)&amp;step=">(Show the last [^<]*)<', world.client.get(page).text
+        )
+        assert [said for _, said in found] == [words] * bool(words), page
+        for asked, said in found:
+            first, last = asked.split("-")
+            assert said.endswith(f"steps {int(first):,} to {int(last):,}")

@@ -25,6 +25,7 @@ from ..runs.ranked import local_kinds
 from .filters import FILTERS
 from .views.event_list import Line, alert_lines
 from .views.span import SHARED, Shared, usual_steps
+from .views.verdict import ending_of
 
 THEMES: Final = ("system", "light", "dark")
 THEME_COOKIE: Final = "hookcore-theme"
@@ -276,6 +277,7 @@ def render(
         "run_path": address_of(run) if run is not None else "",
         "steps": steps,
         "status": status_of(run) if run is not None else "",
+        "ending": ending_of(run) if run is not None else None,
         "ranks_to_pick": ranks_to_pick(run, page) if run is not None else None,
         "alerts": alerts_of(run) if run is not None else Alerts(),
         "usual_steps": usual_steps(run) if run is not None else "",

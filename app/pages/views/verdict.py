@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings import without_data
-from hookcore.records.vocabulary import counted
+from hookcore.records.vocabulary import TIME, counted
 
 from ...analysis.cost import cost_of
+from ...analysis.numerals import duration
+from ...formats import words_of
 from ...runs import Run
 from .event_list import Line, finding_lines, incident_lines
 from .span import Span
@@ -21,6 +23,12 @@ _STATES: Final = {
     "interrupted": "Interrupted",
     "lost": "Lost",
 }
+
+
+_BAD_ENDS: Final = ("crashed", "interrupted", "lost")
+LAST_S: Final = 10.0  # of a run that failed, which one link shows
+LAST_STEPS: Final = 10  # at least
+_POINTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,37 @@ def stop_of(run: Run) -> Stop | None:
     if failure is None:
         return None
     return Stop(f"{_STATES[failure.outcome]} at step {failure.step:,}", failure.error, failure.traceback)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The last seconds of a run."""
+
+    steps: str  # as in an address
+    words: str
+
+
+def ending_of(run: Run) -> Ending | None:
+    """Return the last seconds of a run that failed or is lost; None if it isn't, or if that is all of it."""
+    known = run.reader.steps()
+    if run.state not in _BAD_ENDS or known.first is None or known.newest is None:
+        return None
+    if TIME not in run.reader.scalars().names:
+        return None
+    first, last, ended_s = known.first, known.newest, 0.0
+    while first < last:  # a point of a long run is of several steps
+        times = run.reader.scalars(TIME, first, last, _POINTS)[TIME]
+        ended_s = ended_s or float(times.max[-1])
+        place = int((times.max >= ended_s - LAST_S).argmax())
+        if (first, last) == (found := (int(times.first_step[place]), int(times.last_step[place]))):
+            break  # they have been merged
+        first, last = found
+    first = max(known.first, min(first, known.newest - LAST_STEPS + 1))
+    if first == known.first:
+        return None
+    times = run.reader.scalars(TIME, first, known.newest, _POINTS)[TIME]
+    seconds = duration(float(times.max[-1] - times.min[0]))
+    return Ending(f"{first}-{known.newest}", f"Show the last {seconds}: {words_of(first, known.newest)}")
 
 
 def progress_of(run: Run) -> str:
