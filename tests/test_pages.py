@@ -506,3 +506,16 @@ def test_every_page_of_a_crashed_run_leads_to_its_last_seconds(
         for asked, said in found:
             first, last = asked.split("-")
             assert said.endswith(f"steps {int(first):,} to {int(last):,}")
+
+
+def test_compare_tells_the_settings_that_differ_from_those_that_are_the_same(world: World) -> None:
+    for name, lr in (("one", 0.1), ("two", 0.2)):
+        config = {"lr": lr, "seed": 1} | ({"warmup": 5} if name == "two" else {})
+        _open(world, name, (1.0,), config=config, facts={"optimizer": "SGD", "optimizer.lr": lr})
+    html = world.client.get("/compare?a=one&b=two").text
+    differing, same = html[html.index('id="settings"') :].split("<details>")
+    rows = [re.findall(r"<th scope=\"row\">(.*?)</th>", each) for each in (differing, same)]
+    assert rows[0] == ["lr", "warmup", "optimizer.<wbr>lr"]
+    assert {"seed", "optimizer", "steps", "modules"} <= set(rows[1])
+    assert differing.index("Configuration") < differing.index("Recognized")
+    assert "Capture" not in differing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, cast
 from urllib.parse import urlencode
@@ -27,6 +27,7 @@ from ..formats import plain, script_json, text_of_setting
 from ..live.marks import mark_of
 from ..live.views import news_of
 from ..runs import Run, Runs
+from ..runs.traits import Traits
 from .filters import middle, since
 from .frame import address_of
 from .page import Page, Text
@@ -35,6 +36,7 @@ from .views.run_lines import model_of
 MAX_LAYERS: Final = 200  # in the table
 MAX_ALONE: Final = 50
 LABEL_LETTERS: Final = 48
+CHANGING: Final = ("name", "server", "stride", "cost", "effective_cost")  # settings that say nothing about the run
 
 RunId = Annotated[str, Query(max_length=MAX_RUN_ID)]
 
@@ -223,25 +225,27 @@ def _value(reader: Reader, number: int, stat: str, first: LayerDifference) -> fl
     return float(series.mean[0]) if len(series.mean) else float("nan")
 
 
-def settings_of(one: Run, two: Run) -> list[Line]:
-    """Return the settings and environments of the two runs, differences first."""
-    facts = [_facts(run) for run in (one, two)]
-    names = [*facts[0], *(name for name in facts[1] if name not in facts[0])]
-    lines = [Line(name, *(fact.get(name, "") for fact in facts)) for name in names]
-    return sorted(lines, key=lambda line: not line.differs)
+def settings_of(one: Run, two: Run) -> list[tuple[str, list[Line]]]:
+    """Return the configurations of the two runs, what was recognized, and how they were captured, each with a title."""
+    facts = zip(_facts(one).items(), _facts(two).values(), strict=True)
+    return [
+        (title, [Line(name, first.get(name, ""), second.get(name, "")) for name in {**first, **second}])
+        for (title, first), second in facts
+    ]
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: Run) -> dict[str, dict[str, str]]:
     info = run.info
     modules = run.reader.modules(taps=False)
-    facts = {"script": info.script, "host": info.host, "modules": len(modules), "parameters": _parameters(modules)}
-    facts |= {"steps": run.reader.steps().count} | cast("dict[str, Any]", plain(info.versions))
-    facts |= cast("dict[str, Any]", plain(info.settings)) | run.labels
-    return {
-        name: text_of_setting(value)
-        for name, value in facts.items()
-        if name not in ("name", "server", "stride", "cost", "effective_cost")
+    about: dict[str, Any] = {"script": info.script, "host": info.host, "modules": len(modules)}
+    about |= {"parameters": _parameters(modules), "steps": run.reader.steps().count}
+    capture = cast("dict[str, Any]", plain(info.settings))
+    facts: dict[str, Mapping[str, Any]] = {
+        "Configuration": info.config,
+        "Recognized": about | Traits(run).facts | run.labels,
+        "Capture": {name: value for name, value in capture.items() if name not in CHANGING},
     }
+    return {title: {name: text_of_setting(value) for name, value in some.items()} for title, some in facts.items()}
 
 
 def _parameters(modules: Sequence[Module]) -> int:

@@ -198,9 +198,13 @@ def test_settings_are_shown_next_to_each_other(visit: Open, paths: Paths, site: 
     other = site.run("other", 5, "ended")["id"]
     with visit() as tab:
         tab.goto(f"compare?a={site.run('ended')['id']}&b={other}&stat=norm")
-        differing = tab.page.locator("#settings tr.differs")
-        expect(differing).to_have_count(1)
-        expect(differing).to_contain_text("steps")
+        differing = tab.page.get_by_role("region", name="Settings that differ")
+        expect(differing.locator("tr", has_text="optimizer.lr")).to_contain_text("0.5")
+        expect(differing).not_to_contain_text("modules")
+        tab.page.locator("#settings summary").click()
+        same = tab.page.get_by_role("region", name="Settings that are the same")
+        expect(same.locator("tr", has_text="modules")).to_be_visible()
+        assert tab.axe() == []
         expect(tab.page.locator(".verdict")).to_contain_text("The runs first differ at step 0, in the logged value lr")
     site.remove(other)
 
