@@ -99,8 +99,8 @@ def test_a_stat_of_a_layer_is_overlaid_too_and_runs_without_it_are_named(world: 
     [
         ({"scalar": "loss", "tap": "0 output"}, "either scalar="),
         ({}, "either scalar="),
-        ({"scalar": "loss", "runs": "a b"}, "ids of 1 to 64 runs"),
-        ({"scalar": "loss", "runs": ",".join(f"r{n}" for n in range(65))}, "ids of 1 to 64 runs"),
+        ({"scalar": "loss", "runs": "a b"}, "ids of 1 to 200 runs"),
+        ({"scalar": "loss", "runs": ",".join(f"r{n}" for n in range(201))}, "ids of 1 to 200 runs"),
         ({"tap": "0 output", "stat": "rsm"}, "rms"),
     ],
 )

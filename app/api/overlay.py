@@ -30,7 +30,7 @@ from .params import (
     version_of,
 )
 
-MAX_RUNS: Final = 64  # of an answer; each is in memory for it
+MAX_RUNS: Final = 200  # of an answer; their ids fit into an address
 
 router = APIRouter()
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, expect
 from hookcore.records.wire import encode
 from hookcore_app.serving import server_thread
 from tests.build import append, make_info, open_run
-from tests.serving import BATCH, make_batch
+from tests.serving import BATCH, make_batch, served
 
 from .browsing import visiting
 from .conftest import Open
@@ -217,6 +217,21 @@ def test_a_selected_run_that_the_server_removes_is_no_longer_selected_and_the_ch
         page.get_by_role("checkbox", name="Select second").uncheck()
         expect(page.locator("#charts-about")).to_have_text("of the only listed run")
     server.stop()
+
+
+def test_many_selected_runs_are_in_one_chart(browser: Browser) -> None:
+    names = [f"run-{place:02}" for place in range(70)]
+    with served(token="", max_runs=len(names)) as server, visiting(browser, server.url) as tab:
+        for name in names:
+            append(open_run(server.runs, name, name=name).store, 0, [], scalars={"loss": 1.0})
+        page = tab.page
+        tab.goto("")
+        expect(page.locator("#charts-about")).to_have_text(re.compile("of all 70 listed runs.*; showing the first 64$"))
+        page.get_by_role("checkbox", name="Select all listed runs").check()
+        expect(page.locator("#charts-about")).to_have_text("of 70 selected runs")
+        page.get_by_role("button", name="Table: Runs over steps").click()
+        heads = page.locator("#overlay thead th")
+        tab.wait_for(lambda: set(names) <= set(heads.all_inner_texts()), "each run is a line")
 
 
 def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> None:

@@ -99,9 +99,9 @@ test("selected runs are in the address, as many as charts show, and come from it
   assert.deepEqual(told, [], "a hand's own change is no news");
   state.set({ runs: "c" });
   assert.deepEqual(told, [["c"]]);
-  const many = Array.from({ length: 70 }, (_, place) => `r${place}`);
+  const many = Array.from({ length: MAX_OVERLAID_RUNS + 6 }, (_, place) => `r${place}`);
   selection.set(many, true);
-  assert.equal(ids().length, 71);
+  assert.equal(ids().length, MAX_OVERLAID_RUNS + 7);
   assert.equal(state.get("runs").split(",").length, MAX_OVERLAID_RUNS);
 });
 

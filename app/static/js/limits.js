@@ -5,7 +5,7 @@ export const MAX_PAGE = 10000;
 /** Runs of an answer. */
 export const MAX_LISTED_RUNS = 1000;
 /** Runs whose lines are in one answer. */
-export const MAX_OVERLAID_RUNS = 64;
+export const MAX_OVERLAID_RUNS = 200;
 /** Tensors of an answer with newest values. */
 export const MAX_LATEST = 100000;
 /** Series of scalars in an answer. */

@@ -15,6 +15,7 @@ import { differing, resultOf, resultsOf, telling, wordsOf } from "./settings.js"
 
 const POINTS = 400;
 const MOST_POINTS = 2000; // of whole runs, of which a part is shown
+const UNASKED = 64; // runs that are shown without being selected; lines of more have fewer points
 const MAX_ROWS = 60; // of what differs
 const LAYER = "(layer)";
 const BAND_WORDS = "Means of a group are taken over steps, so the x-axis shows steps.";
@@ -85,12 +86,13 @@ export class RunCharts {
       : listed.length === 1
         ? "of the only listed run"
         : `of all ${counted(listed.length, "listed run")}: select some to see only these`;
-    const more = wanted.length > MAX_OVERLAID_RUNS ? `; showing the first ${MAX_OVERLAID_RUNS}` : "";
+    const most = this.#areSelected ? MAX_OVERLAID_RUNS : UNASKED;
+    const more = wanted.length > most ? `; showing the first ${most}` : "";
     this.#words = about + more;
     this.#say();
     byId("charts").hidden = !wanted.length;
     const before = JSON.stringify(this.#wanted);
-    this.#wanted = wanted.slice(0, MAX_OVERLAID_RUNS).map(({ run, name, group }) => ({ run, name, group }));
+    this.#wanted = wanted.slice(0, most).map(({ run, name, group }) => ({ run, name, group }));
     if (JSON.stringify(this.#wanted) === before) return;
     this.#color();
     void this.refresh.now();
@@ -119,6 +121,7 @@ export class RunCharts {
     const layer = metric === LAYER;
     const { by } = this.clock;
     const { follow } = this.page;
+    const points = by === "step" || follow.range === null ? POINTS : MOST_POINTS;
     return {
       // The steps shown are those of one run; the others took others in the same time.
       ...(by === "step" ? follow.values : {}),
@@ -128,7 +131,7 @@ export class RunCharts {
       stat: layer ? stat : null,
       group_by: group || null,
       band: group && band === "1" ? true : null,
-      points: by === "step" || follow.range === null ? POINTS : MOST_POINTS,
+      points: Math.floor(points * Math.min(1, UNASKED / this.#wanted.length)),
     };
   }
 
