@@ -112,6 +112,22 @@ def test_it_plays_to_the_end_and_holds_there(visit: Open, paths: Paths) -> None:
         expect(page.get_by_label("Step", exact=True).first).to_have_value("58")
 
 
+def test_what_is_larger_than_the_window_is_moved_in_a_small_picture_of_all(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["model"])
+        page = opened(tab.page)
+        small = page.locator(".model-minimap")
+        expect(small).to_be_hidden()
+        for _ in range(4):
+            page.get_by_role("button", name="Zoom in").click()
+        expect(small).to_be_visible()
+        picture = "document.querySelector('.model-canvas').toDataURL()"
+        wait_for(lambda: page.evaluate(picture) == page.evaluate(picture), "the picture rests")
+        before = page.evaluate(picture)
+        small.click(position={"x": 3, "y": 3})
+        wait_for(lambda: page.evaluate(picture) != before, "the window moves")
+
+
 def test_the_find_box_counts_its_matches_and_j_goes_to_the_next(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["model"] + "?f=*.linear1")
