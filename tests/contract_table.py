@@ -83,7 +83,6 @@ OF_SEVERAL: Final = (
     "overlay?runs=one,two,ranks-job&scalar=loss",
     "overlay?runs=one,two,rank-1&tap=embed+output&stat=mean&points=40&from=20&to=250&band=true&group_by=lr",
     "ranks?run=ranks-job",
-    "ranks?run=ranks-job&from=10&to=90",
     "ranks/map?run=ranks-job&tap=0&stat=rms&columns=50",
     "ranks/map?run=ranks-job&name=loss",
     "ranks/spread?run=ranks-job&kind=output",

@@ -86,6 +86,15 @@ def make_world(clock: Callable[[], float] = time.monotonic, **settings: Any) -> 
     return World(app, runs, TestClient(app, base_url="http://127.0.0.1:8642", raise_server_exceptions=False))
 
 
+def routes_of(routes: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the methods and the routes of an application, also those of the routers in it, as FastAPI serves them."""
+    for route in routes:
+        inside = getattr(route, "effective_route_contexts", lambda route=route: [route])
+        for each in inside():
+            served = getattr(each, "starlette_route", None) or each
+            yield from ((method, served) for method in (getattr(served, "methods", None) or {"SOCKET"}) - {"HEAD"})
+
+
 @dataclass
 class Served:
     """A real server in a thread of this process."""

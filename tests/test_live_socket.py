@@ -356,7 +356,7 @@ def test_a_tap_and_an_event_on_the_socket_have_the_fields_that_rest_gives_them()
     with whole_server() as server:
         run = open_run(server.runs)
         put(run, frame(0, [1.0, 2.0], new=2, events=(event(0), event(0, "seen"))))
-        with httpx2.Client(base_url=f"{server.url}/api/v1", headers=BEARER, params={"run": "one"}) as rest:
+        with httpx2.Client(base_url=f"{server.url}/api/v1", headers=BEARER) as rest:
             key = next(each["key"] for each in rest.get("/events").json()["events"] if each["name"] == "seen")
             assert rest.post("/acknowledgements", json={"run": "one", "key": key}).status_code == 200
             events, taps = rest.get("/events").json()["events"], rest.get("/taps").json()["taps"]

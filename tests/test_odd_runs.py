@@ -139,6 +139,7 @@ def _addresses(run: Run, stat: str, kind: str) -> Iterator[str]:
         yield f"/api/v1/histograms?{asked}&tap={place}&format=csv"
         yield f"/api/v1/figure?{asked}&chart=fan&tap={place}"
         yield f"/api/v1/series?{asked}&tap={place}&stat=p50,{stat}&points=3"
+    yield "/api/v1/runs"
     for part in (
         "overview",
         "findings",
@@ -149,7 +150,6 @@ def _addresses(run: Run, stat: str, kind: str) -> Iterator[str]:
         "report",
         "coverage",
         "hooks",
-        "runs",
     ):
         yield f"/api/v1/{part}?{asked}"
     for form in ("json", "csv"):

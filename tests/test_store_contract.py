@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import unified_diff
 from pathlib import Path
@@ -37,7 +37,7 @@ from tests.contract_table import (
     WRITTEN,
 )
 from tests.live_world import Message, blocks_of
-from tests.serving import World, make_world
+from tests.serving import World, make_world, routes_of
 from tests.waiting import wait_for
 
 STEPS: Final = 300
@@ -308,15 +308,6 @@ def _said(message: Message) -> Any:
 
 
 # -- every address is asked --------------------------------------------------------------------------------------------
-
-
-def routes_of(routes: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the methods and the routes of an application, also those of the routers in it, as FastAPI serves them."""
-    for route in routes:
-        inside = getattr(route, "effective_route_contexts", lambda route=route: [route])
-        for each in inside():
-            served = getattr(each, "starlette_route", None) or each
-            yield from ((method, served) for method in (getattr(served, "methods", None) or {"SOCKET"}) - {"HEAD"})
 
 
 def test_every_route_and_page_is_asked_of_both_stores_or_there_is_a_reason_why_not() -> None:

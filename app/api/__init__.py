@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from ..formats import StrictJson
+from ..guard.query import ONLY_KNOWN
 from . import (
     annotated,
     board,
@@ -31,7 +32,7 @@ from . import (
     views,
 )
 
-router = APIRouter(prefix="/api/v1", tags=["runs"], default_response_class=StrictJson)
+router = APIRouter(prefix="/api/v1", tags=["runs"], default_response_class=StrictJson, dependencies=[ONLY_KNOWN])
 _PARTS = (
     runs,
     media,

@@ -22,6 +22,7 @@ from hookcore.errors import HookcoreError, WireError
 from hookcore.records import wire
 
 from ..clickhouse.address import shown
+from ..guard.query import ONLY_KNOWN
 from ..runs import AwayError, JointRun, Run, Runs, limits
 from ..runs.keep import WrongKeyError
 from ..settings import ServerSettings
@@ -34,7 +35,7 @@ SMALL_BYTES: Final = 2**20
 _PIECE: Final = 2**20
 _MAX_WINDOW: Final = 2**23  # memory for decompression; every zstd decoder must support this window
 
-router = APIRouter()
+router = APIRouter(dependencies=[ONLY_KNOWN])
 
 
 @dataclass(slots=True)

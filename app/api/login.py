@@ -13,10 +13,12 @@ from hookcore.reading.answers import LoginLink, Number
 
 from ..formats import StrictJson
 from ..guard.access import CODE_S, SESSION_S, Access, Visitor
+from ..guard.query import ONLY_KNOWN
 from ..guard.security import LOGOUT, peer_of
 from .params import answered
 
 router = APIRouter()
+_api = APIRouter(dependencies=[ONLY_KNOWN])
 
 
 @router.get("/login", include_in_schema=False)
@@ -43,7 +45,7 @@ def login(request: Request, code: Annotated[str, Query(max_length=200)] = "") ->
     return answer
 
 
-@router.post("/api/v1/login-link", responses={200: answered(LoginLink)[200]})
+@_api.post("/api/v1/login-link", responses={200: answered(LoginLink)[200]})
 def login_link(
     request: Request, role: Annotated[Literal["owner", "reader"], Query(description="the browser's access")] = "owner"
 ) -> Response:
@@ -55,7 +57,7 @@ def login_link(
     return StrictJson(LoginLink(f"{base}/login?code={access.make_code(role)}", Number(CODE_S)))
 
 
-@router.post(LOGOUT, include_in_schema=False)
+@_api.post(LOGOUT, include_in_schema=False)
 def logout(request: Request, everyone: bool = False) -> dict[str, int]:
     """Log out this browser, or with `everyone`, which needs the owner, all browsers and unused links.
 
@@ -71,10 +73,13 @@ def logout(request: Request, everyone: bool = False) -> dict[str, int]:
     return {"sessions": int(bool(visitor.session))}
 
 
-@router.get(PROOF_PATH, include_in_schema=False)
+@_api.get(PROOF_PATH, include_in_schema=False)
 def identity(
     request: Request, nonce: Annotated[str, Query(min_length=16, max_length=MAX_NONCE)]
 ) -> dict[str, list[str]]:
     """Prove for each token that the server knows it. Trainers and clients send nothing else before they have this."""
     access: Access = request.app.state.access
     return {"proofs": access.proofs(nonce)}
+
+
+router.include_router(_api)

@@ -245,7 +245,7 @@ def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
         404: "No such run, or no such part of it",
         406: "No format that the client accepts",
         409: "The run has no live trainer",
-        422: "A parameter is missing, malformed, or out of bounds",
+        422: "A parameter is unknown, missing, malformed, repeated, or out of bounds",
     }
     return {code: {"content": PROBLEM, "description": said[code]} for code in (400, 404, 406, *codes, 422)}
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from ..guard.query import ONLY_KNOWN
 from .deadline import WriteDeadline
 from .publisher import Publisher, publisher_of
 from .socket import router as _socket
 from .sse import router as _sse
 
-router = APIRouter()
+router = APIRouter(dependencies=[ONLY_KNOWN])
 router.include_router(_sse)
 router.include_router(_socket)
 

@@ -1,0 +1,67 @@
+"""What the query of an address of the API may have. A parameter that its route would ignore is refused.
+
+Routers of the API have `ONLY_KNOWN`. Those of pages don't, so that a shared link opens whatever a chat added to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final, get_args, get_origin
+
+from fastapi import Depends
+from fastapi.dependencies.models import Dependant
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+
+from hookcore.config import nearest
+
+MAX_NAMES: Final = 5  # of an error
+MAX_NAME: Final = 100  # characters
+
+
+def parameters_of(dependant: Dependant) -> dict[str, bool]:
+    """Return the parameters that a route reads from the query, and whether each can be repeated."""
+    known: dict[str, bool] = {}
+    for each in dependant.dependencies:
+        known |= parameters_of(each)
+    return known | {each.alias: _is_list(each.field_info.annotation) for each in dependant.query_params}
+
+
+def _is_list(annotation: Any) -> bool:
+    return any(get_origin(each) is list for each in (annotation, *get_args(annotation)))
+
+
+async def _check(connection: HTTPConnection) -> None:
+    """Refuse a query with a parameter that its route doesn't know, or reads only once."""
+    given = Counter(name for name, _ in connection.query_params.multi_items())
+    if not given:
+        return
+    dependant: Dependant = connection.scope["route"].dependant
+    known = parameters_of(dependant)
+    strange = [name for name in given if name not in known]
+    if strange:
+        raise HTTPException(422, _misplaced(strange, dependant) or _unknown(strange, known))
+    for name, times in given.items():
+        if times > 1 and not known[name]:
+            raise HTTPException(422, f"{name}= is given {times} times: only one value is allowed. Give it once")
+
+
+def _misplaced(names: list[str], dependant: Dependant) -> str:
+    """Return an error if a name is a field of the body. Left out, it would have its default there."""
+    bodies = [getattr(each.field_info.annotation, "model_fields", {}) for each in dependant.body_params]
+    found = next((name for name in names for fields in bodies if name in fields), None)
+    return f"{found}= is not a parameter of this address: send it in the JSON body" if found is not None else ""
+
+
+def _unknown(names: list[str], known: Iterable[str]) -> str:
+    """Return an error with names only: a value may be a token."""
+    shown = [name[:MAX_NAME] for name in names[:MAX_NAMES]]
+    near = dict.fromkeys(repr(each) for name in shown for each in nearest(name, known, limit=1))
+    hint = f"; did you mean {', '.join(near)}?" if near else "."
+    what = "parameter" if len(shown) == 1 else "parameters"
+    allowed = f"{', '.join(known)}. Use one of these, or leave it out" if known else "none. Leave it out"
+    return f"unknown {what} {', '.join(map(repr, shown))}{hint} Allowed: {allowed}"
+
+
+ONLY_KNOWN: Final = Depends(_check)
