@@ -93,6 +93,13 @@ def test_runs_are_found_renamed_and_deleted(world: Served, client: Client) -> No
     assert [run.id for run in client.runs()] == ["one"]
 
 
+def test_a_client_of_a_run_draws_that_run(world: Served, client: Client) -> None:
+    fill(open_run(world.runs, "two", started_s=2.0), steps=3)
+    with Client(world.url, TOKEN, run="one") as mine:
+        assert len(mine.figure("scalars", names=["loss"]).data[0].x) == STEPS
+        assert len(mine.figure("scalars", names=["loss"], run="two").data[0].x) == 3
+
+
 def test_steps_are_annotated(client: Client) -> None:
     assert [each.text for each in client.annotate(3, "first", run="one")] == ["first"]
     assert [(each.step, each.text) for each in client.annotate(1, "before")] == [(1, "before"), (3, "first")]

@@ -147,8 +147,8 @@ class Client(RemoteRuns):
         """
         graphs = library("plotly.graph_objects")
         names = {"first": "from", "last": "to", "names": "name"}
-        given = {names.get(name, name): value for name, value in asked.items()}
-        return graphs.Figure(_arrays_of(self._get(dict[str, Any], "/api/v1/figure", {"chart": chart, **given})))
+        given = {"chart": chart, "run": None} | {names.get(name, name): value for name, value in asked.items()}
+        return graphs.Figure(_arrays_of(self._get(dict[str, Any], "/api/v1/figure", given)))
 
     def report(
         self, run: str | None = None, first: int | None = None, last: int | None = None, at: int | None = None
