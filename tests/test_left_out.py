@@ -82,7 +82,8 @@ def test_every_table_is_available_in_every_format() -> None:
     listed = {path for path, each in paths.items() if "text/csv" in str(each.get("get", {}).get("responses"))}
     assert {f"/api/v1/{path}" for path, _ in tables} == listed - {"/api/v1/snapshots/{number}"}
     for path, asked in tables:
-        asked.setdefault("run", "one")
+        if "runs" not in asked:
+            asked.setdefault("run", "one")
         rows = {len(column) for column in csv_columns(server.get(path, format="csv", **asked).content).values()}
         assert rows == {len(each) for each in arrow_columns(server.get(path, format="arrow", **asked).content).values()}
         assert npy(server.get(path, format="npy", **asked).content).dtype.hasobject is False
