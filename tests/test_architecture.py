@@ -528,3 +528,23 @@ def test_every_direct_dependency_is_pinned_for_the_checks() -> None:
     pinned = [line.split("==") for line in lines if not line.startswith("#")]
     assert names <= {name.lower() for name, _ in pinned}
     assert pinned[0] == ["torch", "2.13.0"]
+
+
+def test_no_fixture_of_a_file_takes_the_place_of_what_is_around_every_test() -> None:
+    around = ROOT / "tests/around.py"
+    replaced = [
+        (file.name, name) for file in _files("tests") if file != around for name in _fixtures(around) & _names(file)
+    ]
+    assert "no_leaked_hooks" in _fixtures(around)
+    assert not replaced
+
+
+def _fixtures(file: Path) -> set[str]:
+    found = [node for node in _tree(file).body if isinstance(node, ast.FunctionDef)]
+    return {node.name for node in found if any("pytest.fixture" in ast.unparse(each) for each in node.decorator_list)}
+
+
+def _names(file: Path) -> set[str]:
+    """Return the names that pytest finds in a file: of functions, and of what it imports."""
+    imported = {name.rpartition(".")[2] for name in _imports(file)}
+    return imported | {node.name for node in _tree(file).body if isinstance(node, ast.FunctionDef)}
