@@ -121,6 +121,7 @@ class Recorder:
             sink, queue, table, observers.flows, cadence, jumps, self.keeping, step_clock, errors, emit, examine
         )
         problems = Problems(plans, statistics, models, emit, infeasible)
+        problems.emit_new()  # what is known from the start belongs to the first frame
         self.description = Describer(self.shipper, models, table, step_clock, problems, ranks, facts, errors)
         outgoing = observers.snapshots.copies, observers.probes.channels, media
         idle = Idle(self.steps, commands, self.control, collector, machine, lock, queue.put, clock)
