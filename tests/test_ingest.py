@@ -120,6 +120,17 @@ def test_a_removed_run_whose_trainer_still_sends_starts_again(world: World) -> N
     assert world.means() == ([2], [2.0])
 
 
+def test_a_run_that_was_removed_after_its_end_stays_so_when_its_trainer_asks_whether_it_is_saved(world: World) -> None:
+    ended = make_batch(INFO, [], items=(make_batch(INFO, [0]).items[0], wire.EndItem(1, 0)))
+    world.take(ended)
+    assert world.runs.remove("one")
+    answer = world.take(make_batch(INFO, [], first=False))
+    assert (answer.acknowledged, answer.saved) == (1, True)
+    assert not world.runs.all()
+    assert world.take(make_batch(make_info(key="of a new start"), [])).acknowledged == -1
+    assert [run.id for run in world.runs.all()] == ["one"]
+
+
 def test_a_run_shown_from_a_file_can_be_continued_only_by_its_trainer(world: World) -> None:
     world.take(make_batch(INFO, [0, 1]))
     run = world.runs.get("one")

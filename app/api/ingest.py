@@ -130,7 +130,12 @@ def _file(request: Request, body: bytearray, encoding: str) -> Response:
 
 
 def take_into_runs(state: Any, batch: wire.Batch, _data: bytearray, own: bool) -> wire.Answer:
-    """Add a batch to its run."""
+    """Add a batch to its run, which begins with the first one."""
+    over = _ended(state.runs, batch)
+    return _add(state, batch, own) if over is None else over.take(batch)
+
+
+def _add(state: Any, batch: wire.Batch, own: bool) -> wire.Answer:
     runs: Runs = state.runs
     intake: Intake = state.intake
     is_new = runs.get(batch.run.id) is None
@@ -164,6 +169,14 @@ def take_into_runs(state: Any, batch: wire.Batch, _data: bytearray, own: bool) -
         raise intake.refuse(422, str(error)) from None
     runs.balance(at_once=False)
     return answer
+
+
+def _ended(runs: Runs, batch: wire.Batch) -> Run | None:
+    """Return a run that was removed after its end, if its trainer only asks whether it is saved."""
+    run = None if batch.items or runs.get(batch.run.id) is not None else runs.removed_run(batch.run.id)
+    if run is None or not run.end.is_known:
+        return None
+    return run if hmac.compare_digest(run.info.key.encode(), batch.run.key.encode()) else None
 
 
 def refuse_runs(state: Any, _batch: wire.Batch, _data: bytearray, _own: bool) -> wire.Answer:

@@ -21,9 +21,10 @@ class Removals:
     def __iter__(self) -> Iterator[Gone]:
         return iter(list(self._gone.values()))
 
-    def get(self, run_id: str) -> Gone | None:
-        """Return a removed run by its id."""
-        return self._gone.get(run_id)
+    def get(self, run_id: str) -> Run | None:
+        """Return a removed run by its id, if it can be restored."""
+        gone = self._gone.get(run_id)
+        return None if gone is None else gone.run
 
     def put(self, gone: Gone) -> None:
         """Remember a removed run, and forget the oldest beyond the limit."""

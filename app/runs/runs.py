@@ -46,8 +46,7 @@ class Runs:
         self.unlisted = Unlisted()
         self._own_rules = rules_in(settings.rules_file) if settings.rules_file else ()
         self._clock = clock
-        self._lock = threading.Lock()
-        self._loading = threading.Lock()  # one run at a time is loaded from disk
+        self._lock, self._loading = threading.Lock(), threading.Lock()  # one run at a time is loaded from disk
         self._runs: dict[str, Run] = {}
         self._gone = Removals()
         self._removed = 0
@@ -77,6 +76,10 @@ class Runs:
         """Return the removed runs, latest removal first. The ranks of one training are one run."""
         with self._lock:
             return self._gone.latest_first()
+
+    def removed_run(self, run_id: str) -> Run | None:
+        """Return a removed run that can be restored."""
+        return self._gone.get(run_id)
 
     @property
     def partial(self) -> str:
@@ -257,10 +260,9 @@ class Runs:
             restored = [self.restore(each) for each in ranks]
             return self._runs.get(run_id) if any(restored) else None
         with self._lock:
-            gone = self._gone.get(run_id)
-            if gone is None or gone.run is None or run_id in self._runs:
+            run = self._gone.get(run_id)
+            if run is None or run_id in self._runs:
                 return None
-            run = gone.run
             self._gone.drop(run_id)
             self._runs[run_id] = run
             if isinstance(run.joint, JointRun):  # it was removed with all ranks

@@ -7,6 +7,7 @@ import time
 from typing import Final
 
 PATIENCE: Final = 10  # times as long, if a local server holds the connection: it is slow, not absent
+WRITING: Final = 5  # times as long as any close, if it answers, and has only to write what it has
 SIGN_OF_LIFE_S: Final = 1.0
 FIRST_LOOK_S: Final = 0.005  # before the server of an ended run is asked whether it has saved everything; doubles
 FIRST_PAUSE_S: Final = 0.1
@@ -28,7 +29,7 @@ class Retries:
         self._news_at = float("-inf")  # time of the last request that was more than a sign of life
         self._look_s = FIRST_LOOK_S
         self._random = random.Random()  # a separate generator, because the global one belongs to the training
-        self._close_s = 0.0
+        self._writing_s = 0.0
         self._ends_at = float("inf")
         self._gives_up_at = float("inf")
 
@@ -71,9 +72,9 @@ class Retries:
         """Whether the sink is being closed."""
         return self._ends_at != float("inf")
 
-    def end(self, close_s: float) -> None:
+    def end(self, close_s: float, writing_s: float) -> None:
         """Set the deadlines of a sink that is closed now, and end its pause."""
-        now, self._close_s = time.monotonic(), close_s
+        now, self._writing_s = time.monotonic(), writing_s
         self._ends_at = min(self._ends_at, now + close_s)
         self._gives_up_at = self._ends_at + (PATIENCE - 1) * close_s
         self.not_before = min(self.not_before, now)
@@ -82,5 +83,5 @@ class Retries:
         """Return until when to send. `is_held`: whether a local server holds the connection."""
         if not (is_held or self.is_slow):
             return self._ends_at
-        # One that has everything, and only has to write it, is waited for no longer than a distant one.
-        return self._gives_up_at if has_news else max(self._ends_at, self._news_at + self._close_s)
+        # One that has everything may just be starting to write, but its disk may also take nothing more.
+        return self._gives_up_at if has_news else max(self._ends_at, self._news_at + self._writing_s)

@@ -24,7 +24,7 @@ from hookcore.delivery.http.fitting import cut, fitted_settings
 from hookcore.delivery.http.messages import absence_message, loss_message
 from hookcore.delivery.http.outbox import MAX_BYTES, MAX_ITEMS, Outbox, Reason
 from hookcore.delivery.http.parcels import Parcel
-from hookcore.delivery.http.retries import MAX_PAUSE_HERE_S, MAX_PAUSE_S, Retries
+from hookcore.delivery.http.retries import MAX_PAUSE_HERE_S, MAX_PAUSE_S, WRITING, Retries
 from hookcore.delivery.sinks import Sink
 from hookcore.errors import WireError
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
@@ -57,7 +57,7 @@ class HttpSink(Sink):
         self.info = msgspec.structs.replace(
             info, name=cut(info.name), script=cut(info.script), settings=fitted_settings(info.settings)
         )
-        self.close_s = close_s
+        self.close_s, self._writing_s = close_s, WRITING * close_s
         self.trouble = ""  # the last error; empty if all is well
         self._outbox = Outbox(max_bytes, max_items)
         self._timeouts_s = (connect_s, request_s)
@@ -115,7 +115,7 @@ class HttpSink(Sink):
         thread = self._thread
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             with self._outbox.changed:
-                self._retries.end(self.close_s)
+                self._retries.end(self.close_s, self._writing_s)
                 self._outbox.changed.notify_all()
             while thread.is_alive() and time.monotonic() < self._deadline():
                 thread.join(CLOSE_POLL_S)
