@@ -341,7 +341,8 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
                 watcher._recorder.emit("own", str(step))
             mean_square(model(inputs)).backward()
             optimizer.step()
-            assert max(len(each.events) for each in watcher._recorder.worker.queue.frames) <= 100 + 60 + 5
+            waiting = [len(each.events) for each in watcher._recorder.worker.queue.frames]
+            assert max(waiting, default=0) <= 100 + 60 + 5  # none wait if the thread has just taken them
         go_on.set()
         assert watcher.flush()
         kept_steps = watcher.store.steps()
