@@ -28,14 +28,14 @@ from .clickhouse.cluster.partial import Partial
 from .clickhouse.cluster.shared import SharedRuns
 from .clickhouse.native import FormatError
 from .clickhouse.schema import SchemaError, connect
-from .guard.access import Access
-from .guard.security import Guard
-from .guard.usage import Usage
 from .pages.error import error_page, wants_page
 from .runs import Runs
 from .runs.explaining import Explainer
 from .runs.keep import Keeper
 from .runs.notifying import Notifications
+from .serving.guard.access import Access
+from .serving.guard.security import Guard
+from .serving.guard.usage import Usage
 from .settings import ServerSettings
 
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
         WireError,
     )
     from hookcore.findings.ownrules import Problem, rule
+    from hookcore.hooks.tracing import trace
     from hookcore.reading import Client
-    from hookcore.tracing import trace
     from hookcore.watcher import Watcher, detached, watch
 
 __version__ = "0.1.0"
@@ -67,7 +67,7 @@ _HOME = {
     "WireError": "hookcore.errors",
     "detached": "hookcore.watcher",
     "rule": "hookcore.findings.ownrules",
-    "trace": "hookcore.tracing",
+    "trace": "hookcore.hooks.tracing",
     "watch": "hookcore.watcher",
 }
 

@@ -16,7 +16,7 @@ from hypothesis import settings
 from torch.nn.modules import module as torch_modules
 from torch.optim import optimizer as torch_optimizers
 
-from hookcore.internals import LOADER_METHODS
+from hookcore.hooks.internals import LOADER_METHODS
 from hookcore.watcher.watcher import _close_all
 from tests.waiting import PATIENCE_S
 

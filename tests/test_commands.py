@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 import hookcore
-from hookcore import hooks, internals
+from hookcore import hooks
 from hookcore.config import Settings
 from hookcore.delivery.sinks import StoreSink
+from hookcore.hooks import internals
 from hookcore.recorder import inventory as listing
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.recorder import Recorder

@@ -15,7 +15,8 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
-from hookcore import hooks, internals
+from hookcore import hooks
+from hookcore.hooks import internals
 from hookcore.hooks.compiled import (
     Inside,
     QuietHooks,

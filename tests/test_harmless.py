@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import hookcore
+from hookcore.hooks.tracing import Trace
 from hookcore.records import TENSOR_KINDS
-from hookcore.tracing import Trace
 from tests.harness import STEPS, Attach, Outcome, process_state, run_case, seed_all, watch
 from tests.zoo import CASES, Case, Trial
 

@@ -15,8 +15,9 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as torch_modules
 
-from hookcore import hooks, internals
+from hookcore import hooks
 from hookcore.errors import ArgumentError
+from hookcore.hooks import internals
 from hookcore.hooks.origin import find_origin
 from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 

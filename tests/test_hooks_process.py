@@ -20,8 +20,8 @@ from torch.package import PackageExporter
 from hookcore import hooks
 from hookcore.errors import ArgumentError, HookError
 from hookcore.hooks import saved
+from hookcore.hooks.internals import top_saved_pair
 from hookcore.hooks.saved import top_pair
-from hookcore.internals import top_saved_pair
 from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 
 # -- steps ---------------------------------------------------------------------------------------------------------

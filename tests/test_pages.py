@@ -7,7 +7,6 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,6 @@ from tests.serving import (
     make_world,
 )
 
-TEMPLATES = Path(frame.__file__).parent.parent / "templates"
 HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
@@ -57,7 +55,7 @@ def _open(world: World, run: str, losses: tuple[float, ...] = (), **info: Any) -
 def test_a_page_has_a_template_for_each_part_and_lists_each_part() -> None:
     for page in (*Page.__subclasses__(), *RunPage.__subclasses__(), *PartsPage.__subclasses__()):
         for part in page.parts:
-            assert f'data-part="{part}"' in (TEMPLATES / page.name / f"{part}.html").read_text(), (page, part)
+            assert f'data-part="{part}"' in (assets.TEMPLATES / page.name / f"{part}.html").read_text(), (page, part)
     with pytest.raises(TypeError, match="parts lacks part_more"):
         type("MorePage", (Page,), {"part_more": lambda self: {}})
 
@@ -210,7 +208,7 @@ def test_the_theme_cookie_applies_from_the_first_byte_of_the_page(client: TestCl
 
 def test_the_dark_theme_has_other_colors_and_the_same_layout() -> None:
     """So what fits in the light theme fits in the dark one."""
-    style, others = TEMPLATES.parent / "static" / "app.css", TEMPLATES.parent / "static" / "css"
+    style, others = assets.FOLDER / "app.css", assets.FOLDER / "css"
     by_system, by_hand = re.findall(r"\{\s*color-scheme: dark;\s*(.*?)\s*\}", style.read_text(), re.DOTALL)
     assert by_system == by_hand
     for name, value in re.findall(r"([\w-]+): (.*?);", by_hand):

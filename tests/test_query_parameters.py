@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from hookcore_app.collector.service import create_collector
-from hookcore_app.guard.query import MAX_NAME, MAX_NAMES
 from hookcore_app.live import publisher_of
+from hookcore_app.serving.guard.query import MAX_NAME, MAX_NAMES
 from hookcore_app.settings import CollectorSettings, ServerSettings
 from tests.api_world import World, strict
 from tests.serving import routes_of

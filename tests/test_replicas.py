@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import hookcore
-from hookcore.internals import root_mesh_of
+from hookcore.hooks.internals import root_mesh_of
 from hookcore.records import STAT_COLUMN, UNKNOWN_OWNER, Frame, SketchBlock, Snapshot, Tap
 from hookcore.store.rankstep import Repeated, StepOfRanks
 from hookcore.store.schemas import merge_stats

@@ -16,9 +16,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from hookcore.errors import ArgumentError
 from hookcore_app import assets
-from hookcore_app.guard import access, security
-from hookcore_app.guard.access import Access
-from hookcore_app.guard.headers import HEADERS
+from hookcore_app.serving.guard import access, security
+from hookcore_app.serving.guard.access import Access
+from hookcore_app.serving.guard.headers import HEADERS
 from hookcore_app.serving.server import complete
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info
@@ -526,8 +526,8 @@ def test_a_preflight_of_another_origin_gets_no_permission(local: World) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/static/%2e%2e/main.py", "/static/..%2fmain.py", "/static//etc/passwd", "/static/%2fetc/passwd",
-     "/static/..\\main.py", "/runs/..%2f..%2fetc%2fpasswd", "/runs/%2e%2e", "/runs/%00",
+    ["/static/%2e%2e/files.py", "/static/..%2ffiles.py", "/static//etc/passwd", "/static/%2fetc/passwd",
+     "/static/..\\files.py", "/runs/..%2f..%2fetc%2fpasswd", "/runs/%2e%2e", "/runs/%00",
      "/static/%00", "/static/app.css%00.py"],
 )  # fmt: skip
 def test_no_path_leads_out_of_the_served_folders(path: str) -> None:

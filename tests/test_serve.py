@@ -27,9 +27,9 @@ from hookcore.errors import ArgumentError
 from hookcore.records import wire
 from hookcore_app import cli
 from hookcore_app.cli import flags
-from hookcore_app.guard.access import Access
 from hookcore_app.serving import server as serve
 from hookcore_app.serving import sockets
+from hookcore_app.serving.guard.access import Access
 from hookcore_app.settings import ServerSettings
 from tests.build import make_info
 from tests.serving import (

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
-from hookcore import internals
+from hookcore.hooks import internals
 from hookcore.observe import copies
 from hookcore.recorder import snapshot_copies
 from hookcore.recorder import snapshots as limits

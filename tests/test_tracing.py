@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookcore
 from hookcore import TraceError, hooks
-from hookcore.tracing import NotCopied
+from hookcore.hooks.tracing import NotCopied
 from tests.harness import watch
 
 
@@ -833,5 +833,5 @@ def test_the_error_for_a_scripted_module_says_that_it_accepts_no_hook(seed: int)
 
 
 def test_importing_hookcore_does_not_load_tracing() -> None:
-    code = "import sys, hookcore; assert not {'torch', 'hookcore.tracing'} & set(sys.modules)"
+    code = "import sys, hookcore; assert not {'torch', 'hookcore.hooks.tracing'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,7 +16,7 @@ from hookcore.records import STATS, Frame
 from hookcore.records.wire import Batch, EndItem, RunInfo, frame_item
 from hookcore.store import Store
 from hookcore.watcher import watch
-from hookcore_app.report import report_of
+from hookcore_app.pages.report import report_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.keep import Keeper
 from hookcore_app.settings import ServerSettings

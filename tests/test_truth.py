@@ -10,8 +10,8 @@ import pytest
 from torch import Tensor
 
 import hookcore
+from hookcore.hooks.tracing import Layer, LayerCall
 from hookcore.recorder.outputs import find_tensors
-from hookcore.tracing import Layer, LayerCall
 from tests.harness import STEPS, Key, assert_stats, digest, read_step, reference_stats, seed_all, watch
 from tests.twin import OptimizerTwin, Twin, TwinHooks, counting_backwards
 from tests.zoo import CASES, Case

@@ -75,7 +75,7 @@ def test_nan_has_one_color_in_pictures_charts_and_pages() -> None:
     assert tuple(colors_of(np.array([[np.nan, 1.0]]))[0, 0]) == rgb_of(NAN_COLOR)
     assert LIGHT.nan == NAN_COLOR
     for style in ("static/app.css", "templates/report/style.css"):
-        assert f"--nan: {NAN_COLOR};" in (ROOT / "app" / style).read_text(), style
+        assert f"--nan: {NAN_COLOR};" in (ROOT / "app/assets" / style).read_text(), style
 
 
 def test_every_kind_has_its_words() -> None:

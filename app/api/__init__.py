@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from ..formats import StrictJson
-from ..guard.query import ONLY_KNOWN
+from ..serving.guard.query import ONLY_KNOWN
 from . import (
     annotated,
     board,

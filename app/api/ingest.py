@@ -22,9 +22,9 @@ from hookcore.errors import HookcoreError, WireError
 from hookcore.records import wire
 
 from ..clickhouse.address import shown
-from ..guard.query import ONLY_KNOWN
 from ..runs import AwayError, JointRun, Run, Runs, limits
 from ..runs.keep import WrongKeyError
+from ..serving.guard.query import ONLY_KNOWN
 from ..settings import ServerSettings
 from .metrics import Metric
 

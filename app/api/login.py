@@ -12,9 +12,9 @@ from hookcore.delivery.dashboard.trust import MAX_NONCE, PROOF_PATH
 from hookcore.reading.answers import LoginLink, Number
 
 from ..formats import StrictJson
-from ..guard.access import CODE_S, SESSION_S, Access, Visitor
-from ..guard.query import ONLY_KNOWN
-from ..guard.security import LOGOUT, peer_of
+from ..serving.guard.access import CODE_S, SESSION_S, Access, Visitor
+from ..serving.guard.query import ONLY_KNOWN
+from ..serving.guard.security import LOGOUT, peer_of
 from .params import answered
 
 router = APIRouter()

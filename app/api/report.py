@@ -40,7 +40,7 @@ def report(
 
     With steps, numbers are of them, and findings are the incidents that touch them, as they were known then.
     """
-    from ..report import View, report_of  # imports Plotly
+    from ..pages.report import View, report_of  # imports Plotly
 
     headers = {
         "Content-Disposition": f'attachment; filename="hookcore-{run.id}.html"',

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-_FOLDER = Path(__file__).parents[1] / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def open_templates(folder: str = "") -> Environment:
     """Return the templates of a folder. They escape all values, and a name without a value is an error."""
     return Environment(
-        loader=FileSystemLoader(_FOLDER / folder),
+        loader=FileSystemLoader(TEMPLATES / folder),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

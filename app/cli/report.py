@@ -47,7 +47,7 @@ def _report(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 def _content(given: argparse.Namespace) -> tuple[str, bytes]:
     run = saved_run(given)
     if run is not None:
-        from ..report import View, report_of
+        from ..pages.report import View, report_of
 
         return run.id, report_of(run, View(given.first, given.last, given.at))
     with run_of_server(given) as (client, run_id):

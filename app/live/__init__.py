@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from ..guard.query import ONLY_KNOWN
+from ..serving.guard.query import ONLY_KNOWN
 from .deadline import WriteDeadline
 from .publisher import Publisher, publisher_of
 from .socket import router as _socket

@@ -15,8 +15,8 @@ from starlette.types import Scope
 
 from hookcore.store import Store, TapList
 
-from ..guard.security import is_owner
 from ..runs import Changes, Run, Runs
+from ..serving.guard.security import is_owner
 from ..settings import ServerSettings
 from .marks import Mark, mark_of, token_of
 

@@ -18,10 +18,10 @@ from hookcore.store import STAT_NAMES
 from .. import assets
 from ..analysis.selection import finder_of
 from ..formats import words_of
-from ..guard.headers import is_framed
-from ..guard.security import may_change
 from ..runs import JointRun, Run, Runs, why_gone
 from ..runs.ranked import local_kinds
+from ..serving.guard.headers import is_framed
+from ..serving.guard.security import may_change
 from .filters import FILTERS
 from .views.event_list import Line, alert_lines
 from .views.span import SHARED, Shared, usual_steps

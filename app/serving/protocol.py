@@ -9,10 +9,10 @@ from typing import Any, Final, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from ..guard.headers import HEADERS
-from ..guard.security import PEER
 from ..live import WriteDeadline
 from ..settings import ServerSettings
+from .guard.headers import HEADERS
+from .guard.security import PEER
 
 MAX_HEAD_BYTES: Final = 65_536
 MAX_MESSAGE: Final = 64 * 2**10  # bytes of one message that a page sends

@@ -25,16 +25,16 @@ from hookcore.delivery.dashboard import process as dashboard
 from hookcore.errors import ArgumentError, HookcoreError
 
 from .. import pages
-from ..guard.access import Access
-from ..guard.headers import ancestors_of
-from ..guard.security import ANY_ADDRESS
-from ..guard.usage import Usage
 from ..live import publisher_of
 from ..main import create_app
 from ..runs import Runs
 from ..runs.lost import LostMarks
 from ..runs.orphans import follow_orphans
 from ..settings import ServerSettings
+from .guard.access import Access
+from .guard.headers import ancestors_of
+from .guard.security import ANY_ADDRESS
+from .guard.usage import Usage
 from .protocol import MAX_MESSAGE, SocketProtocol, protocol_for
 from .sockets import inherited, listen
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookcore.internals import tree_iter
+from hookcore.hooks.internals import tree_iter
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hookcore.internals import current_graph_task, is_wrapped, tracing_state, tree_map, version_of
+from hookcore.hooks.internals import current_graph_task, is_wrapped, tracing_state, tree_map, version_of
 from hookcore.observe.generators import generators
 from hookcore.recorder.outputs import find_tensors
 

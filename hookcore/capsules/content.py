@@ -14,7 +14,7 @@ from hookcore.capsules.facts import digest_of
 from hookcore.capsules.file import WARNING
 from hookcore.capsules.main_script import describe_main
 from hookcore.delivery.dashboard.capsules import FORMAT
-from hookcore.internals import tree_map
+from hookcore.hooks.internals import tree_map
 
 
 def step_of(model: nn.Module, call: Call, constructor: str = "") -> dict[str, Any]:

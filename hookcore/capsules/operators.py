@@ -35,7 +35,7 @@ from hookcore.capsules.facts import (
     lines_of,
     running_lines,
 )
-from hookcore.internals import TorchDispatchMode, current_node, tree_iter
+from hookcore.hooks.internals import TorchDispatchMode, current_node, tree_iter
 
 Origin = Literal["operator", "given", "constant", "uninitialized"]
 _MAX_INPUTS: Final = 8

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from hookcore.errors import HookError
 from hookcore.hooks.checks import require_callable, require_tensor, require_tensors
 from hookcore.hooks.handle import HookHandle, registering
-from hookcore.internals import current_graph_task, engine
+from hookcore.hooks.internals import current_graph_task, engine
 
 _MAX_UNFINISHED: Final = 64  # backward passes that have begun but not ended, because they raised or still run
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from hookcore.internals import GradBucket
+    from hookcore.hooks.internals import GradBucket
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from hookcore.errors import ArgumentError, HookError
 from hookcore.hooks.buckets import BucketLog, BucketRecord, Exposed
 from hookcore.hooks.checks import describe, require_callable
 from hookcore.hooks.handle import HookHandle, registering
-from hookcore.internals import MIXED_PRECISION_HOOK, REDUCING_HOOKS, communication_hooks
+from hookcore.hooks.internals import MIXED_PRECISION_HOOK, REDUCING_HOOKS, communication_hooks
 
 if TYPE_CHECKING:
-    from hookcore.internals import GradBucket
+    from hookcore.hooks.internals import GradBucket
 
 CommunicationHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 DEFAULT_MAX_RECORDS: Final = 4096

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from hookcore.hooks.internals import Engine, current_graph_task, engine, set_engine
 from hookcore.hooks.observing import ObserverHandle, Observers
-from hookcore.internals import Engine, current_graph_task, engine, set_engine
 
 
 class BackwardObserver(Protocol):

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import Self
 
-from hookcore.internals import MODULE_CALL, PACKAGE_EXPORT
+from hookcore.hooks.internals import MODULE_CALL, PACKAGE_EXPORT
 
 _new_id = itertools.count(1).__next__
 

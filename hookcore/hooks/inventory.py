@@ -18,9 +18,14 @@ from hookcore.hooks.checks import describe
 from hookcore.hooks.distributed import reduce_and_record
 from hookcore.hooks.handle import registering, registry, removed_hook
 from hookcore.hooks.hooked_module import HookedModule
+from hookcore.hooks.internals import (
+    DisableTorchFunctionSubclass,
+    accumulation_hooks_of,
+    backward_flag,
+    gradient_hooks_of,
+)
 from hookcore.hooks.origin import find_origin
 from hookcore.hooks.saved import is_ours, top_pair
-from hookcore.internals import DisableTorchFunctionSubclass, accumulation_hooks_of, backward_flag, gradient_hooks_of
 from hookcore.records import HookRecord, Scope
 
 LEGACY_REASON: Final = (

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as torch_modules
 
-from hookcore import internals
 from hookcore.errors import HookError
+from hookcore.hooks import internals
 from hookcore.hooks.checks import refuse_globally, require_callable, require_module
 from hookcore.hooks.handle import (
     FORWARD_LOOP,

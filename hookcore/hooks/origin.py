@@ -7,8 +7,8 @@ import inspect
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Final
 
+from hookcore.hooks.internals import WrappedHook
 from hookcore.hooks.modules import KeywordHook, KeywordPreHook
-from hookcore.internals import WrappedHook
 
 _MAX_DEPTH: Final = 32  # nested wrappers; a function may name itself as the one it wraps
 

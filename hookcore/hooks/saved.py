@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from hookcore.errors import HookError
 from hookcore.hooks.checks import require_callable
 from hookcore.hooks.handle import HookHandle
-from hookcore.internals import pop_saved_pair, saved_pairs_enabled, top_saved_pair
+from hookcore.hooks.internals import pop_saved_pair, saved_pairs_enabled, top_saved_pair
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]

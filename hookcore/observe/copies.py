@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookcore.internals import is_wrapped
+from hookcore.hooks.internals import is_wrapped
 from hookcore.observe.captures import wait_for
 from hookcore.observe.plain import _COMPRESSED, _has_memory, _make_strided, kept_elsewhere, unseen
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hookcore.internals import zero_all
+from hookcore.hooks.internals import zero_all
 from hookcore.observe import layout, reference
 from hookcore.observe.arena import _is_dense
 from hookcore.observe.plain import unseen

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from hookcore.internals import (
+from hookcore.hooks.internals import (
     DisableTorchFunction,
     any_autocast,
     disable_current_modes,

@@ -9,7 +9,7 @@ from typing import Any
 
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.engine import ObservedEngine
-from hookcore.internals import DisableTorchFunction
+from hookcore.hooks.internals import DisableTorchFunction
 from hookcore.recorder.boundary import Boundary, ends_steps
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.current import CurrentStep

@@ -10,7 +10,7 @@ import torch
 
 from hookcore.config.flat import cut_text
 from hookcore.errors import ArgumentError
-from hookcore.internals import current_graph_task
+from hookcore.hooks.internals import current_graph_task
 from hookcore.records import GRADIENT_KINDS, Names, text_of
 
 OF_BATCHES: Final = frozenset({"input", "output", "input_grad", "output_grad"})

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from hookcore.internals import current_graph_task
+from hookcore.hooks.internals import current_graph_task
 from hookcore.recorder.nesting import Nesting
 from hookcore.recorder.owners import Owner, Owners
 from hookcore.recorder.parameters import Parameters

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import nn
 
 from hookcore.hooks.compiled import clean_path, compiled_functions, has_compiled, is_region, runs_uncompiled
+from hookcore.hooks.tree import parameters_of, walk
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.roots import Root, joined
 from hookcore.recorder.selecting import paths_of
 from hookcore.recorder.shards import is_shard, words_of
 from hookcore.recorder.sources import source_of
 from hookcore.recorder.taps import TapTable
-from hookcore.recorder.tree import parameters_of, walk
 from hookcore.recorder.unseen import World, why_unseen
 from hookcore.records import Coverage, Kind, ModuleRecord
 

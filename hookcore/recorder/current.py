@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookcore import hooks
 from hookcore.hooks.compiled import guarded
-from hookcore.internals import function_modes
+from hookcore.hooks.internals import function_modes
 from hookcore.observe import cpu
 from hookcore.recorder.meter import Meter
 

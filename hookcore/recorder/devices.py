@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hookcore.internals import is_wrapped, stream_number
+from hookcore.hooks.internals import is_wrapped, stream_number
 from hookcore.observe.arena import CpuArena
 from hookcore.recorder.errorlog import ErrorLog
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hookcore.internals import (
+from hookcore.hooks.checkpoints import forward_segment, take_call
+from hookcore.hooks.internals import (
     REHEARSAL,
     DisableTorchFunction,
     current_graph_task,
@@ -23,7 +24,6 @@ from hookcore.internals import (
 )
 from hookcore.recorder.batchnames import BatchNames
 from hookcore.recorder.calls import Call, Observer
-from hookcore.recorder.checkpoints import forward_segment, take_call
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.flows import Flows

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from hookcore.hooks.compiled import guard_functions
-from hookcore.internals import DisableTorchFunction
+from hookcore.hooks.internals import DisableTorchFunction
 from hookcore.recorder.current import CurrentStep
 from hookcore.recorder.errorlog import ErrorLog
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookcore.config import Flat, cut_text, flatten
-from hookcore.internals import DisableTorchFunction
+from hookcore.hooks.internals import DisableTorchFunction
+from hookcore.hooks.tree import parameters_of
 from hookcore.recorder.schedulers import facts_of_schedulers
-from hookcore.recorder.tree import parameters_of
 from hookcore.records import Value, text_of
 from hookcore.records.values import first_values
 

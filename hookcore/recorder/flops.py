@@ -15,7 +15,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from hookcore.internals import function_of, given_to, is_transposed, made_by
+from hookcore.hooks.internals import function_of, given_to, is_transposed, made_by
 
 Shape = tuple[int, ...]
 Work = int | str  # how many operations, or why that isn't known

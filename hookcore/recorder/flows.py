@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor, nn
 
-from hookcore.internals import current_graph_task, keywords_of, tracing_state
+from hookcore.hooks.internals import current_graph_task, keywords_of, tracing_state
 from hookcore.recorder.calls import Call
 from hookcore.recorder.keeper import Emit
 from hookcore.recorder.lesson import Lesson, TooLargeError

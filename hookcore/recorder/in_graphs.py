@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hookcore import internals
 from hookcore.config import Settings
+from hookcore.hooks import internals
 from hookcore.hooks.compiled import Inside
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.recorder.dispatch import Dispatcher

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from hookcore.hooks.compiled import guarded
-from hookcore.internals import DisableTorchFunction
+from hookcore.hooks.internals import DisableTorchFunction
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.dispatch import Dispatcher

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from hookcore.internals import is_wrapped, memory_of, version_of
+from hookcore.hooks.internals import is_wrapped, memory_of, version_of
 from hookcore.recorder.calls import Call
 from hookcore.recorder.memories import OUTSIDE, Memories
 from hookcore.recorder.outputs import find_tensors

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from hookcore.internals import version_of
+from hookcore.hooks.internals import version_of
 
 OUTSIDE: Final = -1  # the place of what doesn't come from a call, such as the batch
 

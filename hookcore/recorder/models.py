@@ -13,7 +13,8 @@ from hookcore.config import Pattern, Settings
 from hookcore.config.patterns import select
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import is_dynamo_graph, unwrap
-from hookcore.internals import DisableTorchFunction, tracing_state
+from hookcore.hooks.internals import DisableTorchFunction, tracing_state
+from hookcore.hooks.tree import parameters_of, walk
 from hookcore.recorder.coverage import coverage_of, records_of
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.parameters import Parameters
@@ -22,7 +23,6 @@ from hookcore.recorder.registrations import Registrations
 from hookcore.recorder.roots import Root, joined, unique_root_name
 from hookcore.recorder.selecting import Aliases, LaterModules, aliases_of, leaves_of, modules_of, reasons_of
 from hookcore.recorder.taps import TapTable
-from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import Coverage, Kind, ModuleRecord
 
 Choice = list[tuple[Plan, str]]  # each plan with "", or the reason why its module is left out

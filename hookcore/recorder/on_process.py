@@ -20,7 +20,7 @@ from hookcore.hooks.compiled import (
     unwrap,
 )
 from hookcore.hooks.headroom import hold_headroom, release_headroom
-from hookcore.internals import DisableTorchFunction
+from hookcore.hooks.internals import DisableTorchFunction
 from hookcore.recorder.companions import Companions
 from hookcore.recorder.coverage import hidden_roots
 from hookcore.recorder.current import CurrentStep

@@ -10,8 +10,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from hookcore.hooks.compiled import guard_functions
+from hookcore.hooks.internals import current_graph_task
 from hookcore.hooks.optimizers import begin_step, end_step
-from hookcore.internals import current_graph_task
 from hookcore.recorder.boundary import Boundary, ends_steps
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.collector import Collector

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from hookcore.recorder.checkpoints import Pending
+from hookcore.hooks.checkpoints import Pending
 from hookcore.recorder.current import TensorHook
 from hookcore.recorder.roots import Root
 from hookcore.records import Kind, Phase

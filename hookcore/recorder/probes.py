@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hookcore.config import Pattern
 from hookcore.config.patterns import select
+from hookcore.hooks.internals import DisableTorchFunction, version_of
 from hookcore.hooks.tensors import hook_gradient
-from hookcore.internals import DisableTorchFunction, version_of
 from hookcore.observe.generators import generators_kept
 from hookcore.observe.plain import unseen
 from hookcore.probes import channel_rms, channel_zeros

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import torch.distributed as dist
 
 from hookcore.delivery.place import completed, place_by_launcher, place_in_group
-from hookcore.internals import default_store
+from hookcore.hooks.internals import default_store
 
 if TYPE_CHECKING:
     from hookcore.records.wire import Place

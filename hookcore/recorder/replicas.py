@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hookcore.hooks.distributed import reduces_whole_group
+from hookcore.hooks.tree import parameters_of, walk
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.ranks import Ranks
 from hookcore.recorder.roots import Root
 from hookcore.recorder.shards import Layout, Shards, axes_of, is_shard
 from hookcore.recorder.taps import TapTable
-from hookcore.recorder.tree import parameters_of, walk
 from hookcore.records import ACTIVATION_KINDS, PARAMETER_KINDS, UNKNOWN_OWNER, Kind, Tap
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookcore.internals import active_wrapper, keywords_of
+from hookcore.hooks.internals import active_wrapper, keywords_of
 from hookcore.recorder.outputs import find_tensors
 from hookcore.records import Phase
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookcore.errors import ArgumentError
-from hookcore.internals import dispatch_modes, function_modes, is_wrapped
+from hookcore.hooks.internals import dispatch_modes, function_modes, is_wrapped
 from hookcore.observe.captures import apart_from_captures
 from hookcore.observe.copies import start_copy
 from hookcore.observe.plain import unseen

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
-from hookcore.internals import SCALER_STEPS
+from hookcore.hooks.internals import SCALER_STEPS
 
 _STEPS: Final = frozenset(code.co_name for code in SCALER_STEPS)  # code is hashed with all its constants
 

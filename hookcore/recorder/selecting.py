@@ -10,9 +10,9 @@ from hookcore.config import Settings
 from hookcore.config.patterns import select
 from hookcore.errors import PatternError
 from hookcore.hooks.compiled import clean_path
+from hookcore.hooks.tree import walk
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.roots import Root
-from hookcore.recorder.tree import walk
 
 Aliases = dict[str, tuple[str, ...]]
 

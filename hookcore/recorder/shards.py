@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
-from hookcore.internals import root_mesh_of
+from hookcore.hooks.internals import root_mesh_of
 from hookcore.observe.plain import unseen
 from hookcore.records import UNKNOWN_OWNER
 

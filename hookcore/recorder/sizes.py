@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from hookcore.internals import is_wrapped, next_node_number, node_number
+from hookcore.hooks.internals import is_wrapped, next_node_number, node_number
 from hookcore.recorder.flops import NO_GRADIENTS, Work, operator_of, work_of_module, work_of_node
 from hookcore.records import text_of
 from hookcore.records.flow import MAX_CALL_TENSORS, CallSize, TensorForm

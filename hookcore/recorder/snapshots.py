@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
+from hookcore.hooks.internals import DisableTorchFunction
 from hookcore.hooks.tensors import hook_gradient
-from hookcore.internals import DisableTorchFunction
 from hookcore.observe.copies import MAX_BYTES, first_part
 from hookcore.observe.plain import unseen
 from hookcore.recorder.calls import Call

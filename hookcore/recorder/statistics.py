@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from hookcore.config import Settings
-from hookcore.hooks.tensors import hook_gradient
-from hookcore.internals import (
+from hookcore.hooks.internals import (
     DisableTorchFunction,
     current_graph_task,
     function_modes,
     is_wrapped,
     tracing_state,
 )
+from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe import cpu, layout
 from hookcore.observe.arena import CODES, CpuArena
 from hookcore.observe.plain import make_plain, unseen

@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.hooks.compiled import guarded
-from hookcore.internals import DisableTorchFunction, current_graph_task
+from hookcore.hooks.internals import DisableTorchFunction, current_graph_task
 from hookcore.recorder.backward import BackwardPasses
 from hookcore.recorder.boundary import Boundary
 from hookcore.recorder.cadence import Cadence

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from hookcore.internals import no_forward
+from hookcore.hooks.internals import no_forward
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.roots import joined
 from hookcore.recorder.taps import TapTable

@@ -10,7 +10,7 @@ import {
   say,
   scaleOf,
   tableOf,
-} from "../../app/static/js/layer/channelshape.js";
+} from "../../app/assets/static/js/layer/channelshape.js";
 
 const said = (values, more = {}) => ({
   first_step: values[0].map((_, place) => 10 * place),

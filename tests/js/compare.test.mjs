@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { patternOf } from "../../app/static/js/api.js";
-import { INFINITE, MISSING, NAN } from "../../app/static/js/canvas/worst.js";
-import { bitsOf } from "../../app/static/js/compare/bits.js";
+import { patternOf } from "../../app/assets/static/js/api.js";
+import { INFINITE, MISSING, NAN } from "../../app/assets/static/js/canvas/worst.js";
+import { bitsOf } from "../../app/assets/static/js/compare/bits.js";
 
 test("the pattern of a module matches it alone, the root too", () => {
   assert.equal(patternOf(""), "is:root");

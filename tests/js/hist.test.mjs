@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { stopAt } from "../../app/static/js/canvas/stops.js";
-import { heightOf, heightsOf, picked } from "../../app/static/js/histograms/heights.js";
-import { driftOf, ordered } from "../../app/static/js/histograms/order.js";
-import { levelOf, paint, STRIP } from "../../app/static/js/histograms/paint.js";
-import { binAt, say, tableOf } from "../../app/static/js/histograms/say.js";
+import { stopAt } from "../../app/assets/static/js/canvas/stops.js";
+import { heightOf, heightsOf, picked } from "../../app/assets/static/js/histograms/heights.js";
+import { driftOf, ordered } from "../../app/assets/static/js/histograms/order.js";
+import { levelOf, paint, STRIP } from "../../app/assets/static/js/histograms/paint.js";
+import { binAt, say, tableOf } from "../../app/assets/static/js/histograms/say.js";
 import {
   barsOf,
   columnAt,
@@ -14,7 +14,7 @@ import {
   SignedLog,
   shapeOf,
   stopsOf,
-} from "../../app/static/js/histograms/shape.js";
+} from "../../app/assets/static/js/histograms/shape.js";
 
 const EDGES = [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 1];
 

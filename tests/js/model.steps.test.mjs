@@ -1,13 +1,13 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/static/js/emitter.js";
-import { Follow } from "../../app/static/js/follow.js";
-import { brightOf, matchesOf } from "../../app/static/js/model/matches.js";
-import { Place } from "../../app/static/js/model/place.js";
-import { Steps } from "../../app/static/js/model/steps.js";
-import { Tree } from "../../app/static/js/model/tree.js";
-import { View } from "../../app/static/js/model/view.js";
+import { Emitter } from "../../app/assets/static/js/emitter.js";
+import { Follow } from "../../app/assets/static/js/follow.js";
+import { brightOf, matchesOf } from "../../app/assets/static/js/model/matches.js";
+import { Place } from "../../app/assets/static/js/model/place.js";
+import { Steps } from "../../app/assets/static/js/model/steps.js";
+import { Tree } from "../../app/assets/static/js/model/tree.js";
+import { View } from "../../app/assets/static/js/model/view.js";
 
 /** As much of a state as this needs. */
 class Address extends Emitter {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Rate } from "../../app/static/js/frame/rate.js";
-import { bannerOf, pillOf } from "../../app/static/js/frame/status.js";
+import { Rate } from "../../app/assets/static/js/frame/rate.js";
+import { bannerOf, pillOf } from "../../app/assets/static/js/frame/status.js";
 
 const live = {
   run: "live",

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookcore import hooks, internals
+from hookcore import hooks
+from hookcore.hooks import internals
 from hookcore.hooks.compiled.regions import code_of, guard_functions
 from hookcore.hooks.modules import KeywordHook
 

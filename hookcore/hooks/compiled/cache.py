@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from types import CodeType
 
-from hookcore.internals import has_graphs
+from hookcore.hooks.internals import has_graphs
 
 
 def seen_codes() -> Iterator[CodeType]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hookcore.hooks.compiled.cache import seen_codes
-from hookcore.internals import has_graphs, reset_code, skip_frames
+from hookcore.hooks.internals import has_graphs, reset_code, skip_frames
 
 Guarded = TypeVar("Guarded", bound=Callable[..., Any])
 

@@ -16,10 +16,10 @@ from hookcore.config.readers import read_set
 from hookcore.errors import ArgumentError, TraceError
 from hookcore.hooks.compiled import clean_path, compiled_functions, compiled_regions, has_compiled, is_inside, unwrap
 from hookcore.hooks.headroom import hold_headroom, release_headroom
-from hookcore.recorder.tree import walk
-from hookcore.tracing.calls import TRACE_KINDS, Layer, Period, TraceKind
-from hookcore.tracing.copies import GradientHook
-from hookcore.tracing.modules import TracedModule
+from hookcore.hooks.tracing.calls import TRACE_KINDS, Layer, Period, TraceKind
+from hookcore.hooks.tracing.copies import GradientHook
+from hookcore.hooks.tracing.modules import TracedModule
+from hookcore.hooks.tree import walk
 
 _KINDS: Final = Setting(
     "kinds", TRACE_KINDS, f"one or more of {', '.join(map(repr, TRACE_KINDS))}", "What to copy.", read_set(TRACE_KINDS)
@@ -106,7 +106,7 @@ class Trace:
 
     def __repr__(self) -> str:
         state = "over" if self._period.is_over else "recording"
-        return f"<hookcore.tracing.Trace {state}, {len(self._layers)} layers>"
+        return f"<hookcore.hooks.tracing.Trace {state}, {len(self._layers)} layers>"
 
     def _why_unknown(self, path: str) -> str:
         if path in self._paths:

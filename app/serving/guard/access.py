@@ -17,7 +17,7 @@ from typing import Final, Literal
 from hookcore.delivery.dashboard.trust import proof_of
 from hookcore.errors import ArgumentError
 
-from ..settings import ServerSettings
+from ...settings import ServerSettings
 
 Role = Literal["owner", "reader"]
 How = Literal["token", "cookie", "user", "open"]

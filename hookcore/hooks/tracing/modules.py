@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from hookcore import hooks
+from hookcore.hooks.checkpoints import Pending, forward_segment, take_call
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.inert import InertInCopies
-from hookcore.internals import DisableTorchFunction, current_graph_task, is_wrapped, tracing_state
-from hookcore.recorder.checkpoints import Pending, forward_segment, take_call
-from hookcore.tracing.calls import Layer, LayerCall, TraceKind
-from hookcore.tracing.copies import GradientHook, Slot, record, slots_in, tensors_in
+from hookcore.hooks.internals import DisableTorchFunction, current_graph_task, is_wrapped, tracing_state
+from hookcore.hooks.tracing.calls import Layer, LayerCall, TraceKind
+from hookcore.hooks.tracing.copies import GradientHook, Slot, record, slots_in, tensors_in
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hookcore.delivery.dashboard.trust import PROOF_PATH
 
-from ..settings import LOOPBACK, ServerSettings
+from ...settings import LOOPBACK, ServerSettings
 from .access import Access, Visitor, user_of
 from .headers import COMMON, ancestors_of, framed_headers, is_framed, with_headers
 from .refusal import SAFE_METHODS, RefusedError, refuse

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hookcore.reading.answers import Heatmap
 from hookcore.reading.pictures import address_of, image_of, map_of
 
-from ..analysis.figures.spark import MARGIN, spark_of
+from ...analysis.figures.spark import MARGIN, spark_of
 
 WIDTH, HEIGHT = 640, 160
 MAX_MARKS: Final = 200

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,20 +20,20 @@ from hookcore.findings import RULES, Finding, Rule, key_figures_of, without_data
 from hookcore.records import ROOT
 from hookcore.records.vocabulary import KIND_WORDS, counted
 
-from .. import assets
-from ..analysis import figures
-from ..analysis.cost import cost_of
-from ..analysis.coverage import losses_of
-from ..formats import plain, text_of_setting
-from ..runs import Run
-from ..runs.rules import rules_of
+from ... import assets
+from ...analysis import figures
+from ...analysis.cost import cost_of
+from ...analysis.coverage import losses_of
+from ...formats import plain, text_of_setting
+from ...runs import Run
+from ...runs.rules import rules_of
 from .charts import MAX_CHART_BYTES, charts_of
 from .pictures import line_of
 from .view import Past, View, alerts_of
 
 MAX_BYTES: Final = MAX_CHART_BYTES + 4_000_000  # with Plotly (1.5 MB) and the tables
 MAX_ROWS: Final = 200  # of a table
-_FOLDER: Final = Path(__file__).parents[1] / "templates" / "report"
+_FOLDER: Final = assets.TEMPLATES / "report"
 _MAX_TEXT: Final = 500  # characters of a cell
 
 

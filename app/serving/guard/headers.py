@@ -9,7 +9,7 @@ from starlette.types import Message, Scope, Send
 
 from hookcore.errors import ArgumentError
 
-from ..settings import ServerSettings
+from ...settings import ServerSettings
 
 FRAMES: Final = frozenset({b"iframe", b"frame"})
 # notebooks on this machine, or behind a tunnel to it

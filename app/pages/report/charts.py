@@ -14,8 +14,8 @@ from hookcore.reading import Reader
 from hookcore.records import Kind
 from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank
 
-from ..analysis import figures
-from ..formats import json_of
+from ...analysis import figures
+from ...formats import json_of
 from .pictures import line_of, picture_of
 from .view import View
 

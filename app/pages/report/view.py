@@ -11,8 +11,8 @@ from hookcore.reading import Reader
 from hookcore.records import Severity
 from hookcore.store.incidents import Incident
 
-from ..formats import words_of
-from ..runs import Run
+from ...formats import words_of
+from ...runs import Run
 
 
 @dataclass(frozen=True, slots=True)

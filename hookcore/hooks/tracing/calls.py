@@ -8,8 +8,8 @@ from typing import Any, Final, Literal, get_args
 from torch import Tensor
 
 from hookcore.errors import TraceError
-from hookcore.tracing.copies import NotCopied, Slot
-from hookcore.tracing.nested import rebuild
+from hookcore.hooks.tracing.copies import NotCopied, Slot
+from hookcore.hooks.tracing.nested import rebuild
 
 TraceKind = Literal["output", "output_grad", "input", "input_grad"]
 TRACE_KINDS: Final = get_args(TraceKind)
@@ -121,7 +121,7 @@ class LayerCall:
         return "no backward pass has reached it yet. Call loss.backward() first, on a loss that depends on it"
 
     def __repr__(self) -> str:
-        return f"<hookcore.tracing.LayerCall {self._name}>"
+        return f"<hookcore.hooks.tracing.LayerCall {self._name}>"
 
 
 class Layer:
@@ -190,4 +190,4 @@ class Layer:
         return hint
 
     def __repr__(self) -> str:
-        return f"<hookcore.tracing.Layer {self._shown}, {len(self._calls)} calls>"
+        return f"<hookcore.hooks.tracing.Layer {self._shown}, {len(self._calls)} calls>"

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hookcore.hooks import HookHandle
 from hookcore.hooks.compiled import guard_functions
-from hookcore.internals import DisableTorchFunction, is_wrapped
+from hookcore.hooks.internals import DisableTorchFunction, is_wrapped
+from hookcore.hooks.tracing.nested import rebuild
 from hookcore.observe.plain import unseen
-from hookcore.tracing.nested import rebuild
 
 _AS_IT_IS: Final = (
     *(bool, int, float, complex, str, bytes, type(None), Enum),
