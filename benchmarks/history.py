@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import psutil
 
 import hookcore
 from benchmarks import traffic
@@ -25,7 +26,7 @@ from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.runpast import RunPast
 from hookcore_app.clickhouse.schema import connect
 from hookcore_app.clickhouse.segments import Piece, blocks_of
-from hookcore_app.clickhouse.tables import ITEMS, LANES, ROLLUPS, ROWS, RUNS
+from hookcore_app.clickhouse.tables import ITEMS, LANES, ROLLUPS, ROWS, RUNS, SKETCH_ROLLUPS, SKETCHES
 from hookcore_app.clickhouse.writing import Names, Sign, names_block, signs_block, without_key
 from tests.clickhouse_nodes import running
 
@@ -51,6 +52,78 @@ class History:
     taps: int  # of the wide run
     wide_steps: int
     times: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """A training with many tensors, whose ranks are added up."""
+
+    ranks: int
+    taps: int
+    steps: int
+    bins: int  # of each histogram; 0 for none
+
+
+def add_up_wide_runs(sizes: Sequence[Wide]) -> None:
+    """Add up all ranks as a server does, without any rest, and ask for all tensors."""
+    for wide in sizes:
+        with running() as nodes:
+            cluster = connect(ClusterAddress.of(nodes.url), hookcore.__version__)
+            shard = cluster.shards[0]
+            shard.prepare()
+            places = [wire.Place(job=JOB, rank=rank, world=wide.ranks) for rank in range(wide.ranks)]
+            infos = [_info(f"rank-{place.rank}", place) for place in places]
+            _insert(shard, infos[0], wide.taps, wide.steps, wide.bins)
+            for info in infos[1:]:
+                _copy(shard, infos[0], info)
+            while shard.read("SELECT count() AS count FROM system.merges").one("count"):
+                time.sleep(0.5)
+            server = nodes.nodes[0].process
+            assert server is not None
+            _add_up_wide(shard, psutil.Process(server.pid), wide, [each.id for each in infos])
+            cluster.close()
+
+
+def _add_up_wide(shard: Shard, database: psutil.Process, wide: Wide, ranks: Sequence[str]) -> None:
+    rows = wide.ranks * wide.taps * wide.steps
+    what = f"rows, each with a histogram of {wide.bins} bins" if wide.bins else "rows"
+    print(f"\n{rows:,} {what}: {wide.ranks} ranks, {wide.taps} tensors, {wide.steps:,} steps", flush=True)
+    numbers = {Tap(f"layers.{number}", "output"): number for number in range(wide.taps)}
+    past = _past_of(shard, ranks, numbers)
+    added, began = Adder(past._attempts, past, settled_s=0.0), time.perf_counter()
+    cpu, of_database = time.process_time(), traffic.cpu_s(database)
+    while added.advance():
+        pass
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
+    of_database = traffic.cpu_s(database) - of_database
+    print(
+        f"  added up in {took:.1f} s, processor time: {cpu:.1f} s here, {of_database:.1f} s of ClickHouse", flush=True
+    )
+    past, taps, last = _past_of(shard, ranks, numbers), [*range(wide.taps)], wide.steps - 1
+    past.stored_until()
+
+    def heatmap(turn: int) -> None:
+        found = past.cells(ASKED[turn % len(ASKED)], taps, Columns(0, last, 100), (None, None))
+        assert found is not None, past.trouble
+        assert found.present.sum() == wide.taps * wide.steps
+
+    def histograms(turn: int) -> None:
+        found = past.all_sketches(wide.taps, (None, None))
+        assert found is not None, past.trouble
+        assert sum(each.steps for each in found) == wide.steps
+
+    _time(f"heatmap of {wide.taps} x 100", heatmap, len(ASKED))
+    if wide.bins:
+        _time(f"histograms of {wide.taps} tensors over all steps", histograms, len(ASKED))
+
+
+def _past_of(shard: Shard, ranks: Sequence[str], numbers: Mapping[Tap, int]) -> RanksPast:
+    """Return the past of all ranks of a training that is over."""
+    of_ranks = [
+        RankRun(shard, rank, place, lambda: numbers, is_over=True, is_settled=True) for place, rank in enumerate(ranks)
+    ]
+    attempts = [Attempt(0, None, len(ranks), of_ranks)]
+    return RanksPast(lambda: attempts, lambda: [*numbers])
 
 
 def ask_long_runs(history: History) -> None:
@@ -93,25 +166,27 @@ def _info(run: str, place: wire.Place | None) -> wire.RunInfo:
     return wire.RunInfo(id=run, key="key of the benchmark", name=run, started_s=STARTED_S, place=place)
 
 
-def _insert(shard: Shard, info: wire.RunInfo, taps: int, steps: int) -> None:
-    """Insert a run as a collector does, without sketches."""
+def _insert(shard: Shard, info: wire.RunInfo, taps: int, steps: int, bins: int = 0) -> None:
+    """Insert a run as a collector does."""
     random = np.random.default_rng(taps)
-    at_once = max(1, SEGMENT_ROWS // (taps + 1))
+    at_once = max(1, (SEGMENT_ROWS // 10 if bins else SEGMENT_ROWS) // (taps + 1))
     for segment, first in enumerate(range(0, steps, at_once)):
-        items = list(_frames(random, range(first, min(steps, first + at_once)), taps))
+        items = list(_frames(random, range(first, min(steps, first + at_once)), taps, bins))
         piece = Piece(number_of_run(info.id), day_of(STARTED_S), 0, 0, taps, first - 1, items)
         for table, block in blocks_of(f"spool of {info.id}", segment, [piece]).items():
             shard.insert(table.name, block)
 
 
-def _frames(random: np.random.Generator, steps: range, taps: int) -> Iterator[wire.FrameItem]:
+def _frames(random: np.random.Generator, steps: range, taps: int, bins: int) -> Iterator[wire.FrameItem]:
     stats = random.lognormal(0, 1, (len(steps), taps, len(STATS)))
     stats[:, :, [STAT_COLUMN[name] for name in ("nan", "inf", "zero")]] = 0
     stats[:, :, STAT_COLUMN["count"]] = traffic.COUNT
-    numbers, start = np.arange(taps, dtype="<u4").tobytes(), np.zeros(taps + 1, "<u4").tobytes()
+    numbers, start = np.arange(taps, dtype="<u4").tobytes(), (np.arange(taps + 1, dtype="<u4") * bins).tobytes()
+    filled = np.tile(np.arange(2000, 2000 + bins, dtype="<u2"), taps).tobytes()
     for step, values in zip(steps, stats, strict=True):
         loss = {"loss": float(values[0, STAT_COLUMN["mean"]])}
-        yield wire.FrameItem(step, step, STARTED_S + step / 100, numbers, values.tobytes(), start, b"", b"", (), loss)
+        about, counts = (step, step, STARTED_S + step / 100), random.integers(1, 60, taps * bins).astype("<u4")
+        yield wire.FrameItem(*about, numbers, values.tobytes(), start, filled, counts.tobytes(), (), loss)
 
 
 def _copy(shard: Shard, one: wire.RunInfo, other: wire.RunInfo) -> None:
@@ -123,7 +198,7 @@ def _copy(shard: Shard, one: wire.RunInfo, other: wire.RunInfo) -> None:
         "rank": f"toUInt32({rank})",
         "owner": f"toInt32({rank})",  # each rank has values of its own
     }
-    for table in (ROWS, ROLLUPS, ITEMS):
+    for table in (ROWS, ROLLUPS, SKETCHES, SKETCH_ROLLUPS, ITEMS):
         columns = ", ".join(changed.get(name, f"`{name}`") for name in table.columns)
         where = f"run = {number_of_run(one.id)}"
         shard.do(f"INSERT INTO {table.name} SELECT {columns} FROM {table.name} WHERE {where}")
@@ -173,13 +248,8 @@ def _ask_past(shard: Shard, ranks: Sequence[str], history: History) -> None:
 
 def _ask_sums(shard: Shard, ranks: Sequence[str], history: History) -> None:
     """Let a server add up all ranks, then ask for what they have together."""
-    tap = Tap("layers.0", "output")
-    of_ranks = [
-        RankRun(shard, rank, place, lambda: {tap: 0}, is_over=True, is_settled=True) for place, rank in enumerate(ranks)
-    ]
-    attempts = [Attempt(0, None, len(ranks), of_ranks)]
-    past = RanksPast(lambda: attempts, lambda: (tap,))
-    added, began, cpu = Adder(lambda: attempts, past, settled_s=0.0), time.perf_counter(), time.process_time()
+    past = _past_of(shard, ranks, {Tap("layers.0", "output"): 0})
+    added, began, cpu = Adder(past._attempts, past, settled_s=0.0), time.perf_counter(), time.process_time()
     parts = 0
     while added.advance():
         parts += 1

@@ -1,8 +1,8 @@
 """What many ranks need: a server, a collector, and ClickHouse under load, and a collector that fails.
 
-python -m benchmarks.scale               # every part: about fifteen minutes
+python -m benchmarks.scale               # every part: about twenty minutes
 python -m benchmarks.scale --quick       # small numbers: checks that it works
-python -m benchmarks.scale --only ranks collector acknowledgements history kills full-disk
+python -m benchmarks.scale --only ranks collector acknowledgements history sums kills full-disk
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 from playwright.sync_api import Playwright, sync_playwright
 
 from benchmarks import browser, collector, traffic
-from benchmarks.history import History, ask_long_runs
+from benchmarks.history import History, Wide, add_up_wide_runs, ask_long_runs
 from benchmarks.parts import run_parts
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.records import Tap
@@ -56,10 +56,20 @@ class Size:
     kill_every_s: float
     collector: collector.Size
     history: History
+    wide: tuple[Wide, ...]
 
 
-FULL: Final = Size(64, 60.0, 2.0, collector.FULL, History(8, 1_000_000, 1000, 20_000, 30))
-QUICK: Final = Size(8, 6.0, 1.0, collector.QUICK, History(2, 20_000, 50, 2000, 5))
+FULL: Final = Size(
+    64,
+    60.0,
+    2.0,
+    collector.FULL,
+    History(8, 1_000_000, 1000, 20_000, 30),
+    (Wide(8, 500, 2500, 0), Wide(8, 500, 192, 196)),
+)
+QUICK: Final = Size(
+    8, 6.0, 1.0, collector.QUICK, History(2, 20_000, 50, 2000, 5), (Wide(4, 50, 2500, 0), Wide(4, 50, 512, 50))
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "collector": lambda size: collector.insert(size.collector),
         "acknowledgements": lambda size: collector.acknowledge(size.collector),
         "history": lambda size: ask_long_runs(size.history),
+        "sums": lambda size: add_up_wide_runs(size.wide),
         "kills": kill_the_collector,
         "full-disk": fill_the_disk,
     }

@@ -35,6 +35,7 @@ from tests.test_clickhouse_collector import (  # noqa: F401
 from tests.test_clickhouse_past import (  # noqa: F401
     long,
     long_one,
+    shards,
     test_a_heatmap_of_a_long_run_shows_every_extreme_and_counts_every_step,
     test_histograms_of_a_long_run_count_every_value,
     test_points_of_a_long_run_have_exactly_what_the_steps_have_that_they_name,
@@ -44,6 +45,13 @@ from tests.test_clickhouse_servers import (  # noqa: F401
     test_a_command_of_any_server_reaches_the_trainer_through_its_collector,
     test_days_whose_runs_have_been_silent_for_long_enough_are_dropped_everywhere,
     test_two_servers_show_the_same_runs_and_the_same_edits,
+)
+from tests.test_clickhouse_sums import (  # noqa: F401
+    at_once,
+    ranks,
+    test_histograms_of_all_layers_over_many_steps_are_read_from_few_rows,
+    test_stored_histograms_count_exactly_what_the_steps_have,
+    test_sums_of_a_release_that_stored_none_of_histograms_are_kept_and_histograms_follow,
 )
 from tests.test_store_contract import (  # noqa: F401
     servers,
@@ -89,6 +97,7 @@ def test_columns_have_codecs(cluster: Cluster) -> None:
     assert codecs[b"sketches.bins"] == b"CODEC(Delta(2), ZSTD(1))"
     assert codecs[b"sketches.counts"] == b"CODEC(T64, ZSTD(1))"
     assert codecs[b"sketch_rollups.sumsMap.count"] == b"CODEC(T64, ZSTD(1))"
+    assert codecs[b"rank_sketch_rollups.counts"] == b"CODEC(T64, ZSTD(1))"
 
 
 def test_a_block_is_an_insert_of_its_own_with_runs_of_any_number_of_days(cluster: Cluster) -> None:

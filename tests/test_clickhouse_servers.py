@@ -507,8 +507,10 @@ def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_a
     monkeypatch.setattr(opening, "WHOLE_ROWS", 300)
     monkeypatch.setattr(opening, "WINDOW_ROWS", 200)
     monkeypatch.setattr(rankspast, "MAX_ADDED", 100)
+    monkeypatch.setattr(rankspast, "MAX_SKETCHES_ADDED", 100)
     for module in (adder, ranksums):
         monkeypatch.setattr(module, "LARGE", 0)
+        monkeypatch.setattr(module, "LARGE_SKETCHES", 0)
     monkeypatch.setattr(ranksums, "FRESH_S", 0.0)
     monkeypatch.setattr(shared, "ADD_S", 0.05)
     for rank in range(2):
@@ -516,14 +518,29 @@ def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_a
     world = serve(url)
     of = "run=ranks-job&from=0&to=191&points=10"
     asked = [f"/api/v1/series?{of}&stat=mean&tap=0", f"/api/v1/scalars?{of}&name=loss"]
-    for path in asked:
-        assert "would have to be added up" in world.client.get(path).headers["hookcore-partial"]
+    histograms = "/api/v1/histograms?run=ranks-job&from=0&to=191&tap=0&columns=2"
+    layers = "/api/v1/differences?run=ranks-job&from=0&to=63&other=ranks-job&other_from=64&other_to=191"
+    for path in (*asked, histograms, layers):
+        assert "would have to be added up" in world.client.get(path).headers["hookcore-partial"], path
     monkeypatch.setattr(world.app.state.shared._adders["ranks-job"][1], "_settled_s", 0.0)
     for path in asked:
         wait_for(lambda path=path: "added up" not in world.client.get(path).headers.get("hookcore-partial", ""), "sums")
         (found,) = world.client.get(path).json()["series"]
         assert sum(found["present"]) == 192
         assert (found["first_step"][0], found["last_step"][-1]) == (0, 191)
+    for each in (world, serve(url)):  # the other one is started again, and finds what is stored
+        for path in (histograms, layers):
+            wait_for(lambda path=path, each=each: "added up" not in partial_of(each, path), path)
+        found = each.client.get(histograms).json()
+        assert sum(map(sum, found["counts"])) == 192 * 16
+        found = each.client.get(layers).json()
+        assert found["inside"] == {"run": "ranks-job", "first": 0, "last": 63, "steps": 64}
+        assert found["outside"] == {"run": "ranks-job", "first": 64, "last": 191, "steps": 128}
+        assert found["compared"] == len(TAPS)
+
+
+def partial_of(world: World, path: str) -> str:
+    return world.client.get(path).headers.get("hookcore-partial", "")
 
 
 def test_the_last_steps_of_an_attempt_that_are_stored_after_the_next_one_has_begun_are_in_the_sum(url: str) -> None:

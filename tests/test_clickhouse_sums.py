@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookcore.errors import HookcoreError
 from hookcore.store.heatmap import Columns
 from hookcore.store.rows import Rows
+from hookcore.store.sketches import SketchRows, sum_up
 from hookcore_app.clickhouse import adder as adders
+from hookcore_app.clickhouse import past as past_module
 from hookcore_app.clickhouse import rankspast, ranksums, sumstore
 from hookcore_app.clickhouse.adder import Adder
 from hookcore_app.clickhouse.attempts import Attempt
-from hookcore_app.clickhouse.client import Shard
+from hookcore_app.clickhouse.client import Cluster, Shard
+from hookcore_app.clickhouse.rankanswers import nbytes_of
 from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.ranksums import Marks
-from hookcore_app.clickhouse.tables import LEAF, SUM_LEVELS
+from hookcore_app.clickhouse.recent import Recent
+from hookcore_app.clickhouse.schema import MIGRATIONS, Schema, connect
+from hookcore_app.clickhouse.tables import LEAF, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SKETCH_LEVELS, SUM_LEVELS, SumTable
 from tests.test_clickhouse_past import (  # noqa: F401
     LENGTHS,
     WORLD,
@@ -78,8 +86,13 @@ def ranks(shards: Sequence[Shard]) -> Iterator[Ranks]:  # noqa: F811
     with pytest.MonkeyPatch.context() as patch:
         for module in (adders, ranksums):
             patch.setattr(module, "LARGE", 0)
-        patch.setattr(adders, "MOST", 4000)
-        assert add_all(made.past) > 5
+            patch.setattr(module, "LARGE_SKETCHES", 0)
+        patch.setitem(sumstore.MOST, "rank_rollups", 600)
+        patch.setitem(sumstore.MOST, "rank_sketch_rollups", 20)
+        asked = reads_of(made, patch)
+        assert add_all(made.past) > 10
+        for table in ("sketches", "sketch_rollups"):
+            assert any(f"FROM {table} " in sql for sql in asked), "sums of ranks are used where they say the same"
         yield made
 
 
@@ -170,20 +183,91 @@ def test_a_heatmap_of_stored_sums_shows_every_extreme_and_counts_every_step(
             assert np.nanmax(known) <= found.high[number, place], "a bucket in two columns shows in both"
 
 
-def test_sums_that_several_servers_store_count_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = ranks.past.rows("count", [1], (0, 399), 5)
-    assert add_all(ranks.past) == 0, "nothing is missing"
-    rows = sum(shard.read("SELECT count() AS found FROM rank_rollups").one("found") for shard in homes(ranks))
-    known = Marks.of
-    looks = iter(range(3))
+# -- histograms --------------------------------------------------------------------------------------------------------
 
-    def look(attempt: Attempt) -> Marks:
-        return Marks() if next(looks, None) is not None else known(attempt)
+
+def check_sketches(ranks: Ranks, found: Sequence[SketchRows] | None, taps: Sequence[int], span: tuple[int, int]) -> int:
+    """Assert that each sum counts exactly what the steps have that it names; return how many steps there are in all."""
+    assert found is not None, ranks.past.trouble
+    assert all(one.last < two.first for one, two in pairwise(found))
+    assert found[0].first <= span[0]
+    assert found[-1].last >= span[1]
+    for each in found:
+        inside = ranks.whole._parts.sketches.entries(each.first, each.last)
+        exact = sum_up(inside)
+        assert each.steps == max(len([one for one in inside if one.row(tap) is not None]) for tap in taps)
+        assert all(each.first <= one.first <= one.last <= each.last for one in inside), "memory has single steps"
+        for tap in taps:
+            one, other = each.row(tap), exact.row(tap)
+            assert (one is None) == (other is None), (tap, each.first, each.last)
+            if one is not None and other is not None:
+                assert one[0].tolist() == other[0].tolist(), (tap, each.first, each.last)
+                assert one[1].tolist() == other[1].tolist(), (tap, each.first, each.last)
+    return sum(each.last - each.first + 1 for each in found)
+
+
+def all_taps(ranks: Ranks) -> list[int]:
+    return [number for number, tap in enumerate(ranks.whole.taps().taps) if tap.module != "stage"]
+
+
+@pytest.mark.parametrize("span", [(0, sum(LENGTHS) - 1), (30, 333), (128, 149), (151, 399)])
+def test_stored_histograms_count_exactly_what_the_steps_have(ranks: Ranks, span: tuple[int, int]) -> None:
+    for tap in all_taps(ranks):
+        for columns in (1, 3):
+            found = ranks.past.sketches(tap, span, columns)
+            assert found is not None, ranks.past.trouble
+            assert any(each.steps > 1 for each in found) or columns == 3 or span == (128, 149), "sums are read"
+            here = [each for each in found if each.row(tap) is not None]
+            inside = [each for each in ranks.whole._parts.sketches.entries(*span) if each.row(tap) is not None]
+            check_sketches(ranks, here, [tap], (inside[0].first, inside[-1].first))
+    found = ranks.past.all_sketches(len(ranks.whole.taps().taps), span)
+    assert check_sketches(ranks, found, all_taps(ranks), span) == span[1] - span[0] + 1
+
+
+def test_histograms_of_all_layers_over_many_steps_are_read_from_few_rows(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MAX_ADDED", "MAX_SKETCHES_ADDED"):
+        monkeypatch.setattr(rankspast, name, 0)
+    ranks.past._recent = Recent(nbytes_of)
+    asked, taps, whole = reads_of(ranks, monkeypatch), len(ranks.whole.taps().taps), (0, sum(LENGTHS) - 1)
+    found = ranks.past.all_sketches(taps, whole)
+    assert check_sketches(ranks, found, all_taps(ranks), whole) == sum(LENGTHS)
+    assert len(found or ()) == 7
+    some = ranks.past.all_sketches(taps, (70, 180))
+    assert check_sketches(ranks, some, all_taps(ranks), (70, 180)) == 150, "steps 64 to 213 are in these buckets"
+    assert not [sql for sql in asked if " FROM rows" in sql or " FROM sketches" in sql], "no rank's rows are read"
+    exact, other = (sum_up(store.sample(*whole).entries) for store in (ranks.whole, ranks.small))
+    for tap in all_taps(ranks):
+        one, two = exact.row(tap), other.row(tap)
+        assert one is not None
+        assert two is not None
+        assert [one[0].tolist(), one[1].tolist()] == [two[0].tolist(), two[1].tolist()]
+    assert not ranks.past.trouble
+
+
+def test_sums_that_several_servers_store_count_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, histograms = ranks.past.rows("count", [1], (0, 399), 5), ranks.past.sketches(1, (0, 399), 1)
+    assert add_all(ranks.past) == 0, "nothing is missing"
+    before_again = {
+        table: sum(shard.read(f"SELECT count() AS found FROM {table}").one("found") for shard in homes(ranks))
+        for table in ("rank_rollups", "rank_sketch_rollups")
+    }
+    known = Marks.of
+    looks = {"rank_rollups": iter(range(3)), "rank_sketch_rollups": iter(range(3))}
+
+    def look(attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> Marks:
+        return known(attempt, table) if next(looks[table.name], None) is None else Marks({}, table.levels)
 
     monkeypatch.setattr(Marks, "of", look)
-    assert add_all(ranks.past) >= 3
-    more = sum(shard.read("SELECT count() AS found FROM rank_rollups").one("found") for shard in homes(ranks))
-    assert more > rows, "ClickHouse hasn't merged them yet"
+    for shard in homes(ranks):
+        shard.do("SYSTEM STOP MERGES")
+    assert add_all(ranks.past) >= 6
+    for table, less in before_again.items():
+        more = sum(shard.read(f"SELECT count() AS found FROM {table}").one("found") for shard in homes(ranks))
+        assert more > less, "ClickHouse doesn't merge them yet"
+    for shard in homes(ranks):
+        shard.do("SYSTEM START MERGES")
     again = Ranks.__new__(Ranks)
     again.past = rankspast.RanksPast(ranks.past._attempts, lambda: ranks.small.taps().taps)
     after = again.past.rows("count", [1], (0, 399), 5)
@@ -191,6 +275,12 @@ def test_sums_that_several_servers_store_count_once(ranks: Ranks, monkeypatch: p
     assert after is not None
     assert np.array_equal(before.mean, after.mean, equal_nan=True)
     assert np.array_equal(before.present, after.present)
+    others = again.past.sketches(1, (0, 399), 1)
+    assert histograms is not None
+    assert others is not None
+    assert [(each.first, each.last, each.counts.tolist()) for each in histograms] == [
+        (each.first, each.last, each.counts.tolist()) for each in others
+    ]
 
 
 def homes(ranks: Ranks) -> list[Shard]:
@@ -204,10 +294,11 @@ def homes(ranks: Ranks) -> list[Shard]:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (adders, ranksums):
         monkeypatch.setattr(module, "LARGE", 0)
+        monkeypatch.setattr(module, "LARGE_SKETCHES", 0)
 
 
-def leaves_of(attempt: Attempt) -> list[int]:
-    return Marks.of(attempt).stored.get(LEAF, (np.empty(0, np.int64),))[0].tolist()
+def leaves_of(attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> list[int]:
+    return Marks.of(attempt, table).stored.get(LEAF, (np.empty(0, np.int64),))[0].tolist()
 
 
 @pytest.mark.usefixtures("at_once")
@@ -226,6 +317,83 @@ def test_steps_that_lack_something_are_not_stored_and_the_others_are(cluster: ob
     assert found is not None
     assert found.present.sum() == 136
     assert "lacks values that rank 1 has sent" in past.trouble
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("owner", [None, 0])
+def test_histograms_that_are_lost_are_not_stored_and_neither_are_those_of_their_steps(
+    cluster: object,  # noqa: F811
+    shards: Sequence[Shard],  # noqa: F811
+    owner: int | None,
+) -> None:
+    """Also if the sums over the steps of the rank are lost with them, so that these look whole."""
+    shard, runs = shards[0], [f"unsketched-{owner}-{rank}" for rank in range(2)]
+    for rank, run in enumerate(runs):
+        lost = {"sketches": 0, "sketch_rollups": 0} if rank == 0 else {}
+        parts = [(range(64), {}), (range(64, 128), lost), (range(128, 200), {})]
+        store_parts(shard, run, rank, [(batches(rank, steps, owner=owner), times) for steps, times in parts])
+    past = past_of(shard, *runs)
+    (attempt,) = past._attempts()
+    add_all(past)
+    assert leaves_of(attempt) == [0, 1, 2, 3]
+    assert leaves_of(attempt, RANK_SKETCH_ROLLUPS) == [0, 2, 3]
+    found = past.sketches(0, (0, 199), 1)
+    assert found is not None
+    each = 64 * (2 if owner is None else 1)
+    assert {one.first: one.counts.sum() for one in found} == {0: each * 64, 128: each * 64, 192: each * 8}
+    assert "lacks histograms that rank 0 has sent" in past.trouble
+
+
+@pytest.mark.usefixtures("at_once")
+def test_histograms_of_all_layers_that_are_too_many_to_add_up_are_left_out_and_the_answer_says_so(
+    shards: Sequence[Shard],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shard, runs = shards[0], ("wide-0", "wide-1")
+    for rank, run in enumerate(runs):
+        store_parts(shard, run, rank, [(batches(rank, range(150)), {})])
+    past = past_of(shard, *runs)
+    adder = Adder(past._attempts, past, settled_s=0.0)
+    while adder.advance():
+        pass
+    monkeypatch.setattr(rankspast, "MAX_SKETCHES_ADDED", 20)
+    for _ in range(2):  # the second time, it is remembered
+        past._troubles = past_module.Troubles("a test")
+        found = past.all_sketches(1, (3, 149))
+        assert found is not None
+        assert [(each.first, each.last) for each in found] == [(0, 63), (64, 127)]
+        assert "44 histograms of ranks would have to be added up for this, and 20 is the limit" in past.trouble
+    assert past.all_sketches(1, (128, 149)) is None, "there is no sum"
+    found = past.all_sketches(1, (3, 131))
+    assert found is not None
+    assert [(each.first, each.last) for each in found][:3] == [(0, 63), (64, 127), (128, 128)]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_sums_of_a_release_that_stored_none_of_histograms_are_kept_and_histograms_follow(
+    cluster: Cluster,  # noqa: F811
+) -> None:
+    runs = ("migrated-0", "migrated-1")
+    before = Schema(address := replace(cluster.address, database="third"), "the release before", MIGRATIONS[:3])
+    with closing(Cluster(address, before.prepare)) as old:
+        shard = old.shards[0]
+        for rank, run in enumerate(runs):
+            store_parts(shard, run, rank, [(batches(rank, range(128)), {})])
+        past = past_of(shard, *runs)
+        with pytest.raises(HookcoreError, match="rank_sketch_rollups"):
+            add_all(past)
+        (attempt,) = past._attempts()
+        assert leaves_of(attempt) == [0, 1]
+        rows = shard.read("SELECT count() AS found FROM rank_rollups").one("found")
+    with closing(connect(address, "this release")) as new:
+        past = past_of(new.shards[0], *runs)
+        assert add_all(past) == len(SKETCH_LEVELS)
+        (attempt,) = past._attempts()
+        assert leaves_of(attempt, RANK_SKETCH_ROLLUPS) == [0, 1]
+        assert new.shards[0].read("SELECT count() AS found FROM rank_rollups").one("found") == rows
+        found = past.sketches(0, (0, 127), 1)
+        assert found is not None
+        assert [(each.first, each.last, each.counts.tolist()) for each in found] == [(0, 63, [8192]), (64, 127, [8192])]
 
 
 @pytest.mark.usefixtures("at_once")

@@ -7,37 +7,20 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hookcore.records import STAT_COLUMN, STATS, Tap
-from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, SAMPLES_RATE, TIME, TOKENS_RATE
-
-from .adding import sums_of
-from .asked import LARGE, Asked
+from .asked import LARGE, LARGE_SKETCHES
 from .attempts import Attempt
-from .groups import begins_of
-from .names import lane_of_scalar, lane_of_sum
-from .rankrows import Logged, merge_scalar
-from .rankshares import RankShares
+from .leafsums import WINDOW, LeafSums
 from .ranksteps import RanksSteps
 from .ranksums import Marks, number_of_sum
-from .steprows import StepRows
-from .sums import rollups_of
-from .sumstore import Reach, are_named, count_lanes, count_scalars, insert, logged, mark, missing, read, ready
-from .tables import BOTH, LEAF, SUM_LEVELS
+from .sumstore import MOST, Reach, are_named, count_lanes, insert, mark, missing, read, ready
+from .tables import LEAF, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SumTable
 
-MOST: Final = 100_000  # rows that are read at once
 SETTLED_S: Final = 120.0  # after which steps that all ranks have stored are taken for whole: a collector may be late
 DAMAGED_S: Final = 600.0  # for which steps that lack something are left alone
 _LEAF: Final = 1 << LEAF  # steps
-_OF_LEAVES: Final = SUM_LEVELS[: SUM_LEVELS.index(LEAF) + 1]
-_RATES: Final = (SAMPLES_RATE, TOKENS_RATE)  # which of the ranks have batches of their own isn't known here
-# Logged values that aren't simply the mean of the ranks, by lane. Names may be stored later than values.
-_OTHERS: Final = {lane_of_scalar(name): name for name in (ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME, *_RATES)}
-_VALUES: Final = [STAT_COLUMN[name] for name in ("mean", "min", "max")]
+_TABLES: Final = (RANK_ROLLUPS, RANK_SKETCH_ROLLUPS)  # values first, since they take less
 
 
 @dataclass(slots=True)
@@ -46,7 +29,7 @@ class _Known:
 
     seen: deque[tuple[float, Reach]] = field(default_factory=deque)  # how far it was, oldest first
     done: Reach | None = None  # up to which everything is stored that can be
-    damaged: dict[int, float] = field(default_factory=dict)  # leaves, and when that was seen
+    damaged: dict[tuple[str, int], float] = field(default_factory=dict)  # leaves of a table, and when that was seen
 
     def settled(self, reach: Reach, after_s: float) -> Reach:
         """Return how far it was so long ago."""
@@ -58,8 +41,8 @@ class _Known:
         at, found = self.seen[0]
         return found if at <= now - after_s else Reach(-1, False)
 
-    def is_damaged(self, leaf: int) -> bool:
-        return time.monotonic() - self.damaged.get(leaf, float("-inf")) < DAMAGED_S
+    def is_damaged(self, table: SumTable, leaf: int) -> bool:
+        return time.monotonic() - self.damaged.get((table.name, leaf), float("-inf")) < DAMAGED_S
 
 
 class Adder:
@@ -76,7 +59,7 @@ class Adder:
         settled_s: float = SETTLED_S,
     ) -> None:
         self._attempts, self._steps, self._rest, self._settled_s = attempts, steps, rest, settled_s
-        self._shares = RankShares(steps.progress_of, self._note)
+        self._sums = LeafSums(steps.progress_of, self._note, self._pause)
         self._about: dict[int, _Known] = {}  # by the number of the sum
         self._lacks = False  # something of the steps that are added up just now
         self._since = time.monotonic()  # the last rest
@@ -99,17 +82,25 @@ class Adder:
     def _advance(self, attempt: Attempt) -> bool:
         known = self._about.setdefault(number_of_sum(attempt), _Known())
         reach = known.settled(self._reach_of(attempt), self._settled_s)
-        if reach.last < 0 or reach == known.done or self._is_small(attempt):
+        if reach.last < 0 or reach == known.done:
             return False
-        marks = Marks.of(attempt)
-        if leaves := [each for each in missing(marks, LEAF, reach) if not known.is_damaged(each)]:
-            self._add_leaves(attempt, known, leaves, reach)
+        if any(self._advance_in(table, attempt, known, reach) for table in _TABLES):
             return True
-        for below, level in pairwise(SUM_LEVELS[1:]):
-            if buckets := ready(marks, below, level, reach):
-                self._join(attempt, below, level, buckets, reach)
-                return True
         known.done = None if known.damaged else reach
+        return False
+
+    def _advance_in(self, table: SumTable, attempt: Attempt, known: _Known, reach: Reach) -> bool:
+        """Store some sums in a table; return whether there were any."""
+        if self._is_small(attempt, LARGE if table is RANK_ROLLUPS else LARGE_SKETCHES):
+            return False
+        marks = Marks.of(attempt, table)
+        if leaves := [each for each in missing(marks, LEAF, reach) if not known.is_damaged(table, each)]:
+            self._add_leaves(table, attempt, known, leaves, reach)
+            return True
+        for below, level in pairwise(table.levels[table.levels.index(LEAF) :]):
+            if buckets := ready(marks, below, level, reach):
+                self._join(table, attempt, below, level, buckets, reach)
+                return True
         return False
 
     def _reach_of(self, attempt: Attempt) -> Reach:
@@ -120,69 +111,44 @@ class Adder:
             return Reach(last, not waited)
         return Reach(attempt.end - 1 - attempt.shift, True)
 
-    def _is_small(self, attempt: Attempt) -> bool:
+    def _is_small(self, attempt: Attempt, most: int) -> bool:
         """Return whether any question about an attempt is answered at once."""
-        return sum(self._steps.progress_of(each).captured * max(1, len(each.taps())) for each in attempt.ranks) <= LARGE
+        return sum(self._steps.progress_of(each).captured * max(1, len(each.taps())) for each in attempt.ranks) <= most
 
-    def _add_leaves(self, attempt: Attempt, known: _Known, leaves: Sequence[int], reach: Reach) -> None:
+    def _add_leaves(
+        self, table: SumTable, attempt: Attempt, known: _Known, leaves: Sequence[int], reach: Reach
+    ) -> None:
         """Store the sums of some neighboring leaves, as many as can be added up at once."""
         numbers = {each: each.taps() for each in attempt.ranks}
         taps = [*dict.fromkeys(tap for each in numbers.values() for tap in each)]
         progress = [self._steps.progress_of(each) for each in attempt.ranks]
-        captured = sum(each.captured / max(1, each.newest + 1) for each in progress)
-        each = max(1.0, _LEAF * captured)  # about so many rows has a tap in a leaf
-        many = _neighbors(leaves, MOST / (each * len(taps) + _LEAF * len(progress) * count_scalars(attempt) + 1))
+        each = max(1.0, _LEAF * sum(each.captured / max(1, each.newest + 1) for each in progress))  # rows of a tap
+        many = _neighbors(leaves, min(WINDOW, self._sums.most_leaves(table, attempt, len(taps), each)))
         steps = leaves[0] << LEAF, min(reach.last, ((leaves[0] + many) << LEAF) - 1)
-        self._lacks, width = not are_named(attempt, numbers, steps), max(1, int(MOST / (each * many)))
-        parts = [taps[first : first + width] for first in range(0, len(taps), width)]
-        sums = [self._sums_of_scalars(attempt, steps)]
-        sums += [self._sums_of_taps(attempt, part, steps) for part in parts]
+        self._lacks = not are_named(attempt, numbers, steps)
+        found = self._sums.of(table, attempt, taps, steps)
         if not self._lacks:
-            for rows in sums:
-                insert(attempt, rollups_of(rows, _OF_LEAVES), reach)
-            known.damaged.pop(leaves[0], None)
-            mark(attempt, LEAF, leaves[:many], reach)
+            insert(table, attempt, found, reach)
+            known.damaged.pop((table.name, leaves[0]), None)
+            mark(table, attempt, LEAF, leaves[:many], reach)
         elif many > 1:  # find out which ones these are
             for leaf in leaves[:many]:
-                self._add_leaves(attempt, known, [leaf], reach)
+                self._add_leaves(table, attempt, known, [leaf], reach)
         else:
-            known.damaged[leaves[0]] = time.monotonic()
+            known.damaged[table.name, leaves[0]] = time.monotonic()
 
-    def _sums_of_taps(self, attempt: Attempt, taps: Sequence[Tap], steps: tuple[int, int]) -> StepRows:
-        found = []
-        asked = Asked.of(attempt, steps, taps, lambda tap: False)
-        self._shares.note_without_rows(asked)
-        lanes = np.array([lane_of_sum(tap) for tap in taps], np.uint64)
-        for sums in sums_of(asked, STATS, self._shares) if asked.rows else ():
-            found.append(_rows(lanes[sums.lane], sums.step, sums.stats.T))
-        self._pause()
-        return StepRows.join([_rows(lanes[:0], np.empty(0), np.empty((len(STATS), 0))), *found])
-
-    def _sums_of_scalars(self, attempt: Attempt, steps: tuple[int, int]) -> StepRows:
-        lane, said = logged(attempt, steps)
-        self._shares.without_lost(attempt.ranks, steps, said)
-        frames = np.unique(said.some(lane == lane_of_scalar(TIME)).step, return_counts=True)
-        found = [_rows(lane[:0], np.empty(0), np.empty((len(STATS), 0)))]
-        begins = begins_of(lane)
-        for begin, end in zip(begins, np.append(begins[1:], len(lane)), strict=True):
-            number, part = int(lane[begin]), slice(begin, end)
-            name = _OTHERS.get(number, "")  # of all others, it doesn't matter
-            if name not in _RATES:
-                step, value = merge_scalar(name, Logged(said.rank[part], said.step[part], said.value[part]), frames)
-                stats = np.zeros((len(STATS), len(value)))
-                stats[_VALUES] = np.where(np.isfinite(value), value, np.nan)
-                stats[STAT_COLUMN["nan"]] = ~np.isfinite(value)
-                found.append(_rows(np.full(len(step), number, np.uint64), step, stats))
-        return StepRows.join(found)
-
-    @staticmethod
-    def _join(attempt: Attempt, below: int, level: int, buckets: Sequence[int], reach: Reach) -> None:
+    def _join(
+        self, table: SumTable, attempt: Attempt, below: int, level: int, buckets: Sequence[int], reach: Reach
+    ) -> None:
         """Store neighboring buckets of a level as the sums of those below, as many as can be read at once."""
-        up, most = level - below, max(1, count_lanes(attempt, below, buckets[0] << (level - below)))
-        many = _neighbors(buckets, MOST / (most << up))
-        found = read(attempt, below, (buckets[0] << up, (buckets[0] + many << up) - 1))
-        insert(attempt, [found.coarser(level)], reach)
-        mark(attempt, level, buckets[:many], reach)
+        up, most = level - below, MOST[table.name]
+        each = max(1, count_lanes(table, attempt, below, buckets[0] << up)) << up
+        many = _neighbors(buckets, most / each)
+        for part in range(parts := -(-each * many // most)):  # of the lanes, if one bucket of all is too much
+            found = read(table, attempt, below, (buckets[0] << up, (buckets[0] + many << up) - 1), (part, parts))
+            insert(table, attempt, [found.coarser(level)], reach)
+            self._pause()
+        mark(table, attempt, level, buckets[:many], reach)
 
 
 def _neighbors(numbers: Sequence[int], most: float) -> int:
@@ -191,9 +157,3 @@ def _neighbors(numbers: Sequence[int], most: float) -> int:
     while many + 1 <= min(most, len(numbers)) and numbers[many] == numbers[0] + many:
         many += 1
     return many
-
-
-def _rows(lane: NDArray[np.uint64], step: NDArray[Any], stats: NDArray[Any]) -> StepRows:
-    many = len(lane)
-    about = np.zeros(many, np.uint64), np.zeros(many, np.int32), np.full(many, BOTH, np.uint8)
-    return StepRows(lane, step.astype(np.uint64), *about, stats)

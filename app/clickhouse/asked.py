@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Final
 
@@ -15,12 +15,14 @@ from hookcore.records.sketch import places_of
 
 from .attempts import Attempt, RankRun
 from .client import Shard
+from .groups import begins_of
 from .native import Answer
 from .questions import ranks_sql
 from .rankrows import RankRows
 from .tables import MERGED, PART
 
 LARGE: Final = 250_000  # rows: of more, sums over steps are read if they say the same
+LARGE_SKETCHES: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +34,11 @@ class Part:
     taps: Sequence[Tap]  # those that they have
     numbers: list[int]  # of these taps, ascending
     places: NDArray[np.int64]  # of these taps among those that are asked for
+
+    def some(self, which: Sequence[int]) -> Part:
+        """Return some of the taps."""
+        numbers, taps = [self.numbers[at] for at in which], [self.taps[at] for at in which]
+        return replace(self, taps=taps, numbers=numbers, places=self.places[which])
 
     def where(self, steps: tuple[int, int]) -> str:
         return ranks_sql([each.run for each in self.ranks], self.numbers, steps)
@@ -71,27 +78,32 @@ class _Counts:
 
     @classmethod
     def join(cls, parts: Sequence[_Counts]) -> _Counts:
-        return cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+        """Return the counts of all parts by lane."""
+        joined = cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+        order = np.argsort(joined.lane, kind="stable")
+        return cls(*(getattr(joined, each.name)[order] for each in fields(cls)))
 
-    def holders(self, pairs: int) -> set[int] | None:
-        """Return the ranks whose rows count, if that is so in all steps of all lanes, of which each rank has the same.
+    def holders(self, known: NDArray[np.int64]) -> dict[int, frozenset[int]]:
+        """Return the ranks whose rows count, by lane, if that is so in all steps, of which each rank has the same.
 
-        There should be so many pairs of ranks and lanes. Otherwise, or if there is any doubt, return None.
+        So many ranks know each lane. If there is any doubt about a lane, it is left out.
         """
-        if len(self.rank) != pairs or self.unowned.any() or self.several.any() or (self.owner < 0).any():
-            return None
-        order = np.argsort(self.lane, kind="stable")
-        same = np.diff(self.lane[order]) > 0
+        begins = begins_of(self.lane)
+        if not len(begins):
+            return {}
+        own, ranks = self.owner == self.rank, int(self.rank.max()) + 1
+        # An owner whose own rows aren't there is a rank that hasn't sent what others have the same of.
+        has_owner = np.isin(self.lane * ranks + self.owner, (self.lane * ranks + self.rank)[own])
+        fine = (self.unowned == 0) & (self.several == 0) & (self.owner >= 0) & (self.owner < ranks) & has_owner
+        is_sure = np.logical_and.reduceat(fine, begins)
         for column in (self.rows, self.digest):
-            same_here = column[order][1:] == column[order][:-1]
-            if not (same | same_here).all():
-                return None
-        own = self.owner == self.rank
-        held = {(lane, rank) for lane, rank in zip(self.lane[own].tolist(), self.rank[own].tolist(), strict=True)}
-        if not all(pair in held for pair in zip(self.lane.tolist(), self.owner.tolist(), strict=True)):
-            return None
-        ranks = {rank for _, rank in held}
-        return ranks if len(held) == len(ranks) * len(np.unique(self.lane)) else None
+            is_sure &= np.minimum.reduceat(column, begins) == np.maximum.reduceat(column, begins)
+        ends = np.append(begins[1:], len(self.lane))
+        is_sure &= ends - begins == known[self.lane[begins]]
+        return {
+            int(self.lane[begin]): frozenset(self.rank[begin:end][own[begin:end]].tolist())
+            for begin, end in zip(begins[is_sure].tolist(), ends[is_sure].tolist(), strict=True)
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +116,22 @@ class Asked:
     parts: Sequence[Part]
     rows: int
     has_unowned: bool
-    holders: Sequence[RankRun] | None  # the ranks whose rows count, if that is the same in all steps
+    held: Mapping[int, frozenset[int]]  # by tap's place: the ranks whose rows count, if that is the same in all steps
 
     @property
     def is_large(self) -> bool:
         """Whether sums over steps are used if they are there."""
         return self.rows > LARGE
+
+    @property
+    def holders(self) -> Sequence[RankRun] | None:
+        """The ranks whose rows count, if that is the same for all taps in all steps."""
+        every = {place for part in self.parts for place in part.places.tolist()}
+        ranks = {*self.held.values()}
+        if every != self.held.keys() or len(ranks) != 1:
+            return None
+        (only,) = ranks
+        return [each for each in self.attempt.ranks if each.rank in only]
 
     def part_of_one(self) -> Part | None:
         """Return the rank to ask if only one rank's rows count, so that the sums over its steps are those of all."""
@@ -119,8 +141,23 @@ class Asked:
 
     def part_of(self, rank: RankRun) -> Part:
         """Return the taps as a rank numbers them."""
-        part = next(part for part in self.parts if rank in part.ranks)
-        return Part(part.shard, [rank], part.taps, part.numbers, part.places)
+        return replace(next(part for part in self.parts if rank in part.ranks), ranks=[rank])
+
+    def held_parts(self) -> Iterator[Part]:
+        """Yield the taps whose holders are known, with the ranks whose rows count."""
+        for part in self.parts:
+            alike: dict[frozenset[int], list[int]] = {}
+            for at, place in enumerate(part.places.tolist()):
+                if place in self.held:
+                    alike.setdefault(self.held[place], []).append(at)
+            for holders, which in alike.items():
+                if ranks := [each for each in part.ranks if each.rank in holders]:
+                    yield replace(part.some(which), ranks=ranks)
+
+    def others(self) -> Asked:
+        """Return the taps whose holders aren't known."""
+        parts = [part.some(np.flatnonzero(~np.isin(part.places, [*self.held])).tolist()) for part in self.parts]
+        return replace(self, parts=[each for each in parts if each.numbers], held={})
 
     def is_easy(self, with_sketches: bool) -> bool:
         """Return whether sums over steps of single ranks answer."""
@@ -130,8 +167,14 @@ class Asked:
 
     @classmethod
     def of(
-        cls, attempt: Attempt, steps: tuple[int, int], taps: Sequence[Tap], leaves_out: Callable[[Tap], bool]
+        cls,
+        attempt: Attempt,
+        steps: tuple[int, int],
+        taps: Sequence[Tap],
+        leaves_out: Callable[[Tap], bool] = lambda tap: False,
+        rows: int | None = None,
     ) -> Asked:
+        """Return what is asked. If it doesn't matter whose rows count, say how many there are."""
         wanted = [(place, tap) for place, tap in enumerate(taps) if not leaves_out(tap)]
         alike: dict[tuple[int, tuple[tuple[int, int], ...]], list[RankRun]] = {}
         for rank in attempt.ranks:
@@ -149,12 +192,13 @@ class Asked:
             )
             for (_, places), ranks in alike.items()
         ]
-        counts = _Counts.join([_Counts.of(part, steps) for part in parts]) if parts else None
-        if counts is None:
-            return cls(attempt, steps, taps, parts, 0, False, None)
-        ranks = counts.holders(sum(len(part.ranks) * len(part.numbers) for part in parts))
-        holders = None if ranks is None else [each for each in attempt.ranks if each.rank in ranks]
-        return cls(attempt, steps, taps, parts, int(counts.rows.sum()), bool(counts.unowned.any()), holders)
+        if rows is not None or not parts:
+            return cls(attempt, steps, taps, parts, rows or 0, True, {})
+        counts, ranks = _Counts.join([_Counts.of(part, steps) for part in parts]), np.zeros(len(taps), np.int64)
+        for part in parts:
+            ranks[part.places] += len(part.ranks)
+        held = counts.holders(ranks)
+        return cls(attempt, steps, taps, parts, int(counts.rows.sum()), bool(counts.unowned.any()), held)
 
     @cached_property
     def sketches(self) -> int:

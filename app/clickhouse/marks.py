@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Final
 
+from .attempts import Progress, RankRun, by_shard
 from .client import Shard
 from .questions import in_runs
 from .tables import ITEMS, MARK, ROLLUPS, ROWS, SKETCH_ROLLUPS, SKETCHES, Table
@@ -25,6 +26,17 @@ class Marks:
     def __init__(self) -> None:
         self._whole: dict[int, Hashable] = {}  # by shard: for which spools that is known, in which state
         self.uneven: frozenset[int] = frozenset()  # shards that don't have each block once
+
+    def are_sure(self, ranks: Sequence[RankRun], progress_of: Callable[[RankRun], Progress]) -> bool:
+        """Return whether sums over steps of some ranks have every block once."""
+        return all(
+            self.are_whole(
+                shard,
+                frozenset[int]().union(*(progress_of(each).spools for each in here)),
+                tuple(progress_of(each).after for each in here),
+            )
+            for shard, here in by_shard(ranks)
+        )
 
     def are_whole(self, shard: Shard, spools: Collection[int], state: Hashable) -> bool:
         """Return whether a shard has each block of these spools once. If it has, that is asked once in each state."""

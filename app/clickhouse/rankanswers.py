@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -16,15 +16,17 @@ from hookcore.store.heatmap import Cells
 from hookcore.store.rows import Rows, down_sample
 from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.segments import Floats, Steps
-from hookcore.store.sketches import SketchRows
+from hookcore.store.sketches import SketchRows, narrow
 
+from .native import Answer
 from .rankrows import Sums
 
 
 def nbytes_of(found: Rows | Cells | list[SketchRows] | HookcoreError) -> int:
     """Return the memory of an answer, or about that of the reason why there is none."""
     if isinstance(found, HookcoreError):
-        return sys.getsizeof(str(found))
+        rest = getattr(found, "rest", None)
+        return sys.getsizeof(str(found)) + (0 if rest is None else nbytes_of(rest))
     if isinstance(found, list):
         return sum(each.nbytes for each in found)
     return sum(getattr(found, each.name).nbytes for each in fields(found))
@@ -52,6 +54,27 @@ def add_cells(cells: Cells, found: Cells, places: NDArray[np.int64]) -> None:
 def moved(entry: SketchRows, taps: NDArray[np.uint32], shift: int) -> SketchRows:
     """Return a rank's sketches as those of a tap of all ranks, at later steps."""
     return replace(entry, first=entry.first + shift, last=entry.last + shift, taps=taps)
+
+
+def sketches_over(
+    found: Answer, newest: NDArray[np.intp], taps: Mapping[int, int], ends: Sequence[int], shift: int
+) -> list[SketchRows]:
+    """Return rows of stored sums as sketches of taps, which are given by lane. The last buckets end at their ends."""
+    level, bucket, steps = (found.numbers(name)[newest].astype(np.int64) for name in ("level", "bucket", "present"))
+    known = np.array(sorted(taps), np.uint64)
+    of_lane = np.array([taps[lane] for lane in known.tolist()], np.uint32)
+    tap = of_lane[np.searchsorted(known, found.numbers("lane")[newest])]
+    bins, first = found.lists("bins"), bucket << level
+    order = np.lexsort((tap, first))
+    last_ends, made = np.sort(np.array(ends, np.int64)), []
+    for rows in np.split(order, np.flatnonzero(np.diff(first[order])) + 1) if len(order) else ():
+        start, places = places_of(bins.starts, newest[rows])
+        begin, at = int(first[rows[0]]), int(level[rows[0]])
+        last = min(begin + (1 << at) - 1, int(last_ends[np.searchsorted(last_ends, begin)]))
+        # Taps may be captured in different steps; there are at least as many as of one of them.
+        about = begin + shift, last + shift, int(steps[rows].max()), tap[rows], start.astype(np.uint32)
+        made.append(SketchRows(*about, bins.values[places], narrow(found.lists("counts").values[places])))
+    return made
 
 
 def sketches_in(sums: Sums, taps: NDArray[np.uint32]) -> Iterator[SketchRows]:

@@ -91,6 +91,10 @@ class RankShares:
         """Note if there are frames of which ClickHouse has no rows, because none of any rank may tell that."""
         self._without_rows(ALL_VALUES, [each for part in asked.parts for each in part.ranks], asked.steps)
 
+    def note_lost_histograms(self, ranks: Sequence[RankRun], steps: tuple[int, int]) -> None:
+        """Note if ClickHouse lacks some of what these ranks have sent."""
+        self._find(HISTOGRAMS, dict.fromkeys(ranks, np.arange(steps[0], steps[1] + 1)))
+
     def _without_rows(self, sent: Sent, ranks: Sequence[RankRun], steps: tuple[int, int]) -> dict[RankRun, Steps]:
         """Return in which of these steps each rank has frames without rows."""
         some = [each for shard, here in by_shard(ranks) if not self._have_rows(shard, here, steps) for each in here]

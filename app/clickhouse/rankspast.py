@@ -11,7 +11,6 @@ import numpy as np
 
 from hookcore.errors import HookcoreError
 from hookcore.records import STATS, Tap
-from hookcore.records.vocabulary import GRAD_SCALE, SAMPLES_RATE, TIME, TOKENS_RATE
 from hookcore.store import StepRange
 from hookcore.store.heatmap import Cells, Columns, Streaks
 from hookcore.store.past import Lane, Span
@@ -21,24 +20,25 @@ from hookcore.store.sketches import SketchRows
 
 from .adding import sums_of
 from .asked import Asked
-from .attempts import Attempt, RankRun, by_shard, of_runs
+from .attempts import Attempt, RankRun, by_shard
 from .levels import Budget
 from .marks import Marks
-from .names import lane_of_scalar, lane_of_sum
+from .names import lane_of_sum
 from .past import TROUBLED_S, Found
-from .questions import in_steps
-from .rankanswers import add_cells, in_time, moved, nbytes_of, placed, rows_in, rows_of_scalar, rows_over, sketches_in
-from .rankrows import Logged, Sums, merge_scalar
+from .rankanswers import add_cells, in_time, moved, nbytes_of, placed, rows_in, rows_over, sketches_in
+from .ranklogged import RankLogged
+from .rankrows import Sums
 from .rankshares import RankShares
 from .ranksteps import RanksSteps
 from .ranksums import OfAttempt, RankSums
 from .recent import Recent
-from .runpast import MAX_CELL_ROWS, PER_POINT, RunPast, RunsOfShard
-from .tables import PART
+from .runpast import MAX_CELL_ROWS, MIN_SUMS, PER_POINT, RunPast, RunsOfShard
+from .tables import RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SumTable
+from .toomany import TooManyError, check, or_too_many
 
 MAX_ADDED: Final = 2_000_000  # rows of ranks that are added up for one question
 MAX_SKETCHES_ADDED: Final = 200_000
-_RATES: Final = (SAMPLES_RATE, TOKENS_RATE)
+MAX_SUMS_OF_ALL: Final = 50_000  # histograms
 _BASE: Final = ("count", "nan", "inf")  # of which every sum makes use
 _ALSO: Final[Mapping[str, tuple[str, ...]]] = {
     "std": ("std", "mean"),
@@ -47,10 +47,6 @@ _ALSO: Final[Mapping[str, tuple[str, ...]]] = {
     "nonfinite": (),
 }
 _BACK: Final = (2, 16, 128, 1024)  # captured steps in which the newest values of all taps are looked for
-
-
-class TooManyError(HookcoreError):
-    """More rows than are added up for one question."""
 
 
 class RanksPast(RanksSteps):
@@ -68,6 +64,7 @@ class RanksPast(RanksSteps):
         self._marks = Marks()
         self._shares = RankShares(self.progress_of, self._troubles.note)
         self._sums_over = RankSums(self.progress_of)
+        self._logged = RankLogged(self._shares, self._sums_over)
 
     def rows(self, stat: str, lanes: Sequence[Lane], span: Span, most: int) -> Rows | None:
         scalars = [lane for lane in lanes if isinstance(lane, str)]
@@ -83,34 +80,43 @@ class RanksPast(RanksSteps):
         return None if found is None else Cells(*(getattr(found, each.name).copy() for each in fields(Cells)))
 
     def sketches(self, tap: int, span: Span, most: int) -> list[SketchRows] | None:
-        return self._once("sketches", (tap,), span, most, lambda: self._sketches([tap], span, most))
+        budget = Budget(most, 0, PER_POINT * most)
+        return self._once("sketches", (tap,), span, most, lambda: self._sketches([tap], span, budget))
 
     def all_sketches(self, taps: int, span: Span) -> list[SketchRows] | None:
-        return self._once("all_sketches", (taps,), span, None, lambda: self._sketches(range(taps), span))
+        each = max(1, MAX_SUMS_OF_ALL // max(1, taps))
+        budget = Budget(min(each, MIN_SUMS), 0, each)
+        return self._once("all_sketches", (taps,), span, None, lambda: self._sketches(range(taps), span, budget))
 
     def _once(
         self, question: str, lanes: tuple[Hashable, ...], span: Span, much: Hashable, find: Callable[[], Found]
     ) -> Found | None:
         """Return the answer to a question. While nothing more comes, it is asked once, and so is what was too much."""
         asked, stored = (question, *lanes), self.stored_until()
-        if span[1] is None or span[1] > stored:
-            return self._troubles.attempt(asked, find)
+        table = RANK_SKETCH_ROLLUPS if "sketches" in question else RANK_ROLLUPS
 
         def ask() -> Found:
-            key = asked, span, much, self._here(span)
-            found = self._recent.get(key, lambda: _or_too_many(find), self._state)
-            if isinstance(found, TooManyError):
+            if span[1] is None or span[1] > stored:
+                found = or_too_many(find)
+            else:
+                key = asked, span, much, self._here(span, table)
+                found = self._recent.get(key, lambda: or_too_many(find), self._state)
+            if not isinstance(found, TooManyError):
+                return found
+            if found.rest is None:
                 raise TooManyError(str(found))
-            return found
+            self._troubles.note(("rest", *asked), str(found))
+            rest: Found = found.rest
+            return rest
 
         return self._troubles.attempt(asked, ask)
 
-    def _here(self, span: Span) -> Hashable:
+    def _here(self, span: Span, table: SumTable) -> Hashable:
         """Return what an answer depends on: which ranks there are, and how far each is stored."""
         here: list[Hashable] = [frozenset(tap for tap in self._taps() if self._leaves_out(tap))]
         for attempt, (_, last) in self._within(span):
             known = [(each.run, len(each.taps()), each.trained, self.progress_of(each)) for each in attempt.ranks]
-            stored = self._sums_over.marks_of(attempt).until(last)
+            stored = self._sums_over.marks_of(attempt, table).until(last)
             here.append(
                 (attempt.shift, stored, *((*about, None if of.newest > last else of.after) for *about, of in known))
             )
@@ -168,15 +174,23 @@ class RanksPast(RanksSteps):
                     cells.add(columns, rows_in(sums, stat, len(taps)), Streaks(none, none - 1))
         return cells
 
-    def _sketches(self, numbers: Sequence[int], span: Span, most: int = 1) -> list[SketchRows]:
-        lanes = np.array(numbers, np.uint32)
-        found: list[SketchRows] = []
-        for each in self._asked(numbers, self._within(span), with_sketches=True):
+    def _sketches(self, numbers: Sequence[int], span: Span, budget: Budget) -> list[SketchRows]:
+        self.stored_until()
+        lanes, every = np.array(numbers, np.uint32), self._taps()
+        known = {lane_of_sum(every[number]): number for number in numbers if not self._leaves_out(every[number])}
+        found, left = self._sums_over.sketches(known, self._within(span), budget, MAX_SKETCHES_ADDED)
+        try:
+            asked = self._asked(numbers, left, with_sketches=True)
+        except TooManyError as error:
+            if not found:
+                raise
+            raise TooManyError(str(error), sorted(found, key=lambda entry: entry.first)) from None
+        for each in asked:
             holders = each.holders if each.is_large else None
             if holders is not None and len(numbers) == 1:
                 for shard, ranks in by_shard(holders):
                     pasts = [(self._run_of(rank), each.part_of(rank).numbers[0]) for rank in ranks]
-                    answers = RunsOfShard(shard).sketches(pasts, each.steps, most)
+                    answers = RunsOfShard(shard).sketches(pasts, each.steps, budget.least)
                     for (past, _), entries in zip(pasts, answers, strict=True):
                         found += [moved(entry, lanes, each.attempt.shift) for entry in _known(entries, past)]
             else:
@@ -202,18 +216,8 @@ class RanksPast(RanksSteps):
         return steps, values
 
     def _scalar(self, name: str, span: Span, most: int) -> Rows:
-        if name in _RATES:
-            raise HookcoreError(f"{name} of all ranks together is only in memory. The runs of the ranks have it")
         self.stored_until()
-        budget = Budget(most, 0, PER_POINT * most)
-        parts, left = self._sums_over.rows("mean", [lane_of_scalar(name)], self._within(span), budget, MAX_ADDED)
-        found = []
-        for attempt, steps in left:
-            said = self._shares.without_lost(attempt.ranks, steps, _logged(attempt, name, steps))
-            frames = _logged(attempt, TIME, steps) if name == GRAD_SCALE else said
-            at, value = merge_scalar(name, said, np.unique(frames.step, return_counts=True))
-            found.append((at + attempt.shift, value))
-        return in_time([*parts, *(rows_of_scalar(*each) for each in found)], 1)
+        return self._logged.rows(name, self._within(span), Budget(most, 0, PER_POINT * most), MAX_ADDED)
 
     # -- adding up ---------------------------------------------------------------------------------------------------
 
@@ -233,21 +237,16 @@ class RanksPast(RanksSteps):
             self._shares.note_without_rows(each)
         asked = [self._without_uncertain(each) for each in asked if each.rows]
         added = [each for each in asked if exactly or not each.is_easy(with_sketches)]
-        _check(sum(each.rows for each in added), MAX_ADDED, "values")
+        check(sum(each.rows for each in added), MAX_ADDED, "values")
         if with_sketches:
-            _check(sum(each.sketches for each in added), MAX_SKETCHES_ADDED, "histograms")
+            check(sum(each.sketches for each in added), MAX_SKETCHES_ADDED, "histograms")
         return asked
 
     def _without_uncertain(self, asked: Asked) -> Asked:
         """Return what is asked, to be added up row by row if sums over steps may lack something or have it twice."""
         if not asked.is_large or asked.holders is None:
             return asked
-        for shard, ranks in by_shard(asked.holders):
-            progress = [self.progress_of(each) for each in ranks]
-            spools = frozenset[int]().union(*(each.spools for each in progress))
-            if not self._marks.are_whole(shard, spools, tuple(each.after for each in progress)):
-                return replace(asked, holders=None)
-        return asked
+        return asked if self._marks.are_sure(asked.holders, self.progress_of) else replace(asked, held={})
 
     def _sums(self, columns: Sequence[str], asked: Asked, with_sketches: bool = False) -> Iterator[Sums]:
         """Yield the sums of some taps over the ranks of an attempt in portions, oldest first."""
@@ -260,22 +259,6 @@ class RanksPast(RanksSteps):
         return RunPast(rank.shard, rank.id, lambda: StepRange(0, known.newest, max(1, known.captured)))
 
 
-def _or_too_many(find: Callable[[], Found]) -> Found | TooManyError:
-    """Return an answer, or that it would be too much."""
-    try:
-        return find()
-    except TooManyError as error:
-        return error
-
-
-def _check(count: int, most: int, what: str) -> None:
-    if count > most:
-        raise TooManyError(
-            f"{count:,} {what} of ranks would have to be added up for this, and {most:,} is the limit: choose "
-            f"fewer steps or tensors, or look at the run of a rank"
-        )
-
-
 def _needed_for(stat: str) -> Sequence[str]:
     return (*_BASE, *_ALSO.get(stat, (stat,)))
 
@@ -285,16 +268,3 @@ def _known(found: Found | None, past: RunPast) -> Found:
     if found is None:
         raise HookcoreError(past.trouble)
     return found
-
-
-def _logged(attempt: Attempt, name: str, steps: tuple[int, int]) -> Logged:
-    """Return what the ranks of an attempt said of a scalar, by step and rank."""
-    lane = lane_of_scalar(name)
-    where = f"lane = {lane} AND {in_steps(*steps)} AND role > {PART}"
-    asked = [(shard, f"FROM rows WHERE {of_runs(ranks)} AND {where}") for shard, ranks in by_shard(attempt.ranks)]
-    count = sum(shard.read(f"SELECT count() AS found {rest}").one("found") for shard, rest in asked)
-    _check(count, MAX_ADDED, "values")
-    found = [shard.read(f"SELECT rank, step, mean {rest}") for shard, rest in asked]
-    rank, step = (np.concatenate([each.numbers(name) for each in found]).astype(np.int64) for name in ("rank", "step"))
-    value = np.concatenate([each.numbers("mean") for each in found]).astype(np.float64)
-    return Logged.of(rank, step, value)

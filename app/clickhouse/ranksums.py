@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.store.rows import Rows
+from hookcore.store.sketches import SketchRows
 
-from .asked import LARGE
+from .asked import LARGE, LARGE_SKETCHES
 from .attempts import Attempt, Progress, RankRun
 from .client import Shard
 from .groups import begins_of
@@ -20,8 +21,9 @@ from .levels import EXACT, Budget
 from .names import number_of_run
 from .native import Answer
 from .questions import in_lanes
+from .rankanswers import sketches_over
 from .runanswers import rows_of
-from .tables import LEAF, MARK, SUM_LEVELS
+from .tables import LEAF, MARK, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SKETCH_LEVELS, SUM_LEVELS, SumTable
 
 FRESH_S: Final = 5.0  # for which it is believed what is stored
 MAX_NAMED: Final = 2000  # lanes that are named in a question; of more, all are read
@@ -74,20 +76,21 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marks:
-    """Which buckets are stored, by level: ascending, with how many of their steps are in them."""
+    """Which buckets a table has, by level: ascending, with how many of their steps are in them."""
 
     stored: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = field(default_factory=dict)
+    levels: tuple[int, ...] = SUM_LEVELS
 
     @classmethod
-    def of(cls, attempt: Attempt) -> Marks:
+    def of(cls, attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> Marks:
         run = number_of_sum(attempt)
         found = home_of(attempt).read(
-            f"SELECT level, bucket, max(present) AS steps FROM rank_rollups WHERE run = {run} AND lane = {MARK} "
+            f"SELECT level, bucket, max(present) AS steps FROM {table.name} WHERE run = {run} AND lane = {MARK} "
             "GROUP BY level, bucket ORDER BY level, bucket"
         )
         level, bucket, steps = (found.numbers(name).astype(np.int64) for name in ("level", "bucket", "steps"))
         here = {each: np.flatnonzero(level == each) for each in np.unique(level).tolist()}
-        return cls({each: (bucket[rows], steps[rows]) for each, rows in here.items()})
+        return cls({each: (bucket[rows], steps[rows]) for each, rows in here.items()}, table.levels)
 
     def until(self, step: int) -> tuple[int, ...]:
         """Return how many buckets of each level are stored up to a step."""
@@ -119,7 +122,7 @@ class Marks:
         """Return buckets of a level, or of finer ones, and the steps that none of them has."""
         covered: list[Stretch] = []
         left = [steps]
-        for each in sorted((each for each in SUM_LEVELS if each <= level), reverse=True):
+        for each in sorted((each for each in self.levels if each <= level), reverse=True):
             rest: list[Steps] = []
             for part in left:
                 found = self.stretches(each, part)
@@ -145,17 +148,17 @@ class RankSums:
 
     def __init__(self, progress_of: Callable[[RankRun], Progress]) -> None:
         self._progress_of = progress_of
-        self._marks: dict[int, tuple[float, Marks]] = {}  # by number
+        self._marks: dict[tuple[int, str], tuple[float, Marks]] = {}  # by number and table
 
-    def marks_of(self, attempt: Attempt) -> Marks:
+    def marks_of(self, attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> Marks:
         """Return which sums of an attempt are stored; none while some of its ranks aren't known."""
         if len(attempt.ranks) < attempt.world:
             return Marks()
-        number, now = number_of_sum(attempt), time.monotonic()
-        at, known = self._marks.get(number, (float("-inf"), Marks()))
+        key, now = (number_of_sum(attempt), table.name), time.monotonic()
+        at, known = self._marks.get(key, (float("-inf"), Marks()))
         if now - at > FRESH_S:
-            known = Marks.of(attempt)
-            self._marks[number] = now, known
+            known = Marks.of(attempt, table)
+            self._marks[key] = now, known
         return known
 
     def rows(
@@ -178,6 +181,54 @@ class RankSums:
             found.append(replace(rows, first=rows.first + attempt.shift, last=rows.last + attempt.shift))
             left += [(attempt, each) for each in rest]
         return found, left
+
+    def sketches(
+        self, lanes: Mapping[int, int], within: Iterable[OfAttempt], budget: Budget, most: int
+    ) -> tuple[list[SketchRows], list[OfAttempt]]:
+        """Return the sketches of some lanes, given with their taps, where that saves much, and what is left.
+
+        If what is left at the ends of the steps is more than `most`, whole buckets are read there.
+        """
+        found: list[SketchRows] = []
+        left: list[OfAttempt] = []
+        for attempt, steps in within:
+            level, of_step = (
+                budget.level(steps[1] - steps[0] + 1, SKETCH_LEVELS),
+                len(lanes) * self._rows_in(attempt, (0, 0)),
+            )
+            many = of_step * (steps[1] - steps[0] + 1)
+            if many > most:
+                level = max(level, LEAF)
+            if many <= LARGE_SKETCHES or level == EXACT:
+                left.append((attempt, steps))
+                continue
+            marks = self.marks_of(attempt, RANK_SKETCH_ROLLUPS)
+            covered, rest = marks.cover(level, steps)
+            if of_step * sum(last - first + 1 for first, last in rest) > most:
+                whole = steps[0] >> LEAF << LEAF, (steps[1] | ((1 << LEAF) - 1))
+                covered, rest = marks.cover(level, whole)
+                rest = [
+                    each for first, last in rest if (each := (max(first, steps[0]), min(last, steps[1])))[0] <= each[1]
+                ]
+            found += self._read_sketches(attempt, lanes, covered)
+            left += [(attempt, each) for each in rest]
+        return found, left
+
+    @staticmethod
+    def _read_sketches(attempt: Attempt, lanes: Mapping[int, int], covered: Sequence[Stretch]) -> list[SketchRows]:
+        """Return the sketches of some lanes in buckets."""
+        if not covered:
+            return []
+        where = " OR ".join(f"({each.where})" for each in covered)
+        named = in_lanes(sorted(lanes)) if len(lanes) <= MAX_NAMED else f"lane != {MARK}"
+        found = home_of(attempt).read(
+            f"SELECT level, lane, bucket, version, present, bins, counts FROM rank_sketch_rollups "
+            f"WHERE run = {number_of_sum(attempt)} AND {named} AND ({where})"
+        )
+        newest = newest_of(found)
+        if len(lanes) > MAX_NAMED:
+            newest = newest[np.isin(found.numbers("lane")[newest], np.array([*lanes], np.uint64))]
+        return sketches_over(found, newest, lanes, [each.end for each in covered], attempt.shift)
 
     def _rows_in(self, attempt: Attempt, steps: Steps) -> float:
         """Return about how many rows of a lane the ranks have in some steps."""

@@ -22,6 +22,7 @@ from .tables import (
     LANES,
     PAGES,
     RANK_ROLLUPS,
+    RANK_SKETCH_ROLLUPS,
     ROLLUPS,
     ROLLUPS_IN,
     ROWS,
@@ -37,6 +38,7 @@ OF_RUNS: Final = (
     ROWS,
     ROLLUPS,
     RANK_ROLLUPS,
+    RANK_SKETCH_ROLLUPS,
     SKETCHES,
     SKETCH_ROLLUPS,
     ITEMS,
@@ -111,8 +113,12 @@ def _third(server: Server) -> Iterator[str]:
     yield server.create(RANK_ROLLUPS)
 
 
+def _fourth(server: Server) -> Iterator[str]:
+    yield server.create(RANK_SKETCH_ROLLUPS)
+
+
 # The statements that lead from each version to the next one. All can be repeated, as after a lost connection.
-MIGRATIONS: Final[tuple[Callable[[Server], Iterator[str]], ...]] = (_first, _second, _third)
+MIGRATIONS: Final[tuple[Callable[[Server], Iterator[str]], ...]] = (_first, _second, _third, _fourth)
 _VERSIONS: Final = (
     "CREATE TABLE IF NOT EXISTS versions (version UInt32, at DateTime, writer String) "
     "ENGINE = MergeTree ORDER BY version"

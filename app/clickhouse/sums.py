@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records.sketch import BINS
+from hookcore.records.sketch import BINS, places_of
 from hookcore.store import STAT_NAMES
 from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.segments import Floats
@@ -102,6 +102,22 @@ class SketchBuckets:
         """Return the same sketches on a higher level."""
         return _summed(level, self.lane, self.bucket >> np.uint64(level - self.level), self.steps, self)
 
+    def take(self, rows: NDArray[np.intp]) -> SketchBuckets:
+        """Return some rows, in this order."""
+        starts, places = places_of(self.starts, rows)
+        flat = self.lane[rows], self.bucket[rows], self.steps[rows]
+        return SketchBuckets(self.level, *flat, starts, self.bins[places], self.counts[places])
+
+    @classmethod
+    def join(cls, parts: Sequence[SketchBuckets]) -> SketchBuckets:
+        """Return the rows of all parts of a level, with one for each lane and bucket."""
+        columns = ("lane", "bucket", "steps", "bins", "counts")
+        every = {name: np.concatenate([getattr(part, name) for part in parts]) for name in columns}
+        lengths = np.concatenate([np.diff(part.starts) for part in parts])
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        joined = cls(parts[0].level, starts=starts, **every)
+        return joined.take(np.lexsort((joined.bucket, joined.lane))).coarser(joined.level)
+
 
 def sketch_rollups_of(sketches: Sketched) -> list[SketchBuckets]:
     """Return the sums of the sketches of steps, on all levels."""
@@ -130,7 +146,7 @@ def _summed(level: int, lane: Numbers, bucket: Numbers, steps: Counts, rows: Ske
         part = slice(int(rows.starts[inside.start]), int(rows.starts[inside.stop]))
         group = np.repeat(np.arange(high - low), np.diff(begins[low:high], append=inside.stop))
         keys = np.repeat(group * BINS, np.diff(rows.starts[inside.start : inside.stop + 1])) + rows.bins[part]
-        # Exact: a bin of the steps of one segment has fewer than 2 ** 53 values.
+        # Exact: a bin has fewer than 2 ** 53 values.
         dense = np.bincount(keys, rows.counts[part], (high - low) * BINS).astype(np.uint64)
         filled = np.flatnonzero(dense)
         lengths.append(np.bincount(filled // BINS, minlength=high - low))

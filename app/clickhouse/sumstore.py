@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import Tap
+from hookcore.records.sketch import places_of
 from hookcore.store import STAT_NAMES
 
-from .attempts import Attempt, RankRun, by_shard, of_runs
+from .attempts import Attempt, RankRun, by_shard, frames_of, of_runs
 from .groups import begins_of
 from .names import SCALARS
-from .native import Column, encode
+from .native import Column, Lists, encode, join
 from .questions import in_steps
 from .rankrows import Logged
 from .ranksums import Marks, home_of, newest_of, number_of_sum
-from .sums import Buckets
-from .tables import MARK, PART, RANK_ROLLUPS
+from .sums import Buckets, SketchBuckets
+from .tables import MARK, PART, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SumTable
+
+MOST: Final = {RANK_ROLLUPS.name: 100_000, RANK_SKETCH_ROLLUPS.name: 20_000}  # rows that are read or stored at once
 
 
 class Reach(NamedTuple):
@@ -77,6 +80,14 @@ def are_named(attempt: Attempt, numbers: Mapping[RankRun, Mapping[Tap, int]], st
     return True
 
 
+def count_frames(attempt: Attempt, steps: tuple[int, int], what: str = "rows") -> int:
+    """Return how many frames with values of tensors, or with sketches, all ranks have in some steps."""
+    return sum(
+        shard.read(f"SELECT count() AS found FROM items {where} AND {what} > 0").one("found")
+        for shard, where in frames_of(attempt, steps)
+    )
+
+
 def count_scalars(attempt: Attempt) -> int:
     """Return about how many values the ranks log."""
     where = f"lane BETWEEN {SCALARS} AND {MARK - 1}"
@@ -106,17 +117,21 @@ def logged(attempt: Attempt, steps: tuple[int, int]) -> tuple[NDArray[np.uint64]
 # -- what is stored ----------------------------------------------------------------------------------------------------
 
 
-def count_lanes(attempt: Attempt, level: int, bucket: int) -> int:
+def count_lanes(table: SumTable, attempt: Attempt, level: int, bucket: int) -> int:
     """Return how many lanes have something in a bucket."""
     where = f"run = {number_of_sum(attempt)} AND level = {level} AND bucket = {bucket}"
-    return home_of(attempt).read(f"SELECT count() AS lanes FROM rank_rollups WHERE {where}").one("lanes")
+    return home_of(attempt).read(f"SELECT count() AS lanes FROM {table.name} WHERE {where}").one("lanes")
 
 
-def read(attempt: Attempt, level: int, buckets: tuple[int, int]) -> Buckets:
-    """Return the buckets of a level between two of them."""
+def read(
+    table: SumTable, attempt: Attempt, level: int, buckets: tuple[int, int], part: tuple[int, int]
+) -> Buckets | SketchBuckets:
+    """Return the buckets of a level between two of them, of a part of all lanes, given as its number and how many."""
+    number, parts = part
     found = home_of(attempt).read(
-        f"SELECT `{'`, `'.join(RANK_ROLLUPS.columns)}` FROM rank_rollups WHERE run = {number_of_sum(attempt)} "
+        f"SELECT `{'`, `'.join(table.columns)}` FROM {table.name} WHERE run = {number_of_sum(attempt)} "
         f"AND level = {level} AND bucket BETWEEN {buckets[0]} AND {buckets[1]} AND lane != {MARK}"
+        + (f" AND lane % {parts} = {number}" if parts > 1 else "")
     )
     newest = newest_of(found)
 
@@ -126,35 +141,44 @@ def read(attempt: Attempt, level: int, buckets: tuple[int, int]) -> Buckets:
     def of_stats(part: str, kind: type[np.generic]) -> NDArray[Any]:
         return np.array([of(f"{stat}_{part}", kind) for stat in STAT_NAMES])
 
+    about = of("lane", np.uint64), of("bucket", np.uint64), of("present", np.uint32)
+    if table is RANK_SKETCH_ROLLUPS:
+        starts, places = places_of(found.lists("bins").starts, newest)
+        bins, sums_of_bins = (found.lists(name).values[places] for name in ("bins", "counts"))
+        return SketchBuckets(level, *about, starts, bins.astype(np.uint16), sums_of_bins.astype(np.uint64))
     counts, sums = (of_stats(part, kind) for part, kind in (("n", np.uint32), ("sum", np.float64)))
-    about = of("lane", np.uint64), of("bucket", np.uint64), of("present", np.uint32), of("bad", np.uint32)
-    return Buckets(level, *about, sums, counts, of_stats("lo", np.float64), of_stats("hi", np.float64))
+    extremes = of_stats("lo", np.float64), of_stats("hi", np.float64)
+    return Buckets(level, *about, of("bad", np.uint32), sums, counts, *extremes)
 
 
-def insert(attempt: Attempt, found: Sequence[Buckets], reach: Reach) -> None:
+def insert(table: SumTable, attempt: Attempt, found: Sequence[Buckets | SketchBuckets], reach: Reach) -> None:
     """Store buckets."""
     columns: dict[str, Column] = {
         "level": np.repeat([each.level for each in found], [len(each.lane) for each in found]),
         "lane": np.concatenate([each.lane for each in found]),
         "bucket": np.concatenate([each.bucket for each in found]),
         "present": np.concatenate([each.steps for each in found]),
-        "bad": np.concatenate([each.bad_steps for each in found]),
     }
-    for part, of in (("sum", "sums"), ("n", "finite"), ("lo", "low"), ("hi", "high")):
-        values = np.concatenate([getattr(each, of) for each in found], axis=1)
-        columns |= {f"{stat}_{part}": values[place] for place, stat in enumerate(STAT_NAMES)}
-    _write(attempt, columns, reach)
+    values = [each for each in found if isinstance(each, Buckets)]
+    for part, of in (("sum", "sums"), ("n", "finite"), ("lo", "low"), ("hi", "high")) if values else ():
+        every = np.concatenate([getattr(each, of) for each in values], axis=1)
+        columns |= {f"{stat}_{part}": every[place] for place, stat in enumerate(STAT_NAMES)}
+        columns["bad"] = np.concatenate([each.bad_steps for each in values])
+    sketches = [each for each in found if isinstance(each, SketchBuckets)]
+    for name in ("bins", "counts") if sketches else ():
+        columns[name] = join([Lists(each.starts, getattr(each, name)) for each in sketches])
+    _write(table, attempt, columns, reach)
 
 
-def mark(attempt: Attempt, level: int, buckets: Sequence[int], reach: Reach) -> None:
+def mark(table: SumTable, attempt: Attempt, level: int, buckets: Sequence[int], reach: Reach) -> None:
     """Store that some buckets have all that there is of their steps."""
     numbers = np.array(buckets, np.int64)
     lane, levels = np.full(len(numbers), MARK, np.uint64), np.full(len(numbers), level)
     steps = reach.steps_in(level, numbers)
-    _write(attempt, {"level": levels, "lane": lane, "bucket": numbers, "present": steps}, reach)
+    _write(table, attempt, {"level": levels, "lane": lane, "bucket": numbers, "present": steps}, reach)
 
 
-def _write(attempt: Attempt, columns: Mapping[str, Column], reach: Reach) -> None:
+def _write(table: SumTable, attempt: Attempt, columns: Mapping[str, Column], reach: Reach) -> None:
     many = len(columns["lane"])
     if not many:
         return
@@ -164,5 +188,9 @@ def _write(attempt: Attempt, columns: Mapping[str, Column], reach: Reach) -> Non
         "version": np.full(many, reach.last, np.uint64),  # of the last bucket, the row with the most steps counts
         **columns,
     }
-    block = {name: (kind, about.get(name, np.zeros(many))) for name, kind in RANK_ROLLUPS.columns.items()}
-    home_of(attempt).insert(RANK_ROLLUPS.name, encode(block))
+    none = Lists(np.zeros(many + 1, np.int64), np.empty(0))
+    block = {
+        name: (kind, about.get(name, none if kind.startswith("Array") else np.zeros(many)))
+        for name, kind in table.columns.items()
+    }
+    home_of(attempt).insert(table.name, encode(block))

@@ -12,7 +12,7 @@ from hookcore.store import STAT_NAMES
 LEVELS: Final = (3, 5, 7, 9, 11, 13, 15, 17)  # of rollups: binary logarithms of the steps in a bucket
 SKETCH_LEVELS: Final = (6, 9, 12, 15)
 SUM_LEVELS: Final = (4, 6, 8, 10, 12, 14)  # of the sums of ranks
-LEAF: Final = SUM_LEVELS[1]  # the steps that are added up together, and the level on which they are marked
+LEAF: Final = SUM_LEVELS[1]  # the steps that are added up together, on the level on which they are marked
 CHUNK: Final = 12  # the binary logarithm of the number of steps that are next to each other on disk
 MARK: Final = 2**64 - 1  # the lane of the row that says which segment a block came from
 PART, BOTH, MERGED = 0, 1, 2  # a row as the trainer sent it; also the value of its step; only that
@@ -37,6 +37,13 @@ class Table:
     arguments: str = ""
     granularity: int = 8192
     marked: str = ""  # the column that has the number of a segment, in rows whose run is a spool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumTable(Table):
+    """Sums of the ranks of one training. Any server may store a bucket, as a whole, so the newest one counts."""
+
+    levels: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +107,7 @@ ROLLUPS_IN: Final = Inlet(
     ROLLUPS,
     _select_rollups(),
 )
-# Sums of the ranks of one training. Any server may store a bucket, so it has all of it, and the newest one counts.
-RANK_ROLLUPS: Final = Table(
+RANK_ROLLUPS: Final = SumTable(
     "rank_rollups",
     {
         **_OF_BUCKET,
@@ -114,6 +120,16 @@ RANK_ROLLUPS: Final = Table(
     "ReplacingMergeTree",
     "version",
     granularity=1024,
+    levels=SUM_LEVELS,
+)
+RANK_SKETCH_ROLLUPS: Final = SumTable(
+    "rank_sketch_rollups",
+    {**_OF_BUCKET, "version": "UInt64", "present": "UInt32", "bins": "Array(UInt16)", "counts": "Array(UInt64)"},
+    "run, level, lane, bucket",
+    "ReplacingMergeTree",
+    "version",
+    granularity=256,
+    levels=SKETCH_LEVELS,
 )
 SKETCHES: Final = Table(
     "sketches",

@@ -119,7 +119,11 @@ class Deep(Contents):
         kept = [entry for entry in near if entry.last > stored or (entry.first >= since and entry.steps == 1)]
         end = min([stored, *(entry.first - 1 for entry in kept), *(each for each in span[1:] if each is not None)])
         older = ask(past, (span[0], end)) if end >= (span[0] or 0) else None
-        return near if older is None else [*older, *kept]
+        if older is None:
+            return near
+        # A sum of the past may be of steps after the end, too, or the last steps may be too many for it.
+        until = max((entry.last for entry in older), default=-1)
+        return [*older, *(entry for entry in near if entry.first > until)]
 
     def _all_entries(self, span: Span) -> list[SketchRows]:
         """Return the sketches of all taps, or sums of them, oldest first."""
