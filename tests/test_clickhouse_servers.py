@@ -25,7 +25,7 @@ from hookcore_app.clickhouse.cluster.retention import Retention, days_of
 from hookcore_app.clickhouse.names import number_of_run, rank_shards
 from hookcore_app.clickhouse.native import FormatError
 from hookcore_app.clickhouse.record import Extent
-from hookcore_app.clickhouse.schema import OF_RUNS, SchemaError, connect
+from hookcore_app.clickhouse.schema import OF_RUNS, OF_SUMS, SchemaError, connect
 from hookcore_app.clickhouse.sharing import merged
 from hookcore_app.clickhouse.tables import ROWS, SKETCHES
 from hookcore_app.runs import JointRun, Run
@@ -693,8 +693,15 @@ def test_days_whose_runs_have_been_silent_for_long_enough_are_dropped_everywhere
     node.ask("OPTIMIZE TABLE runs FINAL", database_of(url))
     assert Retention("").keep(shard) == []
     assert Retention("60d").keep(shard) == []
+    for table in OF_SUMS:  # another server stores sums when their day was dropped, or just before
+        for of in (day, "2020-01-01", "today()"):
+            of_day = of if of == "today()" else f"'{of}'"
+            node.ask(f"INSERT INTO {table.name} (day, run) SELECT toDate({of_day}), 7", database_of(url))
     keeping = Retention("30d")
     assert keeping.keep(shard) == [day]
+    for table in OF_SUMS:
+        assert shard.read(f"SELECT count() AS count FROM {table.name} WHERE day = today()").one("count") == 1
+        assert shard.read(f"SELECT count() AS count FROM {table.name}").one("count") == 1, "days without runs are gone"
     assert keeping.keep(shard) == [], "not again so soon"
     monkeypatch.setattr(retention, "EVERY_S", 0.0)
     assert keeping.keep(shard) == []

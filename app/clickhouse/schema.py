@@ -33,12 +33,12 @@ from .tables import (
     Table,
 )
 
+OF_SUMS: Final = (RANK_ROLLUPS, RANK_SKETCH_ROLLUPS)  # what servers can make again
 # All tables with something of runs, the list of runs last.
 OF_RUNS: Final = (
     ROWS,
     ROLLUPS,
-    RANK_ROLLUPS,
-    RANK_SKETCH_ROLLUPS,
+    *OF_SUMS,
     SKETCHES,
     SKETCH_ROLLUPS,
     ITEMS,

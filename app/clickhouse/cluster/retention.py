@@ -10,9 +10,9 @@ from typing import Final
 
 from hookcore.errors import ArgumentError
 
-from ..client import Shard
+from ..client import Shard, quoted
 from ..names import DAY_S
-from ..schema import OF_RUNS
+from ..schema import OF_RUNS, OF_SUMS
 
 logger = logging.getLogger("hookcore")
 
@@ -37,6 +37,17 @@ def dropped_days(shard: Shard, days: Iterable[int]) -> set[int]:
     return {day for day in days if day < today - 1} - set(left)
 
 
+def _days_of_sums(shard: Shard, days: int) -> list[str]:
+    """Return the days longer ago of which a shard has nothing but sums of ranks."""
+    tables = ", ".join(quoted(table.name) for table in OF_SUMS)
+    found = shard.read(
+        f"SELECT DISTINCT partition FROM system.parts WHERE database = currentDatabase() AND active "
+        f"AND table IN ({tables}) AND toDate(partition) < today() - {days} "
+        "AND toDate(partition) NOT IN (SELECT day FROM runs) ORDER BY partition"
+    )
+    return [name.decode() for name in found.texts("partition")]
+
+
 class Retention:
     """Drops days whose runs have all been silent for long enough. Any number of servers may do so."""
 
@@ -56,6 +67,9 @@ class Retention:
             f"HAVING max(at) < now() - {self._days * DAY_S} AND day < today() - {self._days} ORDER BY day"
         )
         days = [name.decode() for name in found.texts("name")]
+        for day in _days_of_sums(shard, self._days):  # another server may have stored some when their day was dropped
+            for sums in OF_SUMS:
+                shard.do(f"ALTER TABLE {sums.name} DROP PARTITION '{day}'")
         for day in days:
             for table in OF_RUNS:  # the list last, so that what fails is tried again
                 shard.do(f"ALTER TABLE {table.name} DROP PARTITION '{day}'")
