@@ -20,7 +20,7 @@ from .levels import pieces_of
 from .marks import Marks
 from .names import lane_of_scalar, lane_of_sum
 from .questions import OfRun, sketches_sql
-from .ranklogged import RATES
+from .rankrates import RATES
 from .rankrows import Logged, Sums, merge_scalar
 from .rankshares import RankShares
 from .steprows import StepRows
@@ -99,7 +99,7 @@ class LeafSums:
         for begin, end in zip(begins, np.append(begins[1:], len(lane)), strict=True):
             number, part = int(lane[begin]), slice(begin, end)
             name = _OTHERS.get(number, "")  # of all others, it doesn't matter
-            if name not in RATES:  # which of the ranks have batches of their own isn't known here
+            if name not in RATES:  # they depend on the steps before
                 step, value = merge_scalar(name, Logged(said.rank[part], said.step[part], said.value[part]), frames)
                 stats = np.zeros((len(STATS), len(value)))
                 stats[_VALUES] = np.where(np.isfinite(value), value, np.nan)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
-from hookcore.errors import HookcoreError
-from hookcore.records.vocabulary import GRAD_SCALE, SAMPLES_RATE, TIME, TOKENS_RATE
+from hookcore.records.vocabulary import GRAD_SCALE, TIME
 from hookcore.store.rows import Rows
 
 from .attempts import Attempt, by_shard, of_runs
@@ -17,13 +15,12 @@ from .levels import Budget
 from .names import lane_of_scalar
 from .questions import in_steps
 from .rankanswers import in_time, rows_of_scalar
+from .rankrates import RATES, RankRates
 from .rankrows import Logged, merge_scalar
 from .rankshares import RankShares
 from .ranksums import OfAttempt, RankSums
 from .tables import PART
 from .toomany import check
-
-RATES: Final = (SAMPLES_RATE, TOKENS_RATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +29,19 @@ class RankLogged:
 
     shares: RankShares
     sums: RankSums
+    rates: RankRates
 
     def rows(self, name: str, within: Iterable[OfAttempt], budget: Budget, most: int) -> Rows:
         """Return the rows of some steps. Raises TooManyError if more than `most` values would have to be added up."""
         lane = lane_of_scalar(name)
-        if name in RATES:
-            raise HookcoreError(f"{name} of all ranks together is only in memory. The runs of the ranks have it")
-        parts, left = self.sums.rows("mean", [lane], within, budget, most)
+        parts, left = ([], [*within]) if name in RATES else self.sums.rows("mean", [lane], within, budget, most)
         for attempt, steps in left:
             said = self.shares.without_lost(attempt.ranks, steps, _logged(attempt, name, steps, most))
-            frames = _logged(attempt, TIME, steps, most) if name == GRAD_SCALE else said
-            at, value = merge_scalar(name, said, np.unique(frames.step, return_counts=True))
+            if name in RATES:
+                at, value = self.rates.add_up(name, attempt, steps[0], said)
+            else:
+                frames = _logged(attempt, TIME, steps, most) if name == GRAD_SCALE else said
+                at, value = merge_scalar(name, said, np.unique(frames.step, return_counts=True))
             parts.append(rows_of_scalar(at + attempt.shift, value))
         return in_time(parts, 1)
 

@@ -27,6 +27,7 @@ from .names import lane_of_sum
 from .past import TROUBLED_S, Found
 from .rankanswers import add_cells, in_time, moved, nbytes_of, placed, rows_in, rows_over, sketches_in
 from .ranklogged import RankLogged
+from .rankrates import RankRates
 from .rankrows import Sums
 from .rankshares import RankShares
 from .ranksteps import RanksSteps
@@ -64,7 +65,8 @@ class RanksPast(RanksSteps):
         self._marks = Marks()
         self._shares = RankShares(self.progress_of, self._troubles.note)
         self._sums_over = RankSums(self.progress_of)
-        self._logged = RankLogged(self._shares, self._sums_over)
+        rates = RankRates(taps, leaves_out, self.progress_of)
+        self._logged = RankLogged(self._shares, self._sums_over, rates)
 
     def rows(self, stat: str, lanes: Sequence[Lane], span: Span, most: int) -> Rows | None:
         scalars = [lane for lane in lanes if isinstance(lane, str)]
