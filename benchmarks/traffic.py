@@ -175,12 +175,19 @@ class Sender:
             raise RuntimeError(f"item {answer.acknowledged} was acknowledged after item {self.acknowledged}")
 
     def post(self, body: bytes) -> wire.Answer:
-        self._connection.request("POST", "/api/v1/ingest", body, {"Content-Type": wire.CONTENT_TYPE, **AUTHORIZED})
-        response = self._connection.getresponse()
+        try:
+            response = self._exchange(body)
+        except ConnectionError:  # the server closes a connection that nobody used for half a minute
+            self._connection.close()
+            response = self._exchange(body)
         data = response.read()
         if response.status != 200:
             raise RuntimeError(f"the server answered {response.status}: {data[:300]!r}")
         return wire.decode_answer(data)
+
+    def _exchange(self, body: bytes) -> http.client.HTTPResponse:
+        self._connection.request("POST", "/api/v1/ingest", body, {"Content-Type": wire.CONTENT_TYPE, **AUTHORIZED})
+        return self._connection.getresponse()
 
 
 def _items(taps: int, sketched: bool) -> list[wire.FrameItem]:

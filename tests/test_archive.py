@@ -329,7 +329,7 @@ def test_a_folder_that_does_not_respond_is_reported_once_until_it_does(tmp_path:
 
         def add(self, writer: Writes) -> None: ...
 
-        def poke(self) -> None: ...
+        def poke(self, writer: Writes) -> None: ...
 
     now, told, store = [0.0], [], Store(20_000_000)
     writer = ArchiveWriter(
@@ -346,6 +346,40 @@ def test_a_folder_that_does_not_respond_is_reported_once_until_it_does(tmp_path:
         assert told[-1][0] == "keep-stopped"
         assert f"{tmp_path}" in told[-1][1]
         writer.write_part()  # it responds again
+
+
+def test_runs_are_written_in_turns_and_a_hurried_one_alone() -> None:
+    class Part:
+        """A run with a part to write, and then its last one."""
+
+        def __init__(self, name: str) -> None:
+            self.name, self.is_last = name, False
+
+        def write_part(self) -> bool:
+            written.append(self.name)
+            return not self.is_last
+
+    written: list[str] = []
+    slow, quick = Scribe(3600.0), Scribe(0.0)
+    first, second = Part("first"), Part("second")
+    for each in (first, second):
+        slow.add(each)
+        each.is_last = True
+    slow.poke(second)
+    slow.poke(first)
+    wait_for(lambda: len(written) == 2)
+    assert written == ["second", "first"]
+
+    written.clear()
+    waits = [Part(str(number)) for number in range(3)]
+    for each in waits:
+        quick.add(each)
+    wait_for(lambda: len(written) >= 12)
+    for each in waits:
+        each.is_last = True
+    turns = written[6:12]  # all three have been added by then
+    assert turns[:3] == turns[3:]
+    assert sorted(turns[:3]) == ["0", "1", "2"]
 
 
 def test_records_that_the_disk_cannot_keep_up_with_are_lost_and_counted(

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from hookcore.errors import HookcoreError
+from hookcore.findings.follower import Follower
 from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, Snapshot, Tap, wire
 from hookcore.records.vocabulary import SAMPLES_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
@@ -796,6 +797,29 @@ def test_after_a_restart_the_run_is_what_it_was(tmp_path: Path) -> None:
         assert (listed.loaded, listed.state, listed.name, listed.edits.notes) == (False, "ended", "renamed", "noted")
         assert listed.store.steps().newest == 39
         assert everything(again) == before
+
+
+def test_the_rules_look_at_a_rank_in_its_turn_live_and_when_it_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[tuple[Store, int]] = []
+    look = Follower.look
+    monkeypatch.setattr(Follower, "look", lambda self: (looks.append((self._store, self._frames)), look(self))[1])
+
+    def looked(ranks: Ranks) -> list[list[int]]:
+        runs = [ranks.server.runs.find(f"run-{rank}-0") for rank in range(WORLD)]
+        return [[frames for store, frames in looks if run is not None and store is run.store] for run in runs]
+
+    with saved(tmp_path) as ranks:
+        ranks.all(range(40))
+        for rank in range(WORLD):
+            ranks.end(rank, 39)
+        live = looked(ranks)
+    assert [each[:3] for each in live] == [[8, 16, 32], [9, 17, 33], [10, 18, 34], [11, 19, 35]]
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
+        looks.clear()
+        assert looked(again) == live
 
 
 def test_a_killed_server_goes_on_with_the_ranks_in_any_order(tmp_path: Path) -> None:

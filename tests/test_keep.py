@@ -228,8 +228,10 @@ def die(world: World) -> None:
     keeper = world.app.state.keeper
     threads = threads_of(keeper)
     for scribe in keeper._scribes.values():
+        writers = [*scribe._writers]
         scribe._writers.clear()
-        scribe.poke()
+        for writer in writers:
+            scribe.poke(writer)
     for _, writer in keeper._writers.values():
         writer._files.release()
     wait_for_end(threads)

@@ -61,6 +61,18 @@ def test_a_steady_run_is_looked_at_rarely() -> None:
     assert store.incidents() == []
 
 
+def test_ranks_take_turns_to_be_looked_at() -> None:
+    looks = []
+    for rank in (0, 3, 15, 16):
+        store = Store(2**23)
+        follower = watched(store)
+        follower.take_turns(rank)
+        for step in range(150):
+            append(store, step, noise(step), loss=1.0)
+        looks.append(follower.looks)
+    assert looks == [[8, 16, 32, 64, 128], [11, 19, 35, 67, 131], [23, 31, 47, 79, 143], [8, 16, 32, 64, 128]]
+
+
 def test_a_sudden_change_is_looked_at_within_a_block_and_again_while_it_lasts() -> None:
     store = Store(2**23)
     follower = watched(store)

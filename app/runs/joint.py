@@ -69,6 +69,8 @@ class JointRun(Summing):
             is_listed = not self.loaded and not self._reading
             (self.rounds.admit_unordered if is_listed else self.rounds.admit)(run, place)
             run.joint = self
+            if run.store.follower is not None:
+                run.store.follower.take_turns(place.rank)
             self._follow_lead()
             if is_listed:
                 self._outline()

@@ -163,7 +163,7 @@ class Runs:
     def _made(self, kind: type[SomeRun], info: RunInfo, memory: int, local: OnCommand | None = None) -> SomeRun:
         chosen, ignored = chosen_in(info.settings.get("rules"))
         changes = started_with(chosen)
-        store = follow(Store(memory), changes)
+        store = follow(Store(memory), changes, info.rank)
         if ignored:
             store.add_event(Event(0, time.time(), "rules-ignored", ignored, "warning"))
         return kind(

@@ -52,7 +52,7 @@ def load(runs: Runs, run: Run) -> None:
     """Read a run that is on disk into memory."""
     if run.saved.folder is None:
         return
-    store = follow(Store(runs.store_bytes(run.info.memory)), run.edits.rule_changes)
+    store = follow(Store(runs.store_bytes(run.info.memory)), run.edits.rule_changes, run.info.rank)
     try:
         is_written = run.end.step is None and run.saved.writer is None and is_held(run.saved.folder)
         archive = read_archive(run.saved.folder)

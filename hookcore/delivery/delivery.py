@@ -169,7 +169,7 @@ def to_the_store(delivery: Delivery, settings: Settings) -> Delivery:
 
 
 def _to_the_store(run: RunInfo, settings: Settings, chosen: Choices) -> Delivery:
-    store = follow(Store(store_bytes(settings)), started_with(chosen))
+    store = follow(Store(store_bytes(settings)), started_with(chosen), run.rank)
     if settings.keep is None or settings.keep == AUTO:
         return Delivery(run, StoreSink(store), store, None)
     return Delivery(run, import_module("hookcore.delivery.archive").ArchiveSink(store, settings.keep, run), store, None)

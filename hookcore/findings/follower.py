@@ -24,6 +24,7 @@ from hookcore.store.incidents import NONFINITE, Found
 # that a run that is read again has the same incidents.
 EVERY: Final = 1024  # frames between two looks in which nothing seems to have changed; fewer in a young run
 YOUNG: Final = frozenset({8, 16, 32, 64, 128, 256, 512})
+TURNS: Final = 16  # a rank looks up to so many frames later than the first one: all at once would stall live pages
 RULES_CHANGED: Final = "rules-changed"
 AGAIN: Final = 48  # frames after a further look to see what became of it
 PER_LOOK: Final = 512  # frames to wait for each further look
@@ -54,8 +55,9 @@ class _Level:
 class Follower:
     """Follows one store. Everything but `look` is called by the thread that adds frames."""
 
-    def __init__(self, store: Store, changes: Changes = ()) -> None:
+    def __init__(self, store: Store, changes: Changes = (), rank: int = 0) -> None:
         self._store = store
+        self._later = 0  # by how many frames the schedule is later
         self._changes = list(changes)  # of thresholds, that are to come
         self._inputs = RuleInputs()
         self._sizes = Gate()
@@ -72,7 +74,12 @@ class Follower:
         self._spikes_told = -1  # the step up to which they are
         self._loss_was_bad = False
         self._failed = False
+        self.take_turns(rank)
         self._change_before(0)
+
+    def take_turns(self, rank: int) -> None:
+        """Look at the store at other frames than most other ranks of the training."""
+        self._later = rank % TURNS
 
     def take(self, frame: Frame) -> None:
         """Look at the store if the schedule or a changed value asks for it."""
@@ -83,7 +90,8 @@ class Follower:
         if self._notice(frame):
             self._wanted, self._again = True, self._frames + AGAIN
         self._wanted |= self._frames == self._again
-        due = self._frames in YOUNG or self._frames % EVERY == 0
+        scheduled = self._frames - self._later
+        due = scheduled in YOUNG or (scheduled > 0 and scheduled % EVERY == 0)
         if due or (self._wanted and self._looks >= 1):
             self._looks -= not due
             self.look()
@@ -195,9 +203,9 @@ class Follower:
             self._store.add_event(Event(step, time.time(), "rule-failed", message, "warning"))
 
 
-def follow(store: Store, changes: Changes = ()) -> Store:
+def follow(store: Store, changes: Changes = (), rank: int = 0) -> Store:
     """Let the rules follow a store, with thresholds that change after these steps; return it."""
-    store.attach(Follower(store, changes))
+    store.attach(Follower(store, changes, rank))
     return store
 
 

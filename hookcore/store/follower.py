@@ -12,6 +12,9 @@ from hookcore.store.incidents import Found
 class Follower(Protocol):
     """Runs the rules on a store."""
 
+    def take_turns(self, rank: int) -> None:
+        """Run them at other frames than most other ranks of the training."""
+
     def take(self, frame: Frame) -> None:
         """Run them if a new frame asks for it."""
 

@@ -63,7 +63,7 @@ class Loading(Listing):
     def _load(self, entry: Entry) -> None:
         run, shard = entry.run, entry.shard
         extent = extent_of(shard, entry.number)
-        store = follow(Store(self._runs.store_bytes(run.info.memory)), run.edits.rule_changes)
+        store = follow(Store(self._runs.store_bytes(run.info.memory)), run.edits.rule_changes, run.info.rank)
         stored = StoredRun(shard, entry.number, extent.last, lost_until=entry.lost_until)
         beginning = fill(store, RunPast(shard, run.id, store.steps), stored, extent.rows)
         store.choose(run.rules)  # also those that were changed after the last step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Final, Protocol
 
 PART_S: Final = 5.0  # the part of a run that a crash may lose
@@ -16,13 +17,16 @@ class Writes(Protocol):
 
 
 class Scribe:
-    """The thread and its writers. A finished writer is removed, so that no reference to its run remains."""
+    """The thread and its writers, which take turns: many runs that were written at once would stall live pages.
+
+    A finished writer is removed, so that no reference to its run remains.
+    """
 
     def __init__(self, part_s: float = PART_S) -> None:
         self._part_s = part_s
         self._changed = threading.Condition()
-        self._writers: list[Writes] = []
-        self._poked = False
+        self._writers: deque[Writes] = deque()  # the next one first
+        self._hurried: deque[Writes] = deque()  # those that don't wait for their turn
         self._thread: threading.Thread | None = None
 
     def add(self, writer: Writes) -> None:
@@ -33,23 +37,40 @@ class Scribe:
                 self._thread = threading.Thread(target=self._run, name="hookcore-keeper", daemon=True)
                 self._thread.start()
 
-    def poke(self) -> None:
-        """Write now instead of when the next part is due."""
+    def poke(self, writer: Writes) -> None:
+        """Write a run now instead of at its turn."""
         with self._changed:
-            self._poked = True
+            if writer in self._writers and writer not in self._hurried:
+                self._hurried.append(writer)
             self._changed.notify_all()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._poked:
-                    self._changed.wait(self._part_s)
-                self._poked = False
-                writers = list(self._writers)
-            finished = [writer for writer in writers if not writer.write_part()]
-            with self._changed:
-                self._writers = [writer for writer in self._writers if writer not in finished]
-                if not self._writers:
-                    self._thread = None
-                    return
-            del writers, finished
+        while self._take_turn():
+            pass
+
+    def _take_turn(self) -> bool:
+        """Wait for the next turn and write a part of a run. Return False when no run is left."""
+        with self._changed:
+            if self._writers and not self._hurried:
+                self._changed.wait(self._part_s / len(self._writers))
+            writer = self._next()
+        if writer is not None and writer.write_part():
+            writer = None  # it goes on
+        with self._changed:
+            if writer is not None and writer in self._writers:
+                self._writers.remove(writer)
+            if not self._writers:
+                self._hurried.clear()
+                self._thread = None
+            return self._thread is not None
+
+    def _next(self) -> Writes | None:
+        """Return the run whose turn it is (the lock must be held)."""
+        while self._hurried:
+            writer = self._hurried.popleft()
+            if writer in self._writers:
+                return writer
+        if not self._writers:
+            return None
+        self._writers.rotate(-1)
+        return self._writers[-1]

@@ -33,6 +33,8 @@ class ArchiveSink(StoreSink):
         self._writer.take(record)
 
     def locate(self, place: Place) -> None:
+        if self.store.follower is not None:
+            self.store.follower.take_turns(place.rank)  # as when the saved run is read
         self._inform(place=place)
 
     def learn(self, description: Mapping[str, Any]) -> None:

@@ -143,7 +143,7 @@ class ArchiveWriter:
 
     def _poke(self) -> None:
         if self._scribe is not None:
-            self._scribe.poke()
+            self._scribe.poke(self)
 
     def close(self, deadline_s: float = CLOSE_S) -> bool:
         """Write waiting data and stop. Return whether that is done; if not, it continues in the background."""

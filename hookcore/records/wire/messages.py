@@ -55,6 +55,11 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     notes: str = ""
 
+    @property
+    def rank(self) -> int:
+        """The rank; 0 without others."""
+        return 0 if self.place is None else self.place.rank
+
 
 class FrameItem(msgspec.Struct, tag="frame-2", frozen=True):
     """A frame; `stats` is [taps x STATS] of float64. The tag changes whenever the bins do."""
