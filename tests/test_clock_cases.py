@@ -158,6 +158,57 @@ def test_a_compiled_loss_function_still_has_steps_with_the_gradients_of_weights(
         assert _steps_of(watcher, "0", "param_grad", "weight") == list(range(6))
 
 
+@pytest.mark.parametrize("line_search", ["strong_wolfe", None])
+def test_an_optimizer_whose_closure_calls_a_model_for_the_first_time_ends_one_step(line_search: str | None) -> None:
+    model, x = _net(), noise(6, 4)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn=line_search)
+    passes: list[int] = []
+
+    def closure() -> Tensor:
+        passes[-1] += 1
+        optimizer.zero_grad()
+        loss = mean_square(model(x) - 1)
+        loss.backward()
+        return loss
+
+    with watch() as watcher:  # the model is older than the watch
+        for _ in range(3):
+            passes.append(0)
+            optimizer.step(closure)
+        assert watcher.current_step == len(passes)
+        assert watcher.flush()
+        names = {event.name for event in watcher.store.events()}
+        last = read_step(watcher, len(passes) - 1)
+    assert not names & {"no-model", "no-optimizer"}
+    assert last["Sequential/2", "output", "", 0]["parts"] == passes[-1] > 2
+    assert min(passes) > 2
+
+
+def test_an_optimizer_with_a_closure_whose_model_is_never_seen_has_its_event() -> None:
+    model, other = _net(), nn.Parameter(torch.ones(3))
+    optimizer, x = sgd(model.parameters()), noise(6, 4)
+    outer = torch.optim.LBFGS([other], lr=0.1, max_iter=2)
+
+    def closure() -> Tensor:
+        for _ in range(2):
+            optimizer.zero_grad()
+            mean_square(model(x)).backward()
+            optimizer.step()
+        outer.zero_grad()
+        loss = other.square().sum()
+        loss.backward()
+        return loss
+
+    with watch() as watcher:
+        outer.step(closure)
+        outer.step(closure)  # the event is in the next frame
+        steps = watcher.current_step
+        assert watcher.flush()
+        (event,) = [event for event in watcher.store.events() if event.name == "no-model"]
+    assert steps == 2 * 2 * 2
+    assert event.message.startswith("LBFGS steps tensors of no module seen so far (1)")
+
+
 def test_training_in_eval_mode_has_its_own_steps_and_numbers() -> None:
     model = _net()
     optimizer = sgd(model.parameters())

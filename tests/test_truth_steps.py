@@ -229,6 +229,133 @@ def test_a_failed_forward_or_backward_leaves_no_number() -> None:
     assert grads[0]["parts"] == 1
 
 
+class Refuses(nn.Module):
+    """Passes on what it gets, unless there are too many rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 4:
+            raise MemoryError(f"{len(x)} rows")
+        return x + 0
+
+
+def _repeated(how: str, settings: dict[str, Any]) -> tuple[list[dict[Key, dict[str, float]]], list[str]]:
+    """Train for three steps, each of which begins with a pass that fails. Return the taps, and hookcore's errors."""
+    seed_all()
+    model = nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Tanh(), Refuses()), nn.Linear(3, 2))
+    if how == "with hooks of its own":
+        model.register_forward_hook(lambda module, args, output: output)
+    call: Callable[[Tensor], Any] = torch.compile(model, backend="eager") if how == "compiled" else model
+    optimizer, x = sgd(model.parameters()), noise(6, 4)
+    with watch(model, **settings) as watcher:
+        for _ in range(3):
+            with contextlib.suppress(MemoryError, RuntimeError):
+                loss = mean_square(call(x if how != "in the backward pass" else x[:4]))
+                torch.autograd.backward(loss, torch.ones(7))  # of another shape than the loss
+            optimizer.zero_grad()
+            mean_square(call(x[:4])).backward()
+            optimizer.step()
+        assert watcher.flush()
+        return [read_step(watcher, step) for step in range(3)], [event.message for event in watcher.errors]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"kinds": TENSOR_KINDS}, {"attach": "module", "kinds": TENSOR_KINDS}],
+    ids=["default", "all kinds", "hooks on modules"],
+)
+@pytest.mark.filterwarnings("ignore")  # of Dynamo
+@pytest.mark.parametrize("how", ["plain", "with hooks of its own", "compiled"])
+def test_calls_have_the_same_numbers_if_a_forward_pass_failed_before_and_was_repeated(
+    how: str, settings: dict[str, Any]
+) -> None:
+    if how == "compiled" and settings.get("attach") == "module":
+        settings = {}
+    steps, errors = _repeated(how, settings)
+    assert errors == []
+    for stats in steps:
+        assert {key[3] for key in stats} == {0}
+        assert stats["", "output_grad", "", 0]["parts"] == 1
+        if how != "compiled":  # of the failed pass, what was computed is there
+            assert stats["0", "output", "", 0]["parts"] == 2
+            assert stats["0", "output_grad", "", 0]["parts"] == stats["2", "output", "", 0]["parts"] == 1
+
+
+def test_calls_have_the_same_numbers_if_a_backward_pass_failed_before_it_reached_the_model() -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            raise MemoryError
+
+    model, x = nn.Linear(4, 3), noise(5, 4)
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        with contextlib.suppress(MemoryError):
+            Fails.apply(model(x)).sum().backward()
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        assert watcher.flush()
+        assert {key[3] for key in read_step(watcher, 0)} == {0}
+
+
+def test_the_call_after_one_that_failed_keeps_its_number_if_the_model_was_called_before() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), Refuses()), noise(6, 4)
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        first = model(x[:2])
+        with contextlib.suppress(MemoryError):
+            model(x)
+        mean_square([first, model(x[2:4])]).backward()
+        optimizer.step()
+        assert watcher.flush()
+        stats = read_step(watcher, 0)
+    assert [stats["1", "output", "", call]["count"] for call in (0, 1)] == [6, 6]
+    assert stats["0", "output", "", 0]["parts"] == 1
+
+
+@pytest.mark.parametrize("kinds", [{"output", "output_grad"}, {"output_grad"}, TENSOR_KINDS], ids=len)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")
+@pytest.mark.parametrize("first", ["per sample", "second derivatives", "forward mode"])
+def test_calls_inside_torch_func_do_not_shift_the_numbers_of_the_others(first: str, kinds: set[Any]) -> None:
+    seed_all()
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), noise(5, 4)
+    optimizer = sgd(model.parameters())
+
+    def loss(weights: dict[str, Tensor], row: Tensor) -> Tensor:
+        return mean_square(torch.func.functional_call(model, weights, (row,)))
+
+    def penalty() -> Tensor:
+        weights = dict(model.named_parameters())
+        if first == "per sample":
+            found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, x)
+            return torch.stack([each.square().sum() for each in found.values()]).sum()
+        if first == "second derivatives":
+            return torch.func.vmap(torch.func.hessian(lambda row: model(row).sum()))(x).square().sum()
+        return torch.func.jvp(model, (x,), (torch.ones_like(x),))[1].square().sum()
+
+    with watch(model, kinds=kinds) as watcher:
+        optimizer.zero_grad()
+        extra, out = penalty(), model(x)
+        out.retain_grad()
+        (mean_square(out) + extra).backward()
+        optimizer.step()
+        assert watcher.flush()
+        stats, found = read_step(watcher, 0), {item.path: item for item in watcher.coverage()}
+        assert watcher.errors == []
+    assert {key[3] for key in stats} == {0}
+    assert_stats(stats["2", "output_grad", "", 0], [out.grad])  # type: ignore[list-item]
+    if "output" in kinds:
+        assert_stats(stats["2", "output", "", 0], [out])
+    if "input" in kinds:
+        assert_stats(stats["0", "input", "0", 0], [x])
+    assert found["2"].captured
+    assert "inside torch.func" in found["2"].reason
+
+
 # --- Threads --------------------------------------------------------------------------------------------------------
 
 

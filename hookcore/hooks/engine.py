@@ -24,7 +24,7 @@ class BackwardObserver(Protocol):
         `accumulates`: into `.grad`, unlike `torch.autograd.grad`.
         """
 
-    def backward_ended(self, accumulates: bool) -> None:
+    def backward_ended(self, accumulates: bool, raised: bool) -> None:
         """Handle the end of a pass, even if it raised."""
 
 
@@ -43,11 +43,14 @@ class ObservedEngine(Engine):
         tensors, weights = args[0] if args else (), args[1] if len(args) > 1 else ()
         for observer in observers:
             observer.backward_begins(accumulates, tensors, weights)
+        raised = True
         try:
-            return super().run_backward(*args, **kwargs)
+            result = super().run_backward(*args, **kwargs)
+            raised = False
         finally:
             for observer in observers:
-                observer.backward_ended(accumulates)
+                observer.backward_ended(accumulates, raised)
+        return result
 
 
 def observe_backward(observer: BackwardObserver) -> ObserverHandle[BackwardObserver]:

@@ -60,6 +60,8 @@ dispatch_modes: Final[Callable[[], int]] = getattr(_C, "_len_torch_dispatch_stac
 any_autocast: Final[Callable[[], bool]] = getattr(_C, "_is_any_autocast_enabled", lambda: True)
 _stream_on: Final = getattr(_C, "_cuda_getCurrentRawStream", lambda gpu: torch.cuda.current_stream(gpu).cuda_stream)
 is_wrapped: Final[Callable[[Tensor], bool]] = required(_C._functorch, "is_functorch_wrapped_tensor")
+# Without this function, a call inside a transform of torch.func is recognized by its outputs only.
+transform: Final[Callable[[], Any]] = getattr(_C._functorch, "peek_interpreter_stack", lambda: None)
 
 # Tables of hooks
 WrappedHook: Final[Any] = required(_modules, "_WrappedHook")
@@ -254,8 +256,6 @@ def version_of(tensor: Tensor) -> int:
 
 def stream_number(device: torch.device) -> int:
     """Return the number of the current stream of a device; 0 if it isn't CUDA."""
-    if device.type != "cuda":
-        return 0
     return int(_stream_on(device.index or 0)) if device.type == "cuda" else 0
 
 

@@ -71,6 +71,19 @@ def _reduce_to(fn: Any) -> tuple[Any, ...] | None:
     return None if inert is None else inert(fn)
 
 
+def call_raised() -> bool:
+    """Return whether the forward hook that runs was called because the module raised.
+
+    Torch calls it from the frame that has caught the exception, and otherwise from a function inside that.
+    """
+    code, frame = internals.MODULE_CALL, sys._getframe(1)
+    while frame.f_code.co_filename != code.co_filename:
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return frame.f_code is code
+
+
 def on_forward_pre(
     module: nn.Module | None, fn: Hook, *, prepend: bool = False, with_kwargs: bool = False
 ) -> HookHandle:

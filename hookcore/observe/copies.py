@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookcore.hooks.internals import is_wrapped
 from hookcore.observe.captures import wait_for
-from hookcore.observe.plain import _COMPRESSED, _has_memory, _make_strided, kept_elsewhere, unseen
+from hookcore.observe.plain import _COMPRESSED, INSIDE_FUNC, _has_memory, _make_strided, kept_elsewhere, unseen
 
 MAX_BYTES: Final = 60 * 2**20  # of one copy, which must fit into one message; larger tensors are cut
 _NUMPY_TYPES: Final = frozenset(
@@ -46,7 +46,7 @@ def take_copy(tensor: Tensor, whole: tuple[int, ...] | None = None) -> Copy | st
     """Copy any kind of tensor, or say why it has no values to copy. `whole` is the shape that it was cut from."""
     with unseen():
         if is_wrapped(tensor):
-            return "it is inside torch.func (vmap, grad): the values are not there yet"
+            return f"it is {INSIDE_FUNC}"
         if type(tensor).__name__ == "DTensor":
             tensor = tensor._local_tensor  # type: ignore[attr-defined]  # this rank's shard
         if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:

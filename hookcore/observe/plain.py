@@ -26,6 +26,7 @@ from hookcore.observe.arena import CODES
 _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _AUTOCAST_DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
 _UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
+INSIDE_FUNC: Final = "inside torch.func (vmap, grad): the values are not there yet"
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def _no_autocast() -> Iterator[None]:
 def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
     """Return the tensor's values as a strided tensor of a type that the kernels take, or the reason why not."""
     if is_wrapped(tensor):
-        return "inside torch.func (vmap, grad): the values are not there yet"
+        return INSIDE_FUNC
     if type(tensor).__name__ == "DTensor":
         if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
             return "a partial sum of a tensor-parallel layer: only all ranks' values together are the tensor"

@@ -60,12 +60,13 @@ class BackwardPasses:
 
     @ends_steps
     @entry("end of a backward pass")
-    def backward_ended(self, accumulates: bool) -> None:
+    def backward_ended(self, accumulates: bool, raised: bool) -> None:
         """Note the end of the pass, even if it raised."""
         self._times.leave(TIME_BACKWARD)
         reached, passes = self._current.end_pass(accumulates), self.clock.passes
-        if reached:
+        if reached or (raised and accumulates):  # a pass that failed is given up, wherever it got to
             self._dispatcher.reset_calls()
+        if reached:
             self._keeping.look("at the end of a backward pass", self.clock, is_whole=False)
         if not accumulates:
             return

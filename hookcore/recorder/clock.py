@@ -20,7 +20,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.hooks.internals import current_graph_task
-from hookcore.recorder.nesting import Nesting
+from hookcore.recorder.nesting import Nesting, runs_step
 from hookcore.recorder.owners import Owner, Owners
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.reach import Reach
@@ -53,8 +53,8 @@ class Host(Protocol):
         `scales`: a scaler skipped these steps, and the loss was multiplied by these scales; NaN if unknown.
         """
 
-    def find_model(self, optimizer: Optimizer) -> bool:
-        """Return whether a model was found that owns what this optimizer steps: none of it is watched yet."""
+    def find_model(self, optimizer: Optimizer, may_run: bool) -> bool:
+        """Return whether a model was found that owns what this optimizer steps. `may_run`: it may be found later."""
 
     def read_parameters(self) -> None:
         """Read the gradients now, because no torch optimizer will step."""
@@ -85,7 +85,7 @@ class Clock:
 
     def step_begins(self, optimizer: Optimizer, closure: bool = False) -> Owner | None:
         """Return the owner, if this call is not inside another owner's step and steps watched parameters."""
-        owner = self.owners.meet(optimizer, self._alone is None)
+        owner = self.owners.meet(optimizer, self._alone is None, closure)
         if not owner.owns or not self._nesting.enter(optimizer):
             return None
         if owner.steps % RENEW_EVERY == 0:
@@ -249,7 +249,7 @@ class Clock:
             return True
         witnesses = self.owners.tensors()
         changed = self.reach.comparison.weights_changed(witnesses)
-        if not changed and not self.reach.comparison.were_reset(witnesses):
+        if not (changed or self.reach.comparison.were_reset(witnesses)) or runs_step():
             if self.begins_late and self._by_hand and not self.passes and self.reach.comparison.has_marks:
                 self._by_hand += 1  # the passes are micro-batches: more of them make a step
             return False

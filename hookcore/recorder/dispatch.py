@@ -18,10 +18,13 @@ from hookcore.hooks.internals import (
     REHEARSAL,
     DisableTorchFunction,
     current_graph_task,
+    is_wrapped,
     keywords_of,
     pipeline_call,
     tracing_state,
+    transform,
 )
+from hookcore.observe.plain import INSIDE_FUNC
 from hookcore.recorder.batchnames import BatchNames
 from hookcore.recorder.calls import Call, Observer
 from hookcore.recorder.current import CurrentStep
@@ -110,10 +113,7 @@ class Dispatcher:
     def reset_calls(self) -> None:
         """Restart the count of training calls of every module: a backward pass has ended, or a step begins."""
         for plan in [*self.plans.by_id.values(), *self.plans.named]:
-            counts = plan.counts
-            counts.training = counts.recomputed = 0
-            if counts.pending:
-                counts.pending.clear()
+            plan.counts.begin_pass()
 
     def has_outputs(self) -> bool:
         """Return whether a module has run since the last backward pass ended."""
@@ -130,7 +130,7 @@ class Dispatcher:
         self._note_pipeline(plan)
         if plan.root.rehearses:
             return
-        if plan.is_root and plan.root.enter():
+        if plan.is_root and plan.root.enter() and transform() is None:
             with DisableTorchFunction():
                 plan.root.note_batch(module, args)
         self.names.enters()
@@ -140,7 +140,7 @@ class Dispatcher:
             self.times.enter_model(id(plan))
         else:
             self.times.saw_evaluation()
-        if self.keeper is not None and self.keeper.armed and (model := plan.ref()) is not None:
+        if self.keeper is not None and self.keeper.armed and transform() is None and (model := plan.ref()) is not None:
             with DisableTorchFunction():
                 self.keeper.entered(plan.path, model, args, keywords_of(module))
 
@@ -160,13 +160,28 @@ class Dispatcher:
             with DisableTorchFunction():
                 flows.entered(plan, module, args)
 
-    def leave_model(self, plan: Plan, output: Any) -> None:
-        """Report that a model returned."""
+    def saw_failure(self, plan: Plan) -> None:
+        """Report that a call raised. The training may catch that, and call the model again."""
+        try:
+            self._forget_call(plan)
+            if plan.is_model:
+                self.leave_model(plan, None, raised=True)
+                if current_graph_task() == -1 and not plan.counts.training:
+                    self.plans.restart(plan)  # what ran in it has the numbers that it will have when it is repeated
+        except Exception as error:
+            self.errors.record("forward hook", error, plan)
+
+    def _forget_call(self, plan: Plan) -> None:
+        if (flows := self.flows) is not None:
+            flows.forget(plan)
+
+    def leave_model(self, plan: Plan, output: Any, raised: bool = False) -> None:
+        """Report that a model returned or raised."""
         if plan.root.rehearses:
             plan.root.rehearses = False
             return
         self.names.leaves()
-        self.times.leave_model(id(plan))
+        self.times.leave_model(-1 if raised else id(plan))  # the end of one that raised is unknown
         if plan.is_root:
             plan.root.leave()
         if self.keeper is not None and (model := plan.ref()) is not None:
@@ -180,6 +195,9 @@ class Dispatcher:
         """Report that a module is about to run, before it can change its inputs in place."""
         try:
             if tracing_state() or current_graph_task() != -1 or plan.root.rehearses:
+                return
+            if transform() is not None:
+                plan.note_reason(INSIDE_FUNC)
                 return
             with DisableTorchFunction():
                 tensors = list(find_tensors(inputs))
@@ -225,9 +243,10 @@ class Dispatcher:
         plan.history.seen = True
         self.names.saw_call()
         tensors = list(find_tensors(output))
-        if not tensors:
-            plan.note_reason(NO_TENSOR)
-            return None
+        if all(is_wrapped(tensor) for _, tensor in tensors):
+            plan.note_reason(INSIDE_FUNC if tensors else NO_TENSOR)
+            self._forget_call(plan)
+            return None  # not counted: it would only shift the numbers of the other calls
         phase, comes_again = _phase(plan, tensors)
         if phase == "eval":
             self._saw_eval = True

@@ -144,5 +144,11 @@ class Flows:
             self._give_up(f"hookcore failed at the outputs of {call.plan.path}: {type(error).__name__}: {error}")
         lesson.seconds += perf_counter() - began
 
+    def forget(self, plan: Plan) -> None:
+        """Forget the running call of a module: it raised, or its outputs have no values."""
+        lesson = self._lesson
+        if lesson is not None and lesson.thread == threading.get_ident():
+            lesson.forget(plan)
+
     def saw_gradient(self, plan: Plan, tap: Tap, gradient: Tensor) -> None:
         """Do nothing: the forward pass says it all."""

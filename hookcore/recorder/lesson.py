@@ -203,6 +203,10 @@ class Lesson:
             learned.how, known = "order", {self._last}
         learned.fed_by |= known
 
+    def forget(self, plan: Plan) -> None:
+        """Forget the running call of a module: nothing is known of its outputs."""
+        self._take(plan)
+
     def _take(self, plan: Plan) -> _Entered | None:
         """Return the call that returns now. Calls above it have ended with an exception."""
         place = next((at for at in range(len(self._entered) - 1, -1, -1) if self._entered[at].plan is plan), None)

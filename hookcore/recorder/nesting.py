@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from hookcore.hooks.handle import STEP_LOOP
 
 _LOOPS: Final = frozenset(code.co_name for code in STEP_LOOP)  # code is hashed with all its constants
-_OWN_FRAMES: Final = 3  # from the search to the clock's caller
 
 
 class Nesting:
@@ -47,10 +46,15 @@ class Nesting:
         return True
 
 
+def runs_step() -> bool:
+    """Return whether this thread is inside an optimizer's step. Its closure may run its model for the first time."""
+    return bool(_step_frames(all_of_them=False))
+
+
 def _step_frames(all_of_them: bool) -> list[int]:
     """Return the running calls of `Optimizer.step`, innermost first; only that one unless all are requested."""
     found: list[int] = []
-    frame: Any = sys._getframe(_OWN_FRAMES)
+    frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name in _LOOPS and frame.f_code in STEP_LOOP:
             found.append(id(frame))

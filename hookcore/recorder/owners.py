@@ -38,12 +38,14 @@ class Owner:
         "settled",
         "state",
         "steps",
+        "was_sought",
         "witnesses",
     )
 
     def __init__(self, ref: weakref.ref[Optimizer]) -> None:
         self.ref = ref
         self.owns = False  # whether any of its parameters is watched
+        self.was_sought = False  # whether a model that it steps was looked for after the closure of its first step
         self.owned: list[Parameter] | None = None  # these, while it makes a step whose values are read
         self.settled = -1  # the version of the parameters for which nothing more is to be read of these
         self.witnesses = Witnesses()
@@ -76,7 +78,7 @@ class Owner:
 class Owners:
     """Every optimizer that was seen to step, and the witnesses of them all."""
 
-    def __init__(self, parameters: Parameters, find_model: Callable[[Optimizer], bool]) -> None:
+    def __init__(self, parameters: Parameters, find_model: Callable[[Optimizer, bool], bool]) -> None:
         self._parameters = parameters
         self._find_model = find_model
         self._owners: dict[int, Owner] = {}
@@ -99,8 +101,11 @@ class Owners:
         """Return whether there is an optimizer with watched parameters, though none has stepped. It takes a while."""
         return any(self._parameters.owned(each) for each in instances_of(Optimizer))
 
-    def meet(self, optimizer: Optimizer, compares: bool) -> Owner:
-        """Return what is known of an optimizer that steps. `compares`: whether gradients are compared at witnesses."""
+    def meet(self, optimizer: Optimizer, compares: bool, has_closure: bool = False) -> Owner:
+        """Return what is known of an optimizer that steps. `compares`: whether gradients are compared at witnesses.
+
+        `has_closure`: it begins a step with a closure, which may run its model for the first time.
+        """
         groups = optimizer.param_groups
         # Enough to notice that parameters were added or replaced.
         newest = groups[-1]["params"] if groups else []
@@ -113,9 +118,12 @@ class Owners:
             self.met += 1
         if owner.state != (*state, self._parameters.adopted):
             owned = self._parameters.owned(optimizer)  # which may adopt some
-            if not owned and self._find_model(optimizer):
+            may_run = has_closure and not owner.was_sought
+            if not owned and self._find_model(optimizer, may_run):
                 owned = self._parameters.owned(optimizer)
-            owner.owns, owner.state, owner.settled = bool(owned), (*state, self._parameters.adopted), -1
+            owner.was_sought = not may_run
+            owner.owns, owner.settled = bool(owned), -1
+            owner.state = (*state, self._parameters.adopted) if owned or not may_run else ()
             watched = {id(each) for each in self._witnesses}
             seen = [each for each in owned if id(each) in watched]
             owner.witnesses.were_reached = bool(seen) and compares

@@ -68,6 +68,12 @@ class Counts:
         """Count on from the calls of the module that was in this place before."""
         self.training = max(self.training, calls)
 
+    def begin_pass(self) -> None:
+        """Count the calls in training from zero again: the backward pass of those before has ended, or never comes."""
+        self.training = self.recomputed = 0
+        if self.pending:
+            self.pending.clear()
+
     def begin_micro_batch(self) -> None:
         """Count the calls from zero again, while the backward passes of those before are still to come."""
         self.training = self.evaluation = 0
@@ -270,6 +276,12 @@ class PlanTable:
             if module is not None and (module._modules or plan._children) and fingerprint(module) != plan._children:
                 found[id(plan.root)] = plan.root
         return list(found.values())
+
+    def restart(self, model: Plan) -> None:
+        """Count the calls of the parts of a model from zero again."""
+        for each in self.live():
+            if each.root is model.root and (model.is_root or each.path.startswith(f"{model.path}.")):
+                each.counts.begin_pass()
 
     def at(self, path: str) -> Plan | None:
         """Return the plan of the module at this path."""

@@ -166,14 +166,14 @@ class Steps:
 
     # What the clock calls
 
-    def find_model(self, optimizer: Optimizer) -> bool:
+    def find_model(self, optimizer: Optimizer, may_run: bool) -> bool:
         """Look for a model that no hook has seen, since all of it runs compiled. Return whether there is one."""
         if not self._models.discovers:
             return False
         steps = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
         if self._models.found_owner(steps):
             return True
-        if self._reported_no_model:  # a loop may make an optimizer for every batch
+        if may_run or self._reported_no_model:  # later in this step; a loop may make an optimizer for every batch
             return False
         self._reported_no_model = True
         self._collector.emit(
