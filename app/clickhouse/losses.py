@@ -49,6 +49,20 @@ def are_whole(shard: Shard, ranks: Sequence[RankRun], steps: tuple[int, int]) ->
     return said.one("found") <= some.one("found")
 
 
+def have_all(sent: Sent, shard: Shard, ranks: Sequence[RankRun], steps: tuple[int, int]) -> bool:
+    """Return whether all frames of some steps have all that they should, each once."""
+    runs, (first, last), of_frame = of_runs(ranks), steps, "intHash64(bitXor(run, number))"
+    said = shard.read(
+        f"SELECT sum({of_frame} * {sent.count}) AS digest FROM items "
+        f"WHERE {runs} AND kind = {FRAME} AND {sent.count} > 0 AND step BETWEEN {first} AND {last}"
+    )
+    here = shard.read(
+        f"SELECT sum({of_frame}) AS digest FROM {sent.table.name} "
+        f"WHERE {runs} AND {in_steps(first, last)} AND {sent.where}"
+    )
+    return said.one("digest") == here.one("digest")
+
+
 class Losses:
     """Finds them among steps where a rank lacks something that others have.
 

@@ -14,7 +14,7 @@ from hookcore.store.segments import Steps
 from .asked import Asked, Part
 from .attempts import Progress, RankRun, by_shard, uneven
 from .client import Shard
-from .losses import ALL_VALUES, HISTOGRAMS, LOGGED, VALUES, Losses, Sent, are_whole
+from .losses import ALL_VALUES, HISTOGRAMS, LOGGED, VALUES, Losses, Sent, are_whole, have_all
 from .questions import in_lanes
 from .rankrows import Logged, RankRows, Shares, lacking
 from .tables import CHUNK, FRAME, PART
@@ -93,7 +93,9 @@ class RankShares:
 
     def note_lost_histograms(self, ranks: Sequence[RankRun], steps: tuple[int, int]) -> None:
         """Note if ClickHouse lacks some of what these ranks have sent."""
-        self._find(HISTOGRAMS, dict.fromkeys(ranks, np.arange(steps[0], steps[1] + 1)))
+        for shard, here in by_shard(ranks):
+            if not have_all(HISTOGRAMS, shard, here, steps):  # or else what is asked reads whole chunks
+                self._find(HISTOGRAMS, dict.fromkeys(here, np.arange(steps[0], steps[1] + 1)))
 
     def _without_rows(self, sent: Sent, ranks: Sequence[RankRun], steps: tuple[int, int]) -> dict[RankRun, Steps]:
         """Return in which of these steps each rank has frames without rows."""
