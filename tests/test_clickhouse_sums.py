@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookcore.errors import HookcoreError
+from hookcore.records.wire import frame_item
 from hookcore.store.heatmap import Columns
 from hookcore.store.rows import Rows
 from hookcore.store.sketches import SketchRows, sum_up
@@ -22,11 +24,13 @@ from hookcore_app.clickhouse import rankspast, ranksums, sumstore
 from hookcore_app.clickhouse.adder import Adder
 from hookcore_app.clickhouse.attempts import Attempt
 from hookcore_app.clickhouse.client import Cluster, Shard
+from hookcore_app.clickhouse.names import number_of_run
 from hookcore_app.clickhouse.rankanswers import nbytes_of
 from hookcore_app.clickhouse.rankspast import RanksPast
 from hookcore_app.clickhouse.ranksums import Marks
 from hookcore_app.clickhouse.recent import Recent
-from hookcore_app.clickhouse.schema import MIGRATIONS, Schema, connect
+from hookcore_app.clickhouse.schema import MIGRATIONS, OF_SUMS, Schema, connect
+from hookcore_app.clickhouse.segments import Piece, blocks_of
 from hookcore_app.clickhouse.tables import LEAF, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SKETCH_LEVELS, SUM_LEVELS, SumTable
 from tests.test_clickhouse_past import (  # noqa: F401
     LENGTHS,
@@ -413,6 +417,32 @@ def test_steps_wait_for_the_slowest_rank_and_for_late_collectors(
     add_all(past)
     assert leaves_of(over) == [0, 1, 2, 3]
     assert Marks.of(over).stored[LEAF][1].tolist() == [64, 64, 64, 8]
+
+
+def test_of_a_live_training_steps_are_added_up_when_there_are_many_or_it_is_over(
+    shards: Sequence[Shard],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until then, questions add them up."""
+    for name in ("LARGE", "LARGE_SKETCHES"):
+        monkeypatch.setattr(adders, name, 280)
+    shard, runs = shards[0], ("few-0", "few-1")
+    past, stored = past_of(shard, *runs), []
+    adder = Adder(past._attempts, past, settled_s=0.0)
+    for segment, steps in enumerate((range(130), range(130, 200), range(200, 270))):
+        for rank, run in enumerate(runs):
+            items = [frame_item(each.step, each) for each in batches(rank, steps)]
+            piece = Piece(number_of_run(run), 20_000, rank, 0, 2, steps.start - 1, items)
+            for table, block in blocks_of(f"spool of {run}", segment, [piece]).items():
+                shard.insert(table.name, block)
+        past._asked_at = -math.inf
+        while adder.advance():
+            pass
+        (attempt,) = past._attempts()
+        stored.append([leaves_of(attempt, each) for each in OF_SUMS])
+    assert stored == [[[], []], [[0, 1, 2], [0, 1, 2]], [[0, 1, 2], [0, 1, 2]]]
+    add_all(past)
+    assert [leaves_of(attempt, each) for each in OF_SUMS] == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
 
 
 @pytest.mark.usefixtures("at_once")

@@ -91,10 +91,13 @@ class Adder:
 
     def _advance_in(self, table: SumTable, attempt: Attempt, known: _Known, reach: Reach) -> bool:
         """Store some sums in a table; return whether there were any."""
-        if self._is_small(attempt, LARGE if table is RANK_ROLLUPS else LARGE_SKETCHES):
+        rows, at_once = self._rows_of(attempt), LARGE if table is RANK_ROLLUPS else LARGE_SKETCHES
+        if rows <= at_once:  # any question is answered at once
             return False
         marks = Marks.of(attempt, table)
-        if leaves := [each for each in missing(marks, LEAF, reach) if not known.is_damaged(table, each)]:
+        leaves = [each for each in missing(marks, LEAF, reach) if not known.is_damaged(table, each)]
+        is_enough = len(leaves) >= WINDOW or len(leaves) * rows / ((reach.last >> LEAF) + 1) > at_once
+        if leaves and (is_enough or reach.is_last):
             self._add_leaves(table, attempt, known, leaves, reach)
             return True
         for below, level in pairwise(table.levels[table.levels.index(LEAF) :]):
@@ -111,9 +114,9 @@ class Adder:
             return Reach(last, not waited)
         return Reach(attempt.end - 1 - attempt.shift, True)
 
-    def _is_small(self, attempt: Attempt, most: int) -> bool:
-        """Return whether any question about an attempt is answered at once."""
-        return sum(self._steps.progress_of(each).captured * max(1, len(each.taps())) for each in attempt.ranks) <= most
+    def _rows_of(self, attempt: Attempt) -> int:
+        """Return about how many rows the ranks of an attempt have."""
+        return sum(self._steps.progress_of(each).captured * max(1, len(each.taps())) for each in attempt.ranks)
 
     def _add_leaves(
         self, table: SumTable, attempt: Attempt, known: _Known, leaves: Sequence[int], reach: Reach
