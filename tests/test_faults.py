@@ -28,6 +28,7 @@ from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.calls import Call
 from hookcore.recorder.clock import Clock
 from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.idle import Idle
 from hookcore.recorder.models import Models
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.scalers import ScalerLink
@@ -159,6 +160,16 @@ def test_a_limited_number_of_errors_is_kept_and_the_rest_is_counted(
     assert events[:2] == watcher.errors
     assert sum(event.count for event in events) == watcher.error_count
     assert "more errors" in events[-1].message
+
+
+def test_errors_of_the_recorders_last_rounds_are_events_too(
+    monkeypatch: pytest.MonkeyPatch, untouched: list[str]
+) -> None:
+    monkeypatch.setattr(Idle, "tick", explode)  # in every round, also in those while the watcher closes
+    run = train()
+    assert run.steps == untouched
+    events = [event for event in run.watcher.store.events() if event.name == "hook-error"]
+    assert sum(event.count for event in events) == run.watcher.error_count > 0
 
 
 def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(

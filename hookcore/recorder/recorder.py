@@ -125,10 +125,10 @@ class Recorder:
         self.description = Describer(self.shipper, models, table, step_clock, problems, ranks, facts, errors)
         outgoing = observers.snapshots.copies, observers.probes.channels, media
         idle = Idle(self.steps, commands, self.control, collector, machine, lock, queue.put, clock)
-        self._rounds = Rounds(
+        rounds = Rounds(
             self.shipper, self.steps, collector, outgoing, self.description, problems, idle, errors, queue.put
         )
-        self.worker = Worker(queue, self._rounds, lambda error: errors.record("recorder thread", error))
+        self.worker = Worker(queue, rounds, lambda error: errors.record("recorder thread", error))
         self.closed = False
         sink.subscribe(self.on_command)
 
@@ -179,11 +179,7 @@ class Recorder:
             self.steps.end_early()
             self._observers.probes.channels.end_step()
         self.placement.detach()
-        deadline = time.monotonic() + timeout_s
-        self.worker.flush(timeout_s)
-        with contextlib.suppress(Exception):
-            self._rounds.end()
-        self.worker.close(max(0.0, deadline - time.monotonic()))
+        self.worker.close(timeout_s)
         with contextlib.suppress(Exception):
             self.description.send_coverage()
         self.shipper.sink.close()

@@ -71,9 +71,9 @@ class Rounds:
             self._collector.add_events(events)
 
     def end(self) -> None:
-        """Ship the last events: they were emitted as the last frames were shipped, or have not been yet."""
+        """Queue the last events: they were emitted as the last frames were shipped, or have not been yet."""
+        self._description.tell_news(ended=True)
         self._problems.emit_new()
-        self._tell_errors(is_last=True)
+        self._tell_errors(is_last=True)  # after all that can fail
         if self._collector.has_events:
             self._put(self._collector.take_between(time.time()))
-        self._description.tell_news(ended=True)

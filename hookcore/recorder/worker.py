@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.queue import FrameQueue
@@ -21,6 +21,9 @@ class Duties(Protocol):
 
     def make(self) -> None:
         """Make a round: look after everything else."""
+
+    def end(self) -> None:
+        """Queue what is to be sent last."""
 
     @property
     def has_more(self) -> bool:
@@ -58,28 +61,30 @@ class Worker:
         return bool(self.queue.frames) or self._busy or self._duties.has_more
 
     def close(self, timeout_s: float) -> None:
-        """Handle everything that waits, then end the thread."""
+        """Handle everything that waits, then end the thread. Its last errors are among what it sends last."""
         if self._thread.ident is None:
             return
+        deadline = time.monotonic() + timeout_s
         self.flush(timeout_s)
         self._stopping.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+            self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         while not self._stopping.wait(POLL_S):
             self._busy = True  # during a round too: it may describe the model, and a flush waits for that
-            try:
-                while self.queue.frames:
-                    self._ship(self.queue.take())
-                self._duties.make()
-            except Exception as error:
-                self._failed(error)
-            finally:
-                self._busy = False
+            self._attempt(self._ship)
+            self._attempt(self._duties.make)
+            self._busy = False
+        self._attempt(self._duties.end)
+        self._attempt(self._ship)
 
-    def _ship(self, raws: list[RawFrame]) -> None:
+    def _ship(self) -> None:
+        while self.queue.frames:
+            self._attempt(self._duties.ship, self.queue.take())
+
+    def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
         try:
-            self._duties.ship(raws)
+            call(*arguments)
         except Exception as error:
             self._failed(error)
