@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from playwright.sync_api import Page, expect
 
@@ -115,7 +116,7 @@ def test_a_click_on_a_heading_sorts_and_changes_the_url(visit: Open, paths: Path
         page.get_by_role("button", name="Values").click()
         expect(page.get_by_role("columnheader", name="Values")).to_have_attribute("aria-sort", "descending")
         assert "sort=-values" in page.url
-        page.wait_for_function("document.querySelector('.tree-body .tree-row').firstChild.title === 'attention'")
+        page.wait_for_function("() => document.querySelector('.tree-body .tree-row').firstChild.title === 'attention'")
         page.get_by_role("button", name="Values").click()
         expect(page.get_by_role("columnheader", name="Values")).to_have_attribute("aria-sort", "ascending")
         page.get_by_role("button", name="Values").click()
@@ -131,8 +132,28 @@ def test_a_closed_group_shows_that_it_contains_uncaptured_modules(visit: Open, p
         row.locator(".tree-twist").click()
         expect(row).to_contain_text("uses its weight directly")
         page.get_by_role("button", name="Expand uncaptured").click()
-        page.wait_for_function("document.querySelector('.tree-row [title=\"attention.out_proj\"]')")
+        page.wait_for_function("() => document.querySelector('.tree-row [title=\"attention.out_proj\"]')")
         assert "features.0" not in names(page)
+
+
+def test_a_click_is_about_the_row_that_is_seen(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        page = tab.page
+        tab.goto(paths("bad")["hooks"])
+        twist = page.get_by_role("row").filter(has=page.locator('.tree-cell[title="attention"]')).locator(".tree-twist")
+        expect(twist).to_have_text("\u25be")
+        shown = names(page)
+        behind = shown[shown.index("attention.out_proj") + 1]
+        twist.evaluate(  # both clicks before the next frame
+            """(twist, path) => {
+              const cells = [...document.querySelectorAll(".tree-body .tree-cell")];
+              const behind = cells.find(({ title }) => title === path);
+              twist.click();
+              behind.click();
+            }""",
+            behind,
+        )
+        page.wait_for_url(lambda url: parse_qs(urlsplit(url).query).get("module") == [behind])
 
 
 def test_ten_thousand_modules_are_few_rows_and_all_are_reachable(visit: Open, paths: Paths) -> None:

@@ -216,10 +216,12 @@ export class Tree {
   #clicked(event) {
     const on = /** @type {HTMLElement} */ (event.target);
     const view = this.#views.find(({ element }) => element.contains(on));
-    if (!view || view.place < 0) return;
-    this.activate(view.place);
-    if (on.closest(".tree-twist")) this.toggle(this.rows[view.place]);
-    else if (!isMarked(on)) this.pick(this.rows[view.place]);
+    const seen = view?.row?.node.path;
+    const place = this.rows.findIndex(({ node }) => node.path === seen); // newer rows may not be drawn yet
+    if (place < 0) return;
+    this.activate(place);
+    if (on.closest(".tree-twist")) this.toggle(this.rows[place]);
+    else if (!isMarked(on)) this.pick(this.rows[place]);
   }
 
   /** What is shown as a table, for a file. */

@@ -26,6 +26,8 @@ export function widthOf(columns) {
 
 export class RowView {
   place = -1;
+  /** The row that is seen. @type {import("./index.js").Row | null} */
+  row = null;
 
   /** @param {import("./index.js").Tree} tree @param {HTMLElement} body */
   constructor(tree, body) {
@@ -46,9 +48,10 @@ export class RowView {
   /** @param {number} place of the row that is shown; -1 none */
   show(place) {
     this.place = place;
-    this.element.hidden = place < 0;
-    if (place < 0) return;
-    const row = this.tree.rows[place];
+    this.row = place < 0 ? null : this.tree.rows[place];
+    this.element.hidden = !this.row;
+    if (!this.row) return;
+    const { row } = this;
     this.element.style.transform = `translateY(${place * ROW_PX}px)`;
     this.#describe(row, place);
     this.#name(row);
