@@ -7,7 +7,7 @@ from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, expect
 
 from hookcore.records import Tap
 from hookcore_app.serving import server_thread
@@ -126,16 +126,18 @@ def test_a_comparison_of_live_runs_follows_them(browser: Browser, request: pytes
         page.wait_for_timeout(300)
         assert sum("compare/heatmap?" in url for url in asked) == 1  # the first news of the socket is none
         train(range(10, 20), differs_at=15)
-        # Only what is in view is renewed, and browsers scroll to a button by different amounts.
-        page.locator(".verdict").scroll_into_view_if_needed()
-        page.clock.fast_forward(11_000)
-        expect(page.locator(".verdict")).to_contain_text("The runs first differ at step 15")
-        page.locator("#layer-lines").evaluate("part => part.scrollIntoView()")
-        expect(newest).to_have_text("19")
-        page.locator("#settings").scroll_into_view_if_needed()
-        expect(page.locator("#settings")).to_contain_text("20")
-        page.locator("#layers").scroll_into_view_if_needed()
-        expect(page.locator("#layers tbody tr.picked")).to_contain_text("20")  # steps compared
+
+        def follows(part: str, shown: Locator, words: str) -> None:
+            """Wait for what a part shows, without the pauses, which are ten times as long as a comparison took."""
+            page.locator(part).evaluate("part => part.scrollIntoView()")  # only what is in view is renewed
+            tab.wait_for(
+                lambda: page.clock.fast_forward(61_000) or words in (shown.text_content() or ""), f"{part}: {words}"
+            )
+
+        follows(".verdict", page.locator(".verdict"), "The runs first differ at step 15")
+        follows("#layer-lines", newest, "19")
+        follows("#settings", page.locator("#settings"), "20")
+        follows("#largest", page.locator("#layers tbody tr.picked"), "20")  # steps compared
 
 
 def test_exports_contain_each_run_and_not_the_newest_run_twice(visit: Open, paths: Paths, site: Site) -> None:

@@ -69,12 +69,14 @@ def test_it_is_acknowledged_and_that_is_undone(visit: Open, paths: Paths) -> Non
 def test_it_fits_a_phone_passes_axe_and_needs_no_script(visit: Open, paths: Paths) -> None:
     with visit(theme="light") as tab:
         tab.goto(paths("bad")["incident"])
-        tab.page.wait_for_timeout(1500)
+        expect(tab.page.locator("#chart .main-svg").first).to_be_attached()
+        tab.wait_until_quiet()
         assert tab.axe() == [], "light, on a desk"
         tab.page.emulate_media(color_scheme="dark")
         tab.page.set_viewport_size({"width": 390, "height": 844})
-        tab.page.wait_for_timeout(500)
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        # The chart follows some frames later.
+        tab.page.wait_for_function("() => document.documentElement.scrollWidth <= 390")
+        tab.wait_until_quiet()
         assert tab.axe() == [], "dark, on a phone"
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("bad")["incident"])
