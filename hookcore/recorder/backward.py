@@ -3,48 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.engine import ObservedEngine
 from hookcore.hooks.internals import DisableTorchFunction
-from hookcore.recorder.boundary import Boundary, ends_steps
-from hookcore.recorder.clock import Clock
-from hookcore.recorder.current import CurrentStep
-from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.boundary import EndsSteps, ends_steps
 from hookcore.recorder.entry import entry
-from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.foundloss import FoundLoss
 from hookcore.recorder.keeping import Keeping
 from hookcore.recorder.parts import Parts
 from hookcore.recorder.passes import PassProbes
 from hookcore.recorder.scales import LossScale
-from hookcore.recorder.steptimes import StepTimes
 from hookcore.records.vocabulary import TIME_BACKWARD
 
 
 @dataclass(slots=True, eq=False)
-class BackwardPasses:
+class BackwardPasses(EndsSteps):
     """Tells the clock of the passes, which may end a step."""
 
-    clock: Clock
-    boundary: Boundary
-    _dispatcher: Dispatcher
     _loss: FoundLoss
     _parts: Parts
     _scale: LossScale
     _probes: PassProbes
     _keeping: Keeping
-    _lock: AbstractContextManager[Any]
-    _current: CurrentStep = field(init=False)
-    _errors: ErrorLog = field(init=False)
-    _times: StepTimes = field(init=False)
-
-    def __post_init__(self) -> None:
-        known = self._dispatcher
-        self._current, self._errors, self._times = known.current, known.errors, known.times
 
     @entry("begin of a backward pass")
     def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from hookcore.hooks.compiled import guard_functions
 from hookcore.recorder.clock import Clock
+from hookcore.recorder.current import CurrentStep
+from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.steptimes import StepTimes
 
 MAX_WAITING: Final = 256
 
@@ -38,11 +44,21 @@ class Boundary:
             call()
 
 
-class EndsSteps(Protocol):
-    """An object whose methods can end a step."""
+@dataclass(slots=True, eq=False)
+class EndsSteps:
+    """A part whose methods torch calls, and that can end a step."""
 
     clock: Clock
     boundary: Boundary
+    _dispatcher: Dispatcher
+    _lock: AbstractContextManager[Any]
+    _current: CurrentStep = field(init=False)
+    _errors: ErrorLog = field(init=False)
+    _times: StepTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = self._dispatcher
+        self._current, self._errors, self._times = known.current, known.errors, known.times
 
 
 def ends_steps(method: Callable[..., None]) -> Callable[..., None]:
@@ -57,6 +73,3 @@ def ends_steps(method: Callable[..., None]) -> Callable[..., None]:
 
     guard_functions(call)
     return call
-
-
-__all__ = ["Boundary", "ends_steps"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,31 +11,23 @@ from torch.optim import Optimizer
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.internals import current_graph_task
 from hookcore.hooks.optimizers import begin_step, end_step
-from hookcore.recorder.boundary import Boundary, ends_steps
-from hookcore.recorder.clock import Clock
+from hookcore.recorder.boundary import EndsSteps, ends_steps
 from hookcore.recorder.collector import Collector
-from hookcore.recorder.current import CurrentStep
-from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.entry import entry
-from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.keeping import Keeping
 from hookcore.recorder.observers import Observers
 from hookcore.recorder.owners import Owner
 from hookcore.recorder.parameters import Parameter, Parameters
 from hookcore.recorder.scales import LossScale
-from hookcore.recorder.steptimes import StepTimes
 from hookcore.recorder.waiting import Waiting
 from hookcore.records.vocabulary import TIME_OPTIMIZER
 
 
 @dataclass(slots=True, eq=False)
-class OptimizerSteps:
+class OptimizerSteps(EndsSteps):
     """Reads what optimizers use and change, and tells the clock of their steps, which may end a step."""
 
-    clock: Clock
-    boundary: Boundary
-    _dispatcher: Dispatcher
     _parameters: Parameters
     _observers: Observers
     _collector: Collector
@@ -44,15 +35,7 @@ class OptimizerSteps:
     _keeping: Keeping
     _waiting: Waiting
     _ship: Callable[[RawFrame], None]
-    _lock: AbstractContextManager[Any]
     last_captured: bool = field(default=False, init=False)  # whether the step that ended last was captured
-    _current: CurrentStep = field(init=False)
-    _errors: ErrorLog = field(init=False)
-    _times: StepTimes = field(init=False)
-
-    def __post_init__(self) -> None:
-        known = self._dispatcher
-        self._current, self._errors, self._times = known.current, known.errors, known.times
 
     @entry("optimizer pre-hook")
     def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -93,6 +93,7 @@ class Steps:
             self.clock,
             self.boundary,
             self._dispatcher,
+            self._lock,
             self._parameters,
             self._observers,
             self._collector,
@@ -100,18 +101,17 @@ class Steps:
             self._keeping,
             self._waiting,
             self._ship,
-            self._lock,
         )
         self.passes = BackwardPasses(
             self.clock,
             self.boundary,
             self._dispatcher,
+            self._lock,
             self._collector.loss,
             self.parts,
             self._scale,
             self._observers.probes.passes,
             self._keeping,
-            self._lock,
         )
 
     # The user
