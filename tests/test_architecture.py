@@ -409,15 +409,9 @@ def test_the_legacy_backward_hook_is_never_registered() -> None:
 MAX_LINES = 300
 LONG = {  # the files above it, with the most lines that each may have; the numbers may only fall
     "app/collector/lane.py": 362,  # one state under one lock: what came, what waits, and what the server has
-    "hookcore/config/table.py": 323,  # only a table
-    "hookcore/delivery/http/outbox.py": 305,  # one state under one lock, whose counters must balance
-    "hookcore/delivery/http/sink.py": 325,
     "hookcore/findings/advice.py": 370,  # only texts
-    "hookcore/findings/rules.py": 310,  # only a table of texts
     "hookcore/hooks/internals.py": 330,  # private names of torch, which belong in one file
-    "hookcore/reading/local.py": 335,  # a method for each question of `Reader`
     "hookcore/store/ladder.py": 389,  # one state, of which readers see parts at any time
-    "hookcore/watcher/watcher.py": 359,  # a method for each call of a script
 }
 
 

@@ -49,7 +49,7 @@ def sink() -> Iterator[HttpSink]:
     yield made
     made.close_s = 0.0
     made.close()
-    thread = made._thread
+    thread = made._sender._thread
     if thread is not None:
         thread.join(DEADLINE_S)
 
@@ -133,7 +133,7 @@ def test_a_token_that_no_header_can_contain_does_no_harm(receiver: Receiver, url
     receiver.tokens = ("two\nlines",)
     sink.start(Address(url, "two\nlines"))
     _send(sink, range(2))
-    wait_for(lambda: sink._retries.failures > 2)
+    wait_for(lambda: sink._sender._retries.failures > 2)
     assert sink.counters == DeliveryCounters(produced=2, waiting=2)
     assert not receiver.batches
 
@@ -332,7 +332,7 @@ def test_a_server_that_asks_for_a_pause_gets_it(receiver: Receiver, url: str, si
     receiver.extra = {"Retry-After": "99999"}
     sink.start(Address(url))
     wait_for(lambda: sink.trouble)
-    rest = sink._retries.not_before - time.monotonic()
+    rest = sink._sender._retries.not_before - time.monotonic()
     assert 20 < rest <= retries.MAX_PAUSE_S  # it asked for a day; no server can ask for more than this
 
 
@@ -464,7 +464,7 @@ def test_an_absent_server_is_reported_once_and_at_the_end_how_much_was_lost(
     sink.close_s = 0.3
     sink.start(Address(f"http://127.0.0.1:{free_port()}"), advice="Look into the log.")
     _send(sink, range(2))
-    wait_for(lambda: sink._retries.failures > 3)
+    wait_for(lambda: sink._sender._retries.failures > 3)
     sink.close()
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
     first, last = (record.getMessage() for record in caplog.records)
@@ -485,7 +485,7 @@ def test_a_server_that_took_something_before_it_went_away_is_reported_and_so_is_
         _send(sink, range(2))
         wait_for(lambda: sink.counters.acknowledged == 2)
     sink.send(a_frame(2))
-    wait_for(lambda: sink._retries.failures > 3)
+    wait_for(lambda: sink._sender._retries.failures > 3)
     sink.close()
     first, last = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "isn't accepting frames" in first
@@ -495,10 +495,10 @@ def test_a_server_that_took_something_before_it_went_away_is_reported_and_so_is_
 def test_what_a_sender_has_not_sent_is_reported_also_if_its_thread_is_gone(
     sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink, "_run", lambda: None)  # nothing keeps a thread from ending
+    monkeypatch.setattr(sink._sender, "_run", lambda: None)  # nothing keeps a thread from ending
     sink.start(Address("http://127.0.0.1:1"))
     _send(sink, range(3))
-    wait_for(lambda: sink._thread is not None and not sink._thread.is_alive())
+    wait_for(lambda: sink._sender._thread is not None and not sink._sender._thread.is_alive())
     sink.close()
     sink.close()
     (record,) = caplog.records
@@ -586,7 +586,7 @@ def test_a_deadline_ends_even_a_long_pause(sink: HttpSink, receiver: Receiver) -
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(3))
     wait_for(lambda: sink.trouble)
-    sink._retries.not_before = time.monotonic() + 3600
+    sink._sender._retries.not_before = time.monotonic() + 3600
     with serving(receiver, port):
         sink.close()
     assert sink.counters == DeliveryCounters(produced=3, acknowledged=3)

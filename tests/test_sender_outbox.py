@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hookcore.delivery.archive.writer import ArchiveWriter
-from hookcore.delivery.http import outbox as outbox_module
+from hookcore.delivery.http import parcels as parcels_module
 from hookcore.delivery.http.outbox import PARCEL_BYTES, Outbox, Parcel
 from hookcore.delivery.sizes import size_of
 from hookcore.records import ModuleRecord, Names, Snapshot, Tap
@@ -234,7 +234,7 @@ def test_items_that_the_server_refuses_after_the_deadline_are_dropped(outbox: Ou
 
 
 def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "PARCEL_BYTES", 2_000)
+    monkeypatch.setattr(parcels_module, "PARCEL_BYTES", 2_000)
     outbox = Outbox()
     taps = tuple(Tap(f"module{number}", "output") for number in range(100))
     outbox.put(a_frame(0, taps, tuple(range(100))))

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.rules import OF_LOSS
+from hookcore.findings.rule import OF_LOSS
 from hookcore.reading import answers
 from hookcore.records import ROOT, SEVERITIES, Event, Severity, Tap
 from hookcore.records.vocabulary import ELAPSED, OWN, is_loss, loss_rank

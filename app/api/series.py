@@ -11,11 +11,10 @@ from starlette.exceptions import HTTPException
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.reading.answers.series import MAX_CHOSEN, MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SCALARS, MAX_SERIES
-from hookcore.reading.local import quantile_of
 from hookcore.records import Kind
 from hookcore.records.sketch import BINS
 from hookcore.store import STAT_NAMES
-from hookcore.store.checks import matcher, require, unknown
+from hookcore.store.checks import matcher, quantile_of, require, unknown
 
 from ..formats import ARRAYS, Table
 from .params import (

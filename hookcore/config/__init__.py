@@ -8,8 +8,9 @@ from hookcore.config.flat import Flat, cut_text, flatten, value_of_text, without
 from hookcore.config.launchers import MEETING, Launched, facts_of_job, is_loopback, launched, rank
 from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, addresses_of, bytes_of, did_you_mean, nearest
 from hookcore.config.rules import GivenRules, OwnRule, RulesGiven
+from hookcore.config.setting import Setting
 from hookcore.config.settings import NOT_GIVEN, ConfigGiven, Settings, WatchSettings
-from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled, Setting
+from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled
 
 __all__ = [
     "AUTO",

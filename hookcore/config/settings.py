@@ -10,7 +10,8 @@ from typing import Any, Final, TypeAlias, TypedDict
 from hookcore.config.flat import HIDDEN, Flat
 from hookcore.config.readers import Pattern, did_you_mean
 from hookcore.config.rules import GivenRules, RulesGiven
-from hookcore.config.table import SETTINGS, Attach, Capsule, Compiled, Setting
+from hookcore.config.setting import Setting
+from hookcore.config.table import SETTINGS, Attach, Capsule, Compiled
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
 

@@ -14,7 +14,8 @@ from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
 from .ranking import Diagnosis, examine, findings_of
 from .reach import Reach, reach_of, without_data
-from .rules import RULES, Rule, limits_of
+from .rule import Rule
+from .rules import RULES, limits_of
 from .scope import Scope, Unjudged
 from .thresholds import THRESHOLDS
 

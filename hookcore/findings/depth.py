@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import RECENT, Finding
-from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.rule import RuleName
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import MagnitudeWindow
 from hookcore.records import ROOT, Kind, Tap
 from hookcore.records.flow import Flow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hookcore.findings.rules import OF_LOSS, RuleName
+from hookcore.findings.rule import OF_LOSS, RuleName
 from hookcore.records import Severity, Tap
 
 WINDOW: Final = 512  # newest steps to examine

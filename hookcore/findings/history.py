@@ -9,7 +9,7 @@ from typing import Final, cast
 import numpy as np
 
 from hookcore.findings.finding import SPARK, Finding
-from hookcore.findings.rules import RuleName
+from hookcore.findings.rule import RuleName
 from hookcore.records import SEVERITIES, STAT_COLUMN
 from hookcore.store import Store
 from hookcore.store.incidents import NONFINITE, Incident

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.loss import Losses, last_output
 from hookcore.findings.progress import is_validation
-from hookcore.findings.rules import RuleName, limits_of
+from hookcore.findings.rule import RuleName
+from hookcore.findings.rules import limits_of
 from hookcore.records import Severity
 from hookcore.records.vocabulary import loss_rank
 from hookcore.store import Series, TapList

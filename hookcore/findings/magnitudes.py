@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from hookcore.findings.finding import RECENT, WARM_UP, Finding
 from hookcore.findings.loss import Losses
 from hookcore.findings.order import Group, groups_of
-from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.rule import RuleName
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import Logs, MagnitudeWindow
 from hookcore.records import GRADIENT_KINDS, KINDS, Kind, Severity
 from hookcore.records.vocabulary import KIND_WORDS, is_bias

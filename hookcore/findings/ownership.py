@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 
 from hookcore.findings.finding import Finding
-from hookcore.findings.rules import RULES, RuleName
+from hookcore.findings.rule import RuleName
+from hookcore.findings.rules import RULES
 from hookcore.records import Event
 from hookcore.records.vocabulary import ENDED, FROZEN, STALLED
 from hookcore.store import Store, TapList

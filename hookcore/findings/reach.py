@@ -10,7 +10,8 @@ from hookcore.findings.activations import CLASSES as SATURATING
 from hookcore.findings.loss import Losses
 from hookcore.findings.probed import FUNCTIONS, places_by_rule
 from hookcore.findings.progress import is_validation
-from hookcore.findings.rules import RULES, RuleName
+from hookcore.findings.rule import RuleName
+from hookcore.findings.rules import RULES
 from hookcore.findings.running import CLASSES as NORMALIZING
 from hookcore.records import PROBE, Kind, Tap
 from hookcore.records.vocabulary import DESYNC

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import SPARK, WARM_UP, Finding
-from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.rule import RuleName
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.records import Severity
 from hookcore.records.vocabulary import is_bias
 from hookcore.store import Store, TapList

@@ -3,61 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from hookcore.findings.advice import ADVICE
+from hookcore.findings.rule import Rule, RuleName
 from hookcore.findings.thresholds import defaults_of
 from hookcore.records import Severity
 from hookcore.store import Store
-
-RuleName = Literal[
-    "nonfinite",
-    "loss",
-    "exploding",
-    "vanishing",
-    "no-gradient",
-    "dead",
-    "saturated-activation",
-    "not-in-optimizer",
-    "frozen-by-mistake",
-    "duplicate-in-optimizers",
-    "overfit",
-    "loss-not-decreasing",
-    "unchanged-tensor",
-    "bf16-update-lost",
-    "large-update",
-    "stalled",
-    "spike",
-    "loss-spike",
-    "all-zero",
-    "tensor-variance",
-    "poor-weight-initialization",
-    "batch-norm-drift",
-    "gradient-clipped-always",
-    "dead-channels",
-    "rank-collapse",
-    "attention-entropy-collapse",
-    "stalled-training",
-    "desync",
-]
-
-OF_LOSS: Final = frozenset({"loss", "loss-spike", "overfit", "loss-not-decreasing"})  # rules about logged losses
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The conditions of a finding, its meaning, and advice. `limits` are its thresholds, also those that are fixed."""
-
-    name: RuleName
-    severity: Severity
-    title: str
-    help: str
-    limits: Mapping[str, float]
-    causes: tuple[str, ...]
-    tries: tuple[str, ...]
-    known_as: str  # its name in SageMaker Debugger; "" if there is none
 
 
 def _rule(name: RuleName, severity: Severity, title: str, text: str, **fixed: float) -> tuple[RuleName, Rule]:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import MIN_PAST, RECENT, Finding
-from hookcore.findings.rules import RuleName, limits_of
+from hookcore.findings.rule import RuleName
+from hookcore.findings.rules import limits_of
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.findings.zeros import zeros_of
 from hookcore.records.vocabulary import counted

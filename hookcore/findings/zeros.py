@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import SPARK, Finding
-from hookcore.findings.rules import RULES, RuleName, limits_of
+from hookcore.findings.rule import RuleName
+from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
 from hookcore.records import Tap
 from hookcore.records.vocabulary import KIND_WORDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -12,17 +11,16 @@ from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
-from hookcore.reading.answers import Number
+from hookcore.reading.modules import modules_of
 from hookcore.reading.quiet import Muting, Quiet
 from hookcore.reading.reader import Reader, TapName
 from hookcore.reading.slices import cut
 from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot
-from hookcore.store import STAT_NAMES, StepRange, Store, TapList
-from hookcore.store.checks import matcher, require, require_kind, unknown
+from hookcore.store import StepRange, Store, TapList
+from hookcore.store.checks import matcher, quantile_of, require_kind, unknown
 from hookcore.store.incidents import Incident
 
 _NEAR: Final = 64  # steps to either side, where a captured one is looked for at first
-_QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 
 
 class StoreReader(Reader):
@@ -51,37 +49,7 @@ class StoreReader(Reader):
         return self.modules_of([module for module in self._store.modules() if fits(module.path)], taps=taps)
 
     def modules_of(self, modules: Sequence[ModuleRecord], *, taps: bool = True) -> list[answers.Module]:
-        coverage = {each.path: each for each in self._store.coverage()}
-        found = self._taps_in(modules) if taps else {}
-        return [
-            answers.Module(
-                path=module.path,
-                parent=module.parent,
-                type=module.type,
-                parameters=module.parameters,
-                trainable=module.trainable,
-                aliases=module.aliases,
-                shapes=dict(module.shapes),
-                source=module.source,
-                coverage=coverage.get(module.path),
-                taps=tuple(found.get(module.path, ())),
-                placements=dict(module.placements),
-            )
-            for module in modules
-        ]
-
-    def _taps_in(self, modules: Sequence[ModuleRecord]) -> dict[str, list[answers.ModuleTap]]:
-        """Return the taps of some modules, by path."""
-        latest = self._store.latest(stat="count")
-        counts = dict(zip(latest.numbers.tolist(), map(Number, latest.values[:, 0].tolist()), strict=True))
-        snapshots = {each.tap: each.shape for each in self._store.snapshots()}
-        shapes = {module.path: dict(module.shapes) for module in modules}
-        found: dict[str, list[answers.ModuleTap]] = {module.path: [] for module in modules}
-        for number, tap in self._store.taps():
-            if tap.module in found:
-                shape = snapshots.get(tap, shapes[tap.module].get(tap.tensor))
-                found[tap.module].append(answers.ModuleTap.of(number, tap, values=counts.get(number), shape=shape))
-        return found
+        return modules_of(self._store, modules, taps=taps)
 
     def taps(self, match: str | None = None, kind: Kind | None = None) -> answers.Taps:
         named = self._store.taps(match, kind).fact(_named)  # that of all taps is kept until there are more
@@ -308,15 +276,6 @@ class StoreReader(Reader):
 
 def _named(found: TapList) -> tuple[answers.Tap, ...]:
     return tuple(answers.Tap.of(*each) for each in found)
-
-
-def quantile_of(stat: str) -> float | None:
-    """Return the share that "p99.9" asks for; None for a stat, ArgumentError for neither."""
-    found = _QUANTILE.fullmatch(stat)
-    if found is not None:
-        return float(found[1]) / 100
-    require("stat", stat, STAT_NAMES)
-    return None
 
 
 def _why_no_flow(store: Store, step: int | None) -> str:

@@ -10,8 +10,10 @@ from hookcore.config import nearest
 from hookcore.config.patterns import matching
 from hookcore.errors import ArgumentError
 from hookcore.records import KINDS, ROOT, Tap
+from hookcore.store.schemas import STAT_SCHEMA
 
 _SHOWN = 20
+_QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
 _LABEL: Final = re.compile(
     rf"(?P<module>.*?)(?: (?P<kind>{'|'.join(KINDS)}))?(?: \[(?P<index>.*)\])?(?: call (?P<call>\d{{1,9}}))?"
     r"(?: \((?P<phase>eval|train)\))?",
@@ -48,6 +50,15 @@ def require_kind(kind: str | None) -> None:
     """Raise ArgumentError for an unknown kind."""
     if kind is not None:
         require("kind", kind, KINDS)
+
+
+def quantile_of(stat: str) -> float | None:
+    """Return the share that "p99.9" asks for; None for a stat, ArgumentError for neither."""
+    found = _QUANTILE.fullmatch(stat)
+    if found is not None:
+        return float(found[1]) / 100
+    require("stat", stat, STAT_SCHEMA.names)
+    return None
 
 
 def find_tap(taps: Iterable[tuple[int, Tap]], text: str) -> tuple[int, Tap]:

@@ -11,7 +11,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeVar, overload
@@ -40,10 +39,9 @@ from hookcore.recorder.probes import MAX_PROBES
 from hookcore.recorder.ranks import Ranks
 from hookcore.records import Kind, Severity, Tap
 from hookcore.watcher.callbacks import At, Callback, Callbacks, WatcherReport
-from hookcore.watcher.media import Content, figure_content, image_content, table_content, text_content
+from hookcore.watcher.feeding import FedRun
 from hookcore.watcher.notifying import note_failure, noting, targets_for
 from hookcore.watcher.null import NullWatcher
-from hookcore.watcher.watched import WatchedRun
 
 logger = logging.getLogger("hookcore")
 
@@ -54,7 +52,7 @@ _numbers: Final[defaultdict[str, Iterator[int]]] = defaultdict(partial(itertools
 _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
 
-class Watcher(WatchedRun):
+class Watcher(FedRun):
     """A running watch. Captured data is at `.url` or in `.store`, errors inside hookcore in `.errors`."""
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
@@ -129,64 +127,6 @@ class Watcher(WatchedRun):
         if not self._recorder.closed:
             self._guarded("step", self._recorder.steps.end_by_user)
             self._recorder.steps.boundary.run()
-
-    def log(self, /, **scalars: float | Tensor) -> None:
-        """Record numbers such as the loss and the learning rate for the running step. Never waits for a tensor.
-
-        Between two steps, they are recorded for the one that ended (docs/how-it-works.md has the rule).
-        """
-        if not self._recorder.closed:
-            self._guarded("log", self._recorder.given.log, scalars)
-
-    def log_image(self, name: str, image: Any) -> None:
-        """Log an image with the step: an array or a tensor (0 to 255, or floats from 0 to 1), or a Pillow image."""
-        self._log_media(name, image_content, image)
-
-    def log_text(self, name: str, text: str) -> None:
-        """Log a text with the step, at most 1 MiB of it."""
-        self._log_media(name, text_content, text)
-
-    def log_table(self, name: str, table: Any) -> None:
-        """Log up to 1,000 rows of a table with the step: a mapping of columns, mappings, or a DataFrame."""
-        self._log_media(name, table_content, table)
-
-    def log_figure(self, name: str, figure: Any) -> None:
-        """Log a Plotly or Matplotlib figure with the step."""
-        self._log_media(name, figure_content, figure)
-
-    def tokens(self, tokens: Iterable[Any]) -> None:
-        """Name the positions of the batch that runs next: a list for each sample, or one list for all of them.
-
-        Snapshots of its activations and gradients then have them: attention maps and rollouts say which token is which.
-        """
-        if not self._recorder.closed:
-            self._guarded("tokens", self._recorder.given.give_tokens, tokens)
-
-    def labels(self, labels: Iterable[Any]) -> None:
-        """Name the samples of the batch that runs next, in snapshots of its activations and gradients."""
-        if not self._recorder.closed:
-            self._guarded("labels", self._recorder.given.give_labels, labels)
-
-    def _log_media(self, name: str, content_of: Callable[[Any], Content], value: Any) -> None:
-        if not self._recorder.closed:
-            self._guarded("log", self._recorder.given.add_media, str(name), lambda: astuple(content_of(value)))
-
-    def _log_behind(self, scalars: dict[str, float | Tensor]) -> None:
-        """Record numbers that a callback receives after the end of their step."""
-        if not self._recorder.closed:
-            self._guarded("log", self._recorder.given.log, scalars, True)
-
-    def observe(self, name: str, tensor: Tensor) -> Tensor:
-        """Capture an intermediate tensor of a forward, and its gradient, as taps called `name`. Return the tensor."""
-        if not torch.compiler.is_compiling() and self._recorder.capturing and isinstance(tensor, Tensor):
-            self._guarded("observe", self._recorder.given.observe, name, tensor)
-        return tensor
-
-    def _guarded(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
-        try:
-            call(*arguments)
-        except Exception as error:
-            self._errors.record(what, error)
 
     def request_snapshot(self, module: str, kind: Kind = "output", index: str = "", call: int = 0) -> None:
         """Capture the raw tensor of this tap at its next call, and store it with the run's frames."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings import RULES, Finding, Rule
-from hookcore.findings.rules import OF_LOSS
+from hookcore.findings.rule import OF_LOSS
 from hookcore.reading import Mute, Reader, answers
 from hookcore.records import SEVERITIES, Severity, Tap
 from hookcore.store.incidents import Incident

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings import RULES, Rule
-from hookcore.findings.rules import OF_LOSS
+from hookcore.findings.rule import OF_LOSS
 from hookcore.records import STAT_COLUMN, STATS, Severity, Tap
 from hookcore.records.vocabulary import KIND_WORDS, OWN_RULE, counted
 from hookcore.store.incidents import AROUND, NONFINITE, Evidence, Incident, Link

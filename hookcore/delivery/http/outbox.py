@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Final, Literal
 
 from hookcore.delivery.http.fitting import fitted
-from hookcore.delivery.http.parcels import STRIKES, CurrentDescription, Entry, Parcel
+from hookcore.delivery.http.parcels import PARCEL_BYTES, STRIKES, CurrentDescription, Entry, Parcel, some_taps
 from hookcore.delivery.http.retained import Retained
 from hookcore.delivery.sizes import size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
@@ -19,8 +19,6 @@ from hookcore.records.wire import Answer, DeliveryCounters, EndItem
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_ITEMS: Final = 10_000
-PARCEL_BYTES: Final = 8_000_000  # a larger item is sent alone
-TAP_BYTES: Final = 80
 RETAINED_SHARE: Final = 4  # retained items may take a quarter of the queue's bytes, in addition to the queue
 
 Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]
@@ -183,22 +181,12 @@ class Outbox:
             taps_from = self._known_taps
             description = self._description.due
             alone = self._careful and description is not None
-            taps = () if alone else self._some_taps(taps_from)
+            taps = () if alone else some_taps(self._taps, taps_from)
             entries: tuple[Entry, ...] = ()
             if not alone and not (self._careful and taps):
                 entries = self._load(taps_from + len(taps), bool(taps or description))
             end = None if self._flying or self._waiting or alone else self._end_due
             return Parcel(taps_from, taps, description, entries, end, self._counters(), self._retained.newest)
-
-    def _some_taps(self, first: int) -> tuple[Tap, ...]:
-        if first == len(self._taps):
-            return ()
-        room = PARCEL_BYTES
-        last = first
-        while last < len(self._taps) and room > 0:
-            room -= TAP_BYTES + len(self._taps[last].module) + len(self._taps[last].index)
-            last += 1
-        return tuple(self._taps[first:last])
 
     def _load(self, known_taps: int, has_company: bool) -> tuple[Entry, ...]:
         if not self._flying:

@@ -10,7 +10,9 @@ from hookcore.delivery.http.fitting import fitted
 from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.wire import DeliveryCounters, Description, EndItem
 
+PARCEL_BYTES: Final = 8_000_000  # a larger item is sent alone
 STRIKES: Final = 2  # a part that was refused this often by itself is dropped
+_TAP_BYTES: Final = 80  # of a tap, besides its texts
 
 Described = TypeVar("Described", ModuleRecord, Coverage)
 
@@ -42,6 +44,15 @@ class Parcel:
     def has_news(self) -> bool:
         """Whether it is more than a sign of life."""
         return bool(self.taps or self.description or self.entries or self.end)
+
+
+def some_taps(taps: Sequence[Tap], first: int) -> tuple[Tap, ...]:
+    """Return the taps from this number on, as many as one parcel takes."""
+    room, last = PARCEL_BYTES, first
+    while last < len(taps) and room > 0:
+        room -= _TAP_BYTES + len(taps[last].module) + len(taps[last].index)
+        last += 1
+    return tuple(taps[first:last])
 
 
 class CurrentDescription:
