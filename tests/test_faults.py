@@ -463,6 +463,30 @@ def test_the_users_own_exception_is_raised_unchanged() -> None:
         assert watcher.errors == []
 
 
+class Endless(nn.Module):
+    """Calls itself, through so many functions that the stack can end in any of torch's."""
+
+    def __init__(self, functions: int) -> None:
+        super().__init__()
+        self.layer, self.functions = nn.Linear(3, 3), functions
+
+    def forward(self, x: Tensor) -> Any:
+        return self.pass_on(self.layer(x), self.functions)
+
+    def pass_on(self, x: Tensor, functions: int) -> Any:
+        return self.pass_on(x, functions - 1) if functions else self(x)
+
+
+@pytest.mark.parametrize("attach", ["global", "module"])
+@pytest.mark.parametrize("functions", range(6))
+def test_a_stack_that_is_full_raises_the_same_error_and_warns_of_nothing(functions: int, attach: Any) -> None:
+    model = Endless(functions)
+    with watch(model, attach=attach) as watcher:
+        with pytest.raises(RecursionError):
+            model(torch.ones(2, 3))
+        assert watcher.errors == []
+
+
 def test_a_model_that_is_deleted_while_watched_is_released() -> None:
     model = mlp()
     optimizer, gone = sgd(model.parameters()), weakref.ref(model)

@@ -71,17 +71,13 @@ def _reduce_to(fn: Any) -> tuple[Any, ...] | None:
     return None if inert is None else inert(fn)
 
 
-def call_raised() -> bool:
-    """Return whether the forward hook that runs was called because the module raised.
-
-    Torch calls it from the frame that has caught the exception, and otherwise from a function inside that.
-    """
-    code, frame = internals.MODULE_CALL, sys._getframe(1)
-    while frame.f_code.co_filename != code.co_filename:
-        if frame.f_back is None:
-            return False
+def runs_already(module: nn.Module) -> bool:
+    """Return whether another call of a module is under way, below the one whose hook runs."""
+    calls, frame = 0, sys._getframe(1)
+    while frame.f_back is not None and calls < 2:
+        calls += frame.f_code is internals.MODULE_CALL and frame.f_locals.get("self") is module
         frame = frame.f_back
-    return frame.f_code is code
+    return calls > 1
 
 
 def on_forward_pre(

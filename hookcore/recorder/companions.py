@@ -17,7 +17,6 @@ from torch import nn
 from hookcore import hooks
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.inert import InertInCopies
-from hookcore.hooks.modules import call_raised
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.plans import Plan
 
@@ -49,10 +48,6 @@ class Companions:
         self._dispatcher.saw_return(plan, keywords, output)
         if meter is not None:
             meter.leave()
-
-    def saw_failure(self, plan: Plan) -> None:
-        """Report that a module raised."""
-        self._dispatcher.saw_failure(plan)
 
     def begin_step(self, plans: Iterable[Plan]) -> None:
         """Add a pre-hook to each module that has its own: within a call, that would be too late."""
@@ -131,9 +126,7 @@ class AfterCompanion(InertInCopies):
         if self.calls <= 0:
             self.companions.after.pop(id(module), None)
             self.leave()
-        if output is None and call_raised():
-            self.companions.saw_failure(self.plan)
-        else:
+        if output is not None:  # None after an exception
             self.companions.saw_return(self.plan, rest[0] if len(rest) > 1 else {}, output)
 
     def leave(self) -> None:

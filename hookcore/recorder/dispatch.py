@@ -130,6 +130,9 @@ class Dispatcher:
         self._note_pipeline(plan)
         if plan.root.rehearses:
             return
+        if current_graph_task() == -1 and self.plans.enter(plan, module):
+            self.names.leaves()
+            self._forget_call(plan)
         if plan.is_root and plan.root.enter() and transform() is None:
             with DisableTorchFunction():
                 plan.root.note_batch(module, args)
@@ -160,28 +163,18 @@ class Dispatcher:
             with DisableTorchFunction():
                 flows.entered(plan, module, args)
 
-    def saw_failure(self, plan: Plan) -> None:
-        """Report that a call raised. The training may catch that, and call the model again."""
-        try:
-            self._forget_call(plan)
-            if plan.is_model:
-                self.leave_model(plan, None, raised=True)
-                if current_graph_task() == -1 and not plan.counts.training:
-                    self.plans.restart(plan)  # what ran in it has the numbers that it will have when it is repeated
-        except Exception as error:
-            self.errors.record("forward hook", error, plan)
-
     def _forget_call(self, plan: Plan) -> None:
         if (flows := self.flows) is not None:
             flows.forget(plan)
 
-    def leave_model(self, plan: Plan, output: Any, raised: bool = False) -> None:
-        """Report that a model returned or raised."""
+    def leave_model(self, plan: Plan, output: Any) -> None:
+        """Report that a model returned."""
         if plan.root.rehearses:
             plan.root.rehearses = False
             return
         self.names.leaves()
-        self.times.leave_model(-1 if raised else id(plan))  # the end of one that raised is unknown
+        plan.counts.runs_in = 0
+        self.times.leave_model(id(plan))
         if plan.is_root:
             plan.root.leave()
         if self.keeper is not None and (model := plan.ref()) is not None:
@@ -220,6 +213,7 @@ class Dispatcher:
     def saw_region(self, plan: Plan, output: Any) -> None:
         """Report what a compiled region returned."""
         if plan.is_model:
+            plan.counts.runs_in = 0
             self.times.leave_model(id(plan))
         if self.others or (plan.wants_output and not self.statistics.saw_plain(plan, output)):
             self.saw_output(plan, output)

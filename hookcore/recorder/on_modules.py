@@ -12,7 +12,7 @@ from hookcore import hooks
 from hookcore.hooks.compiled import guarded
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.hooks.inert import InertInCopies
-from hookcore.hooks.modules import KeywordHook, call_raised
+from hookcore.hooks.modules import KeywordHook
 from hookcore.recorder.companions import LATE_PRE_HOOK
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.models import Models
@@ -57,8 +57,7 @@ class ModuleAttachment:
                 handles.append(hooks.on_forward_pre(module, ModulePreHook(self._dispatcher, plan, self)))
             if module is not None and after:
                 hook = ModuleHook(self._dispatcher, plan)
-                keywords = self._dispatcher.wants_input(plan)
-                handles.append(hooks.on_forward(module, hook, with_kwargs=keywords, always_call=True))
+                handles.append(hooks.on_forward(module, hook, with_kwargs=self._dispatcher.wants_input(plan)))
         except (RuntimeError, AttributeError) as error:  # a scripted or traced module accepts no hook
             plan.note_reason(f"takes no hook: {error}")
         return handles
@@ -159,9 +158,7 @@ class ModuleHook(InertInCopies):
             return
         if (meter := current.meter) is not None:
             meter.enter()
-        if rest[-1] is None and call_raised():
-            self._dispatcher.saw_failure(plan)
-        elif stands_last(module._forward_hooks, self):
+        if stands_last(module._forward_hooks, self):
             self._dispatcher.saw_return(plan, rest[0] if len(rest) > 1 else {}, rest[-1])
         else:
             plan.miss_call(LATE_HOOK)

@@ -21,7 +21,6 @@ from hookcore.hooks.compiled import (
 )
 from hookcore.hooks.headroom import hold_headroom, release_headroom
 from hookcore.hooks.internals import DisableTorchFunction
-from hookcore.hooks.modules import call_raised
 from hookcore.recorder.companions import Companions
 from hookcore.recorder.coverage import hidden_roots
 from hookcore.recorder.current import CurrentStep
@@ -121,9 +120,9 @@ class ProcessAttachment:
             before = hooks.on_forward_pre(None, self._before)
             self._has_keywords = self._wants_inputs
             if self._has_keywords:
-                after = hooks.on_forward(None, self._after_with_keywords, with_kwargs=True, always_call=True)
+                after = hooks.on_forward(None, self._after_with_keywords, with_kwargs=True)
             else:
-                after = hooks.on_forward(None, self._after, always_call=True)
+                after = hooks.on_forward(None, self._after)
             self._handles = [before, after]
 
     def _take_off(self) -> None:
@@ -206,9 +205,6 @@ class ProcessAttachment:
         def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
             plan = plans_get(id(module))
             if plan is not None and not (accompanied and id(module) in accompanied):
-                if rest[-1] is None and call_raised():
-                    dispatcher.saw_failure(plan)
-                    return
                 if dispatcher.others or (plan.wants_output and not saw_plain(plan, rest[-1])):
                     dispatcher.saw_output(plan, rest[-1])
                 if plan.is_model:
@@ -222,9 +218,6 @@ class ProcessAttachment:
         def see(module: nn.Module, args: Any, rest: tuple[Any, ...]) -> None:
             plan = dispatcher.plans.by_id.get(id(module))
             if plan is not None and not (accompanied and id(module) in accompanied):
-                if rest[-1] is None and call_raised():
-                    dispatcher.saw_failure(plan)
-                    return
                 dispatcher.saw_return(plan, rest[0] if len(rest) > 1 else {}, rest[-1])
 
         return see
@@ -257,10 +250,8 @@ class ProcessAttachment:
 
     def _saw_region(self, module: nn.Module, args: Any, output: Any) -> None:
         plan = self._dispatcher.plans.by_id.get(id(unwrap(module)))
-        if plan is not None and output is not None:
+        if plan is not None:
             self._dispatcher.saw_region(plan, output)
-        elif plan is not None:
-            self._dispatcher.saw_failure(plan)
 
 
 def _make_hook(current: CurrentStep, see: See) -> Callable[..., None]:

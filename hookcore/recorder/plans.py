@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any, Final
 
 from torch import nn
 
 from hookcore.hooks.checkpoints import Pending
+from hookcore.hooks.modules import runs_already
 from hookcore.recorder.current import TensorHook
 from hookcore.recorder.roots import Root
 from hookcore.records import Kind, Phase
@@ -26,7 +28,7 @@ def fingerprint(module: nn.Module) -> tuple[object, ...]:
 class Counts:
     """The number of a module's calls, which tells the calls of one step apart."""
 
-    __slots__ = ("_first_index", "evaluation", "micro_batch", "pending", "recomputed", "training")
+    __slots__ = ("_first_index", "evaluation", "micro_batch", "pending", "recomputed", "runs_in", "training")
 
     def __init__(self) -> None:
         self.training = 0  # since the last backward pass ended
@@ -34,6 +36,7 @@ class Counts:
         self.micro_batch: int | None = None  # of a pipeline, that the module runs or ran last
         self.pending: Pending = []  # calls under a reentrant checkpoint, whose gradient comes with the recompute
         self.recomputed = 0  # calls that a checkpoint repeated
+        self.runs_in = 0  # the thread in which a model was called and has not returned
         self._first_index: str | None = None  # of a traced output; its calls are counted
 
     def next(self, phase: Phase) -> int:
@@ -277,11 +280,16 @@ class PlanTable:
                 found[id(plan.root)] = plan.root
         return list(found.values())
 
-    def restart(self, model: Plan) -> None:
-        """Count the calls of the parts of a model from zero again."""
-        for each in self.live():
-            if each.root is model.root and (model.is_root or each.path.startswith(f"{model.path}.")):
-                each.counts.begin_pass()
+    def enter(self, model: Plan, module: nn.Module) -> bool:
+        """Note that a model is called. Return whether its last call raised: the training repeats that, or goes on."""
+        thread = get_ident()
+        raised = model.counts.runs_in == thread and not runs_already(module)
+        model.counts.runs_in = thread
+        if raised and not model.counts.training:  # it was the first call in this pass: what ran in it is counted anew
+            for each in self.live():
+                if each.root is model.root and (model.is_root or each.path.startswith(f"{model.path}.")):
+                    each.counts.begin_pass()
+        return raised
 
     def at(self, path: str) -> Plan | None:
         """Return the plan of the module at this path."""

@@ -45,8 +45,10 @@ class StepAside:
         """Restore the hooks: the region's root has returned or raised."""
         if torch.compiler.is_compiling():
             return
+        output = rest[-1]
         self.close()
-        self._saw_output(module, args, rest[-1])  # None after an exception
+        if output is not None:  # None after an exception
+            self._saw_output(module, args, output)
 
     def close(self) -> None:
         """Restore everything, even if a call was interrupted halfway. Calling this twice is fine."""
