@@ -19,7 +19,7 @@ from hookcore.reading import answers
 from hookcore.reading.answers.base import Answer
 from hookcore.records import text_of
 
-from . import api, assets, live, pages
+from . import api, assets, live
 from .api import health, ingest, login
 from .api.params import PROBLEM
 from .clickhouse.address import ClusterAddress
@@ -28,7 +28,9 @@ from .clickhouse.cluster.partial import Partial
 from .clickhouse.cluster.shared import SharedRuns
 from .clickhouse.native import FormatError
 from .clickhouse.schema import SchemaError, connect
+from .pages import every
 from .pages.error import error_page, wants_page
+from .pages.views.run_lines import summary_of
 from .runs import Runs
 from .runs.explaining import Explainer
 from .runs.keep import Keeper
@@ -92,7 +94,7 @@ def make_app(settings: ServerSettings, title: str) -> App:
 def create_app(runs: Runs, settings: ServerSettings, trouble: str = "") -> FastAPI:
     """Create an application over `runs`. `trouble` says why they can't be saved, if they should be."""
     app = make_app(settings, "hookcore")
-    app.state.runs, app.state.keeper = runs, Keeper(runs, settings, pages.summary_of, trouble)
+    app.state.runs, app.state.keeper = runs, Keeper(runs, settings, summary_of, trouble)
     app.state.take = partial(ingest.take_into_runs, app.state)
     app.state.shared = None
     if settings.store:
@@ -107,7 +109,7 @@ def create_app(runs: Runs, settings: ServerSettings, trouble: str = "") -> FastA
 def _routes() -> list[BaseRoute]:
     """Return all routes, for every application: to analyze their parameters takes longer than most requests."""
     router = APIRouter(responses=_REFUSALS)
-    for part in (health, ingest, login, live, api, assets, pages):
+    for part in (health, ingest, login, live, api, assets, every):
         router.include_router(part.router)
     return router.routes
 
@@ -115,7 +117,7 @@ def _routes() -> list[BaseRoute]:
 def share_runs(app: App, settings: ServerSettings) -> None:
     """Let an application show the runs of a ClickHouse, once it is started. Raises ArgumentError for its address."""
     cluster = connect(ClusterAddress.of(settings.store), hookcore.__version__)
-    app.state.shared = SharedRuns(app.state.runs, cluster, settings, pages.summary_of)
+    app.state.shared = SharedRuns(app.state.runs, cluster, settings, summary_of)
     app.state.take = partial(ingest.refuse_runs, app.state)
 
 

@@ -12,9 +12,9 @@ import pytest
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.records import Event, Kind, Tap
 from hookcore.store.incidents import Incident, Link
-from hookcore_app.pages import summary_of
 from hookcore_app.pages.views.event_list import Filter, Line, all_lines, markdown_of
 from hookcore_app.pages.views.provenance import provenance_of
+from hookcore_app.pages.views.run_lines import summary_of
 from hookcore_app.runs import Run
 from tests.build import make_info
 from tests.live_world import frame

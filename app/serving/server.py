@@ -25,9 +25,9 @@ from hookcore.config import AUTO
 from hookcore.delivery.dashboard import process as dashboard
 from hookcore.errors import ArgumentError, HookcoreError
 
-from .. import pages
 from ..live import publisher_of
 from ..main import create_app
+from ..pages import every
 from ..runs import Runs
 from ..runs.lost import LostMarks
 from ..runs.orphans import follow_orphans
@@ -289,7 +289,7 @@ def _prepare_for_readers(app: FastAPI) -> None:
     nowhere = {"type": "http", "method": "GET", "path": "/-", "root_path": "", "headers": []}
     for route in app.routes:
         route.matches(nowhere)  # FastAPI analyzes a route's parameters when the route is first used
-    pages.prepare()
+    every.prepare()
 
 
 __all__ = ["Lifetime", "Server", "complete", "greeting", "make_server", "prepare", "run", "server_of", "url_of"]
