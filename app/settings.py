@@ -34,19 +34,19 @@ class ServerSettings:
     """The settings of a server. Each is also a flag (`--max-runs 8`) and a variable (`HOOKCORE_MAX_RUNS=8`)."""
 
     host: str = _setting("127.0.0.1", "address to listen on; anything but loopback needs a token")
-    port: int = _setting(8642, "port to listen on; if it is taken, the next free one; 0 for any")
+    port: int = _setting(8642, "port to listen on, or the next free one if it is taken; 0 for any free port")
     token: str = _setting("", "full-access token; generated and printed once if needed")
     read_token: str = _setting("", "read-only token")
-    allowed_hosts: tuple[str, ...] = _setting((), "more host names that requests to this server may use")
+    allowed_hosts: tuple[str, ...] = _setting((), "additional host names that requests to this server may use")
     frame_ancestors: tuple[str, ...] = _setting(
         (), "sites that may show the dashboard in a frame: origins such as https://hub.example, `local`, or `none`"
     )
     certfile: str = _setting("", "TLS certificate file (PEM)")
     keyfile: str = _setting("", "TLS private key file (PEM)")
-    root_path: str = _setting("", "path prefix at the reverse proxy, for example /hookcore")
+    root_path: str = _setting("", "path prefix of the reverse proxy, for example /hookcore")
     memory: int = _setting(2_000_000_000, "memory limit for all runs together, in bytes")
     max_runs: int = _setting(64, "maximum number of runs in the list; the oldest ended run makes room for a new one")
-    idle_stop_s: float = _setting(0.0, "stop after this many seconds without trainers and browsers; 0 for never")
+    idle_stop_s: float = _setting(0.0, "stop after this many seconds without trainers and browsers; 0 means never")
     lost_after_s: float = _setting(15.0, "show a run as lost after this many seconds without a message from it")
     keep: str = _setting(
         "auto", "folder for saved runs; `auto` is the user's data folder, `none` keeps runs in memory only"
@@ -56,10 +56,11 @@ class ServerSettings:
     )
     store: str = _setting(
         "",
-        "address of ClickHouse (clickhouse://...): show the runs that collectors insert there, instead of taking any",
+        "address of ClickHouse (clickhouse://...): show the runs that collectors insert there, instead of accepting "
+        "runs from trainers",
     )
     retain: str = _setting(
-        "", "with a store: delete runs that have been silent for this many days, such as 30d; by default, none"
+        "", "with a store: delete runs that have sent nothing for this many days, such as 30d; by default, keep all"
     )
     max_clients: int = _setting(64, "maximum number of live streams")
     max_body: int = _setting(64 * 2**20, "maximum size of a decompressed request, in bytes")
@@ -67,13 +68,13 @@ class ServerSettings:
     max_connections: int = _setting(1000, "maximum number of open connections")
     notify: tuple[str, ...] = _setting(
         (),
-        "addresses in the form of the library apprise, such as slack://A/B/C, that get a message about each incident; "
-        "they are secrets, which the variable keeps out of process lists",
+        "apprise addresses, such as slack://A/B/C, that get a message about each incident; they are secrets, and the "
+        "variable keeps them out of process lists",
     )
     rules_file: str = _setting(
-        "", "Python file with rules of your own, which this server runs over all runs that it receives"
+        "", "Python file with your own rules, which this server runs on all runs that it receives"
     )
-    dashboard: bool = _setting(False, "run as this user's dashboard, which saves each run where its trainer says")
+    dashboard: bool = _setting(False, "run as this user's dashboard, which saves each run where its trainer asks")
 
     @property
     def is_loopback(self) -> bool:
@@ -90,31 +91,33 @@ class ServerSettings:
         """Return settings from arguments (text or values), then HOOKCORE_ variables, then defaults."""
         if (old := environment.get("HOOKCORE_RULES", "")).endswith(".py"):
             raise ArgumentError(
-                f"HOOKCORE_RULES={old!r} is a file, but HOOKCORE_RULES is the thresholds of a training: use "
-                "HOOKCORE_RULES_FILE for the rules of a server"
+                f"HOOKCORE_RULES={old!r} is a file, but HOOKCORE_RULES sets the thresholds of a training: use "
+                "HOOKCORE_RULES_FILE for a server's own rules"
             )
         return cls(**_values_of(cls, given, environment))
 
 
 @dataclass(frozen=True, slots=True)
 class CollectorSettings:
-    """What a collector needs besides the settings of a server that it shares. Flags and variables as for a server."""
+    """The settings of a collector, in addition to those it shares with a server. Each is a flag and a variable, too."""
 
     to: str = _setting(
-        "", "address of the server to which a collector sends, or of ClickHouse (clickhouse://...); required"
+        "", "address of the server that the collector sends to, or of ClickHouse (clickhouse://...); required"
     )
     to_token: str = _setting("", "token of that server")
-    spool: str = _setting("", "folder of the spool; if it is not set, one in the user's data folder")
-    spool_limit: int = _setting(10_000_000_000, "disk limit of the spool; beyond it, the oldest is dropped and counted")
+    spool: str = _setting("", "folder of the spool; by default, one in the user's data folder")
+    spool_limit: int = _setting(
+        10_000_000_000, "disk limit of the spool; when it is reached, the oldest data is dropped and counted"
+    )
     sync: float = _setting(
         1.0,
-        "seconds of data that a power failure may cost; 0 syncs each batch, `never` leaves it to the system. A killed "
-        "collector loses nothing in any case",
+        "seconds of data that a power failure may cost; 0 syncs each batch, `never` leaves syncing to the system. If "
+        "the collector is killed, it loses nothing in any case",
     )
     insert: float = _setting(
         5.0,
-        "with ClickHouse: seconds after which what has arrived is inserted, even if it is less than 100,000 rows. Many "
-        "collectors need more of them, because ClickHouse prefers few large inserts",
+        "with ClickHouse: insert data after this many seconds, even if it is fewer than 100,000 rows. With many "
+        "collectors, use more seconds, because ClickHouse prefers few large inserts",
     )
 
     @classmethod

@@ -94,9 +94,9 @@ def test_after_an_explosion_a_later_step_is_saved_that_says_what_it_is() -> None
     assert (incident.severity, incident.first_step) == ("error", BAD)
     step = kept.about["step"]
     assert incident.told < step == event.step
-    said = f"asked for after the incident {incident.id} of step {BAD}"
+    said = f"requested after the incident {incident.id} of step {BAD}"
     assert said in event.message
-    assert kept.about["reason"] == f"{said}; this is step {step}, with its weights before the update"
+    assert kept.about["reason"] == f"{said}; this is step {step}, with the weights before the update"
     found = replay(kept.path)
     assert found.exact, found.differences
     assert found.above is not None
@@ -408,7 +408,7 @@ def test_a_server_asks_a_real_trainer_and_its_page_shows_the_step(monkeypatch: p
         assert (found.rule, found.first_step) == ("exploding", BAD)
         assert kept.step > found.told
         page = server.get(f"/runs/{watcher._delivery.run.id}/incident?id={found.id}").decode()
-    assert f"asked for after the incident {found.id} of step {BAD}; this is step {kept.step}" in page
+    assert f"requested after the incident {found.id} of step {BAD}; this is step {kept.step}" in page
     assert f'data-explain="{kept.id}"' in page
     assert "A replay looks for" in page
 

@@ -33,7 +33,10 @@ def test_a_run_without_incidents_passes_and_says_what_was_examined(
 def test_an_incident_fails_at_its_severity_and_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save_layer(tmp_path, bad=40, name="layers.0")
     assert main(["check", path]) == 1
-    assert "error: NaN or infinity: The activation of layers.0 had NaN first, at step 40." in capsys.readouterr().out
+    assert (
+        "error: NaN or infinity: NaN first appeared in the activation of layers.0, at step 40."
+        in capsys.readouterr().out
+    )
     assert main(["check", path, "--fail-on", "warning"]) == 1
     assert main(["check", path, "--fail-on", "never"]) == 0
 

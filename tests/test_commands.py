@@ -171,7 +171,7 @@ def test_a_step_that_is_captured_out_of_turn_says_why_in_an_event() -> None:
         (event,) = [event for event in run.watcher.store.events() if event.name == "out-of-turn"]
     assert event.step in captured
     assert [step for step in captured if step % 2] == [event.step]
-    assert event.message == f"step {event.step} was captured although it wasn't its turn: loss jumped to 9"
+    assert event.message == f"step {event.step} was captured outside the cadence, because loss jumped to 9"
 
 
 def test_pause_and_resume_take_effect_at_the_next_step() -> None:
@@ -195,7 +195,7 @@ def test_pause_and_resume_take_effect_at_the_next_step() -> None:
         ({"exclude": "re:(?=a)"}, "Lookaround and backreferences are not supported"),
         ({"kinds": ["outputs"]}, "Did you mean 'output'?"),
         ({"paused": 1}, "paused=1 is invalid: paused must be true or false"),
-        ({"memory": "1GB"}, "'memory' cannot be changed while training runs: these can be: "),
+        ({"memory": "1GB"}, "'memory' can't be changed during the training; these settings can: "),
     ],
 )
 def test_an_invalid_value_changes_nothing_and_is_explained(changes: dict[str, Any], said: str) -> None:

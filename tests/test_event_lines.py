@@ -130,7 +130,7 @@ def test_an_incident_is_told_as_it_was_known_at_a_step(world: World) -> None:
         bad = {1} if 60 <= step < 70 else {1, 2} if 70 <= step < 80 else set()
         run.store.append(frame(step, [math.nan if place in bad else 1.0 for place in range(3)]))
     (before,) = all_lines(run, None, 65)
-    assert before.message == "The activation of layers.1 had NaN first, at step 60."
+    assert before.message == "NaN first appeared in the activation of layers.1, at step 60."
     assert (before.severity, before.until, before.is_ongoing) == ("error", None, True)
     (during,) = all_lines(run, None, 75)
     assert during.message.endswith("1 other module followed.")

@@ -66,7 +66,7 @@ def test_what_runs_first_is_not_what_was_seen_first() -> None:
     assert spoil(None, FIRST_SEEN, {"late", "a", "b"}).culprit.tap.module == "a"
     incident = spoil(flow_of(CHAIN), FIRST_SEEN, {"late", "a", "b"})
     assert incident.culprit.tap.module == "late"
-    assert "No other module's activation went into it." in incident.sentence
+    assert "No other module feeds it." in incident.sentence
     assert [link.tap.module for link in incident.chain] == ["a", "b"]
 
 
@@ -74,18 +74,18 @@ def test_a_gradient_whose_source_was_fine_is_named() -> None:
     assert spoil(None, FIRST_SEEN, {"late", "a"}, "output_grad").culprit.tap.module == "late"
     incident = spoil(flow_of(CHAIN), FIRST_SEEN, {"late", "a"}, "output_grad")
     assert incident.culprit.tap.module == "a"
-    assert "The gradient that it was computed from, that of the activation of b, was finite." in incident.sentence
+    assert "It was computed from a finite gradient: the activation gradient of b." in incident.sentence
     from_the_loss = spoil(flow_of(CHAIN), FIRST_SEEN, {"late", "a", "b"}, "output_grad")
     assert from_the_loss.culprit.tap.module == "b"
-    assert "It came from the loss, through no other module." in from_the_loss.sentence
+    assert "It came directly from the loss." in from_the_loss.sentence
 
 
 def test_a_branch_that_runs_later_is_not_blamed_on_the_first() -> None:
     flow = flow_of(BRANCHES)
     incident = spoil(flow, ["stem", "left", "right", "head"], {"left", "right", "head"})
     assert incident.culprit.tap.module == "right"  # which returned first
-    assert "What went into it was finite: the activation of stem." in incident.sentence
-    assert "Affected in the same step, but not through it: left." in incident.sentence
+    assert "Its input was finite: the activation of stem." in incident.sentence
+    assert "Also affected in the same step, but not through it: left." in incident.sentence
     alone = spoil(flow, ["stem", "right", "left", "head"], {"left", "head"})
     assert alone.culprit.tap.module == "left"
     assert "not through it" not in alone.sentence
@@ -107,13 +107,13 @@ def test_what_was_not_captured_is_said() -> None:
     fed: Fed = {"a": (), "b": ("a",), "c": ("b",), "d": ("c",)}
     incident = spoil(flow_of(fed), list(fed), {"c", "d"}, captured={"a", "c", "d"})
     assert incident.culprit.tap.module == "c"
-    assert "What went into it was finite: the activation of a." in incident.sentence
-    assert "Of what feeds it, b was not captured." in incident.sentence
+    assert "Its input was finite: the activation of a." in incident.sentence
+    assert "Not captured among the modules that feed it: b." in incident.sentence
     through = spoil(flow_of(fed), ["d", "c", "a"], {"a", "c", "d"})
     assert through.culprit.tap.module == "a"
     guessed = spoil(flow_of(fed, guessed=("c",)), list(fed), {"c", "d"})
     assert guessed.culprit.tap.module == "c"
-    assert "What went into it isn't known." in guessed.sentence
+    assert "Its inputs are unknown." in guessed.sentence
 
 
 def test_a_captured_container_stands_for_the_child_whose_output_it_returns() -> None:
@@ -183,10 +183,10 @@ def test_calls_that_are_measured_together_may_each_have_been_first() -> None:
             watcher.flush()
             (told[bad], _) = watcher.store.incidents()  # the other one is that of the loss
     assert told[3].culprit.tap == Tap("b", "output", call=3)
-    assert "What went into it was finite: the activation of a" in told[3].known
+    assert "Its input was finite: the activation of a" in told[3].known
     assert "measured together" not in told[3].sentence
     assert told[10].culprit.tap == Tap("a", "output", call=7)
-    assert "Calls from number 8 on are measured together, and in them b was bad too" in told[10].sentence
+    assert "Calls from number 8 on are measured together. In them, b was non-finite, too" in told[10].sentence
 
 
 def test_a_mask_is_not_called_finite() -> None:
@@ -212,8 +212,8 @@ def test_a_mask_is_not_called_finite() -> None:
         watcher.flush()
         (incident, _) = watcher.store.incidents()  # the other one is that of the loss
     assert incident.culprit.tap.module == "scores"
-    assert "What went into it was finite: the activation of a." in incident.sentence
-    assert "What mask put into it has the infinities of a mask." in incident.sentence
+    assert "Its input was finite: the activation of a." in incident.sentence
+    assert "Its input from mask has infinities that look like a mask." in incident.sentence
 
 
 # --- Magnitudes -------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def test_the_page_shows_the_incident_and_an_unknown_one_says_what_to_do() -> Non
         page = client.get("/runs/run-1/incident?id=nonfinite-9")
         assert page.status_code == 200
         assert re.search(r'<h1 id="about-title">.*NaN or infinity.*layers\.1', page.text, re.DOTALL)
-        assert "The activation of layers.1" in page.text.replace("<wbr>", "")
+        assert "the activation of layers.1" in page.text.replace("<wbr>", "")
         assert re.search(r"<dd>activation <span class=.mono.>past.1</span>, call 2</dd>", page.text)
         for part in ("about", "cause", "graph", "tensors", "chain"):
             alone = client.get(f"/runs/run-1/incident?id=nonfinite-9&part={part}").text

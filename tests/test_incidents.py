@@ -119,7 +119,7 @@ def test_the_demo_still_names_its_layer_after_its_steps_were_merged() -> None:
     assert [link.tap.module for link in incident.chain] == ["stem", "blocks.0", "head"]
     assert incident.modules == incident.taps == 3
     assert incident.sentence == (
-        "The activation of standardize had NaN first, at step 100. "
+        "NaN first appeared in the activation of standardize, at step 100. "
         "It was finite again after step 100, but 3 other modules followed."
     )
     evidence = incident.evidence
@@ -160,7 +160,7 @@ def test_a_loss_that_is_the_first_to_be_non_finite_is_named() -> None:
     (incident,) = store.incidents()
     assert incident.culprit.tap == Tap("stem", "output_grad")  # the later number comes first in the backward pass
     assert incident.loss == "loss"
-    assert "No captured activation was, but loss was" in incident.sentence
+    assert "No captured activation was non-finite, but loss was" in incident.sentence
 
 
 def test_a_container_is_not_named_if_its_child_did_it() -> None:

@@ -625,7 +625,7 @@ def test_values_that_ranks_should_have_in_common_and_do_not_are_an_incident(rank
     assert incident.culprit.tap == TAPS[1]
     assert incident.sentence.startswith(
         "Rank 2 differs from the others, although all should have the same values: at step 2, min of "
-        "layer param [weight] is 10 in ranks 0, 1 and 3, 11 in rank 2. It was no longer found at step 10."
+        "layer param [weight] is 10 in ranks 0, 1 and 3, 11 in rank 2. It was over at step 10."
     )
     assert incident.is_over
     page = f"/runs/{JOINT}/ranks"

@@ -56,7 +56,7 @@ def test_a_longer_jump_is_one_and_one_that_stays_says_so() -> None:
     assert (found.since_step, found.until_step) == (120, 129)
     (found,) = spikes(logged(lambda step: 8.0 if step >= 150 else 1.0))
     assert found.message.startswith("loss jumped to 8 between steps 150 and 199, 8 times its usual 1")
-    assert found.message.endswith(", and had not come back by then")
+    assert found.message.endswith(", and hadn't recovered by then")
     assert not spikes(logged(lambda step: 8.0 if step >= STEPS - 10 else 1.0))  # too early to say
 
 

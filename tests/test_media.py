@@ -115,7 +115,7 @@ def test_tables_of_all_kinds_are_the_same() -> None:
     assert wide["columns"][7].endswith("…")
     with pytest.raises(ArgumentError, match="different lengths"):
         table_content({"a": [1], "b": [1, 2]})
-    with pytest.raises(ArgumentError, match="a table of type int"):
+    with pytest.raises(ArgumentError, match="the table has the type int"):
         table_content(3)
 
 
@@ -124,7 +124,7 @@ def test_figures_are_taken_by_what_they_can() -> None:
     assert figure_content(plotly).type == "application/vnd.plotly.v1+json"
     matplotlib = SimpleNamespace(savefig=lambda buffer, format: buffer.write(b"PNG"))
     assert (figure_content(matplotlib).type, figure_content(matplotlib).data) == ("image/png", b"PNG")
-    with pytest.raises(ArgumentError, match="a figure of type int"):
+    with pytest.raises(ArgumentError, match="the figure has the type int"):
         figure_content(3)
     large = SimpleNamespace(to_plotly_json=dict, to_json=lambda: "x" * (MAX_BYTES + 1))
     with pytest.raises(ArgumentError, match="fewer points"):

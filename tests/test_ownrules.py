@@ -223,7 +223,7 @@ def test_tensors_without_a_name_are_left_out() -> None:
 
 @pytest.mark.parametrize("name", ["", "Big", "a b", "x" * 65, "x-over", "rule-off"])
 def test_a_rule_needs_a_name_that_pages_can_show(name: str) -> None:
-    with pytest.raises(ArgumentError, match="can't be the name of a rule"):
+    with pytest.raises(ArgumentError, match="is not a valid rule name"):
         own_rule_of(lambda given: None, name)
 
 
@@ -299,7 +299,7 @@ def test_a_file_must_have_rules(tmp_path: Path) -> None:
 def test_thresholds_and_the_file_of_a_server_have_variables_of_their_own() -> None:
     both = {"HOOKCORE_RULES": "dead-relu=off", "HOOKCORE_RULES_FILE": "/a/rules.py"}
     assert ServerSettings.of({}, both).rules_file == "/a/rules.py"
-    with pytest.raises(ArgumentError, match="use HOOKCORE_RULES_FILE for the rules of a server"):
+    with pytest.raises(ArgumentError, match="use HOOKCORE_RULES_FILE for a server's own rules"):
         ServerSettings.of({}, {"HOOKCORE_RULES": "/a/rules.py"})
 
 

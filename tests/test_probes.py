@@ -123,7 +123,7 @@ def test_a_probe_that_changes_its_tensor_is_an_error() -> None:
         watcher.flush()
         (event,) = [each for each in watcher.store.events() if each.name == "probe-failed"]
     assert event.severity == "error"
-    assert "changed the tensor" in event.message
+    assert "changed its tensor" in event.message
 
 
 def test_a_probe_that_returns_nan_is_no_incident_of_the_training() -> None:

@@ -185,7 +185,7 @@ def test_a_model_called_by_forward_next_to_a_compiled_function_is_not_said_to_ru
             watcher.step()
         watcher.flush()
         reason = watcher.coverage()[0].reason
-    assert reason.endswith("or is called by .forward() alone")
+    assert reason.endswith("or only its .forward() is called")
     torch._dynamo.reset()
 
 
@@ -257,7 +257,7 @@ def test_a_gpu_without_triton_is_an_event(monkeypatch: pytest.MonkeyPatch) -> No
         watcher.close()
         (event,) = (each for each in watcher.store.events() if each.name == "slow-kernel")
     assert event.severity == "warning"
-    assert event.message.startswith("tensors on cuda:0 are measured by PyTorch operators: Triton is not installed")
+    assert event.message.startswith("tensors on cuda:0 are measured with PyTorch operators: Triton is not installed")
 
 
 class Noting(nn.Parameter):

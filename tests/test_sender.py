@@ -533,7 +533,7 @@ def test_the_end_reports_dropped_and_unanswered_items_and_nothing_if_all_arrived
     cut_off.close()
     gap, unanswered = (record.getMessage() for record in caplog.records)
     assert "1 of its 3 frames" in gap
-    assert gap.endswith("1 dropped because too many waited.")
+    assert gap.endswith("1 dropped because too many were waiting.")
     assert "1 of its 1 frames" in unanswered
     assert "(it answered 500" in unanswered
     assert unanswered.endswith("1 sent without an answer.")

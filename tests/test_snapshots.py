@@ -366,7 +366,7 @@ def test_an_unknown_module_is_refused_immediately_with_the_nearest_name() -> Non
     with watch(Calls()) as watcher:
         ask(watcher, "iner")
         watcher.step()
-        assert "no watched module is called 'iner'. Did you mean 'inner'?" in _missed(watcher)
+        assert "there is no watched module 'iner'. Did you mean 'inner'?" in _missed(watcher)
 
 
 def test_the_end_of_the_training_is_the_reason_for_pending_snapshots() -> None:

@@ -144,8 +144,8 @@ def test_a_training_that_waits_in_its_loop_is_told_once_with_the_line_and_that_i
         world.pass_time(10 * MIN_S)
         ((name, message),) = world.told
         assert name == STALLED
-        assert message.startswith("no step has ended for 6 min, and the training has been waiting in test_stalls.py:")
-        assert "(block), in threading.py (wait) since; its longest step took 1 s" in message
+        assert message.startswith("no step has ended for 6 min: the training is waiting in test_stalls.py:")
+        assert "(block), in threading.py (wait); its longest step took 1 s" in message
     assert world.names == [STALLED, ENDED[STALLED]]
 
 
@@ -306,7 +306,7 @@ def test_a_stall_is_an_incident_at_once_and_over_when_the_training_goes_on() -> 
         assert (told.severity, told.since_step) == ("warning", 20)
         (incident,) = [each for each in watcher.store.incidents() if each.rule == STALLED]
         assert incident.sentence == "No step has ended for 6 min."
-        watcher._recorder.emit(ENDED[STALLED], "the training goes on")
+        watcher._recorder.emit(ENDED[STALLED], "the training continues")
         train(1)
         assert [each for each in findings_of(watcher.store) if each.rule == STALLED] == []
         watcher._recorder.emit(STALLED, "no step has ended for 9 min")

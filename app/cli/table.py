@@ -13,12 +13,12 @@ from ..settings import TABLES, allowed_of
 # Variables without a flag or an argument. The code that needs one reads it by name.
 VARIABLES: Final = {
     "HOOKCORE_URL": "Alias of `HOOKCORE_SERVER`: the address of the server that a training sends to.",
-    "HOOKCORE_HOME": "The private folder with this user's saved runs and the address of this user's dashboard. If it "
-    "is not set: `~/.local/state/hookcore/MACHINE` for the address, `~/.local/share/hookcore` for the runs.",
+    "HOOKCORE_HOME": "The private folder with your saved runs and the address of your dashboard. By default, the "
+    "address is in `~/.local/state/hookcore/MACHINE`, and the runs are in `~/.local/share/hookcore`.",
     "XDG_DATA_HOME": "The parent folder of `hookcore/runs`, if `HOOKCORE_HOME` is not set.",
-    "HOOKCORE_CA_FILE": "Certificate authorities (PEM) that a training, a client, and `hookcore link` trust for "
-    "`https` servers; a server and a collector for ClickHouse.",
-    "HOOKCORE_CLICKHOUSE_PASSWORD": "The password of ClickHouse's user, for a server and a collector, if it isn't in "
+    "HOOKCORE_CA_FILE": "File with certificate authorities (PEM). A training, a client, and `hookcore link` trust them "
+    "for `https` servers; a server and a collector trust them for ClickHouse.",
+    "HOOKCORE_CLICKHOUSE_PASSWORD": "The password of the ClickHouse user, for a server and a collector, if it isn't in "
     "the address.",
 }
 HEAD: Final = ("of", "`watch()`", "flag", "variable", "default", "allowed", "what it does")

@@ -90,8 +90,8 @@ class CapsuleKeeper:
             return False
         if not self._may_write:
             saved = len(self.written)
-            why = f"{counted(saved, 'step')} of this run {'was' if saved == 1 else 'were'} saved already"
-            why += f", and {self.failed} could not be"
+            why = f"{counted(saved, 'step')} of this run {'has' if saved == 1 else 'have'} already been saved"
+            why += f", and saving {counted(self.failed, 'other')} failed" if self.failed else ""
             self._miss(_reason_of(occasion), why)
             return False
         self._occasion, self._turns = occasion, MAX_TURNS
@@ -115,7 +115,7 @@ class CapsuleKeeper:
             return  # a part of what is kept already
         tensors = list(find_tensors((args, keywords)))
         if is_traced() or not all(has_data(each) for _, each in tensors):
-            self._why_not = "the model is traced, or its arguments are of a tensor class of their own"
+            self._why_not = "the model is being traced, or its arguments are of a custom tensor class"
             return
         conditions = autocast_types(), torch.is_grad_enabled()  # the block below may change both
         with unseen():
@@ -249,11 +249,11 @@ class CapsuleKeeper:
             return
         self.written.append(path)
         removed = remove_old(path.parent)
-        old = f" (The capsules of {removed} older runs were removed; {MAX_RUNS} are kept.)" if removed else ""
+        old = f" (The capsules of {removed} older runs were removed; {MAX_RUNS} runs keep theirs.)" if removed else ""
         left = remove_unfinished()
-        old += f" (Unfinished files that killed processes left were removed: {left}.)" if left else ""
+        old += f" (Removed {counted(left, 'unfinished file')} of killed processes.)" if left else ""
         saved = f"step {self._step():,} was saved ({size / 1e6:,.1f} MB): {reason}."
-        replay = f"To find the operator and the line: hookcore replay {path}"
+        replay = f"To find the operator and the line, run: hookcore replay {path}"
         self._emit("capsule", f"{saved} {replay}{old}", "info", known.path)
 
     def _save(
@@ -269,7 +269,7 @@ class CapsuleKeeper:
         described["frames"] = self._recent.steps
         if occasion is not None:
             described["occasion"] = asdict(occasion)
-            described["reason"] += f"; this is step {self._step():,}, with its weights {described['weights']}"
+            described["reason"] += f"; this is step {self._step():,}, with the weights {described['weights']}"
         frames = self._recent.packed() if described["frames"] else None
         path = path_of(folder, self._step())
         return path, write_capsule(path, described, step_of(model, call), self._plan.max_bytes, frames)
@@ -286,4 +286,4 @@ class CapsuleKeeper:
 
 
 def _reason_of(occasion: Occasion) -> str:
-    return f"asked for after the incident {occasion.incident} of step {occasion.step:,}"
+    return f"requested after the incident {occasion.incident} of step {occasion.step:,}"

@@ -43,8 +43,8 @@ _MAX_CODE: Final = 160  # characters of a line in a sentence
 _TOLD: Final[dict[Origin, str]] = {
     "operator": "{} made the first {} value",
     "given": "The {} already had {} values when the model was called",
-    "constant": "{} got a {} constant, perhaps a mask, and nothing else was found",
-    "uninitialized": "{} left memory uninitialized that was read before it was written",
+    "constant": "{} received a {} constant, perhaps a mask; no other origin was found",
+    "uninitialized": "{} left memory uninitialized, and it was read before it was written",
 }
 _OVERWRITING: Final = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"))
 _UNINITIALIZED: Final = frozenset(
@@ -67,8 +67,8 @@ class Suspect:
     output: TensorFacts | None = None
     elements: tuple[tuple[int, ...], ...] = ()  # the indices of the first bad ones
     bad: int = 0  # the number of bad elements
-    on_purpose: bool = False  # an infinity that somebody wrote, which is often a mask
-    above: float | None = None  # the values are finite, but of a greater magnitude
+    on_purpose: bool = False  # an infinity that the code writes as a constant, which is often a mask
+    above: float | None = None  # the values are finite, but exceed this magnitude
 
     @property
     def sentence(self) -> str:

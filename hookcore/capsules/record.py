@@ -195,7 +195,7 @@ def record(
             f"constructor={constructor!r} is invalid: use a module and a callable, as in train:make_model"
         )
     if left := remove_orphans(Path(path).parent, Path(path).name):
-        print(f"hookcore: removed what killed processes left of {path}: {left} unfinished files", file=sys.stderr)
+        print(f"hookcore: removed {left} unfinished files that killed processes left for {path}", file=sys.stderr)
     recording = Recording(model, Path(path), when, max_bytes, constructor)
     recording.attach()
     try:

@@ -207,7 +207,7 @@ class _Run:
         recorded = self._step["outputs"]
         seen = dict(self._outputs)
         self._differences += [
-            f"activation {place}: other values".replace(" :", ":")
+            f"activation {place}: different values".replace(" :", ":")
             for place, digest in recorded.items()
             if place not in seen or digest_of(seen[place]) != digest
         ]

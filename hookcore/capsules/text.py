@@ -30,7 +30,7 @@ def _lines(found: Replay) -> Iterator[str]:
     if found.error:
         yield f"the step raised {found.error}"
     yield f"{found.operators} operators; " + (
-        "activations equal to the training's, to the bit" if found.exact else "not equal to the training:"
+        "activations match the training, bit for bit" if found.exact else "may not match the training:"
     )
     yield from (f"  {difference}" for difference in found.differences)
     if steps := about.get("frames"):

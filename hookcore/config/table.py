@@ -53,8 +53,8 @@ _ATTACH: Final = get_args(Attach)
 _COMPILED: Final = get_args(Compiled)
 _CAPSULE: Final = get_args(Capsule)
 _PATTERNS_HELP: Final = (
-    "[A pattern](patterns.md) is a path or a glob, such as `blocks.*.attn`, in which `*` also matches dots; "
-    "`re:` and a regular expression; `type:Linear`; `is:leaf`; `depth:2`; or a class. `!` negates it."
+    "[A pattern](patterns.md) is a path or a glob, such as `blocks.*.attn` (`*` also matches dots); `re:` with a "
+    "regular expression; `type:Linear`; `is:leaf`; `depth:2`; or a class. `!` negates a pattern."
 )
 
 SETTINGS: Final = (
@@ -71,7 +71,7 @@ SETTINGS: Final = (
         "exclude",
         (),
         "a pattern, a list of patterns, or None",
-        "The modules to leave out, among those that `include` matches. Takes the same patterns.",
+        "The modules to leave out of those that `include` matches. Takes the same patterns.",
         read_patterns,
         as_list,
         "hooks",
@@ -89,8 +89,8 @@ SETTINGS: Final = (
         "channels",
         (),
         "a pattern, a list of patterns, or None",
-        "The modules of which each output channel's root mean square and share of zeros are captured, in one captured "
-        "step of ten. See [Probes](probes.md).",
+        "The modules whose output channels are captured: the root mean square and the share of zeros of each channel, "
+        "in every tenth captured step. See [Probes](probes.md).",
         read_patterns,
         as_list,
         "probes",
@@ -108,8 +108,8 @@ SETTINGS: Final = (
         "budget",
         0.05,
         f"a number above 0 and up to {MAX_BUDGET:g}, or None for no limit",
-        "The share of a step's time that watching may cost, as measured in the run. If it costs more, fewer steps are "
-        "captured.",
+        "The share of a step's time that watching may cost, as measured in the run. If watching costs more, fewer "
+        "steps are captured.",
         read_budget,
         number_or_none,
         "cadence",
@@ -118,7 +118,7 @@ SETTINGS: Final = (
         "memory",
         "512MB",
         f'a number of bytes or a size such as "512MB" or "1.5GiB", at least {MIN_MEMORY_BYTES // 10**6} MB',
-        "The memory limit of the store. The newest steps are kept exactly, older ones are merged.",
+        "The memory limit of the store. The newest steps are stored exactly; older steps are merged.",
         read_memory,
     ),
     Setting(
@@ -126,15 +126,15 @@ SETTINGS: Final = (
         "global",
         f"one of {_listed(_ATTACH)}",
         "Where hooks are registered. `global`: on the process, so the model stays untouched. `module`: on the watched "
-        "modules, for processes that run many other modules. The model's copies and pickles then contain the hooks.",
+        "modules, for processes that run many other modules; copies and pickles of the model then contain the hooks.",
         read_choice(_ATTACH),
     ),
     Setting(
         "compiled",
         "boundary",
         f"one of {_listed(_COMPILED)}",
-        "What to capture of compiled regions. `boundary`: the region's output and its gradient; results stay bit for "
-        "bit the same. `inside`: every module in the region; this needs torch 2.13, costs more, and changes results "
+        "What to capture in compiled regions. `boundary`: the region's output and its gradient; results stay the same, "
+        "bit for bit. `inside`: every module in the region; this needs torch 2.13, costs more, and changes results "
         "within rounding.",
         read_choice(_COMPILED),
     ),
@@ -150,7 +150,7 @@ SETTINGS: Final = (
         "calls",
         8,
         "an integer of 1 or more",
-        "How many calls of a module in one step are recorded separately. Later calls are merged into the last one.",
+        "How many calls of a module per step are recorded separately. Later calls are merged into the last one.",
         read_integer(1),
         int,
     ),
@@ -158,7 +158,7 @@ SETTINGS: Final = (
         "sketch_values",
         65536,
         f"an integer of {MIN_SKETCH_VALUES} or more, or None for every value",
-        "How many values of a tensor its histogram counts. Larger tensors are sampled. All other stats cover every "
+        "How many values of a tensor its histogram counts. Larger tensors are sampled. All other stats use every "
         "value.",
         read_sketch_values,
         integer_or_none,
@@ -167,7 +167,7 @@ SETTINGS: Final = (
         "server",
         "auto",
         "'auto', 'thread', None, or an address such as https://box:8642",
-        "Where captured data goes. `auto`: to this user's dashboard on this machine, which is started if none is "
+        "Where captured data goes. `auto`: to your dashboard on this machine, which hookcore starts if none is "
         "running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this "
         "process. None: only to `watcher.store`. `HOOKCORE_URL` is an alias of `HOOKCORE_SERVER`.",
         read_server,
@@ -177,8 +177,8 @@ SETTINGS: Final = (
         "keep",
         "auto",
         "'auto', a folder, or None",
-        "The folder for the run's Parquet files, which are written during the run. `auto`: the server's folder; the "
-        "dashboard uses a folder of this user, and a run without a server stays in memory. None: write no files. A "
+        "The folder for the run's Parquet files, which are written during the run. `auto`: the server's folder; your "
+        "dashboard uses a private folder, and a run without a server stays in memory. None: write no files. A "
         "server at an address has its own `--keep`.",
         read_keep,
         or_none,
@@ -187,10 +187,10 @@ SETTINGS: Final = (
         "capsule",
         "auto",
         f"one of {_listed(_CAPSULE)}",
-        "When to save a whole step to a [capsule](capsules.md), at most three times in a run. `error`: when a step "
+        "When to save a whole step to a [capsule](capsules.md), at most three times per run. `error`: when a step "
         "becomes non-finite, when an exception ends it, and after the first incident of severity error. `exception`: "
         "only when an exception ends it. `never`: only when you ask for it. `auto`: `error` with a server, `never` "
-        "without. The file is in this user's private folder, where the training runs.",
+        "without. The file is in your private folder on the machine that runs the training.",
         read_choice(_CAPSULE),
     ),
     Setting(
@@ -204,18 +204,18 @@ SETTINGS: Final = (
         "bridge",
         None,
         "tensorboard:FOLDER, wandb:PROJECT, mlflow:EXPERIMENT, or None",
-        "Another tool that also gets each step's scalars, the norm of all gradients, and the counts of modules with "
-        "non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
+        "Another tool that also receives each step's scalars, the norm of all gradients, and the number of modules "
+        "with non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
         read_bridge,
         or_none,
     ),
     Setting(
         "notify",
         (),
-        "an address of the library apprise, a list of addresses, or None",
-        "Where to send a message about each incident, as an address of apprise such as slack://A/B/C. "
-        "[Notifications](notifications.md) says more. It is a secret: the variable keeps it out of process lists. In "
-        "distributed training, only rank 0 sends.",
+        "an apprise address, a list of addresses, or None",
+        "Where to send a message about each incident: an apprise address such as slack://A/B/C. See "
+        "[Notifications](notifications.md). It is a secret: the variable keeps it out of process lists. In "
+        "distributed training, only rank 0 sends messages.",
         read_notify,
         addresses_or_none,
         secret=True,
@@ -224,9 +224,8 @@ SETTINGS: Final = (
         "rules",
         None,
         "thresholds by rule, a function, a list of these, or None",
-        "[Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}`, in which False "
-        "switches a rule off; and functions that are rules of your own. In a variable: "
-        "`loss-spike.factor=20,dead-relu=off`.",
+        "[Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}` (False switches "
+        "a rule off), and functions as your own rules. In a variable: `loss-spike.factor=20,dead-relu=off`.",
         read_rules,
         rules_of_text,
     ),
@@ -241,10 +240,10 @@ SETTINGS: Final = (
         "config",
         None,
         "a mapping, a namespace, a dataclass, or None",
-        "[The configuration](runs.md#configuration) of the training, such as `{'lr': 0.1, 'model': {'width': 64}}`, "
-        f"whose values the list of runs shows, sorts, and finds. At most {MAX_VALUES} values; what is cut is counted. "
-        "Without it, options on the script's command line, as in `train.py --lr 0.1`, are taken. In a variable: "
-        "`lr=0.1,model.width=64`, or JSON.",
+        "[The configuration](runs.md#configuration) of the training, such as `{'lr': 0.1, 'model': {'width': 64}}`. "
+        f"The list of runs shows, sorts, and finds its values, at most {MAX_VALUES}. Without it, hookcore takes the "
+        "options on the script's command line, as in `train.py --lr 0.1`. In a variable: `lr=0.1,model.width=64`, or "
+        "JSON.",
         read_config,
         config_of_text,
         of_run=True,
@@ -253,7 +252,7 @@ SETTINGS: Final = (
         "tags",
         (),
         f"a string, or a list of at most {MAX_TAGS} strings of 1 to {MAX_TAG} characters",
-        "Words by which to find the run again. You can change them in the dashboard.",
+        "Words for finding the run. You can change them in the dashboard.",
         read_tags,
         as_list,
         of_run=True,
@@ -271,7 +270,7 @@ SETTINGS: Final = (
         "notes",
         None,
         f"a string of at most {MAX_WORDS} characters, or None",
-        "What to remember about the run. You can change them in the dashboard.",
+        "Notes about the run. You can change them in the dashboard.",
         read_text(MAX_WORDS),
         or_none,
         of_run=True,

@@ -88,6 +88,6 @@ def _finding(taps: TapList, lane: int, window: _Slopes, steep_from: float, sever
     slope = slopes[known[-1]]
     older = " or earlier" if is_cut and not len(steep) else ""
     when = f"since step {since}{older}"
-    message = f"on average, {slope:.2g} of the gradient passes: the activation is at its bounds {when}"
+    message = f"on average, {slope:.2g} of the gradient passes: the activation has been at its bounds {when}"
     about = "rms", value, usual, since, None, message, tuple(rms[known][-SPARK:].tolist()), 0
     return Finding("saturated-activation", severity, int(taps.numbers[lane]), taps.taps[lane], *about)

@@ -1,4 +1,4 @@
-"""Advice for each rule: the name that SageMaker Debugger's users know it by, usual causes, and what to try."""
+"""Advice for each rule: its name in SageMaker Debugger, usual causes, and what to try."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Three usual causes of a finding, and what to try, both in the order of how often they apply."""
+    """Three usual causes of a finding and what to try, most likely first."""
 
     causes: tuple[str, str, str]
     tries: tuple[str, ...]
@@ -44,12 +44,12 @@ ADVICE: Final[dict[str, Advice]] = {
     "exploding": Advice(
         (
             "a learning rate that is too high",
-            "weights that are initialized too large, or a deep stack without normalization",
-            "inputs that are not normalized, or a change of their scale",
+            "initial weights that are too large, or a deep stack without normalization",
+            "inputs that are not normalized, or a change in their scale",
         ),
         (
             "lower the learning rate, or clip the gradients by norm",
-            "initialize by the fan-in (Kaiming, Xavier), or add a normalization layer",
+            "scale the initial weights by fan-in (Kaiming, Xavier), or add a normalization layer",
             "normalize the inputs",
         ),
         "exploding_tensor",
@@ -57,25 +57,25 @@ ADVICE: Final[dict[str, Advice]] = {
     "vanishing": Advice(
         (
             "sigmoid or tanh in a deep stack, far from zero",
-            "weights that are initialized too small, or a weight decay that is too strong",
+            "initial weights that are too small, or weight decay that is too strong",
             "a branch that no longer affects the loss",
         ),
         (
             "use ReLU or GELU, skip connections, and normalization layers",
-            "initialize by the fan-in (Kaiming, Xavier), or lower the weight decay",
+            "scale the initial weights by fan-in (Kaiming, Xavier), or lower the weight decay",
             "check which terms of the loss the layer feeds",
         ),
         "vanishing_gradient",
     ),
     "no-gradient": Advice(
         (
-            "every unit is a ReLU that is always zero",
-            "weights that are all zero, so that no gradient passes them",
+            "ReLUs that are always zero in every unit of a layer",
+            "weights that are all zero, so that no gradient passes through them",
             "a loss that is multiplied by zero, or masked completely",
         ),
         (
             "lower the learning rate, and start again from a checkpoint before the first step of this incident",
-            "initialize the weights with random values",
+            "initialize the weights randomly",
             "log each term of the loss, and check its mask",
         ),
         "all_zero",
@@ -89,18 +89,18 @@ ADVICE: Final[dict[str, Advice]] = {
         (
             "lower the learning rate, or lengthen the warm-up",
             "use LeakyReLU or GELU instead of ReLU",
-            "initialize the biases with zeros",
+            "initialize the biases to zero",
         ),
         "dead_relu",
     ),
     "saturated-activation": Advice(
         (
-            "weights that are initialized too large",
+            "initial weights that are too large",
             "inputs that are not normalized",
             "a learning rate that is too high, so that the weights grew",
         ),
         (
-            "initialize by the fan-in and fan-out (Xavier)",
+            "scale the initial weights by fan-in and fan-out (Xavier)",
             "normalize the inputs, or put a normalization layer before the activation",
             "use GELU or ReLU in hidden layers, and lower the learning rate",
         ),
@@ -108,12 +108,12 @@ ADVICE: Final[dict[str, Advice]] = {
     ),
     "not-in-optimizer": Advice(
         (
-            "a layer that was added or replaced after the optimizer was made",
+            "a layer that was added or replaced after the optimizer was created",
             "a list of parameters for the optimizer that leaves out a module",
-            "a layer that should be frozen, and isn't",
+            "a layer that should be frozen but isn't",
         ),
         (
-            "make the optimizer after the last change of the model, from `model.parameters()`",
+            "create the optimizer after the last change to the model, from `model.parameters()`",
             "add the layer with `optimizer.add_param_group`",
             "if it should not be trained, set `requires_grad_(False)`, which also saves time",
         ),
@@ -121,35 +121,35 @@ ADVICE: Final[dict[str, Advice]] = {
     "frozen-by-mistake": Advice(
         (
             "`.detach()`, `.item()`, `.data`, or NumPy between this layer and the loss",
-            "a part of the forward pass under `torch.no_grad()`",
+            "a part of the forward pass that runs under `torch.no_grad()`",
             "an operation without a gradient, such as argmax or rounding",
         ),
         (
-            "look at what the model does with the output of the named layer",
+            "check what the model does with the output of the named layer",
             "use a straight-through estimator or Gumbel-softmax instead of argmax or rounding",
             "if it should not be trained, set `requires_grad_(False)` and leave it out of the optimizer",
         ),
     ),
     "duplicate-in-optimizers": Advice(
         (
-            "two optimizers that were both made from `model.parameters()`",
+            "two optimizers that were both created from `model.parameters()`",
             "weights that two models share, each with its own optimizer",
             "an old optimizer that still steps after it was replaced",
         ),
         (
             "give each optimizer its own parameters",
-            "leave shared weights to one of the optimizers",
-            "if several learning rates are needed, use parameter groups of one optimizer",
+            "give shared weights to only one of the optimizers",
+            "if you need several learning rates, use parameter groups of one optimizer",
         ),
     ),
     "overfit": Advice(
         (
             "too few samples for the size of the model",
             "too many passes over the same samples",
-            "samples of the validation that differ from those of the training",
+            "validation samples that differ from the training samples",
         ),
         (
-            "stop at the step with the lowest loss of the validation, and use its checkpoint",
+            "stop at the step with the lowest validation loss, and use its checkpoint",
             "augment the data, or add dropout or weight decay",
             "use a smaller model, or train fewer of its layers",
         ),
@@ -157,13 +157,13 @@ ADVICE: Final[dict[str, Advice]] = {
     ),
     "loss-not-decreasing": Advice(
         (
-            "a learning rate that is far too low, or so high that it only jumps",
-            "labels that don't belong to their samples",
+            "a learning rate that is far too low, or so high that the loss only jumps around",
+            "labels that don't match their samples",
             "a part of the model that gets no gradient",
         ),
         (
-            "train on a single batch: its loss must fall to almost zero",
-            "multiply and divide the learning rate by 10",
+            "train on a single batch: its loss should fall to almost zero",
+            "try 10 times the learning rate, and a tenth of it",
             "look for findings about gradients and updates",
         ),
         "loss_not_decreasing",
@@ -172,23 +172,23 @@ ADVICE: Final[dict[str, Advice]] = {
         (
             "a parameter group with a learning rate of zero",
             "an update below the resolution of the weight's type",
-            "something that writes the old values back after each step",
+            "code that restores the old values after each step",
         ),
         (
             "check the learning rates of all parameter groups",
-            "hold the weights in float32",
+            "keep the weights in float32",
             "if the weight should not be trained, set `requires_grad_(False)`",
         ),
         "unchanged_tensor",
     ),
     "bf16-update-lost": Advice(
         (
-            "weights in bfloat16 or float16 that the optimizer steps directly",
+            "weights in bfloat16 or float16 that the optimizer updates directly",
             "a learning rate that is very low",
             "gradients that are very small compared with the weights",
         ),
         (
-            "hold the weights in float32, and compute under autocast",
+            "keep the weights in float32, and compute under autocast",
             "use an optimizer with stochastic rounding, or with a float32 copy of the weights",
             "raise the learning rate",
         ),
@@ -197,33 +197,33 @@ ADVICE: Final[dict[str, Advice]] = {
     "large-update": Advice(
         (
             "a learning rate that is too high for this layer",
-            "a weight that is close to zero, so that any update is large beside it",
+            "a weight that is close to zero, so that any update is large in comparison",
             "a gradient that is much larger than usual",
         ),
         (
             "lower the learning rate, or give this layer its own",
             "clip the gradients by norm",
-            "if the weight starts at zero, do nothing: its share falls as it grows",
+            "if the weight starts at zero, do nothing: the update's share falls as the weight grows",
         ),
         "weight_update_ratio",
     ),
     "stalled": Advice(
         (
             "a learning rate that fell to almost zero at the end of its schedule",
-            "a gradient that vanished",
+            "a vanished gradient",
             "an update that is below the resolution of the weight's type",
         ),
         (
-            "check the schedule of the learning rate",
-            "look for the finding of the gradient in the same layer",
-            "hold the weights in float32",
+            "check the learning rate schedule",
+            "look for a finding about the gradient in the same layer",
+            "keep the weights in float32",
         ),
         "weight_update_ratio",
     ),
     "spike": Advice(
         (
             "an unusual batch, such as a wrong label or a very long sample",
-            "a learning rate near the limit of what is stable",
+            "a learning rate at the edge of stability",
             "a rare row of an embedding, or a rarely used expert",
         ),
         ("look at the batch of this step", "clip the gradients by norm", "if the loss recovers, do nothing"),
@@ -231,12 +231,12 @@ ADVICE: Final[dict[str, Advice]] = {
     ),
     "loss-spike": Advice(
         (
-            "wrong labels or a broken sample in the batch of this step",
-            "a learning rate that was too large for a moment, as after a restart of its schedule",
-            "other data from this step on: a new task, a new domain, or another shuffle",
+            "wrong labels or a broken sample in this step's batch",
+            "a learning rate that was briefly too high, for example after a restart of its schedule",
+            "different data from this step on: a new task, a new domain, or another shuffle",
         ),
         (
-            "look at the batch of this step, and at the learning rate beside it",
+            "look at this step's batch and learning rate",
             "clip the gradients by norm",
             "if the data changed on purpose, mute the rule for this run",
         ),
@@ -246,18 +246,18 @@ ADVICE: Final[dict[str, Advice]] = {
         (
             "a batch of zeros: the data isn't loaded, is masked completely, or is scaled to nothing",
             "a gate or a mask before the layer that is always closed",
-            "a buffer of zeros that nothing ever fills",
+            "a buffer of zeros that is never filled",
         ),
         (
-            "print the batch, and the input of the named layer",
+            "print the batch and the input of the named layer",
             "capture the kind `input` to see where the zeros begin",
-            "if the branch is meant to be off, leave it out, which also saves time",
+            "if the branch is meant to be off, remove it, which also saves time",
         ),
         "all_zero",
     ),
     "tensor-variance": Advice(
         (
-            "an activation that is at its bound everywhere, as after a step that was too large",
+            "an activation that is at its bound everywhere, for example after too large a step",
             "a softmax over the wrong dimension, or over one value",
             "a weight that is zero or that decayed to nothing, so that only the bias is left",
         ),
@@ -271,24 +271,24 @@ ADVICE: Final[dict[str, Advice]] = {
     "poor-weight-initialization": Advice(
         (
             "weights drawn with a standard deviation that doesn't depend on the width of the layer",
-            "weights that are all set to one number, so that no unit differs from the others",
-            "an initialization for another activation, or applied twice",
+            "weights that are all set to one number, so that all units are the same",
+            "an initialization that is meant for another activation, or is applied twice",
         ),
         (
-            "initialize by the fan-in (Kaiming for ReLU, Xavier for tanh)",
-            "draw weights at random; set only biases and the weights of normalizations to a number",
+            "scale the initial weights by fan-in (Kaiming for ReLU, Xavier for tanh)",
+            "draw weights at random; set only biases and normalization weights to a constant",
             "add normalization layers, which correct the scale",
         ),
         "poor_weight_initialization",
     ),
     "batch-norm-drift": Advice(
         (
-            "running statistics that are never updated: a momentum of zero, or too few training steps for it",
-            "samples of the evaluation that are prepared in another way than those of the training",
+            "running statistics that aren't updated enough: a momentum of zero, or too few training steps for it",
+            "evaluation samples that are preprocessed differently from training samples",
             "very small batches, or several models or domains that share one batch normalization",
         ),
         (
-            "compare the preparation of both kinds of samples",
+            "compare the preprocessing of training and evaluation samples",
             "raise the momentum, or recompute the statistics with `torch.optim.swa_utils.update_bn`",
             "use larger batches, SyncBatchNorm, or GroupNorm, which has no running statistics",
         ),
@@ -300,41 +300,41 @@ ADVICE: Final[dict[str, Advice]] = {
             "gradients that are clipped before they are divided by the loss scale",
         ),
         (
-            "log what `clip_grad_norm_` returns, the norm before clipping, and set the limit near its upper quartile",
+            "log the result of `clip_grad_norm_`, the norm before clipping, and set the limit near its upper quartile",
             "average the loss, or call `scaler.unscale_` before clipping",
-            "if it is on purpose, do nothing: choose the learning rate for steps of this length",
+            "if this is intended, do nothing: choose the learning rate for steps of this length",
         ),
     ),
     "dead-channels": Advice(
         (
             "a step so large that it moved many biases far below zero",
             "a learning rate that is too high, or a warm-up that is too short",
-            "a weight decay or a pruning that removed the channels",
+            "weight decay or pruning that removed the channels",
         ),
         (
             "lower the learning rate, or lengthen the warm-up",
             "use LeakyReLU or GELU instead of ReLU, or put a normalization layer before it",
-            "if the channels aren't needed, make the layer narrower",
+            "if you don't need the channels, make the layer narrower",
         ),
         "dead_relu",
     ),
     "rank-collapse": Advice(
         (
-            "a loss that is lowest if all samples have the same code, as in learning without negative samples",
-            "attention without skip connections, or with ones that are too weak",
-            "a weight decay that is too strong, or a bottleneck that is too narrow",
+            "a loss that is lowest when all samples have the same code, as in learning without negative samples",
+            "attention with missing or weak skip connections",
+            "weight decay that is too strong, or a bottleneck that is too narrow",
         ),
         (
-            "stop the gradient in one branch, or add a term for the variance of the codes",
+            "stop the gradient in one branch, or add a variance term to the loss",
             "check the skip connections and the normalization layers before the named layer",
             "lower the weight decay and the learning rate",
         ),
     ),
     "attention-entropy-collapse": Advice(
         (
-            "weights of queries and keys that grew too large, often from a learning rate that is too high",
+            "query and key weights that grew too large, often because the learning rate is too high",
             "logits that aren't divided by the square root of the head's width",
-            "a mask that leaves one token",
+            "a mask that leaves only one token",
         ),
         (
             "lower the learning rate, or lengthen the warm-up",
@@ -344,27 +344,27 @@ ADVICE: Final[dict[str, Advice]] = {
     ),
     "stalled-training": Advice(
         (
-            "a worker of the data loader that hangs, or storage that doesn't answer",
+            "a data loader worker that hangs, or storage that doesn't respond",
             "a collective operation that another rank never reaches",
             "a lock, or an empty queue",
         ),
         (
             "look at the line that the incident names",
             "give the data loader a `timeout`, or try it with `num_workers=0`",
-            "look whether another rank failed or left the loop early, and set a timeout for the process group",
+            "check whether another rank failed or left the loop early, and set a timeout for the process group",
         ),
         "stalled_training",
     ),
     "desync": Advice(
         (
-            "a parameter that is changed outside of the wrapped model, or in some ranks only",
-            "a gradient that is not reduced, as of a module that was called without its wrapper or under no_sync",
-            "ranks that began with different weights, or a bit flipped by faulty memory",
+            "a parameter that is changed outside of the wrapped model, or only on some ranks",
+            "a gradient that isn't reduced, because a module is called without its wrapper or under no_sync",
+            "ranks that started with different weights, or a bit flipped by faulty memory",
         ),
         (
             "compare the weights of the ranks before the named step",
-            "call the wrapped model, and change weights and buffers in all ranks alike",
-            "seed all ranks alike, or load the same checkpoint; test the memory of the rank that differs",
+            "call the wrapped model, and change weights and buffers in the same way on all ranks",
+            "use the same seed or checkpoint on all ranks; test the memory of the rank that differs",
         ),
     ),
 }

@@ -33,7 +33,7 @@ def read_choices(given: Mapping[str, object], before: Choices | None = None) -> 
         elif what is False:
             off = [rule for rule in rules if rule != FOLLOWED]
             if not off:
-                raise ArgumentError(f"the rule {FOLLOWED} can't be switched off: mute it where it doesn't matter")
+                raise ArgumentError(f"the rule {FOLLOWED} can't be switched off: mute it instead")
             chosen |= dict.fromkeys(off, False)
         elif isinstance(what, Mapping):
             _choose(chosen, name, rules, what)
@@ -53,7 +53,9 @@ def _choose(
         if not having:
             known = list(dict.fromkeys(each.name for rule in rules for each in THRESHOLDS.get(rule, ())))
             has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ArgumentError(f"{shown(key)} is no threshold of the rule {name}: {has}.{_nearest(str(key), known)}")
+            raise ArgumentError(
+                f"{shown(key)} is not a threshold of the rule {name}: {has}.{_nearest(str(key), known)}"
+            )
         for rule, threshold in having:
             mine = dict(_numbers(chosen.get(rule)))
             number = threshold.read(rule, value)
@@ -76,7 +78,7 @@ def rules_named(name: object) -> list[str]:
     found = [wanted] if wanted in ADVICE else [rule for rule in ADVICE if wanted in aliases_of(rule)]
     if not found:
         raise ArgumentError(
-            f"{shown(name)} is no rule: the rules are {', '.join(ADVICE)}.{_nearest(wanted, [*_names()])}"
+            f"{shown(name)} is not a rule: the rules are {', '.join(ADVICE)}.{_nearest(wanted, [*_names()])}"
         )
     return found
 

@@ -94,7 +94,7 @@ def _find_cliff(window: MagnitudeWindow) -> list[Finding]:
     older = "" if window.starts_run else " or earlier"
     message = (
         f"the {KIND_WORDS['param_grad']} in {small.module or ROOT} is {drop[last]:.0f} decades below that in "
-        f"{large.module or ROOT}, and no larger in the layers before it, since step {since}{older}"
+        f"{large.module or ROOT}, and no larger in earlier layers, since step {since}{older}"
     )
     level = float(window.columns.size[-1, place])
     about = (window.stat, level, float("nan"), since, None, message, window.spark(place), last)

@@ -101,8 +101,8 @@ def find_equal(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
     first, last = weights.taps[places[0]], weights.taps[places[-1]]
     value = float(rms.high[0, places[0]])
     message = (
-        f"all values of the weight were {value:.3g} at step {start}, and those of each later layer up to "
-        f"{last.module} were equal too, so all units of a layer learn the same"
+        f"all values of the weight were {value:.3g} at step {start}, and in each later layer up to {last.module}, all "
+        "values were equal, too, so all units of a layer learn the same"
     )
     members = tuple((int(weights.numbers[place]), start) for place in places)
     sizes = store.rows(weights.numbers[places[:1]], "std", start).mean[:, 0]

@@ -81,7 +81,7 @@ def _finding(
     since, until = int(now.first_step[places[0]]), int(now.last_step[places[1]])
     times = f", {peak / usual:,.3g} times its usual {usual:.3g}" if usual > 0 else f" instead of its usual {usual:.3g}"
     when = f"at step {since}" if since == until else f"between steps {since} and {until}"
-    end = "" if is_back else ", and had not come back by then"
+    end = "" if is_back else ", and hadn't recovered by then"
     text = f"{now.name} jumped to {peak:.3g} {when}{times}{end}"
     shown = tuple(now.mean[np.isfinite(now.mean)][-SPARK:].tolist())
     about = "rms", peak, usual, since, until, text, shown, 0

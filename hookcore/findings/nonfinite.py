@@ -71,10 +71,10 @@ def _find_masks(store: Store, known: NonfiniteTaps, spark: Spark) -> list[Findin
     taps = store.taps().taps
     number, modules = min(masks), {taps[each].module for each in masks}
     first, record, others = taps[number], _Record.of(known, number), len(modules) - 1
-    more = f"; so in {counted(others, 'other module')}" if others else ""
+    more = f"; the same in {counted(others, 'other module')}" if others else ""
     message = (
-        f"infinities in the {KIND_WORDS[first.kind]} since step {masks[number]} that do no harm, as those of a mask: "
-        f"in the first such step, everything else that was captured was finite{more}"
+        f"harmless infinities in the {KIND_WORDS[first.kind]} since step {masks[number]}, like those of a mask: "
+        f"in the first such step, all other captured values were finite{more}"
     )
     until = record.last_step if record.is_over else None
     infinity, unknown = float("inf"), float("nan")
@@ -139,7 +139,7 @@ def _message(incident: Incident, record: _Record, what: str, skipped: bool) -> s
     elif record.is_over and record.first_step >= begin:
         last = record.last_step
         when = f"at step {begin}" if last <= begin else f"between steps {begin} and {last}"
-        tail = "; finite again there, but not in the layers that it reached"
+        tail = "; finite again there, but not in the layers that it spread to"
     else:
         when, tail = f"since step {begin}", ""
     unseen = incident.unseen

@@ -46,7 +46,7 @@ def _dead_channels(shares: Floats, losses: Losses) -> _Judged:
     rule, limits = RULES["dead-channels"], limits_of(losses.store, "dead-channels")
     bad = shares >= limits["share"]
     harmless = bool(bad.all()) and losses.fell is True
-    message = f"{shares[-1]:.0%} of the channels of the activation are zero everywhere"
+    message = f"{shares[-1]:.0%} of the channels of the activation have been zero everywhere"
     usual = float("nan") if bad.all() else float(shares[~bad][-1])
     return _Judged(bad, usual, "info" if harmless else rule.severity, message)
 
@@ -56,7 +56,7 @@ def _rank(ranks: Floats, losses: Losses) -> _Judged:
     limits = limits_of(losses.store, "rank-collapse")
     bad = (ranks <= limits["share"] * usual) & (usual >= limits["least_rank"])
     harmless = losses.fell is True and ranks[-1] > limits["single"]
-    message = f"the activation varies in {ranks[-1]:.2g} directions, of {usual:.2g} at first,"
+    message = f"the activation has varied in only {ranks[-1]:.2g} of its {usual:.2g} initial directions"
     return _Judged(bad, usual, "info" if harmless else rule.severity, message)
 
 
@@ -64,7 +64,7 @@ def _entropy(largest: Floats, losses: Losses) -> _Judged:
     rule, usual = RULES["attention-entropy-collapse"], _usual(largest)
     limits = limits_of(losses.store, "attention-entropy-collapse")
     bad = (largest <= limits["entropy"]) & (usual >= limits["least_entropy"])
-    message = f"every head looks at almost one token: the entropy is {largest[-1]:.2g}, of {usual:.2g} at first,"
+    message = f"every head has looked at little more than one token (entropy {largest[-1]:.2g}, at first {usual:.2g})"
     return _Judged(bad, usual, "info" if losses.fell else rule.severity, message)
 
 

@@ -62,7 +62,9 @@ def _overfit(losses: Losses, series: Series, train: Series, taps: TapList) -> Fi
     before, after = train.mean[train.last_step <= at[best]][-2 * _NOW :], train.mean[-2 * _NOW :]
     if not len(before) or not np.median(after) < limits["falls"] * np.median(before):
         return None
-    text = f"was lowest at step {int(at[best])}, at {low:.3g}, and is {now:.3g} now, while {train.name} still falls"
+    text = (
+        f"was lowest at step {int(at[best])}, at {low:.3g}, and is {now:.3g} now, while {train.name} is still falling"
+    )
     return _finding("overfit", series, taps, (now, low), int(at[best]), text)
 
 

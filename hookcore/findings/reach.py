@@ -89,7 +89,7 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "not-in-optimizer": None,
     "frozen-by-mistake": None,
     "duplicate-in-optimizers": None,
-    "overfit": (_validated, "a logged loss of the training, and one of the validation"),
+    "overfit": (_validated, "a logged training loss and a logged validation loss"),
     "loss-not-decreasing": _LOSS,
     "unchanged-tensor": _tensors("update", "param_grad"),
     "bf16-update-lost": _tensors("update", "param_grad"),

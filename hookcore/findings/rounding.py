@@ -121,7 +121,8 @@ def _finding(
     message = (
         f"{which} did not change in any captured step since step {since}, although the gradient is not zero"
         if rule == UNCHANGED
-        else f"rounding has lost {share:.0%} of the update since step {since}: the values stay, and have gradients"
+        else f"rounding has swallowed {share:.0%} of the update since step {since}: the values don't change, although "
+        "they have gradients"
     )
     more = len({updates.taps[each].module for each in places.tolist()}) - 1
     members = tuple((int(updates.numbers[each]), since) for each in places.tolist())

@@ -29,9 +29,10 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "nonfinite",
                 "error",
                 "NaN or infinity",
-                "A tensor held a NaN or an infinity. The first one is named, by step and then by the order in which "
-                "the model computes, and the modules that followed are counted. The step stays exact for the whole "
-                "run. An episode that is over is a warning; if it is long past or a scaler skipped it, a note.",
+                "A tensor contained a NaN or an infinity. The finding names the first such tensor, by step and then by "
+                "the order in which the model computes, and counts the modules that followed. The step stays exact for "
+                "the whole run. An episode that is over is a warning. It is a note if it was long ago, or if a "
+                "gradient scaler skipped the step.",
             ),
             _rule(
                 "loss",
@@ -44,24 +45,24 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "exploding",
                 "warning",
                 "Exploding",
-                "The root mean square is far above what is usual for this very tensor, and stays there, while the loss "
-                "gets worse; or it is above 10,000, or 10,000 times what it was. Growth under a falling loss is "
-                "learning. If no loss is logged, growth alone is a note. Also found: values that grow with depth.",
+                "The root mean square of a tensor stays far above its usual value while the loss gets worse, exceeds "
+                "10,000, or is 10,000 times its earlier value. Growth while the loss falls is learning. If no loss is "
+                "logged, growth alone is a note. The rule also finds values that grow with depth.",
             ),
             _rule(
                 "vanishing",
                 "warning",
                 "Vanishing",
-                "A gradient is far below what is usual for it; or it is tiny compared with the same gradients of the "
-                "other layers and shrinks. If all of them fell alike, as at the end of a training, it is a note. Also "
-                "found, from the first steps on: gradients or activations that fade by 5 decades from layer to layer, "
-                "and gradients that fall by as much at one layer.",
+                "A gradient is far below its usual value, or it is shrinking and tiny compared with those of the other "
+                "layers. If all gradients fell by about the same factor, as at the end of a training, it is a note. "
+                "The rule also finds, from the first steps, gradients or activations that fade by 5 decades over the "
+                "depth of the model, and gradients that drop by as much at one layer.",
             ),
             _rule(
                 "no-gradient",
                 "error",
                 "No gradient",
-                "At least half of the layers got a gradient of exactly zero in each of their newest captured steps: "
+                "At least half of the layers had a gradient of exactly zero in each of their newest captured steps: "
                 "these layers no longer learn.",
                 among=32,
             ),
@@ -69,145 +70,145 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "dead",
                 "warning",
                 "Dead",
-                "The activation is zero in each of the newest captured steps of this layer, as of a ReLU that no input "
-                "reaches any more.",
+                "The activation is all zeros in each of the layer's newest captured steps, for example because a ReLU "
+                "no longer gets any positive input.",
                 among=64,
             ),
             _rule(
                 "saturated-activation",
                 "warning",
                 "Saturated",
-                "A module of class Sigmoid or Tanh is so close to its bounds that less than a fiftieth of the gradient "
-                "passes, in each of its newest captured steps. It is a note if it became so while the loss fell, as "
-                "the last sigmoid of a classifier does. Activations that are called as functions are not known.",
+                "A Sigmoid or Tanh module is so close to its bounds that less than a fiftieth of the gradient passes, "
+                "in each of its newest captured steps. It is a note if the module saturated while the loss fell, as "
+                "the last sigmoid of a classifier does. Activations that are called as functions aren't checked.",
                 among=64,
             ),
             _rule(
                 "not-in-optimizer",
                 "warning",
                 "Not in an optimizer",
-                "Parameters get gradients, but no optimizer that steps has them, although it has others of the model "
-                "that come before them. If only the first layers are left out, as in fine-tuning of a head, it is an "
-                "event. The trainer compares them at the steps 24, 48, 96, 192, and then every 128 steps, "
-                "and reports what it sees twice.",
+                "Parameters get gradients, but aren't in any optimizer that takes steps, although earlier parameters "
+                "of the model are. If only the first layers are left out, as when fine-tuning a head, it is an event "
+                "instead. The trainer checks this at steps 24, 48, 96, and 192, then every 128 steps, and reports what "
+                "it finds twice.",
                 first_told=48,
             ),
             _rule(
                 "frozen-by-mistake",
                 "warning",
                 "No gradient arrives",
-                "Parameters are in an optimizer and require gradients, their modules run, and no gradient arrives, or "
-                "none any more, while layers after them get theirs: the graph is cut after the named layer. An unused "
-                "branch isn't reported. Compared by the trainer, as above.",
+                "Parameters are in an optimizer and require gradients, and their modules run, but they get no gradient "
+                "or no longer get one, while later layers do: the graph is cut after the named layer. An unused branch "
+                "isn't reported. The trainer checks this at a few steps, and reports what it finds twice.",
                 first_told=48,
             ),
             _rule(
                 "duplicate-in-optimizers",
                 "warning",
                 "In two optimizers",
-                "More than one optimizer that steps has the same parameter, so it is changed twice in each step. "
-                "Compared by the trainer, as above.",
+                "A parameter is in more than one optimizer that takes steps, so each step changes it twice. "
+                "The trainer checks this at a few steps, and reports what it finds twice.",
                 first_told=48,
             ),
             _rule(
                 "overfit",
                 "warning",
                 "Overfitting",
-                "The loss of the validation has stayed far above its lowest value, while that of the training still "
-                'falls. A loss whose name contains "val", "valid", "eval", "test", or "dev" is of the validation.',
+                "The validation loss has stayed far above its lowest value, while the training loss is still falling. "
+                'A loss with "val", "valid", "eval", "test", or "dev" in its name is a validation loss.',
             ),
             _rule(
                 "loss-not-decreasing",
                 "info",
                 "Loss doesn't fall",
-                "The loss of the training has never been lower than in the first steps. Some losses are not meant to "
-                "fall, such as those of a GAN or of reinforcement learning, so this is a note.",
+                "The training loss has never fallen below its first values. Some losses are not meant to fall, such as "
+                "those in a GAN or in reinforcement learning, so this is a note.",
             ),
             _rule(
                 "unchanged-tensor",
                 "warning",
                 "Unchanged",
-                "No value of a weight changes from the first steps on, although its gradient is not zero, and other "
-                "weights change. If none changes, or if it once did, it is a note: the learning rate may be zero on "
-                "purpose. Needs the kinds `update` and `param_grad`.",
+                "The values of a weight have not changed since the first steps, although its gradient is not zero and "
+                "other weights change. If no weight changes, or if this one once did, it is a note: the learning rate "
+                "may be zero on purpose. Needs the kinds `update` and `param_grad`.",
             ),
             _rule(
                 "bf16-update-lost",
                 "warning",
                 "Update lost",
-                "Rounding swallows the update: nearly all values of a weight stay as they were, from the first steps "
-                "on, although their gradients are not zero. The update is below the resolution of the weight's type, "
-                "usually bfloat16. If it came later, it is a note. Needs the kinds `update` and `param_grad`.",
+                "Rounding swallows the update: nearly all values of a weight have stayed the same since the first "
+                "steps, although their gradients are not zero. The update is below the resolution of the weight's "
+                "type, usually bfloat16. If this began later, it is a note. Needs the kinds `update` and `param_grad`.",
                 among=64,
             ),
             _rule(
                 "large-update",
                 "warning",
                 "Too large a step",
-                "The update is a large share of the weight, or far above what is usual for it: the learning rate is "
-                "too high here. About a thousandth is common.",
+                "The update is a large share of the weight, or far above its usual value: the learning rate is too "
+                "high for this weight. About a thousandth of the weight is common.",
             ),
             _rule(
                 "stalled",
                 "info",
                 "Stalled",
-                "The update is below the resolution of a 32-bit weight, or negligible compared with what is usual: the "
-                "weight no longer changes.",
+                "The update is below the resolution of a 32-bit weight, or negligible compared with its usual value: "
+                "the weight no longer changes.",
             ),
             _rule(
                 "spike",
                 "info",
                 "Spike",
-                "A single step far beyond the spread of the steps around it. A very large one is a warning, unless the "
-                "loss stayed below what it was at first.",
+                "The value in a single step is far outside the spread of the steps around it. A very large spike is a "
+                "warning, unless the loss stayed below its first values.",
             ),
             _rule(
                 "loss-spike",
                 "warning",
                 "Loss jumps",
-                "A logged loss is suddenly far above all of its 64 values before, for a step or for longer. It is a "
-                "note if the loss stayed below what it was at first, and nothing is said if it stayed far below.",
+                "A logged loss suddenly rises far above its previous 64 values, for one step or longer. It is a note "
+                "if the loss stayed below its first values, and isn't reported if it stayed far below them.",
             ),
             _rule(
                 "all-zero",
                 "warning",
                 "Inputs are zero",
-                "The gradient of a weight is exactly zero in each of its newest captured steps, although that of its "
-                "layer's activation isn't: everything that reaches the layer is zero. It is a note if another layer is "
-                "before it and it was so from the start, and nothing is said if an activation is `dead`.",
+                "The gradient of a weight is exactly zero in each of its newest captured steps, although the gradient "
+                "of its layer's activation isn't: the layer's input is all zeros. It is a note if this was so from the "
+                "start and another layer comes before it. It isn't reported if an activation is `dead`.",
                 among=64,
             ),
             _rule(
                 "tensor-variance",
                 "warning",
                 "No variance",
-                "All values of an activation are the same number, and not zero, in each of its newest captured steps. "
-                "Only modules with a weight are judged, and those whose activation varied at first.",
+                "All values of an activation are the same nonzero number in each of its newest captured steps. The "
+                "rule checks modules with a weight, and modules whose activation varied at first.",
                 among=64,
             ),
             _rule(
                 "poor-weight-initialization",
                 "warning",
                 "Poor initial weights",
-                "From the first step on, activations grow or shrink by a factor of 8 from one layer with a weight to "
-                "the next, three times in a row; or two weight matrices in a row begin with equal values, so that all "
-                "units learn the same. The second needs the kind `param`, and is a note if the loss falls.",
+                "From the first step, activations grow or shrink by a factor of 8 from one layer with a weight to the "
+                "next, three times in a row; or all initial values are equal in two consecutive weight matrices, so "
+                "that all units learn the same. The latter needs the kind `param`, and is a note if the loss falls.",
             ),
             _rule(
                 "batch-norm-drift",
                 "warning",
                 "Running statistics are off",
-                "In evaluation, the activation of a batch normalization is three times as large as in training, or a "
-                "third of it, in each of the newest captured evaluations, and doesn't come closer. Unknown unless "
-                "`phases` includes `eval`, and in the first 100 steps.",
+                "In each of the newest captured evaluations, the activation of a batch normalization is three times as "
+                "large as in training, or a third of it, and isn't getting closer. Needs `phases` with `eval`. The "
+                "first 100 steps aren't judged.",
             ),
             _rule(
                 "gradient-clipped-always",
                 "info",
                 "Clipped in every step",
                 "The norm of all gradients together is the same number in nearly all of the newest captured steps: "
-                "clipping by norm scales every step, so the learning rate alone decides how far it goes. Some do that "
-                "on purpose. Needs the gradients of all parameters that are clipped together.",
+                "clipping by norm scales every step, so only the learning rate determines the size of a step. This can "
+                "be intended. Needs the gradients of all parameters that are clipped together.",
                 among=64,
             ),
             _rule(
@@ -215,42 +216,41 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "warning",
                 "Dead channels",
                 "At least half of the channels are zero everywhere, in each of the newest results of a probe with "
-                "`hookcore.probes.dead_channels`. It is a note if it was so from the start and the loss fell. Unknown "
-                "without such a probe.",
+                "`hookcore.probes.dead_channels`. It is a note if this was so from the start and the loss fell. Needs "
+                "such a probe.",
             ),
             _rule(
                 "rank-collapse",
                 "warning",
                 "Rank collapse",
-                "The activations vary in a quarter of the directions in which they varied at first, or fewer, in each "
-                "of the newest results of a probe with `hookcore.probes.effective_rank`. It is a note while the loss "
-                "falls, as classes gather around few points, unless one direction is left. Unknown without such a "
-                "probe.",
+                "The activations vary in at most a quarter of their initial directions, in each of the newest results "
+                "of a probe with `hookcore.probes.effective_rank`. It is a note while the loss falls, because classes "
+                "then gather around a few points, unless only one direction is left. Needs such a probe.",
             ),
             _rule(
                 "attention-entropy-collapse",
                 "warning",
                 "Attention collapse",
-                "Every head of a layer looks at almost one token only, and didn't at first, in each of the newest "
-                "results of a probe with `hookcore.probes.attention_entropy`. It is a note if the loss fell. Unknown "
-                "without such a probe.",
+                "Every head of a layer looks at little more than one token, but didn't at first, in each of the newest "
+                "results of a probe with `hookcore.probes.attention_entropy`. It is a note if the loss fell. Needs "
+                "such a probe.",
             ),
             _rule(
                 "stalled-training",
                 "warning",
                 "Training waits",
-                "No step has ended for 5 minutes, and for 4 times the longest time that the run ever needed for one, "
-                "while the training waits at the same line of its loop. The trainer notices it. Evaluations, "
-                "checkpoints, compilation, a pause, and code after the loop don't count, however long they take.",
+                "No step has ended for 5 minutes, and for 4 times as long as the run's longest step, while the "
+                "training waits at the same line of its loop. The trainer checks this. Evaluations, checkpoints, "
+                "compilation, a pause, and code after the loop don't count, however long they take.",
             ),
             _rule(
                 "desync",
                 "error",
                 "Ranks differ",
-                "Ranks of a distributed training that should have the same parameters, or the same reduced gradients, "
-                "have different ones. Compared in every captured step are counts, minimum, and maximum, which must be "
-                "equal, and mean, deviation, root mean square, and norm, which may differ by a millionth. So a change "
-                "of single values inside the range can go unseen. Only the run of all ranks has it.",
+                "Ranks of a distributed training that should have the same parameters or reduced gradients have "
+                "different ones. In every captured step, counts, minimum, and maximum must be equal; mean, standard "
+                "deviation, root mean square, and norm may differ by a millionth. A change of single values within the "
+                "range can therefore go unnoticed. Only the run of all ranks has this rule.",
             ),
         )
     )

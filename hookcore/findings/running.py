@@ -75,9 +75,8 @@ def _finding(
     number, tap = int(window.taps.numbers[place]), window.taps.taps[place]
     size = float(window.columns.size[np.flatnonzero(~np.isnan(window.logs[place]))[-1], place])
     since = window.first_step(column)
-    times = f"{ratio:.3g} times as large" if ratio > 1 else f"{1 / ratio:.3g} times smaller"
-    message = f"in evaluation, the activation has been {times} than in training since step {since}"
-    message = message.replace("as large than", "as large as")
+    times = f"{ratio:.3g} times as large as" if ratio > 1 else f"{1 / ratio:.3g} times smaller than"
+    message = f"in evaluation, the activation has been {times} in training since step {since}"
     members = tuple((int(window.taps.numbers[each]), window.first_step(onset)) for each, onset, _ in found)
     about = window.stat, size, size / ratio, since, None, message, window.spark(place), len(found) - 1
     return Finding(RULE, RULES[RULE].severity, number, tap, *about, members=members)

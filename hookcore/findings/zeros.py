@@ -77,7 +77,7 @@ def find_zero_inputs(store: Store, taps: TapList) -> list[Finding]:
     first = min((turn.get(tap.module, -1) for tap in trained.taps), default=-1)
     from_start = found.since_step <= (store.steps().first or 0)
     severity = "info" if from_start and turn.get(chosen[0], -1) > first else found.severity
-    text = f"only zeros have reached it{found.message.partition('has been zero')[2]}: its weight gets no gradient"
+    text = f"its input has been all zeros{found.message.partition('has been zero')[2]}: its weight gets no gradient"
     members = tuple((int(trained.numbers[each[0]]), each[2]) for each in since)
     return [replace(found, severity=severity, message=text, members=members)]
 

@@ -39,7 +39,7 @@ def required(owner: Any, name: str) -> Any:
         where = getattr(owner, "__name__", type(owner).__name__)
         raise ImportError(
             f"torch {torch.__version__} has no {where}.{name}, which hookcore needs: use a release of torch that "
-            "hookcore was tested with, as listed in its README"
+            "the README lists as tested"
         ) from None
 
 

@@ -287,7 +287,7 @@ def _why_no_flow(store: Store, step: int | None) -> str:
     if told:
         return f"{told[-1].message[:1].upper()}{told[-1].message[1:]}."
     if store.steps().newest is None:
-        return "No step was captured. The data flow is learned in the first one."
+        return "No step has been captured. The data flow is learned from the first one."
     return (
         "No captured step has shown the data flow. It is learned from the calls of the modules one by one, so "
         "not with compiled='inside'."

@@ -30,7 +30,7 @@ def cut(values: NDArray[Any], text: str) -> NDArray[Any]:
     """Return a slice of an array; always an array, without dimensions if it is one value."""
     parts = read_slice(text)
     if parts.count(...) > 1:
-        raise ArgumentError(f"slice={text!r} holds ... more than once: it can replace only one gap")
+        raise ArgumentError(f"slice={text!r} holds ... more than once: use it only once")
     whole = parts if ... in parts else (*parts, ...)
     try:
         return values[whole]

@@ -46,7 +46,7 @@ class BatchNames:
         nested = [isinstance(row, Iterable) and not isinstance(row, str | bytes) for row in rows]
         if any(nested) != all(nested):
             raise ArgumentError(
-                "tokens: give a list of names, or a list of such lists, one a sample; this is a mixture"
+                "tokens mixes names and lists: give a list of names, or a list of such lists, one for each sample"
             )
         shared = not any(nested)
         given: Rows = (tuple(rows),) if shared else tuple(tuple(_list_of("tokens", row)) for row in rows)
@@ -114,15 +114,15 @@ class BatchNames:
 def _list_of(what: str, given: Any) -> Sequence[Any]:
     """Return some names as a list that the script can't change anymore."""
     if isinstance(given, torch.Tensor | str | bytes) or not isinstance(given, Iterable):
-        raise ArgumentError(f"{what} of type {type(given).__name__}: give a list of names, such as ['the', 'cat']")
+        raise ArgumentError(f"{what} has the type {type(given).__name__}: give a list of names, such as ['the', 'cat']")
     names = list(given)
     if any(isinstance(name, torch.Tensor) for name in names):
-        raise ArgumentError(f"{what} in tensors: give a list of names; tensor.tolist() makes one of numbers")
+        raise ArgumentError(f"{what} contains tensors: give a list of names; tensor.tolist() makes a list of numbers")
     return names
 
 
 def plain_names(names: Names) -> tuple[Names, str]:
-    """Return names as texts, as many as there is room for, and what was left out, in words."""
+    """Return names as strings, as many as there is room for, and a description of what was left out."""
     room = MAX_BYTES
     rows: list[tuple[str, ...]] = []
     for row in names.tokens:

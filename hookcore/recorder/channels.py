@@ -57,7 +57,7 @@ class ChannelColumns:
         self.dropped += 1
         if self.dropped == 1:
             why = f"{MAX_WAITING:,} results of probes wait for the recorder's thread"
-            self._emit("channels-dropped", f"{why}: the channels of some steps are missing", "warning", "")
+            self._emit("channels-dropped", f"{why}, so the channels of some steps are missing", "warning", "")
 
     @property
     def waiting(self) -> bool:

@@ -51,7 +51,7 @@ class Collector:
         """Add why the running step is captured, if it isn't for its number."""
         if captured and self._cadence.reason:
             step = self._step()
-            self.emit("out-of-turn", f"step {step} was captured although it wasn't its turn: {self._cadence.reason}")
+            self.emit("out-of-turn", f"step {step} was captured outside the cadence, because {self._cadence.reason}")
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Add events to the next frame. Any thread may call it."""

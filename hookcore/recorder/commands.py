@@ -73,7 +73,7 @@ class Commands:
 
     def ask(self, tap: Tap | None, number: int = -1) -> bool:
         """Look for a tensor from the next step on, or return why not."""
-        reason = "the command names no tap" if tap is None else self._why_not(tap)
+        reason = "the command doesn't name a tap" if tap is None else self._why_not(tap)
         module = tap.module if tap is not None else ""
         if not reason and tap is not None and not self._snapshots.ask(tap, number):
             reason = "too many snapshots are pending: wait for them"
@@ -86,7 +86,7 @@ class Commands:
             return f"{tap.kind!r} is not a kind of tensor; the kinds are {', '.join(TENSOR_KINDS)}"
         paths = self._models.paths()
         if tap.module not in paths:
-            return f"no watched module is called {tap.module!r}.{did_you_mean(tap.module, paths)}"
+            return f"there is no watched module {tap.module!r}.{did_you_mean(tap.module, paths)}"
         if self._coming.compiled == "inside" and tap.kind in INPUT_KINDS:
             return "compiled='inside' captures only outputs and their gradients: request the preceding module's output"
         return ""
@@ -110,7 +110,7 @@ class Commands:
             self._refuse(given, f"the model changed while it was being read ({error}): try again")
             return
         if len(self.changes) >= MAX_WAITING:
-            self._refuse(given, f"{MAX_WAITING} changes are already waiting for a step to end: try again later")
+            self._refuse(given, f"{MAX_WAITING} changes are already waiting for the step to end: try again later")
             return
         self._coming = coming
         self.changes.append(Change(values, choice))
@@ -148,7 +148,7 @@ def _value_of(name: str, value: Any) -> Any:
         return value
     if name not in LIVE:
         names = ", ".join([*LIVE, "paused"])
-        raise ArgumentError(f"{name!r} cannot be changed while training runs: these can be: {names}")
+        raise ArgumentError(f"{name!r} can't be changed during the training; these settings can: {names}")
     return LIVE[name].value_of(value)
 
 
@@ -161,4 +161,4 @@ def _split(change: Change) -> tuple[Change | None, Change | None]:
 def describe_change(before: dict[str, Any], after: dict[str, Any], names: dict[str, Any]) -> str:
     """Describe the changes of the given settings, from old to new values."""
     shown = (f"{name}: {json.dumps(before[name])} -> {json.dumps(after[name])}" for name in names)
-    return "; ".join(shown) or "nothing was named, so nothing changed"
+    return "; ".join(shown) or "no setting was given, so nothing changed"

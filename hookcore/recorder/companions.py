@@ -22,7 +22,7 @@ from hookcore.recorder.plans import Plan
 
 _is_compiling = torch.compiler.is_compiling
 
-LATE_PRE_HOOK = "a hook was added to it during the step, so that call's input was not captured"
+LATE_PRE_HOOK = "a hook was added to it during the step, so the input of that call was not captured"
 
 
 class Companions:

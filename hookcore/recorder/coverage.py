@@ -18,9 +18,9 @@ from hookcore.recorder.unseen import World, why_unseen
 from hookcore.records import Coverage, Kind, ModuleRecord
 
 NO_ROOM = "no room for its values: give hookcore more memory, or watch fewer modules"
-_ON_MODULES = "with attach='module' nothing is seen of what torch.compile runs. Use attach='global'."
+_ON_MODULES = "attach='module' can't see inside torch.compile. Use attach='global'."
 _IN_FUNCTIONS = (
-    "they run inside a compiled function ({}), or are called by .forward() alone. Compile the model instead of the "
+    "they run inside a compiled function ({}), or only .forward() is called. Compile the model instead of the "
     "function, or use compiled='inside'."
 )
 

@@ -40,7 +40,7 @@ from hookcore.records import Phase
 
 NO_TENSOR: Final = "no tensor in its output"
 MAX_MODEL_DEPTH: Final = 4
-ONLY_IN_BACKWARD: Final = "called inside a backward pass only, which counts as a checkpoint's recompute"
+ONLY_IN_BACKWARD: Final = "called only inside a backward pass, which counts as a checkpoint's recomputation"
 
 
 @dataclass(slots=True, eq=False)

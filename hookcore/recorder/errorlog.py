@@ -17,7 +17,7 @@ from hookcore.records.vocabulary import counted
 MAX_ERRORS: Final = 3  # of one module, before it is left alone
 MAX_KEPT_ERRORS: Final = 100
 TELL_EVERY_S: Final = 30.0  # between two events that count errors beyond those
-NO_MEMORY: Final = "the GPU had no memory left for hookcore to measure it"
+NO_MEMORY: Final = "the GPU had no memory left to measure it"
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class ErrorLog:
                 plan.note_reason(NO_MEMORY)
             return
         if plan is not None and plan.count_error() >= MAX_ERRORS:
-            plan.mute(f"left alone after {MAX_ERRORS} errors in hookcore's {where}")
+            plan.mute(f"no longer captured after {MAX_ERRORS} errors in hookcore's {where}")
         if len(self.events) < MAX_KEPT_ERRORS:
             said = " ".join("".join(traceback.format_exception_only(error)).split())
             text = f"{where}: {said}\n{''.join(traceback.format_exception(error))}"
@@ -73,12 +73,12 @@ class ErrorLog:
         self._told += len(fresh)
         if others := self._told_others.due(self.count - len(self.events), is_last):
             more = counted(others, "more error")
-            text = f"{more} in hookcore; the first {MAX_KEPT_ERRORS} are kept, the others only counted"
+            text = f"{more} in hookcore; only the first {MAX_KEPT_ERRORS} are shown, the others are counted"
             fresh.append(Event(self._current.number, time.time(), "hook-error", text, "error", count=others))
         if missing := self._told_memory.due(self._without_memory, is_last):
             text = (
-                f"hookcore could not do {counted(missing, 'measurement')}, because the GPU had no memory left: their "
-                "values are missing. Watch fewer modules, or leave out `update`, which copies the weights"
+                f"{counted(missing, 'measurement')} failed because the GPU had no memory left, so their values are "
+                "missing. Watch fewer modules, or leave out `update`, which copies the weights"
             )
             fresh.append(Event(self._current.number, time.time(), "no-gpu-memory", text, "warning", count=missing))
         return fresh

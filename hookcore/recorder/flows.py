@@ -83,13 +83,13 @@ class Flows:
             return None
         self._known.add(flow.calls)
         if len(self._known) == MAX_FLOWS:
-            known = f"it is known for {MAX_FLOWS} structures of the model; further ones are not learned"
-            self._emit("flow-limit", f"which module's output goes into which: {known}")
+            known = f"it is known for {MAX_FLOWS} structures of the model, and no more are learned"
+            self._emit("flow-limit", f"the data flow between modules has reached its limit: {known}")
         return flow
 
     def _give_up(self, why: str) -> None:
         self._lesson, self._tries = None, MAX_TRIES
-        self._emit("flow-unknown", f"which module's output goes into which is unknown, because {why}")
+        self._emit("flow-unknown", f"the data flow between modules is unknown, because {why}")
 
     def saw_frame(self, frame: Frame) -> None:
         """Notice that other modules ran than before. Called on the recorder's thread."""
@@ -124,7 +124,7 @@ class Flows:
         try:
             lesson.enter(plan, (args, keywords_of(module)))
         except Exception as error:
-            self._give_up(f"hookcore failed at the inputs of {plan.path}: {type(error).__name__}: {error}")
+            self._give_up(f"hookcore failed on the inputs of {plan.path}: {type(error).__name__}: {error}")
         lesson.seconds += perf_counter() - began
 
     def saw_inputs(self, call: Call) -> None:
@@ -141,7 +141,7 @@ class Flows:
         except TooLargeError as error:
             self._give_up(str(error))
         except Exception as error:
-            self._give_up(f"hookcore failed at the outputs of {call.plan.path}: {type(error).__name__}: {error}")
+            self._give_up(f"hookcore failed on the outputs of {call.plan.path}: {type(error).__name__}: {error}")
         lesson.seconds += perf_counter() - began
 
     def forget(self, plan: Plan) -> None:

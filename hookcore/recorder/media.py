@@ -37,7 +37,7 @@ class MediaQueue:
             if self.dropped == 1:
                 self._emit(
                     "media-dropped",
-                    f"{len(self._waiting)} logged items were waiting to be sent, so newer ones were dropped",
+                    f"{len(self._waiting)} logged items were already waiting to be sent, so newer ones were dropped",
                     "warning",
                     "",
                 )

@@ -47,7 +47,7 @@ class Ownership:
                 self._told[name] = among[0]
                 self._emit(name, _MESSAGES[name].format(_listed(among)), "info", among[0].plan.path)
         for name in set(self._told) - set(found):
-            self._emit(ENDED[name], f"this is over: {name}", "info", self._told.pop(name).plan.path)
+            self._emit(ENDED[name], f"no longer found: {name}", "info", self._told.pop(name).plan.path)
         self._before = {name: among[0] for name, among in found.items()}
 
     def _facts(self, owners: Sequence[Owner], step: int) -> dict[str, list[Parameter]]:
@@ -104,8 +104,9 @@ def _listed(among: Sequence[Parameter]) -> str:
 
 
 _MESSAGES: Final = {
-    OUTSIDE: "these get gradients, and no optimizer that steps has them: {}",
-    OUTSIDE_BEFORE: "these get gradients that no optimizer uses; if that is intended, freeze them to save time: {}",
-    FROZEN: "these are in an optimizer and require gradients, but none arrives: {}",
-    DUPLICATE: "more than one optimizer steps these: {}",
+    OUTSIDE: "these parameters get gradients, but aren't in any optimizer that takes steps: {}",
+    OUTSIDE_BEFORE: "no optimizer uses the gradients of these parameters; if that is intended, freeze them to save "
+    "time: {}",
+    FROZEN: "these parameters are in an optimizer and require gradients, but get none: {}",
+    DUPLICATE: "these parameters are in more than one optimizer that takes steps: {}",
 }

@@ -61,7 +61,7 @@ class Probe:
         self.faults += 1
         if self.faults > 1 and not self.is_off:
             return ""
-        off = f"; after {MAX_FAULTS} faults, it is switched off" if self.is_off else ""
+        off = f"; after {MAX_FAULTS} errors, it is switched off" if self.is_off else ""
         return f"the probe {self.name!r} failed: {type(error).__name__}: {error}"[:600] + off
 
     def begin_step(self, step: int, captured: bool, block: int) -> bool:
@@ -92,7 +92,7 @@ class Probe:
         state = self.states.get(tap)
         if state is None or state.plan is not plan:
             if len(self.states) >= MAX_STATES:
-                raise OverflowError(f"it looks at more than {MAX_STATES:,} tensors: use a narrower include")
+                raise OverflowError(f"it matches more than {MAX_STATES:,} tensors: use a narrower include")
             state = self.states[tap] = _State(plan, self.function())
         if state.step == step:
             return None

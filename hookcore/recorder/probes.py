@@ -170,7 +170,7 @@ class Probes:
             return
         if version_of(given) != before:
             probe.faults = MAX_FAULTS
-            why = "changed the tensor that it was given, so the training may differ from here on; it is switched off"
+            why = "changed its tensor, so the training may differ from this step on; it is switched off"
             self._emit("probe-failed", f"the probe {probe.name!r} {why}", "error", plan.path)
             return
         slot = self._statistics.table.add(tap)

@@ -32,13 +32,13 @@ class Problems:
         if self._statistics.table.refused:
             self._emit_once("taps-not-captured", f"some tensors are not captured: {NO_ROOM}")
         for name, why in list(self._models.refused.items()):
-            self._emit_once("model-not-watched", f"a model that runs is not watched. {name}: {why}")
+            self._emit_once("model-not-watched", f"a running model is not watched. {name}: {why}")
         for arena in list(self._statistics.devices.arenas.values()):
             if arena.fallback_reason:
-                how = f"tensors on {arena.device} are measured by PyTorch operators: {arena.fallback_reason}"
+                how = f"tensors on {arena.device} are measured with PyTorch operators: {arena.fallback_reason}"
                 self._emit_once("slow-kernel", how)
         for path, why in hidden_roots(self._plans, self._models.hooks_are_on_modules):
-            message = f"{path or 'the model'} trains, but no call of its modules is seen: {why}"
+            message = f"{path or 'the model'} is training, but hooks see no call of its modules: {why}"
             self._emit_once("inside-compiled-function", message, path)
 
     def _emit_once(self, name: str, message: str, module: str = "") -> None:

@@ -111,7 +111,7 @@ class Shipper:
         bad = self._is_bad(frame) if len(frame.stats) else self._was_bad
         self._known += len(frame.new_taps)
         if bad and not self._was_bad:
-            self._cadence.alarm(f"values of step {frame.step} were not finite")
+            self._cadence.alarm(f"step {frame.step} had non-finite values")
             self._keeping.alarm(frame.step, self._clock)
         self._was_bad = bad
 
@@ -146,7 +146,7 @@ class Shipper:
         name = None if self._reported_escape else escaped_in(names)
         if name is not None:
             self._reported_escape = True
-            message = f"a name is not valid Unicode; it is shown as '{name}', others likewise"
+            message = f"a name is not valid Unicode, so it is shown as '{name}'; the same applies to others"
             self._emit("name-escaped", message, "warning")
 
     def _with_what_was_lost(self, frame: Frame) -> Frame:
@@ -161,7 +161,7 @@ class Shipper:
             (
                 "event-dropped",
                 lost,
-                f"{counted(lost, 'event')} dropped: of dropped frames, {MAX_KEPT_EVENTS} are kept",
+                f"{counted(lost, 'event')} dropped: only the newest {MAX_KEPT_EVENTS} events of dropped frames are kept",
             ),
         )
         for name, count, message in losses:

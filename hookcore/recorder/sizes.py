@@ -17,7 +17,7 @@ from hookcore.recorder.flops import NO_GRADIENTS, Work, operator_of, work_of_mod
 from hookcore.records import text_of
 from hookcore.records.flow import MAX_CALL_TENSORS, CallSize, TensorForm
 
-UNSEEN: Final = "its beginning wasn't seen, as with compiled modules, which are seen from outside"
+UNSEEN: Final = "the start of its call wasn't seen, as with compiled modules"
 UNNUMBERED: Final = "this release of torch doesn't number the nodes of its graph"
 WRAPPED: Final = "it ran inside torch.func (vmap, grad)"
 SHARDED: Final = "its tensors are parts of larger ones on several devices"

@@ -129,7 +129,7 @@ class WaitingCopies:
                 names=names,
             )
         )
-        cut = f", of which the first {values.size} values" if copy.truncated else ""
+        cut = f", of which the first {values.size} values were captured" if copy.truncated else ""
         scale = f"; still multiplied by the loss scale {taken.scale:g}" if taken.scale not in (None, 1.0) else ""
         unnamed = f"; {left}" if left else ""
         message = f"{request.tap.label} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}{unnamed}"

@@ -150,7 +150,7 @@ class Snapshots:
             tensor = next((tensor for index, tensor in call.tensors if index == tap.index), None)
             if tensor is None:
                 places = ", ".join(repr(index) for index, _ in call.tensors[:8]) or "none"
-                request.hint = f"there is no {kind} {tap.index!r}; there are {places}"
+                request.hint = f"there is no {kind} {tap.index!r}; the module has {places}"
             elif tap.kind == kind:
                 self.copies.take(request, tensor)
             else:
@@ -158,7 +158,7 @@ class Snapshots:
 
     def _hook(self, request: Request, tensor: Tensor) -> None:
         if not tensor.requires_grad:
-            request.hint = "the tensor needs no gradient (frozen, detached or not differentiable)"
+            request.hint = "the tensor needs no gradient (frozen, detached, or not differentiable)"
         elif not tensor.is_leaf:
             hook_gradient(tensor, SnapshotHook(self, request))
         elif request.tap.kind == "input_grad" and not isinstance(tensor, nn.Parameter):
@@ -181,7 +181,7 @@ class Snapshots:
     def _remember(self, request: Request, tensor: Tensor) -> None:
         held = sum(other.before.nbytes for other in self._pending if other.before is not None)
         if held > MAX_WAITING_BYTES - MAX_BYTES:
-            request.hint = "other updates already take too many bytes"
+            request.hint = "other pending updates already take too many bytes"
             return
         with unseen():
             request.before = first_part(tensor.detach()).clone()
@@ -220,7 +220,7 @@ class Snapshots:
         tensor = own.get(request.tap.index)
         if tensor is None:
             names = ", ".join(map(repr, list(own)[:8])) or "none"
-            request.hint = f"there is no parameter {request.tap.index!r}; its own are {names}"
+            request.hint = f"there is no parameter {request.tap.index!r}; the module has {names}"
         return tensor
 
     def _take_quiet_parameters(self) -> None:

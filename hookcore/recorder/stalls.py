@@ -78,7 +78,7 @@ class Stalls:
             self._ended_at, self._places = ended_at, None
             if self._told:
                 self._told = False
-                self._emit(ENDED[STALLED], "the training goes on")
+                self._emit(ENDED[STALLED], "the training continues")
             return
         now = self._now()
         if now - ended_at < QUIET_S or now - self._looked_at < LOOK_S or self._step() < FIRST_STEP:
@@ -97,8 +97,8 @@ class Stalls:
             self._told = True
             idle = now - self._ended_at
             message = (
-                f"no step has ended for {_time(idle)}, and the training has been waiting in {_where(frames)} since; "
-                f"its longest step took {_time(self._longest_s)}"
+                f"no step has ended for {_time(idle)}: the training is waiting in {_where(frames)}; its longest step "
+                f"took {_time(self._longest_s)}"
             )
             self._emit(STALLED, message)
 

@@ -35,10 +35,10 @@ MAX_TAPS_OF_MODULE: Final = 512
 
 LEAF_OUTPUT: Final = "its output is a parameter: see the parameter's gradient"
 CUT_OUTPUT: Final = "its output is cut from the graph (detach().requires_grad_()): no gradient flows back through it"
-NO_GRADIENT: Final = "its output needs no gradient (frozen, detached or not differentiable)"
+NO_GRADIENT: Final = "its output needs no gradient (frozen, detached, or not differentiable)"
 OTHER_PHASE: Final = {
-    "eval": "ran in eval mode or without gradients; phases={'train', 'eval'} captures that too",
-    "train": "ran in training; phases={'train', 'eval'} captures that too",
+    "eval": "ran in eval mode or without gradients; phases={'train', 'eval'} captures that, too",
+    "train": "ran in training; phases={'train', 'eval'} captures that, too",
 }
 
 _observe = cpu.observe

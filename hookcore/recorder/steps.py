@@ -37,11 +37,12 @@ from hookcore.recorder.scales import LossScale
 from hookcore.recorder.stalls import Stalls
 from hookcore.recorder.steptimes import StepTimes
 from hookcore.recorder.waiting import Waiting
+from hookcore.records.vocabulary import counted
 
 _NAN: Final = float("nan")
 _UNREAD: Final = (
-    "gradients of parameters are left out: several threads have run backward passes, and no torch optimizer says which "
-    "thread has which parameters. Reading a gradient that another thread sets can crash the process."
+    "weight gradients are left out: several threads have run backward passes, and no torch optimizer shows which "
+    "thread has which parameters. Reading a gradient that another thread is setting can crash the process."
 )
 CHECK_EVERY: Final = 8  # steps; what is checked is due at multiples of it
 
@@ -178,8 +179,8 @@ class Steps:
         self._reported_no_model = True
         self._collector.emit(
             "no-model",
-            f"{type(optimizer).__name__} steps tensors of no module seen so far ({len(steps)}). If they belong to a "
-            "model, pass it to hookcore.watch(model).",
+            f"{type(optimizer).__name__} updates {counted(len(steps), 'tensor')} that belong to no module seen so "
+            "far. If they belong to a model, pass it to hookcore.watch(model).",
         )
         if not self._models.roots:  # no step will end that could bring the event
             self._ship(self._collector.take(self.clock.step))

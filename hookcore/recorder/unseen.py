@@ -17,8 +17,8 @@ from hookcore.recorder.taps import TapTable
 
 NOT_CALLED = "not called in any captured step (direct calls to .forward() bypass hooks)"
 COMPILED_UNSEEN = (
-    "not called where hooks see it: with attach='module' nothing is seen of what torch.compile runs; "
-    "attach='global' sees compiled regions from outside"
+    "no hook saw a call of it: attach='module' can't see inside torch.compile; with attach='global', the boundary of "
+    "compiled regions is captured"
 )
 
 
@@ -62,17 +62,17 @@ def _why_unseen_now(plan: Plan, world: World) -> str:
         if plan.history.got_gradients:
             return (
                 "its weights got gradients, but no call of it was seen: it runs inside a compiled function "
-                f"({functions}), or is called by .forward() alone"
+                f"({functions}), or only its .forward() is called"
             )
-        return f"not called where hooks see it; it may run inside a compiled function ({functions})"
+        return f"no hook saw a call of it; it may run inside a compiled function ({functions})"
     tied = _tied_to(plan, world)
     if tied is not None:
-        return f"not called: its weight is tied to {tied or 'the root'}; using a weight directly calls no module"
+        return f"not called: its weight is tied to {tied or 'the root'}, and using a weight directly calls no module"
     if not plan.history.got_gradients:
         return NOT_CALLED
     if functions:
         return (
-            "not called where hooks see it, but its weights got gradients: its parent uses them directly or calls "
+            "no hook saw a call of it, but its weights got gradients: its parent uses them directly or calls "
             f".forward(), or it runs inside a compiled function ({functions})"
         )
     return (
@@ -91,12 +91,12 @@ def _why_out_of_sight(plan: Plan, world: World) -> str:
             return f"inside the compiled region {path or '(the whole model)'}, whose boundary is captured"
     owner = parent.ref() if parent is not None else None
     if parent is not None and isinstance(owner, torch.jit.ScriptModule):
-        return f"inside TorchScript ({parent.path or 'the whole model'}), whose parts call no hooks"
+        return f"inside TorchScript ({parent.path or 'the whole model'}), which calls no hooks"
     if isinstance(owner, nn.MultiheadAttention) and plan.path.endswith("out_proj"):
-        return "its parent (MultiheadAttention) uses its weight directly and does not call it"
+        return "its parent (MultiheadAttention) uses its weight directly and doesn't call it"
     while parent is not None:
         if _has_compiled_forward(parent):
-            return f"inside the compiled forward of {parent.path or 'the model'}, which is seen from outside"
+            return f"inside the compiled forward of {parent.path or 'the model'}, whose boundary is captured"
         parent = _parent_of(parent, world)
     return ""
 

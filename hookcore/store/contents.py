@@ -186,7 +186,7 @@ class Contents:
         for tap in self._parts.taps[:]:
             kept.setdefault(tap.module, set()).add(tap.kind)
         room = f"{len(self._parts.taps):,} of {self._parts.taps_announced:,} tensors"
-        have = f"no room for its values, the store has room for {room}"
+        have = f"no room for its values: the store has room for {room}"
         return [
             _without_refused(each, kept.get(each.path, set()), have) if each.captured else each for each in coverage
         ]

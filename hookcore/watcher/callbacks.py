@@ -91,7 +91,7 @@ class Subscriber:
             if self.at == "step":
                 report.stopped(self.name, reason)
                 raise
-            self._fail(report, ArgumentError("StopTraining can leave a step only: use on_incident(at='step')"))
+            self._fail(report, ArgumentError("StopTraining can only stop a step: use on_incident(at='step')"))
         except Exception as error:
             self._fail(report, error)
         except BaseException as error:  # sys.exit() would end the thread without a trace

@@ -54,44 +54,34 @@ def watch(
     the default below. docs/settings.md lists what is allowed and says more about each setting.
 
     include=None: The modules to watch.
-    exclude=(): The modules to leave out, among those that `include` matches.
+    exclude=(): The modules to leave out of those that `include` matches.
     kinds=('output', 'output_grad', 'param_grad'): The tensors to capture for each module: activations, gradients,
         parameters, and parameter updates.
-    channels=(): The modules of which each output channel's root mean square and share of zeros are captured, in one
-        captured step of ten.
+    channels=(): The modules whose output channels are captured: the root mean square and the share of zeros of each
+        channel, in every tenth captured step.
     every=1: Capture every n-th step.
     budget=0.05: The share of a step's time that watching may cost, as measured in the run.
     memory='512MB': The memory limit of the store.
-    attach='global': Where hooks are registered. `global`: on the process, so the model stays untouched. `module`: on
-        the watched modules, for processes that run many other modules. The model's copies and pickles then contain the
-        hooks.
-    compiled='boundary': What to capture of compiled regions. `boundary`: the region's output and its gradient; results
-        stay bit for bit the same. `inside`: every module in the region; this costs more and changes results within
-        rounding.
+    attach='global': Where hooks are registered.
+    compiled='boundary': What to capture in compiled regions.
     phases=('train',): Which calls to capture: with gradients (`train`), without (`eval`), or both.
-    calls=8: How many calls of a module in one step are recorded separately.
+    calls=8: How many calls of a module per step are recorded separately.
     sketch_values=65536: How many values of a tensor its histogram counts.
-    server='auto': Where captured data goes. `auto`: to this user's dashboard on this machine, which is started if none
-        is running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this
-        process. None: only to `watcher.store`.
+    server='auto': Where captured data goes.
     keep='auto': The folder for the run's Parquet files, which are written during the run.
-    capsule='auto': When to save a whole step to a [capsule](capsules.md), at most three times in a run. `error`: when a
-        step becomes non-finite, when an exception ends it, and after the first incident of severity error. `exception`:
-        only when an exception ends it. `never`: only when you ask for it. `auto`: `error` with a server, `never`
-        without.
+    capsule='auto': When to save a whole step to a [capsule](capsules.md), at most three times per run.
     capsule_size='1GB': The largest capsule to write.
-    bridge=None: Another tool that also gets each step's scalars, the norm of all gradients, and the counts of modules
-        with non-finite or all-zero output.
-    notify=(): Where to send a message about each incident, as an address of apprise such as slack://A/B/C.
-    rules=None: [Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}`, in which
-        False switches a rule off; and functions that are rules of your own.
+    bridge=None: Another tool that also receives each step's scalars, the norm of all gradients, and the number of
+        modules with non-finite or all-zero output.
+    notify=(): Where to send a message about each incident: an apprise address such as slack://A/B/C.
+    rules=None: [Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}` (False
+        switches a rule off), and functions as your own rules.
     name=None: The name of the run in the dashboard.
     config=None: [The configuration](runs.md#configuration) of the training, such as `{'lr': 0.1, 'model': {'width':
-        64}}`, whose values the list of runs shows, sorts, and finds. At most 256 values; what is cut is counted.
-        Without it, options on the script's command line, as in `train.py --lr 0.1`, are taken.
-    tags=(): Words by which to find the run again.
+        64}}`.
+    tags=(): Words for finding the run.
     group=None: The group of runs that this one belongs to, such as a sweep.
-    notes=None: What to remember about the run.
+    notes=None: Notes about the run.
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "unknown")}
     if model is not None and not isinstance(model, nn.Module):

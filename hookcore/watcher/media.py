@@ -46,7 +46,7 @@ def table_content(table: Any) -> Content:
     """Return the first rows of a table: a mapping of columns, mappings, or a DataFrame."""
     columns, rows, total = _table_of(table)
     if len(columns) > MAX_COLUMNS:
-        raise ArgumentError(f"a table of {len(columns)} columns: give at most {MAX_COLUMNS}")
+        raise ArgumentError(f"the table has {len(columns)} columns: give at most {MAX_COLUMNS}")
     cells = [[_cell(value) for value in row] for row in rows]
     said = {"columns": [cut_text(text_of(str(name)), MAX_CELL) for name in columns], "rows": cells, "total": total}
     data = _json_of(said)
@@ -66,7 +66,7 @@ def _table_of(table: Any) -> tuple[list[Any], list[Sequence[Any]], int]:
         if len({len(values) for values in columns.values()}) > 1:
             sizes = ", ".join(f"{name}: {len(values)}" for name, values in columns.items())
             raise ArgumentError(
-                f"the columns of a table have different lengths ({sizes}): give as many values for each"
+                f"the columns of the table have different lengths ({sizes}): give the same number of values for each"
             )
         total = len(next(iter(columns.values()), []))
         return list(columns), list(zip(*(values[:MAX_ROWS] for values in columns.values()), strict=True)), total
@@ -76,7 +76,7 @@ def _table_of(table: Any) -> tuple[list[Any], list[Sequence[Any]], int]:
             names = list(dict.fromkeys(name for row in listed for name in row))
             return names, [[row.get(name) for name in names] for row in listed[:MAX_ROWS]], len(listed)
     raise ArgumentError(
-        f"a table of type {type(table).__name__}: give a mapping of columns, a list of mappings, or a DataFrame"
+        f"the table has the type {type(table).__name__}: give a mapping of columns, a list of mappings, or a DataFrame"
     )
 
 
@@ -117,7 +117,7 @@ def _pixels_of(image: Any) -> NDArray[np.uint8]:
     if values.ndim == 2:
         values = values[:, :, None]
     if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or not values.size:
-        raise ArgumentError(f"an image of shape {values.shape}: give {_SHAPES}")
+        raise ArgumentError(f"the image has the shape {values.shape}: give {_SHAPES}")
     return np.repeat(_levels_of(values), 3, axis=2) if values.shape[2] == 1 else _levels_of(values)[:, :, :3]
 
 
@@ -130,7 +130,7 @@ def _levels_of(values: NDArray[Any]) -> NDArray[np.uint8]:
     most = 1.0 if values.dtype.kind == "f" else 255.0
     if not (low >= 0.0 and high <= most):  # also if one is NaN
         raise ArgumentError(
-            f"an image with values from {low:g} to {high:g}: give integers of 0 to 255, or floats of 0 to 1"
+            f"the image has values from {low:g} to {high:g}: give integers from 0 to 255, or floats from 0 to 1"
         )
     return np.rint(values * (255.0 / most)).astype(np.uint8)
 
@@ -145,9 +145,11 @@ def figure_content(figure: Any) -> Content:
         figure.savefig(buffer, format="png")
         data, kind = buffer.getvalue(), IMAGE_TYPE
     else:
-        raise ArgumentError(f"a figure of type {type(figure).__name__}: give one of Plotly or of Matplotlib")
+        raise ArgumentError(f"the figure has the type {type(figure).__name__}: give a Plotly or Matplotlib figure")
     if len(data) > MAX_BYTES:
-        raise ArgumentError(f"a figure of {len(data):,} bytes: give one of at most {MAX_BYTES:,}, with fewer points")
+        raise ArgumentError(
+            f"the figure has {len(data):,} bytes: give one with fewer points and at most {MAX_BYTES:,} bytes"
+        )
     return Content(kind, data, len(data))
 
 

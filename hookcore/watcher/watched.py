@@ -61,7 +61,7 @@ class WatchedRun:
         """The captured data, if it stays in this process: with `server=None` or `server="thread"`."""
         if self._delivery.store is None:
             raise ServerError(
-                f"this run's frames go to {self.url}, not into a store of this process: read them by "
+                f"this run's frames go to {self.url}, not into a store of this process: read them with "
                 "watcher.client(), or call watch(..., server=None)"
             )
         return self._delivery.store

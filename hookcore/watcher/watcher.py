@@ -152,7 +152,7 @@ class Watcher(FedRun):
         probe = probe_of(name, function, include, kinds, every)
         self._recorder.models.check_patterns(probe.include)
         if not self._recorder.requests.add_probe(probe):
-            raise ArgumentError(f"a watcher takes at most {MAX_PROBES} probes: remove one")
+            raise ArgumentError(f"a watcher has at most {MAX_PROBES} probes: remove one")
 
     def sharpness(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
         """Log the curvature of a loss along its gradient as the scalar "sharpness", and return it.

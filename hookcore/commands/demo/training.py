@@ -72,7 +72,7 @@ def _opening(demo: Demo, trouble: Trouble, model: nn.Module) -> str:
     count = sum(parameter.numel() for parameter in model.parameters())
     lines = [f"A {demo.model} with {count:,} weights learns to read digits. Ctrl+C stops it."]
     if trouble.story:
-        lines.append(f"From step {demo.at} on: {trouble.story}.")
+        lines.append(f"At step {demo.at}, the trouble begins: {trouble.story}.")
     return "\n".join(lines)
 
 

@@ -61,7 +61,7 @@ TROUBLES: Final = {
         spoil=_blank_one,
     ),
     "vanishing": Trouble(
-        "weight decay is far too strong and shrinks every layer, and with it the gradients on their way back",
+        "weight decay is far too strong and shrinks every layer, and with it the gradients that flow back",
         plain=True,
         begin=_decay_weights,
     ),
@@ -71,7 +71,7 @@ TROUBLES: Final = {
         begin=_climb,
     ),
     "dead-relu": Trouble(
-        "one layer's bias is far below zero, as after one far too large step, and its ReLU never fires again",
+        "one layer's bias is far below zero, as after a step that was far too large, and its ReLU never fires again",
         begin=_silence,
     ),
     "spike": Trouble(

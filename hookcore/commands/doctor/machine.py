@@ -52,7 +52,7 @@ def _settings(environment: Mapping[str, str]) -> Finding:
     Settings.of(environment)
     names = {each.variable for each in SETTINGS} | {"HOOKCORE_URL"}
     given = [f"{name}={environment[name]}" for name in sorted(names) if environment.get(name, "").strip()]
-    return Finding("ok", "settings", ", ".join(given) or "defaults; no variable is set")
+    return Finding("ok", "settings", ", ".join(given) or "defaults; no variables are set")
 
 
 def _folder(environment: Mapping[str, str]) -> Finding:
@@ -77,7 +77,7 @@ def _dashboard(environment: Mapping[str, str]) -> Finding:
         return Finding("wrong", "dashboard", told)
     problem = _problem_of(found.url)
     if problem:
-        told = f"process {found.pid} at {found.url} {problem}; log file: {found.log}; `hookcore stop` stops it"
+        told = f"process {found.pid} at {found.url} {problem}; log file: {found.log}; to stop it, run `hookcore stop`"
         return Finding("wrong", "dashboard", told)
     return Finding("ok", "dashboard", f"running at {found.url}/ (process {found.pid}), and it answers")
 
@@ -122,5 +122,5 @@ def _problem_of(url: str, token: str = "") -> str:
             return f"doesn't answer: {error}"
         if error.status in (401, 403):
             return f"rejects the token: {error}"
-        return f"answered {error.status}: is it a hookcore server?"
+        return f"answered {error.status}: is this a hookcore server?"
     return ""

@@ -39,8 +39,8 @@ def _devices() -> Iterator[Finding]:
         found = torch.cuda.get_device_properties(number)
         yield Finding("ok", "device", f"cuda:{number} {found.name}, {found.total_memory / 2**30:.0f} GiB")
     if not _has_triton():
-        told = "not installed, so tensors on the GPU are measured with torch operators, which is slower"
-        yield Finding("note", "triton", f"{told}: run `pip install triton`")
+        told = "not installed, so hookcore measures tensors on the GPU with torch operators, which is slower"
+        yield Finding("note", "triton", f"{told}; to install it, run `pip install triton`")
 
 
 def _has_triton() -> bool:
@@ -112,8 +112,8 @@ def _model_of(name: str) -> tuple[nn.Module, Any]:
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ArgumentError(
-            f"--model {name!r} returned a {type(model).__name__}: it must return a torch.nn.Module, or one with its "
-            "inputs, as in `return model, torch.zeros(1, 3, 32, 32)`"
+            f"--model {name!r} returned a {type(model).__name__}: it must return a torch.nn.Module, or a module and "
+            "its inputs, as in `return model, torch.zeros(1, 3, 32, 32)`"
         )
     return model, inputs
 
@@ -146,10 +146,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _describe(coverage: list[Coverage], ran: bool) -> list[Finding]:
     seen = [each for each in coverage if each.captured or (not ran and each.reason.startswith(_UNSEEN))]
-    how = "were captured in one step" if ran else "would be captured when they run"
+    how = "were captured in one step" if ran else "would be captured when the model runs"
     findings = [Finding("ok", "model", f"{len(seen)} of {len(coverage)} modules {how}")]
     if not ran:
-        told = "not run; to see more, let the callable return its inputs too, as in `return model, inputs`"
+        told = "not run; to see more, let the callable return inputs, too, as in `return model, inputs`"
         findings.append(Finding("ok", "model", told))
     others: dict[str, list[str]] = {}
     for each in coverage:

@@ -22,8 +22,7 @@ def command_of(python: str, script: Sequence[str]) -> list[str]:
         script = script[1:]
     if not script or (script[0] == "-m" and len(script) == 1):
         raise ArgumentError(
-            "there is nothing to run: give a script or a module, as in `hookcore run train.py` or "
-            "`hookcore run -m package`"
+            "nothing to run: give a script or a module, as in `hookcore run train.py` or `hookcore run -m package`"
         )
     if script[0].startswith("-") and script[0] != "-m":
         raise ArgumentError(

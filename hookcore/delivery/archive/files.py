@@ -30,8 +30,9 @@ def open_regular(path: Path, most_bytes: int) -> BinaryIO:
     if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
         return file
     file.close()
-    what = f"{about.st_size} bytes large" if stat.S_ISREG(about.st_mode) else "not a regular file"
-    raise OSError(f"{path.name} is {what}: at most {most_bytes} bytes of a regular file are read")
+    if stat.S_ISREG(about.st_mode):
+        raise OSError(f"{path.name} has {about.st_size} bytes: at most {most_bytes} are allowed")
+    raise OSError(f"{path.name} is not a regular file")
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> int:

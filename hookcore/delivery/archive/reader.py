@@ -219,7 +219,7 @@ def _table_of(file: BinaryIO, schema: pa.Schema, most_bytes: int, most_rows: int
 def _require_size(size: int, rows: int, most_bytes: int, most_rows: int) -> None:
     if size > most_bytes or rows > most_rows:
         said = f"{size} bytes or more in {rows} rows"
-        raise ArgumentError(f"it contains {said}; the limit is {most_bytes} bytes in {most_rows} rows")
+        raise ArgumentError(f"it contains {said}; at most {most_bytes} bytes in {most_rows} rows are allowed")
 
 
 def _text_bytes(array: pa.Array) -> int:
@@ -241,7 +241,9 @@ def read_archive(folder: str | Path) -> Archive:
         with open_regular(path / RUN_FILE, MAX_RUN_FILE_BYTES) as file:
             content = json.loads(file.read(MAX_RUN_FILE_BYTES))
         if content["format"] not in {FORMAT, *OTHER_BINS}:
-            raise ArgumentError(f"{path} is of format {content['format']}; this hookcore reads format {FORMAT}")
+            raise ArgumentError(
+                f"{path} has format {content['format']}; this version of hookcore reads format {FORMAT}"
+            )
         info = msgspec.convert({**content["run"], "key": ""}, RunInfo)
         if not _ID.fullmatch(info.id):
             raise ArgumentError(f"{path} has an invalid run id: {info.id[:80]!r}")

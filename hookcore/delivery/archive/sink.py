@@ -54,7 +54,7 @@ class ArchiveSink(StoreSink):
             super().close()
             self._writer.take(EndItem(0, self.store.steps().newest or 0, self._failure))
             if not self._writer.close(CLOSE_S):
-                logger.warning("hookcore: the run's folder is not complete: it took more than %g s to write", CLOSE_S)
+                logger.warning("hookcore: the run's folder is incomplete: writing it took more than %g s", CLOSE_S)
 
     def abandon(self) -> None:
         self._writer.abandon()

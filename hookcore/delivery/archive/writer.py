@@ -247,7 +247,7 @@ class ArchiveWriter:
             self._make_room()
             if self._is_full():
                 raise OSError(
-                    f"kept runs have reached the limit of {self._limit} bytes on disk: raise keep_limit or delete some"
+                    f"saved runs have reached the limit of {self._limit} bytes on disk: raise keep_limit or delete some"
                 )
         taps = self._store.taps().taps
         self._files.write_whole("taps", taps, taps_table)

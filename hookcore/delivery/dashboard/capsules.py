@@ -101,7 +101,9 @@ def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
     with opened(path) as archive, archive.open(ABOUT) as file:
         about = json.loads(file.read(_MAX_ABOUT))
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise CapsuleError(f"{path} has a format that this version doesn't know: replay it with the one that wrote it")
+        raise CapsuleError(
+            f"{path} has a format that this version of hookcore doesn't know: replay it with the version that wrote it"
+        )
     return about
 
 

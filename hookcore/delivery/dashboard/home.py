@@ -68,7 +68,7 @@ def _no_folder(path: Path | str, error: Exception) -> ServerError:
     what = f"{path} can't be used ({why})" if path else f"this user (uid {os.getuid()}) has no home folder ({why})"
     return ServerError(
         f"{what}; hookcore finds its dashboard through a private folder: set HOOKCORE_HOME to a folder that you can "
-        f"write to and others can't, such as /tmp/hookcore-{os.getuid()}, or give server=None or a server's address"
+        f"write to and others can't, such as /tmp/hookcore-{os.getuid()}, or use server=None or a server's address"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the user is told about data that the server didn't get."""
+"""Warnings about data that the server didn't receive."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Final
 from hookcore.records.wire import DeliveryCounters
 
 _LOSSES: Final[dict[str, str]] = {
-    "queue-full": "dropped because too many waited",
-    "refused": "refused",
+    "queue-full": "dropped because too many were waiting",
+    "refused": "rejected",
     "too-large": "too large",
     "unsendable": "could not be encoded",
     "closed": "not sent in time",
 }
-_NO_ANSWER: Final = "no answer came"
+_NO_ANSWER: Final = "it didn't answer"
 _WRITES: Final = "it is still writing"
 
 
 def absence_message(trouble: str) -> str:
-    """Return the warning about a server that takes nothing."""
+    """Return the warning about a server that accepts nothing."""
     return (
         f"hookcore: the server isn't accepting frames ({trouble or _NO_ANSWER}). Training continues. "
-        "If the queue fills up, the oldest are dropped, and what isn't accepted when the run ends is lost."
+        "If the queue fills up, the oldest frames are dropped. Frames that are still waiting when the run ends are lost."
     )
 
 
 def loss_message(counters: DeliveryCounters, trouble: str, answered: bool, unsaved: int | None) -> str:
-    """Return how much of an ended run is lost, or may be, or an empty string if all of it is saved.
+    """Return a warning about the data of an ended run that is or may be lost, or an empty string if all of it is saved.
 
-    `unsaved`: how much the server acknowledged and may not have saved; 0 if it is only how the run ended.
+    `unsaved`: the number of items that the server acknowledged but may not have saved; 0 if only the end is unsaved.
     """
     parts = [(count, _LOSSES[reason]) for reason, count in counters.dropped.items() if count]
     parts += [(counters.in_flight, "sent without an answer")] if counters.in_flight else []
     if not parts and answered:
         return "" if unsaved is None else _unsaved_message(counters, trouble, unsaved)
-    why = ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was left to send"
-    also = f" Of those that did, it may not have saved the last {unsaved:,}." if unsaved else ""
+    why = ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was not sent"
+    also = f" Of those that did, the server may not have saved the last {unsaved:,}." if unsaved else ""
     return (
         f"hookcore: the run has ended, and {sum(count for count, _ in parts):,} of its {counters.produced:,} frames "
         f"and snapshots did not reach the server ({trouble or _NO_ANSWER}): {why}.{also}"
@@ -46,5 +46,5 @@ def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int) -> 
     last = f"the last {unsaved:,} of the {counters.acknowledged:,} frames and snapshots that it acknowledged"
     return (
         f"hookcore: the run has ended, but the server didn't confirm in time ({trouble or _WRITES}) that it saved "
-        f"{last if unsaved else 'how it ended'}. If it was killed, or its disk takes nothing more, that is lost."
+        f"{last if unsaved else 'how it ended'}. If the server was killed or its disk is full, that data is lost."
     )

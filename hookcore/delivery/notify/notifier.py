@@ -134,7 +134,7 @@ class Notifier:
         if not self._testing.acquire(blocking=False):
             return False
         try:
-            failed = send_to(self.targets, "hookcore: test", "Notifications of hookcore arrive here.", "info")
+            failed = send_to(self.targets, "hookcore: test", "Notifications from hookcore arrive here.", "info")
             self._count(self.targets, failed)
         finally:
             self._testing.release()

@@ -68,7 +68,7 @@ def _names_of(addresses: Sequence[str]) -> list[str]:
             scheme = address.partition("://")[0][:20] if "://" in address else ""
             shown = f", which begins with {scheme!r}," if scheme.isalnum() else ""
             raise ArgumentError(
-                f"address {number} of notify{shown} is not one that apprise knows: use an address such as "
+                f"address {number} of notify{shown} is not an apprise address: use one such as "
                 "slack://TOKEN_A/TOKEN_B/TOKEN_C or json://HOST/PATH, see https://appriseit.com/services/"
             )
     return found

@@ -51,11 +51,11 @@ def own_rule_of(given: Any, name: str = "") -> OwnRule:
     if isinstance(given, OwnRule):
         return given
     if not callable(given):
-        raise ArgumentError(f"{given!r} is no rule: give a function that takes a frame")
+        raise ArgumentError(f"{given!r} is not a rule: give a function that takes a frame")
     named = name or str(getattr(given, "__name__", type(given).__name__)).strip("_").lower().replace("_", "-")
     if not _NAME.fullmatch(named) or named.endswith(OWN_OVER) or f"{OWN_RULE}{named}" in OWN_RULE_EVENTS:
         raise ArgumentError(
-            f"{named!r} can't be the name of a rule: use up to 64 lower-case letters, digits, and hyphens, as in "
+            f"{named!r} is not a valid rule name: use up to 64 lowercase letters, digits, and hyphens, as in "
             '@hookcore.rule(name="flat-loss")'
         )
     return OwnRule(named, given)
@@ -67,22 +67,24 @@ def own_rules(given: Iterable[Any]) -> tuple[OwnRule, ...]:
     for each in (*_registered, *map(own_rule_of, given)):
         known = found.setdefault(each.name, each)
         if known is not each and known.function is not each.function:
-            raise ArgumentError(f"two rules have the name {each.name!r}: give one another, @hookcore.rule(name=...)")
+            raise ArgumentError(
+                f"two rules have the name {each.name!r}: give one of them another name, with @hookcore.rule(name=...)"
+            )
     if len(found) > MAX_RULES:
-        raise ArgumentError(f"{len(found)} rules of your own were given; at most {MAX_RULES} are possible")
+        raise ArgumentError(f"there are {len(found)} rules of your own; at most {MAX_RULES} are allowed")
     return tuple(found.values())
 
 
 def rules_in(path: str | Path) -> tuple[OwnRule, ...]:
-    """Run a file, and return the rules that it makes. Raises ArgumentError if that fails, or it makes none."""
+    """Run a file and return the rules that it defines. Raises ArgumentError if that fails or there are none."""
     try:
         made = runpy.run_path(str(path))
     except Exception as error:
         raise ArgumentError(f"the rules of {str(path)!r} can't be read: {type(error).__name__}: {error}") from error
     rules = [each for each in made.values() if isinstance(each, OwnRule)]
     if not rules:
-        raise ArgumentError(f"{str(path)!r} has no rule: put @hookcore.rule before a function that takes a frame")
+        raise ArgumentError(f"{str(path)!r} contains no rule: put @hookcore.rule before a function that takes a frame")
     _registered[:] = [each for each in _registered if each not in rules]  # they are this server's, not of a watch
     if len(rules) > MAX_RULES:
-        raise ArgumentError(f"{str(path)!r} has {len(rules)} rules; at most {MAX_RULES} are possible")
+        raise ArgumentError(f"{str(path)!r} contains {len(rules)} rules; at most {MAX_RULES} are allowed")
     return tuple(rules)

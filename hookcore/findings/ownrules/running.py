@@ -103,7 +103,7 @@ class OwnRules:
             with np.errstate(all="ignore"):
                 found = list(_problems_of(state.rule(view)))
             if len(found) > MAX_PROBLEMS:
-                raise ValueError(f"it returned {len(found)} problems; at most {MAX_PROBLEMS} are possible")
+                raise ValueError(f"it returned {len(found)} problems; at most {MAX_PROBLEMS} are allowed")
         except (Exception, SystemExit) as error:  # sys.exit() would end the thread without a trace
             yield from self._fault(state, frame, error)
             return
@@ -127,7 +127,9 @@ class OwnRules:
         state.in_a_row += 1
         why = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
         if state.in_a_row >= MAX_FAULTS:
-            yield from self._switch_off(state, frame, f"it raised {MAX_FAULTS} times in a row, last {why}")
+            yield from self._switch_off(
+                state, frame, f"it raised {MAX_FAULTS} exceptions in a row, the last of which was {why}"
+            )
         elif state.in_a_row == 1 and state.faults <= MAX_FAULTS:  # later ones are only counted
             yield _event(frame, "own-rule-failed", f"the rule {state.rule.name} raised {why}", "warning")
 
@@ -157,7 +159,7 @@ class OwnRules:
                 del state.active[module]
                 yield _event(frame, _name(state) + OWN_OVER, "no longer found", "info", module)
         if state.onsets >= MAX_ONSETS:
-            yield from self._switch_off(state, frame, f"it found {MAX_ONSETS} problems; more would only repeat them")
+            yield from self._switch_off(state, frame, f"it has found {MAX_ONSETS} problems, so it only repeats itself")
 
 
 def _with_known(frame: Frame, known: int) -> Frame:
@@ -182,6 +184,6 @@ def _problems_of(said: Any) -> Iterator[Problem]:
         found = Problem(each) if isinstance(each, str) else each
         if not isinstance(found, Problem):
             raise TypeError(
-                f"it returned {each!r}, which is no problem: return None, hookcore.Problem(...), or several"
+                f"it returned {each!r}: return None, a sentence, a hookcore.Problem(...), or several of these"
             )
         yield found

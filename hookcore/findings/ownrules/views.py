@@ -71,7 +71,7 @@ class FrameView:
     def series(self, module: str, stat: str, kind: Kind = "output", index: str | None = None) -> list[float]:
         """Return a stat in the newest captured steps, at most 64, oldest first."""
         if stat not in STAT_COLUMN:
-            raise ArgumentError(f"{stat!r} is no stat: the stats are {', '.join(STATS)}")
+            raise ArgumentError(f"{stat!r} is not a stat: the stats are {', '.join(STATS)}")
         rows = self._rows_of(self._frames, module, kind, index)
         return [float(frame.stats[row, STAT_COLUMN[stat]]) for frame, row in rows]
 

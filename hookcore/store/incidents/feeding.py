@@ -102,34 +102,36 @@ class Feeding:
 
     def _looped(self, culprit: int, loop: set[int]) -> str:
         first = self._flow.calls[culprit].call + 1
-        together = f"Calls from number {first} on are measured together, and in them {self._names(loop)} was bad too"
-        return f"{together} and feeds it, so any module between the two may have been first."
+        together = (
+            f"Calls from number {first} on are measured together. In them, {self._names(loop)} was non-finite, too"
+        )
+        return f"{together}, and feeds it, so any module between the two may have been first."
 
     def _forward(self, culprit: int, known: set[int], unseen: set[int], masks: set[int]) -> str:
         if self._flow.calls[culprit].how == "order":
-            return "What went into it isn't known."
-        fine = f"What went into it was finite: the activation of {self._names(known)}." if known else ""
+            return "Its inputs are unknown."
+        fine = f"Its input was finite: the activation of {self._names(known)}." if known else ""
         if not known and not unseen and not masks:
-            fine = "No other module's activation went into it."
-        mask = f"What {self._names(masks)} put into it has the infinities of a mask." if masks else ""
-        return " ".join(filter(None, [fine, mask, self._unseen(unseen, "feeds it")]))
+            fine = "No other module feeds it."
+        mask = f"Its input from {self._names(masks)} has infinities that look like a mask." if masks else ""
+        return " ".join(filter(None, [fine, mask, self._unseen(unseen, "feed it")]))
 
     def _backward(self, known: set[int], unseen: set[int]) -> str:
         fine = ""
         if known:
             names = self._names(known)
-            fine = f"The gradient that it was computed from, that of the activation of {names}, was finite."
+            fine = f"It was computed from a finite gradient: the activation gradient of {names}."
         elif not unseen:
-            fine = "It came from the loss, through no other module."
+            fine = "It came directly from the loss."
         return " ".join(filter(None, [fine, self._unseen(unseen, "it feeds")]))
 
     def _unseen(self, places: set[int], role: str) -> str:
-        return f"Of what {role}, {self._names(places)} was not captured." if places else ""
+        return f"Not captured among the modules that {role}: {self._names(places)}." if places else ""
 
     def _apart(self, starts: Sequence[int], culprit: int) -> str:
         modules = {self._flow.calls[place].module for place in starts} - {self._flow.calls[culprit].module}
         others = [place for place in starts if self._flow.calls[place].module in modules]
-        return f" Affected in the same step, but not through it: {self._names(others)}." if others else ""
+        return f" Also affected in the same step, but not through it: {self._names(others)}." if others else ""
 
     def _names(self, places: Iterable[int]) -> str:
         names = list(dict.fromkeys(self._flow.calls[place].module or ROOT for place in sorted(places)))

@@ -170,8 +170,8 @@ class Incident:
         if self.message:
             return " ".join(filter(None, [f"{self.message[0].upper()}{self.message[1:]}{self._place()}.", self._end()]))
         name, kind = self.culprit.tap.module or ROOT, KIND_WORDS[self.culprit.tap.kind]
-        what = "an infinity" if math.isinf(self.value) else "NaN"
-        first = f"The {kind} of {name} had {what} first, at step {self.first_step:,}"
+        what = "An infinity" if math.isinf(self.value) else "NaN"
+        first = f"{what} first appeared in the {kind} of {name}, at step {self.first_step:,}"
         return " ".join(filter(None, [f"{first}{self._gap()}.", self.known, self._cause(), self._course()]))
 
     def _place(self) -> str:
@@ -182,7 +182,7 @@ class Incident:
 
     def _end(self) -> str:
         others = f"{counted(self.modules, 'other module')} changed with it"
-        over = f"it was no longer found at step {self.recovered:,}" if self.recovered is not None else ""
+        over = f"it was over at step {self.recovered:,}" if self.recovered is not None else ""
         if self.short:
             over = f"it has happened {self.steps:,} times, last at step {self.last_step:,}" if self.steps > 1 else ""
         text = "; ".join(filter(None, [others if self.modules else "", over]))
@@ -197,7 +197,7 @@ class Incident:
     def _cause(self) -> str:
         if not self.loss:
             return ""
-        return f"No captured activation was, but {self.loss} was: what computes it comes before every gradient."
+        return f"No captured activation was non-finite, but {self.loss} was, which is computed before any gradient."
 
     def _course(self) -> str:
         others = counted(self.modules, "other module")
@@ -208,5 +208,5 @@ class Incident:
             return f"All tensors were finite again at step {self.recovered:,}{reached}."
         if self.culprit_last < self.last_step:
             healed = f"It was finite again after step {self.culprit_last:,}"
-            return f"{healed}, but {others} followed." if self.modules else f"{healed}, but not for good."
+            return f"{healed}, but {others} followed." if self.modules else f"{healed}, but not permanently."
         return f"{others} followed." if self.modules else ""
