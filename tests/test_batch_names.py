@@ -197,7 +197,7 @@ def test_a_dimension_has_names_only_if_no_other_may_be_meant() -> None:
     assert "no dimension" in named(snapshot_of((2, 5, 8), of_three)).why
     assert "Tokens of 2 samples were given for 1" in named(snapshot_of((1, 3, 8), of_three)).why
     other = named(snapshot_of((4, 3, 8), of_three))
-    assert (other.axes, other.labels, other.why) == ((1,), (), "2 labels for 4 samples: give one for each.")
+    assert (other.axes, other.labels, other.why) == ((1,), (), "2 labels for 4 samples: give one for each sample.")
     ragged = named(snapshot_of((2, 3, 8), Names((("a",), ("b", "c", "d")))))
     assert (ragged.axes, "different numbers" in ragged.why) == ((), True)
     shared = named(snapshot_of((4, 3, 8), Names((("a", "b", "c"),), True)))

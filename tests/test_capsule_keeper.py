@@ -452,7 +452,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_capsule(
         assert sorted(folder.iterdir()) == sorted((written_now, elsewhere))
         assert "Removed 1 unfinished file of killed processes." in event.message
     Explainer()  # of a server that starts
-    assert "removed what killed processes left of capsules: 1 unfinished files" in caplog.text
+    assert "removed 1 unfinished capsule files that killed processes left" in caplog.text
     assert list(folder.iterdir()) == [written_now]
 
 

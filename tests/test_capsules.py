@@ -552,7 +552,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_older_capsule(
     beside.touch()
     with record(nn.Linear(2, 2), path, "asked"):
         assert sorted(path.parent.iterdir()) == sorted((path, beside))
-    assert capsys.readouterr().err == f"hookcore: removed what killed processes left of {path}: 1 unfinished files\n"
+    assert capsys.readouterr().err == f"hookcore: removed 1 unfinished files that killed processes left for {path}\n"
 
 
 SCRIPT = """

@@ -84,7 +84,7 @@ def test_a_crashed_training_fails(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_a_run_without_steps_can_not_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", save_layer(tmp_path, steps=0)]) == 2
-    assert "nothing can be said about it" in capsys.readouterr().err
+    assert "so it can't be judged" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "none")]) == 2
     assert "is not a file, folder, or address" in capsys.readouterr().err
 
@@ -132,7 +132,7 @@ def test_own_rules_and_advice_are_in_every_format(tmp_path: Path, capsys: pytest
     text = capsys.readouterr().out
     assert "usual causes: a division by zero" in text
     assert "try: replay the step" in text
-    assert "rule broken of your own: it looked at 3 frames, and raised in 3 of them; it was switched off" in text
+    assert "your rule broken: it checked 3 frames and raised an exception in 3 of them; it was switched off" in text
     assert main(["check", path, "--format", "json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert {each["name"]: each["faults"] for each in told["own_rules"]} == {"broken": 3, "calm": 0}

@@ -593,7 +593,7 @@ def test_what_all_ranks_have_together_is_partial_if_it_is_too_much_or_a_rank_is_
         patch.setattr(rankspast, "MAX_ADDED", 100)
         coarse = ranks.small.series(1, "rms", points=1000)
         assert len(coarse.first_step) < 250
-        too_many = "values of ranks would have to be added up for this, and 100 is the limit"
+        too_many = "values of ranks, and 100 is the limit"
         assert too_many in ranks.past.trouble
         assert ranks.past.rows("rms", [1], (0, 300), 1000) is None
         asked = reads_of(ranks, patch)
@@ -684,7 +684,7 @@ def test_what_is_lost_makes_its_steps_unknown_and_what_is_stored_twice_counts_on
     found = past_of(shard, "whole-0", "lossy-1", "whole-2")
     known = {step: 192 for step in range(12) if step not in (3, 4)}
     assert counts_of(found, (0, 11)) == known, "not 128 without a rank, nor 256 with one twice"
-    assert "of which ClickHouse lacks values that rank 1 has sent" in found.trouble
+    assert "because values that rank 1 sent are missing in ClickHouse" in found.trouble
     sketches = found.sketches(0, (0, 11), 1000)
     assert sketches is not None
     assert {each.first: each.counts.tolist() for each in sketches} == {
@@ -715,7 +715,7 @@ def test_what_clickhouse_has_lost_of_all_ranks_is_said_to_be_missing(cluster: Cl
     found = past_of(shard, "gone-0", "gone-1")
     assert counts_of(found, (0, 8)) == dict.fromkeys(known, 128)
     for rank in range(2):
-        assert f"of which ClickHouse lacks all values that rank {rank} has sent" in found.trouble
+        assert f"because all values that rank {rank} sent are missing in ClickHouse" in found.trouble
     found = past_of(shard, "gone-0", "gone-1")
     assert found.rows("mean", ["loss"], (0, 8), 1000).first.tolist() == known  # type: ignore[union-attr]
     assert "lacks logged values that rank 1 has sent" in found.trouble

@@ -128,8 +128,8 @@ def test_a_secret_comes_from_a_file_or_a_variable(tmp_path: Any) -> None:
     ("url", "message"),
     [
         ("http://a", "not an address of ClickHouse"),
-        ("clickhouse://", "where a server is expected"),
-        ("clickhouse://a:port", "where a server is expected"),
+        ("clickhouse://", "in place of a server"),
+        ("clickhouse://a:port", "in place of a server"),
         ("clickhouse://me:secret@a/b?colour=red", "option 'colour'"),
         ("clickhouse://a,b?replicated=0", "several replicas"),
         ("clickhouse://a?quorum=many", "number of replicas"),

@@ -74,9 +74,9 @@ def test_a_collector_that_does_not_trust_the_certificate_says_so_and_keeps_every
     first.end(10)
     first.stop()
     (said, *_) = caplog.messages
-    assert f"127.0.0.1:{secured.port}: its certificate is refused (" in said
-    assert "set HOOKCORE_CA_FILE to a file with the certificate (PEM) of the authority that issued it" in said
-    assert "what arrives waits in the spool" in said
+    assert f"127.0.0.1:{secured.port}: its certificate is not trusted (" in said
+    assert "set HOOKCORE_CA_FILE to the file with the certificate authority (PEM) that issued it" in said
+    assert "incoming data waits in the spool" in said
     assert not any(PASSWORD in each for each in caplog.messages)
     assert "stored" not in secured.node.ask("SHOW DATABASES", "default").split()
 
@@ -98,7 +98,7 @@ def test_a_collector_that_does_not_trust_the_certificate_says_so_and_keeps_every
 def test_what_does_not_fit_the_server_is_named(secured: Secured) -> None:
     plain = secured.node.port
     for url, message in (
-        (secured.url("a", host="127.1"), r"its certificate is refused \(.*not valid for '127\.1'"),
+        (secured.url("a", host="127.1"), r"its certificate is not trusted \(.*not valid for '127\.1'"),
         (secured.url("a", port=plain), r"TLS failed \(.*use the server's https_port, or clickhouse:// for http_port"),
         (secured.url("a"), "it answers"),
     ):

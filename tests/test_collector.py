@@ -85,7 +85,7 @@ def test_a_record_that_was_written_in_part_is_cut_off_and_the_rest_is_read(
     os.truncate(last, last.stat().st_size - cut)
     again = Spool(tmp_path, 10**6, NEVER_S, 2000)
     assert [record.first for record in again.recover()] == [0, 1, 2, 3]
-    assert "a record that was not finished" in caplog.text
+    assert "an unfinished record" in caplog.text
     assert again.damaged == 0, "nobody was told that it is safe"
     record = again.append("run", 9, 9, 1, b"more")
     assert again.read(record) == b"more"
@@ -108,7 +108,7 @@ def test_records_behind_a_damaged_head_are_found_and_the_damage_is_counted_and_n
         assert again.nbytes == path.stat().st_size
         again.append("run", 9, 9, 1, bytes(500))
         again.close()
-    assert f"{path} is damaged: no record can be read in its bytes {RECORD} to {2 * RECORD - 1}" in caplog.text
+    assert f"{path} is damaged: bytes {RECORD} to {2 * RECORD - 1} contain no readable record" in caplog.text
 
 
 def test_a_damaged_end_is_removed_and_counted(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_nothing_is_compared_with_no_steps() -> None:
         ([0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0], "75.0% zeros instead of 25.0%"),
         ([1.0, 1.0], [1.0, -1.0], "100.0% positive instead of 50.0%"),
         ([1.0], [8.0], "8 times smaller"),
-        ([1.0, 1.0, 1.1], [1.0, 1.0, 1.0], "another shape at the same scale"),
+        ([1.0, 1.0, 1.1], [1.0, 1.0, 1.0], "a different shape at the same scale"),
     ],
 )
 def test_the_message_says_what_is_different(inside: list[float], outside: list[float], words: str) -> None:

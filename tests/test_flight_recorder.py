@@ -129,7 +129,7 @@ def test_the_event_of_a_lost_trainer_names_what_is_known_of_it(known: dict[str, 
     world.take(make_batch(make_info("one", **known), range(3)))
     now = 100.0
     LostMarks(world.runs).mark()
-    assert messages(world.runs)["one"][0].startswith(f"The trainer{words} sent nothing more after step 2.")
+    assert messages(world.runs)["one"][0].startswith(f"The trainer{words} stopped sending data after step 2.")
 
 
 def test_a_silent_trainer_is_marked_once_for_each_silence_with_what_is_known_of_its_process() -> None:
@@ -149,7 +149,7 @@ def test_a_silent_trainer_is_marked_once_for_each_silence_with_what_is_known_of_
         found = messages(world.runs)
         assert [STUCK in each for each in found["one"]] == [True]
         assert [ELSEWHERE in each for each in found["two"]] == [True]
-        assert f"(process {sleeper.pid} on elsewhere) sent nothing more after step 2." in found["two"][0]
+        assert f"(process {sleeper.pid} on elsewhere) stopped sending data after step 2." in found["two"][0]
         world.take(make_batch(here, [3], first=False))
         marks.mark()
         assert len(messages(world.runs)["one"]) == 1

@@ -258,7 +258,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "a run without a key": {"run": make_info(key="")},
     "huge settings": {"run": make_info(settings={"x": "y" * 100_000})},
     "deep settings": {"run": make_info(settings={"a": {"b": {"c": {"d": {"e": {"f": {"g": 1}}}}}}})},
-    "settings that JSON cannot say": {"run": make_info(settings={"x": b"bytes"})},
+    "settings that JSON can't represent": {"run": make_info(settings={"x": b"bytes"})},
     "settings with NaN": {"run": make_info(settings={"x": float("nan")})},
     "a start at no time": {"run": make_info(started_s=float("nan"))},
     "a start before 1970": {"run": make_info(started_s=-1e13)},
@@ -533,7 +533,7 @@ def test_a_trainer_that_comes_from_another_server_is_an_event_once(world: World)
         world.take(make_batch(INFO, [step], first=step == 7, counters=counters))
     [(name, message, _)] = _events(world)
     assert name == "reconnected"
-    assert "7 records (frames or snapshots) that it sent there" in message
+    assert "7 records (frames or snapshots) that it received" in message
 
 
 def test_frames_that_a_trainer_could_not_send_are_one_event_in_ten_seconds() -> None:

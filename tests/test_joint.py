@@ -233,7 +233,7 @@ def test_ranks_that_are_not_there_yet_are_waited_for_and_then_named(ranks: Ranks
     ranks.joint.tick()
     assert ranks.series() == dict.fromkeys(range(3), 0.5)
     assert ranks.events("ranks-unseen") == [
-        "2 of 4 ranks have sent nothing yet: the sums from step 0 on are without them"
+        "2 of 4 ranks have sent nothing yet: the sums from step 0 on don't include them"
     ]
     assert ranks.joint.assembly.absences.incomplete == 3
     ranks.send(2, range(5))  # its first steps are too late
@@ -274,7 +274,7 @@ def test_a_live_rank_whose_frames_do_not_come_is_not_waited_for_and_its_steps_co
     assert ranks.series() == {0: 1.5, 1: 1.0, 2: 1.0}
     (message,) = ranks.events("rank-not-in-memory")
     assert message.startswith("rank 3 isn't in this server's memory, because memory is full: the sum of all ranks is")
-    assert "without it from step 1 on" in message
+    assert "doesn't include it from step 1 on" in message
     assert ranks.joint.assembly.absences.incomplete == 2
     ranks.send(3, [3])
     for rank in range(3):
@@ -319,7 +319,7 @@ def test_the_sum_of_all_ranks_says_which_steps_only_the_ranks_have_each(ranks: R
     assert store.exact_since
     assert not ranks.joint.partial, "the ranks have no more"
     ranks.joint.current()[0].run.store.recall_from(SimpleNamespace(trouble=""))  # type: ignore[arg-type]
-    begins = f"Values of tensors before step {store.exact_since:,} are of several steps together"
+    begins = f"Before step {store.exact_since:,}, several steps share their tensor values"
     assert ranks.joint.partial.startswith(begins)
 
 
@@ -337,7 +337,7 @@ def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
     assert ranks.series() == {0: 1.5, 1: 1.0}
     assert ranks.joint.assembly.absences.incomplete == 1
     (message,) = ranks.events("rank-gone")
-    assert message == "rank 3 has crashed or is lost: the sums from step 1 on are without it"
+    assert message == "rank 3 has crashed or is lost: the sums from step 1 on don't include it"
     assert ranks.joint.assembly.ranks[3].missed == 1
     ranks.send(3, [1, 2])
     for rank in range(3):
@@ -375,7 +375,7 @@ def test_a_rank_that_trained_and_sent_no_values_is_missing_in_the_sum(ranks: Ran
     ranks.server.take(msgspec.structs.replace(ended, run=msgspec.structs.replace(ended.run, facts={TRAINED: 3})))
     assert (ranks.joint.assembly.steps, ranks.joint.assembly.absences.incomplete) == (3, 3)
     assert ranks.joint.assembly.ranks[1].missed == 3
-    assert "rank 1 says that it trained 3 steps, but sent no values" in ranks.events("rank-silent")[0]
+    assert "rank 1 reported 3 trained steps, but it sent no values" in ranks.events("rank-silent")[0]
     page = ranks.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
     assert "Trained, but sent no values: rank 1." in page
     assert re.findall(r'<td class="number">(\d*)</td>\s*<td class="mono small">', page) == ["0", "3"]  # missed
@@ -432,7 +432,7 @@ def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_the_others(ra
     assert ranks.series()[3] == pytest.approx(5 / 3)
     ranks.joint.tick()
     (message,) = ranks.events("rank-alone")
-    assert "rank 1 was started again, and counts from 0, but most other ranks were not" in message
+    assert "rank 1 was restarted and counts from 0, but most other ranks were not" in message
     ranks.restarted |= {0, 2, 3}
     for steps in ((), range(2, 4)):
         for rank in (0, 2, 3, 1):
@@ -440,7 +440,7 @@ def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_the_others(ra
     assert ranks.joint.shift == 5
     assert ranks.series()[5 + 3] == 1.5
     (message,) = ranks.events("rank-joined-late")
-    assert "rank 1 has steps from 0 on, but the sum of all ranks has only those from 2 on" in message
+    assert "rank 1 has steps from 0 on, but the sum of all ranks includes only those from 2 on" in message
 
 
 def alone(ranks: Ranks) -> None:
@@ -888,7 +888,7 @@ def test_a_rank_whose_saved_run_can_not_be_read_is_named(tmp_path: Path) -> None
         assert (said["unread"], said["steps"]) == ([1], 10)
         (event,) = [event for event in again.joint.store.events() if event.name == "rank-not-read"]
         assert event.severity == "warning"
-        assert "rank 1 can't be read, so the sum of all ranks is without it" in event.message
+        assert "rank 1 can't be read, so the sum of all ranks doesn't include it" in event.message
         page = again.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
         assert "The saved run of rank 1 can't be read" in page
 
@@ -905,7 +905,7 @@ def test_a_rank_whose_folder_can_not_be_read_at_the_start_is_said_to_be_missing_
         wait_for(lambda: len(again.server.runs.every()) == WORLD)
         (message,) = again.events("rank-not-read")
         assert f"a saved run can't be read: {folder} is not a saved run" in message
-        assert "By its name, it may be of this training, and rank 1 is missing" in message
+        assert "By its name, it may belong to this training, and rank 1 is missing" in message
         page = again.server.client.get(f"/runs/{JOINT}/ranks", headers={"Accept": "text/html"}).text
         assert "1 saved run with the name of this training can't be read" in page
 

@@ -53,7 +53,7 @@ def test_the_memory_is_bounded_and_every_step_has_all_ranks(filled: tuple[Runs, 
     # Until it is known which rows ranks have in common, all are kept. Here, those of the first step don't fit.
     assert joint.assembly.absences.incomplete == 1
     assert any(
-        "was added up without" in each.message or "are without them" in each.message for each in joint.store.events()
+        "was added up without" in each.message or "don't include them" in each.message for each in joint.store.events()
     )
     assert joint.store.usage().dropped["taps_refused"] == 0
     series = joint.store.series(LAYERS - 1, "mean", 1)

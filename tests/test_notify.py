@@ -350,7 +350,7 @@ def test_a_server_tells_about_a_crash_and_a_lost_run_once(hook: Webhook) -> None
     LostMarks(world.runs).mark()
     (lost,) = lookout.news()
     assert lost.severity in ("error", "warning")
-    assert "sent nothing more after step 4" in lost.sentence
+    assert "stopped sending data after step 4" in lost.sentence
     run.store.add_event(event_of(Failure("crashed", 6, "RuntimeError: out of memory")))
     (crashed,) = lookout.news()
     assert (crashed.run, crashed.severity) == ("mine", "error")
@@ -363,11 +363,11 @@ def test_a_run_that_was_lost_before_a_restart_is_no_news(hook: Webhook) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
     run.take(bad_batch(make_info("one"), range(5), bad=9))
-    run.store.add_event(Event(4, 1.0, "lost", "The trainer sent nothing more after step 4.", "error"))
+    run.store.add_event(Event(4, 1.0, "lost", "The trainer stopped sending data after step 4.", "error"))
     run.saved.known_until, run.saved.seen_events = 4, run.store.events_after(0)[0]
     lookout = world.app.state.notifications._lookout
     assert lookout.news() == []
-    run.store.add_event(Event(4, 2.0, "lost", "The trainer came back, and sent nothing more again.", "error"))
+    run.store.add_event(Event(4, 2.0, "lost", "The trainer came back, and stopped sending data again.", "error"))
     (told,) = lookout.news()
     assert "came back" in told.sentence
     assert lookout.news() == []

@@ -97,17 +97,17 @@ def test_a_query_finds_runs(world: World, query: str, names: str | None) -> None
     [
         ("lr>", "a value is missing after lr>: write, for example, lr>0.1"),
         ("lr>fast", "'fast' is not a number"),
-        ("lrr>1", "no run has a value called 'lrr'. Did you mean 'lr'?"),
-        ("heigth:1", "no run has a value called 'heigth'."),
+        ("lrr>1", "no run has a value 'lrr'. Did you mean 'lr'?"),
+        ("heigth:1", "no run has a value 'heigth'."),
         ("state:crash", "use one of live, crashed, lost, interrupted, ended. Did you mean 'crashed'?"),
         ("tag>1", "write tag:1"),
         ("lr>0 and", "a condition is missing at the end"),
         ("or lr>0", "a condition is missing before 'or'"),
-        ("(lr>0", "a parenthesis ( is not closed"),
-        ("lr>0)", "a parenthesis ) closes nothing"),
+        ("(lr>0", "unclosed parenthesis ("),
+        ("lr>0)", "unmatched parenthesis )"),
         ('"open', 'a quote " is not closed'),
         ("not " * 30 + "x", "nested more than 20 deep"),
-        ("x " * 101, "101 parts is too long"),
+        ("x " * 101, "101 parts: at most"),
     ],
 )
 def test_a_query_that_is_wrong_says_what_and_what_to_write(world: World, query: str, words: str) -> None:

@@ -113,7 +113,7 @@ def test_what_a_killed_server_may_have_lost_is_counted_by_the_trainer_and_said_b
         assert run.state == "lost"
         (event,) = client.events(name="cut-off").events
         assert event.severity == "warning"
-        assert "How much that is isn't known" in event.message
+        assert "Its amount is unknown" in event.message
 
 
 @pytest.mark.slow

@@ -297,7 +297,7 @@ def test_a_killed_dashboard_is_started_again_and_nothing_is_lost(home: Path, cap
         assert run.state == "ended"
         assert client.series("0 output", "norm").first_step.tolist() == list(range(10))
         told = [event.message for event in client.events(name="reconnected").events]
-        assert told == ["the server was restarted, and lost nothing"]
+        assert told == ["the server was restarted and lost nothing"]
 
 
 def test_a_stopped_dashboard_is_not_started_again(home: Path, caplog: pytest.LogCaptureFixture) -> None:

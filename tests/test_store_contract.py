@@ -335,7 +335,7 @@ def test_a_long_run_that_is_opened_late_says_what_begins_late_and_answers_the_re
     """Its older steps are in ClickHouse only, and those of all ranks are added up when they are asked for."""
     begins = {"one": 224, "rank-1": 224, "ranks-job": 262}
     for run, step in begins.items():
-        beginning = f"findings, incidents, and counts of non-finite steps look at steps {step} and later"
+        beginning = f"findings, incidents, and counts of non-finite steps cover steps from {step} on"
         for question in (*(each.format(run=run) for each in OF_A_RUN), f"report?run={run}"):
             response = servers.long.client.get(f"/api/v1/{question}")
             assert beginning in response.headers["hookcore-partial"]

@@ -166,7 +166,7 @@ def message_of(inside: Distribution, outside: Distribution) -> str:
         factor = max(here, there) / min(here, there)
         size = "larger" if here > there else "smaller"
         said.append(f"{factor:.3g} times {size} (median magnitude {here:.3g} instead of {there:.3g})")
-    return "; ".join(said) or "another shape at the same scale"
+    return "; ".join(said) or "a different shape at the same scale"
 
 
 def _logged(one: Side, two: Side, limit: int) -> list[Logged]:

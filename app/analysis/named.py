@@ -35,11 +35,11 @@ def named(snapshot: Snapshot) -> Named:
     if names is None:
         return Named()
     if snapshot.truncated or len(shape) < 2:
-        return Named(why="Names are shown for whole tensors with a dimension for samples.")
+        return Named(why="Names are shown only for whole tensors with a sample dimension.")
     axes, problems = _axes(names, snapshot.values)
     labels = names.labels
     if labels and len(labels) != shape[0]:
-        problems.append(f"{counted(len(labels), 'label')} for {counted(shape[0], 'sample')}: give one for each.")
+        problems.append(f"{counted(len(labels), 'label')} for {counted(shape[0], 'sample')}: give one for each sample.")
         labels = ()
     return Named(axes, names.tokens if axes else (), names.shared, labels, " ".join(problems))
 
@@ -61,7 +61,7 @@ def _axes(names: Names, values: NDArray[Any]) -> tuple[tuple[int, ...], list[str
     if len(fits) == 1:
         return fits, []
     return (), [
-        f"{size} tokens were given, and several dimensions are of this size."
+        f"{size} tokens were given, and several dimensions have this size."
         if fits
-        else f"{size} tokens were given, and no dimension is of this size."
+        else f"{size} tokens were given, but no dimension has this size."
     ]

@@ -39,7 +39,9 @@ class AttentionLayer:
 def maps_of(values: NDArray[Any]) -> Floats:
     """Return a tensor as [sample, head, to, from]. Without a dimension for heads, there is one head."""
     if values.ndim not in (3, 4):
-        raise ArgumentError(f"attention of shape {values.shape} is not understood: [sample, (head,) to, from] is")
+        raise ArgumentError(
+            f"attention of shape {values.shape} is not supported: it must be [sample, (head,) to, from]"
+        )
     maps = values if values.ndim == 4 else values[:, None]
     return maps.astype(np.float64)
 
@@ -94,9 +96,7 @@ def fused(layer: AttentionLayer, sample: int, fuse: Fuse, gradient: bool) -> Flo
         heads: Floats = _FUSES[fuse](weights, axis=0)
         return heads
     if layer.gradient is None:
-        raise ArgumentError(
-            f"{layer.name} has no gradient of its attention at this step: request it, or use gradient=false"
-        )
+        raise ArgumentError(f"{layer.name} has no attention gradient at this step: request it, or use gradient=false")
     if layer.gradient.shape != layer.weights.shape:
         shapes = f"{layer.weights.shape} and {layer.gradient.shape}"
         raise ArgumentError(f"the attention of {layer.name} and its gradient differ in shape: {shapes}")

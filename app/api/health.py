@@ -46,18 +46,22 @@ def _of_server(state: Any, live: Publisher) -> Iterator[Metric]:
     states = Counter(run.state for run in runs)
     used = state.runs.used_bytes
     yield Metric("runs", "gauge", "Runs shown, by state.", [({"state": each}, states[each]) for each in STATES])
-    yield Metric("runs_removed_total", "counter", "Runs that made room for others.", [({}, state.runs.removed)])
+    yield Metric("runs_removed_total", "counter", "Runs removed to make room for others.", [({}, state.runs.removed)])
     yield from intake.metrics()
-    yield Metric("live_clients", "gauge", "Live streams now.", [({}, live.clients)])
-    yield Metric("live_refused_total", "counter", "Live streams refused for lack of places.", [({}, live.refused)])
+    yield Metric("live_clients", "gauge", "Open live streams.", [({}, live.clients)])
+    yield Metric(
+        "live_refused_total", "counter", "Live streams rejected because too many were open.", [({}, live.refused)]
+    )
     targets = state.notifications.notifier.targets
     counts = [({"target": each.name, "result": "sent"}, each.sent) for each in targets]
     counts += [({"target": each.name, "result": "failed"}, each.failed) for each in targets]
     yield Metric("notifications_total", "counter", "Notifications, by target and result.", counts)
     dropped = state.notifications.notifier.counters.dropped
-    yield Metric("notifications_dropped_total", "counter", "Incidents dropped before a notification.", [({}, dropped)])
-    yield Metric("memory_used_bytes", "gauge", "Bytes that runs take.", [({}, used)])
-    yield Metric("memory_limit_bytes", "gauge", "Bytes that runs may take.", [({}, state.settings.memory)])
+    yield Metric(
+        "notifications_dropped_total", "counter", "Incidents dropped before they could be sent.", [({}, dropped)]
+    )
+    yield Metric("memory_used_bytes", "gauge", "Bytes used by runs.", [({}, used)])
+    yield Metric("memory_limit_bytes", "gauge", "Maximum bytes for runs.", [({}, state.settings.memory)])
 
 
 def _of_runs(runs: list[Run]) -> Iterator[Metric]:

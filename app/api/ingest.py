@@ -69,10 +69,10 @@ class Intake:
         """Yield the counters for Prometheus."""
         refused = [({"status": str(status)}, count) for status, count in sorted(self.refused.items())]
         yield Metric("batches_total", "counter", "Batches taken.", [({}, self.batches)])
-        yield Metric("items_total", "counter", "Frames and snapshots taken.", [({}, self.items)])
-        yield Metric("ingest_bytes_total", "counter", "Bytes of batches taken, as sent.", [({}, self.nbytes)])
-        yield Metric("ingest_seconds_total", "counter", "Seconds spent filing batches.", [({}, self.seconds)])
-        yield Metric("batches_refused_total", "counter", "Batches refused, by status.", refused)
+        yield Metric("items_total", "counter", "Frames and snapshots accepted.", [({}, self.items)])
+        yield Metric("ingest_bytes_total", "counter", "Bytes of accepted batches, as sent.", [({}, self.nbytes)])
+        yield Metric("ingest_seconds_total", "counter", "Seconds spent storing batches.", [({}, self.seconds)])
+        yield Metric("batches_refused_total", "counter", "Batches rejected, by status.", refused)
 
 
 @router.post(
@@ -183,7 +183,8 @@ def refuse_runs(state: Any, _batch: wire.Batch, _data: bytearray, _own: bool) ->
     """Refuse a batch, because collectors bring the runs of this server."""
     to = shown(state.settings.store)
     raise state.intake.refuse(
-        403, f"this server shows the runs of {to} and takes none itself: send to a collector, `hookcore collect --to`"
+        403,
+        f"this server only shows the runs in {to}: send to a collector, `hookcore collect --to`",
     )
 
 

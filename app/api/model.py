@@ -18,7 +18,7 @@ router = APIRouter()
 def model(
     run: RunParam,
     reply: ReplyParam,
-    step: Annotated[int | None, Query(ge=0, le=2**53, description="as it was known in this step; else now")] = None,
+    step: Annotated[int | None, Query(ge=0, le=2**53, description="as it was known in this step; default: now")] = None,
     format: Format = None,
 ) -> Response:
     """Return the model as boxes in boxes with what flows between them: calls, or modules until the flow is known."""

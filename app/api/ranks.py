@@ -54,7 +54,7 @@ def rank_map(
     runs: RunsParam,
     reply: ReplyParam,
     span: SpanParam,
-    tap: Annotated[TapText | None, Query(description="a tap's label, as the run of all ranks has it")] = None,
+    tap: Annotated[TapText | None, Query(description="a tap's label in the run of all ranks")] = None,
     stat: StatName = "rms",
     name: Annotated[str | None, Query(max_length=1000, description="a logged value instead of a tap")] = None,
     columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of columns (equal spans of steps)")] = 200,

@@ -33,7 +33,8 @@ def report(
     run: RunParam,
     span: SpanParam,
     at: Annotated[
-        int | None, Query(ge=0, le=MAX_STEP, description="the step of which numbers are; charts show all the steps")
+        int | None,
+        Query(ge=0, le=MAX_STEP, description="the step that numbers are taken from; charts show all the steps"),
     ] = None,
 ) -> Response:
     """Return key figures, findings, charts, coverage, settings, and events in one offline file of at most 10 MB.

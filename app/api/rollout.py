@@ -26,7 +26,7 @@ router = APIRouter()
 
 @router.post(
     "/attention-rollout",
-    summary="Ask for all attention maps",
+    summary="Request all attention maps",
     status_code=202,
     responses=answered(answers.RequestedMaps, 202, 409),
 )
@@ -51,8 +51,8 @@ def request_maps(run: RunParam, match: MatchParam) -> Response:
 
 
 _HELP: Final = (
-    "they are outputs of modules: nn.MultiheadAttention gives them with need_weights=True, transformers with "
-    'attn_implementation="eager", your own attention where its softmax is a module'
+    "they must be outputs of modules: use need_weights=True with nn.MultiheadAttention, in transformers "
+    'attn_implementation="eager", and a softmax module in your own attention'
 )
 
 

@@ -37,7 +37,7 @@ Number = Annotated[int, Path(ge=0, le=2**62, description="the number from the li
 Pixels = Annotated[int, Query(ge=1, le=4096)]
 
 
-@router.get("/snapshots", summary="The tensors that were kept", responses=described(answers.Snapshots))
+@router.get("/snapshots", summary="The captured tensors", responses=described(answers.Snapshots))
 def snapshots(
     run: RunParam, reply: ReplyParam, match: MatchParam, kind: OfKind = None, after: After = 0, limit: Limit = 1000
 ) -> Response:
@@ -50,7 +50,7 @@ def snapshots(
     return reply.json([version_of(run)], content)
 
 
-@router.post("/snapshots", summary="Ask for a tensor", status_code=202, responses=answered(answers.Accepted, 202, 409))
+@router.post("/snapshots", summary="Request a tensor", status_code=202, responses=answered(answers.Accepted, 202, 409))
 def request_snapshot(run: RunParam, wanted: SnapshotRequest) -> Response:
     """Ask the trainer to capture a tensor at its next call. When it arrives, it is at `look`."""
     require_live(run)

@@ -83,7 +83,7 @@ def add(commands: Commands) -> None:
         commands,
         "check",
         "Print the incidents of a run. The exit code is 0 if none reaches the severity, 1 if one does or the training "
-        "crashed or was lost, and 2 if nothing can be said about the run.",
+        "crashed or was lost, and 2 if the run can't be judged.",
         EXAMPLES,
     )
     add_source(parser)
@@ -91,7 +91,7 @@ def add(commands: Commands) -> None:
         "--fail-on",
         choices=(*SEVERITIES, NEVER),
         default="error",
-        help="the least severity that leads to exit code 1 (default: error)",
+        help="the lowest severity that leads to exit code 1 (default: error)",
     )
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")
     parser.set_defaults(run=_check)
@@ -100,7 +100,7 @@ def add(commands: Commands) -> None:
 def _check(given: argparse.Namespace, _environment: Mapping[str, str]) -> int:
     checked = _look(given)
     if checked.newest_step is None and checked.failure is None:
-        raise ArgumentError(f"no step of the run {checked.run!r} was captured, so nothing can be said about it")
+        raise ArgumentError(f"no step of the run {checked.run!r} was captured, so it can't be judged")
     print(FORMATS[given.format](checked, given.fail_on))
     fails = _fails(checked, given.fail_on)
     if checked.troubles and not fails:
@@ -154,10 +154,10 @@ def _as_text(checked: Checked, _level: str) -> str:
         lines.append(f"{checked.dropped_words}.")
     lines += [] if checked.incidents.total else ["No incidents in the captured steps."]
     lines += [f"warning: {each}" for each in checked.troubles]
-    lines += [f"rule {each.name} of your own: {_own_words(each)}." for each in checked.own]
+    lines += [f"your rule {each.name}: {_own_words(each)}." for each in checked.own]
     lines.append(checked.scope)
     if checked.needs:
-        lines.append(f"Rules with nothing to look at: {', '.join(checked.needs)}.")
+        lines.append(f"Rules without data: {', '.join(checked.needs)}.")
     return "\n".join(lines)
 
 
@@ -178,9 +178,9 @@ def _advice_of(rule: str) -> dict[str, Any] | None:
 
 
 def _own_words(rule: OwnRule) -> str:
-    """Return what became of a rule of the user."""
-    looked = f"it looked at {counted(rule.calls, 'frame')}"
-    failed = f"{looked}, and raised in {rule.faults:,} of them" if rule.faults else looked
+    """Return the state of one of the user's rules, in words."""
+    looked = f"it checked {counted(rule.calls, 'frame')}"
+    failed = f"{looked} and raised an exception in {rule.faults:,} of them" if rule.faults else looked
     return f"{failed}; it was switched off: {rule.off}" if rule.off else failed
 
 

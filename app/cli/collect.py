@@ -11,9 +11,9 @@ from ..settings import CollectorSettings
 from .flags import Commands, add_command, add_flags, add_server_flags, server_settings_of
 
 EXAMPLES: Final = """
-  hookcore collect --to http://box:8642            for the trainings of this machine
+  hookcore collect --to http://box:8642            for the trainings on this machine
   hookcore collect --to https://box:8642 --host 0.0.0.0 --spool /var/spool/hookcore --spool-limit 50GB
-                                                   for those of other machines too
+                                                   for those on other machines, too
   HOOKCORE_URL=http://127.0.0.1:8643 HOOKCORE_TOKEN=... python train.py
                                                    sends a training to it
 """
@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
     parser = add_command(
         commands,
         "collect",
-        "Take what trainers send, keep it on disk, and send it to a server, until Ctrl+C.",
+        "Receive data from trainers, keep it on disk, and send it to a server, until Ctrl+C.",
         EXAMPLES,
     )
     add_flags(parser, fields(CollectorSettings))

@@ -85,7 +85,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="hookcore",
-        description="Record and show activations and gradients of PyTorch training runs, live.",
+        description="Record and show the activations and gradients of PyTorch trainings, live.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

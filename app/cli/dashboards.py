@@ -18,7 +18,7 @@ ASK_S: Final = 60.0  # a test waits for every target
 LINK_EXAMPLES: Final = """
   hookcore link                                    for your own dashboard
   HOOKCORE_TOKEN=... hookcore link https://box:8642 --read-only
-                                                   for a server; the browser can change nothing
+                                                   for a server; the browser can't change anything
 """
 TEST_EXAMPLES: Final = """
   hookcore notify-test                             to the targets of your own dashboard
@@ -45,7 +45,7 @@ def add(commands: Commands) -> None:
         command.add_argument("url", nargs="?", default="", help="address of the server (default: your own dashboard)")
         command.add_argument("--token", default="", help="token of the server (default: HOOKCORE_TOKEN)")
     logout.set_defaults(run=_logout)
-    link.add_argument("--read-only", action="store_true", help="the browser can read everything but change nothing")
+    link.add_argument("--read-only", action="store_true", help="let the browser read everything, but change nothing")
     link.set_defaults(run=_link)
 
 

@@ -25,8 +25,8 @@ def add(commands: Commands) -> None:
     demo = add_command(
         commands,
         "demo",
-        "Train a small network with the dashboard open at the printed address. It learns scikit-learn's handwritten "
-        "digits, which are on this machine, until Ctrl+C.",
+        "Train a small network and print the address of its dashboard. The network learns scikit-learn's handwritten "
+        "digits, without a download, until Ctrl+C.",
         EXAMPLES,
     )
     demo.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"network to train (default: {MODELS[0]})")

@@ -12,7 +12,7 @@ from .flags import Commands, add_command
 SICK: Final = 1
 EXAMPLES: Final = """
   hookcore doctor                                  check versions, device, compiler, port, token, folder
-  hookcore doctor --model train:make_model         also show what would be captured of this model, and what not
+  hookcore doctor --model train:make_model         also show which modules of this model would be captured
   HOOKCORE_URL=https://box:8642 hookcore doctor    also check that this server answers and accepts the token
 """
 
@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
         "--model",
         default="",
         metavar="MODULE:CALLABLE",
-        help="callable that returns a model, or a model and its inputs; shows what would be captured",
+        help="callable that returns a model, or a model and its inputs; shows which modules would be captured",
     )
     doctor.set_defaults(run=_doctor)
 

@@ -62,7 +62,7 @@ def server_settings_of(given: argparse.Namespace, environment: Mapping[str, str]
         try:
             values["token"] = given.token_file.read_text("utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ArgumentError(f"token-file={str(given.token_file)!r} cannot be read: {error}") from None
+            raise ArgumentError(f"token-file={str(given.token_file)!r} can't be read: {error}") from None
     return ServerSettings.of(values, environment)
 
 

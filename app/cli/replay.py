@@ -18,9 +18,9 @@ from hookcore.errors import ArgumentError
 from .flags import Commands, add_command
 
 EXAMPLES: Final = """
-  hookcore replay step.capsule                     which operator made a NaN, and in which line
-  hookcore replay step.capsule --above 1e4         the first one above a magnitude
-  hookcore replay step.capsule --json              the same for programs
+  hookcore replay step.capsule                     find the operator and the line that made a NaN
+  hookcore replay step.capsule --above 1e4         find the first one above a magnitude
+  hookcore replay step.capsule --json              print JSON, for programs
 """
 
 
@@ -33,12 +33,12 @@ def add(commands: Commands) -> None:
         EXAMPLES,
     )
     replay.add_argument("capsule", help="file that `hookcore.capsules.record` wrote")
-    replay.add_argument("--above", type=float, default=None, metavar="X", help="also report greater magnitudes than X")
+    replay.add_argument("--above", type=float, default=None, metavar="X", help="also report magnitudes above X")
     replay.add_argument(
         "--memory",
         default="",
         metavar="SIZE",
-        help="limit on the memory, such as 8GiB; also gives way to other processes",
+        help="memory limit, such as 8GiB; also lowers the priority of the process",
     )
     replay.add_argument("--json", action="store_true", help="print JSON")
     replay.set_defaults(run=_replay)

@@ -26,9 +26,9 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "report", told, EXAMPLES)
     add_source(parser)
     parser.add_argument("-o", "--output", default="", help="output file (default: hookcore-RUN.html; - for stdout)")
-    parser.add_argument("--from", dest="first", type=int, help="the first step to show (default: that of the run)")
+    parser.add_argument("--from", dest="first", type=int, help="the first step to show (default: the first of the run)")
     parser.add_argument("--to", dest="last", type=int, help="the last step to show (default: the newest)")
-    parser.add_argument("--at", type=int, help="the step of which numbers are (default: the newest shown)")
+    parser.add_argument("--at", type=int, help="the step that numbers are taken from (default: the newest shown)")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.set_defaults(run=_report)
 

@@ -16,7 +16,7 @@ EXAMPLES: Final = """
   hookcore run --every 10 --kinds output,param_grad train.py
                                                    hookcore's flags come before the script
   HOOKCORE_URL=http://box:8642 hookcore run train.py
-                                                   sends to a server elsewhere
+                                                   sends to another server
   torchrun --nproc-per-node 2 --no-python hookcore run train.py
                                                    watches each process; the ranks are one run
 """

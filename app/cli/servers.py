@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SERVE_EXAMPLES: Final = """
   hookcore serve                                   for this machine only, at http://127.0.0.1:8642/
   hookcore serve --host 0.0.0.0 --certfile box.pem --keyfile box.key
-                                                   for other machines too; prints a token and a login link
+                                                   for other machines, too; prints a token and a login link
   hookcore serve --store clickhouse://hookcore@box:8123/hookcore --retain 30d
                                                    shows the runs that collectors insert into ClickHouse
   hookcore serve --keep runs --keep-limit 50GB     saves each run in this folder; `--keep none` saves none
@@ -34,10 +34,10 @@ OPEN_EXAMPLES: Final = """
 
 
 def add(commands: Commands) -> None:
-    serve = add_command(commands, "serve", "Serve runs that trainers send, until Ctrl+C.", SERVE_EXAMPLES)
+    serve = add_command(commands, "serve", "Receive runs from trainers and serve them, until Ctrl+C.", SERVE_EXAMPLES)
     add_server_flags(serve)
     serve.set_defaults(run=_serve)
-    show = add_command(commands, "open", "Show saved runs, until Ctrl+C.", OPEN_EXAMPLES)
+    show = add_command(commands, "open", "Serve saved runs, until Ctrl+C.", OPEN_EXAMPLES)
     show.add_argument("file", nargs="+", type=Path, help="saved run, or folder with runs")
     add_server_flags(show)
     show.set_defaults(run=_open)

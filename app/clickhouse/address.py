@@ -98,7 +98,7 @@ def _node(text: str, port: int, url: str) -> NodeAddress:
     if not host or not ((said.isascii() and said.isdigit()) or not said) or not 0 < int(said or port) < 65536:
         # It doesn't repeat what is there, which may be a part of a password.
         raise ArgumentError(
-            f"{shown(url)!r} has something else where a server is expected: use {EXAMPLE}, and write /, ?, and # in a "
+            f"{shown(url)!r} has something else in place of a server: use {EXAMPLE}, and write /, ?, and # in a "
             "password as %2F, %3F, and %23"
         )
     return NodeAddress(host, int(said or port))
@@ -113,7 +113,7 @@ def _options(parts: SplitResult, url: str) -> dict[str, str]:
     if options.get("replicated", "0") not in ("0", "1"):
         raise ArgumentError(f"replicated={options['replicated']!r} in the address of ClickHouse: use 1 or 0")
     if not options.get("quorum", "0").isdecimal():
-        raise ArgumentError(f"quorum={options['quorum']!r} in the address of ClickHouse: use a number of replicas")
+        raise ArgumentError(f"quorum={options['quorum']!r} in the address of ClickHouse: use the number of replicas")
     return options
 
 

@@ -134,9 +134,9 @@ def _error(body: bytes) -> ClickHouseError:
 def _trouble_of(error: Exception) -> str:
     """Return why there is no answer, and what to do if it is a matter of settings."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        told = f"its certificate is refused ({error.verify_message})"
+        told = f"its certificate is not trusted ({error.verify_message})"
         if error.verify_code in _UNKNOWN_ISSUERS:
-            told += ": set HOOKCORE_CA_FILE to a file with the certificate (PEM) of the authority that issued it"
+            told += ": set HOOKCORE_CA_FILE to the file with the certificate authority (PEM) that issued it"
         return told
     if isinstance(error, ssl.SSLError):
         return f"TLS failed ({error.reason or error}): use the server's https_port, or clickhouse:// for http_port"

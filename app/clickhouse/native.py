@@ -149,7 +149,7 @@ def _read_text(data: bytes, position: int) -> tuple[bytes, int]:
     length, position = _read_varint(data, position)
     end = position + length
     if end > len(data):
-        raise ValueError(f"a text of {length} bytes is cut off")
+        raise ValueError(f"a string of {length} bytes is cut off")
     return data[position:end], end
 
 

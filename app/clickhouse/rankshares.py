@@ -122,7 +122,7 @@ class RankShares:
         reached = {each: steps[steps <= self._progress_of(each).newest] for each, steps in lacks.items()}
         lost = self._losses.find(sent, reached)
         for each in lost:
-            why = f"steps are left out of which ClickHouse lacks {sent.name} that rank {each.rank} has sent"
+            why = f"steps are left out because {sent.name} that rank {each.rank} sent are missing in ClickHouse"
             self._note(("lost", sent.name, each.run), why)
         return lost
 

@@ -96,7 +96,7 @@ class RanksSteps(StoredPast):
                 continue
             missing = attempt.world - len(attempt.ranks)
             if missing > 0:
-                told = f"{missing:,} of {attempt.world:,} ranks aren't in ClickHouse, so old steps are without them"
+                told = f"{missing:,} of {attempt.world:,} ranks aren't in ClickHouse, so old steps don't include them"
                 self._troubles.note(("ranks", attempt.shift), told)
             if attempt.ranks:
                 yield attempt, steps

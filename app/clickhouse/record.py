@@ -103,8 +103,8 @@ def lost_in(damaged: Sequence[Mismatch], name: str) -> str:
     some = f"Step {first:,} is" if first == last else f"{len(steps):,} steps from {first:,} to {last:,} are"
     left_out = "Histograms" if all(each.rows_fit for each in damaged) else "Statistics of tensors and histograms"
     return (
-        f"{some} not in ClickHouse as sent: there are {_counts_of(damaged)}. {left_out} of the damaged frames are left "
-        f"out here; losses and events are shown. ClickHouse may have lost its newest seconds in a power failure, or "
+        f"{some} incomplete in ClickHouse: there are {_counts_of(damaged)}. {left_out} of the damaged frames are left "
+        f"out here; losses and events are shown. ClickHouse may have lost its newest data in a power failure, or "
         f"stored a block twice: see the log of {name}"
     )
 
@@ -112,8 +112,8 @@ def lost_in(damaged: Sequence[Mismatch], name: str) -> str:
 def awaited_in(waits: Mismatch) -> str:
     """Return why a run's newest steps aren't shown yet, in sentences."""
     return (
-        f"Steps from {waits.step:,} on aren't shown yet: of step {waits.step:,}, there are {_counts_of([waits])} in "
-        f"ClickHouse. The rest is awaited for about a minute, because another replica may have it."
+        f"Steps from {waits.step:,} on aren't shown yet: step {waits.step:,} has {_counts_of([waits])} in "
+        f"ClickHouse. hookcore waits for the rest for about a minute, because another replica may have it."
     )
 
 

@@ -145,7 +145,7 @@ class Schema:
         if known > len(self.migrations):
             raise SchemaError(
                 f"the database {database} of {node.address.name} has schema {known}, and this hookcore "
-                f"({self.writer}) knows up to {len(self.migrations)}: a later release has written it. Use that one"
+                f"({self.writer}) knows up to {len(self.migrations)}: a later release wrote it. Use that release"
             )
         if known == len(self.migrations):
             return

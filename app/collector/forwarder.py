@@ -77,7 +77,7 @@ class Forwarder:
                 failures += 1
                 not_before = time.monotonic() + pause_s(failures)
                 if not self.trouble:
-                    logger.warning("hookcore: %s; what arrives waits in the spool", error)
+                    logger.warning("hookcore: %s; incoming data waits in the spool", error)
                 self.trouble = str(error)
             except Exception as error:  # our own bug must not end the thread silently
                 lane.on_failure(f"{type(error).__name__}: {error}")

@@ -55,10 +55,12 @@ class Inserter:
     def metrics(self) -> Iterator[Metric]:
         """Yield what only a collector before ClickHouse has."""
         reachable = [({"shard": str(each.number)}, float(each.is_reachable)) for each in self._cluster.shards]
-        yield Metric("clickhouse_reachable", "gauge", "Whether some server of a shard answered last time.", reachable)
+        yield Metric(
+            "clickhouse_reachable", "gauge", "Whether a server of the shard answered the last request.", reachable
+        )
         yield Metric("inserted_segments_total", "counter", "Segments inserted.", [({}, self.segments)])
         yield Metric("inserted_rows_total", "counter", "Rows of taps inserted.", [({}, self.rows)])
-        yield Metric("insert_seconds_total", "counter", "Seconds that the inserts took.", [({}, self.seconds)])
+        yield Metric("insert_seconds_total", "counter", "Seconds spent inserting.", [({}, self.seconds)])
 
     def start(self) -> None:
         for thread in self._threads:
@@ -183,7 +185,7 @@ class Inserter:
     def _note(self, shard: int, error: Exception) -> None:
         text = str(error) or type(error).__name__
         if text != self._troubles.get(shard):
-            message = "hookcore: ClickHouse doesn't take data (%s); what arrives waits in the spool"
+            message = "hookcore: ClickHouse isn't accepting data (%s); incoming data waits in the spool"
             logger.warning(message, text, exc_info=not isinstance(error, HookcoreError))
         self._troubles[shard] = text
 

@@ -64,7 +64,7 @@ class Lanes:
             if found := records.pop(lane.info.id, None):
                 lane.restore(found)
         for run, left in records.items():
-            logger.warning("hookcore: %d records of the run %s have lost their names of taps", len(left), run)
+            logger.warning("hookcore: the tap names of %d records of the run %s are lost", len(left), run)
             self.dropped["spool-damaged"] += sum(record.count for record in left)
             for record in left:
                 self.spool.release(record)

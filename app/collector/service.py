@@ -99,16 +99,16 @@ def _metrics_of(state: Any) -> Iterator[Metric]:
     yield Metric(
         "collector_runs_waiting",
         "gauge",
-        "Runs that the server doesn't take now; the log says why.",
+        "Runs that the server isn't accepting now; the log says why.",
         [({}, sum(bool(lane.trouble) for lane in all_lanes))],
     )
     yield from intake.metrics()
     yield Metric("spool_bytes", "gauge", "Bytes in the spool.", [({}, lanes.spool.nbytes)])
-    yield Metric("spool_limit_bytes", "gauge", "Bytes that the spool may take.", [({}, lanes.spool.limit_bytes)])
+    yield Metric("spool_limit_bytes", "gauge", "Maximum bytes in the spool.", [({}, lanes.spool.limit_bytes)])
     yield Metric("spool_sync_errors_total", "counter", "Failed syncs of the spool.", [({}, lanes.spool.sync_errors)])
-    yield Metric("spool_damaged_total", "counter", "Unreadable places of the spool.", [({}, lanes.spool.damaged)])
+    yield Metric("spool_damaged_total", "counter", "Unreadable places in the spool.", [({}, lanes.spool.damaged)])
     yield Metric(
-        "waiting_items", "gauge", "Items that the server lacks.", [({}, sum(lane.waiting for lane in all_lanes))]
+        "waiting_items", "gauge", "Items that the server doesn't have.", [({}, sum(lane.waiting for lane in all_lanes))]
     )
     yield Metric(
         "items_dropped_total",
@@ -149,7 +149,9 @@ def run(given: ServerSettings, collector: CollectorSettings) -> None:
 def _greeting(given: ServerSettings, settings: ServerSettings, collector: CollectorSettings, lanes: Lanes) -> str:
     lines = [f"hookcore collects at {url_of(settings)}/ for {shown(collector.to)}; its spool is {lanes.spool.folder}"]
     if lanes.spool.nbytes:
-        lines.append(f"{sum(lane.waiting for lane in lanes.all()):,} frames and snapshots wait from before.")
+        lines.append(
+            f"{sum(lane.waiting for lane in lanes.all()):,} frames and snapshots are waiting from an earlier start."
+        )
     if not settings.is_loopback and not settings.certfile:
         lines.append("Token and data are sent unencrypted: set certfile and keyfile, or use a tunnel.")
     if not given.token:

@@ -198,13 +198,11 @@ class Spool:
         """Say what can't be read. What was written in part, by a killed process, was never acknowledged: no damage."""
         head = segment.head_at(begin)
         if end == size and (head is None or head.is_right):
-            logger.warning(
-                "hookcore: removed the last %d bytes of %s: a record that was not finished", end - begin, segment.path
-            )
+            logger.warning("hookcore: removed the last %d bytes of %s, an unfinished record", end - begin, segment.path)
             return
         self.damaged += 1
         logger.warning(
-            "hookcore: %s is damaged: no record can be read in its bytes %d to %d, so their items are lost. "
+            "hookcore: %s is damaged: bytes %d to %d contain no readable record, so their items are lost. "
             "Check the disk",
             segment.path,
             begin,

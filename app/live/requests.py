@@ -140,7 +140,7 @@ def _check_heatmap(asked: Subscribe, stats: tuple[str, ...]) -> None:
     if asked.kind is None:
         raise ArgumentError("a heatmap without a kind: give one, such as output_grad")
     if len(stats) != 1:
-        raise ArgumentError(f"a heatmap of {len(stats)} stats: it shows one; subscribe once for each")
+        raise ArgumentError(f"a heatmap of {len(stats)} stats: a heatmap shows one stat, so subscribe once for each")
 
 
 def _scale_of(asked: Subscribe) -> ColorScale | None:

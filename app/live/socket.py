@@ -262,7 +262,7 @@ async def socket(websocket: WebSocket) -> None:
                 await asyncio.wait([listening, stopping], return_when=asyncio.FIRST_COMPLETED)
                 if not listening.done():
                     with suppress(WebSocketDisconnect):  # the page may be closed in the same moment
-                        await websocket.close(1012, "the server stops")
+                        await websocket.close(1012, "the server is stopping")
             finally:
                 listening.cancel()
                 stopping.cancel()

@@ -192,7 +192,7 @@ def run_of(request: Request, run_id: str) -> Run:
             404,
             why_gone(runs.gone(), run_id)
             or runs.partial
-            or "This server has no such run: it hasn't arrived yet, or was removed before the server restarted",
+            or "This server doesn't have this run: it hasn't arrived yet, or was removed before the server restarted",
         )
     return run
 

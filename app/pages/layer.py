@@ -88,7 +88,7 @@ class LayerPage(RunPage):
         rows = values_of(self.run.reader, self.shown.taps, *self.values_in)
         nothing = ""
         if self.span is not None and self.span.held and all(row.step is None for row in rows):
-            nothing = nothing_in(self.run.reader, self.span, "Nothing of this layer was captured in")
+            nothing = nothing_in(self.run.reader, self.span, "No tensor of this layer was captured in")
         unsure = {each for each in self.shown.taps.numbers.tolist() if is_unsure(self.run, each)}
         return {"rows": rows, "nothing": nothing, "shown_stats": SHOWN_STATS, "unsure": unsure}
 
@@ -105,7 +105,7 @@ class LayerPage(RunPage):
         if found is not None:
             steps = words_of(found.first_step, found.step)
         elif self.span is not None and self.span.held:
-            nothing = nothing_in(joint.reader, self.span, "Nothing of this module was captured by all ranks in")
+            nothing = nothing_in(joint.reader, self.span, "No tensor of this module was captured by all ranks in")
         return {"spread_steps": steps, "spreads": spreads, "spread": stat, "no_spread": nothing}
 
     def part_alerts(self) -> dict[str, Any]:

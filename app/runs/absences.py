@@ -33,8 +33,8 @@ class Absences:
         self.tell(
             "rank-late",
             rank,
-            f"rank {rank} sent step {step:,} when step {newest:,} had been added up: the sum of all ranks is "
-            f"without it. The rank's own run has it",
+            f"rank {rank} sent step {step:,} after step {newest:,} had been added up: the sum of all ranks doesn't "
+            "include it. The rank's own run has it",
         )
 
     def note_away(self, rank: int, frames: int) -> None:
@@ -43,8 +43,8 @@ class Absences:
         self.tell(
             "rank-away",
             rank,
-            f"rank {rank} was away for {frames:,} frames: the sum of all ranks is without them. The rank's own run has "
-            f"them",
+            f"rank {rank} was away for {frames:,} frames: the sum of all ranks doesn't include them. The rank's own "
+            "run has them",
         )
 
     def note_step(self, step: int, sent: Collection[int], world: int) -> None:
@@ -54,12 +54,12 @@ class Absences:
             self.tell(
                 "rank-missing",
                 each.rank,
-                f"step {step:,} was added up without rank {each.rank}: nothing of it had arrived here within "
-                f"{LATE_S:g} s, or before the memory for waiting steps was full",
+                f"step {step:,} was added up without rank {each.rank}: its data had not arrived within "
+                f"{LATE_S:g} s, or before the memory for waiting steps filled up",
             )
         unseen = world - len(self._ranks)
         if unseen > 0:
-            sums = f"the sums from step {step:,} on are without them"
+            sums = f"the sums from step {step:,} on don't include them"
             self.tell("ranks-unseen", UNSEEN, f"{unseen:,} of {world:,} ranks have sent nothing yet: {sums}")
         absent = {rank: found for rank, each in self._ranks.items() if (found := each.absence(step)) is not None}
         for rank, (name, why) in absent.items():

@@ -62,7 +62,7 @@ class Explainer:
         self._lock = threading.Lock()
         self._closed = False
         if left := remove_unfinished(environment):
-            logger.warning("hookcore: removed what killed processes left of capsules: %d unfinished files", left)
+            logger.warning("hookcore: removed %d unfinished capsule files that killed processes left", left)
 
     def capsules_of(self, run: Run) -> list[answers.Capsule]:
         """Return the capsules of a run that are on this machine."""
@@ -166,7 +166,7 @@ class Explainer:
             try:
                 code = process.wait(self._max_s)
             except subprocess.TimeoutExpired:
-                return _Kept(failure=f"the replay took more than {self._max_s:,.0f} s and was ended")
+                return _Kept(failure=f"the replay took more than {self._max_s:,.0f} s and was stopped")
             finally:
                 _kill(process)  # and what it has started
             return _kept_of(code, _content(output), _content(errors))
@@ -200,4 +200,4 @@ def _read(explained: bytes | None) -> _Kept | None:
     try:
         return msgspec.json.decode(explained, type=_Kept)
     except msgspec.DecodeError as error:
-        return _Kept(failure=f"what the replay said can't be read any more: {error}")
+        return _Kept(failure=f"the saved result of the replay can't be read: {error}")

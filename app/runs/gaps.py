@@ -29,16 +29,16 @@ class Gaps:
         met, self.met = self.met, True
         if met:
             if silent_s > SILENCE_S:
-                yield "reconnected", f"the trainer is back after {silent_s:.0f} s without a sign of life", "info", 1
+                yield "reconnected", f"the trainer is back after {silent_s:.0f} s without a message", "info", 1
         elif restarted:
             if missing > 0:
                 lost = f"The server was restarted and lost {counted(missing, 'record')} that it hadn't written to disk."
                 yield "reconnected", lost, "warning", missing
             else:
-                yield "reconnected", "the server was restarted, and lost nothing", "info", 1
+                yield "reconnected", "the server was restarted and lost nothing", "info", 1
         elif counters.acknowledged:
-            sent = f"{counted(counters.acknowledged, 'record')} (frames or snapshots) that it sent there"
-            yield "reconnected", f"the trainer was connected to a server that is gone, and with it {sent}", "info", 1
+            sent = f"{counted(counters.acknowledged, 'record')} (frames or snapshots) that it received"
+            yield "reconnected", f"the trainer's previous server is gone, and so are {sent}", "info", 1
 
     def count(self, before: DeliveryCounters, after: DeliveryCounters, now_s: float, is_last: bool) -> Iterator[Said]:
         """Say from time to time how much the trainer could not send."""

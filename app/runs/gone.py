@@ -36,7 +36,7 @@ class Gone:
         """Why and when it was removed, and whether it can be restored."""
         at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.at_s))
         undo = "To restore it, select Undo on the Runs page." if self.run is not None else "It can't be restored."
-        return f"The run {self.name or self.id} {_WHY[self.why]} on {at}. {undo}"
+        return f"The run {self.name or self.id} {_WHY[self.why]} at {at}. {undo}"
 
 
 def why_gone(gone: Iterable[Gone], run_id: str) -> str:

@@ -74,4 +74,4 @@ def _call_live(run: Run, is_live: bool) -> None:
 
 
 def _refuse(_command: Command) -> None:
-    raise ArgumentError("this server only reads the run: use the server that its training sends to")
+    raise ArgumentError("this server only reads the run: use the server that the training sends to")

@@ -88,8 +88,8 @@ class JointRun(Summing):
             return ""
         begin = min(since, (self.store.steps().newest or 0) + 1)
         return (
-            f"Values of tensors before step {begin:,} are of several steps together, because the sum of all ranks is "
-            f"in memory only. The runs of the ranks have each step."
+            f"Before step {begin:,}, several steps share their tensor values, because the sum of all ranks is "
+            "only in memory. The ranks' own runs have every step."
         )
 
     def take_of(self, run: Run, record: Record) -> None:
@@ -134,7 +134,7 @@ class JointRun(Summing):
                 if passed and rank is not None:
                     self.assembly.absences.note_away(rank, passed)
             except HookcoreError as error:
-                without = "the sum of all ranks is without some of its steps"
+                without = "the sum of all ranks doesn't include some of its steps"
                 message = (
                     f"rank {member.place.rank} can't be read now, so {without}: {error}. The rank's own run has them"
                 )
@@ -220,13 +220,13 @@ class JointRun(Summing):
                 self.lack(each.run, each.place.rank, why)
         for unlisted in self.unlisted_folders().values():
             ranks, verb = words_of(self.missing(), -1), "is" if len(self.missing()) == 1 else "are"
-            named = f"By its name, it may be of this training, and {ranks} {verb} missing"
+            named = f"By its name, it may belong to this training, and {ranks} {verb} missing"
             emit_event(self, "rank-not-read", f"a saved run can't be read: {unlisted}. {named}", "warning")
 
     def lack(self, run: Run, rank: int, why: HookcoreError) -> None:
         """Note that the saved run of a rank can't be read."""
         self.unread.add(run.id)
-        message = f"the saved run of rank {rank} can't be read, so the sum of all ranks is without it: {why}"
+        message = f"the saved run of rank {rank} can't be read, so the sum of all ranks doesn't include it: {why}"
         emit_event(self, "rank-not-read", message, "warning")
 
     def unlisted_folders(self) -> dict[Path, str]:

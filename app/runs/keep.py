@@ -69,7 +69,7 @@ class Keeper:
         """Start to save a run, if the server saves runs or the trainer may name a folder."""
         folder = self._folder_for(run.info, may_name_folder)
         if folder is None:
-            why = "this server saves no runs: start it with --keep FOLDER" if run.info.keep else self._trouble
+            why = "this server doesn't save runs: start it with --keep FOLDER" if run.info.keep else self._trouble
             if why and run.info.keep != NO_FOLDER:
                 emit_event(run, "not-kept", why, "warning")
             return

@@ -57,7 +57,7 @@ def check(batch: Batch) -> None:
     _require(batch.taps_from >= 0, f"taps from number {batch.taps_from} on")
     _require(
         batch.taps_from + len(batch.taps) <= MAX_TAPS,
-        f"{batch.taps_from + len(batch.taps)} taps, and a run may have {MAX_TAPS}: watch fewer modules",
+        f"{batch.taps_from + len(batch.taps)} taps, and a run may have at most {MAX_TAPS}: watch fewer modules",
     )
     for tap in batch.taps:
         _check_tap(tap)
@@ -72,12 +72,12 @@ def check(batch: Batch) -> None:
 
 
 def _check_run(run: RunInfo) -> None:
-    _require(_ID.fullmatch(run.id) is not None, "a run's id that is not 1 to 64 letters, digits, '-' and '_'")
+    _require(_ID.fullmatch(run.id) is not None, "a run id that is not 1 to 64 letters, digits, '-', and '_'")
     _require(bool(run.key), "a run without a key")
     _check_texts((run.key, run.name, run.host, run.process, run.script, run.keep))
     _require(len(run.versions) <= MAX_VERSIONS, f"{len(run.versions)} versions")
     _check_texts((*run.versions, *run.versions.values()))
-    _require(0 <= run.pid < WHOLE and 0 <= run.memory < WHOLE, "a run's process or memory out of range")
+    _require(0 <= run.pid < WHOLE and 0 <= run.memory < WHOLE, "a process id or memory size that is out of range")
     _require(0 <= run.started_s < LATEST_TIME_S, f"a run that started {run.started_s} s after 1970")
     _check_settings(run.settings)
     for name in (_cut(each) for each in VALUES):
@@ -90,11 +90,13 @@ def _check_run(run: RunInfo) -> None:
 
 
 def _check_place(place: Place) -> None:
-    _require(_ID.fullmatch(place.job) is not None, "a job that is not 1 to 64 letters, digits, '-' and '_'")
+    _require(_ID.fullmatch(place.job) is not None, "a job id that is not 1 to 64 letters, digits, '-', and '_'")
     _require(
         0 <= place.rank < place.world <= MAX_WORLD, f"rank {place.rank} of {place.world}; a world has 1 to {MAX_WORLD}"
     )
-    _require(0 <= place.local_rank < MAX_WORLD and 0 <= place.attempt < WHOLE, "a local rank or attempt out of range")
+    _require(
+        0 <= place.local_rank < MAX_WORLD and 0 <= place.attempt < WHOLE, "a local rank or attempt that is out of range"
+    )
     _require(len(place.axes) <= MAX_AXES, f"{len(place.axes)} axes of a device mesh")
     _check_texts((place.device, *place.axes))
     for name, (at, size) in place.axes.items():
@@ -102,7 +104,7 @@ def _check_place(place: Place) -> None:
 
 
 def _check_tags(tags: tuple[str, ...]) -> None:
-    _require(len(tags) <= MAX_TAGS, f"{len(tags)} tags, and {MAX_TAGS} are allowed")
+    _require(len(tags) <= MAX_TAGS, f"{len(tags)} tags, and at most {MAX_TAGS} are allowed")
     _check_texts(tags)
 
 
@@ -154,13 +156,13 @@ def tamed(run: RunInfo) -> RunInfo:
 
 def _check_settings(settings: dict[str, Any]) -> None:
     """Check that settings are plain values, and that those shown on pages have the right types."""
-    _require(_is_plain(settings, DEEPEST_SETTINGS), "settings that JSON cannot say, or too deep")
+    _require(_is_plain(settings, DEEPEST_SETTINGS), "settings that JSON can't represent, or that are nested too deeply")
     _require(_count(settings) <= MAX_IN_SETTINGS, f"more than {MAX_IN_SETTINGS} values in its settings")
     for name, value in settings.items():
         if name in PATTERNS:
             texts = [value] if name not in LISTS and (isinstance(value, str) or value is None) else value
             fits = isinstance(texts, list) and all(each is None or isinstance(each, str) for each in texts)
-            _require(fits, f"{name}={str(value)[:80]} in its settings, where texts are expected")
+            _require(fits, f"{name}={str(value)[:80]} in its settings; a string is expected")
         elif name in NUMBERS:
             fits = value is None or isinstance(value, int | float)
             _require(fits, f"{name}={str(value)[:80]} in its settings; a number is expected")
@@ -183,7 +185,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 def _check_counters(counters: DeliveryCounters) -> None:
-    _require(len(counters.dropped) <= MAX_REASONS, f"{len(counters.dropped)} reasons to drop")
+    _require(len(counters.dropped) <= MAX_REASONS, f"{len(counters.dropped)} reasons for dropped data")
     _check_texts(counters.dropped)
     numbers = (
         counters.produced,
@@ -192,7 +194,7 @@ def _check_counters(counters: DeliveryCounters) -> None:
         counters.in_flight,
         *counters.dropped.values(),
     )
-    _require(all(0 <= number < WHOLE for number in numbers), "accounts with a number out of range")
+    _require(all(0 <= number < WHOLE for number in numbers), "counters with a number that is out of range")
 
 
 def _check_tap(tap: Tap) -> None:
@@ -260,14 +262,14 @@ def _check_event(event: Event) -> None:
     _require(0 <= event.time_s < LATEST_TIME_S, f"an event {event.time_s} s after 1970")
     _check_texts((event.name, event.module))
     _check_texts((event.message,), MAX_LONG_TEXT)
-    _require(abs(event.step) < WHOLE and 0 <= event.count < WHOLE, "an event with a number out of range")
+    _require(abs(event.step) < WHOLE and 0 <= event.count < WHOLE, "an event with a number that is out of range")
 
 
 def _check_texts(texts: Iterable[str], longest: int = MAX_TEXT) -> None:
     for text in texts:
         if len(text) > longest:
             raise WireError(
-                f"a batch contains a text of {len(text)} characters; at most {longest} are allowed: shorten it"
+                f"a batch contains a string of {len(text)} characters; at most {longest} are allowed: shorten it"
             )
 
 

@@ -15,7 +15,7 @@ from .state import GONE_AFTER_S
 
 ENDED: Final = (
     "The process no longer exists: a signal killed it (SIGKILL, for example because memory ran out, or SIGTERM), "
-    "native code crashed, it ended by `os._exit` or `os.exec...`, or it ended while it couldn't reach this server"
+    "native code crashed, it ended with `os._exit` or `os.exec...`, or it ended while it couldn't reach this server"
 )
 STUCK: Final = "The process still exists: it is stuck or paused, or can't reach this server"
 ELSEWHERE: Final = "It runs on another machine, where it was killed, is stuck, or can't reach this server"
@@ -54,9 +54,9 @@ def _sentence(run: Run) -> str:
     since = "before its first step" if newest is None else f"after step {newest:,}"
     pid, host = run.info.pid, run.info.host
     if pid and host:
-        return f"The trainer (process {pid} on {host}) sent nothing more {since}."
+        return f"The trainer (process {pid} on {host}) stopped sending data {since}."
     known = f" (process {pid})" if pid else f" (on {host})" if host else ""
-    return f"The trainer{known} sent nothing more {since}."
+    return f"The trainer{known} stopped sending data {since}."
 
 
 def _cause(run: Run) -> str:

@@ -23,7 +23,7 @@ def remove_mute(run: Run, rule: str, match: str) -> None:
     given = Mute(rule, match.strip())
     if given not in run.edits.quiet.mutes:
         known = ", ".join(map(_words_of, run.edits.quiet.mutes)) or "none"
-        raise ArgumentError(f"{_words_of(given)} is not muted: give a mute as it was made ({known})")
+        raise ArgumentError(f"{_words_of(given)} is not muted: give an existing mute ({known})")
     run.mute(given, False)
 
 

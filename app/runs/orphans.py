@@ -49,7 +49,7 @@ def list_orphan(runs: Runs, keeper: Keeper, info: RunInfo) -> None:
         return
     run = runs.open(info)
     if run is None:
-        logger.warning("hookcore: no room to list the run %s, which sent no data", info.id)
+        logger.warning("hookcore: there is no room to list the run %s, which sent no data", info.id)
         return
     run.signs.seen_at = float("-inf")
     message = f"the training process ({info.pid}) ended before this dashboard answered it; its data is lost"

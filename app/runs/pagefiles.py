@@ -40,7 +40,7 @@ class PageFiles:
 
     def save_edit(self, run: Run) -> None:
         """Write what a reader has changed of a run, or say on its pages that this isn't possible."""
-        why = "a change of the run's name, notes, or the like can't be saved, and ends with this server"
+        why = "changes to the run's name, notes, and the like can't be saved, and will be lost when the server stops"
         self._write(run, lambda path, error: emit_event(run, "not-kept", f"{why}: {error}", "warning"))
 
     def _write(self, run: Run, failed: Callable[[Path, OSError], None]) -> None:

@@ -47,9 +47,9 @@ class RankProgress:
     def absence(self, step: int) -> tuple[str, str] | None:
         """Return the name and the words of an event if it has left and a step lacks it; None if nothing is missing."""
         if self.is_gone and step >= self.end:
-            return "rank-gone", f"has crashed or is lost: the sums from step {step:,} on are without it"
+            return "rank-gone", f"has crashed or is lost: the sums from step {step:,} on don't include it"
         if self.is_silent and step < self.trained:
-            why = f"says that it trained {self.trained:,} steps, but sent no values: the sums are without it"
+            why = f"reported {self.trained:,} trained steps, but it sent no values: the sums don't include it"
             return "rank-silent", why
         return None
 

@@ -125,7 +125,7 @@ def find_runs(text: str, runs: Iterable[Traits]) -> list[Traits]:
         if all_runs and not any(run.find(name) for run in all_runs):
             known = dict.fromkeys(each for run in all_runs for each in (*run.names(), *_last_parts(run)))
             hint = did_you_mean(name, [*known, "state", "group", "tag", "steps"])
-            raise ArgumentError(f"no run has a value called {name!r}.{hint} To search for a text, put it in quotes.")
+            raise ArgumentError(f"no run has a value {name!r}.{hint} To search for text, put it in quotes.")
     return [run for run in all_runs if query.fits(run)]
 
 
@@ -151,14 +151,14 @@ class _Parser:
         self._tokens = list(_TOKEN.finditer(text.strip()))
         self._place = self._depth = 0
         if len(self._tokens) > MAX_TERMS:
-            raise ArgumentError(f"a query of {len(self._tokens)} parts is too long: at most {MAX_TERMS} are allowed")
+            raise ArgumentError(f"the query has {len(self._tokens)} parts: at most {MAX_TERMS} are allowed")
 
     def read(self) -> Query:
         if not self._tokens:
             return _All(())
         query = self._read_any()
         if self._place < len(self._tokens):
-            raise ArgumentError("a parenthesis ) closes nothing: remove it, or put the text in quotes")
+            raise ArgumentError("unmatched parenthesis ): remove it, or put the text in quotes")
         return query
 
     def _read_any(self) -> Query:
@@ -180,7 +180,7 @@ class _Parser:
         if self._take("("):
             query = self._deeper(self._read_any)
             if not self._take(")"):
-                raise ArgumentError("a parenthesis ( is not closed: add ), or put the text in quotes")
+                raise ArgumentError("unclosed parenthesis (: add ), or put the text in quotes")
             return query
         word = self._word()
         if word in ("", "and", "or", ")"):
@@ -191,7 +191,7 @@ class _Parser:
     def _deeper(self, read: Callable[[], Query]) -> Query:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise ArgumentError(f"a query nested more than {MAX_DEPTH} deep: remove parentheses")
+            raise ArgumentError(f"the query is nested more than {MAX_DEPTH} deep: remove parentheses")
         query = read()
         self._depth -= 1
         return query
@@ -200,7 +200,7 @@ class _Parser:
         token = self._tokens[self._place]
         self._place += 1
         if token["odd"]:
-            raise ArgumentError(f"a quote {token['odd']} is not closed: add another one")
+            raise ArgumentError(f"unclosed quote {token['odd']}: add another one")
         if token["word"]:
             return _Word(_unquoted(token["word"]).casefold())
         name, sign = token["name"], token["sign"].replace("==", "=")
@@ -210,7 +210,7 @@ class _Parser:
 
     def _comparison(self, name: str, sign: str, text: str) -> Query:
         if sign in _ORDERS and not _is_number(value_of_text(text)):
-            raise ArgumentError(f"{name}{sign}{text} is invalid: {text!r} is not a number. Use : or = for texts")
+            raise ArgumentError(f"{name}{sign}{text} is invalid: {text!r} is not a number. Use : or = for text")
         if name in ("tag", "tags"):
             if sign in _ORDERS:
                 raise ArgumentError(f"{name}{sign}{text} is invalid: write tag:{text}")

@@ -62,7 +62,7 @@ def desync_of(step: int, differences: Sequence[Difference], taps: Sequence[Tap])
         message = f"{who} {verb} from the others, although all should have the same values: at step {step:,}, {what}"
     else:
         ranks = sorted(rank for ranks, _ in first.groups for rank in ranks)
-        message = f"{words_of(ranks, -1)} should have the same values, and don't: at step {step:,}, {what}"
+        message = f"{words_of(ranks, -1)} should have the same values, but don't: at step {step:,}, {what}"
     members = tuple((each.lane, step) for each in differences)
     value, expected = first.groups[-1][1], first.groups[0][1]
     return Found(DESYNC, "error", first.lane, value, expected, step, None, message, members)

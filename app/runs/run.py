@@ -115,7 +115,7 @@ class Run(RunState):
             with self.lock:
                 commands = self.commands.make(name, each)
                 if local is None and self.commands.wait(commands):
-                    why = f"more than {MAX_COMMANDS} commands wait for the trainer: the oldest are dropped"
+                    why = f"more than {MAX_COMMANDS} commands are waiting for the trainer, so the oldest were dropped"
                     emit_event(self, "command-dropped", why, "warning")
             if local is not None:
                 for command in commands:
@@ -179,7 +179,7 @@ class Run(RunState):
                 raise AwayError(f"the run {self.id} has just left memory: send again")
             if self.joint is not None and self.joint.gathers:
                 self.signs.see()
-                raise AwayError(f"the run {self.id} waits for the other ranks of its training: send again")
+                raise AwayError(f"the run {self.id} is waiting for the other ranks of its training: send again")
             if batch.retained > self.received.acknowledged:
                 # Lost with the server that acknowledged it. The trainer sends it again, and the rest after it.
                 self.signs.see()

@@ -26,13 +26,13 @@ logger = logging.getLogger("hookcore")
 
 MAX_NOTES: Final = 20_000
 _BEING_WRITTEN: Final = (
-    "Another process is still writing this run, so it isn't lost. What it writes after this step isn't read: use the "
+    "Another process is still writing this run, so it isn't lost. Data after this step isn't read: use the "
     "server that the training sends to, or open the run again later."
 )
 _CUT: Final = (
-    "What saved this run was killed, or its disk was full, before it had written everything. What it had received and "
-    "not written yet, usually that of the last five seconds, is missing after this step. How much that is isn't known. "
-    "A trainer that still runs sends it again when it is back."
+    "The process that saved this run was killed, or its disk was full, before everything was written. Data that was "
+    "received but not yet written, usually that of the last five seconds, is missing after this step. Its amount is "
+    "unknown. A trainer that is still running sends it again when it reconnects."
 )
 
 
@@ -167,7 +167,8 @@ def fill_store(archive: Archive, store: Store) -> None:
         _warn(store, "damaged", f"a part of this saved run could not be read: {sentence}")
     if not archive.has_sketches:
         message = (
-            "An earlier version saved this run's histograms with other bins. They can't be shown; all other values can."
+            "An earlier version saved this run's histograms with different bins, so they can't be shown. All other "
+            "values can."
         )
         _add_event(store, "no-histograms", message, "info")
     if archive.lost:

@@ -59,7 +59,7 @@ class Summing(Membership):
 
     def _tell_bug(self) -> None:
         logger.exception("hookcore: a frame can't be added to the run of all ranks, %s", self.id)
-        self.assembly.absences.tell("not-added", -1, "frames of some rank can't be added up: the server's log says why")
+        self.assembly.absences.tell("not-added", -1, "frames of a rank can't be added up: the server's log says why")
 
     def tick(self) -> None:
         """Look for ranks that went silent or ended, so that the others needn't wait for them. Called now and then."""
@@ -85,8 +85,8 @@ class Summing(Membership):
             if rank is not None and self.assembly.do_without(rank):
                 first = self.assembly.ranks[rank].newest + 1
                 message = (
-                    f"rank {rank} isn't in this server's memory, because {why}: the sum of all ranks is without it "
-                    f"from step {first:,} on. The rank's own run has these steps; open it to take it into memory"
+                    f"rank {rank} isn't in this server's memory, because {why}: the sum of all ranks doesn't include "
+                    f"it from step {first:,} on. The rank's own run has these steps; open it to load it into memory"
                 )
                 self.assembly.absences.tell("rank-not-in-memory", rank, message)
                 self._tell()
@@ -168,11 +168,11 @@ class Summing(Membership):
                     self._tell_left_out(held[run_id])
 
     def _tell_left_out(self, member: Member) -> None:
-        rank, without = member.place.rank, "the sum of all ranks is without its steps. The rank's own run has them"
+        rank, without = member.place.rank, "the sum of all ranks doesn't include its steps. The rank's own run has them"
         if member.round != WAITING:
             name, why = "rank-of-before", f"rank {rank} of an earlier attempt sent frames"
         else:
-            name, why = "rank-alone", f"rank {rank} was started again, and counts from 0, but most other ranks were not"
+            name, why = "rank-alone", f"rank {rank} was restarted and counts from 0, but most other ranks were not"
         self.assembly.absences.tell(name, rank, f"{why}: {without}")
 
     def _rank_in_round(self, member: Member, step: int | None = None) -> int | None:
@@ -191,7 +191,7 @@ class Summing(Membership):
         if self._round != NO_ROUND:
             message = (
                 f"the training was restarted (attempt {number + 1}): its steps continue from "
-                f"{self.shifts[number]:,} here, and count from 0 in the runs of the ranks"
+                f"{self.shifts[number]:,} here, but count from 0 in the ranks' own runs"
             )
             emit_event(self, "restarted", message)
         self._round, self._joined = number, {}
@@ -213,8 +213,8 @@ class Summing(Membership):
         self.assembly.join(rank, member.place.world, lambda: run.store.taps().taps, begins)
         if is_late:
             message = (
-                f"rank {rank} has steps from {first:,} on, but the sum of all ranks has only those from {step:,} on, "
-                f"because the server learned too late that they belong to it. The rank's own run has them"
+                f"rank {rank} has steps from {first:,} on, but the sum of all ranks includes only those from {step:,} "
+                "on, because the server learned too late that they belong together. The rank's own run has them"
             )
             self.assembly.absences.tell("rank-joined-late", rank, message)
 

@@ -72,7 +72,7 @@ class Views:
         with self._lock:
             views = {**self._newest(), name: query}
             if len(views) > MAX_VIEWS:
-                raise ArgumentError(f"{MAX_VIEWS} {self.noun}s are saved already: delete one first")
+                raise ArgumentError(f"{MAX_VIEWS} {self.noun}s are already saved: delete one first")
             self._put(views)
         self._changed()
 

@@ -62,7 +62,7 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
         super().connection_made(transport)
         if is_full:
             count = self.settings.max_connections
-            self._answer(503, f"{count} connections are open, and that is the most: try again in a moment")
+            self._answer(503, f"{count} connections are open, which is the maximum: try again in a moment")
             return
         self._start_receiving()
 

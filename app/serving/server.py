@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
             self._trouble = ""
         except Exception as error:
             if repr(error) != self._trouble:  # one each second would fill the log
-                logger.exception("hookcore: the server's look at its runs failed")
+                logger.exception("hookcore: the server's regular check of its runs failed")
             self._trouble = repr(error)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -96,7 +96,8 @@ class Given:
         if plan is None:
             if len(self._observed) >= MAX_OBSERVED:
                 raise ArgumentError(
-                    f"observe({name!r}): {MAX_OBSERVED:,} names have been used; use the same name for a tensor in every step"
+                    f"observe({name!r}): {MAX_OBSERVED:,} names have been used; use the same name for a tensor in "
+                    "every step"
                 )
             plan = self._observed[name] = self._models.plan_for_name(name)
         self._dispatcher.saw_output(plan, tensor)

@@ -161,7 +161,8 @@ class Shipper:
             (
                 "event-dropped",
                 lost,
-                f"{counted(lost, 'event')} dropped: only the newest {MAX_KEPT_EVENTS} events of dropped frames are kept",
+                f"{counted(lost, 'event')} dropped: only the newest {MAX_KEPT_EVENTS} events of dropped frames are "
+                "kept",
             ),
         )
         for name, count, message in losses:

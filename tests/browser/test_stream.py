@@ -84,7 +84,7 @@ def test_a_restart_of_a_killed_server_leaves_no_gap(own_tab: Visit, empty_site: 
     becomes(page, "seen.columns.length > 4")  # the steps that waited for the server arrived in few columns
     assert holes(page) == [], "the trainer sends again what was not on disk yet"
     events = empty_site.get(f"events?run={empty_site.run('live')['id']}&name=reconnected")["events"]
-    assert [event["message"] for event in events] == ["the server was restarted, and lost nothing"]
+    assert [event["message"] for event in events] == ["the server was restarted and lost nothing"]
     assert page.evaluate(STEPS)[0][0] <= before, "what the page knew before the server died is still there"
     expect(page.locator("#banner")).to_be_hidden()
 

@@ -37,7 +37,7 @@ def test_the_machine_of_a_run_with_gpus_is_drawn_over_its_steps(visit: Open, gpu
                 "Memory of GPU 0, GB",
                 "Memory of GPU 1, GB",
                 "Samples per second",
-                "Time of a step, ms",
+                "Step time, ms",
                 "Steps per second",
                 "CPU: busy cores",
                 "Memory in use, GB",

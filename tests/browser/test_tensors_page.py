@@ -198,14 +198,14 @@ def test_a_tensor_is_downloaded_in_every_format(visit: Open, paths: Paths, site:
         tab.require_downloads()
         tab.goto(paths("live")["tensors"] + f"?snapshot={number}")
         contents = {}
-        for words in ("npy", "safetensors", "CSV", "PNG, a pixel a value"):
+        for words in ("npy", "safetensors", "CSV", "PNG, one pixel per value"):
             with tab.page.expect_download() as coming:
                 tab.page.locator("#panes").get_by_role("link", name=words, exact=True).click()
             contents[words] = coming.value.path().read_bytes()
         assert np.array_equal(np.load(io.BytesIO(contents["npy"])), values_of(site, number))
         assert b"values" in contents["safetensors"][:200]
         assert contents["CSV"].startswith(b'"0"')
-        assert contents["PNG, a pixel a value"].startswith(b"\x89PNG")
+        assert contents["PNG, one pixel per value"].startswith(b"\x89PNG")
 
 
 def test_all_attention_maps_are_requested_and_rolled_out(

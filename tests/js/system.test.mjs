@@ -40,7 +40,7 @@ test("a line is in the units of its chart, with a band only where samples were m
 
 test("the parts of a step are lines of one chart, in milliseconds", () => {
   const [plan] = plansOf(own(["time/hookcore", "time/forward", "time/before", "time/loading"]));
-  assert.equal(plan.title, "Time of a step, ms");
+  assert.equal(plan.title, "Step time, ms");
   assert.deepEqual(
     plan.parts.map(({ words }) => words),
     ["data loading", "before the model", "forward", "hookcore"],

@@ -75,11 +75,11 @@ class Following(Loading):
             run.joint.do_without(run, full)
 
     def _why_full(self) -> str:
-        """Return why no run is taken into memory before somebody opens it; empty if there is room."""
+        """Return why no run is loaded into memory before a user opens it; empty if there is room."""
         loaded = sum(each.loaded and each.joint is None for each in self._runs.every())
         used, most = self._runs.used_bytes, self._settings.memory
         if loaded >= self._settings.max_runs:
-            return f"there are {loaded:,} runs, as many as --max-runs allows"
+            return f"there are {loaded:,} runs, the maximum of --max-runs"
         if used >= FULL * most:
             return f"runs take {size(used)}, more than {FULL:.0%} of --memory ({size(most)})"
         return ""

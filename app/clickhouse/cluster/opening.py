@@ -41,7 +41,7 @@ def fill(store: Store, past: RunPast, stored: StoredRun, rows: int) -> str:
 
 def said_of(step: int) -> str:
     """Return what of a long run begins at a step, in sentences."""
-    return f"This run is long: {LOOKS[0].lower()}{LOOKS[1:]} look at steps {step:,} and later. {SEES_ALL}"
+    return f"This run is long: {LOOKS[0].lower()}{LOOKS[1:]} cover steps from {step:,} on. {SEES_ALL}"
 
 
 def limit(attempts: Sequence[Sequence[tuple[StoredRun, Extent]]]) -> int | None:

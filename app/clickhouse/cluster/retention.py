@@ -73,5 +73,5 @@ class Retention:
         for day in days:
             for table in OF_RUNS:  # the list last, so that what fails is tried again
                 shard.do(f"ALTER TABLE {table.name} DROP PARTITION '{day}'")
-            logger.warning("hookcore: all runs that began on %s were deleted, as retain=%dd says", day, self._days)
+            logger.warning("hookcore: all runs that began on %s were deleted, because of retain=%dd", day, self._days)
         return days

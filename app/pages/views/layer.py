@@ -137,17 +137,17 @@ def values_of(reader: Reader, taps: TapList, first: int | None = None, last: int
 
 
 def placement_note(run: Run, layer: LayerView) -> str:
-    """Return of what the values are of those captured tensors that torch has spread over ranks; empty without any."""
+    """Say what the values of tensors that torch has spread over ranks cover; empty if there are none."""
     placed = layer.module.placements
     taps = [(number, tap.tensor) for number, tap in layer.taps if tap.tensor in placed]
     if not taps:
         return ""
     values = f"In this run, values of {', '.join(dict.fromkeys(name for _, name in taps))} are"
     if not isinstance(run, JointRun):
-        return f"{values} of what this rank holds."
+        return f"{values} those of this rank's part."
     but = ', except where they are labeled "parts or copies"' if any(is_unsure(run, each) for each, _ in taps) else ""
-    lacks = " Ranks are missing, and with them their parts." if run.missing() else ""
-    return f"{values} of the whole tensor: parts are added up, and copies count once{but}.{lacks}"
+    lacks = " Some ranks are missing, and so are their parts." if run.missing() else ""
+    return f"{values} those of the whole tensor: parts are added up, and copies count once{but}.{lacks}"
 
 
 def hooks_of(reader: Reader, layer: LayerView) -> tuple[list[HookRecord], int]:

@@ -172,7 +172,7 @@ def _watched(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
 
 
 def _cost(run: Run, span: Span | None) -> Tile:
-    about = "Share of the run's time that hookcore adds, averaged over all steps."
+    about = "The share of the run's time that hookcore adds, averaged over all steps."
     tile = Tile("cost", "Cost of watching", "-", "", address_of(run, "hooks"), help=about)
     if span is None or not span.held:
         cost = cost_of(run)
@@ -281,9 +281,9 @@ def why_empty(run: Run, figures: KeyFigures, span: Span | None) -> str:
     if figures.newest_step is None:
         if run.state == "live":
             return "No step has been captured yet. Numbers appear after the first optimizer step or watcher.step()."
-        return "No step was captured: the run ended before the end of its first step."
+        return "No step was captured: the run ended before its first step did."
     if figures.taps == 0:
-        return "No module has run a forward pass under this watcher. Was the model replaced, or compiled before?"
+        return "No module has run a forward pass under this watcher. Was the model replaced, or compiled earlier?"
     if figures.gradient_kind is None:
         return (
             "No backward pass was seen (model.eval()? torch.no_grad()? kinds without gradients?). "

@@ -193,7 +193,7 @@ def _earlier(around: _Around, incident: Incident, place: int) -> str:
     ranks = _ranks(around, dict.fromkeys([*np.flatnonzero(seen).tolist(), place], incident.first_step))
     earlier = [each for each, rank in ranks.items() if rank < ranks[place]]
     if not earlier:
-        return "Nothing was captured before it in that step."
+        return "No tensor was captured before it in that step."
     bad, where = int(is_bad[earlier].sum()), "captured before it in that step"
     if len(earlier) == 1:
         return f"The one tensor {where} was {'also non-finite' if bad else 'finite'}."

@@ -21,10 +21,10 @@ WAITS: Final[dict[str, str]] = {
 ABOUT_WAITS: Final[dict[str, str]] = {
     REDUCTION_WAIT: (
         "From the moment when a rank's last bucket of gradients was ready until all its reductions had ended, measured "
-        "by the communication hook. It contains the waiting for slower ranks and the communication itself."
+        "by the communication hook. It includes waiting for slower ranks and the communication itself."
     ),
     GRADIENT_WAIT: (
-        "From a rank's last local gradient of an activation to the optimizer step. It contains the waiting for slower "
+        "From a rank's last local activation gradient to the optimizer step. It includes waiting for slower "
         "ranks, the communication itself, the gradients of the first layer's weights, and your own code in between."
     ),
 }
@@ -40,8 +40,8 @@ class Rate:
 
 
 RATES: Final = (
-    Rate("samples_per_second", "Samples/s", "Samples per second that the rank's model was given, as last measured"),
-    Rate("tokens_per_second", "Tokens/s", "Tokens per second that the rank's model was given, as last measured"),
+    Rate("samples_per_second", "Samples/s", "Samples per second that the rank's model received, as last measured"),
+    Rate("tokens_per_second", "Tokens/s", "Tokens per second that the rank's model received, as last measured"),
 )
 MAX_TAPS: Final = 500  # that the box suggests
 

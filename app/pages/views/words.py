@@ -20,10 +20,10 @@ WORDS: Final[dict[str, Word]] = {
     "run": Word("One training process that hookcore watches, from hookcore.watch(model) to its end."),
     "module": Word("A torch.nn.Module of your model: a layer, a block, or the whole. Its name is its dotted path."),
     "layer": Word("A module that does computation of its own, rather than only holding other modules."),
-    "kind": Word("Which tensor of a module: its activation, the gradient of that, its weights, and so on."),
+    "kind": Word("Which tensor of a module: its activation, the gradient of its activation, its weights, and so on."),
     "tap": Word(
-        "One stream of tensors that is watched: a module and a kind and, if needed, the place in a nested output, the "
-        "number of the call within the step, and whether it is training or evaluation."
+        "One stream of watched tensors: a module and a kind and, if needed, the place in a nested output, the "
+        "number of the call within the step, and the phase (training or evaluation)."
     ),
     "step": Word("One step of the optimizer, or one call of watcher.step(). The micro-batches of a step are added up."),
     "stat": Word("A number that summarizes the values of a tensor, such as their mean."),
@@ -31,17 +31,17 @@ WORDS: Final[dict[str, Word]] = {
         "The histogram of a tensor, with fixed bins that are logarithmic on both sides of zero. Sketches of several "
         "steps add up exactly. Percentiles are read from them, with an error of at most 6 %."
     ),
-    "frame": Word("Everything that was captured in one step."),
+    "frame": Word("The data captured in one step."),
     "cadence": Word(
         "How often a step is captured: every n-th. If capturing costs more than your budget, hookcore captures fewer "
         "steps and says so."
     ),
-    "snapshot": Word("A whole tensor that was captured on request; of a very large one, a part."),
+    "snapshot": Word("A whole tensor, captured on request. Of a very large tensor, only a part is captured."),
     "event": Word("An entry of the run's log: an alert, a capture that was skipped, a change of settings."),
-    "coverage": Word("Which modules are captured, and why the others are not."),
+    "coverage": Word("Which modules are captured, and why the others aren't."),
     "merged": Word(
-        "Old steps share a point to save memory. It holds their mean, min and max, and how many of them were "
-        "non-finite, so no spike is lost."
+        "Several old steps that share a point to save memory. The point has their mean, min, and max, and counts the "
+        "non-finite ones, so no spike is lost."
     ),
     "worst value": Word(
         "If several layers or steps share a pixel, it shows the worst of them: NaN first, then infinities, then the "
@@ -51,7 +51,9 @@ WORDS: Final[dict[str, Word]] = {
         "A step that was skipped. Heatmaps show the nearest earlier value, faded; gray if there is none. It is neither "
         "zero nor NaN."
     ),
-    "relative": Word("Each layer compared with its own median, so that layers of different scale can be compared."),
+    "relative": Word(
+        "Each layer's values as multiples of its own median, so that you can compare layers of different scale."
+    ),
 }
 
 KIND_WORDS: Final[dict[Kind, Word]] = {
@@ -61,7 +63,7 @@ KIND_WORDS: Final[dict[Kind, Word]] = {
     ),
     "output_grad": Word(
         "The gradient of the loss with respect to a module's output, before clipping, without the loss scale.",
-        "It flows from the last layer to the first. If it fades on the way, the first layers do not learn.",
+        "It flows from the last layer to the first. If it fades on the way, the first layers don't learn.",
     ),
     "input": Word("The input of a module.", "If the input is already non-finite, the problem is upstream."),
     "input_grad": Word(
@@ -69,7 +71,7 @@ KIND_WORDS: Final[dict[Kind, Word]] = {
     ),
     "param": Word(
         "A parameter: a weight or a bias.",
-        "A norm that only grows may need weight decay; a constant one means that it does not learn.",
+        "If its norm only grows, it may need weight decay. If its norm is constant, it doesn't learn.",
     ),
     "param_grad": Word(
         "The gradient of a parameter as the optimizer uses it: accumulated, unscaled, clipped.",
@@ -80,8 +82,8 @@ KIND_WORDS: Final[dict[Kind, Word]] = {
         "Its size relative to the parameter (ratio) is the effective learning rate of this layer.",
     ),
     "probe": Word(
-        "What your function computed from a tensor, every few steps: watcher.probe(name, function).",
-        "Its mean is the number, or the mean of the numbers, that the function returned.",
+        "A number that your function computes from a tensor, every few steps: watcher.probe(name, function).",
+        "Its mean is the number, or the mean of the numbers, that the function returns.",
     ),
 }
 
@@ -89,26 +91,26 @@ STAT_WORDS: Final[dict[str, Word]] = {
     "count": Word("How many values the tensor has, over all calls and micro-batches of the step."),
     "nan": Word(
         "How many of them are NaN (not a number).",
-        "One is enough to spoil every later layer. Find where and when the first one appeared.",
+        "One is enough to spoil every later layer. Find out where and when the first one appeared.",
     ),
     "inf": Word(
         "How many are infinite, of either sign.",
-        "In float16 every value above 65,504 becomes infinite. Often it comes one step before the NaN.",
+        "In float16, every value above 65,504 becomes infinite. Often, this happens one step before the NaN.",
     ),
     "zero": Word("How many are exactly zero."),
     "mean": Word("The mean of the finite values.", "Far from zero compared with std: the layer is biased."),
-    "std": Word("The standard deviation of the finite values.", "Near 0: the output does not depend on the input."),
+    "std": Word("The standard deviation of the finite values.", "Near 0: the output doesn't depend on the input."),
     "min": Word("The smallest finite value."),
     "max": Word("The largest finite value.", "Far above rms: a few values dominate the layer."),
     "rms": Word(
-        "The root of the mean square: the typical size of a value, independent of the size of the tensor.",
+        "The root mean square: the typical magnitude of a value, independent of the size of the tensor.",
         "Use it to compare layers. A steady rise over the steps is the beginning of an explosion.",
     ),
     "norm": Word(
         "The root of the sum of squares: the length of the tensor as a vector.",
         "Gradient clipping uses it. It grows with the number of values, so compare a layer only with itself.",
     ),
-    "parts": Word("How many tensors were added up in this step: calls in its micro-batches."),
+    "parts": Word("How many tensors were added up in this step: the calls in all micro-batches."),
     "sketched": Word("How many values went into the histogram; fewer than count if the tensor was subsampled."),
     "ratio": Word(
         "The norm of the update divided by the norm of the parameter.",
@@ -116,7 +118,7 @@ STAT_WORDS: Final[dict[str, Word]] = {
     ),
     "zero_fraction": Word(
         "The share of values that are exactly zero.",
-        "Half is usual after a ReLU. Near 100 %: dead. Rising over the steps: dying.",
+        "Half is typical after a ReLU. Near 100 %, the layer is dead; if the share keeps rising, it is dying.",
     ),
     "nonfinite": Word("NaN and infinities together.", "Investigate anything other than 0."),
 }
@@ -150,16 +152,16 @@ NOTHING: Final = (
 
 # The keys as the pages add them; tests/browser compares this list with the pages' own.
 PATTERN_WORDS: Final = {
-    "attn": "a part of the path; case is ignored",
+    "attn": "a part of the path, ignoring case",
     "layers.*.attn": "a glob for the whole path; * also matches dots, ? is one character",
     "re:.*(q|k)": "a regular expression for the whole path",
-    "type:Linear, type:*Norm*": "modules of a class; subclasses count",
+    "type:Linear, type:*Norm*": "modules of a class, including subclasses",
     "is:leaf, is:root": "modules without child modules; the model itself",
-    "is:nan, is:dead": "modules with non-finite values in any step, or with the finding that they are dead",
-    "is:trainable, is:frozen": "by their parameters",
-    "is:captured, is:uncaptured": "with or without captured tensors",
-    "depth:2, depth:<3": "by the number of modules above them",
-    "!type:Dropout": "all others",
+    "is:nan, is:dead": "modules with non-finite values in any step; modules with a dead finding",
+    "is:trainable, is:frozen": "modules by their parameters",
+    "is:captured, is:uncaptured": "modules with or without captured tensors",
+    "depth:2, depth:<3": "modules by the number of modules above them",
+    "!type:Dropout": "all other modules",
     "attn type:Linear": "modules that match every term",
 }
 
@@ -193,12 +195,12 @@ KEYS: Final = (
         (
             ("\u2190 \u2192 \u2191 \u2193", "move the cursor"),
             ("Enter", "open the item at the cursor"),
-            ("+ -", "zoom: the values of a chart of lines, the steps of a heatmap"),
+            ("+ -", "zoom: the values of a line chart, the steps of a heatmap"),
             ("j k", "next and previous layer"),
             ("l", "logarithmic scale"),
             ("s", "smoothing"),
             ("f", "fit all rows, or readable rows"),
-            ("n p", "next and previous event, in the list of the page Events"),
+            ("n p", "next and previous event in the list of the Events page"),
             ("e", "export"),
         ),
     ),

@@ -21,7 +21,7 @@ def absence_message(trouble: str) -> str:
     """Return the warning about a server that accepts nothing."""
     return (
         f"hookcore: the server isn't accepting frames ({trouble or _NO_ANSWER}). Training continues. "
-        "If the queue fills up, the oldest frames are dropped. Frames that are still waiting when the run ends are lost."
+        "If the queue fills up, the oldest frames are dropped. Frames still waiting when the run ends are lost."
     )
 
 

@@ -117,7 +117,7 @@ export class Capture {
       const answer = await this.#previewOf(this.wanted, undefined, wanted);
       const now = this.wanted;
       if (now.include !== include || now.exclude !== exclude)
-        throw new Error("The patterns were changed meanwhile: try again.");
+        throw new Error("The patterns have changed in the meantime: try again.");
       if (answer.blocked) return answer.blocked;
       this.#write({ include: answer.include.join("\n"), exclude: answer.exclude.join("\n") });
       this.#changed();

@@ -58,7 +58,7 @@ export function makeTree(page, figure, capture) {
       value: ({ values }) => values,
       words: many,
       rank: ({ values }) => values,
-      help: "Values read in the newest captured step, or in the steps that the page is about",
+      help: "Values read in the newest captured step, or in the chosen steps",
     },
     {
       key: "hooks",

@@ -26,7 +26,7 @@ export function decode(buffer) {
   const head = new DataView(buffer);
   const kind = KINDS[head.getUint8(0)];
   if (!kind)
-    throw new Error(`unknown frame kind ${head.getUint8(0)}: the server has a different version, reload the page`);
+    throw new Error(`unknown frame kind ${head.getUint8(0)}: the server has a different version. Reload the page`);
   const width = WIDTHS[head.getUint8(1)];
   const about = {
     kind,

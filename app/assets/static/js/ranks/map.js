@@ -70,7 +70,7 @@ export class RankMap {
     try {
       const { ranks, first_step: first, last_step: last, values } = await get("ranks/map", asked, signal);
       this.#ranks = ranks.length;
-      this.#say(first.length ? "" : "No rank has sent such a value in these steps.");
+      this.#say(first.length ? "" : "No rank sent this value in these steps.");
       this.plot.style.setProperty(
         "--heat-height",
         `${Math.min(560, Math.max(130, ranks.length * ROW_PX + AROUND_PX))}px`,

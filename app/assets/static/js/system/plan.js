@@ -17,7 +17,7 @@ const MACHINE = [
   ["tokens", "Tokens per second", 1, [["rate/tokens", "tokens per second"]]],
   [
     "time",
-    "Time of a step, ms",
+    "Step time, ms",
     MS,
     [
       ["time/loading", "data loading", "#0e97a7"],
@@ -80,7 +80,7 @@ const MEMORY = [
   ["memory", "all processes"],
   ["reserved", "torch: reserved"],
   ["allocated", "torch: in tensors"],
-  ["peak", "torch: most ever in tensors"],
+  ["peak", "torch: peak in tensors"],
 ];
 
 /** The charts that have at least one line. @param {string[]} names of scalars @returns {Plan[]} */

@@ -42,7 +42,7 @@ export function addFollowing(page, { look, chosen, show }) {
     },
     why: async ({ module }) =>
       (await missedWords(run, module, before)) ??
-      `No snapshot came within ${PATIENCE_MS / 1000} s: the module may no longer run.`,
+      `No snapshot arrived within ${PATIENCE_MS / 1000} s: the module may no longer run.`,
   });
   const say = () => {
     const { tap, taken, why } = following;

@@ -217,7 +217,7 @@ export class Side {
       link("npy", "npy", ""),
       link("safetensors", "safetensors", ""),
       ...(this.slice ? [link("npy", "this slice as npy", this.slice)] : []),
-      ...(flat ? [link("csv", "CSV", this.slice), link("png", "PNG, a pixel a value", this.slice)] : []),
+      ...(flat ? [link("csv", "CSV", this.slice), link("png", "PNG, one pixel per value", this.slice)] : []),
     );
   }
 

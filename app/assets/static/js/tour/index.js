@@ -13,7 +13,7 @@ const STOPS = [
     title: "The whole run is always here",
     text:
       "Click the line to hold all pages at a step, drag to choose a range. Triangles are incidents, flags are notes. " +
-      "The step goes along to every page and into every link.",
+      "The step applies to every page and every link.",
   },
   {
     place: "",
@@ -37,7 +37,7 @@ const STOPS = [
     title: "Every layer over all steps",
     text:
       "One row for each layer, one column for each step. A vertical line is a bad step, a band that fades is a vanishing " +
-      "gradient, a wedge is NaN on its way.",
+      "gradient, a wedge is a NaN that spreads.",
   },
   {
     place: "",
