@@ -524,7 +524,7 @@ def test_a_trainer_that_returns_after_a_silence_is_an_event() -> None:
     assert _events(world) == []
     now[0] = 14.0
     world.take(make_batch(INFO, [3], first=False))
-    assert _events(world) == [("reconnected", "the trainer is back after 12 s without a sign of life", 1)]
+    assert _events(world) == [("reconnected", "the trainer is back after 12 s without a message", 1)]
 
 
 def test_a_trainer_that_comes_from_another_server_is_an_event_once(world: World) -> None:

@@ -240,7 +240,7 @@ def test_ranks_that_are_not_there_yet_are_waited_for_and_then_named(ranks: Ranks
     assert ranks.joint.missing() == [3]
     assert ranks.joint.assembly.ranks[2].late == 2  # of three: the newest step can still grow
     (message,) = ranks.events("rank-late")
-    assert "rank 2 sent step 0 when step 2 had been added up" in message
+    assert "rank 2 sent step 0 after step 2 had been added up" in message
     for rank in (0, 1, 2):
         ranks.send(rank, range(5 if rank == 2 else 3, 7))
     assert {step: value for step, value in ranks.series().items() if step > 2} == dict.fromkeys(range(3, 7), 1.0)
@@ -273,7 +273,9 @@ def test_a_live_rank_whose_frames_do_not_come_is_not_waited_for_and_its_steps_co
         ranks.joint.do_without(member, "memory is full")
     assert ranks.series() == {0: 1.5, 1: 1.0, 2: 1.0}
     (message,) = ranks.events("rank-not-in-memory")
-    assert message.startswith("rank 3 isn't in this server's memory, because memory is full: the sum of all ranks is")
+    assert message.startswith(
+        "rank 3 isn't in this server's memory, because memory is full: the sum of all ranks doesn't"
+    )
     assert "doesn't include it from step 1 on" in message
     assert ranks.joint.assembly.absences.incomplete == 2
     ranks.send(3, [3])

@@ -177,7 +177,9 @@ def test_tensors_that_are_spread_over_ranks_say_how_and_what_their_values_are(
             text(server, f"/runs/{run}/{page.format(module)}")
             for run, module in (("ranks-4f2a", "head"), ("4f2a-1", "head"), ("4f2a-1", "layers.0"))
         )
-        whole = "In this run, values of weight are of the whole tensor: parts are added up, and copies count once."
+        whole = (
+            "In this run, values of weight are those of the whole tensor: parts are added up, and copies count once."
+        )
         assert whole in joint, page
         assert "In this run, values of weight are those of this rank's part." in rank, page
         assert placement in of_output, page

@@ -105,7 +105,7 @@ def test_a_query_finds_runs(world: World, query: str, names: str | None) -> None
         ("or lr>0", "a condition is missing before 'or'"),
         ("(lr>0", "unclosed parenthesis ("),
         ("lr>0)", "unmatched parenthesis )"),
-        ('"open', 'a quote " is not closed'),
+        ('"open', 'unclosed quote "'),
         ("not " * 30 + "x", "nested more than 20 deep"),
         ("x " * 101, "101 parts: at most"),
     ],

@@ -128,4 +128,4 @@ class Mute(BodyAboutRun, json_schema_extra={"examples": [{"rule": "dead", "match
     """A rule, or the name of events, in the modules that match."""
 
     rule: Annotated[str, Field(min_length=1, max_length=200)]
-    match: Annotated[str, Field(max_length=1000, description="a pattern for modules; empty is everywhere")] = ""
+    match: Annotated[str, Field(max_length=1000, description="a pattern for modules; empty for all modules")] = ""

@@ -12,7 +12,7 @@ from hookcore.hooks.internals import tree_iter
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return what tensors that share memory have in common."""
+    """Return a key that is the same for tensors that share memory."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # a sparse tensor has none
@@ -20,7 +20,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def fills_storage(tensor: Tensor) -> bool:
-    """Return whether a tensor takes all of its memory, so that none of what was there before is left."""
+    """Return whether a tensor covers all of its memory, so that no earlier value remains."""
     try:
         return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError):
@@ -28,7 +28,7 @@ def fills_storage(tensor: Tensor) -> bool:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """Return a copy that is known by the storage of its original."""
+    """Return a copy that is identified by the storage of its original."""
     twin = tensor.detach().clone()
     twin._hookcore_storage = storage_of(tensor)  # type: ignore[attr-defined]
     return twin

@@ -38,7 +38,7 @@ class Members:
         return (_member(ref(), "_parameters", name) for ref, name in self._weights)
 
     def versions(self) -> list[tuple[int, int]]:
-        """Return what changes when a weight is changed or replaced."""
+        """Return a state that differs if a weight is changed or replaced."""
         return [state_of(weight) for weight in self.weights()]
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
@@ -50,7 +50,7 @@ class Members:
 
 
 def state_of(tensor: Tensor | None) -> tuple[int, int]:
-    """Return what changes when a tensor is changed in place or replaced: its identity, and its version counter."""
+    """Return a state that differs if a tensor is changed in place or replaced: its identity and version counter."""
     return (0, -1) if tensor is None else (id(tensor), version_of(tensor))
 
 
@@ -81,7 +81,7 @@ class Call:
     versions: dict[str, tuple[Tensor, int]]  # of all other tensors that are kept
     outputs: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    unkept: list[str] = field(default_factory=list)  # what was too large to keep
+    unkept: list[str] = field(default_factory=list)  # values that were too large to keep
 
     @property
     def updated(self) -> bool:
@@ -100,7 +100,7 @@ class Call:
 
 
 def call_of(model: nn.Module, args: Any, kwargs: Any, autocast: dict[str, torch.dtype], grad_enabled: bool) -> Call:
-    """Return a call that begins, with all that a later replay needs to know of the model."""
+    """Return a call that begins, with everything that a later replay needs to know about the model."""
     members = Members(model)
     args, kwargs = aliases_in(args), aliases_in(kwargs)
     return Call(
@@ -132,12 +132,12 @@ def is_plain(values: Any) -> bool:
 
 
 def is_traced() -> bool:
-    """Return whether what runs now is a checkpoint's recompute, or a trace."""
+    """Return whether a checkpoint's recomputation or a trace is running."""
     return current_graph_task() != -1 or bool(tracing_state()) or torch.compiler.is_compiling()
 
 
 def has_data(tensor: Tensor) -> bool:
-    """Return whether a tensor is a usual one."""
+    """Return whether a tensor is an ordinary one with data."""
     return type(tensor) in _PLAIN and not is_wrapped(tensor)
 
 

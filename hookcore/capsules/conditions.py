@@ -1,4 +1,4 @@
-"""What a step's results depend on besides the model and its arguments."""
+"""The conditions that a step's results depend on, in addition to the model and its arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def versions() -> dict[str, str]:
-    """Return what results to the bit depend on."""
+    """Return the versions and settings that bit-for-bit results depend on."""
     on_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     device = torch.cuda.get_device_name() if on_cuda else platform.machine()
     return {

@@ -1,4 +1,4 @@
-"""What a capsule contains: the step for a replay, and its description for people."""
+"""The contents of a capsule: the step for a replay, and a description for people."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hookcore.hooks.internals import tree_map
 
 
 def step_of(model: nn.Module, call: Call, constructor: str = "") -> dict[str, Any]:
-    """Return all that a replay needs."""
+    """Return everything that a replay needs."""
     current = dict(model.named_buffers())
     changed = [
         name

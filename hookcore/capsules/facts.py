@@ -1,4 +1,4 @@
-"""What a replay says about tensors and lines of source code: plain data, ready for JSON."""
+"""A replay's facts about tensors and lines of source code: plain data, ready for JSON."""
 
 from __future__ import annotations
 

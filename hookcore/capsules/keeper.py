@@ -58,9 +58,9 @@ class CapsuleKeeper:
         self._models: dict[int, KeptModel] = {}
         self._seen = -1  # the structure that they belong to
         self._asked = False
-        self._occasion: Occasion | None = None  # the incident after which a step is to be saved
-        self._turns = 0  # captured steps that it waits for
-        self._tried = -1  # the newest step that was to be saved
+        self._occasion: Occasion | None = None  # the incident after which to save a step
+        self._turns = 0  # captured steps to wait for
+        self._tried = -1  # the newest step that it tried to save
         self._late = -1  # a step in which a device measured non-finite values
         self._bad, self._was_bad = False, False  # in this step, and in the one before
         self._looked = False
@@ -79,7 +79,7 @@ class CapsuleKeeper:
         return len(self.written) < MAX_WRITTEN and self.failed < MAX_FAILED
 
     def ask(self, occasion: Occasion | None = None) -> bool:
-        """Write the next step that is captured. After an incident, only if it may, and if no step since was tried.
+        """Request the next captured step. After an incident, this has an effect only if no later step was tried.
 
         Any thread may call it. A server that was restarted may ask again.
         """
@@ -105,14 +105,14 @@ class CapsuleKeeper:
     # The training
 
     def entered(self, path: str, model: nn.Module, args: Any, keywords: dict[str, Any] | None) -> None:
-        """Keep what a call begins with."""
+        """Keep the arguments and the state at the start of a call."""
         if not self.armed:
             return
         if keywords is None:
             self._why_not = f"torch {torch.__version__} hides the keyword arguments of calls"
             return
         if any(each.runs and each.ref() is not model for each in self._all):
-            return  # a part of what is kept already
+            return  # a part of a model that is already kept
         tensors = list(find_tensors((args, keywords)))
         if is_traced() or not all(has_data(each) for _, each in tensors):
             self._why_not = "the model is being traced, or its arguments are of a custom tensor class"
@@ -148,7 +148,7 @@ class CapsuleKeeper:
         return known
 
     def left(self, model: nn.Module, output: Any) -> None:
-        """Keep what the call returned, and wait for its gradients."""
+        """Keep the outputs of the call, and wait for their gradients."""
         known = self._models.get(id(model))
         if known is None or known.call is None or not known.runs:
             return
@@ -191,7 +191,7 @@ class CapsuleKeeper:
             self._write(reason, None if bad is None else bad.module)
 
     def end_step(self) -> None:
-        """Let go of the step."""
+        """Release the step."""
         if not self._models and not self._looked:
             return
         if any(each.call is not None for each in self._all):
@@ -223,7 +223,7 @@ class CapsuleKeeper:
             self._write(f"exception: {error}", None)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._models.clear()
 
     def remember(self, frame: Frame) -> None:

@@ -31,7 +31,7 @@ class KeptModel:
         return not self.path or path == self.path or path.startswith((f"{self.path}.", f"{self.path}/"))
 
     def copies_of_buffers(self) -> dict[str, Tensor]:
-        """Return copies of the small ones, and of those that were seen to change."""
+        """Return copies of small buffers, and of buffers that were seen to change."""
         copies = {}
         for name, buffer in self.members.buffers():
             small = bytes_of((buffer,)) <= _SMALL_BYTES

@@ -23,12 +23,12 @@ class _TrainingBegan(BaseException):
 
 
 def is_replaying() -> bool:
-    """Return whether the main script of a training runs now only for its classes, so that it must not be watched."""
+    """Return whether a training's main script is running only to define its classes, so that it must not be watched."""
     return _replaying
 
 
 def describe_main() -> dict[str, Any]:
-    """Return where this process's main script is, and where it finds its modules."""
+    """Return the path of this process's main script, and its search path for modules."""
     script = sys.modules.get("__main__")
     path = getattr(script, "__file__", None)
     return {

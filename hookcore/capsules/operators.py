@@ -72,7 +72,7 @@ class Suspect:
 
     @property
     def sentence(self) -> str:
-        """What it did, and in which line."""
+        """What the operator did, and in which line."""
         told = _TOLD[self.origin].format(self.operator, "non-finite" if self.above is None else "too large")
         told += "" if self.above is None else f" (above {self.above:.3g})"
         where = f" in the {self.phase} pass" if self.phase else ""
@@ -95,7 +95,7 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._given_above = above
         self._judged_phase = phase  # in which `above` counts; "" is both
-        self._given_phase = ""  # of what is being given
+        self._given_phase = ""  # of the values passed to `give`
         self._until = until  # where the stacks of the user's code begin
         self.count = 0
         self.suspects: list[Suspect] = []
@@ -105,14 +105,14 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def _above(self) -> float | None:
-        """The threshold for what runs now."""
+        """The threshold for the running pass."""
         phase = self._given_phase or self._phase()
         return self._given_above if self._judged_phase in ("", phase) else None
 
-    # What was there before
+    # Values from before the step
 
     def give(self, name: str, tensor: Any) -> None:
-        """Note what a tensor contains that no operator of the step has made."""
+        """Record the values of a tensor that no operator of the step has computed."""
         self._given_phase = "backward" if name.startswith("gradient") else "forward"
         if self._is_bad(tensor):
             self._give(name, tensor)
@@ -191,7 +191,7 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return behind | {self._suspect("constant" if written else "operator", func, inputs, bad[0])}
 
     def _are_copies(self, tensor: Tensor, numbers: list[float]) -> bool:
-        """Return whether bad values are numbers that somebody wrote. A large one may also be a factor."""
+        """Return whether bad values are constants in the code. A large one may also be a factor."""
         if not all(map(math.isfinite, numbers)):
             return True
         values = tensor.detach()[bad_elements(tensor.detach(), self._above)]

@@ -54,7 +54,7 @@ class Recording:
         ]
 
     def close(self) -> None:
-        """Remove the hooks, and let go of the last call."""
+        """Remove the hooks, and release the last call."""
         for handle in [*self._handles, *self._of_outputs]:
             handle.remove()
         self._handles, self._of_outputs, self._call = [], [], None
@@ -62,7 +62,7 @@ class Recording:
     # The training
 
     def enter(self, args: Any, kwargs: Any, autocast: dict[str, torch.dtype], grad_enabled: bool) -> None:
-        """Keep what a call of the model begins with."""
+        """Keep the arguments and the state at the start of a call."""
         if self.written is not None or not is_plain((args, kwargs)):
             return
         self._check("after a micro-batch")
@@ -71,7 +71,7 @@ class Recording:
             self._call = call_of(self._model, args, kwargs, autocast, grad_enabled)
 
     def leave(self, output: Any) -> None:
-        """Keep what the call returned, and wait for its gradients."""
+        """Keep the outputs of the call, and wait for their gradients."""
         call = self._call
         if call is None or not is_plain(output):
             return
@@ -108,7 +108,7 @@ class Recording:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Let no error reach the training, and no operator its modes."""
+        """Keep errors from reaching the training, and operators from reaching its modes."""
         try:
             with unseen():
                 yield

@@ -34,22 +34,22 @@ class Replay:
     """The result of a replay."""
 
     about: dict[str, Any]
-    culprit: Suspect | None  # the first operator behind what is non-finite in the step's results, or above the limit
+    culprit: Suspect | None  # the first operator behind the results that are non-finite or above the limit
     others: tuple[Suspect, ...]  # further origins of non-finite values; most reach no result
     bad_results: tuple[str, ...]  # the results of the step that are non-finite
     operators: int
-    differences: tuple[str, ...]  # what isn't equal to the training, to the bit, or couldn't be compared
+    differences: tuple[str, ...]  # differences from the training, and things that couldn't be compared
     error: str = ""  # the exception that the step raised
     above: float | None = None  # greater magnitudes count as bad, too
 
     @property
     def exact(self) -> bool:
-        """Whether the outputs are equal to those of the training, to the bit."""
+        """Whether the outputs match those of the training, bit for bit."""
         return not self.differences
 
     @property
     def sentence(self) -> str:
-        """What was found."""
+        """The result in a sentence."""
         if self.culprit is None:
             large = "" if self.above is None else f", and nothing above {self.above:.3g}"
             return f"The replay found nothing non-finite in the results{large}."
@@ -147,7 +147,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _conditions(self) -> Iterator[None]:
-        """Reproduce what was set when the model was called."""
+        """Restore the settings in effect when the model was called."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
@@ -165,9 +165,9 @@ class _Run:
         gradients = self._step["gradients"]
         reached = [(place, tensor) for place, tensor in self._outputs if place in gradients and tensor.requires_grad]
         for place, tensor in reached:
-            # What arrived is the sum of what came from outside and what other outputs sent, so it replaces that.
+            # The gradient that arrived is the sum of those from outside and from other outputs, so it replaces them.
             self._handles.append(hooks.on_gradient(tensor, _always(gradients[place])))
-        with unseen():  # what arrived came after all that the forward pass did
+        with unseen():  # gradients arrived after the whole forward pass
             for place, gradient in gradients.items():
                 self._tracer.give(f"activation gradient {place}".rstrip(), gradient)
         if reached:

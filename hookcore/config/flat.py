@@ -60,7 +60,7 @@ def flatten(given: object, left_out: int = 0) -> Flat:
 
 
 def value_of_text(text: str) -> Value:
-    """Return what a text on a command line means: a number, a truth value, nothing, or itself."""
+    """Return the value that a command-line string means: a number, a boolean, None, or the string itself."""
     word = text.strip()
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
@@ -80,7 +80,7 @@ def without_secrets(name: str, value: Value) -> Value:
 
 
 def read_config(given: object) -> Flat:
-    """Read the setting `config`; reject what has no names."""
+    """Read the setting `config`; reject values without names."""
     if given is None:
         return Flat()
     if isinstance(given, list | tuple | type | ModuleType) or callable(given):
@@ -143,7 +143,7 @@ class _Flattening:
 
 
 def cut_text(text: str, most: int) -> str:
-    """Shorten a text at its end, with a sign that says so."""
+    """Shorten a string at its end, and mark it as shortened."""
     return text if len(text) <= most else text[: most - 1] + CUT
 
 
@@ -210,7 +210,7 @@ def _text_of_list(values: list[Any] | tuple[Any, ...] | set[Any] | frozenset[Any
 
 
 def _text_of(value: object) -> str:
-    """Return the text of any object, the same in each process."""
+    """Return a string for any object, the same one in each process."""
     if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
         return text_of(str(getattr(value, "__qualname__", type(value).__name__)))
     if isinstance(value, os.PathLike):

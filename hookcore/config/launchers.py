@@ -1,4 +1,4 @@
-"""What the launcher of a distributed training tells a process in environment variables."""
+"""The environment variables that the launcher of a distributed training sets for a process."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class Launched:
     world: int
     local_rank: int
     attempt: int  # how often the launcher has restarted it
-    job: tuple[str, ...]  # what all of them have in common, and no other training, as far as anybody can tell
+    job: tuple[str, ...]  # identifies the training as far as possible: all its processes have it, and no others
     is_certain: bool  # whether they train one model: tasks of a scheduler may be independent, and variables stale
 
 
 def launched(mark_of: Callable[[int], str], environment: Mapping[str, str] | None = None) -> Launched | None:
-    """Return what the environment says, or None if it says too little, or that there is only one process.
+    """Return the launch that the environment describes, or None if it is incomplete or has only one process.
 
-    `mark_of` returns what tells a process from all others, on any machine.
+    `mark_of` returns a mark that identifies a process across all machines.
     """
     given = os.environ if environment is None else environment
     for names in _LAUNCHERS:
@@ -82,7 +82,7 @@ def rank(environment: Mapping[str, str] | None = None) -> str:
 
 
 def facts_of_job(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return what started this process, and which job of a cluster it belongs to; only what is known."""
+    """Return the known facts about the program that started this process, and about its cluster job."""
     given = os.environ if environment is None else environment
     launcher = next((name for name, variable in _STARTED_BY if given.get(variable)), "")
     run_id = given.get("TORCHELASTIC_RUN_ID", "")
@@ -119,7 +119,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _job_of(names: tuple[str, ...], given: Mapping[str, str], mark_of: Callable[[int], str]) -> tuple[str, ...]:
-    """Return what identifies the training, or nothing."""
+    """Return an identifier of the training, or an empty string."""
     step = _slurm_step(given)
     meeting = (given.get("MASTER_ADDR", ""), given.get("MASTER_PORT", ""))
     if names is _SLURM:
@@ -143,7 +143,7 @@ def _job_of(names: tuple[str, ...], given: Mapping[str, str], mark_of: Callable[
 
 
 def _slurm_step(given: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what identifies the tasks that one `srun` started, or nothing outside of them."""
+    """Return an identifier of the tasks that one `srun` started, or an empty string outside of them."""
     if not _in_a_step(given):
         return ()
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")
@@ -151,7 +151,7 @@ def _slurm_step(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _in_a_step(given: Mapping[str, str]) -> bool:
-    """Return whether `srun` started this as a task, and not somebody's shell, from which anything may be started."""
+    """Return whether `srun` started this process as a task, rather than a shell that may start anything."""
     step = _number(given, "SLURM_STEP_ID")
     is_step = step is not None and step < _PSEUDO_STEPS and bool(given.get("SLURM_JOB_ID"))
     # Steps that are started from such a shell have its variables, but not its terminal.

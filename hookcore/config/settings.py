@@ -109,7 +109,7 @@ class Settings:
 
     @property
     def capsule_when(self) -> Capsule:
-        """When to write a capsule. A run without a server writes no files unless it is told to."""
+        """When to write a capsule. A run without a server writes no files by default."""
         return self.capsule if self.capsule != "auto" else "error" if self.server is not None else "never"
 
     def as_dict(self) -> dict[str, Any]:

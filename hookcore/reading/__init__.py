@@ -1,4 +1,4 @@
-"""Questions about runs: of a store in this process or, with the same answers, of a server. Knows no torch."""
+"""Queries about runs, to a store in this process or, with the same answers, to a server. Imports no torch."""
 
 from __future__ import annotations
 

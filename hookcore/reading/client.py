@@ -59,7 +59,7 @@ class Client(RemoteRuns):
         return self._get(dict[str, Any], "/healthz")
 
     def runs(self, query: str = "") -> list[answers.Run]:
-        """Return the runs, newest first: all, or those that a query such as `lr>0.1 and tag:sweep` finds."""
+        """Return all runs, or those that match a query such as `lr>0.1 and tag:sweep`, newest first."""
         asked = {"query": query} if query else {}
         return [run for page in self._pages(answers.Runs, "/api/v1/runs", asked) for run in page.runs]
 
@@ -68,7 +68,7 @@ class Client(RemoteRuns):
         return self._get(answers.Run, f"/api/v1/runs/{run}")
 
     def delete_run(self, run: str) -> None:
-        """Remove a run; `restore_run` brings it back. A trainer that still sends starts it again."""
+        """Remove a run; `restore_run` restores it. If its trainer still sends data, the run starts again."""
         self._exchange.send("DELETE", f"/api/v1/runs/{run}")
 
     def views(self) -> dict[str, str]:
@@ -76,7 +76,7 @@ class Client(RemoteRuns):
         return {view.name: view.query for view in self._get(answers.Views, "/api/v1/views").views}
 
     def save_view(self, name: str, query: str) -> None:
-        """Save a view of the Runs page, such as `f=tag:sweep&sort=loss`, instead of one of the same name."""
+        """Save a view of the Runs page, such as `f=tag:sweep&sort=loss`. A view of the same name is replaced."""
         self._exchange.send("PUT", "/api/v1/views", body={"name": name, "query": query})
 
     def delete_view(self, name: str) -> None:
@@ -88,11 +88,11 @@ class Client(RemoteRuns):
         return self._get(answers.Board, "/api/v1/board").charts
 
     def pin(self, name: str, path: Literal["series", "scalars"], query: str) -> None:
-        """Pin a chart, such as `"series", "tap=head+output&stat=norm"`, instead of one of the same name."""
+        """Pin a chart, such as `"series", "tap=head+output&stat=norm"`. A chart of the same name is replaced."""
         self._exchange.send("PUT", "/api/v1/board", body={"name": name, "path": path, "query": query})
 
     def unpin(self, name: str) -> None:
-        """Take a chart off the board."""
+        """Remove a chart from the board."""
         self._exchange.send("DELETE", "/api/v1/board", {"name": name})
 
     def removed_runs(self) -> list[answers.RemovedRun]:
@@ -104,11 +104,11 @@ class Client(RemoteRuns):
         return self._ask(answers.Run, "POST", f"/api/v1/removed-runs/{run}/restore")
 
     def notifications(self) -> answers.Notifications:
-        """Return where the server sends notifications, and how many arrived."""
+        """Return the server's notification targets, with their counters."""
         return self._get(answers.Notifications, "/api/v1/notifications")
 
     def test_notifications(self) -> answers.Notifications:
-        """Send a message to every target of the server's notifications; `works` says whether it arrived."""
+        """Send a test message to every notification target; `works` says whether it arrived."""
         return self._ask(answers.Notifications, "POST", "/api/v1/notifications/test")
 
     def capsules(self, run: str | None = None) -> list[answers.Capsule]:
@@ -116,26 +116,26 @@ class Client(RemoteRuns):
         return list(self._ask(answers.Capsules, "GET", "/api/v1/capsules", {"run": run}).capsules)
 
     def explain(self, capsule: str, run: str | None = None) -> answers.Capsule:
-        """Let the server replay a saved step in a process of its own. `capsules()` has the result when it is there."""
+        """Let the server replay a saved step in a separate process. `capsules()` has the result once it is known."""
         return self._ask(answers.Capsule, "POST", f"/api/v1/capsules/{capsule}/explain", {"run": run})
 
     # -- at a glance -----------------------------------------------------------------------------------------------
 
     def findings(self, limit: int = 50, run: str | None = None) -> answers.Findings:
-        """Return the findings, worst first, as a sequence. Its `scope` says how much they are based on."""
+        """Return the findings, worst first, as a sequence. Its `scope` says what they are based on."""
         return self._get(answers.Findings, "/api/v1/findings", {"limit": limit, "run": run})
 
     def overview(self, run: str | None = None, first: int | None = None, last: int | None = None) -> answers.Overview:
-        """Return the key figures: step and rate, loss, gradients, what is watched, and what that costs.
+        """Return the key figures: step, rate, loss, gradients, number of watched modules, and cost.
 
-        With steps, the loss, the gradients, and what was captured are the newest of these steps.
+        With steps, the loss, the gradients, and the captured modules are the newest ones in these steps.
         """
         return self._get(answers.Overview, "/api/v1/overview", {"run": run, "from": first, "to": last})
 
     def timeline(
         self, first: int | None = None, last: int | None = None, columns: int = 600, run: str | None = None
     ) -> answers.Timeline:
-        """Return a run at a glance: its loss, what happened, and which steps were captured."""
+        """Return a run at a glance: its loss, its incidents and events, and its captured steps."""
         asked = {"from": first, "to": last, "columns": columns, "run": run}
         return self._get(answers.Timeline, "/api/v1/timeline", asked)
 
@@ -155,7 +155,7 @@ class Client(RemoteRuns):
     ) -> bytes:
         """Return a report of a run, or of some of its steps: an HTML file that needs no server and no network.
 
-        Charts show the steps from `first` to `last`; numbers are of the step `at`, by default the newest of them.
+        Charts show the steps from `first` to `last`; numbers are those of the step `at`, by default the newest one.
         """
         asked = {"run": run or self._run, "from": first, "to": last, "at": at}
         return self._exchange.send("GET", "/api/v1/report", asked)
@@ -196,7 +196,7 @@ class Client(RemoteRuns):
         gradient: bool = False,
         run: str | None = None,
     ) -> answers.Rollout:
-        """Return attention over all layers, from the captured maps of one step (default: the newest with maps)."""
+        """Return the attention over all layers, from the maps of one step (default: the newest with maps)."""
         asked = {"match": match, "step": step, "sample": sample, "fuse": fuse, "discard": discard}
         asked |= {"gradient": gradient, "run": run}
         return self._get(answers.Rollout, "/api/v1/attention-rollout", asked)
@@ -214,7 +214,7 @@ class Client(RemoteRuns):
     ) -> Iterator[News | FrameNews]:
         """Yield news as it arrives, until you leave the loop or the named run is removed.
 
-        A broken connection is reopened and continues where it was. `after` is the `id` of the last news you have.
+        A broken connection is reopened and continues where it left off. `after` is the `id` of the last news you have.
         """
         stat = stats if stats is None or isinstance(stats, str) else ",".join(stats)
         run = run or self._run

@@ -15,10 +15,10 @@ from hookcore.delivery.dashboard.trust import Endpoint
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading.answers.base import Wanted, decode
 
-STREAM_TIMEOUT_S: Final = 60.0  # a live stream sends a sign of life every 15 s
+STREAM_TIMEOUT_S: Final = 60.0  # a live stream sends a heartbeat every 15 s
 FIRST_WAIT_S: Final = 0.2
 MAX_WAIT_S: Final = 10.0
-NEW_SERVER_S: Final = 30.0  # in which a server that was restarted may not know a run yet
+NEW_SERVER_S: Final = 30.0  # during which a restarted server may not know a run yet
 _TRY_AGAIN: Final = (429, 502, 503, 504)
 MAX_LINE: Final = 64 * 2**20
 _BROKEN: Final = (OSError, http.client.HTTPException)

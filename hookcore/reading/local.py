@@ -52,7 +52,7 @@ class StoreReader(Reader):
         return modules_of(self._store, modules, taps=taps)
 
     def taps(self, match: str | None = None, kind: Kind | None = None) -> answers.Taps:
-        named = self._store.taps(match, kind).fact(_named)  # that of all taps is kept until there are more
+        named = self._store.taps(match, kind).fact(_named)  # the list of all taps is cached until there are more
         return answers.Taps(len(named), None, self._run, named)
 
     def find(self, tap: TapName) -> answers.Tap:
@@ -252,7 +252,7 @@ class StoreReader(Reader):
         return found.values.tobytes()
 
     def medium(self, number: int) -> Snapshot | None:
-        """Return an item that the script logged, or None if there is none with this number."""
+        """Return the logged item with a number, or None."""
         return dict(self._store.numbered_media()).get(number)
 
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
@@ -264,7 +264,7 @@ class StoreReader(Reader):
         ]
 
     def snapshot(self, number: int) -> Snapshot | None:
-        """Return a snapshot with its values, or None if there is none with this number."""
+        """Return the snapshot with a number, including its values, or None."""
         return dict(self._store.numbered_snapshots()).get(number)
 
     def tensor(self, number: int, slice: str = "") -> NDArray[Any]:
@@ -279,7 +279,7 @@ def _named(found: TapList) -> tuple[answers.Tap, ...]:
 
 
 def _why_no_flow(store: Store, step: int | None) -> str:
-    """Return why it isn't known which call feeds which."""
+    """Return why the data flow is unknown."""
     flows = store.flows()
     if flows and step is not None:
         return f"The data flow was learned in step {flows[0].step:,}; it isn't known what it was in step {step:,}."

@@ -1,4 +1,4 @@
-"""What a run no longer alerts about: acknowledged findings and events, and muted rules. Nothing of it is hidden."""
+"""Acknowledged findings and events, and muted rules: a run shows them, but raises no alert about them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Quiet:
     mutes: dict[Mute, patterns.Condition] = field(default_factory=dict)
 
     def acknowledge(self, key: str, step: int | None) -> None:
-        """Acknowledge what has this key up to a step, or take that back."""
+        """Acknowledge the finding or event with this key up to a step, or undo that."""
         self.acknowledged.pop(key, None)
         if step is not None:
             self.acknowledged[key] = step
@@ -40,7 +40,7 @@ class Quiet:
                 del self.acknowledged[next(iter(self.acknowledged))]
 
     def has_seen(self, key: str, since: int) -> bool:
-        """Return whether something that began at a step was acknowledged since; what recurs is new."""
+        """Return whether something that began at a step has since been acknowledged. A recurrence counts as new."""
         return since <= self.acknowledged.get(key, -1)
 
     def mute(self, mute: Mute) -> None:
@@ -53,11 +53,11 @@ class Quiet:
         self.mutes = {**self.mutes, mute: condition}
 
     def unmute(self, mute: Mute) -> None:
-        """Take a mute back."""
+        """Remove a mute."""
         self.mutes = {each: condition for each, condition in self.mutes.items() if each != mute}
 
     def muting(self, store: Store) -> Muting:
-        """Return a function that finds the mute of a rule in a module. It is for one answer: modules may be added."""
+        """Return a function that finds the mute of a rule in a module. Use it for one answer: modules may be added."""
         mutes = self.mutes
         facts: dict[str, patterns.Facts] = {}
 
@@ -74,13 +74,13 @@ class Quiet:
         return find
 
     def as_data(self) -> dict[str, Any]:
-        """Return it as JSON can keep it."""
+        """Return the acknowledgements and mutes in a form that JSON can store."""
         mutes = [{"rule": mute.rule, "match": mute.match} for mute in self.mutes]
         return {"acknowledgements": self.acknowledged, "mutes": mutes}
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Quiet:
-        """Return what was kept; entries that can't be read are left out, so that they alert."""
+        """Read saved acknowledgements and mutes. Unreadable entries are left out, so their alerts come back."""
         found = cls(dict(_acknowledged_in(said.get("acknowledgements"))))
         for mute in _mutes_in(said.get("mutes")):
             try:

@@ -40,10 +40,10 @@ class Reader(Protocol):
         """Return the hooks of the last inventory."""
 
     def flow(self, step: int | None = None) -> answers.Flow:
-        """Return which call of a module feeds which, as it was known in a step; else now."""
+        """Return which module calls feed which others, as known in a step, or now."""
 
     def model(self, step: int | None = None) -> answers.Model:
-        """Return the model as boxes, with what flows between them and their sizes, as known in a step; else now."""
+        """Return the model as boxes with sizes and connections, as known in a step, or now."""
 
     def series(
         self, tap: TapName, stat: str = "rms", first: int | None = None, last: int | None = None, points: int = 1000
@@ -91,7 +91,7 @@ class Reader(Protocol):
     def channels(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
     ) -> answers.Channels:
-        """Return the numbers of a probe in their order over time; in a cell, the largest value wins, or NaN."""
+        """Return the numbers of a probe, in order, over time. Each cell has its largest value, or NaN."""
 
     def channel_taps(self, match: str | None = None) -> answers.ChannelTaps:
         """Return the taps of probes that return several numbers, of modules that match a pattern."""
@@ -145,7 +145,7 @@ class Reader(Protocol):
         """Return the images, texts, tables, and figures that the script logged in these steps, oldest first."""
 
     def media_content(self, number: int) -> bytes:
-        """Return the content of one of them."""
+        """Return the content of a logged item."""
 
     def snapshots(self, match: str | None = None, kind: Kind | None = None) -> list[answers.Snapshot]:
         """Return the captured tensors, oldest first, without their values."""

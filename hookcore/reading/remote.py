@@ -248,13 +248,13 @@ class RemoteReader(Reader):
         return values
 
     def snapshot_names(self, number: int, run: str | None = None) -> answers.SnapshotNames:
-        """Return what the script called the tokens and the samples of a snapshot, as far as it fits the tensor."""
+        """Return the script's names for the tokens and samples of a snapshot, as far as they fit the tensor."""
         return self._get(answers.SnapshotNames, f"/api/v1/snapshots/{number}/names", {"run": run})
 
     def _ask(
         self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
     ) -> Wanted:
-        """Ask the server. A query without a run is about this reader's own."""
+        """Ask the server. A query without a run is about this reader's run."""
         asked = dict(asked or {})
         if "run" in asked:
             asked["run"] = asked["run"] or self._run
@@ -277,7 +277,7 @@ class RemoteReader(Reader):
                 asked = {**asked, "run": page.run}  # the newest run may have changed since the first page
 
     def _named(self, run: str | None) -> str:
-        """Return the id of a run, of this reader's own, or of the newest."""
+        """Return the id of the named run, of this reader's run, or of the newest run."""
         if run or self._run:
             return str(run or self._run)
         found = self._get(answers.Runs, "/api/v1/runs", {"limit": 1}).runs
@@ -287,5 +287,5 @@ class RemoteReader(Reader):
 
 
 def name_of(tap: TapName) -> int | str:
-    """Return what names a tap in a request."""
+    """Return the number or label that identifies a tap in a request."""
     return tap.label if isinstance(tap, Tap | answers.Tap) else tap

@@ -28,8 +28,8 @@ class RemoteRuns(RemoteRun):
     ) -> answers.Overlay:
         """Return the same values of many runs: a scalar such as "loss" or "gradient norm", or a stat of a tap.
 
-        With `group_by`, a value of the runs such as "lr", each line knows its group; with `band`, there is a line for
-        each group: the mean of its runs, and the smallest and the largest one.
+        With `group_by`, a value of the runs such as "lr", each line has its group. With `band`, there is a line for
+        each group: the mean of its runs, with their smallest and largest value.
         """
         asked = {"runs": ",".join(runs), "scalar": scalar, "tap": tap, "stat": stat, "group_by": group_by}
         return self._get(
@@ -98,7 +98,7 @@ class RemoteRuns(RemoteRun):
         return self._get(answers.Differences, "/api/v1/differences", asked)
 
     def ranks(self, run: str | None = None) -> answers.Ranks:
-        """Return each rank of a run: its state, how far and how fast it is, and what came too late for the sum."""
+        """Return each rank of a run, with its state, progress, speed, and the number of frames too late for the sum."""
         return self._get(answers.Ranks, "/api/v1/ranks", {"run": run})
 
     def rank_map(
@@ -126,7 +126,7 @@ class RemoteRuns(RemoteRun):
         limit: int = 1000,
         run: str | None = None,
     ) -> answers.LayerSpreads:
-        """Return how far the ranks are apart in one step, layer by layer. `sort="apart"`: the largest spread first."""
+        """Return how far apart the ranks are in one step, layer by layer. `sort="apart"`: the largest spread first."""
         asked = {"run": run, "kind": kind, "stat": stat, "match": match, "step": step, "sort": sort, "limit": limit}
         return self._get(answers.LayerSpreads, "/api/v1/ranks/spread", asked)
 

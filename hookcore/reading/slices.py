@@ -1,4 +1,4 @@
-"""Slices of a tensor as an address writes them: `0,:,3:7`, with NumPy's meaning."""
+"""Slices of a tensor in addresses, such as `0,:,3:7`, with NumPy's meaning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLICE: Final = re.compile(f"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?")
 
 
 def cells_of(values: NDArray[Any]) -> int:
-    """Return how many places a text of the array would have: an empty array of a million rows has a million."""
+    """Return the number of items in the array's text form: an empty array of a million rows has a million."""
     return math.prod(max(1, size) for size in values.shape)
 
 

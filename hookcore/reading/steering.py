@@ -1,4 +1,4 @@
-"""What a script can change of a run on a server, and ask of its trainer."""
+"""Changes to a run on a server, and requests to its trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RemoteRun(RemoteReader):
         return self._ask(answers.Run, "PATCH", f"/api/v1/runs/{run}", body=changes)
 
     def look_for_hooks(self, run: str | None = None) -> answers.Accepted:
-        """Ask the trainer to take inventory of the hooks at its next step."""
+        """Ask the trainer to search for hooks at its next step."""
         return self._ask(answers.Accepted, "POST", "/api/v1/hooks", {"run": run})
 
     def save_step(self, run: str | None = None) -> answers.Accepted:
@@ -32,21 +32,21 @@ class RemoteRun(RemoteReader):
         return self._ask(answers.Accepted, "POST", "/api/v1/capsules", {"run": run})
 
     def acknowledge(self, key: str, acknowledged: bool = True, run: str | None = None) -> None:
-        """Acknowledge a finding or an event by its `key`, or take that back."""
+        """Acknowledge a finding or an event by its `key`, or undo that."""
         body = self._about(run, key=key, acknowledged=acknowledged)
         self._exchange.send("POST", "/api/v1/acknowledgements", body=body)
 
     def annotations(self, run: str | None = None) -> list[answers.Annotation]:
-        """Return what was noted at steps of a run, by step."""
+        """Return the annotations of a run, by step."""
         return list(self._get(answers.Annotations, "/api/v1/annotations", {"run": run}).annotations)
 
     def annotate(self, step: int, text: str, run: str | None = None) -> list[answers.Annotation]:
-        """Note something at a step, in place of what was noted there. Returns the annotations of the run."""
+        """Annotate a step; an earlier annotation of the step is replaced. Returns the annotations of the run."""
         body = self._about(run, step=step, text=text)
         return list(self._ask(answers.Annotations, "POST", "/api/v1/annotations", body=body).annotations)
 
     def remove_annotation(self, step: int, run: str | None = None) -> list[answers.Annotation]:
-        """Remove what was noted at a step. Returns the annotations that are left."""
+        """Remove the annotation of a step. Returns the remaining annotations."""
         asked = {"step": step, "run": run}
         return list(self._ask(answers.Annotations, "DELETE", "/api/v1/annotations", asked).annotations)
 
@@ -57,9 +57,9 @@ class RemoteRun(RemoteReader):
     def change_rules(
         self, rules: Mapping[str, Mapping[str, float] | bool | None], run: str | None = None
     ) -> answers.RunRules:
-        """Change thresholds, as in `{"spike": {"factor": 20}}`; False switches a rule off, True gives it its defaults.
+        """Change thresholds, as in `{"spike": {"factor": 20}}`; False switches a rule off, True restores its defaults.
 
-        A change applies to the steps to come. Returns the rules of the run.
+        A change applies to future steps. Returns the rules of the run.
         """
         return self._ask(answers.RunRules, "POST", "/api/v1/rules", body=self._about(run, rules=dict(rules)))
 
@@ -70,13 +70,13 @@ class RemoteRun(RemoteReader):
     def mute(self, rule: str, match: str = "", run: str | None = None) -> list[answers.Mute]:
         """Mute a rule, or events with a name, in the modules that match a pattern. Returns the mutes of the run.
 
-        What is muted is still found and listed, but is no alert.
+        Muted findings are still found and listed, but raise no alert.
         """
         body = self._about(run, rule=rule, match=match)
         return list(self._ask(answers.Mutes, "POST", "/api/v1/mutes", body=body).mutes)
 
     def unmute(self, rule: str, match: str = "", run: str | None = None) -> list[answers.Mute]:
-        """Take a mute back, given as it was made. Returns the mutes that are left."""
+        """Remove a mute, given as it was made. Returns the remaining mutes."""
         asked = {"rule": rule, "match": match, "run": run}
         return list(self._ask(answers.Mutes, "DELETE", "/api/v1/mutes", asked).mutes)
 
@@ -99,7 +99,7 @@ class RemoteRun(RemoteReader):
         return self._ask(answers.Accepted, "POST", "/api/v1/snapshots", {"run": run}, body)
 
     def request_attention_maps(self, match: str | None = None, run: str | None = None) -> tuple[int, ...]:
-        """Request every output that may be attention, and its gradient, of one step. Return their future numbers."""
+        """Request every output that may be attention, with its gradient, in one step. Returns their future numbers."""
         asked = {"match": match, "run": run}
         said = self._ask(answers.RequestedMaps, "POST", "/api/v1/attention-rollout", asked)
         return tuple(each.number for each in said.asked)
@@ -130,7 +130,7 @@ class RemoteRun(RemoteReader):
         return Snapshot(*about, values, entry.truncated, entry.number, names)
 
     def settings(self, run: str | None = None) -> answers.Settings:
-        """Return the current settings of the trainer, and the commands that wait for it."""
+        """Return the current settings of the trainer, and the commands that are waiting for it."""
         return self._get(answers.Settings, "/api/v1/settings", {"run": run})
 
     def change_settings(self, run: str | None = None, **changes: Any) -> answers.Accepted:
@@ -149,6 +149,6 @@ class RemoteRun(RemoteReader):
         return self.change_settings(run, paused=False)
 
     def _about(self, run: str | None, **body: Any) -> dict[str, Any]:
-        """Return a body about a run: this one, or the reader's own, or the newest if neither is named."""
+        """Return a request body about the given run, else the reader's run, else the newest one."""
         run = run or self._run
         return body if run is None else {**body, "run": run}

@@ -1,4 +1,4 @@
-"""The user's callbacks for incidents: a thread notices incidents, and calls back or leaves the call to a step's end."""
+"""The user's callbacks for incidents: a thread notices incidents, and calls back or defers the call to a step's end."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ PLACES: Final[tuple[At, ...]] = ("found", "step")
 
 
 class Report(Protocol):
-    """Says what goes wrong, and what a callback does to the training."""
+    """Reports problems of callbacks, and what they do to the training."""
 
     def failed(self, where: str, error: BaseException, first: bool) -> None:
         """Count an error. The `first` of a callback is also an event of the run."""
 
     def stopped(self, where: str, reason: StopTraining) -> None:
-        """Add the event that a callback leaves the training."""
+        """Add an event that says that a callback stopped the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Subscriber:
         return str(getattr(self.callback, "__qualname__", type(self.callback).__name__))
 
     def news_of(self, incidents: Incidents) -> list[Incident]:
-        """Return the incidents that it must be called for now, each only once, and none that is muted by now."""
+        """Return the incidents to call the callback for now, each only once, without muted ones."""
         worst = SEVERITIES[: SEVERITIES.index(self.severity) + 1]
         news = [each for each in incidents if each.severity in worst and each.id not in self._told]
         self._told |= dict.fromkeys(each.id for each in news)
@@ -148,7 +148,7 @@ class Callbacks:
         self._look()
 
     def _look(self) -> float:
-        """Call back if there is news. Return for how long to wait."""
+        """Call back if there is news. Return how long to wait."""
         with self._lock:
             subscribers, seen = self._subscribers, self._seen
         version = self._version()

@@ -29,7 +29,7 @@ _SHAPES: Final = "[row, column], [row, column, 3 or 4], or [3 or 1, row, column]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The bytes of an item, and how many there were before it was cut."""
+    """The bytes of an item, and their number before it was shortened."""
 
     type: str
     data: bytes
@@ -37,7 +37,7 @@ class Content:
 
 
 def text_content(text: object) -> Content:
-    """Return a text; its end is cut off if it is too long."""
+    """Return a string as bytes; its end is cut off if it is too long."""
     data = text_of(str(text)).encode()
     return Content(TEXT_TYPE, data[:MAX_BYTES].decode("utf-8", "ignore").encode(), len(data))
 
@@ -57,7 +57,7 @@ def table_content(table: Any) -> Content:
 
 
 def _table_of(table: Any) -> tuple[list[Any], list[Sequence[Any]], int]:
-    if hasattr(table, "to_dict") and hasattr(table, "columns"):  # a DataFrame of pandas or of its like
+    if hasattr(table, "to_dict") and hasattr(table, "columns"):  # a DataFrame of pandas or a similar library
         names = list(table.columns)
         head = table.head(MAX_ROWS)
         return names, list(zip(*(list(head[name]) for name in names), strict=True)), len(table)
@@ -95,7 +95,7 @@ def _cell(value: Any) -> bool | int | float | str | None:
 
 
 def image_content(image: Any) -> Content:
-    """Return an image as PNG: of an array, a tensor, or what Pillow reads. A large one is thinned."""
+    """Return an image as PNG, from an array, a tensor, or a Pillow image. A large image is subsampled."""
     pixels = _pixels_of(image)
     step = -(-max(pixels.shape[:2]) // MAX_SIDE)
     whole = pixels.size
@@ -136,7 +136,7 @@ def _levels_of(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def figure_content(figure: Any) -> Content:
-    """Return a figure: of Plotly as JSON, of Matplotlib as PNG."""
+    """Return a Plotly figure as JSON, or a Matplotlib figure as PNG."""
     if hasattr(figure, "to_plotly_json"):
         data = str(figure.to_json()).encode()
         kind = FIGURE_TYPE

@@ -22,8 +22,8 @@ ROWS: Final = 150
 CELL_PX: Final = (640, 6)  # the picture's width, and the height of a row
 HEIGHT_PX: Final = 600  # of the live page
 ASK_S: Final = 2.0
-MAX_TAPS: Final = 1000  # in which to count non-finite modules
-RECENT_STEPS: Final = 500  # in which to look for the loss
+MAX_TAPS: Final = 1000  # steps in which to count non-finite modules
+RECENT_STEPS: Final = 500  # steps in which to look for the loss
 _KINDS: Final[tuple[Kind, ...]] = ("output", "output_grad")
 _LEGEND: Final = "bright: large, magenta: NaN, orange: infinite, gray: not captured"
 

@@ -1,4 +1,4 @@
-"""What a copy of a watcher becomes, and what `watch` returns while a replay runs a training's script again."""
+"""The watcher without effect: copies of a watcher become one, and `watch` returns one during a replay."""
 
 from __future__ import annotations
 

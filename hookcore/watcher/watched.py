@@ -1,4 +1,4 @@
-"""What a watch knows of its run: its data, where that goes, and its errors."""
+"""The readable side of a watch: the run's data, where it goes, and errors."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class WatchedRun:
     _delivery: Delivery
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until every finished step is in the store, or at the server. Return False if the time ran out."""
+        """Wait until every finished step is in the store or on the server. Return False if the time ran out."""
         deadline = time.monotonic() + timeout_s
         shipped = self._recorder.worker.flush(timeout_s)
         return shipped and self._delivery.sink.flush(max(0.0, deadline - time.monotonic()))
 
     def coverage(self) -> list[Coverage]:
-        """Return every module: captured, or why not. Tensors refused by this process's store are not captured."""
+        """Return every module: captured, or why not. Tensors that this process's store refused aren't captured."""
         found, store = self._recorder.coverage(), self._delivery.store
         return found if store is None else store.without_refused(found)
 
@@ -76,7 +76,7 @@ class WatchedRun:
         return self._client()
 
     def reader(self) -> Reader:
-        """Return what answers questions about this run, whether its data is in this process or on a server."""
+        """Return a reader of this run, whether its data is in this process or on a server."""
         store = self._delivery.store
         if store is None:
             return self._client(run=self._delivery.run.id)

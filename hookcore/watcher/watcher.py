@@ -1,4 +1,4 @@
-"""A running watch, and what all open ones need at once: to be detached, and closed when the process ends or forks."""
+"""A running watch, and what all open watches share: they are detached together, and closed at exit and at a fork."""
 
 from __future__ import annotations
 
@@ -142,11 +142,11 @@ class Watcher(FedRun):
         kinds: Kind | Iterable[Kind] = "output",
         every: int = 100,
     ) -> None:
-        """Compute numbers of your own: `function(tensor)` returns one, or a 1-D tensor of them.
+        """Add a probe: `function(tensor)` returns a number, or a 1-D tensor of numbers.
 
         It is called for tensors of these kinds ("output", "output_grad", "param", "param_grad") of the modules that
         `include` matches, in the first captured step of every `every` steps. Its results are taps of the kind "probe".
-        A class instead of a function gets an object for each tensor, which remembers a few steps (docs/probes.md).
+        If `function` is a class, each tensor gets its own object, which remembers a few steps (docs/probes.md).
         """
         self._check_open()
         probe = probe_of(name, function, include, kinds, every)
@@ -172,12 +172,12 @@ class Watcher(FedRun):
         self._recorder.keeping.ask()
 
     def pause(self) -> None:
-        """Capture nothing until `resume()`. Steps are still counted."""
+        """Stop capturing until `resume()`. Steps are still counted."""
         self._check_open()
         self._recorder.requests.pause()
 
     def resume(self) -> None:
-        """Capture again."""
+        """Resume capturing."""
         self._check_open()
         self._recorder.requests.resume()
 
@@ -197,7 +197,7 @@ class Watcher(FedRun):
         _watchers.discard(self)
 
     def _ask_script(self) -> None:
-        """Look for the options of the script once it trains, unless it says its configuration. For `hookcore run`."""
+        """Look for the script's options once it trains, unless it gives its configuration. For `hookcore run`."""
         if self.settings.config == Flat():
             self._facts.ask(partial(options_of_script, self._delivery.run.config))
 
@@ -206,7 +206,7 @@ class Watcher(FedRun):
         self._ending.expect_crash(why)
 
     def _note_stop(self, message: str) -> None:
-        """Add the event that the training is stopped. For frameworks."""
+        """Add an event that says that the training was stopped. For frameworks."""
         self._recorder.emit("training-stopped", message)
 
     def _say_why(self, error: BaseException | None) -> None:
@@ -225,13 +225,13 @@ class Watcher(FedRun):
     def on_incident(
         self, callback: Callback | None = None, *, at: At = "found", severity: Severity = "warning"
     ) -> object:
-        """Call `callback(incident)` once for each incident of this severity or worse, those so far included.
+        """Call `callback(incident)` once for each incident of this severity or worse, including past ones.
 
-        Incidents that are muted at the server when they become known here are left out.
+        Incidents that are muted on the server when this process learns of them are left out.
 
-        Also a decorator, with and without arguments. With `at="found"`, a thread calls as soon as the incident is known
-        here. With `at="step"`, the training thread calls when the next step ends, and the callback may raise
-        `hookcore.StopTraining`. All other exceptions are recorded in `.errors`.
+        Also works as a decorator, with and without arguments. With `at="found"`, a thread calls the callback as soon as
+        the incident is known here. With `at="step"`, the training thread calls it when the next step ends, and it may
+        raise `hookcore.StopTraining`. All other exceptions are recorded in `.errors`.
         """
         if callback is None:
             return partial(self.on_incident, at=at, severity=severity)

@@ -1,4 +1,4 @@
-"""Which modules are meant: the grammar of patterns, and the selection by what to include and exclude."""
+"""Selecting modules: the grammar of patterns, and the selection by `include` and `exclude`."""
 
 from hookcore.config.patterns.grammar import STRUCTURE, Condition, Facts, literal, parse, parse_search
 from hookcore.config.patterns.selection import Selection, select, select_among

@@ -48,7 +48,7 @@ Test = Callable[[Facts], bool]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What a text asks of a module."""
+    """The condition that a pattern puts on a module."""
 
     fits: Test
     states: frozenset[str] = frozenset()  # those that it asks about

@@ -23,7 +23,7 @@ FRAMES: Final = "frames.msgpack"  # in a capsule of a watch: the steps before
 MAX_RUNS: Final = 20  # with capsules in the private folder; those of older ones are removed
 SUFFIX: Final = ".capsule"
 MAX_EXPLANATION: Final = 4 << 20
-_EXPLANATION: Final = ".json"  # of a replay, beside its capsule
+_EXPLANATION: Final = ".json"  # the result of a replay, next to its capsule
 _MAX_ABOUT: Final = 1 << 20
 _FOLDER: Final = "capsules"
 _RUN: Final = re.compile(r"[\w-]{1,200}", re.ASCII)
@@ -58,12 +58,12 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def prepare(folder: Path) -> None:
-    """Create the folder of a run. Only this user can read what is in it."""
+    """Create the folder of a run. Only this user can read its files."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def remove_old(folder: Path) -> int:
-    """Remove the capsules of all but the newest runs beside this folder. Return how many runs lost theirs."""
+    """Remove the capsules of all but the newest runs next to this folder. Return how many runs lost theirs."""
     runs = sorted(_runs_in(folder.parent))
     for _, old in runs[:-MAX_RUNS]:
         shutil.rmtree(old, ignore_errors=True)
@@ -91,7 +91,7 @@ def saved(folder: Path) -> list[Saved]:
 
 
 def keep_explanation(path: Path, said: bytes) -> None:
-    """Write what a replay said beside its capsule, whole or not at all."""
+    """Write the result of a replay next to its capsule, whole or not at all."""
     with whole_file(path.with_suffix(_EXPLANATION)) as file:
         file.write(said)
 

@@ -1,4 +1,4 @@
-"""A model as boxes: what contains what, what feeds what on each level, and which parts repeat. Pure, over records."""
+"""A model as nested boxes: their parts, the connections on each level, and repeats. Pure functions of records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The boxes of a model: one for each call if the data flow is known, else one for each module; and those that fold."""
+"""The boxes of a model: one for each call if the data flow is known, else one for each module; and repeats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNKNOWN_FLOW: Final = "the data flow isn't known"
 
 @dataclass(slots=True)
 class Box:
-    """A call, a module, or a *repeat*: parts of a box that are there several times in a row."""
+    """A call, a module, or a *repeat*: parts of a box that occur several times in a row."""
 
     kind: Literal["call", "module", "repeat"]
     module: ModuleRecord
@@ -43,7 +43,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """All boxes by their numbers, and what is not inside any. Numbers of calls are their places in the flow."""
+    """All boxes by number, and the outermost ones. The number of a call is its place in the flow."""
 
     boxes: tuple[Box, ...]
     parts: tuple[int, ...]
@@ -91,7 +91,7 @@ class Anatomy:
         return sorted(range(len(depths)), key=lambda number: -depths[number])
 
     def depths(self) -> list[int]:
-        """Return how many boxes are around each one."""
+        """Return the number of boxes around each box."""
         found = [-1] * len(self.boxes)
         for number in range(len(self.boxes)):
             way = [number]
@@ -105,7 +105,7 @@ class Anatomy:
 
 
 def anatomy_of(modules: Sequence[ModuleRecord], flow: Flow | None) -> Anatomy:
-    """Return the boxes of a model. Modules that are no longer there have boxes without parameters."""
+    """Return the boxes of a model. The boxes of modules that no longer exist have no parameters."""
     boxes = _modules(modules) if flow is None else _calls(modules, flow)
     fed = list(_fed(flow)) if flow is not None else []
     found = _arranged(boxes, fed)
@@ -143,7 +143,7 @@ def _modules(modules: Sequence[ModuleRecord]) -> list[Box]:
             "module",
             module,
             size=_size_of(module),
-            computes=module.path not in parents,  # of others, nothing says whether they do
+            computes=module.path not in parents,  # for others, it is unknown whether they do
             inside=OUTSIDE if around[place] == place else around[place],
         )
         for place, module in enumerate(modules)
@@ -180,7 +180,7 @@ def _absent(modules: Sequence[ModuleRecord], flow: Flow) -> Iterable[str]:
 
 
 def _arranged(boxes: Sequence[Box], fed: Iterable[Fed]) -> Anatomy:
-    """Put each box among the parts of the one around it, with the connections of all."""
+    """Add each box to the parts of the box around it, and add all connections."""
     levels = levels_of([box.inside for box in boxes], fed)
     around: dict[int, list[int]] = {}
     for number in sorted(range(len(boxes)), key=lambda number: _begin(boxes, number)):

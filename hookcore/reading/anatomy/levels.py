@@ -1,4 +1,4 @@
-"""Connections between boxes, level by level: what flows inside a box is told in terms of its parts."""
+"""Connections between boxes, level by level: the connections inside a box are between its parts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ OUTSIDE: Final = -1  # the other end of a connection lies outside of the box; al
 
 @dataclass(slots=True)
 class Connection:
-    """What flows from one part of a box to another."""
+    """The data flow from one part of a box to another."""
 
     carries: set[int] = field(default_factory=set)  # the boxes whose outputs flow
-    guessed: bool = True  # whether all that is known is the order of execution
+    guessed: bool = True  # whether only the order of execution is known
 
 
 Level = dict[tuple[int, int], Connection]  # by source and target, which are parts, or OUTSIDE

@@ -1,6 +1,6 @@
 """Parts that repeat: runs of parts with equal structure that are connected in the same way.
 
-A run is a *unit* of one or more parts that is there several times in a row, such as the twelve blocks of a transformer,
+A run is a *unit* of one or more parts that occurs several times in a row, such as the twelve blocks of a transformer,
 or a linear layer and an activation, ten times. Each unit must get its inputs as the others do: from the unit before it,
 or from the same places.
 """
@@ -116,7 +116,7 @@ def _links(run: Run, unit: int, ends: Iterable[tuple[int, int]]) -> Iterator[Lin
 
 
 def _begins(given: frozenset[Link], second: frozenset[Link]) -> bool:
-    """Return whether the first unit gets what the others get, except for what comes from the unit before it."""
+    """Return whether the first unit has the inputs of the others, except those from the preceding unit."""
     before = {place for place, where, _ in second if where == "unit -1"}
     common = {link for link in second if link[1] != "unit -1"}
     own = given - common

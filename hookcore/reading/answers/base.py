@@ -20,7 +20,7 @@ Wanted = TypeVar("Wanted")
 AnyTap = TypeVar("AnyTap", bound="Tap")
 SCHEMAS: Final = "#/components/schemas/"
 NUMBER: Final = {
-    "description": "a number, or the word for what JSON cannot say as a number",
+    "description": "a number, or a string for values that JSON can't represent as a number",
     "anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}],
 }
 

@@ -22,7 +22,7 @@ class SourceLine(Answer, frozen=True):
 
 
 class TensorFacts(Answer, frozen=True):
-    """What a replay saw of a tensor; minimum, maximum, and mean are those of the finite values."""
+    """A tensor in a replay; minimum, maximum, and mean are those of the finite values."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,22 +34,22 @@ class TensorFacts(Answer, frozen=True):
     min: float | None
     max: float | None
     mean: float | None
-    values: Annotated[tuple[str, ...], Meta(description="the values at the elements that went wrong")]
+    values: Annotated[tuple[str, ...], Meta(description="the values at the bad elements")]
 
 
 class Suspect(Answer, frozen=True):
     """Where a non-finite value came from."""
 
     origin: Literal["operator", "given", "constant", "uninitialized"]
-    operator: Annotated[str, Meta(description="its name, or what was given")]
-    number: Annotated[int, Meta(description="its place among the step's operators")]
+    operator: Annotated[str, Meta(description="its name, or the given value")]
+    number: Annotated[int, Meta(description="its position among the step's operators")]
     phase: Annotated[str, Meta(description="forward or backward")]
-    node: Annotated[str, Meta(description="the step of autograd that ran it, in the backward pass")]
+    node: Annotated[str, Meta(description="the autograd node that ran it, in the backward pass")]
     stack: Annotated[tuple[SourceLine, ...], Meta(description="the training's code, innermost last")]
     inputs: tuple[TensorFacts, ...]
     output: TensorFacts | None
-    elements: Annotated[tuple[tuple[int, ...], ...], Meta(description="the indices of the first ones that went wrong")]
-    bad: Annotated[int, Meta(description="how many elements went wrong")]
+    elements: Annotated[tuple[tuple[int, ...], ...], Meta(description="the indices of the first bad elements")]
+    bad: Annotated[int, Meta(description="the number of bad elements")]
 
 
 class Explanation(Answer, frozen=True):
@@ -60,16 +60,16 @@ class Explanation(Answer, frozen=True):
     others: Annotated[tuple[Suspect, ...], Meta(description="further origins; most reach no result of the step")]
     bad_results: tuple[str, ...]
     operators: int
-    exact: Annotated[bool, Meta(description="whether the outputs were equal to the training's, to the bit")]
-    differences: Annotated[tuple[str, ...], Meta(description="what was not, or couldn't be compared")]
+    exact: Annotated[bool, Meta(description="whether the outputs matched the training, bit for bit")]
+    differences: Annotated[tuple[str, ...], Meta(description="what didn't match, or couldn't be compared")]
     error: Annotated[str, Meta(description="the exception that the step raised")]
-    above: Annotated[float | None, Meta(description="magnitudes above it counted as bad, too")] = None
+    above: Annotated[float | None, Meta(description="magnitudes above it also counted as bad")] = None
 
 
 class Capsule(Answer, frozen=True):
     """A step that was saved on this machine."""
 
-    id: Annotated[str, Meta(description="names it in addresses")]
+    id: Annotated[str, Meta(description="its name in addresses")]
     step: int
     reason: str
     model: str
@@ -80,7 +80,7 @@ class Capsule(Answer, frozen=True):
     state: State
     failure: Annotated[str, Meta(description="why it could not be explained")]
     explanation: Explanation | None
-    incident: Annotated[str, Meta(description="the id of the incident after which it was asked for; empty if none")]
+    incident: Annotated[str, Meta(description="the id of the incident after which it was requested; empty if none")]
 
 
 class Capsules(Answer, frozen=True):

@@ -24,16 +24,16 @@ from hookcore.store.tables import span_columns
 
 
 class Apart(Answer, frozen=True):
-    """The difference of two runs in one thing that both have."""
+    """The difference between two runs in one layer or logged value that both have."""
 
     outcome: Literal["different", "not compared", "NaN in both", "no difference"]
-    points: Annotated[int, Meta(description="how many points were compared: steps, or older steps that were merged")]
+    points: Annotated[int, Meta(description="the number of compared points: steps, or merged older steps")]
     steps: Annotated[int, Meta(description="the number of steps in these points")]
     parts_at: Annotated[
         int | None,
         Meta(
             description="the first step with a difference larger than the tolerance, or the first of the merged steps "
-            "that hold it"
+            "that contain it"
         ),
     ]
     parts_by: Annotated[int | None, Meta(description="the last of these; the same as parts_at if they aren't merged")]
@@ -43,14 +43,15 @@ class Apart(Answer, frozen=True):
     share: Annotated[
         Number,
         Meta(
-            description="the largest, as a share of the larger magnitude; Infinity if only one run has a finite value, "
+            description="the largest as a share of the larger magnitude; Infinity if only one run has a finite value, "
             "NaN if nothing was compared"
         ),
     ]
     at_step: Annotated[int | None, Meta(description="the step of the largest share")]
     nonfinite: Annotated[int, Meta(description="points at which both runs have NaN or infinities")]
     nonfinite_at: Annotated[
-        int | None, Meta(description="the first step at which they do, or the first of the merged steps that hold it")
+        int | None,
+        Meta(description="the first step at which they do, or the first of the merged steps that contain it"),
     ]
     nonfinite_by: Annotated[int | None, Meta(description="the last of these")]
 
@@ -106,7 +107,7 @@ class Comparison(Page, frozen=True):
     tolerance: float
     verdict: Verdict
     first: Annotated[Parting | None, Meta(description="the earliest difference in a layer")]
-    parted: Annotated[int, Meta(description="how many layers differ")]
+    parted: Annotated[int, Meta(description="the number of layers that differ")]
     layers: tuple[ComparedLayer, ...]
     logged: Annotated[
         tuple[ComparedScalar, ...], Meta(description="every value that both runs logged, such as the loss")

@@ -1,4 +1,4 @@
-"""What is different in some steps of a run: layers and logged values, those that differ most first."""
+"""Layers and logged values that differ in some steps of a run, the largest difference first."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ class DifferentLayer(Answer, frozen=True, eq=False):
 
     tap: Tap
     share: Annotated[
-        Number, Meta(description="which share of the values would have to move to make both alike, beyond chance")
+        Number,
+        Meta(description="the share of values that would have to move to make both histograms match, beyond chance"),
     ]
     usual: Annotated[
         Number | None,
-        Meta(description="the median share of other windows of as many steps; null if there are fewer than two"),
+        Meta(description="the median share of other windows of equal length; null if there are fewer than two"),
     ]
     message: Annotated[str, Meta(description="what is different, in words")]
     edges: Floats
@@ -54,8 +55,8 @@ class Differences(Tabular, frozen=True, eq=False):
 
     inside: StepSample
     outside: StepSample
-    compared: Annotated[int, Meta(description="how many taps have values in both")]
-    not_compared: Annotated[int, Meta(description="how many have none in one of them, so nothing is known")]
+    compared: Annotated[int, Meta(description="the number of taps with values in both")]
+    not_compared: Annotated[int, Meta(description="the number of taps without values in one of them")]
     layers: tuple[DifferentLayer, ...]
     logged: tuple[DifferentScalar, ...]
 

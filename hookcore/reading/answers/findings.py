@@ -14,21 +14,23 @@ from hookcore.records import Kind, Severity
 class Finding(Answer, frozen=True, eq=False):
     """What a rule found at a tap."""
 
-    key: Annotated[str, Meta(description="by which it is acknowledged; stays the same while the rule finds this tap")]
+    key: Annotated[
+        str, Meta(description="the key to acknowledge it; stays the same as long as the rule finds this tap")
+    ]
     rule: str
     severity: Severity
     acknowledged: bool
-    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it is no alert")]
+    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it raises no alert")]
     tap: Tap
     type: Annotated[str, Meta(description="the module's class, if it is known")]
     stat: Annotated[str, Meta(description="what `value`, `usual` and `spark` are")]
     value: Number
-    usual: Annotated[Number, Meta(description="what it was before; NaN if there is no baseline")]
+    usual: Annotated[Number, Meta(description="the value before; NaN if there is no baseline")]
     since_step: int
     until_step: Annotated[int | None, Meta(description="the last step, if it is over")]
     message: str
     spark: Annotated[Floats, Meta(description="the newest finite values, oldest first")]
-    downstream: Annotated[int, Meta(description="how many modules followed")]
+    downstream: Annotated[int, Meta(description="the number of modules that followed")]
     last_step: Annotated[int | None, Meta(description="the last step with this tensor non-finite, if it is over")]
 
 
@@ -44,12 +46,12 @@ class Unjudged(Answer, frozen=True):
 
 
 class Scope(Answer, frozen=True):
-    """How much the findings are based on."""
+    """The basis of the findings."""
 
     verdict: Annotated[
         Literal["problems", "clear", "unknown"], Meta(description="unknown: too little was captured to judge")
     ]
-    sentence: Annotated[str, Meta(description="the verdict with its scope, as the pages show it")]
+    sentence: Annotated[str, Meta(description="the verdict with its scope, as shown on the pages")]
     first_step: Annotated[int | None, Meta(description="the first step that was checked")]
     last_step: int | None
     steps: Annotated[int, Meta(description="steps from the first to the last")]
@@ -61,7 +63,7 @@ class Scope(Answer, frozen=True):
 
 
 class Rule(Answer, frozen=True):
-    """The conditions of a finding, its meaning, three usual causes, and what to try."""
+    """A rule's meaning and thresholds, three usual causes, and what to try."""
 
     name: str
     severity: Severity
@@ -91,15 +93,16 @@ class RunRule(Answer, frozen=True):
     name: str
     title: str
     severity: Severity
-    known_as: Annotated[str, Meta(description="its name in SageMaker Debugger, by which it may be given too")]
+    known_as: Annotated[str, Meta(description="its name in SageMaker Debugger, which you can also use")]
     on: bool
     may_be_off: bool
     thresholds: tuple[Threshold, ...]
     looks_at: Annotated[
-        int | None, Meta(description="tensors or logged values of the run that it reads; null if the trainer looks")
+        int | None,
+        Meta(description="tensors or logged values of the run that it checks; null if the trainer checks it"),
     ] = None
     needs: Annotated[
-        str, Meta(description="what must be captured or logged before it can find something; empty if that is so")
+        str, Meta(description="what must be captured or logged for the rule to find anything; empty if it has data")
     ] = ""
 
 
@@ -109,7 +112,7 @@ class OwnRule(Answer, frozen=True):
     name: str
     where: Annotated[str, Meta(description="trainer or server: where it runs")]
     off: Annotated[str, Meta(description="why it was switched off; empty if it runs")]
-    calls: Annotated[int, Meta(description="frames that it looked at, as of the newest report")]
+    calls: Annotated[int, Meta(description="checked frames, according to the newest report")]
     faults: Annotated[int, Meta(description="calls that raised an exception")]
     mean_ms: Annotated[Number, Meta(description="time per frame")]
     worst_ms: Number
@@ -156,7 +159,7 @@ class Reading(Answer, frozen=True):
     value: Number
     step: int
     tap: Tap | None
-    first_step: Annotated[int, Meta(description="less than `step` if the value is the mean of steps that are merged")]
+    first_step: Annotated[int, Meta(description="less than `step` if the value is the mean of merged steps")]
 
 
 class Overview(Answer, frozen=True):
@@ -174,8 +177,8 @@ class Overview(Answer, frozen=True):
     gradient_norm: Reading | None
     smallest_gradient: Annotated[Reading | None, Meta(description="by root mean square")]
     largest_gradient: Annotated[Reading | None, Meta(description="by root mean square")]
-    nonfinite: Annotated[int, Meta(description="modules whose newest tensors held a NaN or an infinity")]
-    nonfinite_modules: Annotated[tuple[str, ...], Meta(description="which, at most 100")]
+    nonfinite: Annotated[int, Meta(description="modules whose newest tensors contained a NaN or an infinity")]
+    nonfinite_modules: Annotated[tuple[str, ...], Meta(description="these modules, at most 100")]
     modules_captured: int
     modules: int
     taps: int
@@ -183,11 +186,11 @@ class Overview(Answer, frozen=True):
         Number | None,
         Meta(description="the share of the run's time that watching adds, over all steps; null until it is measured"),
     ]
-    every: Annotated[int, Meta(description="which steps are captured: every n-th")]
+    every: Annotated[int, Meta(description="every n-th step is captured")]
     budget: Annotated[float | None, Meta(description="the largest share that watching may add; null means no limit")]
     steps_left_out: Annotated[int | None, Meta(description="steps that were not captured; null if not reported")]
     cost: Annotated[str, Meta(description="the cost in one sentence, as every page shows it")]
-    dropped: Annotated[dict[str, int], Meta(description="by reason, in the store and on the way to it")]
+    dropped: Annotated[dict[str, int], Meta(description="by reason, in the store and on the way to the store")]
     findings: Annotated[
         dict[str, int], Meta(description="findings that are neither acknowledged nor muted, by severity")
     ]

@@ -1,4 +1,4 @@
-"""Which call of a module feeds which."""
+"""The data flow between module calls."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ Places = tuple[int, ...]
 
 
 class FlowCall(Answer, frozen=True):
-    """One call of a module, and the calls that fed it, by their places in the list of calls."""
+    """One call of a module, and the calls that feed it, by their places in the list of calls."""
 
     module: str
     call: int
     phase: Phase
-    fed_by: Annotated[Places, Meta(description="from whose outputs it computed its own, directly")]
+    fed_by: Annotated[Places, Meta(description="the calls whose outputs it directly computed its own from")]
     returns: Annotated[Places, Meta(description="the calls inside it whose outputs it returned as they were")]
-    how: Annotated[How, Meta(description="how that is known; `order` is a guess by the order of execution")]
+    how: Annotated[How, Meta(description="how this is known; `order` is a guess from the order of execution")]
 
 
 class Flow(Answer, frozen=True):
-    """Which call fed which, in the order in which the calls returned. Without calls if it isn't known."""
+    """The calls of a step with their sources, in the order in which the calls returned. Empty if unknown."""
 
     run: str
     step: Annotated[int | None, Meta(description="the step in which it was learned; null if it isn't known")]
     steps: Annotated[tuple[int, ...], Meta(description="all steps in which a structure of the model was learned")]
-    seconds: Annotated[Number, Meta(description="that learning it cost the training")]
+    seconds: Annotated[Number, Meta(description="the time that learning it cost the training")]
     calls: tuple[FlowCall, ...]
 
     @classmethod

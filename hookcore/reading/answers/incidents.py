@@ -1,4 +1,4 @@
-"""Incidents: what went wrong, as it was seen when it happened."""
+"""Incidents: problems, as they were found when they happened."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Link(Tap, frozen=True):
 class Incident(Answer, frozen=True):
     """A problem from its first step until all affected tensors had recovered. Culprit and first step never change."""
 
-    id: Annotated[str, Meta(description="names it in addresses, also after a restart")]
-    key: Annotated[str, Meta(description="by which it is acknowledged, together with the finding about its culprit")]
+    id: Annotated[str, Meta(description="its name in addresses, also after a restart")]
+    key: Annotated[str, Meta(description="the key to acknowledge it, together with the finding about its culprit")]
     rule: str
     severity: Severity
     acknowledged: bool
-    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it is no alert")]
+    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it raises no alert")]
     sentence: str
     culprit: Link
-    value: Annotated[Number, Meta(description="what the culprit was when it was found")]
-    usual: Annotated[Number, Meta(description="what it was before; NaN if unknown")]
+    value: Annotated[Number, Meta(description="the culprit's value when the incident was found")]
+    usual: Annotated[Number, Meta(description="the value before; NaN if unknown")]
     first_step: int
     last_step: Annotated[int, Meta(description="the newest step in which it was found")]
     recovered: Annotated[int | None, Meta(description="the step in which it was over; null while it lasts")]
-    told: Annotated[int, Meta(description="the newest step when it was found")]
+    told: Annotated[int, Meta(description="the newest step when the incident was found")]
     steps: Annotated[int, Meta(description="affected steps: captured ones of NaN or infinity, or from first to last")]
     unseen: Annotated[int, Meta(description="uncaptured steps right before the first one")]
     skipped: Annotated[bool, Meta(description="whether a gradient scaler skipped one of the steps")]
-    loss: Annotated[str, Meta(description="a loss that was non-finite in the first step though no output was")]
+    loss: Annotated[str, Meta(description="a loss that was non-finite in the first step, although no output was")]
     chain: Annotated[tuple[Link, ...], Meta(description="the tensors that followed, in the order of cause")]
-    taps: Annotated[int, Meta(description="how many tensors followed; the chain has the first 256")]
-    modules: Annotated[int, Meta(description="how many other modules were affected")]
-    has_evidence: Annotated[bool, Meta(description="whether the values around the onset were kept")]
+    taps: Annotated[int, Meta(description="the number of tensors that followed; the chain has the first 256")]
+    modules: Annotated[int, Meta(description="the number of other affected modules")]
+    has_evidence: Annotated[bool, Meta(description="whether the values around the onset were saved")]
 
     @classmethod
     def of(cls, found: incidents.Incident, acknowledged: bool, muted: bool) -> Incident:
@@ -51,7 +51,7 @@ class Incident(Answer, frozen=True):
 
 
 class Around(Answer, frozen=True):
-    """A logged value around an onset."""
+    """A logged value around the onset of an incident."""
 
     name: str
     steps: Integers
@@ -94,7 +94,7 @@ class Incidents(Answer, frozen=True):
 
     run: str
     total: int
-    dropped: Annotated[int, Meta(description="incidents that made room for later ones, or found none")]
+    dropped: Annotated[int, Meta(description="incidents that were dropped to make room for others")]
     dropped_alerts: Annotated[int, Meta(description="the warnings and errors among these")]
     incidents: tuple[Incident, ...]
 

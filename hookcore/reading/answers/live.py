@@ -1,4 +1,4 @@
-"""What the live streams send: news for scripts, and the JSON messages of the pages' socket."""
+"""The messages of the live streams: news for scripts, and the JSON messages of the pages' socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FrameNews(Answer, frozen=True, eq=False, omit_defaults=True):
     numbers: Integers = msgspec.field(name="taps")
     steps: Integers
     values: dict[str, Floats]
-    nonfinite: Annotated[Integers, Meta(description="the taps that held a NaN or an infinity in any of the steps")]
+    nonfinite: Annotated[Integers, Meta(description="the taps that contained a NaN or an infinity in any of the steps")]
     id: str = ""  # of the event that contained it
     name: str = "frame"
 
@@ -105,7 +105,7 @@ class ScalarsMessage(Message, frozen=True, tag="scalars"):
 
 
 class RunNews(Answer, frozen=True):
-    """How far a run is."""
+    """The progress of a run."""
 
     run: str
     name: str
@@ -117,9 +117,11 @@ class RunNews(Answer, frozen=True):
     edits: Annotated[int, Meta(description="changes of the name, the notes, and acknowledgements")]
     paused: Annotated[bool, Meta(description="whether capture is paused")]
     flow_step: Annotated[int | None, Meta(description="the step whose data flow was learned last")]
-    snapshots: Annotated[int, Meta(description="how many were captured so far, also those that were dropped since")]
-    waiting: Annotated[tuple[int, ...], Meta(description="the numbers of commands that wait for the trainer")]
-    frames: Annotated[int, Meta(description="how many came; more than one for a step if parts of it came later")]
+    snapshots: Annotated[int, Meta(description="the number of steps captured so far, including those dropped since")]
+    waiting: Annotated[
+        tuple[int, ...], Meta(description="the numbers of the commands that are waiting for the trainer")
+    ]
+    frames: Annotated[int, Meta(description="the number of frames; a step has several if parts of it arrived later")]
 
 
 class RunsMessage(Message, frozen=True, tag="runs"):

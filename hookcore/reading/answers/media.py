@@ -1,4 +1,4 @@
-"""What a script logged besides numbers."""
+"""Items that a script logged in addition to numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hookcore.reading.answers.base import Answer, Number, Page
 class Media(Answer, frozen=True):
     """An image, text, table, or figure, without its content."""
 
-    number: Annotated[int, Meta(description="names it in the API")]
+    number: Annotated[int, Meta(description="its number in the API")]
     name: str
     step: int
     time_s: Number
     type: Annotated[str, Meta(description="the media type of its content")]
     nbytes: int
-    cut: Annotated[bool, Meta(description="whether the script logged more than is kept: pixels, or text")]
+    cut: Annotated[bool, Meta(description="whether the item was shortened")]
 
     @classmethod
     def of(cls, number: int, found: records.Snapshot) -> Media:
@@ -29,7 +29,7 @@ class Media(Answer, frozen=True):
 
 
 class MediaList(Page, frozen=True):
-    """What a script logged besides numbers, oldest first."""
+    """Images, texts, tables, and figures that a script logged, oldest first."""
 
     run: str
     media: tuple[Media, ...]

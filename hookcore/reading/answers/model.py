@@ -1,4 +1,4 @@
-"""A model as a picture: its boxes, what flows between them, and how large they are."""
+"""A model as a picture: its boxes, their connections, and their sizes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Numbers = tuple[int, ...]
 
 
 class ModelEdge(Answer, frozen=True):
-    """What flows between two parts of a box. A null end is the outside: what enters the box, or leaves it."""
+    """The data flow between two parts of a box. A null end is outside of the box."""
 
     source: int | None
     target: int | None
-    carries: Annotated[Numbers, Meta(description="the boxes whose outputs flow")]
+    carries: Annotated[Numbers, Meta(description="the boxes whose outputs flow along the edge")]
     guessed: Annotated[bool, Meta(description="only the order of execution is known")]
 
 
@@ -36,7 +36,7 @@ class ModelTensor(Answer, frozen=True):
 
 
 class ModelBox(Answer, frozen=True):
-    """A call of a module, a module, or a repeat: parts that are there several times in a row."""
+    """A call of a module, a module, or a repeat: parts that occur several times in a row."""
 
     number: int
     kind: Literal["call", "module", "repeat"]
@@ -48,11 +48,11 @@ class ModelBox(Answer, frozen=True):
     inside: Annotated[int | None, Meta(description="the box around it")]
     parts: Annotated[Numbers, Meta(description="the boxes in it, in the order of execution")]
     edges: Annotated[tuple[ModelEdge, ...], Meta(description="what flows between the parts")]
-    period: Annotated[int, Meta(description="how many parts of a repeat are one unit")]
+    period: Annotated[int, Meta(description="the number of parts of a repeat that form one unit")]
     same: Annotated[int, Meta(description="boxes with the same number have the same structure")]
     how: Annotated[How, Meta(description="how its sources are known")]
-    computes: Annotated[bool, Meta(description="whether it has operators of its own, not only those of its parts")]
-    made_by: Annotated[str, Meta(description="the operator that made its output, if that is its own, such as Add")]
+    computes: Annotated[bool, Meta(description="whether it has its own operators, in addition to those of its parts")]
+    made_by: Annotated[str, Meta(description="the operator that computed its output, if that is its own, such as Add")]
     parameters: Annotated[int, Meta(description="with those of its children; shared ones count once")]
     trainable: int
     inputs: Annotated[tuple[ModelTensor, ...], Meta(description="the first ones")]
@@ -66,7 +66,9 @@ class Model(Tabular, frozen=True):
     """A model as boxes inside of boxes: calls if the data flow is known, else modules."""
 
     run: str
-    step: Annotated[int | None, Meta(description="in which the structure was learned; null: these are modules")]
+    step: Annotated[
+        int | None, Meta(description="the step in which the structure was learned; null if the boxes are modules")
+    ]
     steps: Annotated[Numbers, Meta(description="all steps in which a structure was learned")]
     why: Annotated[str, Meta(description="why the data flow isn't known; empty if it is")]
     parts: Annotated[Numbers, Meta(description="the outermost boxes")]
@@ -89,7 +91,7 @@ class Model(Tabular, frozen=True):
         return cls(run, learned, steps, why if flow is None else "", anatomy.parts, edges, tuple(boxes), anatomy.absent)
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each box that isn't a repeat. What isn't known is NaN."""
+        """Return a row for each box that isn't a repeat. Unknown values are NaN."""
         shown = [box for box in self.boxes if box.kind != "repeat"]
         texts = ("module", "phase", "type", "flops_unknown")
         counts, sizes, forms = ("call", "parameters", "trainable"), ("memory", "flops"), ("inputs", "outputs")

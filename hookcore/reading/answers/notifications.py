@@ -14,7 +14,7 @@ class NotificationTarget(Answer, frozen=True):
 
     name: Annotated[str, Meta(description="the service, numbered if there are several")]
     sent: Annotated[int, Meta(description="messages that it accepted")]
-    failed: Annotated[int, Meta(description="messages that it did not accept, after three attempts")]
+    failed: Annotated[int, Meta(description="messages that it didn't accept in three attempts")]
     works: Annotated[bool | None, Meta(description="whether it accepted the newest one; null before the first")]
 
 
@@ -22,5 +22,5 @@ class Notifications(Answer, frozen=True):
     """Where a server sends notifications, and how many arrived."""
 
     targets: tuple[NotificationTarget, ...]
-    waiting: Annotated[int, Meta(description="incidents for the next message")]
-    dropped: Annotated[int, Meta(description="incidents for which there was no room")]
+    waiting: Annotated[int, Meta(description="incidents waiting for the next message")]
+    dropped: Annotated[int, Meta(description="incidents dropped because too many were waiting")]

@@ -1,4 +1,4 @@
-"""Values over time of many runs, in one answer."""
+"""Values of many runs over time, in one answer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _PARTS = ("first_step", "last_step", "mean", "min", "max", "nonfinite", "runs")
 
 
 class OverlayLine(Answer, frozen=True, eq=False):
-    """A run, or the mean of a group of runs with the smallest and the largest value of any of them."""
+    """A run, or the mean of a group of runs with their smallest and largest value."""
 
     run: Annotated[str | None, Meta(description="null for the mean of a group")]
-    name: Annotated[str, Meta(description="of the run, or the value that the runs of the group share")]
+    name: Annotated[str, Meta(description="the name of the run, or the value that the runs of the group share")]
     group: Annotated[str, Meta(description="the run's value of `group_by`; empty without one")]
     source: Annotated[str, Meta(description="the scalar or tap that was found; empty for a group")]
     first_step: Integers
@@ -24,12 +24,12 @@ class OverlayLine(Answer, frozen=True, eq=False):
     mean: Floats
     min: Floats
     max: Floats
-    nonfinite: Annotated[Integers, Meta(description="in how many steps a value was NaN or infinite")]
-    runs: Annotated[Integers, Meta(description="how many runs have a value")]
+    nonfinite: Annotated[Integers, Meta(description="the number of steps with a NaN or infinite value")]
+    runs: Annotated[Integers, Meta(description="the number of runs with a value")]
 
 
 class Overlay(Tabular, frozen=True):
-    """The same values of many runs. `without` are the runs that have none of them."""
+    """The same values of many runs. `without` lists the runs that have none."""
 
     what: Annotated[str, Meta(description="a scalar, or a stat of a tap")]
     group_by: str

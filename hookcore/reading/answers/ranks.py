@@ -21,7 +21,7 @@ class Rank(Answer, frozen=True):
     device: str
     local_rank: int
     axes: Annotated[dict[str, tuple[int, int]], Meta(description="coordinate and size on each axis of the mesh")]
-    newest_step: Annotated[int | None, Meta(description="in the count of the run of all ranks")]
+    newest_step: Annotated[int | None, Meta(description="as the run of all ranks counts steps")]
     behind: Annotated[int | None, Meta(description="steps behind the farthest rank")]
     seconds_per_step: Annotated[Number, Meta(description="mean of the newest captured steps; NaN if unknown")]
     wait_s: Annotated[Number, Meta(description="mean seconds of waiting in a step (see `waits`); NaN if unknown")]
@@ -30,9 +30,9 @@ class Rank(Answer, frozen=True):
     was_last: Annotated[int, Meta(description="in how many of these steps it was the last rank")]
     late: Annotated[int, Meta(description="frames that came too late for the sum")]
     missed: Annotated[int, Meta(description="steps that were added up without this rank")]
-    unknown_rows: Annotated[int, Meta(description="rows of its newest frame of which nobody knows the owner")]
+    unknown_rows: Annotated[int, Meta(description="rows of its newest frame whose owner is unknown")]
     samples_per_second: Annotated[
-        Number | None, Meta(description="given to its model, the newest measurement; null if unknown")
+        Number | None, Meta(description="that its model received, as last measured; null if unknown")
     ] = None
     tokens_per_second: Annotated[Number | None, Meta(description="null if its batches aren't rows of tokens")] = None
 
@@ -40,12 +40,12 @@ class Rank(Answer, frozen=True):
 class RankWaits(Answer, frozen=True):
     """How ranks wait for each other at the end of backward passes, in the newest steps that all have captured."""
 
-    name: Annotated[str, Meta(description="the logged value that it is from, which says what was measured")]
+    name: Annotated[str, Meta(description="the logged value that it is from")]
     steps: int
     first_step: int
     last_step: int
     seconds_per_step: Number
-    latest: Annotated[int | None, Meta(description="the rank that is last in most steps, by a noticeable time")]
+    latest: Annotated[int | None, Meta(description="the rank that is noticeably last in most steps")]
 
 
 class Ranks(Tabular, frozen=True):
@@ -54,17 +54,21 @@ class Ranks(Tabular, frozen=True):
     run: str
     summary: RankSummary
     steps: Annotated[int, Meta(description="steps that were added up")]
-    incomplete: Annotated[int, Meta(description="those of them without some rank")]
-    partial: Annotated[int, Meta(description="those that some rank didn't capture: what would be a part is left out")]
-    waiting: Annotated[int, Meta(description="steps that wait for some rank")]
+    incomplete: Annotated[int, Meta(description="those that lack a rank")]
+    partial: Annotated[
+        int, Meta(description="those that some rank didn't capture; values that would be incomplete are left out")
+    ]
+    waiting: Annotated[int, Meta(description="steps that are waiting for a rank")]
     compared: Annotated[int, Meta(description="rows that were compared with the same row of another rank")]
-    unread: Annotated[tuple[int, ...], Meta(description="ranks whose saved runs can't be read, so the sum lacks them")]
+    unread: Annotated[
+        tuple[int, ...], Meta(description="ranks whose saved runs can't be read, so the sum doesn't include them")
+    ]
     unlisted: Annotated[int, Meta(description="folders with its name that can't be read, if ranks are missing")]
-    waits: Annotated[RankWaits | None, Meta(description="null if fewer than two ranks know how long they wait")]
+    waits: Annotated[RankWaits | None, Meta(description="null if fewer than two ranks measure how long they wait")]
     ranks: tuple[Rank, ...]
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each rank. What isn't known is NaN."""
+        """Return a row for each rank. Unknown values are NaN."""
         texts, counts = ("run", "state", "host", "device"), ("was_last", "late", "missed")
         rates = ("seconds_per_step", "samples_per_second", "tokens_per_second")
         numbers = ("newest_step", *rates, "wait_s", "after_first_s")
@@ -111,7 +115,7 @@ class RankMap(Tabular, frozen=True, eq=False):
 
 
 class LayerSpread(Answer, frozen=True):
-    """The values of the ranks of one tap in one step: over the finite ones, NaN if there are none."""
+    """The values of one tap on all ranks in one step: statistics of the finite ones, NaN if there are none."""
 
     tap: Tap
     low: Number
@@ -125,15 +129,13 @@ class LayerSpread(Answer, frozen=True):
 
 
 class LayerSpreads(Page, Tabular, frozen=True):
-    """How far the ranks are apart, layer by layer."""
+    """How far apart the ranks are, layer by layer."""
 
     run: str
     kind: str
     stat: str
-    first_step: Annotated[
-        int | None, Meta(description="before `step` if values are means of steps that are merged by now")
-    ]
-    step: Annotated[int | None, Meta(description="the newest one that all ranks have sent; null before it")]
+    first_step: Annotated[int | None, Meta(description="before `step` if values are means of merged steps")]
+    step: Annotated[int | None, Meta(description="the newest step that all ranks have sent; null if there is none")]
     layers: tuple[LayerSpread, ...]
 
     def columns(self) -> dict[str, Any]:

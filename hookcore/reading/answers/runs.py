@@ -18,12 +18,12 @@ State = Literal["live", "ended", "crashed", "interrupted", "lost"]
 
 
 class RankSummary(Answer, frozen=True):
-    """How many ranks a run adds up."""
+    """The ranks of a run that adds them up."""
 
     world: int
     seen: int
     live: int
-    missing: Annotated[tuple[int, ...], Meta(description="ranks of which this server has no data, the first 100")]
+    missing: Annotated[tuple[int, ...], Meta(description="ranks that this server has no data of, the first 100")]
     attempts: Annotated[int, Meta(description="how often the training was started")]
 
 
@@ -35,7 +35,7 @@ class Run(Answer, frozen=True):
     notes: str
     state: State
     failure: Annotated[Failure | None, Meta(description="why it crashed or was interrupted")]
-    partial: Annotated[str, Meta(description="why answers about it may lack something; empty if they don't")]
+    partial: Annotated[str, Meta(description="why answers about it may be incomplete; empty if they are complete")]
     in_memory: Annotated[bool, Meta(description="false: it is on disk, and read when you ask for it")]
     folder: Annotated[str, Meta(description="the folder on disk; empty if there is none")]
     first_step: int | None
@@ -52,17 +52,17 @@ class Run(Answer, frozen=True):
     script: str
     versions: dict[str, Any]
     settings: dict[str, Any]
-    config: Annotated[dict[str, Value], Meta(description="what its user says that it trains with, flattened")]
+    config: Annotated[dict[str, Value], Meta(description="the user's configuration, flattened")]
     config_cut: Annotated[int, Meta(description="values of the configuration that were left out or shortened")]
     facts: Annotated[dict[str, Value], Meta(description="recognized: optimizer, parameters, device, commit, ...")]
     facts_cut: Annotated[int, Meta(description="facts that were left out or shortened")]
     results: Annotated[
         dict[str, Number],
-        Meta(description="the newest values of what it logged; `recent_loss` is the mean of the loss's last tenth"),
+        Meta(description="the newest logged values; `recent_loss` is the mean of the loss's last tenth"),
     ]
     tags: tuple[str, ...]
     group: str
-    archived: Annotated[bool, Meta(description="left out of the list of runs, unless a query asks for it")]
+    archived: Annotated[bool, Meta(description="left out of the list of runs unless a query asks for it")]
     labels: Annotated[dict[str, str], Meta(description="empty if it isn't in memory")]
     counters: DeliveryCounters
     usage: Usage
@@ -166,9 +166,9 @@ class Event(Answer, frozen=True):
     severity: Severity
     module: str
     count: int
-    key: Annotated[str, Meta(description="by which it is acknowledged")]
+    key: Annotated[str, Meta(description="the key to acknowledge it")]
     acknowledged: bool
-    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it is no alert")]
+    muted: Annotated[bool, Meta(description="whether a mute covers it, so that it raises no alert")]
 
     @classmethod
     def of(cls, event: records.Event, acknowledged: bool, muted: bool) -> Event:
@@ -219,7 +219,7 @@ class Acknowledged(Answer, frozen=True):
 
 
 class Annotation(Answer, frozen=True):
-    """What a reader noted at a step."""
+    """A reader's note about a step."""
 
     step: int
     text: str
@@ -233,17 +233,17 @@ class Annotations(Answer, frozen=True):
 
 
 class Mute(Answer, frozen=True):
-    """No alerts from a rule in the modules that match."""
+    """A rule that raises no alerts in the matching modules."""
 
     rule: Annotated[str, Meta(description="a rule of findings, or the name of events")]
-    match: Annotated[str, Meta(description="a pattern for modules; empty is everywhere")]
-    findings: Annotated[int, Meta(description="findings that it covers now")]
+    match: Annotated[str, Meta(description="a pattern for modules; empty for all modules")]
+    findings: Annotated[int, Meta(description="current findings that it covers")]
     incidents: int
     events: int
 
 
 class Mutes(Answer, frozen=True):
-    """The mutes of a run. What they cover is found, counted, and listed, but is no alert."""
+    """The mutes of a run. Muted findings are found, counted, and listed, but raise no alert."""
 
     run: str
     mutes: tuple[Mute, ...]
@@ -271,7 +271,7 @@ class PinnedChart(Answer, frozen=True):
 
 
 class Board(Answer, frozen=True):
-    """The charts that readers pinned, in the order of their names: the same of every run."""
+    """The charts that readers pinned, in the order of their names. They are the same for every run."""
 
     charts: tuple[PinnedChart, ...]
 

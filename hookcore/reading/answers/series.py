@@ -33,12 +33,12 @@ from hookcore.store.tables import (
     span_columns,
 )
 
-# Limits of one answer. The client divides its questions by them.
+# Limits of one answer. The client splits larger queries.
 MAX_SERIES: Final = 100
 MAX_NUMBERS: Final = 500_000  # points of all its series
 MAX_HISTOGRAMS: Final = 50
 MAX_SCALARS: Final = 50  # series of scalars
-MAX_CHOSEN: Final = 500  # taps whose newest values are asked for by their numbers
+MAX_CHOSEN: Final = 500  # taps whose newest values are requested by number
 
 
 class Series(SeriesTable, Answer, frozen=True, eq=False, omit_defaults=True):
@@ -52,10 +52,10 @@ class Series(SeriesTable, Answer, frozen=True, eq=False, omit_defaults=True):
     min: Floats
     max: Floats
     present: Annotated[
-        Integers | None, Meta(description="in how many of the steps it was seen; quantiles have none")
+        Integers | None, Meta(description="the number of steps in which it was captured; quantiles have none")
     ] = None
     nonfinite: Annotated[
-        Integers | None, Meta(description="in how many it held a NaN or an infinity; quantiles have none")
+        Integers | None, Meta(description="the number of steps with a NaN or an infinity; quantiles have none")
     ] = None
 
     @classmethod
@@ -78,7 +78,7 @@ class SeriesList(Page, Tabular, frozen=True):
 
 
 def _series_columns(many: Sequence[Series], *, stats: bool = False) -> dict[str, Any]:
-    """Return series one below the other; `tap` is -1 for a scalar. `stats` adds which stat each is of."""
+    """Return all series in one table; `tap` is -1 for a scalar. `stats` adds a column with the stat."""
     sizes = [len(series.first_step) for series in many]
     pairs = list(zip(many, sizes, strict=True))
     numbers = np.array([-1 if series.tap is None else series.tap.number for series in many], np.int64)
@@ -110,7 +110,7 @@ class Scalars(Page, Tabular, frozen=True):
 class Row(Tap, frozen=True):
     """A row of a heatmap: a tap, or a group of neighbors starting with it."""
 
-    group: Annotated[int, Meta(description="how many taps share the row")]
+    group: Annotated[int, Meta(description="the number of taps in the row")]
 
 
 class Heatmap(Tabular, frozen=True, eq=False, omit_defaults=True):
@@ -123,7 +123,7 @@ class Heatmap(Tabular, frozen=True, eq=False, omit_defaults=True):
     first_step: Integers
     last_step: Integers
     worst: FloatMatrix
-    state: Annotated[States, Meta(description="0 empty, 1 finite, 2 holds a NaN, 3 holds infinities and no NaN")]
+    state: Annotated[States, Meta(description="0 empty, 1 finite, 2 contains a NaN, 3 contains infinities but no NaN")]
     present: IntegerMatrix | None = None
     nonfinite: IntegerMatrix | None = None
 
@@ -190,7 +190,7 @@ class HistogramsList(Tabular, frozen=True):
     histograms: tuple[Histograms, ...]
 
     def columns(self) -> dict[str, Any]:
-        """Return a row for each bin of each span of steps that holds something, because edges differ by tap."""
+        """Return a row for each non-empty bin of each span of steps, because edges differ by tap."""
         parts: list[dict[str, NDArray[Any]]] = []
         for each in self.histograms:
             column, place = np.nonzero(each.counts)
@@ -208,7 +208,7 @@ class HistogramsList(Tabular, frozen=True):
 
 
 class Channels(ChannelsTable, Answer, frozen=True, eq=False):
-    """The numbers of a probe in their order: values[i][j] is the largest of the channels from channel[i] on."""
+    """The numbers of a probe, in order: values[i][j] is the largest of the channels from channel[i] on."""
 
     run: str
     tap: Tap
@@ -228,7 +228,7 @@ class Channels(ChannelsTable, Answer, frozen=True, eq=False):
 
 
 class ChannelTaps(Tabular, frozen=True):
-    """The taps whose numbers are kept in their order."""
+    """The taps whose numbers are stored in order."""
 
     run: str
     taps: tuple[Tap, ...]
@@ -243,7 +243,7 @@ class LatestTap(Tap, frozen=True, eq=False):
 
     step: int
     values: Floats
-    first_step: Annotated[int, Meta(description="less than `step` if the values are means of steps that are merged")]
+    first_step: Annotated[int, Meta(description="less than `step` if the values are means of merged steps")]
 
 
 class Latest(Tabular, frozen=True, eq=False):
@@ -252,7 +252,7 @@ class Latest(Tabular, frozen=True, eq=False):
     run: str
     stats: tuple[str, ...]
     taps: tuple[LatestTap, ...]
-    total: Annotated[int, Meta(description="how many taps have values; more than `taps` has if `limit` is less")]
+    total: Annotated[int, Meta(description="the number of taps with values, which may exceed `limit`")]
 
     @classmethod
     def of(cls, run: str, found: store.Latest) -> Latest:

@@ -13,7 +13,7 @@ from hookcore.reading.answers.base import Answer, FloatMatrix, Nested, Number, P
 class Snapshot(Answer, frozen=True):
     """A captured tensor, without its values."""
 
-    number: Annotated[int, Meta(description="names it in the API")]
+    number: Annotated[int, Meta(description="its number in the API")]
     asked: Annotated[bool, Meta(description="whether a reader requested it; otherwise the training script did")]
     tap: Tap
     step: int
@@ -50,19 +50,19 @@ class Snapshots(Page, frozen=True):
 
 
 class SnapshotNames(Answer, frozen=True):
-    """What the script called the positions and the samples of a snapshot's batch, as far as it fits the tensor."""
+    """The script's names for the positions and samples of a snapshot's batch, as far as they fit the tensor."""
 
     run: str
     number: int
     axes: Annotated[tuple[int, ...], Meta(description="the dimensions of the positions that tokens name")]
-    tokens: Annotated[tuple[tuple[str, ...], ...], Meta(description="of each sample; one row of all if `shared`")]
+    tokens: Annotated[tuple[tuple[str, ...], ...], Meta(description="of each sample, or one row for all if `shared`")]
     shared: bool
     labels: Annotated[tuple[str, ...], Meta(description="of the samples, the first dimension")]
-    why: Annotated[str, Meta(description="why names that were given are not here")]
+    why: Annotated[str, Meta(description="why the given names are missing")]
 
 
 class SnapshotValues(Snapshot, frozen=True, eq=False):
-    """A snapshot and its values, as nested lists; of complex numbers the innermost lists are pairs."""
+    """A snapshot and its values, as nested lists. For complex numbers, the innermost lists are pairs."""
 
     run: str
     slice: str
@@ -107,7 +107,7 @@ class RequestedMaps(Answer, frozen=True):
 
     run: str
     asked: tuple[RequestedSnapshot, ...]
-    left_out: Annotated[int, Meta(description="how many were too many for one request")]
+    left_out: Annotated[int, Meta(description="the number of maps that didn't fit into the request")]
     look: str
 
 
@@ -132,6 +132,6 @@ class Rollout(Answer, frozen=True, eq=False):
     discard: float
     gradient: bool
     layers: tuple[RolloutLayer, ...]
-    tokens: Annotated[tuple[str, ...], Meta(description="what the script called the positions; empty if it didn't")]
-    label: Annotated[str, Meta(description="what it called the sample")]
+    tokens: Annotated[tuple[str, ...], Meta(description="the script's names of the positions, or empty")]
+    label: Annotated[str, Meta(description="the script's name of the sample")]
     matrix: FloatMatrix

@@ -18,7 +18,7 @@ def _start() -> None:
         from hookcore.commands.run.wait import watch_when_torch_comes
 
         watch_when_torch_comes()
-    # The one that this file hides. If there is none, Python expects the resulting error.
+    # Import the sitecustomize that this file hides. If there is none, Python expects the resulting error.
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
 
 
