@@ -48,7 +48,7 @@ _OF_CLICKHOUSE: Final = (UnreachableError, ClickHouseError, FormatError, SchemaE
 
 
 class App(FastAPI):
-    """FastAPI with the guard around everything, so that no answer lacks its headers, not even that of a crash."""
+    """FastAPI with the guard around everything, so that every answer has its headers, even after a crash."""
 
     def build_middleware_stack(self) -> ASGIApp:
         """Put the guard around FastAPI's own middleware."""

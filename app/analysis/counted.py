@@ -11,7 +11,7 @@ from hookcore.reading import Reader, answers
 def counted_series(
     reader: Reader, tap: answers.Tap, stat: str, first: int | None, last: int | None, points: int
 ) -> answers.Series:
-    """Return a series with its non-finite steps, which for a quantile are those of the stat rms."""
+    """Return a series with its non-finite steps. For a quantile, these are the ones of the stat rms."""
     found = reader.series(tap, stat, first, last, points)
     if found.nonfinite is not None:
         return found

@@ -1,4 +1,4 @@
-"""What is missing of a run: data that was lost, and kinds that have no data."""
+"""Missing data of a run: lost data, and kinds without data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is different in some steps: layers and logged values, those that differ most first. Pure; no web."""
+"""Layers and logged values that differ in some steps, the largest difference first. Pure; no web."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _layer(
 
 
 def message_of(inside: Distribution, outside: Distribution) -> str:
-    """Return what is different, in plain words."""
+    """Describe the difference in plain words."""
     said = []
     for name, here, there in (
         ("NaN", inside.nan, outside.nan),

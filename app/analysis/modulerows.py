@@ -1,4 +1,4 @@
-"""A row for each module: what is captured of it, how often it is called, and the hooks on it."""
+"""A row for each module: its captured tensors, its number of calls, and its hooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ON_MODEL: Final = frozenset({"module", "parameter"})
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """A module: what is captured of it, and how often it was called in a step."""
+    """A module: its captured tensors, and its number of calls in a step."""
 
     path: str
     type: str

@@ -1,4 +1,4 @@
-"""Which dimensions of a tensor the names of its batch are of: those of the tokens, and those of the samples."""
+"""The dimensions of a tensor that have the names of its batch's tokens and samples."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Steps: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class OverlayQuery:
-    """What is overlaid: a scalar, the norm of all gradients, or a stat of a tap."""
+    """The overlaid value: a scalar, the norm of all gradients, or a stat of a tap."""
 
     scalar: str = ""
     tap: str = ""

@@ -34,7 +34,7 @@ def pace_of(store: Store) -> float:
 
 
 def rate_of(store: Store, name: str) -> Number | None:
-    """Return the newest measurement of a rate; None if there is none."""
+    """Return the newest measurement of a rate, or None."""
     found = newest_of(store, name)
     return None if found is None else Number(found.value)
 

@@ -1,4 +1,4 @@
-"""The names of modules of one run in those of another."""
+"""Mapping the module names of one run to those of another."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Waits:
 
     @property
     def latest(self) -> int | None:
-        """The rank that is late in most steps, by a noticeable time; None if there is none."""
+        """The rank that is noticeably late in most steps, or None."""
         place = int(self.was_last.argmax())
         often = self.was_last[place] >= MOSTLY * self.steps and self.steps >= MIN_STEPS
         return self.ranks[place] if often and self.after_first_s[place] >= NOTICEABLE * self.elapsed_s else None

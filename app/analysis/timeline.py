@@ -74,7 +74,7 @@ def _name_of(tap: Tap) -> str:
 def timeline_of(
     run: Run, first: int | None = None, last: int | None = None, columns: int = COLUMNS
 ) -> answers.Timeline:
-    """Return a run, or some steps of it, at a glance: at most so many points, marks, and captured steps."""
+    """Return a run, or some of its steps, at a glance, with limits for points, marks, and captured steps."""
     store = run.store
     drawn, known = quantity_of(store), store.steps()
     begin, end = store.captured_rows(first, last)
@@ -98,7 +98,7 @@ def timeline_of(
 def line_of(
     store: Store, drawn: Drawn, first: int | None = None, last: int | None = None, columns: int = COLUMNS
 ) -> answers.Series | None:
-    """Return the line of a run, or of some steps of it, in at most so many points; None if there is nothing to draw."""
+    """Return the line of a run, or of some of its steps, with a limit for points; None if there is nothing to draw."""
     if drawn.scalar:
         found = store.scalars(drawn.scalar, first, last, columns)
     else:
@@ -107,7 +107,7 @@ def line_of(
 
 
 def _thinned(steps: Steps, most: int) -> NDArray[np.intp]:
-    """Return the places of at most so many steps, one of each equal span: the newest in it."""
+    """Return the places of a limited number of steps: the newest one in each of equal spans."""
     if len(steps) <= most:
         return np.arange(len(steps))
     span = int(steps[-1] - steps[0]) + 1
@@ -116,7 +116,7 @@ def _thinned(steps: Steps, most: int) -> NDArray[np.intp]:
 
 
 def marks_of(run: Run, first: int | None = None, last: int | None = None) -> tuple[answers.TimelineMark, ...]:
-    """Return what happened in a run, or in some steps of it, at most so many marks."""
+    """Return marks for the incidents and events of a run, or of some of its steps, up to a limit."""
     known = run.store.steps()
     begin = known.first or 0 if first is None else first
     end = known.newest or 0 if last is None else last

@@ -26,9 +26,9 @@ def list_annotations(run: RunParam, reply: ReplyParam) -> Response:
 
 @router.post("/annotations", summary="Annotate a step", responses=answered(answers.Annotations))
 def add_annotation(runs: RunsParam, given: Annotation) -> Response:
-    """Note something at a step, in place of what was noted there. Returns the annotations of the run.
+    """Annotate a step; an earlier annotation of the step is replaced. Returns the annotations of the run.
 
-    They are kept with the run, and shown on the timeline and in the charts of its pages.
+    Annotations are saved with the run, and shown on the timeline and in the charts of its pages.
     """
     run = run_named(runs, given.run)
     annotate(run, given.step, given.text)
@@ -39,7 +39,7 @@ def add_annotation(runs: RunsParam, given: Annotation) -> Response:
 def delete_annotation(
     run: RunParam, step: Annotated[int, Query(ge=0, le=2**53, description="the annotated step", examples=[100])]
 ) -> Response:
-    """Remove what was noted at a step. Returns the annotations that are left."""
+    """Remove the annotation of a step. Returns the remaining annotations."""
     if not remove_annotation(run, step):
         raise HTTPException(404, f"step {step} of this run has no annotation; GET /api/v1/annotations lists them")
     return StrictJson(_of(run))

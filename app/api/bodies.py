@@ -14,7 +14,7 @@ from .params import RUN_PATTERN
 
 
 class Body(BaseModel, extra="forbid"):
-    """What a request brings, and nothing else."""
+    """The body of a request. Unknown fields are errors."""
 
 
 class BodyAboutRun(Body):
@@ -44,7 +44,7 @@ class ChartToPin(
     Body,
     json_schema_extra={"examples": [{"name": "head: norm", "path": "series", "query": "tap=head+output&stat=norm"}]},
 ):
-    """A chart of the board: its title, and what it asks of any run."""
+    """A chart of the board: its title, and its query, which fits any run."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     path: Literal["series", "scalars"]

@@ -1,4 +1,4 @@
-"""What is different in some steps."""
+"""Layers and logged values that differ in some steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script logged besides numbers: the list, and the content of one item."""
+"""Images, texts, tables, and figures that a script logged: the list, and the content of one item."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def media(
     after: After = 0,
     limit: Limit = 1000,
 ) -> Response:
-    """Return what the script logged besides numbers, oldest first, without the content."""
+    """Return the images, texts, tables, and figures that the script logged, oldest first, without their content."""
 
     def content() -> answers.MediaList:
         shown, page = page_of(run.reader.media(name, span.first, span.last), after, limit)

@@ -54,7 +54,7 @@ def _rule_of(run: Run, rule: Rule) -> answers.Rule:
 
 @router.get("/overview", summary="The key figures", responses=described(answers.Overview))
 def overview(run: RunParam, reply: ReplyParam, span: SpanParam) -> Response:
-    """Return the state of a run: its step and rate, the loss, the gradients, what is watched, and what that costs.
+    """Return the key figures of a run: step, rate, loss, gradients, number of watched modules, and cost.
 
     With `from` and `to`, the loss, the other scalars, the gradients, and the non-finite and captured modules are the
     newest of these steps.

@@ -88,7 +88,7 @@ NameParam = Annotated[str, Query(min_length=1, max_length=MAX_NAME, description=
 
 
 def forget(kept: Views, name: str) -> None:
-    """Delete what readers saved under a name; answer 404 if there is none."""
+    """Delete the view or chart that readers saved under a name. Answers 404 if there is none."""
     if not kept.delete(name):
         raise HTTPException(404, unknown(kept.noun, name, list(kept.all())))
 
@@ -196,7 +196,7 @@ class Reply:
         return self._unless_known(self._tag(name, versions), makers[name], _media_type(name))
 
     def content(self, data: bytes, media_type: str) -> Response:
-        """Reply with data as they came. Numbers of items begin anew with a run, so only the data are their version."""
+        """Reply with data as it was received. Item numbers restart with each run, so the data itself is the version."""
         return self._unless_known(self._tag("", [hashlib.blake2b(data).hexdigest()]), lambda: data, media_type)
 
     def _unless_known(self, tag: str, make: Callable[[], bytes], media_type: str) -> Response:

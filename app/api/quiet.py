@@ -47,7 +47,7 @@ def mutes(run: RunParam, reply: ReplyParam) -> Response:
 def mute(runs: RunsParam, given: Mute) -> Response:
     """Mute a rule, or events with a name, in the modules that match.
 
-    What is muted is still found, counted, and listed, but is no alert: not in the badge, notifications, or
+    Muted findings are still found, counted, and listed, but raise no alert in the badge, notifications, or
     `hookcore check`. The mutes of a run are kept like acknowledgements.
     """
     run = run_named(runs, given.run)
@@ -61,6 +61,6 @@ def unmute(
     rule: Annotated[str, Query(min_length=1, max_length=200, description="as it was muted", examples=["dead"])],
     match: Annotated[str, Query(max_length=1000, description="as it was muted", examples=["layers.*"])] = "",
 ) -> Response:
-    """Take a mute back, so that what it covered is an alert again. Returns the mutes that are left."""
+    """Remove a mute, so that alerts come back. Returns the remaining mutes."""
     remove_mute(run, rule, match)
     return StrictJson(mutes_of(run))

@@ -25,7 +25,7 @@ _PASSED_ON: Final = re.compile(r'^export \{ (\w+(?:, \w+)*) \} from "(\.[^"]+)";
 _EXPORT: Final = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+).*)$")
 _OTHER: Final = re.compile(r"^(?:import\b(?!\()|export\b)")
 _LATE: Final = re.compile(r'\bimport\("(\.[^"]+)"\)')
-# What tells readers and tsc something: from /** to */, and lines of //. No text of a script contains the former.
+# Comments for readers and tsc: from /** to */, and lines of //. No string in a script contains the former.
 _COMMENT: Final = re.compile(r"/\*\*(?:[^*]|\*(?!/))*\*/[ \t]*|^[ \t]*//[^\n]*(?:\n|\Z)", re.MULTILINE)
 
 

@@ -34,7 +34,7 @@ _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010f
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is known of a run."""
+    """The known facts about a run."""
 
     run: str
     name: str
@@ -53,7 +53,7 @@ class Checked:
 
     @property
     def needs(self) -> dict[str, str]:
-        """What the rules need that have nothing to look at."""
+        """For each rule without data, what it needs."""
         return {each.name: each.needs for each in self.rules if each.on and each.needs}
 
     def reaches(self, level: str) -> list[Incident]:
@@ -111,7 +111,7 @@ def _check(given: argparse.Namespace, _environment: Mapping[str, str]) -> int:
 def _fails(checked: Checked, level: str) -> bool:
     if level == NEVER:
         return False
-    # What was dropped was a warning or an error; notes make room first.
+    # Dropped incidents include warnings or errors; notes are dropped first.
     return bool(checked.reaches(level) or checked.ending or checked.incidents.dropped_alerts)
 
 
@@ -205,7 +205,7 @@ def _as_json(checked: Checked, level: str) -> str:
 
 
 def _as_junit(checked: Checked, level: str) -> str:
-    """Return one test case for each rule, also those of the user, and one for the way the training ended.
+    """Return one test case for each rule, including the user's, and one for how the training ended.
 
     A rule of the user that raised is an error, as is a trouble: its case says nothing about the run.
     """

@@ -20,7 +20,7 @@ EXAMPLES: Final = """
 SETTINGS: Final = frozenset(
     ("host", "port", "token", "allowed_hosts", "certfile", "keyfile", "max_body", "receive_s", "max_connections")
 )
-PORT: Final = "8643"  # beside a server on the same machine
+PORT: Final = "8643"  # so that it fits next to a server on the same machine
 
 
 def add(commands: Commands) -> None:

@@ -1,1 +1,1 @@
-"""Runs in ClickHouse: its tables, the blocks that are inserted, and what is read back."""
+"""Runs in ClickHouse: tables, inserting, and reading."""

@@ -25,7 +25,7 @@ _TABLES: Final = (RANK_ROLLUPS, RANK_SKETCH_ROLLUPS)  # values first, since they
 
 @dataclass(slots=True)
 class _Known:
-    """What was seen of one attempt."""
+    """The known state of one attempt."""
 
     seen: deque[tuple[float, Reach]] = field(default_factory=deque)  # how far it was, oldest first
     done: Reach | None = None  # up to which everything is stored that can be

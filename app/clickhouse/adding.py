@@ -1,4 +1,4 @@
-"""What the ranks of one attempt have stored is read in portions, and added up."""
+"""Reads what the ranks of one attempt have stored, in portions, and adds it up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sums_of(asked: Asked, columns: Sequence[str], shares: RankShares, with_sketc
     portions = -(-asked.rows // PORTION)
     if with_sketches:
         portions = max(portions, -(-asked.sketches // SKETCH_PORTION))
-    needed = STATS if asked.has_unowned else columns  # rows that nobody owns count once if all is equal
+    needed = STATS if asked.has_unowned else columns  # rows without an owner count once if all are equal
     for steps in _divided(asked.steps, portions):
         if (rows := asked.read(needed, steps)) is not None:
             block = asked.read_sketches(rows, steps) if with_sketches else None

@@ -1,4 +1,4 @@
-"""What is asked of the ranks of one attempt: some taps in some steps, how much that is, and the rows."""
+"""A query to the ranks of one attempt: some taps in some steps, its size, and the rows."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class _Keys:
         self._keys = keys[self._order]
 
     def find(self, rank: NDArray[np.int64], lane: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the place of each row; -1 if there is none."""
+        """Return the place of each row, or -1."""
         at = np.minimum(np.searchsorted(self._numbers, number), len(self._numbers) - 1)
         keys = self._of(rank, lane, at)
         place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)

@@ -26,7 +26,7 @@ SETTLE_S: Final = 1.0  # in which a server that answers again begins what was se
 IDLE_S: Final = 2.0  # ClickHouse 18 closes a connection that was idle for three seconds
 DOWN_S: Final = 1.0  # for which a server that failed isn't asked again, if there is another one
 MISSING_TABLE: Final = 60
-# What another replica may be able to do: it is read-only, has lost ZooKeeper, or is about to stop.
+# Errors after which another replica may succeed: this one is read-only, has lost ZooKeeper, or is stopping.
 OF_REPLICA: Final = frozenset({203, 209, 210, 225, 236, 242, 279, 285, 319, 999})
 # What inserts ask of a server that knows these settings. Release 26 would insert blocks of several clients together. A
 # block must be an insert of its own: its hash and the name of its query say what has become of it.
@@ -49,7 +49,7 @@ class ClickHouseError(HookcoreError):
 
 
 class UnreachableError(HookcoreError):
-    """No server of a shard can be reached, or none can do what was asked. What was sent may have been done or not."""
+    """No server of a shard can be reached or can carry out a request. The request may have been carried out or not."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Node:
         return http.client.HTTPSConnection(host, port, timeout=CONNECT_S, context=trusted())
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the idle connections."""
         with self._lock:
             while self._idle:
                 with contextlib.suppress(OSError):
@@ -200,7 +200,7 @@ class Shard:
             self.do("SYSTEM SYNC REPLICA rows")
 
     def prepare(self) -> None:
-        """Make the tables of all replicas that can be reached, so that they get the data even if nobody asks them."""
+        """Create the tables on all reachable replicas, so that they get the data even before they are queried."""
         for node in self.nodes:
             if not node.is_prepared and time.monotonic() > node.down_until:
                 with contextlib.suppress(UnreachableError):

@@ -1,4 +1,4 @@
-"""Frames of ranks of which ClickHouse has lost rows, or doesn't have them yet."""
+"""Frames of ranks whose rows ClickHouse has lost, or doesn't have yet."""
 
 from __future__ import annotations
 

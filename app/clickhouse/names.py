@@ -1,4 +1,4 @@
-"""The numbers that stand for runs and lanes in the tables. They follow from the names, so nobody hands them out."""
+"""The numbers that stand for runs and lanes in the tables. They are computed from the names, not assigned."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Answer:
         return column if isinstance(column, Lists) else Lists(np.zeros(1, np.int64), np.empty(0, np.int64))
 
     def one(self, name: str) -> int:
-        """Return the number in the only row; 0 if there is none."""
+        """Return the number in the only row, or 0."""
         return int(next(iter(self.numbers(name)), 0))
 
 

@@ -1,4 +1,4 @@
-"""What the pasts of stores have in common: how far everything is stored, and why something can't be read."""
+"""The common part of the pasts of stores: how far everything is stored, and why something can't be read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Found = TypeVar("Found")
 
 
 class Troubles:
-    """Why something couldn't be read lately, by what was asked. `what` names it in the log."""
+    """Recent reasons why something couldn't be read, by query. `what` names the subject in the log."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -53,7 +53,7 @@ class Troubles:
 
 
 class StoredPast(Past):
-    """What is stored, as far as was seen last. Any thread can ask. What can't be read is None; `trouble` says why."""
+    """The stored data, as last seen. Any thread can ask. Unreadable data is None, and `trouble` says why."""
 
     def __init__(self, what: str) -> None:
         self._troubles = Troubles(what)

@@ -59,7 +59,7 @@ def _exact(pieces: Iterable[Piece]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class OfRun:
-    """What is asked about one run: lanes, or all of them if there are none, in some pieces."""
+    """A query about one run: some lanes, or all of them if none are given, in some pieces."""
 
     run: int
     lanes: tuple[int, ...]
@@ -115,7 +115,7 @@ def rows_sql(stat: str, asked: Sequence[OfRun]) -> str:
 
 
 def cells_sql(run: int, stat: str, taps: Sequence[int], columns: Columns, pieces: Sequence[Piece]) -> str:
-    """Return the query for what is in the cells of a heatmap.
+    """Return the query for the contents of a heatmap's cells.
 
     A bucket in two columns counts in the first, and shows in both: it is in one column `more`. Buckets aren't added up
     here, because to find those of one cell takes ClickHouse several times as long as to read them.

@@ -144,7 +144,7 @@ def _turns(rows: RankRows, group: Places) -> Places:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Logged:
-    """What ranks said of one scalar, by step and rank, of which each has one value."""
+    """The values of one scalar by step and rank; each pair has one value."""
 
     rank: Places
     step: Steps
@@ -152,7 +152,7 @@ class Logged:
 
     @classmethod
     def of(cls, rank: Places, step: Steps, value: Floats) -> Logged:
-        """Return it in order, and what is stored twice once."""
+        """Return the values in order, without duplicates."""
         order = np.lexsort((rank, step))
         order = order[begins_of(step[order], rank[order])]
         return cls(rank[order], step[order], value[order])

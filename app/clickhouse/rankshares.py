@@ -1,4 +1,4 @@
-"""Which ranks lack a step that others have: they captured other steps, or ClickHouse lacks what they sent."""
+"""Finds ranks that lack a step that others have: they captured other steps, or ClickHouse lacks their data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _joined(one: Mapping[Key, Steps], other: Mapping[Key, Steps]) -> dict[Key, S
 
 
 class RankShares:
-    """Finds them, and remembers what doesn't change. `note` is told why an answer lacks something."""
+    """Finds these ranks, and remembers permanent results. Calls `note` with the reason why an answer is incomplete."""
 
     def __init__(self, progress_of: Callable[[RankRun], Progress], note: Callable[[Hashable, str], None]) -> None:
         self._progress_of, self._note = progress_of, note
@@ -40,7 +40,7 @@ class RankShares:
 
     @property
     def lost(self) -> Hashable:
-        """What is known to be lost now; nothing if it is empty."""
+        """The known losses; none if it is empty."""
         return self._losses.found
 
     def of(self, asked: Asked, steps: tuple[int, int], rows: RankRows, block: SketchBlock | None) -> Shares:
@@ -70,7 +70,7 @@ class RankShares:
         rows: RankRows,
         block: SketchBlock | None,
     ) -> dict[RankRun, Steps]:
-        """Return the steps of which ClickHouse doesn't have all that a rank has sent, as far as it matters here."""
+        """Return the steps for which ClickHouse lacks data that a rank has sent, as far as it matters here."""
         none = np.empty(0, np.int64)
         has = {each.rank: np.isin(np.arange(lanes), part.places) for each, part in parts.items()}
         ranks = {each.rank: each for each in parts}
@@ -113,7 +113,7 @@ class RankShares:
         return is_whole
 
     def without_lost(self, ranks: Sequence[RankRun], steps: tuple[int, int], said: Logged) -> Logged:
-        """Return logged values of the steps of which ClickHouse has what all of these ranks have logged."""
+        """Return the logged values of the steps for which ClickHouse has the logged values of all these ranks."""
         lost = self._without_rows(LOGGED, ranks, steps).values()
         return said.some(~np.isin(said.step, np.concatenate([*lost]))) if lost else said
 

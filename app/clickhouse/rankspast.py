@@ -93,7 +93,7 @@ class RanksPast(RanksSteps):
     def _once(
         self, question: str, lanes: tuple[Hashable, ...], span: Span, much: Hashable, find: Callable[[], Found]
     ) -> Found | None:
-        """Return the answer to a question. While nothing more comes, it is asked once, and so is what was too much."""
+        """Return the answer to a query. Until new data arrives, it is asked once, even if it was too large."""
         asked, stored = (question, *lanes), self.stored_until()
         table = RANK_SKETCH_ROLLUPS if "sketches" in question else RANK_ROLLUPS
 
@@ -125,7 +125,7 @@ class RanksPast(RanksSteps):
         return tuple(here)
 
     def _state(self) -> Hashable:
-        """Return what else an answer is known for: what is lost may only be late, so it is looked for again."""
+        """Return what else a cached answer depends on: lost data may only be late, so it is looked for again."""
         lacks = self._shares.lost, self._marks.uneven
         return any(lacks) and (*lacks, time.monotonic() // TROUBLED_S)
 
@@ -230,7 +230,7 @@ class RanksPast(RanksSteps):
         with_sketches: bool = False,
         exactly: bool = False,
     ) -> list[Asked]:
-        """Return what is asked for of some steps of attempts, if it isn't too much to add up."""
+        """Return the query for some steps of attempts. Raises an error if it is too much to add up."""
         self.stored_until()
         every = self._taps()
         taps = [every[number] for number in numbers]

@@ -50,7 +50,7 @@ class RanksSteps(StoredPast):
         return self._known.setdefault(rank.run, Progress())
 
     def frames(self, span: Span) -> tuple[Steps, Steps]:
-        """Return the steps of which some rank has a frame, and those of which some has values of tensors."""
+        """Return the steps for which any rank has a frame, and those for which any has tensor values."""
         every, captured = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for attempt, steps in self._within(span):
             for shard, where in frames_of(attempt, steps):

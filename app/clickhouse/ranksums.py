@@ -133,7 +133,7 @@ class Marks:
 
 
 def _without(steps: Steps, found: Sequence[Stretch]) -> Iterator[Steps]:
-    """Yield what is left of some steps."""
+    """Yield the remaining steps."""
     begin = steps[0]
     for each in found:
         if begin < each.begin:
@@ -144,7 +144,7 @@ def _without(steps: Steps, found: Sequence[Stretch]) -> Iterator[Steps]:
 
 
 class RankSums:
-    """Reads them, and remembers for a moment what is stored."""
+    """Reads the sums, and caches for a moment what is stored."""
 
     def __init__(self, progress_of: Callable[[RankRun], Progress]) -> None:
         self._progress_of = progress_of

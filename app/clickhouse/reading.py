@@ -1,4 +1,4 @@
-"""What is read of runs: the list, names, and items as their trainers sent them."""
+"""Reading runs: the list, names, and items as their trainers sent them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Found = TypeVar("Found")
 
 
 class Recent:
-    """Answers of up to `max_bytes` together; that which nobody has asked for the longest goes first."""
+    """A cache of answers of up to `max_bytes` in total; the least recently used one is dropped first."""
 
     def __init__(self, nbytes: Callable[[Any], int], max_bytes: int = MAX_BYTES) -> None:
         self._nbytes_of, self._max_bytes = nbytes, max_bytes

@@ -75,13 +75,13 @@ class RunPast(StoredPast):
         return self.together.rows([Wanted(self, stat, lanes, span, most)])[0]
 
     def rows_asked(self, wanted: Wanted) -> OfRun:
-        """Return what is asked for rows."""
+        """Return the query for rows."""
         numbers = tuple(lane_of_scalar(each) if isinstance(each, str) else each for each in wanted.lanes)
         budget = Budget(wanted.most, max(wanted.most, MAX_EXACT // len(numbers)), PER_POINT * wanted.most)
         return OfRun(self._run, numbers, self._pieces(*self._within(wanted.span), budget, LEVELS))
 
     def take_rows(self, asked: OfRun, said: Said) -> Rows | None:
-        """Return the rows of this run, of what was said about some."""
+        """Return this run's rows from an answer about several runs."""
         return self._troubles.attempt("rows", lambda: rows_of(*said.about(asked.run), asked.lanes))
 
     def captured(self, span: Span) -> Steps | None:
@@ -120,12 +120,12 @@ class RunPast(StoredPast):
         return self.together.sketches([(self, tap)], span, most)[0]
 
     def sketches_asked(self, tap: int, span: Span, most: int) -> OfRun:
-        """Return what is asked for the sketches of a tap."""
+        """Return the query for the sketches of a tap."""
         budget = Budget(most, max(most, MAX_SKETCHES), PER_POINT * most)
         return OfRun(self._run, (tap,), self._pieces(*self._within(span), budget, SKETCH_LEVELS))
 
     def take_sketches(self, asked: OfRun, said: Said) -> list[SketchRows] | None:
-        """Return the sketches of this run, of what was said about some."""
+        """Return this run's sketches from an answer about several runs."""
         return self._troubles.attempt("sketches", lambda: sketches_of(*said.about(asked.run), *asked.lanes))
 
     def all_sketches(self, taps: int, span: Span) -> list[SketchRows] | None:
@@ -172,7 +172,7 @@ class RunPast(StoredPast):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The answer to a question about some runs, or why there is none, which each of them gets."""
+    """The answer to a query about several runs, or the reason why there is none, for each of them."""
 
     found: Answer | HookcoreError
 

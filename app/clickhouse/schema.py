@@ -65,7 +65,7 @@ class SchemaError(HookcoreError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a statement depends on."""
+    """The server that a statement depends on."""
 
     database: str
     version: tuple[int, ...]
@@ -130,7 +130,7 @@ class Schema:
     """Prepares the servers of one cluster."""
 
     address: ClusterAddress
-    writer: str  # the release of hookcore, for whoever looks into the table
+    writer: str  # the release of hookcore, for people who look into the table
     migrations: tuple[Callable[[Server], Iterator[str]], ...] = MIGRATIONS
     _shards: dict[str, int] = field(default_factory=dict)  # by the name that the servers give them
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -1,4 +1,4 @@
-"""What the servers of one ClickHouse share: edits of runs, saved views, and commands to trainers."""
+"""The data that servers of one ClickHouse share: edits of runs, saved views, and commands to trainers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pages_of(shard: Shard, within_s: int | None = None, run: int | None = None) 
 
 
 def merged(before: Mapping[str, Any], mine: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the newest content with what was changed here since `before`, and nothing else."""
+    """Return the newest content with only the changes made here since `before`."""
     content = dict(newest)
     for name in {**before, **mine}:
         old, new, theirs = (each.get(name) for each in (before, mine, newest))

@@ -1,4 +1,4 @@
-"""Where sums of ranks over steps are stored, what they are made of, and which ones are missing."""
+"""Storing sums of ranks over steps: their tables, their sources, and which ones are missing."""
 
 from __future__ import annotations
 

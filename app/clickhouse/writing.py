@@ -1,4 +1,4 @@
-"""What is written to a shard: blocks that must not be doubled, names, and signs of life."""
+"""Writing to a shard: blocks that must not be duplicated, names, and signs of life."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """What a process that receives a run says about it from time to time."""
+    """A receiving process's regular message about a run."""
 
     info: RunInfo  # with a hash of the key
     counters: DeliveryCounters
@@ -73,7 +73,7 @@ def are_stored(shard: Shard, run: int, items: Sequence[Item]) -> bool:
 
 
 class Known(NamedTuple):
-    """What is stored of a run."""
+    """The stored state of a run."""
 
     newest_step: int  # before some item; -1 for none
     spool: int  # of the first item
@@ -82,7 +82,7 @@ class Known(NamedTuple):
 
 
 def known_of(shard: Shard, run: int, number: int) -> Known | None:
-    """Return what is stored of a run, with the newest step before an item; or None."""
+    """Return the stored state of a run, with the newest step before an item, or None."""
     found = shard.read(
         f"SELECT count() AS count, argMin(spool, number) AS spool, countIf(number < {number}) AS earlier, "
         f"maxIf(step, number < {number}) AS until, min(step) AS since, uniqExact(step) AS steps "

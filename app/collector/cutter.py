@@ -40,7 +40,7 @@ Block = tuple[Table | Inlet, bytes]
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What is inserted together: names first, then a segment, then signs of life."""
+    """A set of blocks that are inserted together: names first, then a segment, then signs of life."""
 
     names: list[Block] = field(default_factory=list)
     cut: Cut | None = None
@@ -163,7 +163,7 @@ class Cutter:
             taken.append((feed, count, *feed.share(count, stored)))
         shares = [share for _, _, share, piece in taken if piece.items]
         cut = self.cuts.cut(shard.number, ready[0].day, shares) if shares else None
-        # Only now, because ClickHouse and the disk may have refused: the feeds would have lost what they gave.
+        # Only now: if ClickHouse or the disk had refused, the feeds would have lost their data.
         for feed, count, share, piece in taken:
             with self._lock:
                 feed.commit(count, is_cut=bool(piece.items))

@@ -65,7 +65,7 @@ class Feed:
         return (0, 0) if place is None else (place.rank, min(place.attempt, 2**32 - 1))
 
     def fill(self, most_bytes: int) -> int:
-        """Read items from the spool, up to about so many bytes. Return how many bytes were read."""
+        """Read items from the spool, up to about this many bytes. Return the number of bytes read."""
         taken = 0
         for record in self.lane.records():
             if taken >= most_bytes:
@@ -113,7 +113,7 @@ class Feed:
         return True
 
     def restart(self, before: int) -> None:
-        """Read again what is not stored, because nothing of some segments was inserted."""
+        """Read again the items that aren't stored, because nothing of some segments was inserted."""
         self.items, self.rows, self.nbytes, self.since = [], 0, 0, None
         self.read, self.before, self.jobs = self.lane.reread(), before, 0
         # The names may have been in a segment that was not inserted.
@@ -170,7 +170,7 @@ class Feed:
             self.steps, self.before = self.steps + len(new), max(new)
 
     def repeat(self, share: Share) -> Piece:
-        """Return what an earlier process put into a segment, and go on after it."""
+        """Return what an earlier process put into a segment, and continue after it."""
         records = [record for record in self.lane.records() if record.first <= share.through]
         self.jobs += 1
         inside = [range(first, last + 1) for first, last in share.ranges]

@@ -55,7 +55,7 @@ class Forwarder:
         )
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Stop sending. What wasn't sent stays in the spool."""
+        """Stop sending. Unsent data stays in the spool."""
         with self._lanes.changed:
             self._stopping = True
             self._lanes.changed.notify_all()

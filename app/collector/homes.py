@@ -61,7 +61,7 @@ class Homes:
                 found.append(feed)
             elif claim is None or (claim.spool != self.spool and claim.age_s >= 2 * CLAIM_S):
                 if are_stored(shard, feed.run, feed.items[: feed.complete()]):
-                    found.append(feed)  # nothing is left to insert, so that whoever has the run now needn't wait
+                    found.append(feed)  # nothing is left to insert, so that the run's new owner needn't wait
                     continue
                 term = 1 if claim is None else claim.term + 1
                 shard.insert(CLAIMS.name, claims_block([(feed.run, feed.day)], term, self.spool))

@@ -23,7 +23,7 @@ from .pauses import Pause, pause_s
 logger = logging.getLogger("hookcore")
 
 LOOK_S: Final = 0.2
-CUTTING: Final = -1  # the key of the cutting thread's troubles, beside those of the shards
+CUTTING: Final = -1  # the key of the cutting thread's troubles, in addition to those of the shards
 
 
 class Inserter:
@@ -67,7 +67,7 @@ class Inserter:
             thread.start()
 
     def close(self, wait_s: float = 2.0) -> None:
-        """Stop inserting. What wasn't inserted stays in the spool."""
+        """Stop inserting. Data that wasn't inserted stays in the spool."""
         self._stopping.set()
         for slot in self._slots:
             slot.close()
@@ -91,7 +91,7 @@ class Inserter:
                 self._stopping.wait(pause_s(bugs) if bugs else LOOK_S)
 
     def step(self) -> bool:
-        """Cut what is due for all shards that have too little to insert; return whether there was something."""
+        """Cut the due items of all shards that have too little to insert. Return whether there were any."""
         self._cutter.follow()
         for slot in self._slots:
             if lost := slot.take_lost():
@@ -111,7 +111,7 @@ class Inserter:
 
     @contextmanager
     def _trying(self, pause: Pause) -> Iterator[bool]:
-        """Yield whether to try again. A shard that fails waits alone: the others go on."""
+        """Yield whether to try again. A failing shard waits alone; the others continue."""
         is_due = pause.is_over
         try:
             yield is_due
@@ -154,7 +154,7 @@ class Inserter:
             self._clear(shard)
 
     def _insert(self, shard: Shard, job: Job) -> None:
-        """Insert what is left of a job. Whatever raises, it can be called again."""
+        """Insert the rest of a job. After an exception, it can be called again."""
         began = time.perf_counter()
         slot = self._slots[shard.number]
         if job.cut is not None and job.is_repeated:

@@ -83,7 +83,7 @@ class Lane:
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """What a sign of life says: it is due when this has changed."""
+        """The content of a sign of life, which is due when this has changed."""
         return self._seen_at, self.acknowledged, self.delivered, self.has_ended
 
     @property
@@ -183,7 +183,7 @@ class Lane:
             self._write_head(self.taps, self.description)
 
     def forget(self) -> None:
-        """Remove what is on disk for a run whose data the server has."""
+        """Remove the files of a run whose data the server has."""
         with self.lock, suppress(OSError):
             self._is_gone = True
             self._head_path.unlink()
@@ -196,7 +196,7 @@ class Lane:
             return list(self._waiting)
 
     def on_stored(self, number: int) -> None:
-        """Release what is stored for good: all items up to this one."""
+        """Release all items up to this one, which are stored permanently."""
         with self.lock:
             self.delivered = max(self.delivered, number)
             while self._only_in_memory and self._only_in_memory[0].last <= self.delivered:
@@ -207,7 +207,7 @@ class Lane:
                 self._trim(self._waiting[0])
 
     def _trim(self, record: Record) -> None:
-        """Write what is left of a large batch again. The newest step waits, and would keep all of it on a full disk."""
+        """Rewrite the rest of a large batch. The newest step waits, and would keep all of the batch on a full disk."""
         with suppress(SpoolError, WireError):
             batch = decode_batch(self.spool.read(record))
             left = tuple(item for item in batch.items if item.number > self.delivered)
@@ -307,7 +307,7 @@ class Lane:
             self._known_description = min(answer.described, version)
             self.commands, self._incidents = answer.commands, answer.incidents
             if answer.acknowledged < self.delivered and self._retained:
-                self._waiting.extendleft(reversed(self._retained))  # the server has lost them, and what came after them
+                self._waiting.extendleft(reversed(self._retained))  # the server has lost all from here on
                 self._retained.clear()
                 self.delivered = answer.acknowledged
             self.delivered = max(self.delivered, answer.acknowledged)
@@ -348,7 +348,7 @@ class Lane:
             self._retained.append(self._waiting.popleft())
 
     def lose(self, records: Sequence[Record], why: str) -> None:
-        """Count records that can't be sent any more."""
+        """Count records that can no longer be sent."""
         with self.lock:
             for record in records:
                 if record in self._waiting:

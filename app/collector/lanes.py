@@ -104,7 +104,7 @@ class Lanes:
                 lane.lose([record], "spool-full")
 
     def forget_finished(self) -> None:
-        """Forget runs whose server has everything, and those that nobody has sent to for an hour."""
+        """Forget runs whose server has everything, and runs without a message for an hour."""
         for lane in self.all():
             silent_s = min(lane.silent_s, self._clock() - lane.sent_at)
             with self.changed, lane.lock:

@@ -11,7 +11,7 @@ MAX_S: Final = 10.0
 
 
 def pause_s(failures: int) -> float:
-    """Return the pause after so many failures in a row: longer after each, and not the same for all who wait."""
+    """Return the pause after a number of failures in a row: longer after each, and randomized."""
     return random.uniform(0.5, 1.0) * min(MAX_S, FIRST_S * 2.0 ** min(failures, 20))
 
 

@@ -1,4 +1,4 @@
-"""Records on disk until somebody has taken them: append-only segments, with checksums for each record and its head.
+"""Records on disk until they are delivered: append-only segments, with checksums for each record and its head.
 
 A record is written once `append` returns, so that a killed process loses none; `sync_s` says how much a power failure
 may cost. When the spool is full, the oldest segment goes, and `gone` says what was in it.
@@ -119,7 +119,7 @@ class Spool:
             segment.path.unlink()
 
     def release(self, record: Record) -> None:
-        """Note that a record isn't needed any more."""
+        """Note that a record is no longer needed."""
         with self._lock:
             segment = record.segment
             segment.records.discard(record)
@@ -159,7 +159,7 @@ class Spool:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def read(self, record: Record) -> bytes:
-        """Return what a record contains. Raises SpoolError if it isn't what was written."""
+        """Return the contents of a record. Raises SpoolError if they are damaged."""
         with self._lock:
             try:
                 data = record.payload()
@@ -195,7 +195,7 @@ class Spool:
         self.nbytes += at
 
     def _report(self, segment: Segment, begin: int, end: int, size: int) -> None:
-        """Say what can't be read. What was written in part, by a killed process, was never acknowledged: no damage."""
+        """Report unreadable records. A record that a killed process wrote in part was never acknowledged: no damage."""
         head = segment.head_at(begin)
         if end == size and (head is None or head.is_right):
             logger.warning("hookcore: removed the last %d bytes of %s, an unfinished record", end - begin, segment.path)

@@ -59,7 +59,7 @@ class Record:
     checksum: int
 
     def payload(self) -> bytes:
-        """Return what the file has there. It may not be what was written."""
+        """Return the file's bytes at a record, which may be damaged."""
         return os.pread(self.segment.file, self.size, self.offset)
 
 
@@ -71,7 +71,7 @@ class Segment:
     path: Path
     file: int = -1
     nbytes: int = 0
-    records: set[Record] = field(default_factory=set)  # that somebody still needs
+    records: set[Record] = field(default_factory=set)  # that are still needed
 
     def close(self) -> None:
         if self.file >= 0:
@@ -102,7 +102,7 @@ class Segment:
         return Record(name, head.first, head.last, head.items, self, offset, head.size, head.checksum)
 
     def next_record(self, at: int, size: int) -> int:
-        """Return where the next record begins after a damaged one, or `size` if there is none."""
+        """Return the start of the next record after a damaged one, or `size`."""
         data = os.pread(self.file, size - at, at)
         place = data.find(_MARK, 1)
         while place >= 0:

@@ -35,7 +35,7 @@ class StreamQuery:
 
 
 def begin(run: Run, told: Cursor | None) -> Cursor:
-    """Return where a reader continues in a run: after what it has, or at the newest step."""
+    """Return the point at which a reader continues in a run: after its last item, or at the newest step."""
     token = token_of(run.store)
     if told is not None and told.run == run.id:
         if told.store == token:

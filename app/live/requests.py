@@ -73,7 +73,7 @@ _decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
 def read(text: str) -> Request:
-    """Parse a request; raise ArgumentError with what is wrong."""
+    """Parse a request. Raises ArgumentError with the problem."""
     try:
         return _decoder.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:

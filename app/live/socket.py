@@ -47,7 +47,7 @@ class _NoSuchRunError(ArgumentError):
 
 
 class Subscription:
-    """One view of one page: what was sent, and what of it was acknowledged."""
+    """One view of one page, with the messages that were sent and acknowledged."""
 
     def __init__(self, session: Session, number: int, run: Run | None, spec: ViewSpec, hz: float, rank: str) -> None:
         self._session, self._number, self._run, self._spec, self._hz = session, number, run, spec, hz

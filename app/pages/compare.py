@@ -115,7 +115,7 @@ class ComparePage(Page):
     sort: Annotated[Literal["", "model", "step"], Query()] = ""
 
     def values(self) -> dict[str, Any]:
-        """Return the two runs and how they differ, or what is wrong with the question."""
+        """Return the two runs and how they differ, or the problem with the query."""
         every = self.runs.all()
         one, two, missing = _chosen(self.runs, every, self.a, self.b)
         ids = (one.id if one else "", two.id if two else "")

@@ -52,7 +52,7 @@ class DifferencesPage(RunPage):
     beside: Annotated[str, Query(max_length=50, description='the other steps, such as "0-99"; empty: all others')] = ""
 
     def values(self) -> dict[str, Any]:
-        """Return the choices, and what is wrong with them."""
+        """Return the choices, and problems with them."""
         ranks = ranks_to_pick(self.run, self.name)
         own = {self.run.id, *(link.run for link in ranks.links)} if ranks else {self.run.id}
         candidates = [each for each in self.runs.all() if each.id not in own]

@@ -169,7 +169,7 @@ def _chosen(lines: list[Line], fitting: list[Line], key: str) -> Line | None:
         kept = key.rpartition("@")[0]
         return next((each for wanted in (key, kept) for each in lines if wanted in (each.id, each.key)), None)
     findings = [each for each in fitting if not each.is_event and not each.is_quiet]
-    # A bad loss is what came of it, and what began first is nearest to the cause.
+    # A bad loss is the consequence, and the problem that began first is nearest to the cause.
     return min(
         findings, key=lambda each: (SEVERITIES.index(each.severity), each.name == "loss", each.step), default=None
     )

@@ -1,4 +1,4 @@
-"""The page Hooks: what is captured of each module, what that costs, all hooks, and the capture settings."""
+"""The page Hooks: the captured tensors of each module, their cost, all hooks, and the capture settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class HooksPage(RunPage):
-    """What is captured, what that costs, and all hooks. The table and the settings aren't live."""
+    """The captured modules, their cost, and all hooks. The table and the settings aren't live."""
 
     name = "hooks"
     parts = ("figures", "reasons", "rules", "lists")
@@ -57,7 +57,7 @@ class HooksPage(RunPage):
 
     @cached_property
     def coverage(self) -> list[Coverage]:
-        """What is captured of each module."""
+        """The coverage of each module."""
         return self.run.reader.coverage()
 
     def values(self) -> dict[str, Any]:

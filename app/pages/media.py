@@ -1,4 +1,4 @@
-"""The page Media: images, texts, tables, and figures that the script logged, beside their steps."""
+"""The page Media: images, texts, tables, and figures that the script logged, next to their steps."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class RunPage(Page):
 
     @property
     def usual(self) -> Shared:
-        """What the page shows if its address says nothing."""
+        """The default steps of the page."""
         return Shared(usual_steps(self.run))
 
     @property

@@ -1,4 +1,4 @@
-"""The page System: the machine beside the model, aligned with the steps."""
+"""The page System: the training machine, aligned with the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sum of all ranks lacks: ranks that are late, missing, silent, or gone."""
+"""The gaps in the sum of all ranks: ranks that are late, missing, silent, or gone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 from .pending import RankProgress
 
 LATE_S: Final = 15.0  # to wait for the other ranks of a step
-UNSEEN: Final = -1  # stands for ranks of which nothing is known
+UNSEEN: Final = -1  # stands for unknown ranks
 
 
 class Absences:
-    """Counts what is missing, and reports each kind once for each rank."""
+    """Counts missing data, and reports each kind once for each rank."""
 
     def __init__(self, ranks: Mapping[int, RankProgress]) -> None:
         self._ranks = ranks

@@ -14,7 +14,7 @@ MAX_TEXT: Final = 500
 
 
 def annotate(run: Run, step: int, text: str) -> None:
-    """Note something at a step, in place of what was noted there. Raises ArgumentError if there is no room."""
+    """Annotate a step; an earlier annotation is replaced. Raises ArgumentError if there is no room."""
     with run.lock:
         kept = run.edits.annotations
         if step not in kept and len(kept) >= MAX_ANNOTATED:
@@ -24,7 +24,7 @@ def annotate(run: Run, step: int, text: str) -> None:
 
 
 def remove_annotation(run: Run, step: int) -> bool:
-    """Remove what was noted at a step. Returns whether there was anything."""
+    """Remove the annotation of a step. Return whether there was one."""
     with run.lock:
         found = step in run.edits.annotations
         run.edits.annotations = {each: text for each, text in run.edits.annotations.items() if each != step}

@@ -1,4 +1,4 @@
-"""What the list of runs needs of where runs are kept: the disk, or ClickHouse."""
+"""The interface between the list of runs and their storage: the disk, or ClickHouse."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class BusyError(HookcoreError):
 
 
 class _Kept(msgspec.Struct):
-    """What is written beside a capsule."""
+    """The file next to a capsule."""
 
     failure: str = ""
     explanation: answers.Explanation | None = None

@@ -18,7 +18,7 @@ Said = tuple[str, str, Severity, int]  # name, message, and count of an event
 
 @dataclass(slots=True)
 class Gaps:
-    """What is known of one trainer's gaps."""
+    """The known gaps of one trainer."""
 
     met: bool = False  # a batch has arrived
     _unsent: int = 0  # dropped by the trainer, and not in an event yet

@@ -41,7 +41,7 @@ class Growing:
             self.look()
 
     def look(self) -> None:
-        """Read what has grown, or is no longer written."""
+        """Read runs that have grown, or that are no longer being written."""
         began = self._clock()
         if began < self._not_before:
             return

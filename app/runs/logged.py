@@ -1,4 +1,4 @@
-"""What the ranks of a training logged in a step, as one value."""
+"""The logged values of all ranks in a step, as one value."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def add_mute(run: Run, rule: str, match: str) -> None:
 
 
 def remove_mute(run: Run, rule: str, match: str) -> None:
-    """Take a mute back. Raises ArgumentError if there is none."""
+    """Remove a mute. Raises ArgumentError if there is none."""
     given = Mute(rule, match.strip())
     if given not in run.edits.quiet.mutes:
         known = ", ".join(map(_words_of, run.edits.quiet.mutes)) or "none"

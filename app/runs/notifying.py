@@ -21,7 +21,7 @@ TOLD_EVENTS: Final = frozenset({"crashed", "lost"})
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was looked at of a run."""
+    """The state of a run at the last look."""
 
     incidents: int = 0  # their version
     events: int = 0  # the cursor behind the newest
@@ -29,7 +29,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class Lookout:
-    """Finds what is new in the runs whose trainers have sent something to this server."""
+    """Finds news in the runs whose trainers have sent data to this server."""
 
     _runs: Runs
     url: str = ""  # of the server, once it listens
@@ -69,7 +69,7 @@ class Lookout:
 
 @dataclass(slots=True)
 class Notifications:
-    """The notifier of a server, and what it looks at."""
+    """The notifier of a server, and the runs that it watches."""
 
     notifier: Notifier
     _lookout: Lookout

@@ -27,7 +27,7 @@ class PageFiles:
         self._noted_at: dict[str, float] = {}  # by the run's id
 
     def note(self, run: Run) -> None:
-        """Write what is known of a run."""
+        """Save the page file of a run."""
         self._write(run, lambda path, error: logger.warning("hookcore: %s can't be written: %s", path, error))
 
     def note_part(self, run: Run, is_last: bool) -> None:

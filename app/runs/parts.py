@@ -1,4 +1,4 @@
-"""The parts of a run: what readers edited, what is saved of it, signs of life, what has arrived, and how it ended."""
+"""The parts of a run: edits by readers, its state on disk, signs of life, received data, and how it ended."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OnDisk(Protocol):
 
 @dataclass(slots=True)
 class Edits:
-    """What readers can change of a run, besides its name. Saved with it."""
+    """The properties of a run that readers can change, except its name. Saved with the run."""
 
     notes: str = ""
     tags: tuple[str, ...] = ()
@@ -42,14 +42,14 @@ class Edits:
     count: int = 0  # of edits since the server started, of the name, too
 
     def follow(self, other: Edits) -> None:
-        """Take what was edited of another rank, or of all ranks together."""
+        """Take the edits of another rank, or of all ranks together."""
         self.notes, self.tags, self.group, self.archived = other.notes, other.tags, other.group, other.archived
         self.quiet, self.annotations, self.rule_changes = other.quiet, other.annotations, other.rule_changes
 
 
 @dataclass(slots=True)
 class Saved:
-    """What is on disk of a run, and who writes it."""
+    """The state of a run on disk, and its writer."""
 
     folder: Path | None = None
     key_hash: str = ""  # of the trainer that can continue it
@@ -90,7 +90,7 @@ class Signs:
         self.seen_at, self.is_gone = self.clock(), False
 
     def look(self) -> None:
-        """Note that somebody looks at the run now."""
+        """Note that a reader is looking at the run now."""
         self.looked_at = self.clock()
 
     @property
@@ -101,7 +101,7 @@ class Signs:
 
 @dataclass(slots=True)
 class Received:
-    """What has arrived of a run, and what hasn't."""
+    """The received data of a run, and its gaps."""
 
     acknowledged: int = -1
     sent: int = -1  # the highest item that is known to be on its way here, through ClickHouse

@@ -1,4 +1,4 @@
-"""The steps that wait for ranks, and what is known of each rank."""
+"""The steps that wait for ranks, and the known state of each rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ENTRY_BYTES: Final = 100  # a scalar, a label, or an event
 
 @dataclass(slots=True)
 class RankProgress:
-    """What is known of one rank."""
+    """The known state of one rank."""
 
     rank: int
     taps: Callable[[], Sequence[Tap]] = tuple
@@ -70,7 +70,7 @@ class Pending:
     size: int = 0  # with them, when the last frame came
 
     def note(self, rank: int, frame: Frame) -> None:
-        """Keep what a frame says besides its rows."""
+        """Keep everything in a frame except its rows."""
         self.scalars.setdefault(rank, {}).update(frame.scalars)
         self.labels.setdefault(rank, {}).update(frame.labels)
         self.events += [(rank, event) for event in frame.events]

@@ -118,7 +118,7 @@ def _is_number(value: Value) -> bool:
 
 
 def find_runs(text: str, runs: Iterable[Traits]) -> list[Traits]:
-    """Return the runs that a query wants. Raises ArgumentError if it is malformed, or names what no run has."""
+    """Return the runs that match a query. Raises ArgumentError if it is malformed or names a value that no run has."""
     parser = _Parser(text)
     query, all_runs = parser.read(), list(runs)
     for name in parser.names:

@@ -42,7 +42,7 @@ class Removals:
         return [gone.run for gone in self if gone.run is not None]
 
     def let_go(self, run_id: str) -> None:
-        """Let go of a removed run, which can't be restored any more."""
+        """Release a removed run, which can no longer be restored."""
         if (gone := self._gone.get(run_id)) is not None:
             gone.run = None
 

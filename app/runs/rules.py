@@ -15,7 +15,7 @@ from .run import Run
 
 
 class OwnReport(msgspec.Struct):
-    """What the process that runs a rule of the user tells about it."""
+    """The report about a user's rule from the process that runs it."""
 
     where: str
     off: str

@@ -199,7 +199,7 @@ class Runs:
         return found
 
     def remove(self, run_id: str, why: Why = "deleted") -> bool:
-        """Take a run off the list; False if there is none. It can be restored until its room is needed.
+        """Remove a run from the list; False if there is none. It can be restored until its space is needed.
 
         A trainer that still sends starts the run again.
         """

@@ -141,7 +141,7 @@ def page_of(run: Run) -> dict[str, Any]:
 
 
 def steps_of(run: Run) -> dict[str, Any]:
-    """Return the part of the summary that tells the steps."""
+    """Return the part of the summary with the steps."""
     steps = run.store.steps()
     return {"first_step": steps.first, "newest_step": steps.newest, "steps": steps.count}
 

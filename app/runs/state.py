@@ -1,4 +1,4 @@
-"""What is known of one training process: its description, its data, and whether it is live."""
+"""The known state of one training process: its description, its data, and whether it is live."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Traits:
 
     @property
     def facts(self) -> dict[str, Value]:
-        """What was recognized, and the versions that every run has."""
+        """The recognized facts, and the versions that every run has."""
         info = self.run.info
         return {**info.facts, **{f"version.{name}": text for name, text in info.versions.items()}}
 

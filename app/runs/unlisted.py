@@ -21,7 +21,7 @@ class Unlisted:
 
     @property
     def words(self) -> str:
-        """What the list lacks, and why; empty if it has all."""
+        """Say which runs are missing from the list, and why; empty if none are."""
         said = []
         unread = list(self.unread.values())
         if many := len(self.too_many):

@@ -92,7 +92,7 @@ class Views:
             self._kept, self._views = kept, {}
 
     def follow(self) -> None:
-        """Take what is kept now, because others have changed it."""
+        """Take the saved state, because others have changed it."""
         with self._lock:
             self._newest()
         self._changed()

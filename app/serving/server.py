@@ -51,7 +51,7 @@ _GRACE_S: Final = 0.5
 
 @dataclass(slots=True)
 class Lifetime:
-    """What an application does once per second, and when it stops: first in the event loop, then in a thread."""
+    """The work of an application once per second and when it stops: first in the event loop, then in a thread."""
 
     each_second: Callable[[], None]
     first: Callable[[], None]
@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _look(self) -> None:
-        """Do what is due each second. Nothing that goes wrong there ends the server."""
+        """Do the work that is due each second. Errors in it don't end the server."""
         try:
             self._lifetime.each_second()
             self._trouble = ""

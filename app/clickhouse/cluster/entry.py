@@ -129,7 +129,7 @@ class Entry:
                 self._write()
 
     def _follow(self, page: SharedPage) -> bool:
-        """Take a newer edit. Return whether it lacks what was changed here, unwritten yet or at the same moment."""
+        """Take a newer edit. Return whether it lacks changes made here that are unwritten or simultaneous."""
         run, rules, before, mine = self.run, self.run.rules, self._content, self._own()
         theirs, mended = self._history.follow(page)
         self._apply(theirs)
@@ -149,14 +149,14 @@ class Entry:
         apply_page(self.run, content)
 
     def _own(self) -> dict[str, Any]:
-        # JSON has no tuples and no objects, so what is read is what was written.
+        # JSON has no tuples and no objects, so the content that is read equals the content that was written.
         own: dict[str, Any] = json.loads(json.dumps({**page_of(self.run), "removed": self.removed}))
         return own
 
     # -- to ClickHouse ----------------------------------------------------------------------------------------------
 
     def write_page(self) -> None:
-        """Save what was edited here, for all servers, together with what others have edited in the meantime."""
+        """Save the edits made here for all servers, merged with edits that others made in the meantime."""
         with self._editing:
             newest = next(iter(pages_of(self.shard, run=self.number)), None)
             if newest is not None and newest.version > self._history.version:

@@ -1,4 +1,4 @@
-"""Runs in memory are followed: what is new of them in ClickHouse is read and taken, in the order of their steps."""
+"""Follows the runs in memory: reads their new data from ClickHouse, in the order of their steps."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ logger = logging.getLogger("hookcore")
 
 MAX_ITEMS: Final = 2000  # of all followed runs of a shard, in one look
 WAITS: Final = 30  # looks for the names of taps, before their values are counted as lost
-FULL: Final = 0.8  # of the memory: beyond that, runs are loaded only if somebody opens them
+FULL: Final = 0.8  # of the memory: beyond that, runs are loaded only when a user opens them
 
 
 class Following(Loading):
-    """Takes what is new, and more live runs into memory if there is room."""
+    """Reads new data, and loads more live runs into memory if there is room."""
 
     def advance(self, shard: Shard) -> None:
-        """Take what is new of the runs in memory, and take more live runs into it if there is room."""
+        """Read the new data of the runs in memory, and load more live runs if there is room."""
         here = [each for each in list(self._entries.values()) if each.shard is shard and not each.removed]
         followed = {each.number: each for each in here if each.is_followed}
         self._describe(shard, followed)

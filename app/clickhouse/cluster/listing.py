@@ -29,7 +29,7 @@ MAX_LISTED: Final = 2000  # runs of a shard
 
 
 class Listing:
-    """Keeps the list of a server like that of the cluster."""
+    """Keeps the list of a server in sync with the cluster."""
 
     def __init__(self, runs: Runs, cluster: Cluster, settings: ServerSettings) -> None:
         self._runs, self._cluster, self._settings = runs, cluster, settings
@@ -59,7 +59,7 @@ class Listing:
         return ". ".join(away)
 
     def _look(self, shard: Shard) -> None:
-        """Read what is new in the list of runs."""
+        """Read the news in the list of runs."""
         is_first = shard.number not in self._unlisted
         within_s = None if is_first else RECENT_S
         for page in pages_of(shard, within_s):

@@ -37,7 +37,7 @@ Summarize = Callable[[Run], dict[str, Any]]
 
 
 class Loading(Listing):
-    """Reads runs, when somebody opens them or there is room."""
+    """Reads runs when a user opens them or there is room."""
 
     def __init__(
         self, runs: Runs, cluster: Cluster, settings: ServerSettings, summarize: Summarize = lambda run: {}

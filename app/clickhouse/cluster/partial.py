@@ -24,7 +24,7 @@ class Partial:
         self._app, self._runs = app, runs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and look at the end what was missing."""
+        """Answer, and check at the end what was missing."""
         if scope["type"] != "http" or "/static/" in scope["path"]:
             await self._app(scope, receive, send)
             return

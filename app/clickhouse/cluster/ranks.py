@@ -101,7 +101,7 @@ class SumOfRanks:
             run, shard = member.run, self.shard_of(member.run.id)
             if shard is not None:
                 taps, day = partial(self._taps_of, run, shard), day_of(run.info.started_s)
-                # A lost one may be on a node that can't be reached now, where its collector keeps what it sends.
+                # A lost rank may be on a node that can't be reached now, whose collector keeps its data.
                 is_settled = run.finished and (run.state != "lost" or run.is_silent(LOST_S))
                 about = run.finished, run.trained or 0, day, is_settled
                 yield RankRun(shard, run.id, member.place.rank, taps, *about)

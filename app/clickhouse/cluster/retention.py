@@ -31,7 +31,7 @@ def days_of(text: str) -> int | None:
 
 
 def dropped_days(shard: Shard, days: Iterable[int]) -> set[int]:
-    """Return the days of which nothing is left on a shard, whoever dropped them. What began lately may come later."""
+    """Return the days without any data left on a shard, whichever server dropped them. New runs may arrive later."""
     today = int(time.time() // DAY_S)
     left = shard.read("SELECT toUInt16(day) AS number FROM runs GROUP BY day").numbers("number").tolist()
     return {day for day in days if day < today - 1} - set(left)
@@ -56,7 +56,7 @@ class Retention:
         self._looked_at: dict[int, float] = {}  # by shard
 
     def keep(self, shard: Shard) -> list[str]:
-        """Drop what is too old on a shard, now and then. Return the days that were dropped."""
+        """From time to time, drop expired data on a shard. Return the days that were dropped."""
         now = time.monotonic()
         if self._days is None or now - self._looked_at.get(shard.number, float("-inf")) < EVERY_S:
             return []

@@ -1,4 +1,4 @@
-"""The runs of a ClickHouse in the list of a server: a thread for each shard keeps them like those of the cluster."""
+"""The runs of a ClickHouse cluster in the list of a server: a thread for each shard keeps them in sync."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNLIST_LOOKS: Final = 60  # between two looks for runs that were dropped
 
 
 class SharedRuns(Following):
-    """Looks after the runs of a cluster, as a disk looks after those of a server without one."""
+    """Manages the runs of a cluster, as a disk does for a server without ClickHouse."""
 
     def __init__(
         self, runs: Runs, cluster: Cluster, settings: ServerSettings, summarize: Summarize = lambda run: {}

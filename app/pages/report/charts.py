@@ -127,7 +127,7 @@ def _layer(reader: Reader, place: int, finding: Finding, view: View) -> Iterator
     if not len(series.mean):
         return
     figure = figures.series([(label, series)], figures.LIGHT, label, finding.stat)
-    # What a message says may have happened after these steps.
+    # A message may mention things that happened after these steps.
     said = finding.message if view.is_whole else f"steps {series.first_step[0]} to {series.last_step[-1]}"
     yield _chart(f"layer-{place}", f"{label}: {finding.stat}", figure, said, line=line_of(series.mean))
     found = reader.histograms(finding.number, view.first, view.last, columns=150, bins=60)

@@ -92,7 +92,7 @@ def report_of(run: Run, wanted: View = View()) -> bytes:  # noqa: B008 (it is fr
 
 
 def _advice_of(findings: Sequence[Finding | Past]) -> list[Rule]:
-    """Return what is known of the rules that found something, in the order of what they found."""
+    """Return the advice of the rules that found something, in the order of their findings."""
     return [
         rule for found in dict.fromkeys(each.rule for each in findings) for name, rule in RULES.items() if name == found
     ]

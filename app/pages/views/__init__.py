@@ -1,1 +1,1 @@
-"""What the pages show, computed from a run: no requests, no templates."""
+"""The contents of pages, computed from a run: no requests, no templates."""

@@ -1,4 +1,4 @@
-"""What the drawer shows of a layer. Reads, never draws."""
+"""The drawer's facts about a layer. Reads, never draws."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class StepOfChain:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """What the page shows of an incident."""
+    """The page's view of an incident."""
 
     incident: Incident
     rule: Rule | None
@@ -93,7 +93,7 @@ class IncidentView:
 
     @property
     def unknown(self) -> list[str]:
-        """What the page can't say."""
+        """The facts that are unknown, in words."""
         found, incident = [], self.incident
         if incident.unseen:
             steps = "step" if incident.unseen == 1 else "steps"
@@ -151,7 +151,7 @@ def _until(first: int, steps: NDArray[np.int64], ended: bool) -> int:
 
 
 def default_stat(incident: Incident) -> str:
-    """Return the stat that tells most about an incident."""
+    """Return the stat that shows an incident best."""
     return "nan" if incident.rule == NONFINITE and np.isnan(incident.value) else "rms"
 
 

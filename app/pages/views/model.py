@@ -1,4 +1,4 @@
-"""What the page Model and the drawer say about boxes, in words."""
+"""Words about boxes for the page Model and the drawer."""
 
 from __future__ import annotations
 

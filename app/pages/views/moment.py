@@ -1,4 +1,4 @@
-"""What is known at a step, and what to say if nothing is: of which steps a value is, and which steps were captured."""
+"""Values at a step, and notes if there are none: the steps that a value covers, and the nearest captured steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .span import Span
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The captured steps before and after one; None if there is none."""
+    """The captured steps before and after one, or None."""
 
     before: int | None
     after: int | None
@@ -34,7 +34,7 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the reader must know of a held step, and the steps to look at instead."""
+    """A note about a held step, and the steps to look at instead."""
 
     words: str
     instead: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What the page Ranks can show by rank and step, in words."""
+"""The values that the page Ranks can show by rank and step, with their names."""
 
 from __future__ import annotations
 

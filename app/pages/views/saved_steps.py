@@ -1,4 +1,4 @@
-"""Saved steps beside the findings that they explain."""
+"""Saved steps, next to the findings that they explain."""
 
 from __future__ import annotations
 

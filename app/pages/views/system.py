@@ -92,7 +92,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The newest values up to a step, and what is known of the machine."""
+    """The newest values up to a step, and known facts about the machine."""
 
     gauges: tuple[Gauge, ...]
     names: tuple[str, ...]  # of all scalars of the page: those that are sampled, and the parts of steps
@@ -108,7 +108,7 @@ class Machine:
 
 
 def machine_of(run: Run, first: int | None = None, last: int | None = None) -> Machine:
-    """Return what was sampled of a run's machine in these steps."""
+    """Return the samples of a run's machine in these steps."""
     names = tuple(name for name in run.reader.scalars().names if name.startswith(SYSTEM))
     read = {name: found for name in names if (found := newest_of(run.store, name, last, first)) is not None}
     values = {name: found.value for name, found in read.items()}

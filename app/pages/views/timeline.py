@@ -32,7 +32,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a reader noted at a step."""
+    """A reader's annotation of a step."""
 
     x: float
     step: int
@@ -81,7 +81,7 @@ def timeline_view(run: Run) -> TimelineView | None:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What was chosen on the timeline, and the form that changes it without a script."""
+    """The choices on the timeline, and the form that changes them without JavaScript."""
 
     range_x: float
     range_width: float

@@ -108,7 +108,7 @@ def claim_of(run: Run, span: Span | None = None) -> str:
 
 
 def _claim_at(run: Run, span: Span) -> str:
-    """Return what is known of incidents in the steps of a page that lists no alert."""
+    """Say what is known about incidents in the steps of a page that lists no alert."""
     first, last = span.values
     lines = [] if last is None else incident_lines(run, first, last)
     notes = sum(line.severity == "info" and not line.is_quiet for line in lines)

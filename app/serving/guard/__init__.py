@@ -1,1 +1,1 @@
-"""The guard: who asks, what they may do, what is let through, and when the server is idle."""
+"""The guard: authentication, authorization, request checks, and whether the server is idle."""

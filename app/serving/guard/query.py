@@ -1,4 +1,4 @@
-"""What the query of an address of the API may have. A parameter that its route would ignore is refused.
+"""Checks the query parameters of API requests. A parameter that its route would ignore is rejected.
 
 Routers of the API have `ONLY_KNOWN`. Those of pages don't, so that a shared link opens whatever a chat added to it.
 """
