@@ -161,7 +161,7 @@ def test_a_run_that_saved_its_steps_saves_no_more(monkeypatch: pytest.MonkeyPatc
         step_of(model, watcher, asked(1, step=1))
         (missed,) = events_of(watcher, "capsule-missed")
         assert len(abouts_of(watcher)) == 1
-    assert "1 step of this run was saved already" in missed.message
+    assert "1 step of this run has already been saved" in missed.message
     assert "exploding-1-0" in missed.message
 
 

@@ -151,7 +151,8 @@ def test_a_nan_of_one_step_lasts_one_step_in_its_layer_and_longer_downstream() -
     chain(store, 800, bad=100, heals=False)
     (found,) = findings_of(store)
     assert (
-        found.message == "NaN in the activation at step 100; finite again there, but not in the layers that it reached"
+        found.message
+        == "NaN in the activation at step 100; finite again there, but not in the layers that it spread to"
     )
     assert (found.until_step, found.last_step) == (None, 100)
 

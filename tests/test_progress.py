@@ -56,7 +56,7 @@ def test_a_validation_that_gets_worse_while_the_training_gets_better_is_overfitt
     assert (told.rule, told.severity, told.since_step) == ("overfit", "warning", 99)
     assert told.is_of_loss
     assert told.message.startswith("val_loss was lowest at step ")
-    assert told.message.endswith(", while loss still falls")
+    assert told.message.endswith(", while loss is still falling")
 
 
 @pytest.mark.parametrize(

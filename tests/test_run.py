@@ -258,8 +258,8 @@ def test_a_failure_of_watching_is_reported_and_does_not_reach_the_script(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "there is nothing to run"),
-        (["-m"], "there is nothing to run"),
+        ([], "nothing to run"),
+        (["-m"], "nothing to run"),
         (["--every", "0", "train.py"], "HOOKCORE_EVERY='0' is invalid|HOOKCORE_EVERY=0 is invalid"),
         (["--evry", "2", "train.py"], "unrecognized arguments"),
         (["--evry", "2", "train.py"], "Did you mean '--every'"),

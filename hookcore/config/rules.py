@@ -15,7 +15,7 @@ _WORDS: Final = {"off": False, "on": True}
 
 @dataclass(frozen=True, slots=True)
 class GivenRules:
-    """What was given: thresholds or False by rule, whose names the rules check, and functions."""
+    """The value of the setting: thresholds or False by rule, whose names the rules check, and functions."""
 
     thresholds: Mapping[str, Any] = field(default_factory=dict)
     functions: tuple[OwnRule, ...] = ()

@@ -19,7 +19,7 @@ JOB_CHARACTERS: Final = 32
 
 @cache
 def mark(pid: int) -> str:
-    """Return what tells a process from all others, on any machine."""
+    """Return a mark that identifies a process across all machines."""
     return mark_of(pid) or f"{socket.gethostname()}/{pid}"
 
 
@@ -44,7 +44,7 @@ def place_in_group(watch: str, rank: int, world: int, meeting: tuple[str, ...]) 
     # Some launchers use a file and set an address too, and set the rank right for some processes only.
     if found is not None and is_launch and not (found.job[0] == MEETING and meeting[:1] == ("file",)):
         return _place(found, watch)
-    # Variables of another launch, or none: somebody called `init_process_group` with ranks of their own.
+    # Variables of another launch, or none: the script called `init_process_group` with its own ranks.
     job = _job_of(meeting)
     local = rank if job and _is_here(meeting) else 0
     return _place(Launched(rank, world, local, 0, job, True), watch) if job else None

@@ -1,4 +1,4 @@
-"""What was chosen for a run: thresholds of rules, and rules that are off."""
+"""The choices for a run: thresholds of rules, and rules that are off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLLOWED: Final = "nonfinite"  # always: the store itself follows it, and it has
 
 
 def read_choices(given: Mapping[str, object], before: Choices | None = None) -> Choices:
-    """Return what is chosen after a change: by rule, numbers; False for off; True or None for the defaults.
+    """Return the choices after a change, by rule: numbers; False for off; True or None for the defaults.
 
     A rule may be given by its name in SageMaker Debugger, which stands for every rule that it names; a hyphen and an
     underscore are the same. Raises ArgumentError for a wrong name or number.
@@ -134,7 +134,7 @@ def changes_in(said: object) -> list[tuple[int, Choices]]:
 
 
 def words_of(chosen: Choices, before: Choices) -> str:
-    """Return in words what is different, for an event."""
+    """Describe the difference in words, for an event."""
     parts = []
     for rule in dict.fromkeys([*before, *chosen]):
         one, two = before.get(rule), chosen.get(rule)

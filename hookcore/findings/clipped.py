@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 def find_clipped(store: Store, taps: TapList, gradients: TapList) -> list[Finding]:
     """Return a note if the norm of all gradients of parameters together stays the same although each of them varies.
 
-    The norm of only a part of what is clipped together varies, so nothing is said then.
+    If only some of the gradients that are clipped together are captured, their norm varies, so there is no note.
     """
     limits = limits_of(store, RULE)
     begin = store.captured_step(int(limits["among"]) - 1)

@@ -12,9 +12,9 @@ WINDOW: Final = 512  # newest steps to examine
 MIN_CAPTURED: Final = 64  # examine more steps until this many captured ones are included
 COLUMNS: Final = 128  # columns into which the steps are grouped, with the largest magnitude of each
 RECENT: Final = 8  # columns that represent the present
-MIN_PAST: Final = 16  # columns before them that are needed to know what is usual
+MIN_PAST: Final = 16  # columns before them that are needed to know the usual value
 WARM_UP: Final = 20  # steps at the start of a run in which nothing is usual yet
-EARLY: Final = 128  # steps after these: what was usual at first, before the window moved on
+EARLY: Final = 128  # the usual value of the steps after these, before the window moved on
 SPARK: Final = 48  # values of a sparkline
 
 

@@ -1,4 +1,4 @@
-"""Runs the rules while frames arrive, so that what they find is kept as incidents before the evidence is merged."""
+"""Runs the rules while frames arrive, so that findings become incidents before the evidence is merged."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Follower:
             self.change(*self._changes.pop(0))
 
     def change(self, step: int, chosen: Choices) -> None:
-        """Use other thresholds after a step. What was found stays; the rules look at the next frame."""
+        """Use other thresholds after a step. Earlier findings stay; the rules check the next frame."""
         words = words_of(chosen, self._store.rules)
         self._store.choose(chosen)
         self._wanted = True
@@ -133,7 +133,7 @@ class Follower:
         return finding.rule != NONFINITE and finding.severity != "info"
 
     def _follow_own(self, frame: Frame) -> None:
-        """Follow what rules of the user found, which look at every frame, and what is held."""
+        """Follow the findings of the user's rules, which check every frame, and the held ones."""
         for event in frame.events:
             self.hear(event)
         if self._has_own and self._store.taps_known:

@@ -23,7 +23,7 @@ Levels = NDArray[np.float64]
 def find_scale(window: MagnitudeWindow) -> list[Finding]:
     """Return a finding if the outputs of layers with weights have grown or shrunk far too much since the first step."""
     if not window.starts_run:
-        return []  # later, other rules know what is usual
+        return []  # later, other rules know the usual values
     layers = window.taps.fact(_layers)
     limits = limits_of(window.store, RULE)
     if len(layers) <= limits["in_a_row"]:

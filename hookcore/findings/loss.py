@@ -39,18 +39,18 @@ class Losses:
 
     @cached_property
     def are_solved(self) -> bool:
-        """Whether every loss is next to nothing of what it was: little is left to learn, so there is no gradient."""
+        """Whether every loss is tiny compared with its start: little is left to learn, so there is no gradient."""
         known = [series for series in self.series if len(series.mean) > _NOW]
         return bool(known) and all(map(_is_solved, known))
 
     @cached_property
     def fell(self) -> bool | None:
-        """Whether every loss is well below what it was at first; None if none is logged often enough."""
+        """Whether every loss is well below its first values; None if none is logged often enough."""
         known = [series for series in self.series if len(series.mean) > _NOW]
         return all(np.median(each.mean[-_NOW:]) < _FELL * self.first_of(each) for each in known) if known else None
 
     def jumped(self, step: int) -> bool | None:
-        """Return whether a loss around a step was above what it was at first; None if no loss shows it."""
+        """Return whether a loss around a step was above its first values; None if no loss shows it."""
         known = []
         for series in self.series:
             near = self.store.scalars(series.name, step - 1, step + 1)

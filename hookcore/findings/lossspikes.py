@@ -17,7 +17,7 @@ from hookcore.records.vocabulary import loss_rank
 from hookcore.store import Series, TapList
 
 RULE: Final[RuleName] = "loss-spike"
-_BEFORE: Final = 64  # logged values before a jump that show what is usual,
+_BEFORE: Final = 64  # logged values before a jump that show the usual value,
 _MIN_VALUES: Final = 24  # and the fewest that do
 _OPEN: Final = 16  # values after a jump, from which on it counts even if the loss didn't come back
 _BEYOND: Final = 3.0  # times as far from the usual value as the largest one before

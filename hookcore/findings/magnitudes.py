@@ -27,7 +27,7 @@ Sentence = Callable[[RuleName, Kind, float, float, str], str]  # rule, kind, val
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """The result of a rule: tap indexes, the first column of each, and what is usual for every tap."""
+    """The result of a rule: tap indexes, the first column of each, and the usual value of every tap."""
 
     rule: RuleName
     places: NDArray[np.intp]
@@ -88,7 +88,7 @@ def _vanishing(window: MagnitudeWindow) -> Shift:
     limits = limits_of(window.store, "vanishing")
     kinds = window.taps.fact(_kinds_of)
     is_gradient = np.isin(kinds, [KINDS.index(kind) for kind in GRADIENT_KINDS])
-    # If it was zero for the whole window, only the start of the run shows what is usual.
+    # If it was zero for the whole window, only the start of the run shows the usual value.
     usual = np.where(np.isnan(window.past.usual), window.early, window.past.usual)
     spread = np.nan_to_num(window.past.above)
     now = window.now.copy()
@@ -157,7 +157,7 @@ def _large(window: MagnitudeWindow) -> Shift:
     usual, now = window.past.usual, window.now
     absolute = now > np.log10(limits["share"])
     relative = (now > np.log10(limits["relative_share"])) & (now - usual > np.log10(limits["factor"]))
-    # A bias often passes through zero, beside which any update is large. So does a single number, such as a gate.
+    # A bias often passes through zero, where any update is relatively large. So does a single number, such as a gate.
     places = np.flatnonzero((absolute | relative) & ~window.taps.fact(_biases_of))
     if len(places):
         counts = window.store.latest(stat="count", wanted=window.taps.at(places.tolist())).values[:, 0]
@@ -264,7 +264,7 @@ def _spike(window: MagnitudeWindow, group: Group, losses: Losses) -> Finding:
     series = window.store.series(int(window.taps.numbers[place]), window.stat, *bounds, WIDEST)
     step = int(series.first_step[np.nanargmax(np.abs(series.max))]) if np.isfinite(series.max).any() else bounds[0]
     value, usual = float(window.columns.size[column, place]), _power(window.past.usual[place])
-    # Near the end of a training, a single hard sample is large beside tiny gradients. It does no harm.
+    # Near the end of a training, a single hard sample stands out among tiny gradients. It does no harm.
     harmless = losses.jumped(step) is False
     severe = value > usual * limits_of(window.store, "spike")["warning_factor"] and not harmless
     message = f"the {KIND_WORDS[tap.kind]} was {_times(value, usual)} as large as usual at step {step}"

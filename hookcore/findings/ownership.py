@@ -35,7 +35,7 @@ def _time(event: Event) -> tuple[int, float]:
 
 
 def _since(store: Store, rule: RuleName, number: int, event: Event) -> int:
-    """Return the step in which it began, as far as the captured steps show it."""
+    """Return the first step of the problem, as far as the captured steps show it."""
     steps = store.steps()
     since = min(event.step, steps.newest or 0)
     if since <= RULES[rule].limits.get("first_told", -1):  # it was so from the start

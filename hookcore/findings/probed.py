@@ -17,7 +17,7 @@ from hookcore.records import PROBE, Severity
 from hookcore.records.vocabulary import PROBE_LABEL
 from hookcore.store import Store, TapList
 
-_FIRST: Final = 3  # results that show what is usual
+_FIRST: Final = 3  # results that show the usual value
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
@@ -83,7 +83,7 @@ FUNCTIONS: Final[dict[RuleName, str]] = {judge.rule: name for name, judge in _JU
 
 
 def find_probed(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
-    """Return at most one finding of each rule, for the tap in which it began first."""
+    """Return at most one finding of each rule, for the tap where the problem began first."""
     mine = places_by_rule(store, taps)
     judges = (judge for judge in _JUDGES.values() if judge.rule in mine)
     return [found for each in judges for found in _find(store, taps.at(mine[each.rule]), each, losses)]

@@ -33,7 +33,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What a run has."""
+    """The data that a run has."""
 
     store: Store
     taps: TapList

@@ -1,4 +1,4 @@
-"""Updates that rounding swallows: the gradient isn't zero, and the weight stays what it was."""
+"""Updates that rounding swallows: the gradient isn't zero, but the weight doesn't change."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from hookcore.store import TapList
 
 RULE: Final = "batch-norm-drift"
 CLASSES: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the names of the classes begin
-_TRAINED: Final = 8  # newest columns of training that show what is usual there
+_TRAINED: Final = 8  # newest columns of training that show the usual value there
 
 
 def find_drift(window: MagnitudeWindow) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""How much the findings are based on: "no problems" covers only what was examined, and may be "unknown"."""
+"""The basis of the findings: "no problems" covers only the examined steps, and may be "unknown"."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Unjudged:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What was examined: the steps from first to last, and how many of them were captured."""
+    """The examined steps: from first to last, and how many of them were captured."""
 
     verdict: Verdict
     sentence: str

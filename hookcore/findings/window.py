@@ -97,7 +97,7 @@ class MagnitudeWindow:
     def of(
         cls, store: Store, taps: TapList, stat: str, before: MagnitudeWindow | None = None
     ) -> MagnitudeWindow | None:
-        """Read from a store, or only what is new since `before`; None if there is no data."""
+        """Read from a store, or only the data since `before`; None if there is none."""
         steps = store.steps()
         if steps.first is None or steps.newest is None or not len(taps.taps):
             return None
@@ -164,7 +164,7 @@ class MagnitudeWindow:
 
     @property
     def have_past(self) -> bool:
-        """Whether there are enough columns to know what is usual."""
+        """Whether there are enough columns to know the usual values."""
         return self.number >= RECENT + MIN_PAST
 
     @cached_property

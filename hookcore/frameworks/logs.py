@@ -12,7 +12,7 @@ from hookcore.watcher import Watcher
 
 
 class LightningLog:
-    """Logs what a module logs: in training at the step in which it was logged, else when it is known."""
+    """Records the values that a module logs: at the current step in training, otherwise as soon as they are known."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -35,7 +35,7 @@ class LightningLog:
         self._log_news({"loss": loss} | metrics)
 
     def log_late(self, found: Mapping[str, object]) -> None:
-        """Log what is known only at the end of a validation or an epoch."""
+        """Log values that are known only at the end of a validation or an epoch."""
         self._later |= found.keys() - self._told.keys()
         self._log_news({name: found[name] for name in self._later & found.keys()})
 
@@ -47,7 +47,7 @@ class LightningLog:
 
 
 def follow_lightning(connector: ModuleType, watcher: Watcher) -> None:
-    """Let each Trainer that is made from now on pass on what is logged.
+    """Let each Trainer that is created from now on pass on logged values.
 
     `connector` is the module in which a Trainer asks installed packages for callbacks.
     """
@@ -76,7 +76,7 @@ def follow_lightning(connector: ModuleType, watcher: Watcher) -> None:
 
 
 def follow_transformers(trainer: ModuleType, watcher: Watcher) -> None:
-    """Let each Trainer that is made from now on pass on what it logs. `trainer` is the module of its class."""
+    """Let each Trainer that is created from now on pass on logged values. `trainer` is the module of its class."""
     log, base = partial(log_behind, watcher), trainer.TrainerCallback
 
     class LogCallback(base):  # type: ignore[misc, valid-type]

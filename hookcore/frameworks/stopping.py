@@ -64,7 +64,7 @@ class Stopping(Watching):
         """Return whether any rank stops: one that stopped alone would leave the others waiting for it."""
         if self._calls % AGREE_EVERY:
             return False
-        # NCCL can exchange only what is on a GPU.
+        # NCCL can only exchange tensors on a GPU.
         device = "cuda" if "nccl" in str(distributed.get_backend()) else "cpu"
         stop: Any = torch.tensor(int(self._request.incident is not None), device=device)
         distributed.all_reduce(stop, distributed.ReduceOp.MAX)

@@ -1,4 +1,4 @@
-"""What is recorded of a gradient bucket: its norms and times, fetched from the device only when they are read."""
+"""The record of a gradient bucket: its norms and times, fetched from the device only when they are read."""
 
 from __future__ import annotations
 

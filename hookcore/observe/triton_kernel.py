@@ -14,7 +14,7 @@ BLOCK: Final = 2048
 SKETCH_BLOCK: Final = 256
 WARPS: Final = 8
 PROGRAMS_PER_PROCESSOR: Final = 2
-MAX_REGISTERS: Final = 128  # of a thread, so that so many programs fit a processor
+MAX_REGISTERS: Final = 128  # per thread, so that enough programs fit on a processor
 
 _NARROW: Final = frozenset(
     {torch.float32, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16}

@@ -160,7 +160,7 @@ def _most_of(parameters: Sequence[Tensor]) -> int:
 
 
 def _weight(parameter: Tensor, count: int) -> float:
-    """Return the factor with which the squares of so many values stand for all."""
+    """Return the factor that scales the squares of a sample of values to all values."""
     return float((parameter.numel() / max(1, count)) ** 0.5)
 
 

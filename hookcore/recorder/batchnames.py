@@ -1,4 +1,4 @@
-"""What the script calls the positions and the samples of a batch: part of the snapshots that are taken of it."""
+"""The script's names for the positions and samples of a batch, which become part of its snapshots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookcore.records import GRADIENT_KINDS, Names, text_of
 OF_BATCHES: Final = frozenset({"input", "output", "input_grad", "output_grad"})
 MAX_NAME: Final = 100  # characters
 MAX_BYTES: Final = 1 << 20  # of the tokens of a snapshot, and of its labels
-_OF_TEXT: Final = 56  # bytes of a Python text besides its letters
+_OF_TEXT: Final = 56  # bytes of a Python string in addition to its characters
 
 Rows = tuple[tuple[Any, ...], ...]
 

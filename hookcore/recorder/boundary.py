@@ -22,7 +22,7 @@ Call = Callable[[], None]
 
 
 class Boundary:
-    """A bounded queue of calls. What they raise leaves the training step, so they catch what must not."""
+    """A bounded queue of calls. Their exceptions leave the training step, so they catch those that must not."""
 
     def __init__(self) -> None:
         self.waiting: deque[Call] = deque()

@@ -45,7 +45,7 @@ class Cadence:
         self.uncaptured = 0  # steps that were skipped
         self._seen = 0
         self._measuring = True
-        self._alarm = ""  # why the next step is to be captured, whatever its number
+        self._alarm = ""  # why to capture the next step, whatever its number
         self._told = 0  # steps that were captured for such a reason
         self.reason = ""  # why the running step is one that `chooses` doesn't choose
         self._captured: deque[float] = deque(maxlen=WINDOW)

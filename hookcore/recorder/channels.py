@@ -39,7 +39,7 @@ class ChannelColumns:
         self._held[tap] = step, channels, values
 
     def end_step(self) -> None:
-        """Begin to copy what was held. Waits for no device."""
+        """Begin to copy the held results. Waits for no device."""
         held, self._held = self._held, {}
         for tap, (step, channels, values) in held.items():
             if len(self._waiting) >= MAX_WAITING:

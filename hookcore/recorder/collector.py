@@ -122,7 +122,7 @@ class Collector:
         return raw
 
     def take_between(self, time_s: float) -> RawFrame:
-        """Return the events and what is known of the machine, as a part of the step that ended last, at this time."""
+        """Return the events and the machine's samples, as a part of the step that ended last, at this time."""
         events, self._events = tuple(self._events), []
         machine = self._machine.take() or _NO_SAMPLE
         return without_rows(

@@ -1,4 +1,4 @@
-"""The witnesses before and after a backward pass: which of them it reached, and what has become of that since."""
+"""The witnesses before and after a backward pass: which of them it reached, and their state since then."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Comparison:
         return tensors, now, {id(t) for t, old, new in zip(tensors, before, now, strict=True) if old != new}
 
     def mark(self, tensors: list[Tensor]) -> None:
-        """Take these tensors for what the last pass reached, without a look at what they were before it."""
+        """Assume that the last pass reached these tensors, without comparing them with their earlier state."""
         self._marks = marks_of(tensors)
 
     def skip(self) -> None:
@@ -58,7 +58,7 @@ class Comparison:
         return not self._compared.isdisjoint(keys)
 
     def fate_of(self, tensors: list[Tensor], reached: Set[int] | None = None) -> Fate:
-        """Return what has become of the gradients since the last pass; only at those that were reached, if given."""
+        """Return the state of the gradients since the last pass; only of the reached ones, if given."""
         if len(tensors) != len(self._marks):
             return "unknown"
         marked = zip(tensors, self._marks, strict=True)

@@ -68,7 +68,7 @@ def _shapes_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, tuple[i
 def _placements_of(module: nn.Module, plan: Plan | None) -> tuple[tuple[str, str], ...]:
     """Return how torch has spread a module's tensors over ranks.
 
-    `fully_shard` puts whole parameters in their place while the module runs, so what was seen once is kept.
+    `fully_shard` replaces them by whole parameters while the module runs, so the first placements seen are kept.
     """
     known = {} if plan is None else plan.rows.placements
     for name, parameter in dict(module._parameters).items():

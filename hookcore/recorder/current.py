@@ -96,7 +96,7 @@ class CurrentStep:
         return not (self.ignoring and self.ignores_pass())
 
     def note_arrival(self, grad: Any) -> None:
-        """Note when a gradient has arrived. What another device computes arrives long before it is computed."""
+        """Note when a gradient has arrived. On another device, it arrives long before it is computed."""
         clock = self.clock  # another thread may end the step
         if clock is not None and self.arrived_s != _NEVER:
             self.arrived_s = clock() if getattr(grad, "is_cpu", False) else _NEVER

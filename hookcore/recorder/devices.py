@@ -30,7 +30,7 @@ class Devices:
             arena.begin_step()
 
     def begin_transfers(self) -> tuple[Transfer, ...]:
-        """Start to copy the measurements to the host. Those of an arena that fails are lost alone, and this is told."""
+        """Start to copy the measurements to the host. If an arena fails, only its measurements are lost (reported)."""
         begun: list[Transfer] = []
         for arena in list(self.arenas.values()):
             try:

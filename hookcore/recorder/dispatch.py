@@ -56,7 +56,7 @@ class Dispatcher:
     names: BatchNames
     keeper: StepKeeper | None = field(default=None, init=False)
     others: tuple[Observer, ...] = field(default=(), init=False)
-    flows: Flows | None = field(default=None, init=False)  # if it is among them: it is told of calls before they run
+    flows: Flows | None = field(default=None, init=False)  # if it is among them: it sees calls before they run
     _observers: tuple[Observer, ...] = field(init=False)
     _saw_eval: bool = field(default=False, init=False)  # whether a call in evaluation was counted in this step
 

@@ -22,13 +22,13 @@ NO_MEMORY: Final = "the GPU had no memory left to measure it"
 
 @dataclass(slots=True)
 class _Told:
-    """How much of a number that grows events have told. They do so now and then."""
+    """How much of a growing number events have reported. They do so from time to time."""
 
     _count: int = 0
     _next_at: float = float("-inf")
 
     def due(self, count: int, is_last: bool) -> int:
-        """Return how many are to be told now."""
+        """Return how many to report now."""
         fresh = count - self._count
         if fresh <= 0 or not (is_last or time.monotonic() >= self._next_at):
             return 0
@@ -48,10 +48,10 @@ class ErrorLog:
         self._told_others, self._told_memory = _Told(), _Told()
 
     def record(self, where: str, error: BaseException, plan: Plan | None = None) -> None:
-        """Count an error and keep it if it is one of the first. A module that keeps failing is left alone.
+        """Count an error and keep it if it is one of the first. A module that keeps failing is no longer captured.
 
-        The first line of its message says what happened; the traceback follows. A GPU without memory is nothing that a
-        module does, and may pass: what is missing then is only counted.
+        The first line of its message says what happened; the traceback follows. A GPU without memory isn't a module's
+        fault, and may recover: the missing measurements are only counted.
         """
         if isinstance(error, torch.OutOfMemoryError):
             self._without_memory += 1

@@ -1,4 +1,4 @@
-"""What a run trains with: its models, batches, optimizers, schedulers, and packages."""
+"""Facts about a run: its models, batches, optimizers, schedulers, and packages."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Facts:
         self._find_options = find_options
 
     def news(self, models: Models, owners: Owners) -> dict[str, Any] | None:
-        """Return the known fields of the run's description; None if there is no more than at the last call.
+        """Return the known fields of the run's description; None if nothing is new since the last call.
 
-        If the training changes what is looked at, this may raise; the next call looks again.
+        If the training changes the objects at the same time, this may raise; the next call tries again.
         """
         fed = sum(root.batch is not None for root in models.roots)
         now = len(models.roots), models.changes, fed, owners.met
@@ -97,7 +97,7 @@ class Facts:
         tops = [top for root in roots if (top := root.ref()) is not None]
         found = {"models": facts_of_models(tops), "batches": facts_of_batches(roots)}
         for source, facts in {**found, "optimizers": facts_of_optimizers(optimizers)}.items():
-            if facts.values:  # what is gone, at the end of the training, was the same before
+            if facts.values:  # objects that are gone at the end of the training had the same facts before
                 self._of[source] = facts
         if met > self._met and self._searches < MAX_SEARCHES:
             self._search(optimizers)
@@ -162,7 +162,7 @@ def facts_of_packages() -> Flat:
 def facts_of_optimizers(optimizers: Sequence[Optimizer]) -> Flat:
     """Return the class and the hyperparameters of each optimizer and each of its groups.
 
-    What all groups have in common is `optimizer.lr`; what differs is `optimizer.group1.lr`. A second optimizer is
+    A value that all groups share is `optimizer.lr`; a different one is `optimizer.group1.lr`. A second optimizer is
     `optimizer2`.
     """
     found: dict[str, Any] = {}

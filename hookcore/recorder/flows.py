@@ -28,7 +28,7 @@ _ABOUT_CALLS: Final = frozenset(("output", "output_grad", "input", "input_grad")
 class Flows:
     """Decides when to learn: an observer of calls in the steps that teach something."""
 
-    wants_inputs = False  # it is told of calls by `entered`, without other hooks
+    wants_inputs = False  # it learns of calls by `entered`, without other hooks
 
     def __init__(
         self, statistics: Statistics, max_calls: int, changes: Callable[[], int], emit: Emit, enabled: bool

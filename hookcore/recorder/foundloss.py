@@ -111,5 +111,5 @@ def _number(tensor: Any, weight: Any) -> Any:
             return None
         if plain.is_cuda and torch.cuda.is_current_stream_capturing():
             return None  # what the recorder's thread waits for may be no part of a graph
-        # `backward()` multiplies by one unless it is told otherwise.
+        # By default, `backward()` multiplies by one.
         return read_unseen(plain) * read_unseen(factor) if plain.is_cpu else read_unseen(plain.float() * factor)

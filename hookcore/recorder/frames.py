@@ -27,7 +27,7 @@ _LINEAR: Final = ("mean", "std", "min", "max", "rms", "norm")
 
 
 class RowFacts(NamedTuple):
-    """What is known about the rows besides what was measured."""
+    """Facts about the rows in addition to the measurements."""
 
     ratios: tuple[tuple[int, int], ...] = ()  # (slot of an update, slot of its parameter's values)
     owners: NDArray[np.int32] | None = None  # by slot; see Frame

@@ -1,4 +1,4 @@
-"""What the script gives in addition to its training: numbers, media, tensors with names, and the names of a batch."""
+"""Data that the script adds: numbers, media, tensors with names, and the names of a batch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Given:
         self._dispatcher.saw_output(plan, tensor)
 
     def add_media(self, name: str, make: Callable[[], tuple[str, bytes, int]]) -> None:
-        """Add what the script logs besides numbers: its media type, its bytes, and how many there were before a cut."""
+        """Add a logged item: its media type, its bytes, and their number before shortening."""
         with unseen():  # by the user's modes: it may be made of a tensor
             media_type, data, whole = make()
         with self._lock:

@@ -1,4 +1,4 @@
-"""What the recorder's thread does while no step ends: carry out commands, and ship what doesn't belong to the next."""
+"""The work of the recorder's thread while no step ends: it carries out commands, and ships data between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the recorder tells the keeper of steps, if there is one."""
+"""The recorder's messages to the keeper of steps, if there is one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Keeping:
             keeper.alarm(step)
 
     def remember(self, frame: Frame) -> None:
-        """Let it see what was sent."""
+        """Let the keeper remember a sent frame."""
         if self._dispatcher.keeper is not None:
             self._dispatcher.keeper.remember(frame)
 

@@ -47,7 +47,7 @@ class _Entered:
 
 @dataclass(slots=True, eq=False)
 class _Learned:
-    """What is known of a call."""
+    """The known facts about a call."""
 
     fed_by: set[int] = field(default_factory=set)
     returns: set[int] = field(default_factory=set)
@@ -256,7 +256,7 @@ class Lesson:
         return found
 
     def flow(self, step: int) -> Flow:
-        """Return what was learned."""
+        """Return the learned flow."""
         calls = (
             FlowCall(
                 text_of(path),

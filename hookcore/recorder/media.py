@@ -1,4 +1,4 @@
-"""What the script logs besides numbers: held until the recorder's thread sends it."""
+"""Images, texts, tables, and figures that the script logged, held until the recorder's thread sends them."""
 
 from __future__ import annotations
 

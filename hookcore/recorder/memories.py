@@ -33,7 +33,7 @@ class Memories:
         self._known: dict[int, Memory] = {}
 
     def get(self, key: Any) -> Memory | None:
-        """Return what is known of the memory that a weak reference points to."""
+        """Return the known facts about the memory that a weak reference points to."""
         return self._known.get(key.cdata)
 
     def remember(self, key: Any, tensor: Tensor, place: int) -> None:

@@ -208,7 +208,7 @@ class Models:
             plan.make_boundary(self._settings.kinds & _BOUNDARY_KINDS)
 
     def _departed(self, key: int, _: object) -> None:
-        """Handle a removed module. What is known about it is kept."""
+        """Handle a removed module. Its facts are kept."""
         plan = self.plans.by_id.pop(key, None)
         if plan is not None:
             self._gone[plan.path] = plan.counts.training

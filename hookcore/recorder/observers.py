@@ -19,7 +19,7 @@ from hookcore.recorder.snapshots import Snapshots
 
 
 class Observers:
-    """Chooses who observes the calls of a step, besides the statistics."""
+    """Chooses the observers of a step's calls, in addition to the statistics."""
 
     def __init__(
         self,

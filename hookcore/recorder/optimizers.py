@@ -58,7 +58,7 @@ class OptimizerSteps(EndsSteps):
             self._keeping.look("before an optimizer's step", self.clock)
 
     def _find_owned(self, owner: Owner, optimizer: Optimizer) -> list[Parameter]:
-        """Return the watched parameters of an optimizer; none if nothing of them is to be read."""
+        """Return the watched parameters of an optimizer; none if none of them need to be read."""
         version, observers = self._parameters.version, self._observers
         if owner.settled == version and not (observers.snapshots.active or observers.probes.due):
             return []

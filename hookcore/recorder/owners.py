@@ -47,7 +47,7 @@ class Owner:
         self.owns = False  # whether any of its parameters is watched
         self.was_sought = False  # whether a model that it steps was looked for after the closure of its first step
         self.owned: list[Parameter] | None = None  # these, while it makes a step whose values are read
-        self.settled = -1  # the version of the parameters for which nothing more is to be read of these
+        self.settled = -1  # the version of the parameters that has been read completely
         self.witnesses = Witnesses()
         self.scaler = ScalerLink()
         self.late = False  # whether it steps with the gradients of the step that ended last
@@ -94,7 +94,7 @@ class Owners:
         self._owners.clear()
 
     def get(self, optimizer: Optimizer) -> Owner | None:
-        """Return what is known of an optimizer."""
+        """Return the known facts about an optimizer."""
         return self._owners.get(id(optimizer))
 
     def are_waiting(self) -> bool:
@@ -102,7 +102,7 @@ class Owners:
         return any(self._parameters.owned(each) for each in instances_of(Optimizer))
 
     def meet(self, optimizer: Optimizer, compares: bool, has_closure: bool = False) -> Owner:
-        """Return what is known of an optimizer that steps. `compares`: whether gradients are compared at witnesses.
+        """Return the known facts about an optimizer that steps. `compares`: whether witnesses compare gradients.
 
         `has_closure`: it begins a step with a closure, which may run its model for the first time.
         """

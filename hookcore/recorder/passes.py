@@ -21,7 +21,7 @@ from hookcore.recorder.snapshot_copies import Emit
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import PROBE, Tap
 
-MAX_TOLD: Final = 16  # reasons that are told of one probe
+MAX_TOLD: Final = 16  # reasons that are reported for one probe
 
 
 class PassProbe(Protocol):
@@ -167,7 +167,7 @@ class PassProbes:
         self._each(lambda probe, passes: passes.end_pass(self._plans, probe.paths))
 
     def end_step(self) -> None:
-        """Add what they found to the rows of the models."""
+        """Add the results to the rows of the models."""
         self._each(self._finish)
 
     def _each(self, call: Callable[[Any, Passes], None]) -> None:

@@ -26,7 +26,7 @@ def fingerprint(module: nn.Module) -> tuple[object, ...]:
 
 
 class Counts:
-    """The number of a module's calls, which tells the calls of one step apart."""
+    """The number of a module's calls, which distinguishes the calls of one step."""
 
     __slots__ = ("_first_index", "evaluation", "micro_batch", "pending", "recomputed", "runs_in", "training")
 
@@ -105,7 +105,7 @@ class Rows:
 
 
 class History:
-    """What is known of a module's past, for its coverage."""
+    """A module's past, for its coverage."""
 
     __slots__ = ("got_gradients", "reasons", "seen", "why_unseen", "without_gradient")
 
@@ -124,7 +124,7 @@ class History:
 
 
 class Plan:
-    """One module's part in the capture: its place, what is chosen of it, its calls, its rows, and its history."""
+    """One module's part in the capture: its place, its selected tensors, its calls, its rows, and its history."""
 
     __slots__ = (
         "_children",
@@ -173,7 +173,7 @@ class Plan:
         return self.root.ref() is self.ref()
 
     def choose(self, kinds: frozenset[Kind], skipped_by: str) -> None:
-        """Set what is captured of it from now on; called between two steps."""
+        """Set which tensors to capture from now on. Called between two steps."""
         self.kinds = kinds
         self.skipped_by = skipped_by  # why the selection left it out, or ""
         self.rows.lone = []  # depends on the kinds
@@ -182,7 +182,7 @@ class Plan:
         self.acts_before = self.wants_input or self.is_model  # whether its call is of interest before it runs
 
     def make_model(self) -> None:
-        """Take it for a model: the training calls it, and not what it is a part of."""
+        """Treat it as a model: the training calls it, not a module that contains it."""
         self.is_model = self.acts_before = True
 
     def make_boundary(self, kinds: frozenset[Kind]) -> None:
@@ -196,7 +196,7 @@ class Plan:
         self._children = fingerprint(module)
 
     def move_to(self, path: str) -> Plan:
-        """Begin again under another path. Return a plan that keeps what was captured under the old one."""
+        """Begin again under another path. Return a plan that keeps the data captured under the old one."""
         old = copy.copy(self)
         self.path, self.rows, self.history = path, Rows(), History()
         self.counts.forget_outputs()
@@ -209,7 +209,7 @@ class Plan:
         self.counts.forget_outputs()
 
     def absorb(self, later: Plan) -> None:
-        """Add what was captured of another module that had the same place."""
+        """Add the captured data of another module that had the same place."""
         self.rows.slots |= later.rows.slots
         self.history.absorb(later.history)
 
@@ -243,7 +243,7 @@ class Departed:
         self._plans: dict[tuple[str, str], Plan] = {}
 
     def append(self, plan: Plan) -> None:
-        """Record what is known about a module."""
+        """Add a module with its facts."""
         plan.release()
         known = self._plans.setdefault((plan.path, plan.type_name), plan)
         if known is not plan:

@@ -106,7 +106,7 @@ class _State:
 
     plan: Plan
     call: Function
-    step: int = -1  # in which it got its last tensor
+    step: int = -1  # the step in which it got its last tensor
 
 
 def probe_of(name: str, function: Function, include: Any, kinds: Any, every: int) -> Probe:

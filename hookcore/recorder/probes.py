@@ -1,4 +1,4 @@
-"""Probes: functions of the user that compute numbers from tensors, every so many steps."""
+"""Probes: functions of the user that compute numbers from tensors, at intervals of steps."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Probes:
     # Values
 
     def compute(self, probe: Probe, plan: Plan, kind: Kind, index: str, call: int, tensor: Tensor) -> None:
-        """Call the function, and add what it returns to the row of its tap."""
+        """Call the function, and add its result to the row of its tap."""
         if probe.is_off:
             return
         name = " ".join(filter(None, (probe.name, "" if kind == "output" else kind, index)))

@@ -25,7 +25,7 @@ class Reach:
         self.passed = False  # a pass has ended since the last step, whatever it reached
         self.saw_passes = False  # a pass has ended, ever
         self.fate: Fate = "kept"  # of the gradients of the step's earlier passes, when the running pass began
-        self.follows_fate = True  # whether somebody asks for it in this step
+        self.follows_fate = True  # whether it is needed in this step
         self.many_threads = False  # a second thread has run a pass
         self._thread = 0  # that of the first pass
         self._passed_in: set[int] = set()  # of many threads, those with a pass since they ended a step
@@ -37,7 +37,7 @@ class Reach:
         return not self.many_threads and threading.get_ident() == self._thread
 
     def pass_begins(self, alone: Owner | None) -> bool:
-        """Note the start of a pass. Return whether its witnesses are to be compared: then call `compare`."""
+        """Note the start of a pass. If this returns True, call `compare` to compare its witnesses."""
         ident = threading.get_ident()
         self._thread = self._thread or ident
         if ident != self._thread and not self.many_threads:

@@ -121,7 +121,7 @@ class Recorder:
             sink, queue, table, observers.flows, cadence, jumps, self.keeping, step_clock, errors, emit, examine
         )
         problems = Problems(plans, statistics, models, emit, infeasible)
-        problems.emit_new()  # what is known from the start belongs to the first frame
+        problems.emit_new()  # facts known from the start belong to the first frame
         self.description = Describer(self.shipper, models, table, step_clock, problems, ranks, facts, errors)
         outgoing = observers.snapshots.copies, observers.probes.channels, media
         idle = Idle(self.steps, commands, self.control, collector, machine, lock, queue.put, clock)
@@ -169,7 +169,7 @@ class Recorder:
         return self.models.coverage(self._dispatcher.statistics.table)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Ship what was begun, remove every hook, and end the thread."""
+        """Ship the remaining data, remove every hook, and end the thread."""
         if self.closed:
             return
         self.closed = True

@@ -31,7 +31,7 @@ _NONE: Final = np.empty(0, np.int32)
 
 @dataclass(slots=True, eq=False)
 class _Reducer:
-    """A `DistributedDataParallel`: what it keeps equal on the ranks of its group."""
+    """A `DistributedDataParallel`, and the tensors that it keeps equal on the ranks of its group."""
 
     ref: weakref.ref[DistributedDataParallel]
     owner: int
@@ -60,7 +60,7 @@ class _Reducer:
 
 @dataclass(slots=True)
 class _Tree:
-    """What the parameters of one model show."""
+    """The facts that one model's parameters show."""
 
     is_sharded: bool = False  # whether torch has split any of them
     largest: int = 0  # mesh, in ranks

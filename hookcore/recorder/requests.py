@@ -1,4 +1,4 @@
-"""What the script asks for while it trains: snapshots, probes, and a pause."""
+"""The script's requests during the training: snapshots, probes, and a pause."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Root:
         self.called = False  # whether one of them was, in this captured step
         self.rehearses = False  # whether it is running, and its values mean nothing
         self.samples = 0  # rows that it was given in its newest captured step, with gradients enabled; 0 if unknown
-        self.tokens = 0  # of these rows, if they are integers, as of a language model
+        self.tokens = 0  # of these rows, if they are integers, as in a language model
         self._given = self._tokens_given = 0  # in the running step
         self.batch: tuple[tuple[int, ...], str] | None = None  # shape and dtype of the first tensor it trained with
 
@@ -113,7 +113,7 @@ class Root:
     def note_step(self) -> None:
         """Handle the end of a step. A model whose gradients arrived in evaluation mode trains in that mode.
 
-        This uses data of every step, captured or not, so that a call's phase doesn't depend on what is captured.
+        This uses data of every step, captured or not, so that a call's phase doesn't depend on the captured steps.
         """
         if self._given:
             self.samples, self.tokens = self._given, self._tokens_given

@@ -18,7 +18,7 @@ _STEPS: Final = frozenset(code.co_name for code in SCALER_STEPS)  # code is hash
 
 
 class Attempt(IntEnum):
-    """What a scaler did since the last pass."""
+    """A scaler's actions since the last pass."""
 
     NONE = 0
     ANY = 1  # it was updated, so it tried to step some optimizer

@@ -1,4 +1,4 @@
-"""What the learning rate schedulers of a training are. An optimizer doesn't know its schedulers."""
+"""Finds the learning rate schedulers of a training. An optimizer doesn't know its schedulers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookcore.recorder.instances import instances_of
 
 MAX_SCHEDULERS: Final = 8
 _PARTS: Final = "_schedulers"  # of a scheduler that consists of others
-# Not hyperparameters: what a scheduler is about, and what it counts.
+# Not hyperparameters: a scheduler's optimizer, and its counters.
 _STATE: Final = frozenset(
     {"optimizer", "base_lrs", "last_epoch", "verbose", "best", "mode_worse", "num_bad_epochs", "cooldown_counter"}
     | {"T_cur", "T_i"}

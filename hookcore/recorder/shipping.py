@@ -35,7 +35,7 @@ Examine = Callable[[Frame, Sequence[Tap]], Frame]  # a frame, and all taps by th
 
 @dataclass(slots=True, eq=False)
 class Shipper:
-    """Counts what is lost on the way, and captures another step if values were not finite."""
+    """Counts lost data, and captures another step if values were non-finite."""
 
     sink: Sink
     _queue: FrameQueue

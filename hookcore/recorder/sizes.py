@@ -53,7 +53,7 @@ class Sizes:
     _newest: list[int] = field(default_factory=list)  # the number of the newest call that was counted, by place
 
     def counts(self, place: int, number: int) -> bool:
-        """Return whether a call counts: those of later micro-batches repeat what is known."""
+        """Return whether a call counts. Calls in later micro-batches add nothing new."""
         return place == len(self._sizes) or number > self._newest[place]
 
     def saw_node(self, node: Any) -> None:

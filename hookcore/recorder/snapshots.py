@@ -65,7 +65,7 @@ class Snapshots:
             self._index()
 
     def end_step(self, hint: str = "") -> None:
-        """Give up what is missing, at the end of a step."""
+        """Give up overdue requests, at the end of a step."""
         self._take_quiet_parameters()
         for request in self._pending:
             request.steps += 1

@@ -14,7 +14,7 @@ MAX_CLASSES: Final = 4096  # that are remembered
 
 
 def source_of(kind: type) -> str:
-    """Return where a class is defined, as `file:line`; "" if that isn't known, as of classes made by functions."""
+    """Return where a class is defined, as `file:line`; "" if unknown, for example for classes made by functions."""
     name = kind.__name__
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     codes = [code for code in _codes_of(kind) if file is None or code.co_filename == file]

@@ -44,7 +44,7 @@ _UNREAD: Final = (
     "weight gradients are left out: several threads have run backward passes, and no torch optimizer shows which "
     "thread has which parameters. Reading a gradient that another thread is setting can crash the process."
 )
-CHECK_EVERY: Final = 8  # steps; what is checked is due at multiples of it
+CHECK_EVERY: Final = 8  # steps; checks are due at multiples of it
 
 
 @dataclass(eq=False)
@@ -165,7 +165,7 @@ class Steps:
                 self.clock.notice_end()
         return bool(self.clock.passes) or not self.clock.step
 
-    # What the clock calls
+    # Calls from the clock
 
     def find_model(self, optimizer: Optimizer, may_run: bool) -> bool:
         """Look for a model that no hook has seen, since all of it runs compiled. Return whether there is one."""

@@ -38,9 +38,9 @@ class StepTimes:
         self.prompt = False  # whether the step that ends now is known to end now
         self._parts: dict[str, float] | None = None  # of the running step, if it is measured
         self._stack: list[str] = []  # the running parts; those inside others are no longer in these
-        self._base = TIME_BEFORE  # of what is outside of all parts
+        self._base = TIME_BEFORE  # of the time outside of all parts
         self._model = 0  # the running model, by id
-        self._evaluates = False  # whether what was loaded is an evaluation's, as far as is known
+        self._evaluates = False  # whether the loaded data belongs to an evaluation, as far as is known
         self._has_loader = False  # whether the training has got batches from a DataLoader
         self._meter: Meter | None = None
         self._mark = self._spent = 0.0  # when the running part began, by both clocks
@@ -103,7 +103,7 @@ class StepTimes:
             self._model, self.prompt = 0, False
 
     def saw_evaluation(self) -> None:
-        """Note a call of a model without gradients. Unless one with gradients follows, it got what was loaded."""
+        """Note a call of a model without gradients. Unless one with gradients follows, it used the loaded data."""
         parts = self._parts
         if self.active and parts is not None and not self._stack:
             self._evaluates = parts[_LOADED] > 0
@@ -144,7 +144,7 @@ class StepTimes:
         return parts if meter is None else parts | {TIME_HOOKCORE: self._spent}
 
     def _assign_loaded(self, part: str) -> None:
-        """Count what was loaded as a part of the step."""
+        """Count the time of loading as a part of the step."""
         parts = self._parts
         if parts is not None:
             parts[part] += parts[_LOADED]

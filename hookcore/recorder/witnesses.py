@@ -79,12 +79,12 @@ def tensors_of(parameters: list[Parameter]) -> list[Tensor]:
 
 
 def marks_of(tensors: list[Tensor]) -> list[Mark]:
-    """Return what tells each gradient from a new one."""
+    """Return a mark that distinguishes each gradient from a new one."""
     return [None if (grad := tensor.grad) is None else (id(grad), grad._version) for tensor in tensors]
 
 
 def fate_of(tensor: Tensor, after: Mark) -> Fate:
-    """Return what has become of a gradient since: whether it was set to None or to zero."""
+    """Return whether a gradient has since been set to None or to zero."""
     grad = tensor.grad
     if grad is None:
         return "reset"

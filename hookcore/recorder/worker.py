@@ -14,7 +14,7 @@ POLL_S: Final = 0.02
 
 
 class Duties(Protocol):
-    """What the thread does. Exceptions are counted, and it continues."""
+    """The work of the thread. Exceptions are counted, and it continues."""
 
     def ship(self, raws: list[RawFrame]) -> None:
         """Send these frames."""

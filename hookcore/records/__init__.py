@@ -160,13 +160,13 @@ class Frame:
 
 
 def is_shared(taps: NDArray[Any]) -> bool:
-    """Return whether an array may be recognized again by its identity: nobody writes to it, and it holds no message."""
+    """Return whether an array can be recognized by its identity: it is never written to, and holds no message."""
     return taps.base is None and not taps.flags.writeable
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the script calls the positions of each sample of a batch, and the samples."""
+    """The script's names for the positions of each sample of a batch, and for the samples."""
 
     tokens: tuple[tuple[str, ...], ...] = ()
     shared: bool = False  # whether there is one row of tokens, for all samples alike
@@ -263,7 +263,7 @@ class HookRecord:
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """An incident after which a step is to be saved: its id, its first step, and the module of its culprit.
+    """An incident that requests a saved step: its id, its first step, and the module of its culprit.
 
     A replay of the step also looks for magnitudes above `above`, in one `phase` or in both ("").
     """

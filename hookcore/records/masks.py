@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hookcore.records import STAT_COLUMN, Kind
 
 MAX_MASKS: Final = 10_000
-LARGE: Final = 1e4  # infinities beside finite values of this size are an overflow
+LARGE: Final = 1e4  # infinities next to finite values of this size are an overflow
 _FORWARD: Final = frozenset({"input", "output"})
 _ENDS: Final = [STAT_COLUMN["min"], STAT_COLUMN["max"]]
 

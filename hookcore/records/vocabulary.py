@@ -18,10 +18,10 @@ ZERO_MODULES: Final = "hookcore/zero_modules"
 SKIPPED: Final = "hookcore/skipped"  # 1 at a step that a GradScaler skipped
 COST: Final = "hookcore/cost"  # of a captured step, as a share of an uncaptured one
 EFFECTIVE_COST: Final = "hookcore/effective_cost"  # of all steps
-STRIDE: Final = "hookcore/every"  # one step in so many is captured
+STRIDE: Final = "hookcore/every"  # every n-th step is captured
 UNCAPTURED_STEPS: Final = "hookcore/uncaptured_steps"  # left out by the cadence so far
 
-SYSTEM: Final = "hookcore/system/"  # prefix of what is sampled from the machine, every two seconds
+SYSTEM: Final = "hookcore/system/"  # prefix of the values sampled from the machine every two seconds
 CPU_PROCESS: Final = SYSTEM + "cpu/process"  # cores that the process keeps busy
 CPU_MACHINE: Final = SYSTEM + "cpu/machine"  # and that all processes do
 MEMORY_PROCESS: Final = SYSTEM + "memory/process"  # bytes
@@ -48,7 +48,7 @@ LOGGED_LOSS: Final = 1  # the rank of losses that are the training's without dou
 
 TRAINED: Final = "steps.trained"  # the fact that says how many steps a run had, captured or not
 
-IMAGE_TYPE: Final = "image/png"  # media types of what the script logs besides numbers
+IMAGE_TYPE: Final = "image/png"  # media types of logged images, texts, tables, and figures
 TEXT_TYPE: Final = "text/plain"
 TABLE_TYPE: Final = "application/json"
 FIGURE_TYPE: Final = "application/vnd.plotly.v1+json"

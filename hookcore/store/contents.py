@@ -1,4 +1,4 @@
-"""What a run consists of: its steps, taps, modules and their coverage, hooks, events, and snapshots."""
+"""The contents of a run: its steps, taps, modules and their coverage, hooks, events, and snapshots."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Contents:
         return [(each.number if each.number >= 0 else first + place, each) for place, each in enumerate(kept)]
 
     def numbered_media(self) -> list[tuple[int, Snapshot]]:
-        """Return what the script logged besides numbers, by its place in the order of the log."""
+        """Return the logged images, texts, tables, and figures, by their position in the log."""
         taken, kept = self._parts.media.items_after(0)
         return list(enumerate(kept, taken - len(kept)))
 

@@ -49,7 +49,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a heatmap shows: rows of memory, and steps before them that the past has."""
+    """The data of a heatmap: rows in memory, and earlier steps in the past."""
 
     near: list[Rows]  # all that memory has
     kept: list[Rows]  # those of it that the past doesn't have better
@@ -184,7 +184,7 @@ class Deep(Contents):
 
 
 def gather_together(asked: Sequence[tuple[Deep, Source, Span]], most: int) -> list[list[Rows]]:
-    """Return the rows of spans of several stores in parts. What their pasts have in one place is asked for once."""
+    """Return the rows of spans of several stores in parts. Pasts that are stored in one place are queried once."""
     since = [source.ladder.exact_since(store._parts.whole_since) for store, source, _ in asked]
     pasts = [store._past_of(span, step) for (store, _, span), step in zip(asked, since, strict=True)]
     look_together([past for past in pasts if past is not None])

@@ -106,7 +106,7 @@ def histograms_of(entries: Sequence[SketchRows], tap: int, columns: int, bins: i
 
 
 def quantiles_of(entries: Sequence[SketchRows], tap: int, qs: ArrayLike, points: int, bounds_of: BoundsOf) -> Quantiles:
-    """Return the quantiles of the values that are not NaN in at most so many points; NaN if one is not known."""
+    """Return the quantiles of the values that aren't NaN, with a limit for points; NaN if unknown."""
     found = CountsOverTime.of(entries, tap, points)
     wanted = np.atleast_1d(np.asarray(qs, np.float64))
     Sketch.empty().quantiles(wanted)  # raises for a wrong quantile even if there are no sketches

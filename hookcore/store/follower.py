@@ -1,4 +1,4 @@
-"""What a store asks of the rules that run on it. Those are in hookcore.findings, which a store doesn't know."""
+"""The interface between a store and its rules, which are in hookcore.findings, unknown to the store."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ class Follower(Protocol):
         """Use other thresholds after a step."""
 
     def hold(self, rule: str, found: Found | None) -> None:
-        """Take what is found in the next frame by something else than a rule of the store."""
+        """Take a finding about the next frame that isn't from a rule of the store."""

@@ -153,7 +153,7 @@ class Ladder:
         exact: Callable[[ExactRows], Seen],
         merged: Callable[[MergedRows], Seen],
     ) -> list[Seen]:
-        """Read every segment that may have steps of a span; return what was read, oldest first."""
+        """Read every segment that may have steps of a span. Return the results, oldest first."""
         with self._lock:
             old = self._old()
             parts = [part for part in self._exact if part.used]

@@ -18,11 +18,11 @@ Lane = int | str  # a tap by its number, or a scalar by its name
 
 
 class Past(Protocol):
-    """Where the whole run is. What can't be read now is None: memory then says what it has."""
+    """The storage of the whole run. Unreadable data is None; memory then answers with what it has."""
 
     @property
     def together(self) -> Together | None:
-        """What asks about this run and others at once; None if nothing does."""
+        """The object that queries this run and others at once, or None."""
 
     @property
     def trouble(self) -> str:
@@ -102,7 +102,7 @@ def rows_together(wanted: Sequence[Wanted]) -> list[Rows | None]:
 def divide(near: Sequence[Rows], exact_since: int, span: Span, stored: int) -> tuple[Span | None, list[Rows]]:
     """Return which steps the past should answer, and the rows of memory for the others.
 
-    Memory answers for its exact rows and for what is not stored yet, even if it is merged.
+    Memory answers for its exact rows and for data that isn't stored yet, even if it is merged.
     """
     kept: list[Rows] = []
     for part in near:

@@ -29,7 +29,7 @@ Number = TypeVar("Number", bound=np.generic)
 
 @dataclass(slots=True)
 class Repeated:
-    """What was learned of a training: which taps have rows that several ranks have in common."""
+    """Learned facts about a training: which taps have rows that several ranks share."""
 
     lanes: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     known: bool = False  # a whole step was seen
@@ -64,9 +64,9 @@ class StepOfRanks:
         self._turns: dict[int, NDArray[np.uint8]] = {}  # by rank: how often each tap has come
         self._copies: dict[int, Copies] = {}  # by owner
         self._stand_ins: dict[tuple[int, int], int] = {}  # by owner and tap: the rank whose rows count instead
-        self._unowned: Digests = np.empty(0, np.uint64)  # of rows that nobody owns, ascending
+        self._unowned: Digests = np.empty(0, np.uint64)  # of rows without an owner, ascending
         self._sketches: list[SketchRows] = []
-        self._base = np.zeros(0)  # of ratios: the sum of squares of what they are relative to
+        self._base = np.zeros(0)  # of ratios: the sum of squares of their reference
         self._no_base = np.zeros(0, bool)
         self._rows = np.zeros(0, np.int32)
         self._is_finished = False

@@ -21,7 +21,7 @@ _NO_LANES: Final = np.empty(0, np.intp)
 
 
 class Logged(Protocol):
-    """What a frame says besides its tensors, in memory and on the wire."""
+    """A frame's data other than tensors, in memory and on the wire."""
 
     @property
     def time_s(self) -> float: ...

@@ -139,7 +139,7 @@ class Store(Queries):
                 self.follower.hear(event)
 
     def judge(self, found: Sequence[Found], told: bool = False) -> None:
-        """Follow what the rules found when they looked at all steps so far, or what is told of each frame."""
+        """Follow the findings of the rules about all steps so far, or the findings about each frame."""
         if self._parts.steps.newest is not None:
             self._parts.incidents.judge(self._parts.steps.newest, found, told)
 

@@ -16,7 +16,7 @@ from hookcore.store.rows import Rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsOf:
-    """What is asked of one store: one stat of some taps, or a scalar by its name, in a span of steps."""
+    """A query to one store: one stat of some taps, or a scalar by its name, in a span of steps."""
 
     store: Queries
     what: NDArray[np.int64] | str

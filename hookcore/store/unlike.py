@@ -57,7 +57,7 @@ class Sample:
         return single + sum(entry.steps for entry in self.entries if entry.steps > 1)
 
     def windows(self, steps: int, most: int) -> list[Sample]:
-        """Return neighboring parts of at least so many steps each, at most `most` of them."""
+        """Return adjacent parts with a minimum number of steps each, at most `most` of them."""
         least = max(steps, -(-self.steps // most))
         found: list[Sample] = []
         part: list[SketchRows] = []
@@ -87,7 +87,7 @@ class Sample:
 
 
 def _sums_of(picked: list[Picked], taps: int, columns: NDArray[Any], width: int) -> NDArray[np.float64]:
-    """Return the sums [tap, column] of what was picked of some entries for these taps."""
+    """Return the sums [tap, column] of selected values of some entries for these taps."""
     lengths, bins, counts = zip(*picked, strict=True)
     rows = np.arange(taps, dtype=columns.dtype) * columns.dtype.type(width)
     cells = np.repeat(np.tile(rows, len(picked)), np.concatenate(lengths))
@@ -155,7 +155,7 @@ def _groups_apart(*counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What the sum of a tap's sketches says in a few numbers."""
+    """The sum of a tap's sketches, in a few numbers."""
 
     counts: NDArray[np.float64]  # [BINS]
 

@@ -15,7 +15,7 @@ from hookcore.store.schemas import SKIPPED_STEP
 
 
 class Recorded(Protocol):
-    """What a store is filled from: a run on disk, or in a database."""
+    """The source for filling a store: a run on disk, or in a database."""
 
     damages: list[str]  # what could not be read
 

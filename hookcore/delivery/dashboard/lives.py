@@ -12,7 +12,7 @@ _STATE, _THREADS, _STARTED = 0, 17, 19  # places in /proc/PID/stat after the nam
 
 
 def mark_of(pid: int) -> str:
-    """Return what tells a process from all others, on any machine; empty if that is unknown here (not Linux)."""
+    """Return a mark that identifies a process across all machines; empty if it is unknown (not on Linux)."""
     place, started = _place(), _started(pid)
     return f"{place}/{started}" if place and started else ""
 

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and what is left of them if their writer is killed."""
+"""Files that appear whole or not at all, and the remains of files whose writer was killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the outbox holds and hands out: records with their sizes, parcels, and the description of the run."""
+"""The contents of the outbox: records with their sizes, parcels, and the description of the run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def some_taps(taps: Sequence[Tap], first: int) -> tuple[Tap, ...]:
 
 
 class CurrentDescription:
-    """What the run consists of, with a version that changes only if the content does."""
+    """The description of the run, with a version that changes only if the content does."""
 
     def __init__(self) -> None:
         self.received = -1  # the version that the receiver has

@@ -1,4 +1,4 @@
-"""What a receiver has acknowledged, and would lose if it were killed: it is sent again then."""
+"""Data that a receiver has acknowledged but would lose if it were killed. It is then sent again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Retained:
 
     def __init__(self, max_bytes: int) -> None:
         self.arrived = -1  # the highest number that the receiver has
-        self.is_saved = True  # whether it would lose nothing of what it has
+        self.is_saved = True  # whether it would lose none of its data
         self._durable = -1  # the highest number that is on its disk
         self._max_bytes = max_bytes
         self._entries: deque[Entry] = deque()
@@ -26,11 +26,11 @@ class Retained:
         return self._entries[-1].number if self._entries else -1
 
     def unsaved(self, produced: int) -> int:
-        """Return how many acknowledged items, of so many, may not be on the receiver's disk."""
+        """Return how many of a number of acknowledged items may not be on the receiver's disk."""
         return max(0, min(self.arrived, produced - 1) - self._durable)
 
     def note(self, arrived: Sequence[Entry], answer: Answer) -> list[Entry]:
-        """Retain what has arrived, and let go of what is saved. Return what the receiver has lost, oldest first."""
+        """Retain arrived data, and release saved data. Return the data that the receiver has lost, oldest first."""
         self.arrived = answer.acknowledged
         self._durable = answer.acknowledged if answer.durable is None else answer.durable
         self._entries.extend(arrived)

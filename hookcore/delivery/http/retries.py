@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 PATIENCE: Final = 10  # times as long, if a local server holds the connection: it is slow, not absent
-WRITING: Final = 5  # times as long as any close, if it answers, and has only to write what it has
+WRITING: Final = 5  # times as long as any close, if the receiver answers and only has to write its data
 SIGN_OF_LIFE_S: Final = 1.0
 FIRST_LOOK_S: Final = 0.005  # before the server of an ended run is asked whether it has saved everything; doubles
 FIRST_PAUSE_S: Final = 0.1

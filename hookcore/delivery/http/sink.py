@@ -87,7 +87,7 @@ class HttpSink(Sink):
         self._sender.close(self.close_s)
         self._outbox.give_up()
         self._tell_losses()
-        self._outbox.give_up()  # what came back meanwhile
+        self._outbox.give_up()  # data that came back in the meantime
 
     # -- beside the sink --------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Rules of the user: functions that look at every frame, and what they find as events, which become incidents."""
+"""Rules of the user: functions that check every frame. Their findings are events, which become incidents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule of the user sees of a frame, and what it returns."""
+"""The view of a frame that a user's rule receives, and the problems that it returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookcore.records import SEVERITIES, STAT_COLUMN, STATS, Frame, Kind, Severi
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a rule found: a message, how serious it is, and in which module, if it is about one."""
+    """A rule's finding: a message, a severity, and a module, if the finding is about one."""
 
     message: str
     severity: Severity = "warning"
@@ -48,7 +48,7 @@ class TensorView:
 
 @dataclass(frozen=True, slots=True)
 class FrameView:
-    """What was captured in one step. Read-only."""
+    """The data captured in one step. Read-only."""
 
     step: int
     time_s: float

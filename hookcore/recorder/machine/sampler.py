@@ -20,9 +20,9 @@ Open = Callable[[], Read]  # is called on the thread, because opening a source m
 
 
 class Sampler:
-    """Reads sources every two seconds, and keeps the mean of what was not taken yet. `take` never waits.
+    """Reads sources every two seconds, and keeps the mean of samples that were not taken yet. `take` never waits.
 
-    `failed` is told which source failed and why. A source that can't be opened or that keeps failing is given up.
+    Calls `failed` with a failed source and the reason. A source that can't be opened or that keeps failing is dropped.
     """
 
     def __init__(

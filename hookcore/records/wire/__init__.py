@@ -63,7 +63,7 @@ def encode(message: Batch | Answer) -> bytes:
 
 
 def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -> Batch:
-    """Decode a batch; raise WireError with what is wrong.
+    """Decode a batch. Raises WireError with the problem.
 
     A batch that would take more than `most_bytes` of memory is refused before it is decoded.
     """
@@ -81,7 +81,7 @@ def decode_batch(data: bytes | bytearray, most_bytes: int = MAX_DECODED_BYTES) -
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Decode an answer; raise WireError with what is wrong."""
+    """Decode an answer. Raises WireError with the problem."""
     return _decode(_answers, data)
 
 

@@ -1,4 +1,4 @@
-"""Conversion of frames and snapshots to items of a batch, and back, with all checks of what was received."""
+"""Conversion of frames and snapshots to items of a batch, and back, with all checks of received data."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     host: str = ""
     pid: int = 0
-    process: str = ""  # what tells it from later ones with its number, and from those of other machines
+    process: str = ""  # distinguishes it from later processes with its number, and from those on other machines
     started_s: float = 0.0
     script: str = ""
     versions: dict[str, str] = {}
@@ -49,7 +49,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None  # None: not distributed
     config: dict[str, Value] = {}  # what its user says that it trains with, flattened: "model.width"
     config_cut: int = 0  # values that were left out or shortened
-    facts: dict[str, Value] = {}  # what was recognized without being told
+    facts: dict[str, Value] = {}  # recognized facts
     facts_cut: int = 0
     tags: tuple[str, ...] = ()
     group: str = ""
@@ -143,7 +143,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the receiver has. If `taps` is below the batch's `taps_from`, it took nothing of the batch."""
+    """The receiver's state. If `taps` is below the batch's `taps_from`, it took nothing from the batch."""
 
     acknowledged: int  # the highest item taken; -1 before the first
     taps: int  # number of known taps

@@ -1,4 +1,4 @@
-"""Incidents as they are now: what was followed frame by frame, as the record that readers get."""
+"""Incidents as they are now: their state, followed frame by frame, as the record that readers get."""
 
 from __future__ import annotations
 

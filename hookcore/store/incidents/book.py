@@ -1,4 +1,4 @@
-"""The incidents of a run, followed frame by frame: what they are based on is taken when it happens, and kept."""
+"""The incidents of a run, followed frame by frame. Their evidence is taken when they happen, and kept."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hookcore.store.incidents.states import NEVER, Flags, Open, Over
 KEPT_FIRST: Final = 8  # incidents from the beginning of the run
 KEPT_NEWEST: Final = 24
 MAX_UNFINISHED: Final = 2  # of rules, whose evidence is taken at the same time; as many more of non-finite values
-_FULL: Final = 0.75  # of the limit: the rest is for the incident that goes on
+_FULL: Final = 0.75  # of the limit: the rest is for the ongoing incident
 _SCALER_STEPS: Final = 8  # newest steps that a scaler skipped
 
 Numbers = NDArray[np.integer]
 
 
 class Origin(Protocol):
-    """What a store knows when a frame has arrived."""
+    """The store's knowledge when a frame has arrived."""
 
     taps: list[Tap]  # only ever appended to
     flows: tuple[Flow, ...]  # which call fed which, as the frames so far have said
@@ -186,7 +186,7 @@ class Incidents:
         return None
 
     def judge(self, step: int, found: Sequence[Found], told: bool = False) -> None:
-        """Follow what the rules found when they looked at the steps up to this one, or what is told of each frame."""
+        """Follow the findings of the rules about the steps up to this one, or the findings about each frame."""
         if not found and not self._standings.open:
             return
         with self._lock:

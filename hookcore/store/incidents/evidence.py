@@ -48,7 +48,7 @@ class Window:
         return (2 * AROUND + 1) * 8 * (1 + len(self.values) * len(self.lanes))
 
     def extend(self) -> None:
-        """Take what has arrived since, and the newest step again: it may have another part."""
+        """Take the data that has since arrived, and the newest step again, which may have another part."""
         if self.is_complete or not self.lanes:
             return
         known = slice(0, max(0, len(self.steps) - 1))
@@ -79,12 +79,12 @@ class Gathering:
         return self.stats.nbytes + self.logged.nbytes
 
     def extend(self) -> None:
-        """Take what has arrived since."""
+        """Take the data that has since arrived."""
         self.stats.extend()
         self.logged.extend()
 
     def evidence(self) -> Evidence:
-        """Return what was taken so far."""
+        """Return the evidence so far."""
         logged = []
         for place, name in enumerate(self.names):
             present = self.logged.values[0, :, place] == 1

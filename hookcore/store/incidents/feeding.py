@@ -1,4 +1,4 @@
-"""Which of the tensors that went bad in one step did so although what they were computed from was fine."""
+"""Finds the tensors that became non-finite in a step although their inputs were finite."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMED: Final = 3  # modules in a sentence
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The tap that went bad by itself, and what is known of what it was computed from, in words."""
+    """The tap where the problem started, and the known facts about its inputs, in words."""
 
     number: int
     known: str
@@ -140,7 +140,7 @@ class Feeding:
 
 
 class _Step:
-    """What is known of each call in one step, in one direction."""
+    """The known state of each call in one step, in one direction."""
 
     def __init__(self, feeding: Feeding, bad: set[int], present: set[int], kinds: tuple[Kind, Kind]) -> None:
         self._feeding, self._bad, self._present = feeding, bad, present

@@ -32,7 +32,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a rule found when it looked: the tap it blames, all affected taps, and what it says."""
+    """A rule's finding: the tap to blame, all affected taps, and a message."""
 
     rule: str
     severity: Severity
@@ -97,11 +97,11 @@ class Incident:
     modules: int = 0  # other modules that were affected
     evidence: Evidence | None = None
     loss: str = ""
-    known: str = ""  # what is known of what the culprit was computed from, in words
+    known: str = ""  # the known facts about the culprit's inputs, in words
     version: int = 0  # of all incidents of the run, when this one changed last
     message: str = ""  # of the rule; empty for non-finite values
     level: Severity = "error"  # the worst so far
-    milder: tuple[tuple[int, Severity], ...] = ()  # what it was before, each up to the step in which it was found worse
+    milder: tuple[tuple[int, Severity], ...] = ()  # its earlier severities, each with the step until which it held
     usual: float = float("nan")  # what the value was before; NaN if unknown
     told: int = -1  # the newest step when it was found
     short: bool = False  # it is about single steps, of which there may be several
@@ -130,9 +130,9 @@ class Incident:
         return (first is None or end >= first) and (last is None or self.first_step <= last)
 
     def as_of(self, step: int) -> Incident:
-        """Return what was true at a step: without what happened later.
+        """Return the incident as it was at a step, without anything that happened later.
 
-        A message that is of a later step says so, because its numbers are of that step.
+        A message from a later step says so, because its numbers are those of that step.
         """
         late = self.message and not self.short and self.told > step
         later = self.last_step > step

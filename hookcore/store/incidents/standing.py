@@ -24,7 +24,7 @@ Gather = Callable[[int, int], Gathering | None]  # a tap and a first step
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """An incident of a rule. `found` is what was found when it began; only `severity` and the members change."""
+    """An incident of a rule. `found` is the finding with which it began; only `severity` and the members change."""
 
     found: Found
     severity: Severity
@@ -86,9 +86,9 @@ class Standings:
         return sum(severity != "info" for severity in self._refused.values())
 
     def look(self, step: int, found: Sequence[Found], told: bool = False) -> tuple[list[Standing], list[Standing]]:
-        """Follow what a look at a step found. Return the incidents that changed, and those that are over.
+        """Follow the findings at a step. Return the incidents that changed, and those that are over.
 
-        What is told frame by frame ends only incidents of that kind, and a look at many steps only the others.
+        Findings about single frames end only incidents of that kind; findings about many steps end only the others.
         """
         changed: list[Standing] = []
         fresh: list[Standing] = []
@@ -117,7 +117,7 @@ class Standings:
         return any(number in each.onsets for each in lasting for number, _ in found.members)
 
     def _return(self, found: Found) -> Standing | None:
-        """Reopen an incident that seemed to be over, if what was found began before its end, or soon after."""
+        """Reopen an incident that seemed to be over, if the finding began before its end or soon after."""
         for each in self._over:
             if each.belongs(found) and found.since <= each.last + (RECURS if found.is_short else GRACE):
                 self._over.remove(each)
@@ -131,7 +131,7 @@ class Standings:
             if len(self._refused) < MAX_REFUSED:
                 self._refused[found.rule, found.number] = found.severity
             return None
-        # What another tap shows began no earlier than the incident, even if merged steps look older.
+        # Another tap's problem began no earlier than the incident, even if merged steps look older.
         onsets = {number: max(onset, found.since) for number, onset in found.members} | {found.number: found.since}
         standing = Standing(found, found.severity, step, step, onsets, self.gather(found.number, found.since))
         self.open.append(standing)

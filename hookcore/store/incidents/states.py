@@ -1,4 +1,4 @@
-"""The incident with non-finite values that goes on, and an incident that is over, as the book keeps them."""
+"""The ongoing incident with non-finite values, and an incident that is over, as the book keeps them."""
 
 from __future__ import annotations
 
