@@ -128,7 +128,7 @@ def test_a_wrong_question_is_an_error_that_helps() -> None:
     runner(view.append).examine(frame_of(0, [1.0]), LAYERS)
     with pytest.raises(AttributeError, match="a tensor has no 'rns': its stats are count, nan"):
         _ = next(iter(view[0].tensors)).rns
-    with pytest.raises(ArgumentError, match="'rns' is no stat"):
+    with pytest.raises(ArgumentError, match="'rns' is not a stat"):
         view[0].series("a", "rns")
     with pytest.raises(TypeError):
         view[0].scalars["x"] = 1.0  # type: ignore[index]
@@ -149,7 +149,7 @@ def test_a_rule_that_raises_is_counted_and_switched_off_after_three_times_in_a_r
     store = play(runner(broken, large), [50.0] * 10)
     assert events(store, "own-rule-failed") == ["the rule broken raised KeyError: 'loss'"]
     assert events(store, "own-rule-off") == [
-        "the rule broken was switched off: it raised 3 times in a row, last KeyError: 'loss'"
+        "the rule broken was switched off: it raised 3 exceptions in a row, the last of which was KeyError: 'loss'"
     ]
     assert [each.rule for each in store.incidents()] == ["own-large"]
     assert '"faults": 3' in store.labels()["own rule broken"]
@@ -290,7 +290,7 @@ def test_a_file_must_have_rules(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="can't be read: ZeroDivisionError"):
         rules_in(path)
     path.write_text("")
-    with pytest.raises(ArgumentError, match="has no rule"):
+    with pytest.raises(ArgumentError, match="contains no rule"):
         rules_in(path)
     with pytest.raises(ArgumentError, match="can't be read: FileNotFoundError"):
         rules_in(tmp_path / "none.py")

@@ -525,5 +525,5 @@ def test_a_look_at_the_runs_that_fails_does_not_end_the_server(caplog: pytest.Lo
 
     with served(lost_after_s=10_000.0) as server:
         server.server._lifetime.each_second = fail
-        wait_for(lambda: "look at its runs failed" in caplog.text)
+        wait_for(lambda: "regular check of its runs failed" in caplog.text)
         assert b"200 OK" in server.get("/healthz")

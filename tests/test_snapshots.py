@@ -358,7 +358,7 @@ def test_a_missing_tap_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPat
             step(model, optimizer, torch.randn(3, 4))
         said = _missed(watcher)
         assert not watcher._recorder._observers.snapshots.active
-    assert "did not arrive within 5 steps: there is no output '7'; there are ''" in said
+    assert "did not arrive within 5 steps: there is no output '7'; the module has ''" in said
     assert "there is no parameter 'wieght'; its own are 'weight', 'bias'" in said
 
 

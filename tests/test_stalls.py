@@ -155,7 +155,7 @@ def test_a_loop_that_waits_for_its_data_is_told_with_its_own_line() -> None:
         world.pass_time(2 * MIN_S)
         ((_, message),) = world.told
     handle.remove()
-    assert "(waits_for_data), in threading.py (wait) since" in message
+    assert "(waits_for_data), in threading.py (wait);" in message
 
 
 @pytest.mark.parametrize("train", [waits_behind_loop, waits_outside, saves_in_loop, waits_for_others])

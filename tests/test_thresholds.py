@@ -129,7 +129,7 @@ def test_the_variable_has_names_and_numbers() -> None:
 def test_watch_hands_thresholds_to_the_rules_of_its_store() -> None:
     with hookcore.watch(nn.Linear(2, 2), server=None, rules={"loss-spike": {"factor": 20}}) as watcher:
         assert watcher.store.rules == {"loss-spike": {"factor": 20.0}}
-    with pytest.raises(ArgumentError, match="is no rule"):
+    with pytest.raises(ArgumentError, match="is not a rule"):
         hookcore.watch(nn.Linear(2, 2), server=None, rules={"spikes-of-loss": False})
 
 
@@ -150,7 +150,7 @@ def test_changes_are_told_in_words() -> None:
 def test_what_a_file_or_a_trainer_says_wrongly_is_left_out_and_told() -> None:
     chosen, why = chosen_in({"spike": {"factor": 20}, "new-rule": False})
     assert chosen == {"spike": {"factor": 20.0}}
-    assert "'new-rule' is no rule" in why
+    assert "'new-rule' is not a rule" in why
     for odd in (None, 3, "x", [], [3], [[1]], [["x", {}]]):
         assert changes_in(odd) == []
         assert chosen_in(odd)[0] == {}
