@@ -524,7 +524,7 @@ def test_every_direct_dependency_is_pinned_for_the_checks() -> None:
     assert pinned[0] == ["torch", "2.13.0"]
 
 
-def test_no_fixture_of_a_file_takes_the_place_of_what_is_around_every_test() -> None:
+def test_no_fixture_of_a_file_replaces_one_that_surrounds_every_test() -> None:
     around = ROOT / "tests/around.py"
     replaced = [
         (file.name, name) for file in _files("tests") if file != around for name in _fixtures(around) & _names(file)

@@ -150,7 +150,7 @@ def test_calls_outside_of_a_model_and_those_in_another_thread_have_no_names() ->
     assert run(names, "output", 1) is None
 
 
-def test_what_is_no_list_of_names_is_said_and_changes_nothing() -> None:
+def test_anything_but_a_list_of_names_is_reported_and_changes_nothing() -> None:
     names = BatchNames()
     for wrong in (torch.ones(3), "the cat", 3, [["a"], "b"]):
         with pytest.raises(ArgumentError, match="tokens"):
@@ -169,7 +169,7 @@ def test_what_is_no_list_of_names_is_said_and_changes_nothing() -> None:
     assert watcher.current_step == 1
 
 
-def test_names_are_bounded_and_what_is_left_out_is_said() -> None:
+def test_names_are_bounded_and_missing_ones_are_reported() -> None:
     row = tuple("x" * 500 for _ in range(1000))
     kept, left = plain_names(Names((row,) * 30, labels=("é", "\udcff", 7)))  # type: ignore[arg-type]
     assert 0 < len(kept.tokens) < 30
@@ -214,7 +214,7 @@ def test_names_are_there_after_a_restart(tmp_path: Path) -> None:
     assert kept == {kind: names for (_, kind), names in names_in(watcher.store).items()}
 
 
-def test_rest_says_names_and_a_rollout_has_those_of_its_sample() -> None:
+def test_rest_returns_names_and_a_rollout_has_those_of_its_sample() -> None:
     world = World()
     maps = np.full((2, 1, 3, 3), 1 / 3)
     names = Names((("a", "b", "c"), ("d", "e", "f")), labels=("one", "two"))

@@ -38,7 +38,7 @@ def test_only_charts_of_values_over_steps_are_pinned(world: World, wrong: dict[s
     assert world.client.get("/api/v1/board").json() == {"charts": []}
 
 
-def test_the_board_survives_a_restart_beside_the_views(tmp_path: Path) -> None:
+def test_the_board_and_the_views_survive_a_restart(tmp_path: Path) -> None:
     told: list[str] = []
     Views(tmp_path, BOARD_FILE, "chart", lambda: told.append("changed")).save("loss", "scalars?name=loss")
     assert told == ["changed"]

@@ -237,7 +237,7 @@ def test_the_server_asks_once_after_the_first_error(world: World) -> None:
     assert not occasions_in(world.take(batch([6, 7, 8], bad=9, first=False, commands_done=done)))
 
 
-def test_what_is_muted_asks_for_nothing(world: World) -> None:
+def test_a_muted_incident_requests_nothing(world: World) -> None:
     world.take(batch([0, 1, 2], bad=9))
     run = world.runs.get("one")
     assert run is not None
@@ -314,7 +314,7 @@ def test_a_loss_that_diverges_is_explained_by_a_tensor_that_grows(
         (incident(usual=float("nan"), value=float("inf")), None, ""),
     ],
 )
-def test_the_threshold_is_between_what_is_usual_and_what_was_found(
+def test_the_threshold_is_between_the_usual_and_the_found_value(
     given: Incident, above: float | None, phase: str
 ) -> None:
     assert occasion_of(given) == Occasion(given.id, 40, "layers.1", pytest.approx(above), phase)  # type: ignore[arg-type]

@@ -249,7 +249,7 @@ def test_a_step_is_saved_when_asked_for_even_if_nothing_is_wrong_or_armed() -> N
     assert found.exact, found.differences
 
 
-def test_a_nan_for_ever_is_saved_once_and_at_most_three_in_a_run() -> None:
+def test_a_lasting_nan_is_saved_once_and_at_most_three_steps_in_a_run() -> None:
     seed_all()
     model = nn.Sequential(nn.Linear(4, 8), Standardize())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -280,7 +280,7 @@ def test_a_scaler_that_looks_for_its_scale_saves_nothing() -> None:
     assert len(capsules_of(watcher)) <= 1
 
 
-def test_what_cannot_be_saved_is_told() -> None:
+def test_a_step_that_cannot_be_saved_is_reported() -> None:
     class Local(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x / 0
@@ -314,7 +314,7 @@ def test_large_outputs_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(each.startswith("not kept: the activations") for each in found.differences)
 
 
-def test_a_batch_that_is_changed_in_place_is_told() -> None:
+def test_a_batch_that_is_changed_in_place_is_reported() -> None:
     model = nn.Sequential(nn.Tanh(), nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with watch(model) as watcher:

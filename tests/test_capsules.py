@@ -240,7 +240,7 @@ def test_nothing_is_blamed_for_values_that_reach_no_result(path: Path, function:
 
 
 @pytest.mark.usefixtures("filled_with_nan")
-def test_memory_that_was_read_before_it_was_written_is_told(path: Path) -> None:
+def test_memory_that_was_read_before_it_was_written_is_reported(path: Path) -> None:
     found = recorded(path, forgets_to_write)
     assert found.culprit is not None
     assert found.culprit.origin == "uninitialized"
@@ -312,7 +312,7 @@ def test_what_was_bad_before_the_step_is_named(path: Path, name: str, place: str
     assert found.culprit.elements == ((1, 2) if name == "argument" else (2, 1),)
 
 
-def test_a_loss_that_fails_outside_of_the_model_is_told_from_the_model(path: Path) -> None:
+def test_a_loss_that_fails_outside_of_the_model_is_distinguished_from_the_model(path: Path) -> None:
     model = Applied(torch.tanh)
     with record(model, path):
         train(model, torch.randn(3, 4), reduce=lambda y: (y - y).square().sum().sqrt())
@@ -448,7 +448,7 @@ def test_a_recording_keeps_no_graph_and_leaves_no_hook(path: Path) -> None:
     assert not model._forward_pre_hooks
 
 
-def test_weights_and_batches_that_changed_are_told(path: Path) -> None:
+def test_changed_weights_and_batches_are_reported(path: Path) -> None:
     model, batch = Applied(torch.tanh), torch.randn(3, 4)
     with record(model, path, "asked") as recording:
         train(model, batch)

@@ -121,7 +121,7 @@ def test_a_schema_of_a_later_release_is_refused_in_words(url: str, connected: Co
         connected(url).read("SELECT 1")
 
 
-def test_a_wrong_password_and_a_server_that_is_away_are_told_apart(server: Nodes, connected: Connect) -> None:
+def test_a_wrong_password_and_an_unreachable_server_are_distinguished(server: Nodes, connected: Connect) -> None:
     with pytest.raises(clickhouse_client.ClickHouseError, match="Wrong password"):
         connected(server.url.replace("secret", "wrong")).read("SELECT 1")
     port = free_port()
@@ -299,7 +299,7 @@ def _restarted(old: Collector, folder: Path, url: str) -> Collector:
 
 
 @pytest.mark.parametrize("inserted", range(6))
-def test_a_segment_of_which_a_part_was_inserted_when_the_collector_was_killed_is_completed(
+def test_a_segment_partly_inserted_by_a_killed_collector_is_completed(
     tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch, inserted: int
 ) -> None:
     monkeypatch.setattr(lane, "TRIM_BYTES", 0)

@@ -26,7 +26,7 @@ from tests.test_clickhouse_collector import (  # noqa: F401
     test_a_repeated_batch_is_stored_once_and_a_damaged_frame_is_counted,
     test_a_run_is_stored_with_names_description_items_and_signs_of_life,
     test_a_schema_of_a_later_release_is_refused_in_words,
-    test_a_segment_of_which_a_part_was_inserted_when_the_collector_was_killed_is_completed,
+    test_a_segment_partly_inserted_by_a_killed_collector_is_completed,
     test_an_older_schema_is_migrated_step_by_step_and_keeps_its_data,
     test_runs_of_several_days_are_in_partitions_of_their_own,
     test_the_newest_step_waits_for_its_other_parts,

@@ -257,7 +257,7 @@ def test_a_command_of_any_server_reaches_the_trainer_through_its_collector(
     wait_for(lambda: [each.number for each in lane.commands] == numbers[2:], "the last command")
 
 
-def test_such_a_server_takes_no_batches_and_says_where_they_should_go(url: str, serve: Serve) -> None:
+def test_a_server_over_clickhouse_takes_no_batches_and_says_where_to_send_them(url: str, serve: Serve) -> None:
     world = serve(url)
     refused = world.post(make_batch(a_run("run"), [1]))
     assert refused.status_code == 403
@@ -524,7 +524,9 @@ def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_a
         assert "would have to be added up" in world.client.get(path).headers["hookcore-partial"], path
     monkeypatch.setattr(world.app.state.shared._adders["ranks-job"][1], "_settled_s", 0.0)
     for path in asked:
-        wait_for(lambda path=path: "added up" not in world.client.get(path).headers.get("hookcore-partial", ""), "sums")
+        wait_for(
+            lambda path=path: "of ranks, and" not in world.client.get(path).headers.get("hookcore-partial", ""), "sums"
+        )
         (found,) = world.client.get(path).json()["series"]
         assert sum(found["present"]) == 192
         assert (found["first_step"][0], found["last_step"][-1]) == (0, 191)

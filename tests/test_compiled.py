@@ -929,7 +929,7 @@ def test_a_compiled_optimizer_has_the_graphs_of_an_unwatched_one_no_more_breaks_
 
 
 @pytest.mark.filterwarnings("ignore:Profiler record function")
-def test_a_model_whose_whole_loop_is_compiled_is_found_by_its_optimizer_and_another_optimizer_is_told() -> None:
+def test_a_model_whose_whole_loop_is_compiled_is_found_by_its_optimizer_and_another_optimizer_is_reported() -> None:
     image = torch.zeros(3, requires_grad=True)
     with hookcore.watch(server=None, budget=None) as watcher:
         model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))  # alive when the problem is looked for

@@ -122,7 +122,7 @@ def test_in_some_steps_there_are_their_events_and_the_incidents_that_touch_them(
     assert found(10, 15) == []
 
 
-def test_an_incident_is_told_as_it_was_known_at_a_step(world: World) -> None:
+def test_an_incident_is_shown_as_it_was_known_at_a_step(world: World) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None
     run.store.announce(tuple(Tap(f"layers.{place}", "output") for place in range(3)))

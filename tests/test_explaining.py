@@ -158,7 +158,7 @@ def test_a_replay_that_cannot_open_the_step_says_why_and_may_be_tried_again(
         assert explained(client, run).state == "explained"
 
 
-def test_a_replay_that_dies_or_takes_too_long_is_told(layers: Any, tmp_path: Path) -> None:
+def test_a_replay_that_dies_or_takes_too_long_is_reported(layers: Any, tmp_path: Path) -> None:
     slow, dies = save(layers.Slow(tmp_path / "flag"), torch.ones(2, 4)), save(layers.Dies(), torch.ones(2, 4))
     (tmp_path / "flag").touch()
     with served(lost_after_s=10_000.0) as server, Client(server.url, TOKEN) as client:
@@ -205,7 +205,7 @@ def test_who_may_explain_what(layers: Any, server: Served, monkeypatch: pytest.M
             folder.folder_of(name)
 
 
-def test_a_damaged_capsule_or_explanation_is_no_error_of_the_list(layers: Any, server: Served) -> None:
+def test_a_damaged_capsule_or_explanation_does_not_break_the_list(layers: Any, server: Served) -> None:
     run = save(nn.Sequential(nn.Tanh(), layers.Standardize()), torch.ones(8, 4))
     server.runs.open(make_info(run))
     path = folder.saved(folder.folder_of(run))[0].path

@@ -123,7 +123,7 @@ def check(run: Run, how: str) -> None:
         ({"pid": 7, "host": "b"}, " (process 7 on b)"),
     ],
 )
-def test_the_event_of_a_lost_trainer_names_what_is_known_of_it(known: dict[str, Any], words: str) -> None:
+def test_the_event_of_a_lost_trainer_names_its_process_and_host(known: dict[str, Any], words: str) -> None:
     now = 0.0
     world = make_world(clock=lambda: now)
     world.take(make_batch(make_info("one", **known), range(3)))
@@ -132,7 +132,7 @@ def test_the_event_of_a_lost_trainer_names_what_is_known_of_it(known: dict[str, 
     assert messages(world.runs)["one"][0].startswith(f"The trainer{words} stopped sending data after step 2.")
 
 
-def test_a_silent_trainer_is_marked_once_for_each_silence_with_what_is_known_of_its_process() -> None:
+def test_a_silent_trainer_is_marked_once_for_each_silence_with_the_state_of_its_process() -> None:
     now = 0.0
     world = make_world(clock=lambda: now)
     with subprocess.Popen(["sleep", "1000"]) as sleeper:

@@ -309,7 +309,7 @@ def test_without_micro_batches_the_noise_scale_is_unknown_and_says_why_once() ->
         assert "(root) probe [noise]" not in [tap.label for tap in watcher.reader().taps().taps]
 
 
-def test_passes_of_another_model_are_no_micro_batches() -> None:
+def test_passes_of_another_model_are_not_micro_batches() -> None:
     seed_all()
     models = nn.ModuleList([nn.Linear(3, 4), nn.Linear(2, 2)])
     other = torch.optim.SGD(models[1].parameters(), lr=0.1)
@@ -336,7 +336,7 @@ def test_large_parameters_are_sampled_and_the_noise_scale_stays_the_same() -> No
     assert float(probe.end_step()) == pytest.approx(expected_scale([gradients]), rel=0.15)
 
 
-def test_what_is_not_finite_or_not_supported_is_no_noise_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_or_unsupported_gradients_have_no_noise_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     def step(probe: probes.NoiseScale, *gradients: Tensor) -> Any:
         parameter = nn.Parameter(torch.zeros(2))
         for gradient in gradients:
@@ -364,7 +364,7 @@ def test_the_noise_scale_changes_no_bit() -> None:
     assert probed == outcome(lambda _: None, passes=3)
 
 
-def test_a_probe_of_passes_that_fails_is_told_and_switched_off() -> None:
+def test_a_failing_probe_of_passes_is_reported_and_switched_off() -> None:
     class Bad:
         def begin_pass(self, parameters: list[Tensor]) -> None:
             raise ValueError("no")

@@ -80,7 +80,7 @@ def test_neighbors_in_the_backward_pass_come_in_its_order() -> None:
     assert [row.place for row in view_of(incident, "rms", ended=False).rows] == ["culprit", "next", "before it"]
 
 
-def test_the_chain_is_told_step_by_step() -> None:
+def test_the_chain_is_shown_step_by_step() -> None:
     chain = view_of(_incident(), "rms", ended=False).chain
     assert [(each.step, each.later, len(each.links)) for each in chain] == [(11, 0, 1), (12, 1, 2)]
 
@@ -93,7 +93,7 @@ def test_the_chain_is_told_step_by_step() -> None:
         ({}, "2 more tensors followed"),
     ],
 )
-def test_what_is_not_known_is_said(changes: dict[str, object], words: str) -> None:
+def test_unknown_facts_are_stated(changes: dict[str, object], words: str) -> None:
     unknown = view_of(replace(_incident(), **changes), "rms", ended=False).unknown  # type: ignore[arg-type]
     assert any(words in each for each in unknown), unknown
 

@@ -394,7 +394,7 @@ def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> Non
     assert ranks.joint.end.failure.error == "rank 2: ValueError: bad batch", "first: what is long is cut at its end"
 
 
-def test_a_restarted_training_goes_on_in_the_same_run(ranks: Ranks) -> None:
+def test_a_restarted_training_continues_the_same_run(ranks: Ranks) -> None:
     ranks.all(range(3))
     for rank in range(WORLD):
         ranks.send(rank, range(2), attempt=1)
@@ -506,7 +506,7 @@ def test_a_rank_that_starts_again_alone_stays_out_after_a_restart_of_the_server(
         assert len(again.events("rank-alone")) == 1
 
 
-def test_ranks_that_all_start_again_lose_no_step_whoever_is_first(ranks: Ranks) -> None:
+def test_ranks_that_all_restart_lose_no_step_in_any_order(ranks: Ranks) -> None:
     ranks.all(range(3))
     ranks.restarted |= set(range(WORLD))
     for rank in (2, 0, 3, 1):
@@ -544,7 +544,7 @@ def test_a_rank_that_started_again_twice_takes_part_with_its_newest_run() -> Non
         ]
 
 
-def test_a_straggler_of_an_attempt_of_which_nothing_else_was_seen_is_not_a_restart(ranks: Ranks) -> None:
+def test_a_straggler_of_an_otherwise_unseen_attempt_is_not_a_restart(ranks: Ranks) -> None:
     ranks.all(range(2), attempt=1)
     ranks.send(0, range(5), attempt=0)
     ranks.all([2], attempt=1)
@@ -609,7 +609,7 @@ def test_a_value_that_is_logged_after_the_step_does_not_end_a_desync(ranks: Rank
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 1, 3), (3, 2, 1, 0)])
-def test_the_odd_rank_is_named_whoever_is_first(ranks: Ranks, order: tuple[int, ...]) -> None:
+def test_the_odd_rank_is_named_in_any_order(ranks: Ranks, order: tuple[int, ...]) -> None:
     for rank in order:
         ranks.send(rank, [0], weight=11.0 if rank == 2 else 10.0)
     (incident,) = ranks.joint.store.incidents()
@@ -753,7 +753,7 @@ def test_processes_without_others_are_runs_of_their_own(ranks: Ranks) -> None:
     assert [run.id for run in ranks.server.runs.all()] == ["run-0-0"]
 
 
-def test_nobody_can_send_to_the_run_of_all_ranks(ranks: Ranks) -> None:
+def test_no_trainer_can_send_to_the_run_of_all_ranks(ranks: Ranks) -> None:
     ranks.all([0])
     batch = wire.Batch(run=make_info(JOINT, key=""), items=())
     assert ranks.server.post(batch).status_code in (403, 422)
@@ -824,7 +824,7 @@ def test_the_rules_look_at_a_rank_in_its_turn_live_and_when_it_is_read_again(
         assert looked(again) == live
 
 
-def test_a_killed_server_goes_on_with_the_ranks_in_any_order(tmp_path: Path) -> None:
+def test_a_restarted_server_continues_with_the_ranks_in_any_order(tmp_path: Path) -> None:
     with saved(tmp_path) as ranks:
         ranks.all(range(10))
         sent = ranks.sent
@@ -963,7 +963,7 @@ def test_a_rank_that_arrives_while_the_run_is_read_changes_nothing_of_it(
         assert joint.store.usage().max_bytes > 2**20
 
 
-def test_the_attempts_are_told_apart_after_a_restart(tmp_path: Path) -> None:
+def test_the_attempts_are_distinguished_after_a_restart(tmp_path: Path) -> None:
     with saved(tmp_path) as ranks:
         ranks.all(range(3))
         for attempt in (1, 2):

@@ -336,7 +336,7 @@ def test_scalars_events_and_runs_come_as_json() -> None:
         assert {each["run"] for each in page.next_of(3, "runs").json["runs"]} == {"one", "two"}
 
 
-def test_the_list_of_runs_says_what_came_and_which_commands_wait() -> None:
+def test_the_list_of_runs_says_what_arrived_and_which_commands_wait() -> None:
     run = make_run()
     before = mark_of(run)
     assert (before.snapshots, before.waiting) == (0, ())

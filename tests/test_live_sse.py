@@ -134,7 +134,7 @@ def test_a_non_finite_step_is_named_even_if_the_newest_one_is_finite() -> None:
     assert data["values"]["rms"] == [1.0, 1.0]
 
 
-def test_an_incident_is_told_when_it_begins_spreads_and_ends() -> None:
+def test_an_incident_is_sent_when_it_begins_spreads_and_ends() -> None:
     publisher, run = make_publisher()
     put(run, frame(0, [1.0, 1.0], new=2))
     told, states = begin(run, None), []

@@ -150,7 +150,7 @@ def test_afterwards_the_classes_are_as_they_were() -> None:
     assert [list(vars(owner).items()) for owner, _ in LOADER_METHODS] == before
 
 
-def test_a_method_that_somebody_put_on_top_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_other_code_put_on_top_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name = LOADER_METHODS[1]
     log = Log()
     handle = observe_loading(log)

@@ -76,7 +76,7 @@ def test_a_validation_is_not_judged() -> None:
     slope=st.floats(-0.02, 0.01),
     tails=st.sampled_from(["normal", "laplace"]),
 )
-def test_noise_and_trends_are_no_jumps(seed: int, spread: float, slope: float, tails: str) -> None:
+def test_noise_and_trends_are_not_jumps(seed: int, spread: float, slope: float, tails: str) -> None:
     random = np.random.default_rng(seed)
     noise = spread * getattr(random, tails)(size=STEPS) / (1 if tails == "normal" else 2)
     values = np.exp(slope * np.arange(STEPS) + noise)

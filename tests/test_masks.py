@@ -39,7 +39,7 @@ MASK, SCORES, ROOT, GRADIENT = 1, 2, 3, 5
         ({4: False}, {ROOT, GRADIENT}, 0, True),  # an infinite gradient
     ],
 )
-def test_infinities_are_a_mask_if_what_came_after_them_was_finite(
+def test_infinities_are_a_mask_if_later_values_were_finite(
     bad: dict[int, bool], fine: set[int], known: int, harmful: bool
 ) -> None:
     masks = Masks()
@@ -153,7 +153,7 @@ def test_without_gradients_only_masks_from_the_start_are_known_to_be_harmless() 
             assert [each.culprit.tap.module for each in watcher.store.incidents()] == expected
 
 
-def test_an_overflow_that_a_bounded_function_hides_is_no_mask() -> None:
+def test_an_overflow_that_a_bounded_function_hides_is_not_a_mask() -> None:
     class Overflow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 1e38
@@ -174,7 +174,7 @@ def test_an_overflow_that_a_bounded_function_hides_is_no_mask() -> None:
     assert incident.culprit.tap.module == "1"
 
 
-def test_a_loss_that_is_infinite_because_of_a_mask_is_told() -> None:
+def test_a_loss_that_is_infinite_because_of_a_mask_is_reported() -> None:
     """The target is a masked class: the loss is infinite, and every gradient is finite."""
 
     class Choose(nn.Module):

@@ -87,7 +87,7 @@ def test_a_large_image_is_thinned_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("image", [np.zeros(3), np.zeros((2, 2, 2)), np.full((2, 2), np.nan), np.full((2, 2), 1.5)])
-def test_what_is_no_image_is_refused(image: Any) -> None:
+def test_anything_but_an_image_is_refused(image: Any) -> None:
     with pytest.raises(ArgumentError, match="the image"):
         image_content(image)
 

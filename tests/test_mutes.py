@@ -65,7 +65,7 @@ def run_of(world: World) -> Run:
     return found
 
 
-def test_a_muted_rule_is_listed_and_counted_but_is_no_alert(world: World) -> None:
+def test_a_muted_rule_is_listed_and_counted_without_an_alert(world: World) -> None:
     run = run_of(world)
     assert alerts_of(run).severities == ("error", "warning")
     said = change(world, "POST", rule="nonfinite", match="layers.*")
@@ -199,7 +199,7 @@ def test_a_saved_mute_is_read_again_and_check_counts_it(tmp_path: Path, capsys: 
     assert (told_json["muted"], told_json["incidents"][0]["muted"]) == (1, True)
 
 
-def test_what_was_kept_is_what_is_read() -> None:
+def test_saved_acknowledgements_are_read_back_unchanged() -> None:
     kept = Quiet()
     kept.mute(Mute("dead", "type:ReLU"))
     kept.acknowledge("a:b", 3)

@@ -298,7 +298,7 @@ def bad_batch(info: RunInfo, steps: range, bad: int) -> Any:
 
 
 @pytest.mark.usefixtures("own_process")
-def test_a_server_tells_about_the_incidents_of_its_live_runs(hook: Webhook) -> None:
+def test_a_server_sends_the_incidents_of_its_live_runs(hook: Webhook) -> None:
     with served(notify=(hook.url,)) as server:
         run = server.runs.open(make_info("one"))
         assert run is not None
@@ -311,7 +311,7 @@ def test_a_server_tells_about_the_incidents_of_its_live_runs(hook: Webhook) -> N
     assert len(hook.messages) == 1
 
 
-def test_a_run_from_disk_is_no_news_and_one_that_goes_on_tells_only_what_is_new(hook: Webhook) -> None:
+def test_a_run_from_disk_sends_nothing_and_a_continued_run_only_new_incidents(hook: Webhook) -> None:
     world = make_world(notify=(hook.url,))
     notifications: Notifications = world.app.state.notifications
     run = world.runs.open(make_info("one"))
@@ -327,7 +327,7 @@ def test_a_run_from_disk_is_no_news_and_one_that_goes_on_tells_only_what_is_new(
     assert notifications._lookout.news() == []
 
 
-def test_an_incident_of_step_0_that_was_read_is_no_news(hook: Webhook) -> None:
+def test_an_incident_of_step_0_that_was_read_from_disk_is_not_sent(hook: Webhook) -> None:
     world = make_world(notify=(hook.url,))
     run = world.runs.open(make_info("one"))
     assert run is not None
@@ -336,7 +336,7 @@ def test_an_incident_of_step_0_that_was_read_is_no_news(hook: Webhook) -> None:
     assert world.app.state.notifications._lookout.news() == []
 
 
-def test_a_server_tells_about_a_crash_and_a_lost_run_once(hook: Webhook) -> None:
+def test_a_server_sends_a_crash_and_a_lost_run_once(hook: Webhook) -> None:
     world = make_world(notify=(hook.url,))
     lookout = world.app.state.notifications._lookout
     run = world.runs.open(make_info("one", name="mine"))
@@ -358,7 +358,7 @@ def test_a_server_tells_about_a_crash_and_a_lost_run_once(hook: Webhook) -> None
     assert lookout.news() == []
 
 
-def test_a_run_that_was_lost_before_a_restart_is_no_news(hook: Webhook) -> None:
+def test_a_run_that_was_lost_before_a_restart_is_not_sent(hook: Webhook) -> None:
     world = make_world(notify=(hook.url,))
     run = world.runs.open(make_info("one"))
     assert run is not None
@@ -484,7 +484,7 @@ def test_a_training_without_a_server_sends_a_message_itself(hook: Webhook) -> No
     assert watcher.errors == []
 
 
-def test_a_training_that_crashes_tells_so_and_one_that_is_interrupted_does_not(hook: Webhook) -> None:
+def test_a_crashed_training_sends_a_message_and_an_interrupted_one_does_not(hook: Webhook) -> None:
     def broken(error: BaseException) -> None:
         model = nn.Linear(4, 1)
         with hookcore.watch(model, server=None, notify=[hook.url]):

@@ -134,7 +134,7 @@ def test_a_wrong_question_is_an_error_that_helps() -> None:
         view[0].scalars["x"] = 1.0  # type: ignore[index]
 
 
-def test_what_is_kept_for_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_for_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "KEPT_BYTES", 1000)
     rules = runner(lambda given: None)
     for step in range(100):
@@ -161,7 +161,7 @@ def test_a_rule_that_exits_ends_neither_the_thread_nor_the_training() -> None:
     assert [each.rule for each in store.incidents()] == ["own-large"]
 
 
-def test_a_rule_that_raises_now_and_then_goes_on() -> None:
+def test_a_rule_that_raises_occasionally_continues() -> None:
     def shaky(given: FrameView) -> None:
         if given.step % 2:
             raise ValueError("odd")
@@ -173,7 +173,7 @@ def test_a_rule_that_raises_now_and_then_goes_on() -> None:
 
 
 @pytest.mark.parametrize("said", [3, [3], [hookcore.Problem("x")] * 21, {"a": 1}.items()])
-def test_a_result_that_is_no_problem_is_a_fault(said: Any) -> None:
+def test_a_result_of_another_type_is_a_fault(said: Any) -> None:
     store = play(runner(lambda given: said), [1.0])
     assert len(store.events()) == 1
     assert store.events()[0].name == "own-rule-failed"
@@ -186,7 +186,7 @@ def test_a_rule_that_only_repeats_itself_is_switched_off(monkeypatch: pytest.Mon
     assert "found 3 problems" in events(store, "own-rule-off")[0]
 
 
-def test_a_slow_rule_is_told_once_with_its_time() -> None:
+def test_a_slow_rule_is_reported_once_with_its_time() -> None:
     now = iter(np.arange(0, 1000, 0.01).tolist())
     rules = OwnRules([own_rule_of(lambda given: None, "idle")], "server", lambda: next(now))
     store = play(rules, [1.0] * 70)

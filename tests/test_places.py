@@ -131,7 +131,7 @@ def test_launchers_are_recognized(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_too_little_is_no_place(name: str) -> None:
+def test_too_few_variables_are_not_a_place(name: str) -> None:
     assert launched(mark, UNKNOWN[name]) is None
 
 
@@ -338,7 +338,7 @@ def train(model: nn.Module) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("meeting", ["tcp", "file"])
-def test_processes_of_one_group_that_nobody_launched_have_one_job(tmp_path: Path, meeting: str) -> None:
+def test_processes_of_one_group_without_a_launcher_have_one_job(tmp_path: Path, meeting: str) -> None:
     url = f"tcp://127.0.0.1:{free_port()}" if meeting == "tcp" else f"file://{tmp_path}/meeting"
     run_ranks(work, (str(tmp_path), url), 2)
     found = places_in(tmp_path / "kept")

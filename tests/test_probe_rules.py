@@ -74,7 +74,7 @@ def test_a_collapse_is_found_in_three_results_in_a_row(
         ("__main__.effective_rank", [16.0, 16.0, 16.0, 1.0, 1.0, 1.0]),
     ],
 )
-def test_results_that_are_no_collapse(function: str, results: list[float]) -> None:
+def test_results_that_are_not_a_collapse(function: str, results: list[float]) -> None:
     assert found(function, results) == []
 
 

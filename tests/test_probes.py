@@ -99,7 +99,7 @@ def test_a_probe_that_draws_random_numbers_changes_no_bit() -> None:
         (lambda tensor: torch.zeros(5000), "shape (5000,)"),
     ],
 )
-def test_a_probe_that_fails_is_told_and_switched_off(function: Callable[[Tensor], Any], told: str) -> None:
+def test_a_failing_probe_is_reported_and_switched_off(function: Callable[[Tensor], Any], told: str) -> None:
     model = make()
     with watch(model) as watcher:
         watcher.probe("bad", function, include="0", every=1)
@@ -126,7 +126,7 @@ def test_a_probe_that_changes_its_tensor_is_an_error() -> None:
     assert "changed its tensor" in event.message
 
 
-def test_a_probe_that_returns_nan_is_no_incident_of_the_training() -> None:
+def test_a_probe_that_returns_nan_is_not_an_incident_of_the_training() -> None:
     model = make()
     with watch(model) as watcher:
         watcher.probe("ratio", lambda tensor: tensor.sum() * torch.nan, include="0", every=1)

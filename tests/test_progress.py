@@ -70,7 +70,7 @@ def test_a_validation_that_gets_worse_while_the_training_gets_better_is_overfitt
         {"val_loss": rising},
     ],
 )
-def test_other_courses_are_no_overfitting(losses: dict[str, Callable[[int], float]]) -> None:
+def test_other_loss_curves_are_not_overfitting(losses: dict[str, Callable[[int], float]]) -> None:
     assert [each for each in found(losses) if each.rule == "overfit"] == []
     assert found({"loss": falling, "val_loss": rising}, steps=110) == []
 

@@ -119,7 +119,7 @@ def test_a_rank_whose_copy_differs_is_named(order: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 2, 0), (2, 3, 0, 1)])
-def test_two_against_two_name_nobody(order: tuple[int, ...]) -> None:
+def test_two_ranks_against_two_have_no_odd_one_out(order: tuple[int, ...]) -> None:
     rows = StepOfRanks(Repeated())
     for rank in order:
         rows.add(rank, *arrays_of([(0, measure(torch.tensor([1.0, 2.0 + rank // 2])), 0)]))
@@ -149,7 +149,7 @@ def test_what_comes_after_the_sum_counts_once_too() -> None:
     assert counted == [1, 0, 0]
 
 
-def test_sums_that_were_rounded_otherwise_are_no_difference() -> None:
+def test_sums_that_were_rounded_differently_are_not_a_difference() -> None:
     rows = StepOfRanks(Repeated())
     lanes, stats, block, _ = arrays_of([(0, measure(torch.tensor([1.0, 2.0, 3.0])), 0)])
     rows.add(0, lanes, stats, block, np.zeros(1, np.int32))
@@ -174,7 +174,7 @@ def test_the_update_of_a_split_parameter_is_relative_to_the_whole_parameter() ->
     assert rows.finish().stats[0, STAT_COLUMN["ratio"]] == pytest.approx(5 / np.hypot(10, 40))
 
 
-def test_the_update_of_a_split_parameter_of_which_a_part_did_not_change_is_not_guessed() -> None:
+def test_the_update_of_a_split_parameter_with_an_unchanged_part_is_not_guessed() -> None:
     for norms, expected in (([3.0, 0.0], np.nan), ([0.0, 0.0], 0.0)):
         rows = StepOfRanks(Repeated())
         for rank, norm in enumerate(norms):

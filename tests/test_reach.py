@@ -96,7 +96,7 @@ def test_a_rule_needs_the_kinds_that_it_reads(
     assert set(without_data(store)) == silent | {*PROBES, "batch-norm-drift", "overfit"}
 
 
-def test_the_loss_that_was_found_is_one_to_look_at_beside_that_of_a_validation() -> None:
+def test_the_found_loss_is_checked_in_addition_to_a_validation_loss() -> None:
     store = trained(("val_loss",), {}, evaluates=False)
     assert set(without_data(store)) == UPDATES | {*PROBES, "batch-norm-drift"}
 

@@ -342,7 +342,7 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("mode", [None, Operators, lambda: torch.device("meta"), lambda: torch.autocast("cpu")])
-def test_what_is_unseen_is_hidden_from_autograd_and_from_all_modes(mode: Any) -> None:
+def test_unseen_operations_are_hidden_from_autograd_and_from_all_modes(mode: Any) -> None:
     left = torch.randn(3, 3, requires_grad=True)
     with contextlib.nullcontext() if mode is None else mode() as user:
         with unseen():

@@ -91,7 +91,7 @@ def test_a_wild_run_is_not_looked_at_more_often_than_allowed() -> None:
     assert len(follower.looks) <= 9 + MAX_LOOKS + 2000 / 512
 
 
-def test_a_loss_that_becomes_non_finite_is_told_in_the_same_step() -> None:
+def test_a_loss_that_becomes_non_finite_is_reported_in_the_same_step() -> None:
     store = follow(Store(2**23))
     for step in range(100):
         append(store, step, noise(step), loss=math.nan if step >= 77 else 1.0)
@@ -265,7 +265,7 @@ def test_incidents_without_room_are_counted_once() -> None:
     assert (len(incidents.all()), incidents.dropped) == (MAX_STANDING, 5)
 
 
-def test_a_rule_that_fails_costs_no_frame_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_rule_costs_no_frame_and_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ValueError("no such column")
 

@@ -39,7 +39,7 @@ def listed(world: World, **query: Any) -> list[str]:
     return re.findall(r'data-run="(\w+)"', world.client.get("/", params=query).text)
 
 
-def test_what_tells_the_runs_apart_is_shown_by_itself(world: World) -> None:
+def test_values_that_differ_between_runs_are_shown_by_default(world: World) -> None:
     assert names(world) == ["lr", "seed", "act", "x,y", "tags"]  # the third has no configuration
     world.runs.remove("three")
     world.runs.remove("one")
@@ -47,7 +47,7 @@ def test_what_tells_the_runs_apart_is_shown_by_itself(world: World) -> None:
     assert not columns(world).chosen
 
 
-def test_chosen_columns_come_in_the_order_of_the_address_and_commas_in_names_are_no_separators(world: World) -> None:
+def test_chosen_columns_come_in_the_order_of_the_address_and_commas_in_names_are_not_separators(world: World) -> None:
     token = next(column.token for column in columns(world).shown if column.name == "x,y")
     assert names(world, f"loss,{token},lr") == names(world, "loss", f"{token},lr") == ["loss", "x,y", "lr"]
     assert names(world, "-") == []
@@ -66,7 +66,7 @@ def test_a_configuration_may_have_a_value_called_as_something_of_the_run(world: 
     assert listed(world, sort="=name")[0] == "four"
 
 
-def test_columns_and_choices_are_bounded_and_what_is_left_out_is_counted(world: World) -> None:
+def test_columns_and_choices_are_bounded_and_the_rest_is_counted(world: World) -> None:
     asked = ",".join(map(str, range(99)))
     assert len(names(world, asked)) == MAX_COLUMNS
     assert [column.name for column in columns(world, asked).beyond] == list(map(str, range(MAX_COLUMNS, 99)))

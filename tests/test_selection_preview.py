@@ -144,7 +144,7 @@ def test_a_folded_row_that_is_a_part_of_its_numbers_is_switched_path_by_path() -
     assert after.exclude == ("layers.0.attn", "layers.1.attn")
 
 
-def test_what_is_not_included_is_included_and_taken_out_again() -> None:
+def test_a_module_that_is_not_included_can_be_added_and_removed_again() -> None:
     on = switch(Patterns(("head",)), "layers.0", on=True)
     assert selected(on) == ["layers.0", "head"]
     assert switch(on, "layers.0", on=False) == Patterns(("head",))

@@ -162,7 +162,7 @@ def test_a_run_without_a_server_can_be_saved(tmp_path: Path) -> None:
     assert any((tmp_path / "runs").rglob("*.parquet"))
 
 
-def test_a_run_tells_the_users_own_dashboard_where_to_save_it(home: Path, tmp_path: Path) -> None:
+def test_a_run_asks_the_users_own_dashboard_to_save_it_in_a_folder(home: Path, tmp_path: Path) -> None:
     model = _model()
     with hookcore.watch(model, keep=tmp_path / "runs", budget=None) as watcher:
         _train(model, 4)

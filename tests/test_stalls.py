@@ -149,7 +149,7 @@ def test_a_training_that_waits_in_its_loop_is_told_once_with_the_line_and_that_i
     assert world.names == [STALLED, ENDED[STALLED]]
 
 
-def test_a_loop_that_waits_for_its_data_is_told_with_its_own_line() -> None:
+def test_a_loop_that_waits_for_its_data_is_reported_with_its_own_line() -> None:
     handle = observe_loading(Mock())
     with training(waits_for_data) as world:
         world.pass_time(2 * MIN_S)

@@ -139,7 +139,7 @@ def test_each_part_has_the_time_that_was_spent_in_it(world: SimpleNamespace) -> 
     assert all(parts == expected | {"hookcore": 0.0} for parts in found.values())
 
 
-def test_an_evaluation_counts_as_what_is_around_it(world: SimpleNamespace) -> None:
+def test_an_evaluation_counts_as_the_part_around_it(world: SimpleNamespace) -> None:
     def call(inputs: Tensor) -> Tensor:
         with torch.no_grad():
             world.model(inputs)
@@ -203,7 +203,7 @@ def test_a_loader_that_reads_from_a_loader_counts_once(world: SimpleNamespace) -
     assert parts_of(world)[3] == BARE | {"loading": 1_200_000.0}
 
 
-def test_what_is_loaded_between_micro_batches_is_data_loading(world: SimpleNamespace) -> None:
+def test_loading_between_micro_batches_is_data_loading(world: SimpleNamespace) -> None:
     batches = iter(loader_of(world))
 
     def call(inputs: Tensor) -> Tensor:

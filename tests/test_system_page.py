@@ -156,7 +156,7 @@ def test_the_time_of_the_newest_measured_step_is_split() -> None:
     )
 
 
-def test_data_loading_is_the_first_part_and_is_told_apart_from_the_rest_before_the_model() -> None:
+def test_data_loading_is_the_first_part_and_is_distinguished_from_the_rest_before_the_model() -> None:
     parts = {"before": 0.001, "forward": 0.001, "backward": 0.002, "optimizer": 0.0, "other": 0.0, "loading": 0.006}
     client = sampled(HOST | {f"{SYSTEM}time/{name}": seconds for name, seconds in parts.items()})
     text = text_of(client, "/runs/one/system")

@@ -112,7 +112,7 @@ def test_wrong_names_and_numbers_are_errors_that_help(given: dict[str, Any], tol
 
 
 @pytest.mark.parametrize("given", [3, "spike", [3], {"spike": 3}, {3: False}, nn.Linear])
-def test_watch_refuses_what_is_no_rule(given: Any) -> None:
+def test_watch_refuses_anything_but_a_rule(given: Any) -> None:
     with pytest.raises(ArgumentError, match=r"rules=.* is invalid: rules must be thresholds by rule"):
         Settings.of({}, rules=given)
 
@@ -141,13 +141,13 @@ def test_a_change_holds_for_the_steps_after_it_and_what_was_found_stays() -> Non
     assert early.incidents() == []
 
 
-def test_changes_are_told_in_words() -> None:
+def test_changes_are_described_in_words() -> None:
     one, two = read_choices({"spike": {"factor": 20}, "dead": False}), read_choices({"stalled": False})
     assert words_of(one, {}) == "spike: factor 5 to 20; dead off"
     assert words_of(two, one) == "spike: factor 20 to 5; dead on; stalled off"
 
 
-def test_what_a_file_or_a_trainer_says_wrongly_is_left_out_and_told() -> None:
+def test_wrong_choices_of_a_file_or_a_trainer_are_left_out_and_reported() -> None:
     chosen, why = chosen_in({"spike": {"factor": 20}, "new-rule": False})
     assert chosen == {"spike": {"factor": 20.0}}
     assert "'new-rule' is not a rule" in why

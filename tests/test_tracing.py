@@ -308,7 +308,7 @@ def test_a_packed_sequence_is_returned_as_one(seed: int) -> None:
     assert torch.equal(seen[""].input.batch_sizes, packed.batch_sizes)
 
 
-def test_a_value_that_is_no_tensor_is_kept_if_immutable_and_otherwise_named(seed: int) -> None:
+def test_a_value_that_is_not_a_tensor_is_kept_if_immutable_and_otherwise_named(seed: int) -> None:
     class Cache:
         def __init__(self, tensor: Tensor) -> None:
             self.tensor = tensor

@@ -183,7 +183,7 @@ def test_values_that_are_not_numbers_are_refused() -> None:
         snapshot_of(msgspec.structs.replace(item, stored="object"))
 
 
-def test_fields_that_only_one_of_two_releases_knows_are_no_error() -> None:
+def test_fields_that_only_one_of_two_releases_knows_are_not_an_error() -> None:
     module = {"path": "a", "type": "Linear", "parent": None}
     described = msgspec.msgpack.encode({"version": 1, "modules": [module | {"of a later release": [1]}]})
     assert msgspec.msgpack.decode(described, type=Description).modules == (ModuleRecord("a", "Linear", None),)

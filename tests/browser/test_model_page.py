@@ -112,7 +112,7 @@ def test_it_plays_to_the_end_and_holds_there(visit: Open, paths: Paths) -> None:
         expect(page.get_by_label("Step", exact=True).first).to_have_value("58")
 
 
-def test_what_is_larger_than_the_window_is_moved_in_a_small_picture_of_all(visit: Open, paths: Paths) -> None:
+def test_a_picture_larger_than_the_window_is_moved_in_a_small_overview(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["model"])
         page = opened(tab.page)

@@ -48,7 +48,7 @@ def test_layers_pages_runs_and_actions_are_found_and_opened_by_keyboard(visit: O
         expect(page.locator(".run-name")).to_have_text("bad")
 
 
-def test_what_is_marked_stays_marked_when_an_answer_arrives(visit: Open, paths: Paths) -> None:
+def test_marks_stay_when_an_answer_arrives(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["overview"])
         page = tab.page

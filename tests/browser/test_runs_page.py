@@ -199,7 +199,7 @@ def test_selected_runs_are_archived_and_deleted_together_with_undo(browser: Brow
         expect(page.locator("main")).to_contain_text("No runs yet")
 
 
-def test_a_selected_run_that_the_server_removes_is_no_longer_selected_and_the_chart_goes_on(browser: Browser) -> None:
+def test_a_selected_run_that_the_server_removes_is_no_longer_selected_and_the_chart_continues(browser: Browser) -> None:
     server = server_thread.start(port=0)
     for name in ("first", "second"):
         append(open_run(server.runs, name, name=name).store, 0, [], scalars={"loss": 1.0})
@@ -277,7 +277,7 @@ def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> N
     server.stop()
 
 
-def test_a_query_that_is_wrong_says_so_beside_the_box(visit: Open) -> None:
+def test_an_invalid_query_is_reported_next_to_the_box(visit: Open) -> None:
     with visit() as tab:
         tab.goto("")
         tab.page.locator("#search").fill("state:crash")

@@ -78,7 +78,7 @@ def test_diagnostics_are_copied_with_the_browser(visit: Open) -> None:
         assert tab.page.evaluate("navigator.userAgent") in copied
 
 
-def test_a_test_message_is_one_click_away_and_its_failure_is_told(browser: Browser) -> None:
+def test_a_test_message_is_one_click_away_and_its_failure_is_reported(browser: Browser) -> None:
     with webhook() as hook, served(notify=(hook.url,)) as server, visiting(browser, server.url) as tab:
         tab.goto("settings")
         tab.page.get_by_role("button", name="Send test message").click()
