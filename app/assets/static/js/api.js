@@ -40,7 +40,7 @@ export class NoAnswer extends ApiError {
   }
 }
 
-/** `fetch`, whose error says what it means. @param {string} address @param {RequestInit} [request] */
+/** `fetch` with a readable error. @param {string} address @param {RequestInit} [request] */
 export async function reach(address, request) {
   try {
     return await fetch(address, request);

@@ -17,7 +17,7 @@ const MAX_ROWS = 1000;
 /**
  * @typedef {object} CardOptions
  * @property {string} title
- * @property {() => {columns: string[], rows: any[][]}} table what is shown, oldest first
+ * @property {() => {columns: string[], rows: any[][]}} table the shown values, oldest first
  * @property {() => Promise<Blob>} [png]
  * @property {() => Promise<string>} [svg]
  * @property {() => Query | Query[] | null} [query] the same at full resolution from the server; without it, CSV and
@@ -161,7 +161,7 @@ export class Card {
     }));
   }
 
-  /** Takes away what it added. */
+  /** Removes everything that it added. */
   remove() {
     this.toggle.parentElement?.remove();
     this.table.remove();

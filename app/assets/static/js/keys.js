@@ -1,5 +1,5 @@
 // @ts-check
-/** Every key of the page in one list: what it does, and in whose words. `?` shows the list. */
+/** All keys of the page in one list, with descriptions. `?` shows the list. */
 import { prefs } from "./prefs.js";
 
 const PATIENCE_MS = 1500;
@@ -40,7 +40,7 @@ export class Keys {
     }
   }
 
-  /** Every key with what it does. @returns {Key[]} */
+  /** All keys with their descriptions. @returns {Key[]} */
   get all() {
     return [...this.#keys.values()];
   }
@@ -77,7 +77,7 @@ export class Keys {
   }
 }
 
-/** Whether a key belongs to what has the focus, or is not wanted. @param {any} event @param {string} key */
+/** Whether a key belongs to the focused element, or is turned off. @param {any} event @param {string} key */
 function isTaken(event, key) {
   const on = event.target;
   /** @param {string} what */

@@ -3,7 +3,7 @@
 
 import { shorten } from "./format.js";
 
-const READABLE = 5; // letters of what is cut; fewer say nothing,
+const READABLE = 5; // characters of a shortened part; fewer are useless,
 const LEAST = 3; // but tell it from others
 const LETTERS = /[^. \u2026\d]+/g; // what stands between the numbers of a path
 const MAX_FITTED = 20_000;

@@ -11,7 +11,7 @@ export function openDialog(attributes, ...children) {
   return dialog;
 }
 
-/** Closes a box of choices at a click beside it, and at Escape. @param {HTMLDetailsElement} box */
+/** Closes a box of choices at a click outside of it, and at Escape. @param {HTMLDetailsElement} box */
 export function closeOutside(box) {
   document.addEventListener("click", (event) => {
     if (!event.composedPath().includes(box)) box.open = false;

@@ -130,12 +130,12 @@ class Prefs extends Emitter {
     this.#put({});
   }
 
-  /** What was chosen, as JSON; what is left as it was is not in it. */
+  /** The changed settings as JSON, without the defaults. */
   get text() {
     return JSON.stringify({ hookcore: 1, ...this.#chosen }, null, 2);
   }
 
-  /** Takes what `text` gave; says what is wrong with anything else.
+  /** Takes the result of `text`; reports the problem with anything else.
    * @param {string} text @returns {number} how many were taken */
   take(text) {
     let given;

@@ -109,7 +109,7 @@ export class Range {
     return this.#held;
   }
 
-  /** Another quantity: what was held means nothing. */
+  /** Another quantity: the earlier range no longer applies. */
   forget() {
     this.#held = null;
     this.#since = -Infinity;

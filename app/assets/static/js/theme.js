@@ -11,7 +11,7 @@ const listeners = new Set();
 /** @type {Record<string, string> | null} */
 let known = null;
 
-/** system, light or dark: what was chosen. */
+/** The chosen theme: system, light, or dark. */
 export function theme() {
   return document.documentElement.dataset.theme ?? "system";
 }

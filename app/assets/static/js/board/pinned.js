@@ -1,5 +1,5 @@
 // @ts-check
-/** A chart of the board: what was pinned, of the run and the steps of the page. */
+/** A pinned chart of the board, for the page's run and steps. */
 import { get } from "../api.js";
 import { h } from "../dom.js";
 import { isPassing } from "../live/failed.js";

@@ -59,7 +59,7 @@ export class CanvasChart {
 
   paint() {}
 
-  /** @returns {Promise<Blob>} a PNG of what it shows now, even if it is out of view */
+  /** @returns {Promise<Blob>} a PNG of the current chart, even if it is out of view */
   image() {
     this.paint();
     return imageOf(this.canvas);

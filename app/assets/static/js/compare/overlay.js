@@ -32,7 +32,7 @@ export class Overlay {
   #numbers = [[], []];
 
   /** @param {Page} page @param {HTMLElement} figure @param {Side[]} sides
-   * @param {() => Record<string, any>} asked what is compared */
+   * @param {() => Record<string, any>} asked the parameters of the comparison */
   constructor(page, figure, sides, asked) {
     this.page = page;
     this.sides = sides;

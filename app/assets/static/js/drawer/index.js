@@ -11,7 +11,7 @@ import { DrawerCharts } from "./charts.js";
 import { DrawerTensor } from "./tensor.js";
 
 /**
- * @typedef {{module: string, call: number, phase: string, kind: string, step?: number | null}} Layer what is shown; `kind` is
+ * @typedef {{module: string, call: number, phase: string, kind: string, step?: number | null}} Layer the shown layer; `kind` is
  * that of the histogram, and `step` the one that the values are of, unless the page is held at another one */
 
 export class Drawer {

@@ -60,7 +60,7 @@ export class LayerNames {
     const found = await drawers();
     if (!found || this.#drawer) return;
     this.#drawer = new found.Drawer(this.page, byId("drawer"), () => this.page.state.set({ drawer: "" }));
-    this.#show(); // of what is in the address by now
+    this.#show(); // for the current address
     if (this.#from && !this.#drawer.closed) this.#drawer.focus();
   }
 

@@ -34,7 +34,7 @@ export function stateOf(bits) {
   return (bits & MAGNITUDE) === 0 ? "zero" : "finite";
 }
 
-/** Whole decades around the magnitudes; what was held before stays as long as it fits about.
+/** Whole decades around the magnitudes; the earlier range stays as long as it roughly fits.
  * @param {readonly Bar[]} bars @param {Decades | null} before @returns {Decades} */
 export function decadesOf(bars, before) {
   let [low, high] = [Infinity, -Infinity];

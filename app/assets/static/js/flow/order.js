@@ -1,5 +1,5 @@
 // @ts-check
-/** The layers from input to output, with what came out of each and the gradient that came back, in one order. Pure. */
+/** The layers from input to output, each with its activation and its gradient, in one order. Pure. */
 import { labelOf } from "../heat/rows.js";
 
 /** @typedef {import("../heat/rows.js").Row} Row */

@@ -1,5 +1,5 @@
 // @ts-check
-/** The layers over the steps: what is asked for, which rows are shown, and in what order. */
+/** The layers over the steps: the request, the shown rows, and their order. */
 import { byId, write } from "../dom.js";
 import { count } from "../format.js";
 import { Feed } from "../heat/feed.js";
@@ -17,7 +17,7 @@ export class OverTime {
   /** @type {any} */
   #timer = null;
   #why = "";
-  /** Rows that hold or held something that is not finite, of those that are in sight. */
+  /** The visible rows that contain, or once contained, non-finite values. */
   bad = new Set();
 
   /**

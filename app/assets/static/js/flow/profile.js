@@ -29,7 +29,7 @@ export class Profile {
   bits = [];
   /** @type {([number, number] | null)[]} */
   #decades = [null, null];
-  /** @type {import("../heat/marks.js").Mark[]} what was drawn last */
+  /** @type {import("../heat/marks.js").Mark[]} the marks drawn last */
   marks = [];
   /** @type {import("./marks.js").Box[]} */
   boxes = [];

@@ -10,7 +10,7 @@ export function addNavigation(page) {
   for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (document.querySelectorAll("nav.side a[data-key]"))) {
     page.keys.add(`g ${link.dataset.key}`, link.dataset.title ?? "", () => link.click(), { group: "Go to" });
   }
-  // On a phone the entries stand in a row that scrolls: the one of this page is to be seen.
+  // On a phone, the entries are in a scrolling row: scroll to the entry of this page.
   const nav = /** @type {HTMLElement | null} */ (document.querySelector("nav.side"));
   const current = /** @type {HTMLElement | null} */ (nav?.querySelector("[aria-current]"));
   if (nav && current)

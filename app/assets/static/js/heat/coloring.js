@@ -1,5 +1,5 @@
 // @ts-check
-/** Which colors a heatmap has now: the range of what is shown, steady while it changes little; the scale; the map. */
+/** The current colors of a heatmap: the range of the shown values, stable under small changes; the scale; the map. */
 import { paletteOf } from "../canvas/colors.js";
 import { prefs } from "../prefs.js";
 import { Range, Scale } from "../scale.js";
@@ -12,7 +12,7 @@ export class Coloring {
   painter = null;
   #range = new Range();
 
-  /** Another quantity: what was held means nothing. */
+  /** Another quantity: the earlier range no longer applies. */
   forget() {
     this.#range.forget();
   }

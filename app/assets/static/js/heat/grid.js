@@ -69,7 +69,7 @@ export class Grid {
     this.#dirty = this.#dirty === null ? [from, to] : [Math.min(from, this.#dirty[0]), Math.max(to, this.#dirty[1])];
   }
 
-  /** Makes what is shown and not there yet.
+  /** Creates the shown cells that don't exist yet.
    * @param {Columns} columns @param {((bits: Uint32Array) => Uint32Array) | null} [convert]
    * @returns {[number, number] | null} the cells that are new */
   fill(columns, convert = null) {
@@ -111,7 +111,7 @@ export class Grid {
     }
   }
 
-  /** Whether no step of a cell was captured: what it shows is older. @param {number} cell */
+  /** Whether no step of a cell was captured, so that it shows an older value. @param {number} cell */
   isSkipped(cell) {
     return this.#skipped[this.#slot(cell)] === 1;
   }

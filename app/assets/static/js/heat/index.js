@@ -47,7 +47,7 @@ export class Heat {
   relative = false;
   /** @type {Kind} */
   kind = "log";
-  /** @type {[number, number] | null} null: found in what is shown */
+  /** @type {[number, number] | null} null: found in the shown values */
   range = null;
   #quantity = "";
 
@@ -105,12 +105,12 @@ export class Heat {
     return columns?.length && span ? stopAt(columns, step, span, by) : step;
   }
 
-  /** Which layers the rows are. The same ones again keep what is there. @param {readonly Row[]} rows
+  /** Sets the layers of the rows. If they are the same as before, the values stay. @param {readonly Row[]} rows
    * @param {[number, number]} [capacity] columns, and steps that share one @param {string} [quantity] what the values
    * are: different quantities can't share a picture */
   setRows(rows, [many, width] = [LIVE_STEPS + 1, 1], quantity = "") {
     const { columns } = this;
-    // A server that was started again says "none" until the trainer has sent their names: what is there is still true.
+    // A restarted server says "none" until the trainer has sent the names: the existing rows are still right.
     if (!rows.length && this.rows.length && quantity === this.#quantity) return;
     const others = !sameRows(this.rows, rows);
     if (!others && quantity === this.#quantity && columns?.capacity === many && columns.width === width) return;
@@ -148,7 +148,7 @@ export class Heat {
     else if (!same) this.screen.arrange();
   }
 
-  /** The rows in sight, from the top: all in the order, or those that the reader zoomed in on. */
+  /** The visible rows, from the top: all in the order, or those that the reader zoomed in on. */
   get visible() {
     const { only, pinned } = this;
     return only ? this.order.filter((row, place) => place < pinned || only.has(row)) : this.order;
@@ -167,7 +167,7 @@ export class Heat {
     this.screen.arrange();
   }
 
-  /** @param {Kind} kind @param {[number, number] | null} [range] null: most of what is shown */
+  /** @param {Kind} kind @param {[number, number] | null} [range] null: most of the shown values */
   setScale(kind, range = null) {
     if (kind !== this.kind) this.screen.forgetRange();
     this.kind = kind;
@@ -175,7 +175,7 @@ export class Heat {
     this.draw();
   }
 
-  /** Values as multiples of what is usual in their row. @param {boolean} relative */
+  /** Shows values as multiples of their row's median. @param {boolean} relative */
   setRelative(relative) {
     if (relative === this.relative) return;
     this.relative = relative;

@@ -1,5 +1,5 @@
 // @ts-check
-/** A heatmap by keyboard: the arrows move over layers and steps, and what is there is read out. */
+/** A heatmap by keyboard: the arrows move over layers and steps, and the value there is read out. */
 
 import { number } from "../format.js";
 import { cellValue } from "./export.js";

@@ -1,8 +1,8 @@
 // @ts-check
-/** Where everything of a heatmap is, in CSS pixels, and what is at a point. Pure. */
+/** The layout of a heatmap in CSS pixels, and the element at a point. Pure. */
 import { startsOf } from "./rows.js";
 
-export const ROW_PX = 16; // of a row that is to be read
+export const ROW_PX = 16; // of a readable row
 const PINNED_GAP = 4;
 const AXIS = 22;
 const LEGEND = 22;

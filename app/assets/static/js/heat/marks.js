@@ -150,7 +150,7 @@ export function barMarks(layout, scale, palette, relative, page) {
   return marks;
 }
 
-/** Ten to that power, as a multiple of what is usual. @param {number} decades */
+/** Ten to that power, as a multiple of the median. @param {number} decades */
 function timesOf(decades) {
   const times = 10 ** Math.abs(decades);
   const text = number(times, { digits: 2, style: "auto" });

@@ -67,7 +67,7 @@ export class Texture {
     return this.#hatched;
   }
 
-  /** Stretches what is shown to the plot.
+  /** Stretches the shown part to the plot.
    * @param {CanvasRenderingContext2D} context @param {Scene} scene @param {number} ratio device pixels of a CSS pixel
    */
   blit(context, { layout, grid, span }, ratio) {

@@ -1,12 +1,12 @@
 // @ts-check
-/** Values as multiples of what is usual in their own row: a layer whose gradient is always small does not look
+/** Values as multiples of their own row's median: a layer whose gradient is always small does not look
  * alarming. Pure. */
 import { INFINITE, MAGNITUDE } from "../canvas/worst.js";
 
 const SAMPLES = 33;
 const DECADES = Math.log10(2) / 2 ** 23; // of one unit of the bits
 
-/** The median magnitude of each row over what is there; 0 where a row has no finite value.
+/** The median magnitude of each row over its values; 0 if a row has no finite value.
  * @param {import("../canvas/columns.js").Columns} columns */
 export function usualOf(columns) {
   const usual = new Float32Array(columns.rows);

@@ -18,7 +18,7 @@ const RENEWED = 8; // how often in a window the medians of the rows are computed
 export class Screen {
   grid = new Grid();
   texture = new Texture();
-  /** @type {import("./picture.js").Scene | null} what was drawn last */
+  /** @type {import("./picture.js").Scene | null} the scene drawn last */
   scene = null;
   /** @type {import("./layout.js").Layout | null} */
   layout = null;

@@ -3,7 +3,7 @@
 import { stepAt } from "./layout.js";
 
 const ZOOM = 1.25;
-const PAN = 0.05; // of what is shown
+const PAN = 0.05; // of the shown part
 const MIN_STEPS = 2; // steps between the first and the last
 
 /** @typedef {import("./pointing.js").Pointing} Pointing */
@@ -30,7 +30,7 @@ export function zoom({ screen, page }, factor, around) {
   if (to - from >= MIN_STEPS) page.follow.zoom(from, to);
 }
 
-/** @param {Pointing} pointing @param {number} share of what is shown */
+/** @param {Pointing} pointing @param {number} share of the shown part */
 function pan({ screen, page }, share) {
   const span = screen.scene?.span;
   const newest = page.follow.newest;

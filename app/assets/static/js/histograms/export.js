@@ -1,5 +1,5 @@
 // @ts-check
-/** The wall as a picture: what is in sight, with its names. */
+/** The visible part of the wall as a picture, with its names. */
 import { pixelRatio } from "../canvas/index.js";
 import { imageOf } from "../plot/files.js";
 import { colors } from "../theme.js";

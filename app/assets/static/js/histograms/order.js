@@ -14,7 +14,7 @@
  * @property {number} bad how many values are not finite
  */
 
-/** The largest first; what is not a number is the worst of all, but only where something is known.
+/** The largest first; NaN is the worst of all, but only if something is known.
  * @type {Record<string, (layer: Layer) => number>} */
 const KEYS = {
   zero: (layer) => layer.zero,

@@ -11,7 +11,7 @@ import { endsOf, middleOf } from "./shape.js";
 
 /** The colors reach from the first share to the second, by the logarithm. */
 export const SHARES = /** @type {const} */ ([1e-4, 0.25]);
-export const STRIP = 5; // rows at the top and the bottom for what is not finite
+export const STRIP = 5; // rows at the top and the bottom for non-finite values
 const DECADES = Math.log10(SHARES[1] / SHARES[0]);
 
 /** The color of a share among the 256 of a table. @param {number} share */

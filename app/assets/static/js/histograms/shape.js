@@ -82,7 +82,7 @@ export function columnOf({ first, last, columns }, step) {
   return -1;
 }
 
-const SMALL = 0.005; // of what is not zero: that much may lie in the band around zero
+const SMALL = 0.005; // of the nonzero values: the share that may lie in the band around zero
 const MAX_DECADES = 12;
 
 /** What a picture of these histograms must hold: the largest magnitudes of each sign, and below which one all is about

@@ -118,7 +118,7 @@ export class StepMap extends CanvasChart {
     if (box) drawBox(pen, box, this.size);
   }
 
-  /** The step at a place in the window; null beside the picture. @param {number} x */
+  /** The step at a place in the window; null outside of the picture. @param {number} x */
   stepAt(x) {
     const [box, span] = [this.canvas.getBoundingClientRect(), this.shown];
     if (!span || x < box.left + LEFT) return null;

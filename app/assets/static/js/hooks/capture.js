@@ -101,7 +101,7 @@ export class Capture {
     }, wait);
   }
 
-  /** The form has changed: what was asked about it before is outdated. */
+  /** The form has changed: earlier requests about it are outdated. */
   #changed() {
     clearTimeout(this.#timer);
     this.#asking.abort();

@@ -1,5 +1,5 @@
 // @ts-check
-/** The modules as a tree: what is captured of each, what it costs in values, and the box that switches it. */
+/** The modules as a tree: the captured tensors of each, their number of values, and a checkbox. */
 import { get } from "../api.js";
 import { Card } from "../card.js";
 import { byId, h } from "../dom.js";

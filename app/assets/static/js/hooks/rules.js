@@ -23,7 +23,7 @@ export function listenToRules(run, root, renew) {
     }
     toast("Rule updated. It applies from the next step.");
     await renew();
-    form.reset(); // the fields show what the server has, not what was entered
+    form.reset(); // the fields show the server's values, not the entered ones
   };
   root.addEventListener("submit", (event) => {
     const form = /** @type {HTMLFormElement} */ (event.target);

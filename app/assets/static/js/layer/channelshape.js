@@ -1,5 +1,5 @@
 // @ts-check
-/** The numbers of a probe by channel and step: their order, their colors, and what they are in words. Pure. */
+/** The numbers of a probe by channel and step: their order, their colors, and their descriptions. Pure. */
 import { numberOf } from "../api.js";
 import { count, counted, number } from "../format.js";
 import { stepsOf } from "../histograms/say.js";

@@ -99,7 +99,7 @@ export class Distributions {
       } catch (error) {
         signal.throwIfAborted();
         failed = /** @type {Error} */ (error);
-        if (map.shape?.columns) continue; // what is drawn is still true
+        if (map.shape?.columns) continue; // the drawn map is still right
         words.hidden = false;
         words.textContent = failedWords(error);
       }

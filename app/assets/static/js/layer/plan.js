@@ -1,5 +1,5 @@
 // @ts-check
-/** The charts of a module, by what was captured of it and by the tensor that is shown. Pure. */
+/** The charts of a module, by its captured tensors and the shown tensor. Pure. */
 import { kindWords } from "../kinds.js";
 
 /** @typedef {{number: number | null, kind: string, index: string, call: number, phase: string, label: string}} Tap */

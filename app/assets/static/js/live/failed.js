@@ -8,7 +8,7 @@ export function isPassing(error) {
   return status === 0 || status >= 500;
 }
 
-/** Why there is nothing, in a chart whose `Refresh` repeats what is worth it. @param {unknown} error */
+/** Why a chart is empty, if its `Refresh` retries what is worth retrying. @param {unknown} error */
 export function failedWords(error) {
   const { status, message } = /** @type {{status?: number, message: string}} */ (error);
   if (status === 0) return `${message}. Values appear when it is back.`;

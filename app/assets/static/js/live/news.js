@@ -1,5 +1,5 @@
 // @ts-check
-/** What the socket says of runs: waiting for it, and what it would have said when the page was made. */
+/** The socket's news about runs: waiting for them, and the news as of when the page was made. */
 
 const MAX_MS = 5000; // while the socket is away
 

@@ -69,7 +69,7 @@ export class Refresh {
     this.#isDue = false;
   }
 
-  /** Stops for good: what it keeps up to date is no more. */
+  /** Stops permanently, because the refreshed element is gone. */
   close() {
     this.stop();
     this.page.removeEventListener("visibilitychange", this.#hear);

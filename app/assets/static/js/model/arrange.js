@@ -20,7 +20,7 @@ import { HEAD, PAD } from "./sizes.js";
 /** @typedef {{w: number, h: number, enters: number, leaves: number, placed: import("./lines.js").Placed | null}} Shape */
 
 const OUTSIDE = -1;
-const ASPECT = 2.2; // of a box with so many parts that they don't fit the window
+const ASPECT = 2.2; // of a box whose parts don't fit the window
 const NARROWEST = 260;
 
 /** @param {Wanted} wanted @param {any} dagre @returns {Arranged} */

@@ -25,7 +25,7 @@ const TURN = 7; // the radius of corners
  * @property {(bits: number) => import("./ink.js").Stroke} stroke of a gradient
  * @property {Uint32Array} gradients of the boxes' outputs, as bits
  * @property {boolean} forward whether the values are those of the forward pass
- * @property {Set<number>} origins where what is not finite begins
+ * @property {Set<number>} origins where non-finite values begin
  * @property {Set<number> | null} found what the find box matches; null: there is no text
  * @property {number | null} selected
  * @property {number | null} pointed
@@ -123,7 +123,7 @@ function strokeOf({ values, gradients, stroke, forward }, carries) {
 
 const OWN = { carries: /** @type {number[]} */ ([]), guessed: false };
 
-/** The edge of a line; the last one of an open box carries what it computed itself. @param {Tree} tree @param {import("./arrange.js").Line} line */
+/** The edge of a line; the last one of an open box carries its own results. @param {Tree} tree @param {import("./arrange.js").Line} line */
 function edgeOf(tree, { level, at }) {
   if (at >= 0) return tree.edgesOf(level)[at];
   OWN.carries = [level];

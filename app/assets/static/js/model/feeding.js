@@ -1,9 +1,9 @@
 // @ts-check
-/** Which calls a call got its values from, and where what is not finite begins. Pure. */
+/** The calls that feed a call, and where non-finite values begin. Pure. */
 
 /** @typedef {import("./tree.js").Tree} Tree */
 
-/** The sources of each box: of one with parts, those of what it returns. @param {Tree} tree @returns {number[][]} */
+/** The sources of each box. For a box with parts, these are the sources of its outputs. @param {Tree} tree @returns {number[][]} */
 export function sourcesOf(tree) {
   return tree.boxes.map((box) => {
     const edges = box.parts.length ? box.edges : tree.edgesOf(box.inside ?? -1);

@@ -7,7 +7,7 @@ export function matchesOf(tree, fits) {
   return tree.fromInside.filter((number) => tree.boxes[number].kind !== "repeat" && fits(tree.boxes[number].module));
 }
 
-/** The boxes that stay bright: those that match, and what they are in. @param {import("./tree.js").Tree} tree
+/** The boxes that stay bright: matching boxes, and the boxes around them. @param {import("./tree.js").Tree} tree
  * @param {readonly number[]} matches */
 export function brightOf(tree, matches) {
   return new Set(matches.flatMap((number) => [number, ...tree.around(number)]));

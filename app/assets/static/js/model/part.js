@@ -50,7 +50,7 @@ function byDagre(sizes, edges, group, hidden, from, to, dagre) {
   return { nodes, bends };
 }
 
-/** Ranks as columns, for what is too much for dagre: experts side by side by the thousand.
+/** Columns by depth, for graphs that are too large for dagre, such as a thousand experts side by side.
  * @param {Size[]} sizes @param {Edge[]} edges @param {number[]} group @param {Edge[]} hidden @param {number} from
  * @param {number} to */
 function inColumns(sizes, edges, group, hidden, from, to) {

@@ -20,7 +20,7 @@ import { Structure } from "./structure.js";
 import { View } from "./view.js";
 import { tableOf } from "./words.js";
 
-const OTHER_PX = 40; // of another width, from which on the boxes are arranged anew
+const OTHER_PX = 40; // difference in width at which the boxes are rearranged
 const CALM_MS = 120;
 const LABEL =
   "The model. Arrow keys move between boxes, Enter opens the drawer, Space folds and unfolds, plus and minus zoom, 0 shows all.";
@@ -152,7 +152,7 @@ export class Picture extends Emitter {
     return this.structure.arranged?.rects.find((each) => each.number === number) ?? null;
   }
 
-  /** Opens what is around a box, and brings it into the window. @param {number} number */
+  /** Opens the boxes around a box, and scrolls it into the window. @param {number} number */
   reveal(number) {
     this.place.wanted = number;
     const rect = this.rectOf(number);

@@ -1,5 +1,5 @@
 // @ts-check
-/** What of the picture is in the window when boxes have been arranged anew. Pure. */
+/** The part of the picture that is in the window after boxes have been rearranged. Pure. */
 
 /** @typedef {import("./arrange.js").Rect} Rect */
 
@@ -33,7 +33,7 @@ export class Place {
   take(arranged) {
     const { view, anchor } = this;
     view.picture = [arranged.width, arranged.height];
-    if (view.width < 10) return; // nobody sees it
+    if (view.width < 10) return; // it isn't visible
     const find = (/** @type {number | undefined | null} */ wanted) =>
       arranged.rects.find(({ number }) => number === wanted);
     const stays = find(anchor?.number);

@@ -1,5 +1,5 @@
 // @ts-check
-/** The boxes of a model: what is in what, their names, and which are open. Pure. */
+/** The boxes of a model: how they are nested, their names, and which are open. Pure. */
 import { ROOT } from "../vocabulary.js";
 
 /** @typedef {import("../answers.js").Model} Model @typedef {import("../answers.js").ModelBox} Box */
@@ -7,7 +7,7 @@ import { ROOT } from "../vocabulary.js";
 export const OUTSIDE = -1; // the place around all boxes
 const ROOT_ID = "."; // the root module in an address: its path is empty
 const MAX_OPEN = 60; // boxes that are shown at first
-const MAX_LISTED = 200; // boxes that are opened by what is found
+const MAX_LISTED = 200; // matching boxes that are opened
 
 /** The number of parts that a box has per unit. @param {Box} box */
 export function timesOf(box) {
@@ -25,7 +25,7 @@ export class Tree {
     this.byModule = new Map();
     for (const { kind, module, number } of model.boxes)
       if (kind !== "repeat") this.byModule.set(module, [...(this.byModule.get(module) ?? []), number]);
-    /** All boxes, parts before what they are in. */
+    /** All boxes, parts before the boxes around them. */
     this.fromInside = this.#order();
   }
 
@@ -106,7 +106,7 @@ export class Tree {
     return `${this.shortOf(first)} \u2026 ${this.shortOf(last)}`;
   }
 
-  /** The class, or what is in it. @param {number} number @returns {string} */
+  /** The class, or the contents. @param {number} number @returns {string} */
   typeOf(number) {
     this.#types[number] ??= this.#makeType(number);
     return this.#types[number];
@@ -158,7 +158,7 @@ export class Tree {
     return closed.at(-1) ?? number;
   }
 
-  /** Opens what is around some boxes, as long as these aren't too many. @param {number[]} numbers @param {Set<number>} open */
+  /** Opens the boxes around some boxes, unless these are too many. @param {number[]} numbers @param {Set<number>} open */
   reveal(numbers, open) {
     const next = new Set(open);
     for (const number of numbers.slice(0, MAX_LISTED)) for (const box of this.around(number)) next.add(box);

@@ -1,5 +1,5 @@
 // @ts-check
-/** The picture in words: the tip at the pointer, the table, and what is read out. */
+/** The picture in words: the tip at the pointer, the table, and the text for screen readers. */
 
 import { isBad, MISSING } from "../canvas/worst.js";
 import { bytes, counted, number as format, inUnits } from "../format.js";

@@ -24,7 +24,7 @@ export class ScalarChart {
 
   /** @param {import("../page.js").Page} page @param {string} name shown unless another one is chosen
    * @param {(name: string, value: number) => void} told called with the newest drawn value
-   * @param {Promise<unknown>} after what is needed more urgently than Plotly */
+   * @param {Promise<unknown>} after more urgent work than loading Plotly */
   constructor(page, name, told, after) {
     this.told = told;
     this.page = page;
@@ -46,7 +46,7 @@ export class ScalarChart {
     this.show();
   }
 
-  /** Shows what came with the page, if it is what is to be shown. */
+  /** Shows the data that came with the page, if it is for the chosen scalar and steps. */
   #begin() {
     const { first } = byId("chart").dataset;
     const { span } = this.page.follow;

@@ -1,5 +1,5 @@
 // @ts-check
-/** Two runs side by side. The server says where they part; here are the pictures, and what is picked. */
+/** Two runs side by side. The server finds where they differ; this draws the charts and handles picking. */
 import { get } from "../api.js";
 import { Differences } from "../compare/differences.js";
 import { makeLoss, Overlay } from "../compare/overlay.js";
@@ -31,7 +31,7 @@ page.follow.first = Number(held.first ?? 0);
 const { state } = page;
 const form = /** @type {HTMLFormElement | null} */ (document.getElementById("choice"));
 
-// The server answers a choice; what is typed waits for Enter.
+// A choice is sent at once; typed text waits for Enter.
 form?.addEventListener("change", (event) => {
   if (/** @type {HTMLElement} */ (event.target).tagName === "SELECT") form.requestSubmit();
 });
@@ -122,7 +122,7 @@ function figuresToShow() {
   return (verdict?.dataset.figures ?? "").split(/\s+/).filter(Boolean);
 }
 
-/** Shows what is newer when the socket says so, until both runs have ended.
+/** Shows newer data when the socket says so, until both runs have ended.
  * @param {import("../compare/overlay.js").Side[]} sides @param {{soon: () => void}[]} shown */
 function follow(sides, shown) {
   /** What was heard of each run, at first what the page was made of. @type {Map<string, RunNews | undefined>} */

@@ -1,5 +1,5 @@
 // @ts-check
-/** The Differences page: the server compares and draws. A choice is sent at once; what is typed waits for Enter. */
+/** The Differences page: the server compares and draws. A choice is sent at once; typed text waits for Enter. */
 import { LayerNames } from "../drawer/names.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";

@@ -60,7 +60,7 @@ function hear(said) {
   // Without runs, the page shows how to begin instead of the list.
   if ((list === null) === said.runs.length > 0) return location.reload();
   const now = JSON.stringify(said.runs);
-  // Removed runs are no longer selected, whoever removed them.
+  // Removed runs are no longer selected, even if another browser removed them.
   if (selection.keep(new Set(said.runs.map(({ run }) => run))) && list) show();
   if (now !== known) {
     parts.soon();

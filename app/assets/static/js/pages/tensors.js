@@ -1,5 +1,5 @@
 // @ts-check
-/** The page Tensors: what is kept, a look at it, a request for more, and attention over all layers. */
+/** The page Tensors: the snapshots, a viewer, requests for more, and attention over all layers. */
 import { get, only } from "../api.js";
 import { byId, h } from "../dom.js";
 import { Finder } from "../finder.js";
@@ -62,7 +62,7 @@ function chosen() {
   return first;
 }
 
-/** The snapshots of now; what is shown of them follows. */
+/** The current snapshots; the shown ones follow. */
 async function load() {
   asked += 1;
   const turn = asked;

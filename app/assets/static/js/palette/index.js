@@ -55,7 +55,7 @@ class Palette {
     const { dialog, input } = this;
     input.addEventListener("input", () => this.#typed());
     dialog.addEventListener("keydown", (event) => this.#press(event));
-    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // beside it
+    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close()); // on the backdrop
     dialog.addEventListener("close", () => {
       clearTimeout(this.#timer);
       this.#asking.abort();

@@ -1,7 +1,7 @@
 // @ts-check
 /** What of a list a text means. Pure. */
 
-/** Something to choose: its name, what it is or which keys do it, and what happens then.
+/** An entry: its name, its description or keys, and its action.
  * @typedef {{name: string, hint?: string, keys?: string, go: () => void}} Entry */
 
 const BEGINS = 0;

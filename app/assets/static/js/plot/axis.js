@@ -8,7 +8,7 @@ import { Scale, ticks } from "../scale.js";
 const AIR = 0.06; // above and below the values
 /** @type {{digits: number, style: "auto"}} */
 const FORM = { digits: 4, style: "auto" };
-const MAX_DECADES = 12; // of a log axis: what is smaller stands at its foot
+const MAX_DECADES = 12; // of a log axis: smaller values are drawn at its foot
 
 export class Axis {
   /** @param {ScaleName} wanted @param {number} low the smallest value @param {number} high the largest
@@ -35,7 +35,7 @@ export class Axis {
     if (ends[1] > ends[0]) this.range = /** @type {[number, number]} */ (ends);
   }
 
-  /** Where a value stands; what has no place (zero on a log axis) stands at the foot. @param {number} value */
+  /** The position of a value; a value without one (zero on a log axis) is at the foot. @param {number} value */
   place(value) {
     return Math.min(this.#ends[1], Math.max(this.#ends[0], this.scale.bend(value)));
   }

@@ -1,5 +1,5 @@
 // @ts-check
-/** A chart by Plotly that isn't over steps, such as points of runs. Its figure says what is drawn. */
+/** A chart by Plotly that isn't over steps, such as points of runs. Its figure defines the chart. */
 import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { colors, onTheme } from "../theme.js";
@@ -23,7 +23,7 @@ export class FreeChart {
   #height = 0;
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure
-   * @param {{title: string, onPick?: (key: string) => void}} options `onPick` gets the `customdata` of what is clicked */
+   * @param {{title: string, onPick?: (key: string) => void}} options `onPick` gets the `customdata` of the clicked point */
   constructor(page, element, options) {
     made += 1;
     this.page = page;

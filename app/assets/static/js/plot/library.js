@@ -22,7 +22,7 @@ let loading = null;
 /** Its address. @returns {string} */
 const source = () => `${document.body.dataset.static}/vendor/plotly-cartesian.min.js`;
 
-/** Fetches it without running it, once what is needed first is drawn. */
+/** Fetches it without running it, once the more urgent charts are drawn. */
 export function fetchPlotly() {
   const link = document.createElement("link");
   Object.assign(link, { rel: "preload", as: "script", fetchPriority: "low", href: source() });

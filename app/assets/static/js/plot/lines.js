@@ -93,7 +93,7 @@ export class LineFigure {
     return summaryOf(this.lines, this.drawn);
   }
 
-  /** Computes what is drawn. */
+  /** Computes the drawing. */
   thin() {
     const halfLife = Number(this.page.state.optional("smooth")) || 0;
     this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, this.#span));

@@ -153,7 +153,7 @@ export class Panel {
     return MARGIN.l + ((clock.place(step) - left) / (right - left || 1)) * (this.width - MARGIN.l - MARGIN.r);
   }
 
-  /** A line at each step at which somebody noted something. @param {import("./lines.js").LineFigure} figure */
+  /** A line at each annotated step. @param {import("./lines.js").LineFigure} figure */
   showNotes(figure) {
     this.range = figure.range;
     const [from, to] = this.range;
@@ -231,7 +231,7 @@ function areMoved({ lines }) {
 /** @type {Record<string, string>} */
 const MARKS = { nan: "\u2715", inf: "\u25b2", "-inf": "\u25bc" };
 
-/** The legend of what was not finite: the signs at the foot of the axis.
+/** The legend of non-finite values: the signs at the foot of the axis.
  * @param {import("./lines.js").LineFigure} figure */
 function marksOf(figure) {
   const there = new Set(figure.drawn.flatMap(({ marks }) => marks.map(({ sign }) => sign)));

@@ -15,7 +15,7 @@ import { ema } from "./smooth.js";
  * @property {ArrayLike<number>} [nonfinite] in how many of the steps there was a NaN or an infinity; where it is not
  * given
  *   each value that is not finite says so itself
- * @property {ArrayLike<boolean | number>} [infinite] where what was not finite were infinities only
+ * @property {ArrayLike<boolean | number>} [infinite] whether non-finite values were only infinities
  * @property {string} [color] a name in colors(), or a color
  * @property {boolean} [dashed]
  * @property {number} [opacity] of the band
@@ -31,7 +31,7 @@ import { ema } from "./smooth.js";
  * @property {number[]} smooth empty without smoothing
  * @property {number[]} min empty without a band
  * @property {number[]} max
- * @property {{x: number, first: number, last: number, sign: "nan" | "inf" | "-inf"}[]} marks what was not finite
+ * @property {{x: number, first: number, last: number, sign: "nan" | "inf" | "-inf"}[]} marks non-finite values
  */
 
 /** @param {Line} line @param {number} halfLife @param {number} most points

@@ -1,5 +1,5 @@
 // @ts-check
-/** The actions on runs in the list: edit what is said of one, archive, delete. */
+/** The actions on runs in the list: edit, archive, delete. */
 import { get, send } from "../api.js";
 import { h } from "../dom.js";
 import { toast } from "../toast.js";
@@ -17,7 +17,7 @@ export async function edit(row, refresh) {
   const group = field("input", "Group", { maxlength: 200, placeholder: "Group" });
   const notes = field("textarea", "Notes", { rows: 2, maxlength: 20000, placeholder: "Notes" });
   const before = [...cell.childNodes];
-  // What arrives late must not overwrite what was typed.
+  // A late answer must not overwrite typed text.
   const typed = new Set();
   for (const each of [tags, group, notes]) each.addEventListener("input", () => typed.add(each));
   const end = () => {
@@ -121,7 +121,7 @@ export async function archive(runs, archived, refresh) {
   refresh();
 }
 
-/** Gives runs tags besides those that they have. @param {Chosen[]} runs @param {string[]} tags
+/** Adds tags to runs. @param {Chosen[]} runs @param {string[]} tags
  * @param {() => void} refresh */
 export async function tag(runs, tags, refresh) {
   /** The tags that are new, by run. @type {Map<string, string[]>} */

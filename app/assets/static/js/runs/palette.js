@@ -1,7 +1,7 @@
 // @ts-check
 /** The colors of runs, and of groups of runs. Pure. */
 
-/** Ten hues that are told apart on light and on dark ground, also by most color-blind readers. */
+/** Ten hues that are distinguishable on light and dark backgrounds, also for most color-blind readers. */
 export const HUES = [
   "#2f7ed8",
   "#e07b17",

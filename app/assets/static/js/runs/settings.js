@@ -1,5 +1,5 @@
 // @ts-check
-/** What runs were trained with, and what came of it: which settings differ, and on which axis they stand. Pure. */
+/** The settings and results of runs: which settings differ, and their axes. Pure. */
 import { numberOf } from "../api.js";
 import { number, shorten } from "../format.js";
 import { ticks as evenly, Scale } from "../scale.js";
@@ -16,7 +16,7 @@ const LOG_FROM = 20; // the largest value in units of the smallest, from which o
 const MAX_WORDS = 12; // on an axis
 const APART = 0.06; // between the numbers on an axis, so that each can be read
 
-/** The settings that differ between runs: of the configuration; of what was recognized where that says nothing.
+/** The settings that differ between runs: from the configuration, or else from recognized facts.
  * @param {Run[]} runs @returns {Setting[]} */
 export function differing(runs) {
   const found = [...settingsOf(runs, "config"), ...settingsOf(runs, "facts").filter(({ name }) => !NOISE.test(name))];

@@ -1,5 +1,5 @@
 // @ts-check
-/** The charts of the machine, by what was sampled. Pure. Names are those of docs/machine.md. */
+/** The charts of the machine, by the sampled values. Pure. Names are those of docs/machine.md. */
 import { SYSTEM } from "../vocabulary.js";
 
 /**

@@ -9,11 +9,11 @@ import { Refresh } from "../live/refresh.js";
 import { toast } from "../toast.js";
 
 const MIN_MS = 300; // between two requests
-const SHORT_MS = 6000; // what came or is gone leaves the list
+const SHORT_MS = 6000; // arrived and expired requests leave the list
 
 /** @typedef {"asked" | "waiting" | "came" | "gone"} Fate */
 
-/** What is shown of each fate, and what it means. */
+/** The words and the meaning of each state of a request. */
 export const WORDS = /** @type {Record<Fate, [string, string]>} */ ({
   asked: ["Requested", "The trainer receives the request with its next frame."],
   waiting: ["Waiting", "The trainer captures it when the module runs."],

@@ -1,5 +1,5 @@
 // @ts-check
-/** What the script called the tokens and the samples of a tensor: beside a picture, and in words. */
+/** The script's names for the tokens and samples of a tensor: next to a picture, and in words. */
 
 import { colors } from "../theme.js";
 

@@ -1,5 +1,5 @@
 // @ts-check
-/** One snapshot as it is looked at: its picture, what is under the pointer, its statistics, its files. */
+/** The view of one snapshot: its picture, the value under the pointer, its statistics, its files. */
 import { ApiError, get, numberOf, reach, urlOf } from "../api.js";
 import { h } from "../dom.js";
 import { bytes, count, number, percent } from "../format.js";

@@ -116,7 +116,7 @@ export class Clock extends Emitter {
     return this.by === "time" ? timeText(this.place(step), size / 10) : count(Math.round(this.place(step)));
   }
 
-  /** What stands beside "step 120" in a tooltip: nothing if the axis is of steps. @param {number} step */
+  /** The text next to "step 120" in a tooltip: empty if the axis shows steps. @param {number} step */
   beside(step) {
     if (this.by === "step") return "";
     return this.by === "time" ? timeText(this.place(step), 1) : counted(Math.round(this.place(step)), "sample");

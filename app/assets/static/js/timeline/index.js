@@ -220,7 +220,7 @@ export class Timeline {
     for (const name of ["x1", "x2"]) this.cursor.setAttribute(name, percent(strip.place(step)));
   }
 
-  /** Shows what is chosen, or what a drag would choose. */
+  /** Shows the choice, or the choice that a drag would make. */
   show() {
     const { strip, page } = this;
     const { follow } = page;

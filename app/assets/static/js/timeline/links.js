@@ -1,7 +1,7 @@
 // @ts-check
 /** The steps of a page in the links to other pages of the run. Pure. */
 
-/** @typedef {{steps: string, step: string, by: string, range: [number, number] | null}} Shared "" is what is usual */
+/** @typedef {{steps: string, step: string, by: string, range: [number, number] | null}} Shared "" is the default */
 
 const OWN = /\/incident$/; // opens at its own steps
 

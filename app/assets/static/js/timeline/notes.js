@@ -20,7 +20,7 @@ export class Notes extends Emitter {
     this.read();
   }
 
-  /** Reads what is on the timeline. */
+  /** Reads the annotations on the timeline. */
   read() {
     const drawn = /** @type {NodeListOf<HTMLElement>} */ (
       globalThis.document?.querySelectorAll("#timeline-line .note")
@@ -75,7 +75,7 @@ export function writeNote(page, step, done) {
       if (method === "DELETE") await send(method, "annotations", undefined, { run, step });
       else await send(method, "annotations", { run, step, text: area.value });
     } catch (error) {
-      // The dialog stays, with what was typed. Toasts would be behind it.
+      // The dialog stays, with the typed text. Toasts would be behind it.
       const words = `The note was not saved: ${/** @type {Error} */ (error).message}`;
       if (!dialog.isConnected) return toast(words, { kind: "error" });
       problem.textContent = words;

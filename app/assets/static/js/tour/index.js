@@ -3,7 +3,7 @@
 import { byId, h } from "../dom.js";
 import { visit } from "../timeline/keep.js";
 
-/** Where a step is, what it points at, and what it says. @typedef {{place: string, target: string, title: string, text: string}} Stop */
+/** A stop of the tour: its page, its target, and its text. @typedef {{place: string, target: string, title: string, text: string}} Stop */
 
 /** @type {readonly Stop[]} */
 const STOPS = [

@@ -116,7 +116,7 @@ export class Tree {
     this.draw();
   }
 
-  /** The rows: what is closed, found and sorted. */
+  /** The rows: closed, filtered, and sorted. */
   arrange() {
     const sort = this.sorting;
     const value = (/** @type {Node} */ node) =>
@@ -163,7 +163,7 @@ export class Tree {
     const many = Math.min(this.rows.length, Math.ceil(clientHeight / ROW_PX) + 2 * AROUND);
     while (this.#views.length < many) this.#views.push(new RowView(this, this.body));
     const start = Math.max(0, Math.min(first, this.rows.length - many));
-    // A row keeps its element while it is in sight, so that scrolling writes only what came into it.
+    // A row keeps its element while it is visible, so that scrolling writes only the new rows.
     for (const [place, view] of this.#views.entries()) {
       const row = start + ((((place - start) % this.#views.length) + this.#views.length) % this.#views.length);
       view.show(row < Math.min(start + this.#views.length, this.rows.length) ? row : -1);

@@ -1,5 +1,5 @@
 // @ts-check
-/** One row's element, used again for whichever row is in sight. */
+/** One row's element, reused for any visible row. */
 
 import { h, write } from "../dom.js";
 import { count } from "../format.js";

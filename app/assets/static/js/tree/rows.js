@@ -1,5 +1,5 @@
 // @ts-check
-/** From a tree of modules to the rows that are shown: filtered, closed, sorted, and the worst of what is closed. Pure.
+/** From a tree of modules to the shown rows: filtered, closed, sorted, with the worst values of closed groups. Pure.
  */
 import { backwards, nodesOf } from "./nodes.js";
 

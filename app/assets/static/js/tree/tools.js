@@ -41,7 +41,7 @@ export class Tools {
     this.tell();
   }
 
-  /** The type is a term of what is searched for, so that there is one filter, not two. */
+  /** The type is a term of the search, so that there is one filter, not two. */
   #chooseType() {
     const { state } = this.tree.page;
     const others = state
