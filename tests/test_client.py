@@ -285,7 +285,7 @@ def test_without_an_address_the_users_own_dashboard_is_used(
     monkeypatch.setenv("HOOKCORE_HOME", str(tmp_path))
     monkeypatch.delenv("HOOKCORE_URL", raising=False)
     monkeypatch.delenv("HOOKCORE_TOKEN", raising=False)
-    with pytest.raises(ServerError, match="no dashboard runs"):
+    with pytest.raises(ServerError, match="no dashboard is running for you"):
         Client()
     monkeypatch.setenv("HOOKCORE_URL", world.url)
     monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)

@@ -289,7 +289,7 @@ def test_a_full_backward_hook_is_refused_if_there_is_a_legacy_one() -> None:
     module = Scale()
     module.register_backward_hook(nothing)
     with pytest.raises(
-        HookError, match=r"Scale has had a legacy hook.*no full backward hook beside it.*Remove that hook"
+        HookError, match=r"Scale has had a legacy hook.*no full backward hook with it.*Remove that hook"
     ):
         hooks.on_full_backward(module, nothing)
     legacy = torch_modules.register_module_backward_hook(nothing)

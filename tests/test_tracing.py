@@ -649,7 +649,7 @@ def test_a_trace_that_starts_or_ends_inside_a_call_does_not_affect_others(seed: 
     started = hookcore.trace(left)
     seen = started.__enter__()
     left(torch.randn(3, 4))
-    with pytest.raises(TraceError, match="the call raised, or is still running"):
+    with pytest.raises(TraceError, match="the call raised an exception, or is still running"):
         _ = seen[""].output
     assert hooks.inventory(left) == ()
 

@@ -35,7 +35,7 @@ def require_module(module: object) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise ArgumentError(
             f"Got {describe(module)}; expected a torch.nn.Module, or None for every module of the process. "
-            "Pass the module itself (of a HookedModule, its `inner`)."
+            "Pass the module itself (for a HookedModule, its `inner`)."
         )
     if "_forward_hooks" not in module.__dict__:
         raise HookError(

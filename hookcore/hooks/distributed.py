@@ -176,8 +176,8 @@ def _find_recorder(model: DistributedDataParallel) -> _Recorder | None:
             return state
         name = getattr(hook, "__qualname__", describe(hook))
         raise HookError(
-            f"The model has the communication hook {name} already; torch takes one per model. Give that hook to "
-            "on_communication instead of registering it, or remove our handle first."
+            f"The model already has the communication hook {name}; torch takes one per model. Pass that hook to "
+            "on_communication instead of registering it, or remove hookcore's handle first."
         )
     return None
 
@@ -191,5 +191,5 @@ def _register(model: DistributedDataParallel, recorder: _Recorder) -> None:
         hooks[:] = [pair for pair in hooks if pair[1] is not recorder]
         raise HookError(
             f"Torch refused the communication hook: {error}. Torch takes one per model; a built-in one cannot be "
-            "recorded. Register ours first, around your own hook."
+            "recorded. Call on_communication first, with your own hook."
         ) from error

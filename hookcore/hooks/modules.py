@@ -172,7 +172,7 @@ def on_full_backward(module: nn.Module | None, fn: Hook, *, prepend: bool = Fals
         if module.__dict__.get("_is_full_backward_hook") is False:
             raise HookError(
                 f"The {type(module).__name__} has had a legacy hook (register_backward_hook); torch allows no full "
-                "backward hook beside it. Remove that hook and set the module's _is_full_backward_hook to None, or "
+                "backward hook with it. Remove that hook and set the module's _is_full_backward_hook to None, or "
                 "use on_gradient on its output."
             )
         take_free_number(module)
@@ -185,7 +185,7 @@ def _on_any_full_backward(fn: Hook) -> HookHandle:
         if internals.backward_flag() is False:
             raise HookError(
                 "The process has had a legacy hook (register_module_backward_hook); torch allows no full backward hook "
-                "beside it. Remove that hook, or register on single modules."
+                "with it. Remove that hook, or register on single modules."
             )
         if internals.backward_flag() is None:
             registry.set_global_backward_flag = True

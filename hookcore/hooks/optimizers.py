@@ -88,6 +88,6 @@ def _require_optimizer(optimizer: object) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise ArgumentError(
             f"Got {describe(optimizer)}; expected a torch.optim.Optimizer, or None for every one of the process. "
-            "Of a wrapper, pass the optimizer inside it."
+            "For a wrapper, pass the optimizer inside it."
         )
     return optimizer

@@ -65,13 +65,13 @@ class SavedTensorsHandle(HookHandle):
             return  # the stack ended with the thread
         if self._thread is not threading.current_thread():
             raise HookError(
-                f"The saved-tensors pair belongs to the thread {self._thread.name!r} and was to be removed in "
+                f"The saved-tensors pair belongs to the thread {self._thread.name!r} and can't be removed in "
                 f"{threading.current_thread().name!r}; torch keeps one stack per thread. Remove it in its own thread."
             )
         if not saved_pairs_enabled():
             raise HookError(
-                "Saved-tensors hooks are disabled here (torch.autograd.graph.disable_saved_tensors_hooks), so that the "
-                "pair cannot be taken from the stack. Remove it outside."
+                "Saved-tensors hooks are disabled here (torch.autograd.graph.disable_saved_tensors_hooks), so the "
+                "pair can't be taken from the stack. Remove it outside of that block."
             )
         self._lift()
 

@@ -96,7 +96,7 @@ def kept_elsewhere(tensor: torch.Tensor) -> str:
     """Return why a tensor without memory of its own can't be read."""
     name = type(tensor).__name__
     if name == "AsyncCollectiveTensor":
-        return "on its way between ranks: torch waits for the values where they are used first, and hookcore does not"
+        return "in transit between ranks: torch waits for the values where they are first used, but hookcore doesn't"
     return f"its class, {name}, keeps the values elsewhere"
 
 

@@ -237,7 +237,7 @@ def _own_dashboard(token: str | None) -> tuple[str, str | None]:
     found = dashboard.find()
     if found is None:
         raise ServerError(
-            "no dashboard runs for this user on this machine: start a training that calls hookcore.watch(model), or "
+            "no dashboard is running for you on this machine: start a training that calls hookcore.watch(model), or "
             "give Client(url) the address of one"
         )
     return found.url, token or found.token

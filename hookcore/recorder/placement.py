@@ -59,7 +59,7 @@ class Placement:
             if inside.compiled_before:
                 self._emit(
                     "compiled-again",
-                    "the model was compiled before; it is compiled again so that its inner modules can be captured",
+                    "the model was compiled earlier; it is compiled again so that its inner modules can be captured",
                 )
             return inside
         if self._attach == "module":

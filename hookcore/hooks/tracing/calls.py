@@ -107,7 +107,7 @@ class LayerCall:
         if kind not in self._kinds:
             raise TraceError(f"the {kind} of {self._name} was not traced: add {kind!r} to kinds")
         if seen is _MISSING:
-            reason = self.problem or "the call raised, or is still running"
+            reason = self.problem or "the call raised an exception, or is still running"
             raise TraceError(f"the {kind} of {self._name} is not available: {reason}")
 
     def _why_no_gradient(self, slots: list[Slot]) -> str:
@@ -186,7 +186,7 @@ class Layer:
             return "has not run yet. Call the model inside the `with` first"
         hint = "did not run inside the `with`. Call the model itself: a direct call of .forward() runs no hooks"
         if self._period.compiled:
-            hint += f"; what runs inside a compiled function is not seen ({', '.join(self._period.compiled[:3])})"
+            hint += f"; calls inside a compiled function are not seen ({', '.join(self._period.compiled[:3])})"
         return hint
 
     def __repr__(self) -> str:
