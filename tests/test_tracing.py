@@ -797,7 +797,7 @@ def test_layers_in_a_compiled_function_are_named(seed: int) -> None:
     with hookcore.trace(model) as seen:
         assert torch.equal(my_step(x), expected)
     assert not torch._dynamo.utils.counters["graph_break"]
-    with pytest.raises(TraceError, match=r"inside a compiled function is not seen \(.*my_step, test_tracing.py"):
+    with pytest.raises(TraceError, match=r"inside a compiled function are not seen \(.*my_step, test_tracing.py"):
         _ = seen["0"].output
 
 
