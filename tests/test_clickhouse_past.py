@@ -690,11 +690,11 @@ def test_what_is_lost_makes_its_steps_unknown_and_what_is_stored_twice_counts_on
     assert {each.first: each.counts.tolist() for each in sketches} == {
         step: [192] for step in known if step not in (5, 6)
     }
-    assert "lacks histograms that rank 1 has sent" in found.trouble
+    assert "because histograms that rank 1 sent are missing" in found.trouble
     losses = found.rows("mean", ["loss"], (0, 11), 1000)
     assert losses is not None
     assert dict(zip(losses.first.tolist(), losses.mean[:, 0].tolist(), strict=True)) == dict.fromkeys(known, 1.0)
-    assert "lacks logged values that rank 1 has sent" in found.trouble
+    assert "because logged values that rank 1 sent are missing" in found.trouble
     # A replica that lagged behind has them now.
     piece = Piece(
         number_of_run("lossy-1"), 20_000, 1, 0, 1, 2, [frame_item(each.step, each) for each in batches(1, (3, 4))]
@@ -718,11 +718,11 @@ def test_what_clickhouse_has_lost_of_all_ranks_is_said_to_be_missing(cluster: Cl
         assert f"because all values that rank {rank} sent are missing in ClickHouse" in found.trouble
     found = past_of(shard, "gone-0", "gone-1")
     assert found.rows("mean", ["loss"], (0, 8), 1000).first.tolist() == known  # type: ignore[union-attr]
-    assert "lacks logged values that rank 1 has sent" in found.trouble
+    assert "because logged values that rank 1 sent are missing" in found.trouble
     sketches = found.sketches(0, (0, 8), 1000)
     assert sketches is not None
     assert [each.first for each in sketches] == [0, 1, 2, 7, 8]
-    assert "lacks histograms that rank 1 has sent" in found.trouble
+    assert "because histograms that rank 1 sent are missing" in found.trouble
     found = past_of(shard, "gone-0", "gone-1")
     assert counts_of(found, (7, 8)) == {7: 128, 8: 128}
     assert not found.trouble

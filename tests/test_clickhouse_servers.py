@@ -651,7 +651,7 @@ def test_what_a_rank_sent_while_it_was_not_in_memory_is_added_to_the_sum_or_coun
     leave_while(range(10, 16), range(10, 15))
     progress = joint.assembly.ranks[1]
     assert progress.late == 4, "steps 10 to 13: step 14 is still open, and 15 waits for the other rank"
-    assert any("rank 1 sent step 10 when step 14 had been added up" in each.message for each in joint.store.events())
+    assert any("rank 1 sent step 10 after step 14 had been added up" in each.message for each in joint.store.events())
     store_frames(url, _a_rank(0), range(15, 17))
     store_frames(url, _a_rank(1), range(16, 17))
     look()

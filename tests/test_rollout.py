@@ -154,7 +154,7 @@ def test_maps_that_cannot_be_rolled_out_are_refused_with_a_reason() -> None:
         rollout([AttentionLayer("cross", attention(1)[..., :3, :])])
     with pytest.raises(ArgumentError, match="sample=2 was not captured"):
         rollout([one], sample=2)
-    with pytest.raises(ArgumentError, match="one has no gradient"):
+    with pytest.raises(ArgumentError, match="one has no attention gradient"):
         rollout([one], gradient=True)
     with pytest.raises(ArgumentError, match="differ in shape"):
         rollout([AttentionLayer("one", one.weights, one.weights[:1])], gradient=True)
@@ -280,5 +280,5 @@ def test_the_rollout_of_captured_maps_is_available_in_every_format(world: World)
     assert "of step 13: available steps: 12, 20" in world.error("attention-rollout", 404, step=13)
     only = world.json("attention-rollout", match="blocks.0*", gradient="true")
     assert same(only["matrix"], rollout(layers[:1], gradient=True))
-    assert "blocks.1.attn has no gradient" in world.error("attention-rollout", 400, gradient="true")
+    assert "blocks.1.attn has no attention gradient" in world.error("attention-rollout", 400, gradient="true")
     assert "sample=7" in world.error("attention-rollout", 400, sample=7)

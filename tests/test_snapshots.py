@@ -359,7 +359,7 @@ def test_a_missing_tap_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPat
         said = _missed(watcher)
         assert not watcher._recorder._observers.snapshots.active
     assert "did not arrive within 5 steps: there is no output '7'; the module has ''" in said
-    assert "there is no parameter 'wieght'; its own are 'weight', 'bias'" in said
+    assert "there is no parameter 'wieght'; the module has 'weight', 'bias'" in said
 
 
 def test_an_unknown_module_is_refused_immediately_with_the_nearest_name() -> None:

@@ -83,7 +83,7 @@ test("frames are read without a copy, and what was not sampled is told from NaN"
   assert.deepEqual([frame.first[0], frame.last[0], frame.nonfinite[0]], [41, 41, 1]);
   assert.equal(frame.values.buffer, buffer);
   assert.deepEqual(decode(json(1, 1, { type: "rows" })).json, { type: "rows" });
-  assert.throws(() => decode(new ArrayBuffer(64)), /reload/);
+  assert.throws(() => decode(new ArrayBuffer(64)), /Reload/);
 });
 
 test("it subscribes when the socket is open, for the page's run, and acknowledges after the handlers ran", () => {
