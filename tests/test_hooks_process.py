@@ -222,7 +222,8 @@ def test_a_pair_belongs_to_its_thread() -> None:
     thread.start()
     thread.join()
     assert seen == [None]
-    assert "can't be removed in 'other'; torch keeps one stack per thread. Remove it in its own thread" in str(errors[0])
+    said = "can't be removed in 'other'; torch keeps one stack per thread. Remove it in its own thread"
+    assert said in str(errors[0])
     assert handle.active
     handle.remove()
 
