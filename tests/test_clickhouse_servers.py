@@ -521,18 +521,19 @@ def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_a
     histograms = "/api/v1/histograms?run=ranks-job&from=0&to=191&tap=0&columns=2"
     layers = "/api/v1/differences?run=ranks-job&from=0&to=63&other=ranks-job&other_from=64&other_to=191"
     for path in (*asked, histograms, layers):
-        assert "would have to be added up" in world.client.get(path).headers["hookcore-partial"], path
+        assert "this needs the sum of" in world.client.get(path).headers["hookcore-partial"], path
     monkeypatch.setattr(world.app.state.shared._adders["ranks-job"][1], "_settled_s", 0.0)
     for path in asked:
         wait_for(
-            lambda path=path: "of ranks, and" not in world.client.get(path).headers.get("hookcore-partial", ""), "sums"
+            lambda path=path: "this needs the sum of" not in world.client.get(path).headers.get("hookcore-partial", ""),
+            "sums",
         )
         (found,) = world.client.get(path).json()["series"]
         assert sum(found["present"]) == 192
         assert (found["first_step"][0], found["last_step"][-1]) == (0, 191)
     for each in (world, serve(url)):  # the other one is started again, and finds what is stored
         for path in (histograms, layers):
-            wait_for(lambda path=path, each=each: "added up" not in partial_of(each, path), path)
+            wait_for(lambda path=path, each=each: "this needs the sum of" not in partial_of(each, path), path)
         found = each.client.get(histograms).json()
         assert sum(map(sum, found["counts"])) == 192 * 16
         found = each.client.get(layers).json()

@@ -366,7 +366,7 @@ def test_histograms_of_all_layers_that_are_too_many_to_add_up_are_left_out_and_t
         found = past.all_sketches(1, (3, 149))
         assert found is not None
         assert [(each.first, each.last) for each in found] == [(0, 63), (64, 127)]
-        assert "44 histograms of ranks would have to be added up for this, and 20 is the limit" in past.trouble
+        assert "this needs the sum of 44 histograms of ranks, and 20 is the limit" in past.trouble
     assert past.all_sketches(1, (128, 149)) is None, "there is no sum"
     found = past.all_sketches(1, (3, 131))
     assert found is not None

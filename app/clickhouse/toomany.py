@@ -27,9 +27,9 @@ def or_too_many(find: Callable[[], Found]) -> Found | TooManyError:
 
 
 def check(count: int, most: int, what: str) -> None:
-    """Raise TooManyError if so many are too many."""
+    """Raise TooManyError if a count is above its limit."""
     if count > most:
         raise TooManyError(
-            f"{count:,} {what} of ranks would have to be added up for this, and {most:,} is the limit: choose "
-            f"fewer steps or tensors, or look at the run of a rank"
+            f"this needs the sum of {count:,} {what} of ranks, and {most:,} is the limit: choose "
+            "fewer steps or tensors, or open the run of a single rank"
         )
