@@ -320,7 +320,7 @@ def test_steps_that_lack_something_are_not_stored_and_the_others_are(cluster: ob
     found = past.rows("count", [0], (0, 199), 1)
     assert found is not None
     assert found.present.sum() == 136
-    assert "lacks values that rank 1 has sent" in past.trouble
+    assert "because values that rank 1 sent are missing" in past.trouble
 
 
 @pytest.mark.usefixtures("at_once")
@@ -345,7 +345,7 @@ def test_histograms_that_are_lost_are_not_stored_and_neither_are_those_of_their_
     assert found is not None
     each = 64 * (2 if owner is None else 1)
     assert {one.first: one.counts.sum() for one in found} == {0: each * 64, 128: each * 64, 192: each * 8}
-    assert "lacks histograms that rank 0 has sent" in past.trouble
+    assert "because histograms that rank 0 sent are missing" in past.trouble
 
 
 @pytest.mark.usefixtures("at_once")

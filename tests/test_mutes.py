@@ -143,7 +143,7 @@ def test_wrong_mutes_are_refused_with_a_hint(world: World) -> None:
     assert "re:" in change(world, "POST", 400, rule="nonfinite", match="re:(")["error"]
     change(world, "POST", rule="nonfinite", match="layers.*")
     said = change(world, "DELETE", 400, rule="nonfinite")["error"]
-    assert said == ("'nonfinite' in all modules is not muted: give a mute as it was made ('nonfinite' in 'layers.*')")
+    assert said == ("'nonfinite' in all modules is not muted: give an existing mute ('nonfinite' in 'layers.*')")
 
 
 def test_a_run_has_a_limited_number_of_mutes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ def test_tensors_that_are_spread_over_ranks_say_how_and_what_their_values_are(
             "In this run, values of weight are those of the whole tensor: parts are added up, and copies count once."
         )
         assert whole in joint, page
-        assert "In this run, values of weight are those of this rank's part." in rank, page
+        assert "In this run, values of weight are those of this rank&#39;s part." in rank, page
         assert placement in of_output, page
         assert "In this run, values" not in of_output, page  # of the weight, none were captured
 
