@@ -115,7 +115,7 @@ def record_around_a_users_hook(rank: int, world: int) -> None:
 def refuse_a_second_hook(rank: int, world: int) -> None:
     model = wrap(build())
     model.register_comm_hook(None, fp16_compress_hook)
-    with pytest.raises(HookError, match=r"has the communication hook fp16_compress_hook already.*Pass that hook to"):
+    with pytest.raises(HookError, match=r"already has the communication hook fp16_compress_hook.*Pass that hook to"):
         hooks.on_communication(model)
     builtin = wrap(build())
     builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
