@@ -20,7 +20,7 @@ from hookcore.store import StepRange, Store, TapList
 from hookcore.store.checks import matcher, quantile_of, require_kind, unknown
 from hookcore.store.incidents import Incident
 
-_NEAR: Final = 64  # steps to either side, where a captured one is looked for at first
+_NEAR: Final = 64  # steps on either side, in which to look for a captured one first
 
 
 class StoreReader(Reader):

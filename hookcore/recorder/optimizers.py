@@ -26,7 +26,7 @@ from hookcore.records.vocabulary import TIME_OPTIMIZER
 
 @dataclass(slots=True, eq=False)
 class OptimizerSteps(EndsSteps):
-    """Reads what optimizers use and change, and tells the clock of their steps, which may end a step."""
+    """Reads what optimizers use and change, and reports their steps to the clock, which may end a step."""
 
     _parameters: Parameters
     _observers: Observers

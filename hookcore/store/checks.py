@@ -53,7 +53,7 @@ def require_kind(kind: str | None) -> None:
 
 
 def quantile_of(stat: str) -> float | None:
-    """Return the share that "p99.9" asks for; None for a stat, ArgumentError for neither."""
+    """Return the share that "p99.9" means, or None for a stat. Raises ArgumentError for anything else."""
     found = _QUANTILE.fullmatch(stat)
     if found is not None:
         return float(found[1]) / 100

@@ -29,7 +29,7 @@ class FedRun(WatchedRun):
         self._log_media(name, image_content, image)
 
     def log_text(self, name: str, text: str) -> None:
-        """Log a text with the step, at most 1 MiB of it."""
+        """Log a string with the step, at most 1 MiB of it."""
         self._log_media(name, text_content, text)
 
     def log_table(self, name: str, table: Any) -> None:
@@ -43,7 +43,7 @@ class FedRun(WatchedRun):
     def tokens(self, tokens: Iterable[Any]) -> None:
         """Name the positions of the batch that runs next: a list for each sample, or one list for all of them.
 
-        Snapshots of its activations and gradients then have them: attention maps and rollouts say which token is which.
+        Snapshots of its activations and gradients then carry them: attention maps and rollouts show the tokens.
         """
         if not self._recorder.closed:
             self._guarded("tokens", self._recorder.given.give_tokens, tokens)
@@ -58,7 +58,7 @@ class FedRun(WatchedRun):
             self._guarded("log", self._recorder.given.add_media, str(name), lambda: astuple(content_of(value)))
 
     def _log_behind(self, scalars: dict[str, float | Tensor]) -> None:
-        """Record numbers that a callback receives after the end of their step."""
+        """Record numbers that a callback receives after their step has ended."""
         if not self._recorder.closed:
             self._guarded("log", self._recorder.given.log, scalars, True)
 
