@@ -206,7 +206,7 @@ def test_an_optimizer_with_a_closure_whose_model_is_never_seen_has_its_event() -
         assert watcher.flush()
         (event,) = [event for event in watcher.store.events() if event.name == "no-model"]
     assert steps == 2 * 2 * 2
-    assert event.message.startswith("LBFGS steps tensors of no module seen so far (1)")
+    assert event.message.startswith("LBFGS updates tensors of no module seen so far (1)")
 
 
 def test_training_in_eval_mode_has_its_own_steps_and_numbers() -> None:

@@ -941,7 +941,7 @@ def test_a_model_whose_whole_loop_is_compiled_is_found_by_its_optimizer_and_anot
         assert [row.path for row in watcher.coverage()] == ["Sequential", *(f"Sequential/{i}" for i in range(3))]
     events = {event.name: event for event in watcher.store.events()}
     assert events["inside-compiled-function"].module == "Sequential"
-    assert "SGD updates 1 tensor that belong to no module seen so far" in events["no-model"].message
+    assert "SGD updates tensors of no module seen so far (1)" in events["no-model"].message
     assert events["no-model"].count == 1
     with hookcore.watch(server=None) as watcher:
         optimizer.step()

@@ -37,7 +37,6 @@ from hookcore.recorder.scales import LossScale
 from hookcore.recorder.stalls import Stalls
 from hookcore.recorder.steptimes import StepTimes
 from hookcore.recorder.waiting import Waiting
-from hookcore.records.vocabulary import counted
 
 _NAN: Final = float("nan")
 _UNREAD: Final = (
@@ -179,8 +178,8 @@ class Steps:
         self._reported_no_model = True
         self._collector.emit(
             "no-model",
-            f"{type(optimizer).__name__} updates {counted(len(steps), 'tensor')} that belong to no module seen so "
-            "far. If they belong to a model, pass it to hookcore.watch(model).",
+            f"{type(optimizer).__name__} updates tensors of no module seen so far ({len(steps)}). If they belong to a "
+            "model, pass it to hookcore.watch(model).",
         )
         if not self._models.roots:  # no step will end that could bring the event
             self._ship(self._collector.take(self.clock.step))

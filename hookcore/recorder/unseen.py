@@ -17,8 +17,8 @@ from hookcore.recorder.taps import TapTable
 
 NOT_CALLED = "not called in any captured step (direct calls to .forward() bypass hooks)"
 COMPILED_UNSEEN = (
-    "no hook saw a call of it: attach='module' can't see inside torch.compile; with attach='global', the boundary of "
-    "compiled regions is captured"
+    "not called where hooks can see it: attach='module' can't see inside torch.compile; with attach='global', the "
+    "boundary of compiled regions is captured"
 )
 
 
@@ -64,7 +64,7 @@ def _why_unseen_now(plan: Plan, world: World) -> str:
                 "its weights got gradients, but no call of it was seen: it runs inside a compiled function "
                 f"({functions}), or only its .forward() is called"
             )
-        return f"no hook saw a call of it; it may run inside a compiled function ({functions})"
+        return f"not called where hooks can see it; it may run inside a compiled function ({functions})"
     tied = _tied_to(plan, world)
     if tied is not None:
         return f"not called: its weight is tied to {tied or 'the root'}, and using a weight directly calls no module"
@@ -72,7 +72,7 @@ def _why_unseen_now(plan: Plan, world: World) -> str:
         return NOT_CALLED
     if functions:
         return (
-            "no hook saw a call of it, but its weights got gradients: its parent uses them directly or calls "
+            "not called where hooks can see it, but its weights got gradients: its parent uses them directly or calls "
             f".forward(), or it runs inside a compiled function ({functions})"
         )
     return (
