@@ -326,7 +326,7 @@ def test_until_the_flow_is_known_there_are_modules_without_connections() -> None
             watcher.flush()
         model = StoreReader(watcher.store).model()
     assert (model.step, model.edges) == (None, ())
-    assert "No step was captured" in model.why
+    assert "No step has been captured" in model.why
     assert {box.kind for box in model.boxes} == {"module", "repeat"}
     assert repeats_of(model) == {"blocks.0": (4, ["blocks.0"])}
     assert all(box.flops is None and not box.edges for box in model.boxes)

@@ -397,7 +397,7 @@ def test_a_deleted_run_is_restored_by_undo_even_after_a_restart(tmp_path: Path) 
     assert kept_in(tmp_path) == []
     gone = world.client.get("/runs/run-0", headers={"Accept": "text/html"})
     assert gone.status_code == 404
-    assert "was deleted on" in gone.text
+    assert "was deleted at" in gone.text
     assert "Undo" in gone.text
     assert world.client.post("/api/v1/removed-runs/run-0/restore").json()["steps"] == STEPS
     assert world.client.post("/api/v1/removed-runs/run-0/restore").status_code == 404
