@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hookcore.records import Event, Snapshot, Tap, wire
+from hookcore_app.runs import Run
 from hookcore_app.runs import commands as commands_module
 from tests.build import make_info
 from tests.serving import (
@@ -507,6 +508,25 @@ def test_with_many_large_batches_at_once_some_are_asked_to_retry() -> None:
         wait_for(lambda: server.app.state.intake.waiting_bytes == 0)
         body = wire.encode(make_batch(INFO, [0]))
         assert httpx2.post(f"{server.url}/api/v1/ingest", content=body, headers={**BATCH, **BEARER}).status_code == 200
+
+
+def test_two_threads_at_most_take_batches_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, leave, take = [], threading.Event(), Run.take
+
+    def wait(run: Run, batch: wire.Batch) -> wire.Answer:
+        inside.append(run.id)
+        leave.wait(20)
+        return take(run, batch)
+
+    monkeypatch.setattr(Run, "take", wait)
+    batches = [wire.Batch(run=make_info(name), items=()) for name in ("a", "b", "c", "d")]
+    with ThreadPoolExecutor(len(batches)) as pool:
+        answers = [pool.submit(world.post, batch) for batch in batches]
+        wait_for(lambda: len(inside) == 2)
+        assert not world.app.state.intake.busy.acquire(blocking=False)
+        leave.set()
+        assert [each.result().status_code for each in answers] == [200] * 4
+    assert sorted(inside) == ["a", "b", "c", "d"]
 
 
 def _events(world: World) -> list[tuple[str, str, int]]:

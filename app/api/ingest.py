@@ -32,6 +32,7 @@ RETRY_S: Final = 5
 MAX_WAITING: Final = 4  # bodies of the maximum size at once
 ENCODINGS: Final = ("identity", "zstd", "gzip")
 SMALL_BYTES: Final = 2**20
+BUSY: Final = 2  # threads that decode or store at once: more of them only compete for the interpreter with live pages
 _PIECE: Final = 2**20
 _MAX_WINDOW: Final = 2**23  # memory for decompression; every zstd decoder must support this window
 
@@ -50,6 +51,7 @@ class Intake:
     refused: dict[int, int] = field(default_factory=dict)  # by status
     one_large: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large batch is decompressed and stored
     lock: threading.Lock = field(default_factory=threading.Lock)
+    busy: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(BUSY))
 
     def took(self, batch: wire.Batch, nbytes: int, seconds: float) -> None:
         """Count a stored batch."""
@@ -114,10 +116,11 @@ def _file(request: Request, body: bytearray, encoding: str) -> Response:
     intake: Intake = state.intake
     began = time.perf_counter()
     try:
-        data = unpack(body, encoding, state.settings.max_body)
-        batch = wire.decode_batch(data, most_decoded(state.settings))
-        batch = msgspec.structs.replace(batch, run=limits.shortened(batch.run))
-        limits.check(batch)
+        with intake.busy:
+            data = unpack(body, encoding, state.settings.max_body)
+            batch = wire.decode_batch(data, most_decoded(state.settings))
+            batch = msgspec.structs.replace(batch, run=limits.shortened(batch.run))
+            limits.check(batch)
     except OverflowError as error:
         raise intake.refuse(413, str(error)) from None
     except WireError as error:
@@ -160,7 +163,8 @@ def _add(state: Any, batch: wire.Batch, own: bool) -> wire.Answer:
         raise intake.refuse(403, f"another trainer opened the run {run.id}: each trainer needs its own run")
     runs.place(run, batch.run.place)
     try:
-        answer = run.take(batch)
+        with intake.busy:
+            answer = run.take(batch)
     except AwayError as error:
         raise intake.refuse(429, str(error), {"Retry-After": str(RETRY_S)}) from None
     except HookcoreError as error:

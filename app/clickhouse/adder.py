@@ -126,7 +126,7 @@ class Adder:
         taps = [*dict.fromkeys(tap for each in numbers.values() for tap in each)]
         progress = [self._steps.progress_of(each) for each in attempt.ranks]
         each = max(1.0, _LEAF * sum(each.captured / max(1, each.newest + 1) for each in progress))  # rows of a tap
-        many = _neighbors(leaves, min(WINDOW, self._sums.most_leaves(table, attempt, len(taps), each)))
+        many = _neighbors(leaves, self._sums.most_leaves(table, attempt, len(taps), each))
         steps = leaves[0] << LEAF, min(reach.last, ((leaves[0] + many) << LEAF) - 1)
         self._lacks = not are_named(attempt, numbers, steps)
         found = self._sums.of(table, attempt, taps, steps)

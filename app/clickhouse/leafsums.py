@@ -28,7 +28,7 @@ from .sums import Buckets, SketchBuckets, rollups_of
 from .sumstore import MOST, count_frames, count_scalars, logged
 from .tables import BOTH, LEAF, RANK_ROLLUPS, RANK_SKETCH_ROLLUPS, SKETCH_LEVELS, SUM_LEVELS, SumTable
 
-WINDOW: Final = 16  # leaves that are read together: of a rank's tap, ClickHouse reads 1,024 neighboring rows at least
+WINDOW: Final = 16  # leaves for which a live training waits: ClickHouse reads 1,024 neighboring rows at least
 _LEAF: Final = 1 << LEAF  # steps
 _OF_LEAVES: Final = SUM_LEVELS[: SUM_LEVELS.index(LEAF) + 1]
 _PER_LEAF: Final = sum(_LEAF >> level for level in _OF_LEAVES)  # rows that are stored of a lane
