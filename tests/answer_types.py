@@ -26,7 +26,7 @@ from hookcore_app.pages.views import run_columns, span
 from hookcore_app.runs import Runs, annotating, views
 from hookcore_app.settings import ServerSettings
 
-# What the scripts must say or ask as the server does: each value, and what it is.
+# What the scripts must share with the server: each value, with its meaning.
 WORDS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
     "ROOT": (ROOT, "The root module, whose path is empty"),
     "SYSTEM": (SYSTEM, "How the names begin of what is sampled from the machine"),

@@ -57,7 +57,7 @@ HOOKS = (
     HookRecord("module", "head", "forward", "spy", "train.py:3", False, 7, ("prepend",), False, "it lies"),
     HookRecord("process", "", "forward", "observe", "capture.py:1", True),
 )
-FLOWS = {  # by the step in which they were learned
+FLOWS = {  # by the step in which hookcore learned them
     0: (FlowCall("layers.0", how="identity"), FlowCall("", returns=(0,))),
     9: (FlowCall("layers.0"), FlowCall("layers.1", fed_by=(0,)), FlowCall("", fed_by=(0, 1), how="order")),
 }
@@ -74,7 +74,7 @@ def value_at(step: int, row: int) -> float:
 
 
 def make_frame(step: int, values: list[float], **others: Any) -> Frame:
-    """Return a frame with these means, extremes, and rms. The sketch holds the same value eight times."""
+    """Return a frame with these means, extremes, and rms. Each sketch counts the same value eight times."""
     block = SketchBlock(
         np.arange(len(values) + 1, dtype=np.uint32), bins_of(np.array(values)), np.full(len(values), 8, np.uint32)
     )
@@ -123,7 +123,7 @@ def attend(run: Run) -> Run:
 
 
 def fill_ranks(runs: Runs, job: str = "4f2a", world: int = 2, steps: int = STEPS, **others: Any) -> None:
-    """Fill the runs of a training's ranks. The values of the nth one are n times as large, and so is its step time."""
+    """Fill the runs of a training's ranks. The values and step times of rank n are n times as large."""
     ranks = []
     spread = (("weight", f"Shard(0) over data, {world} ranks"),)
     modules = [replace(each, placements=spread) if each.type == "Linear" else each for each in MODULES]
@@ -205,5 +205,5 @@ def npy(data: bytes) -> Any:
 
 
 def same(one: Any, two: Any) -> bool:
-    """Return whether arrays are equal to the last bit, where NaN equals NaN."""
+    """Return whether arrays are equal to the last bit. NaN equals NaN."""
     return np.array_equal(floats(one), floats(two), equal_nan=True)

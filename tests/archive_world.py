@@ -32,7 +32,7 @@ from tests.sketches import block_of, sketch_of
 
 ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0, -0.0)
 SECRET = "the-key-that-must-not-be-written"
-STORE_BYTES = 64 * 2**20  # large enough that a small run stays exact
+STORE_BYTES = 64 * 2**20  # large enough to keep a small run exact
 MODULES = (
     ModuleRecord("", "Model", None, 12, 12),
     ModuleRecord("a", "Linear", "", 8, 8, ("b.tied",)),
@@ -51,7 +51,7 @@ class Trainer:
     """Makes the frames of a random run."""
 
     random: np.random.Generator
-    odd: float = 0.1  # how often a number is an unusual one
+    odd: float = 0.1  # the share of unusual numbers
     taps: list[Tap] = field(default_factory=list)
     step: int = -1
 
@@ -69,7 +69,7 @@ class Trainer:
         odd = np.less(self.random.random(values.shape), self.odd)
         values[odd] = self.random.choice(ODD, int(odd.sum()))
         values[:, STAT_COLUMN["count"]] = self.random.integers(1, 1000, rows)
-        for name in ("nan", "inf", "zero", "parts", "sketched"):  # counts are always ordinary
+        for name in ("nan", "inf", "zero", "parts", "sketched"):  # counts are never unusual
             values[:, STAT_COLUMN[name]] = self.random.integers(0, 2, rows)
         return values
 
@@ -119,13 +119,13 @@ class Trainer:
 
 
 def plain_frame(step: int, taps: int = 4, first: bool | None = None) -> Frame:
-    """Return a frame whose means tell its step. The first one announces its taps."""
+    """Return a frame whose means are its step. The first frame announces its taps."""
     new = tuple(Tap(f"m.{n}", "output") for n in range(taps)) if (step == 0 if first is None else first) else ()
     return frame(step, stats_of(taps, 1.0, mean=step), new)
 
 
 def keep(folder: Path, info: RunInfo | None = None) -> tuple[ArchiveSink, Store]:
-    """Return a sink that saves a run in a folder, with its store."""
+    """Return a sink that saves a run in a folder, and its store."""
     store = Store(STORE_BYTES)
     return ArchiveSink(store, str(folder), info or make_info()), store
 
@@ -137,7 +137,7 @@ def kept_in(folder: Path) -> Path:
 
 
 def require_same(expected: Store, found: Store) -> None:
-    """Assert that both stores answer every query alike."""
+    """Assert that both stores give the same answer to every query."""
     assert found.steps() == expected.steps()
     assert found.taps().taps == expected.taps().taps
     for number in range(len(expected.taps().taps)):
@@ -193,7 +193,7 @@ def make_frame(step: int, seed: int = 0, taps: int = len(TAPS)) -> Frame:
     return frame(step, stats, sketches=block, time_s=1.5 * step, scalars=scalars, micro_batches=2, elapsed_s=0.1)
 
 
-ODD_NAME = "layers.<b>&\x1b]0;x\x07"  # what a module may be called
+ODD_NAME = "layers.<b>&\x1b]0;x\x07"  # possible names of modules
 
 
 def save_layer(folder: Path, bad: int | None = None, steps: int = 60, name: str = ODD_NAME) -> str:

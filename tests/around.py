@@ -51,7 +51,7 @@ def _threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("hookcore")}
 
 
-_imported = 0  # how many modules there were when their objects were last exempted
+_imported = 0  # the number of modules when their objects were last exempted
 
 
 def pytest_collection_finish() -> None:
@@ -76,10 +76,10 @@ def no_leaked_hooks() -> Iterator[None]:
     after = _process_state()
     left = {name: after[name] for name in before if after[name] != before[name]}
     if left:
-        _close_all()  # so that no other test fails for it
+        _close_all()  # so that no other test fails because of it
     assert not left, f"the test left hooks behind: {left}"
     started = _threads() - threads
-    for thread in started:  # one that was told to end may still be waiting for an answer
+    for thread in started:  # a thread that was asked to end may still be waiting for an answer
         thread.join(PATIENCE_S)
     running = {thread for thread in started if thread.is_alive()}
     assert not running, f"the test left threads behind: {running}"

@@ -30,7 +30,7 @@ def stats_of_magnitudes(values: Sequence[float], *names: str, count: int = 8, **
 
 
 def no_sketches(rows: int) -> SketchBlock:
-    """Return a block in which no tap has a histogram."""
+    """Return a block without histograms."""
     return SketchBlock(np.zeros(rows + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
 
 
@@ -80,7 +80,7 @@ def append(
 
 
 def store_of(rms: Any, taps: tuple[Tap, ...] | None = None, memory: int = 2**26, **columns: Any) -> Store:
-    """Return a store of the values rms[step, tap], for the outputs of some layers unless `taps` are given.
+    """Return a store of the values rms[step, tap]. The taps are outputs of some layers unless `taps` are given.
 
     `columns` are other stats of the same shape.
     """

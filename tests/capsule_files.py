@@ -1,4 +1,4 @@
-"""The capsules that a watcher wrote."""
+"""Access to the capsules that a watcher wrote."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """ClickHouse 26 as a process of the tests: the engine from a Python package, behind ClickHouse's HTTP interface.
 
-It has what hookcore uses of that interface, and checks no password. An engine needs a process of its own.
+It implements the parts of the interface that hookcore uses, and checks no passwords. An engine needs its own process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    engine: str  # where its tables are
+    engine: str  # the folder with its tables
     folder: Path
 
     def do_GET(self) -> None:
@@ -45,7 +45,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(200, found)
 
     def _insert(self, session: Session, sql: str, data: bytes) -> bytes:
-        """Insert data, which the engine reads from a file only."""
+        """Insert data by way of a file, because the engine reads only files."""
         found = _INSERT.fullmatch(sql)
         assert found is not None, sql
         with tempfile.NamedTemporaryFile(dir=self.folder) as file:
@@ -72,7 +72,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def main(folder: str, port: str) -> None:
-    """Serve until a signal arrives. The tables are in the folder."""
+    """Serve until a signal arrives, with the tables in the given folder."""
     _Handler.folder = Path(folder)
     _Handler.engine = f"{folder}/data"
     with Session(_Handler.engine), _Server(("127.0.0.1", int(port)), _Handler) as server:

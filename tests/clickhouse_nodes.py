@@ -1,4 +1,4 @@
-"""ClickHouse servers, Debian's 18.16 or the engine of release 26, and ZooKeeper: own folders, and loopback ports."""
+"""ClickHouse servers (Debian's 18.16 or the engine of release 26) and ZooKeeper, in temporary folders."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Process:
         )
 
     def kill(self) -> None:
-        """Kill it as a power switch would."""
+        """Kill it without warning, like a power failure."""
         assert self.process is not None
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGCONT)
@@ -74,7 +74,7 @@ class Process:
         self.process.wait()
 
     def pause(self) -> None:
-        """Stop it from answering, without closing its connections."""
+        """Suspend it: it stops answering, but its connections stay open."""
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGSTOP)
 
@@ -88,7 +88,7 @@ class Node(Process):
     """One ClickHouse server."""
 
     def ask(self, sql: str, database: str = DATABASE) -> str:
-        """Return the answer to a query as tab-separated text, without the last line's end."""
+        """Return the answer to a query as tab-separated text, without the final newline."""
         headers = {"X-ClickHouse-User": USER, "X-ClickHouse-Key": PASSWORD}
         url = f"http://127.0.0.1:{self.port}/?database={database}"
         try:
@@ -112,7 +112,7 @@ class Node(Process):
 
 
 def make_node(folder: Path, also: str = "", modern: bool = False) -> Node:
-    """Return a server that isn't started yet, with these parts of its configuration."""
+    """Return a server with these additions to its configuration. Start it before use."""
     for each in ("data", "tmp"):
         (folder / each).mkdir(parents=True)
     http, tcp, interserver = free_ports(3)
@@ -126,7 +126,7 @@ def make_node(folder: Path, also: str = "", modern: bool = False) -> Node:
 
 
 def make_zookeeper(folder: Path) -> Process:
-    """Return a ZooKeeper that isn't started yet."""
+    """Return a ZooKeeper. Start it before use."""
     folder.mkdir(parents=True)
     port = free_port()
     config = folder / "zoo.cfg"
@@ -158,14 +158,14 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The address of all of them, with the password in it."""
+        """The address of all shards and replicas, including the password."""
         hosts = ";".join(",".join(f"127.0.0.1:{node.port}" for node in shard) for shard in self.shards)
         return f"clickhouse://{USER}:{PASSWORD.replace(' ', '%20')}@{hosts}/{DATABASE}"
 
 
 @contextmanager
 def running(shards: int = 1, replicas: int = 1, *, modern: bool = False, also: str = "") -> Iterator[Cluster]:
-    """Run ClickHouse: a single server, or a cluster with ZooKeeper; also a single server of release 26."""
+    """Run ClickHouse: a single server of either release, or a cluster with ZooKeeper."""
     folder = Path(tempfile.mkdtemp(prefix="hookcore-clickhouse-"))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

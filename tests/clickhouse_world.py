@@ -1,4 +1,4 @@
-"""What tests of ClickHouse share: a server for all of them, a database for each, and counts of what is in it."""
+"""Helpers for ClickHouse tests: a shared server, a database for each test, and checks of what it contains."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def database_of(url: str) -> str:
 
 
 def a_frame(step: int, new_taps: tuple[Tap, ...] = (), value: float | None = None, taps: int = len(TAPS)) -> Frame:
-    """Return a frame of all taps with sketches; its means tell its step."""
+    """Return a frame of all taps with sketches. Its means are its step."""
     stats = np.full((taps, len(STATS)), float(step) if value is None else value)
     stats[:, :4] = 8, 0, 0, 0
     start = np.arange(taps + 1, dtype=np.uint32)
@@ -72,7 +72,7 @@ def count_once(nodes: Sequence[Node], database: str, frames: Mapping[str, int]) 
 
 
 def miscounts(nodes: Sequence[Node], database: str, frames: Mapping[str, int], taps: int = len(TAPS)) -> list[str]:
-    """Return what isn't stored once for each of so many frames: in items, rows, and sketches, and on every level."""
+    """Return the counts that don't show each frame exactly once: in items, rows, and sketches, on every level."""
     wrong = []
     for run_id, count in frames.items():
         run, rows = number_of_run(run_id), count * taps
@@ -103,7 +103,7 @@ def _numbers(node: Node, database: str, sql: str) -> list[int]:
 
 @contextmanager
 def collecting(url: str, spool: Path, port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `hookcore collect` before ClickHouse until the end of the block, which may kill it."""
+    """Run `hookcore collect` with ClickHouse as its target until the block ends. The block may kill it."""
     command = [python(), "-m", "hookcore_app.cli", "collect", "--to", url, "--spool", str(spool)]
     environment = {**os.environ, "HOOKCORE_TOKEN": TOKEN}
     with (
@@ -124,7 +124,7 @@ def collecting(url: str, spool: Path, port: int, *flags: str) -> Iterator[subpro
 
 
 class Collector:
-    """A collector whose segments are cut and inserted when the test says so."""
+    """A collector that cuts and inserts segments only when the test asks for it."""
 
     def __init__(self, folder: Path, url: str, insert: float = 0.0) -> None:
         given = CollectorSettings(url, spool=str(folder / "spool"), sync=NEVER_S, insert=insert)
@@ -164,9 +164,9 @@ def store_frames(
     stored: int | None = None,
     sent: int | None = None,
 ) -> None:
-    """Store frames of a run without a collector, each block of `damage` so many times, and a sign of life.
+    """Store frames of a run, and a sign of life, without a collector. `damage` is how often to insert a table's blocks.
 
-    That says that there are items up to `sent`, of which those up to `stored` are stored.
+    The sign of life claims that items up to `sent` exist, and that items up to `stored` are stored.
     """
     cluster = connect(ClusterAddress.of(url), "a test")
     shard, number = cluster.shards[0], number_of_run(info.id)
@@ -197,7 +197,7 @@ class Trainers:
         taps: tuple[Tap, ...] = TAPS,
         every_s: float = 0.02,
     ) -> None:
-        """Start trainers for these runs, whose clocks are as far off as their starts; else for new ones."""
+        """Start trainers for the given runs, with clocks that differ like their start times, or for new runs."""
         self.taps, self.every_s = taps, every_s
         infos = infos or [a_run(f"{secrets.token_hex(5)}-{number}") for number in range(count)]
         self.port = port
@@ -229,7 +229,7 @@ class Trainers:
             self.frames[run] += 1
 
     def finish(self, patience_s: float = 60.0) -> dict[str, int]:
-        """End the trainings and wait until everything is acknowledged; return how many frames each run has."""
+        """End the trainings, wait until everything is acknowledged, and return the number of frames of each run."""
         self._stopping.set()
         for run, sink in self.sinks.items():
             assert sink.flush(patience_s), (run, sink.counters)
@@ -239,7 +239,7 @@ class Trainers:
 
 
 def wait_until_stored(nodes: Sequence[Node], database: str, frames: Mapping[str, int]) -> None:
-    """Wait until as many frames are stored as were acknowledged."""
+    """Wait until all acknowledged frames are stored."""
 
     def is_stored() -> bool:
         with suppress(OSError, RuntimeError):

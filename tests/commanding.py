@@ -20,7 +20,7 @@ PATIENCE_S = 240
 def run(
     command: Sequence[str | Path], folder: Path, text: bool = True, **environment: str
 ) -> subprocess.CompletedProcess[Any]:
-    """Run a command in a folder. Frames of a watched one go nowhere, or where `keep` says."""
+    """Run a command in a folder. A watched command sends its frames nowhere, or to the folder `keep`."""
     return subprocess.run(
         [str(word) for word in command],
         cwd=folder,

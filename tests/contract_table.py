@@ -1,4 +1,4 @@
-"""What is asked of every store: the addresses that both must answer in the same way, and why some aren't asked."""
+"""Requests that all stores must answer in the same way, and the reasons for the exceptions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ OF_SEVERAL: Final = (
     "report?run=one",
     "report?run=ranks-job&from=20&to=200",
 )
-# The event stream never ends, so that its address isn't asked like the others.
+# The event stream never ends, so its address is requested in another way.
 STREAMED: Final = tuple(f"live?run={run}&stat=rms,nan" for run in RUNS)
 SUBSCRIBED: Final[tuple[dict[str, Any], ...]] = (
     {"view": "heatmap", "kind": "output", "stat": "rms", "rows": [0, 2], "columns": 40},
@@ -128,7 +128,7 @@ WRITTEN: Final[tuple[tuple[str, str, dict[str, Any] | None], ...]] = (
     ("POST", "removed-runs/two/restore", None),
     ("POST", "runs/two/selection", {"include": ["layers.*"], "switch": {"paths": ["head"], "whole": True, "on": True}}),
 )
-# They need the trainer, or a file of it.
+# These need the trainer, or a file that it wrote.
 REFUSED: Final[tuple[tuple[str, str, dict[str, Any] | None], ...]] = (
     ("POST", "attention-rollout?run=two", None),
     ("POST", "capsules?run=two", None),
@@ -165,7 +165,7 @@ PAGES: Final = (
     "/help",
 )
 
-# -- what isn't asked --------------------------------------------------------------------------------------------------
+# -- not requested -----------------------------------------------------------------------------------------------------
 
 EXCEPTIONS: Final = {
     "POST /api/v1/ingest": "a server over ClickHouse takes no batches: collectors do (test_clickhouse_servers.py)",

@@ -29,7 +29,7 @@ class Residual(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """As in torchvision: the sum is made in place, and the same activation runs twice."""
+    """A block as in torchvision: it adds in place, and runs the same activation twice."""
 
     def __init__(self, width: int, wide: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""GPUs that aren't there: what NVML and torch would say of them."""
+"""Simulated GPUs: what NVML and torch report about them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ GIB: Final = 2**30
 
 
 class NvmlError(Exception):
-    """NVML's own."""
+    """An error as NVML raises it."""
 
 
 class Nvml:
-    """Sensors of two GPUs; the second one has no fan to speak of, and doesn't say its power."""
+    """The sensors of two GPUs. The second one has no fan, and doesn't report its power."""
 
     NVMLError = NvmlError
     NVML_TEMPERATURE_GPU = 0

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Runs a case of the zoo, watched or not, and reduces everything visible to something that compares exactly."""
+"""Runs of zoo cases, watched or not, with everything visible reduced to values that can be compared exactly."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Outcome:
 
 
 def run_case(case: Case, attach: Attach | None = None, steps: int = STEPS) -> Outcome:
-    """Train a case for a few steps, inside the context that `attach` returns."""
+    """Train a case for a few steps inside the context manager that `attach` returns."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         seed_all()
@@ -125,7 +125,7 @@ def run_case(case: Case, attach: Attach | None = None, steps: int = STEPS) -> Ou
 
 
 def observe_trial(trial: Trial, steps: int) -> Outcome:
-    """Take the steps, and record everything after each."""
+    """Run the steps, and record everything after each of them."""
     models = (trial.model, *trial.others)
     seen = [_take_step(trial, models, number) for number in range(steps)]
     state_keys = [key for model in models for key in model.state_dict()]
@@ -197,11 +197,11 @@ def _try(copier: Callable[[nn.Module], Any], model: nn.Module) -> str:
         return type(error).__name__
 
 
-# --- What must not be left behind -----------------------------------------------------------------------------------
+# --- Leftovers ------------------------------------------------------------------------------------------------------
 
 
 def process_state() -> dict[str, list[object]]:
-    """Return every place of the process where a hook or a thread could remain."""
+    """Return the state of every place in the process where a hook or a thread could remain."""
     modules = (torch_module, torch_optimizer)
     tables = {name: value for module in modules for name, value in vars(module).items() if name.startswith("_global_")}
     state: dict[str, list[object]] = {}
@@ -224,12 +224,12 @@ def process_state() -> dict[str, list[object]]:
 
 
 def watch(*arguments: Any, **settings: Any) -> hookcore.Watcher:
-    """Return a watcher that captures every step, in little memory, unless told otherwise."""
+    """Return a watcher that, by default, captures every step and uses little memory."""
     return hookcore.watch(*arguments, **{"budget": None, "memory": MEMORY, **settings})
 
 
 def key_of(tap: Tap) -> Key:
-    """Return a tap's name as the twin writes it."""
+    """Return the key under which the twin records a tap."""
     return tap.module, tap.kind, tap.index, tap.call
 
 
@@ -247,7 +247,7 @@ def read_step(watcher: hookcore.Watcher, step: int, phase: str = "train") -> dic
 
 
 def reference_stats(parts: list[Tensor]) -> dict[str, float]:
-    """Return the stats of all values of some tensors, by NumPy in float64."""
+    """Return the stats of all values of some tensors, computed by NumPy in float64."""
     values = np.concatenate([_float64(part) for part in parts])
     finite = values[np.isfinite(values)]
     stats = {

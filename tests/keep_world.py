@@ -31,14 +31,14 @@ def batch(info: RunInfo, steps: Iterable[int], first: bool = False, **others: An
 
 
 def start(settings: ServerSettings, count: int) -> World:
-    """Return a server over the folder, after it has listed the existing runs."""
+    """Return a server that uses the folder, after it has listed the existing runs."""
     world = make_world(**{each.name: getattr(settings, each.name) for each in fields(settings)})
     wait_for(lambda: len(world.runs.all()) == count)
     return world
 
 
 def threads_of(keeper: Keeper) -> list[threading.Thread]:
-    """Return the threads that write for a keeper. Those that a failed test has left belong to others."""
+    """Return the writer threads of a keeper. Threads that a failed test left behind belong to other keepers."""
     return [scribe._thread for scribe in keeper._scribes.values() if scribe._thread is not None]
 
 
@@ -47,7 +47,7 @@ def wait_for_end(threads: Iterable[threading.Thread]) -> None:
 
 
 def stop(world: World) -> None:
-    """Stop a server, when all is written."""
+    """Stop a server after it has written everything."""
     keeper: Keeper = world.app.state.keeper
     threads = threads_of(keeper)
     keeper.close()
@@ -55,7 +55,7 @@ def stop(world: World) -> None:
 
 
 class ServerProcess:
-    """A server as a process, at one port, with one folder."""
+    """A server process with a fixed port and folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log, self.port = folder / "runs", folder / "log", free_port()
@@ -78,7 +78,7 @@ class ServerProcess:
         return self.process.pid
 
     def kill(self) -> None:
-        """Kill it as a lack of memory does, unless something else did."""
+        """Kill it with SIGKILL, as the kernel does when memory runs out, unless it is already dead."""
         if self.process is not None:
             self.process.kill()
             self.process.join()

@@ -22,10 +22,10 @@ from hookcore.recorder.frames import stats_of
 from hookcore.records import STATS
 from hookcore.records.sketch import BINS, bins_of
 
-# Triton decides on import whether it interprets: its kernel has a process of its own, where nothing else is tested.
+# Triton decides on import whether to interpret, so its kernel is tested in a separate process.
 IN_INTERPRETER: Final = os.environ.get("TRITON_INTERPRET") == "1"
 ARENA = CpuArena(64, None)
-BLOCK: Final = 64  # so that short tensors have several blocks
+BLOCK: Final = 64  # small, so that short tensors also have several blocks
 PROGRAMS: Final = 3
 NEWEST: Final = 4  # of the extension's instruction sets
 
@@ -45,7 +45,7 @@ def measure(*tensors: torch.Tensor, arena: CpuArena = ARENA) -> Measured:
 
 def _measure_at(level: int) -> Callable[..., Measured]:
     def run(*tensors: torch.Tensor) -> Measured:
-        _kernel.limit_instructions(level)  # a processor without these uses the next older ones
+        _kernel.limit_instructions(level)  # a processor without these instructions uses the next older ones
         try:
             return measure(*tensors)
         finally:
@@ -75,11 +75,11 @@ def _measure_by_torch(*tensors: torch.Tensor) -> Measured:
 
 def interpret(*tensors: torch.Tensor, limit: int | None = None, offset: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return the merged row and the sketch of tensors that Triton's kernel added to one slot."""
-    from hookcore.observe import triton_kernel  # Triton prints what it leaked when a process ends
+    from hookcore.observe import triton_kernel  # Triton prints its leaks when a process ends
 
     rows = torch.zeros((PROGRAMS, layout.CELLS), dtype=torch.float64)
     histogram = torch.zeros(BINS, dtype=torch.int32)
-    with np.errstate(invalid="ignore"):  # the first pass adds what isn't finite too, and is then done again
+    with np.errstate(invalid="ignore"):  # the first pass also adds non-finite values, and is then repeated
         for tensor in tensors:
             stride = reference.stride_of(tensor.numel(), limit)
             triton_kernel.add(tensor, rows, histogram, stride, offset, BLOCK)
@@ -118,7 +118,7 @@ ALL: Final = [TRITON] if IN_INTERPRETER else [EXTENSION, *OLDER, NUMPY, TORCH]
 
 
 def expect(values: np.ndarray) -> dict[str, float]:
-    """Return the same by float64 NumPy, in two passes."""
+    """Return the expected result, computed by NumPy in float64 in two passes."""
     x = values.astype(np.float64).reshape(-1)
     finite = x[np.isfinite(x)]
     answer = {
@@ -128,7 +128,7 @@ def expect(values: np.ndarray) -> dict[str, float]:
         "zero": (x == 0).sum(),
     }
     if finite.size:
-        unit = np.ldexp(1.0, np.frexp(np.abs(finite).max())[1] - 1)  # squares of the others neither overflow nor vanish
+        unit = np.ldexp(1.0, np.frexp(np.abs(finite).max())[1] - 1)  # other squares neither overflow nor underflow
         near = finite / unit
         mean = math.fsum(near) / near.size
         answer |= {
@@ -161,7 +161,7 @@ def require_stats(values: np.ndarray, stats: dict[str, float]) -> None:
     expected = expect(values)
     scale = max(abs(expected.get("min", 0.0)), abs(expected.get("max", 0.0)))
     for name, value in expected.items():
-        # A mean of canceling values is only as exact as its largest summand; everything else is compared relatively.
+        # If values cancel, their mean is only as exact as the largest summand. Everything else is compared relatively.
         tolerance = 1e-12 * scale if name in ("mean", "std") else 0.0
         assert stats[name] == pytest.approx(value, rel=1e-9, abs=tolerance), name
     assert math.isnan(stats["mean"]) == ("mean" not in expected)

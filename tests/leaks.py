@@ -1,4 +1,4 @@
-"""A fixture for tests of hooks: afterwards, torch's tables of hooks must be unchanged."""
+"""A fixture for tests of hooks: torch's hook tables must be unchanged after the test."""
 
 from __future__ import annotations
 

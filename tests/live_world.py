@@ -32,11 +32,11 @@ PATIENCE_S = 30.0
 
 
 class Http(live.WriteDeadline, HttpToolsProtocol):
-    """HTTP that waits for slow readers."""
+    """An HTTP protocol that waits for slow readers."""
 
 
 class Socket(live.WriteDeadline, WebSocketsSansIOProtocol):
-    """WebSockets that wait for slow readers."""
+    """A WebSocket protocol that waits for slow readers."""
 
 
 def make_app(runs: Runs | None = None, **settings: Any) -> FastAPI:
@@ -137,7 +137,7 @@ class Block:
 
 
 def blocks_of(data: bytes) -> list[Block]:
-    """Return the events in a piece of a stream."""
+    """Parse the events in a piece of a stream."""
     found = []
     for part in data.decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in part.split("\n") if ": " in line and not line.startswith(":"))
@@ -173,13 +173,13 @@ def _events(answer: Any) -> Iterator[Block]:
 
 
 def next_of(events: Iterator[Block], name: str) -> Block:
-    """Return the next event with a name."""
+    """Return the next event with this name."""
     return next(each for each in events if each.name == name)
 
 
 @dataclass
 class Message:
-    """One frame of the socket, parsed without any code of the server."""
+    """One frame of the socket, parsed independently of the server's code."""
 
     kind: int
     dtype: int

@@ -1,4 +1,4 @@
-"""Runs of gaps, of parts of steps, and of values that are not finite."""
+"""Runs with gaps, steps in several parts, and non-finite values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def part(step: int, held: Part, *, new: bool = False) -> Frame:
 
 
 def store_of(run: list[tuple[int, list[Part]]]) -> tuple[Store, dict[int, list[Part]]]:
-    """Return a small store filled with a run of gaps and parts, and the same data by step."""
+    """Return a small store that contains a run with gaps and parts, and the same data by step."""
     store, told, step = Store(2**20), {}, 0
     for gap, parts in run:
         step += gap

@@ -1,4 +1,4 @@
-"""A pytest plugin that runs tests on a GPU: what they create without a device is created there. See `make gpu`."""
+"""A pytest plugin that runs tests on a GPU: tensors created without a device are created there. See `make gpu`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import pytest
 import torch
 
-# Cases of the zoo that torch itself refuses if every tensor is on the GPU.
+# Cases of the zoo that torch itself rejects if every tensor is on the GPU.
 REFUSED = {
     "adaptive_log_softmax": "torch's deterministic operators fail on it",
     "data_loader_with_forked_workers": "a forked process can't use CUDA",
@@ -22,7 +22,7 @@ REFUSED = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what torch refuses, and say why."""
+    """Skip the cases that torch rejects, with the reason."""
     for item in items:
         for name, why in REFUSED.items():
             if f"[{name}]" in item.name or f"[{name}-" in item.name:
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def on_gpu() -> Iterator[None]:
-    """Create everything on the GPU, and let equal work give equal bits."""
+    """Create everything on the GPU, and make torch deterministic."""
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_default_device("cuda")

@@ -16,21 +16,21 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 SERVER: Final = "hookcore_app.cli"
-# What trainings and servers import, which takes three and two seconds of a core. Every optimizer imports the first one.
+# The imports of trainings (three seconds of a core) and of servers (two). Every optimizer imports the first module.
 OF_TRAININGS: Final = ("torch._dynamo", "torch.nn.parallel", "hookcore.watcher", "pytest")
 OF_SERVERS: Final = ("hookcore_app.main",)
 
 
 def forks(*more: str) -> Any:
     """Return the context whose `Process` is a fork. The first one starts their parent, with more imports if given."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it only there
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it only when it is imported
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*OF_TRAININGS, *more])
     return context
 
 
 def start(module: str, *arguments: str, environment: Mapping[str, str], log: Path) -> BaseProcess:
-    """Run what `python -m module` runs, in a fork that ends with this process. Its words are the log.
+    """Run what `python -m module` runs, in a fork that ends with this process. Its output goes to the log.
 
     Only functions registered with `atexit` aren't called.
     """
@@ -43,7 +43,7 @@ def start(module: str, *arguments: str, environment: Mapping[str, str], log: Pat
 
 def _run(module: str, arguments: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
     threading.Thread(target=_end_with_the_tests, daemon=True).start()
-    gc.freeze()  # what is imported is never garbage
+    gc.freeze()  # imported objects are never garbage
     with log.open("ab", buffering=0) as out:
         for number in (1, 2):
             os.dup2(out.fileno(), number)

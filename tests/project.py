@@ -1,4 +1,4 @@
-"""What pyproject.toml says."""
+"""The contents of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # the same library, before Python included it; pytest needs it too
+    import tomli as tomllib  # the same library, for versions of Python that don't include it; pytest also needs it
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -22,8 +22,8 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 PREFIX = "/hookcore"
-NAME = "box.example.org"  # in the docs, and in the certificate together with localhost
-# One process, of the user who runs the tests, that writes only into its own folder.
+NAME = "box.example.org"  # the name in the docs; the certificate covers it and localhost
+# A single process that belongs to the user who runs the tests, and writes only into its own folder.
 NGINX = """daemon off; master_process off; pid FOLDER/nginx.pid; error_log stderr;
 events {}
 http {
@@ -61,7 +61,7 @@ class Proxied:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the variables for someone elsewhere who sends data, reads it, or makes a link."""
+        """Return the environment of a remote client that sends data, reads it, or creates a link."""
         ours = {"HOOKCORE_URL": self.url, "HOOKCORE_TOKEN": TOKEN, "HOOKCORE_CA_FILE": str(self.certificate)}
         return {name: value for name, value in os.environ.items() if name != "HOOKCORE_SERVER"} | ours
 

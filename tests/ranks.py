@@ -11,6 +11,6 @@ from tests.processes import forks
 
 
 def run_ranks(work: Callable[..., None], arguments: tuple[Any, ...], world: int) -> None:
-    """Call `work(rank, *arguments)` in as many processes. Their first exception is raised here."""
+    """Call `work(rank, *arguments)` in this number of processes, and raise their first exception here."""
     forks()
     torch.multiprocessing.start_processes(work, arguments, nprocs=world, start_method="forkserver")

@@ -25,7 +25,7 @@ DEADLINE_S = 20.0
 
 
 def a_run(name: str = "run") -> RunInfo:
-    """Return a run that asks for a small store."""
+    """Return a run whose settings ask for a small store."""
     return make_info(name, memory=4_000_000)
 
 
@@ -36,17 +36,17 @@ def a_frame(step: int, new_taps: tuple[Tap, ...] = (), taps: tuple[int, ...] = (
 
 
 class Receiver:
-    """Takes batches as the server does. `before` and `after` may answer instead: they return a status or None."""
+    """Accepts batches as the server does. `before` and `after` may return a status to answer in its place."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.batches: list[Batch] = []
         self.headers: list[dict[str, str]] = []
-        self.stored: list[int] = []  # the steps of the stored frames, once for each time they were stored
+        self.stored: list[int] = []  # the steps of the stored frames, once for each time that a frame was stored
         self.before: Callable[[Batch], int | None] = lambda batch: None
         self.after: Callable[[Batch], int | None] = lambda batch: None
         self.extra: dict[str, str] = {}
-        self.tokens: tuple[str, ...] = ()  # the tokens that it proves to know
+        self.tokens: tuple[str, ...] = ()  # the tokens that it can prove to know
         self.hangs_up = False  # hangs up after a proof
         self.forget()
 
@@ -55,7 +55,7 @@ class Receiver:
         self.runs = Runs(ServerSettings(memory=64_000_000))
 
     def run(self, name: str = "run") -> Run:
-        """Return a run. A batch is listed before its run is open."""
+        """Return a run. Batches are listed before their run is open."""
         wait_for(lambda: self.runs.get(name) is not None)
         found = self.runs.get(name)
         assert found is not None
@@ -75,7 +75,7 @@ class Receiver:
         return answer
 
     def items_sent(self) -> int:
-        """Count the items that arrived, repetitions included."""
+        """Count the items that arrived, including repetitions."""
         with self.lock:
             return sum(len(batch.items) for batch in self.batches)
 
@@ -96,7 +96,7 @@ class Receiver:
 
 
 class _Proving(BaseHTTPRequestHandler):
-    """Answers the challenge of a client that has a token."""
+    """Answers the challenges of clients that have a token."""
 
     receiver: Receiver
 
@@ -115,7 +115,7 @@ class _Proving(BaseHTTPRequestHandler):
 def serving(receiver: Receiver, port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve the receiver on a local port, and yield its address."""
 
-    asked = receiver  # a class body doesn't see the argument of the same name
+    asked = receiver  # a class body can't see an argument of the same name
 
     class Handler(_Proving):
         protocol_version = "HTTP/1.1"
@@ -151,7 +151,7 @@ def serving(receiver: Receiver, port: int = 0, tls: ssl.SSLContext | None = None
             super().process_request(request, client_address)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore it: in some tests, the peer goes away on purpose."""
+            """Ignore the error: in some tests, the peer disconnects on purpose."""
 
     server = Server(("127.0.0.1", port), Handler)
     if tls is not None:

@@ -34,14 +34,14 @@ def make_taps(count: int) -> tuple[Tap, ...]:
 
 
 def make_frame(step: int, taps: int = 2, mean: float | None = None, **others: Any) -> Frame:
-    """Return a frame whose means tell its step."""
+    """Return a frame whose means are its step."""
     return frame(step, stats_of(taps, 1.0, mean=step if mean is None else mean), **others)
 
 
 def make_batch(
     info: wire.RunInfo, steps: Sequence[int], taps: int = 2, first: bool = True, **others: Any
 ) -> wire.Batch:
-    """Return a batch with a frame for each step. Items have the numbers of the steps."""
+    """Return a batch with a frame for each step. The items are numbered by step."""
     items = tuple(wire.frame_item(step, make_frame(step, taps)) for step in steps)
     announced: dict[str, Any] = {"taps": make_taps(taps)} if first else {"taps_from": taps}
     return wire.Batch(**{"run": info, "items": items, **announced, **others})
@@ -53,7 +53,7 @@ def make_event(number: int) -> Event:
 
 @dataclass
 class World:
-    """An application and a client of it, without a network."""
+    """An application and its client, without a network."""
 
     app: App
     runs: Runs
@@ -71,7 +71,7 @@ class World:
         return wire.decode_answer(response.content)
 
     def means(self, run: str = "one", tap: int = 0) -> tuple[list[int], list[float]]:
-        """Return the steps of a tap, and its means."""
+        """Return the steps and the means of a tap."""
         found = self.runs.get(run)
         assert found is not None
         series = found.store.series(tap, "mean")
@@ -87,7 +87,7 @@ def make_world(clock: Callable[[], float] = time.monotonic, **settings: Any) -> 
 
 
 def routes_of(routes: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the methods and the routes of an application, also those of the routers in it, as FastAPI serves them."""
+    """Yield the methods and routes of an application, including those of its routers, as FastAPI serves them."""
     for route in routes:
         inside = getattr(route, "effective_route_contexts", lambda route=route: [route])
         for each in inside():
@@ -113,7 +113,7 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
 
     def ask(self, head: str, body: bytes = b"") -> bytes:
-        """Return the answer to a literal request, after which the connection is closed."""
+        """Send a literal request, and return the answer. The connection is closed afterward."""
         with self.connect() as connection:
             connection.sendall(head.replace("\n", "\r\n").encode("latin-1") + b"\r\n\r\n" + body)
             return read_all(connection)
@@ -130,7 +130,7 @@ def run_named(server: Served, name: str) -> Run:
 
 
 def joint_named(server: Served, name: str, world: int) -> JointRun:
-    """Wait until the run of all ranks has ended, and return it, if no rank and no step of a rank is missing."""
+    """Wait until the run of all ranks has ended without a missing rank or step, and return it."""
     run = run_named(server, name)
     assert isinstance(run, JointRun)
     assert (run.world, run.missing(), run.assembly.absences.incomplete, run.assembly.partial) == (world, [], 0, 0)
@@ -138,7 +138,7 @@ def joint_named(server: Served, name: str, world: int) -> JointRun:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Return everything received until the other end closes."""
+    """Return everything that arrives until the other end closes the connection."""
     pieces = []
     try:
         while piece := connection.recv(65536):

@@ -1,4 +1,4 @@
-"""Sketches as blocks and back, and counted between other edges."""
+"""Conversions between sketches and blocks, and counts between other edges."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def rebin(sketch: Sketch, edges: ArrayLike) -> NDArray[np.uint64]:
     given = np.asarray(edges, dtype=np.float64)
     finite = slice(NEG_OVER, POS_INF)
     points = CENTRES[finite].copy()
-    points[[NEG_UNDER - 1, POS_UNDER - 1]] /= 2  # these four are represented by an edge, but lie beyond it
+    points[[NEG_UNDER - 1, POS_UNDER - 1]] /= 2  # these four are represented by an edge, but their values lie beyond it
     points[[0, -1]] *= 1 + RELATIVE_ERROR
     place = np.searchsorted(given, points, side="right") - 1
     place[points == given[-1]] = given.size - 2

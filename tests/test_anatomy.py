@@ -26,7 +26,7 @@ from tests.flow_world import BasicBlock, Residual, batch, watch
 
 @st.composite
 def nests(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]]]:
-    """Draw boxes, each inside a later one, as calls are; and connections that lead to later ones."""
+    """Draw boxes, each inside a later one like nested calls, and connections, which lead to later boxes."""
     many = draw(st.integers(2, 14))
     inside = [draw(st.sampled_from([OUTSIDE, *range(number + 1, many)])) for number in range(many)]
     ends = [(source, target) for target in range(many) for source in range(target)]
@@ -83,7 +83,7 @@ def chain(many: int) -> list[tuple[int, int]]:
         ("abcabcabcd", chain(10), [(0, 9, 3)]),
         ("aaabbb", chain(6), [(0, 3, 1), (3, 6, 1)]),
         ("abababx", chain(7), [(0, 6, 2)]),
-        ("aaaa", [], [(0, 4, 1)]),  # a tree, where nothing is known to flow
+        ("aaaa", [], [(0, 4, 1)]),  # a tree, without a known flow
         ("reeeec", [(0, 1), (0, 2), (0, 3), (0, 4), (1, 5), (2, 5), (3, 5), (4, 5)], [(1, 5, 1)]),  # side by side
         ("aaaa", [(0, 1), (1, 2), (2, 3), (0, 3)], []),  # the last one gets the first one's output too
         ("maaaa", [(0, 1), (1, 2), (2, 3), (3, 4), (0, 2), (0, 3), (0, 4)], [(1, 5, 1)]),  # a mask for all of them
@@ -129,7 +129,7 @@ def name_of(box: answers.ModelBox) -> str:
 
 
 def repeats_of(model: answers.Model) -> dict[str, tuple[int, list[str]]]:
-    """Return the repeats by their first module: how often the unit is there, and its modules."""
+    """Return the repeats by their first module: how often the unit occurs, and its modules."""
     return {
         box.module: (len(box.parts) // box.period, [name_of(model.boxes[part]) for part in box.parts[: box.period]])
         for box in model.boxes
@@ -138,7 +138,7 @@ def repeats_of(model: answers.Model) -> dict[str, tuple[int, list[str]]]:
 
 
 def edges_in(model: answers.Model, module: str) -> set[tuple[str, str]]:
-    """Return what flows inside the box of a module; "" is the outside."""
+    """Return the edges inside the box of a module; "" stands for the outside."""
     box = next(box for box in model.boxes if box.module == module and box.kind != "repeat")
 
     def named(number: int | None) -> str:
@@ -202,7 +202,7 @@ def test_the_blocks_of_a_resnet_fold_where_they_are_equal() -> None:
 
 
 class Unet(nn.Module):
-    """Skips from each level of the way down to that of the way up."""
+    """Has a skip connection on each level, from the way down to the way up."""
 
     def __init__(self, depth: int = 4) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ def test_a_loop_over_time_folds_into_its_cell() -> None:
     model = model_of(Recurrent(), lambda: torch.randn(3, 7, 4))
     assert repeats_of(model) == {"embed": (7, ["embed", "cell"])}
     assert edges_in(model, "") == {("embed ...", "head"), ("head", "")}
-    beyond = model_of(Recurrent(), lambda: torch.randn(3, 7, 4), calls=4)  # the fourth calls stand for the rest too
+    beyond = model_of(Recurrent(), lambda: torch.randn(3, 7, 4), calls=4)  # the fourth calls also stand for later ones
     assert [box.flops for box in beyond.boxes if box.module == "embed" and box.kind == "call"] == [192] * 3 + [192 * 4]
 
 
@@ -352,7 +352,7 @@ def test_a_model_before_its_flow_was_learned_and_after() -> None:
     a, gone, root = shown[9].boxes
     assert (a.type, a.parameters, gone.type, root.flops, root.flops_unknown) == ("Linear", 6, "", 9, "it hides them")
     assert (gone.flops, gone.flops_unknown, root.memory) == (None, "it hides them", None)
-    assert shown[3].boxes[0].flops_unknown == "the data flow isn't known"  # of a run of an older release
+    assert shown[3].boxes[0].flops_unknown == "the data flow isn't known"  # as in runs of older releases
     table = shown[9].columns()
     assert table["module"] == ["a", "gone", ""]
     assert table["flops"].tolist()[0] == 8.0

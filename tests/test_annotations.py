@@ -1,4 +1,4 @@
-"""What readers note at steps: kept with the run, by REST and client, on the timeline of every page."""
+"""Notes at steps: saved with the run, available by REST and the client, and shown on the timeline of every page."""
 
 from __future__ import annotations
 

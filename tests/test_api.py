@@ -1,4 +1,4 @@
-"""REST: every route answers with the store's values, in every format, and explains each refusal."""
+"""REST: every route returns the store's values, in every format, and explains each error."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_quantiles_are_series_without_counts(world: World, stat: str, share: flo
     assert same(said["mean"], truth.values[:, 0])
     assert "present" not in said
     rows = world.get("series", tap=4, stat=f"rms,{stat}", points=7, format="csv").text.splitlines()
-    assert rows[0].endswith('"max","present","nonfinite"')  # also of the series that has counts
+    assert rows[0].endswith('"max","present","nonfinite"')  # also for the series that has counts
     assert [row.endswith(",nan,nan") for row in rows[1:]] == [False] * 7 + [True] * 7
     assert "stat" in world.error("series", 400, tap=4, stat="p101")
 
@@ -373,7 +373,7 @@ def test_an_unknown_format_is_refused_with_the_known_ones(world: World) -> None:
     assert "format" in world.error("series", 422, tap=0, stat="rms", format="xml")
 
 
-# -- what a script polls -----------------------------------------------------------------------------------------------
+# -- polling -----------------------------------------------------------------------------------------------------------
 
 POLLED = [
     *MANY.items(),
@@ -525,7 +525,7 @@ def test_a_difference_within_the_tolerance_does_not_count(world: World) -> None:
 def test_layers_are_compared_however_each_run_numbers_them(world: World) -> None:
     run = open_run(world.runs, "two", started_s=0.0)
     backwards = tuple(reversed(TAPS))
-    for step in range(0, STEPS, 2):  # the other run captured every second step only
+    for step in range(0, STEPS, 2):  # the other run captured only every second step
         values = [value_at(step, TAPS.index(tap)) * (2.0 if tap == TAPS[2] and step >= 8 else 1.0) for tap in backwards]
         run.store.append(make_frame(step, values, new_taps=backwards if step == 0 else ()))
     said = world.json("compare", runs="one,two")

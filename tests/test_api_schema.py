@@ -24,7 +24,7 @@ CHECKS = (
     response_headers_conformance,
     response_schema_conformance,
 )
-# Endless, or for trainers: tested elsewhere.
+# Endless streams and routes for trainers are tested elsewhere.
 ELSEWHERE = r"^/api/v1/(live|socket|ingest)$"
 
 

@@ -1,4 +1,4 @@
-"""Which room may import which, which may register hooks, what is public, and what the wheel contains."""
+"""Rules of the architecture: imports between rooms, registration of hooks, public names, and the wheel's contents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.project import PROJECT, PYPROJECT
 
 ROOT = Path(__file__).parents[1]
 
-# Each room with the rooms that it may import, and rooms inside a room with theirs.
+# Each room, also inside another one, with the rooms that it may import.
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "records": {"errors"},
@@ -142,7 +142,7 @@ def _room_of(file: Path) -> str:
 
 
 def _room(name: str) -> str:
-    """Return the innermost room that has a module, by the module's full name."""
+    """Return the innermost room of a module, given its full name."""
     parts = name.split(".")[1:3] or ["__init__"]
     return inner if (inner := ".".join(parts)) in ROOMS else parts[0]
 
@@ -158,7 +158,7 @@ def _tree(file: Path) -> ast.Module:
 
 @cache
 def _imports(file: Path) -> frozenset[str]:
-    """Return every module that a file imports, at any place in it, including names used only as types."""
+    """Return every module that a file imports anywhere, including imports only for types."""
     found = []
     for node in ast.walk(_tree(file)):
         if isinstance(node, ast.Import):
@@ -169,7 +169,7 @@ def _imports(file: Path) -> frozenset[str]:
 
 
 def _edges(files: list[Path]) -> dict[str, set[str]]:
-    """Return which of these files import which, including names used only as types."""
+    """Return the imports between these files, including imports only for types."""
     names = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     edges: dict[str, set[str]] = {name: set() for name in names}
     for name, file in names.items():
@@ -232,9 +232,9 @@ def test_the_plan_of_rooms_has_no_cycle() -> None:
 
 
 def test_no_files_import_each_other_in_a_cycle() -> None:
-    """Imports for types count too: two files that need each other's names are one file.
+    """Imports for types count, too: two files that need each other's names are really one file.
 
-    The file with the public names is exempt: it loads them when they are used, and the others read its version.
+    The file with the public names is exempt: it loads them on first use, and other files read its version.
     """
     public = ROOT / "hookcore" / "__init__.py"
     assert not _circle(_edges([file for file in _files("hookcore") + _files("app") if file != public]))
@@ -306,7 +306,7 @@ def _private_names_of_torch(file: Path) -> Iterator[str]:
 
 
 def test_only_one_file_uses_private_names_of_torch() -> None:
-    """What is read from an object, such as `tensor._version`, can't be told from the user's or our own names."""
+    """Attributes of objects, such as `tensor._version`, don't count: they could be the user's or hookcore's own."""
     for file in _files("hookcore") + _files("app"):
         if file != ROOT / "hookcore/hooks/internals.py":
             assert not list(_private_names_of_torch(file)), file
@@ -331,12 +331,12 @@ def test_a_missing_private_name_is_explained() -> None:
 
 
 MAX_ATTRIBUTES = 14
-WIDE = {"Parts", "Feed"}  # each is used by one class only: a store, and what cuts segments for ClickHouse
+WIDE = {"Parts", "Feed"}  # each is used by a single class: the store, and the class that cuts segments for ClickHouse
 ASKED_TO_STOP = {"should_stop", "should_training_stop"}  # the interface of Lightning and of transformers
 
 
 def _own_attributes(node: ast.ClassDef) -> set[str]:
-    """The attributes that a class's own methods and declarations assign."""
+    """Return the attributes that the class itself declares or assigns."""
     stored = [each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)]
     fields = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
     names = {each.attr for each in stored if ast.unparse(each.value) == "self"}
@@ -348,7 +348,7 @@ def _files_of_the_recorder() -> list[Path]:
 
 
 def test_no_attribute_is_written_from_another_room_and_no_private_one_from_another_file() -> None:
-    """In a room, classes write each other's public attributes: a method that only assigns would say no more."""
+    """Inside a room, classes may write each other's public attributes, because a setter method would add nothing."""
     trees = {file: _tree(file) for file in _files_of_the_recorder()}
     own = {
         file: {each for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for each in _own_attributes(node)}
@@ -367,7 +367,7 @@ STORES_OWN = {"incidents", "captured", "usage", "dropped_alerts", "taps_announce
 
 
 def test_pages_report_and_figures_ask_a_reader_and_know_no_store() -> None:
-    """They may hand a run's store to rules and to `app/analysis`, which compute with columns of all taps."""
+    """They may pass a run's store to rules and to `app/analysis`, which need columns of all taps."""
     for folder in ("app/pages", "app/analysis/figures"):
         for file in (each for each in _files(folder) if str(each.relative_to(ROOT)) not in COMPUTING):
             assert not {"hookcore.store.Store", "hookcore.store.store.Store"} & _imports(file), file
@@ -407,11 +407,11 @@ def test_the_legacy_backward_hook_is_never_registered() -> None:
 
 
 MAX_LINES = 300
-LONG = {  # the files above it, with the most lines that each may have; the numbers may only fall
-    "app/collector/lane.py": 362,  # one state under one lock: what came, what waits, and what the server has
-    "hookcore/findings/advice.py": 370,  # only texts
+LONG = {  # the files above the limit, with the maximum for each; these numbers may only fall
+    "app/collector/lane.py": 362,  # one state under one lock: what arrived, what is waiting, and what the server has
+    "hookcore/findings/advice.py": 370,  # only strings
     "hookcore/hooks/internals.py": 330,  # private names of torch, which belong in one file
-    "hookcore/store/ladder.py": 389,  # one state, of which readers see parts at any time
+    "hookcore/store/ladder.py": 389,  # one state, parts of which can be read at any time
 }
 
 
@@ -539,6 +539,6 @@ def _fixtures(file: Path) -> set[str]:
 
 
 def _names(file: Path) -> set[str]:
-    """Return the names that pytest finds in a file: of functions, and of what it imports."""
+    """Return the names that pytest finds in a file: its functions and its imports."""
     imported = {name.rpartition(".")[2] for name in _imports(file)}
     return imported | {node.name for node in _tree(file).body if isinstance(node, ast.FunctionDef)}

@@ -1,4 +1,4 @@
-"""Saved runs are read as they were written, and a crash, a full disk, or a damaged file never costs everything."""
+"""Saved runs are read as they were written, and a crash, a full disk, or a damaged file never loses a whole run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Kept:
 
 
 def assert_same(left: Store, right: Store) -> None:
-    """Assert that two stores answer every query alike."""
+    """Assert that two stores give the same answer to every query."""
     assert left.taps().taps == right.taps().taps
     assert left.steps() == right.steps()
     for tap in range(len(left.taps().taps)):
@@ -204,7 +204,7 @@ def test_a_crash_between_any_two_operations_loses_no_written_data(
         patch.setattr(Path, "unlink", die(Path.unlink))
         with contextlib.suppress(SystemExit):
             kept.writer.write()
-    kept.writer.close()  # as the kernel does for a process that died
+    kept.writer.close()  # as the kernel does for a dead process
     store = kept.read()
     assert store.steps().newest in (MERGE_AT - 2, MERGE_AT - 1)
     assert store.steps().count == store.steps().newest + 1
@@ -325,7 +325,7 @@ def test_the_disk_limit_is_kept_and_reported(tmp_path: Path) -> None:
 
 def test_a_folder_that_does_not_respond_is_reported_once_until_it_does(tmp_path: Path) -> None:
     class Stuck(Scribe):
-        """Accepts a writer and never comes to write."""
+        """Accepts a writer, but never writes."""
 
         def add(self, writer: Writes) -> None: ...
 
@@ -350,7 +350,7 @@ def test_a_folder_that_does_not_respond_is_reported_once_until_it_does(tmp_path:
 
 def test_runs_are_written_in_turns_and_a_hurried_one_alone() -> None:
     class Part:
-        """A run with a part to write, and then its last one."""
+        """A run with a part to write, followed by its last part."""
 
         def __init__(self, name: str) -> None:
             self.name, self.is_last = name, False
@@ -377,7 +377,7 @@ def test_runs_are_written_in_turns_and_a_hurried_one_alone() -> None:
     wait_for(lambda: len(written) >= 12)
     for each in waits:
         each.is_last = True
-    turns = written[6:12]  # all three have been added by then
+    turns = written[6:12]  # by then, all three have been added
     assert turns[:3] == turns[3:]
     assert sorted(turns[:3]) == ["0", "1", "2"]
 

@@ -1,4 +1,4 @@
-"""What a crash, a restart, or a damaged file may cost a saved run: never a duplicate row or an unreported loss."""
+"""Crashes, restarts, and damaged files never cause duplicate rows or unreported losses in saved runs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_event_that_was_saved_before_its_frame_is_not_doubled_when_the_frame_
 def test_a_run_whose_parts_are_merged_while_it_is_read_is_whole(
     tmp_path: Path, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`hookcore open` reads a run that its server still writes."""
+    """`hookcore open` can read a run while its server is still writing it."""
     monkeypatch.setattr(archive_files, "MERGE_AT", 100)
     kept, store = writer(tmp_path)
     write_each(kept, store, range(6))
@@ -183,7 +183,7 @@ def test_an_unfinished_file_is_not_read_by_duckdb_or_polars(tmp_path: Path, monk
     def die(path: Path, target: Path) -> Path:
         raise SystemExit
 
-    with monkeypatch.context() as patch:  # a killed process cleans nothing up
+    with monkeypatch.context() as patch:  # a killed process cleans up nothing
         patch.setattr(Path, "replace", die)
         patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
         with pytest.raises(SystemExit):
@@ -340,7 +340,7 @@ def test_a_run_is_not_called_ended_on_disk_before_all_of_it_is_written(
     write_table = archive_folder.write_table
 
     def look(path: Path, table: pa.Table) -> int:
-        states.append(read_archive(kept.folder).state)  # as a crash at this moment would leave it
+        states.append(read_archive(kept.folder).state)  # the state that a crash at this moment leaves
         return write_table(path, table)
 
     monkeypatch.setattr(archive_folder, "write_table", look)

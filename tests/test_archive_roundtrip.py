@@ -82,7 +82,7 @@ def test_owners_of_rows_are_kept_and_missing_in_parts_of_older_releases(tmp_path
         sink.send(frame)
     sink.close()
     assert owners_in(tmp_path) == [None if each.owners is None else each.owners.tolist() for each in given]
-    # A slow machine writes several parts.
+    # On a slow machine, there are several parts.
     for part in (kept_in(tmp_path) / "stats").glob("*.parquet"):
         table = pq.read_table(part)
         older, newer = table.slice(0, len(table) // 2).drop_columns(["owner"]), table.slice(len(table) // 2)

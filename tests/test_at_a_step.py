@@ -1,4 +1,4 @@
-"""What was known in some steps: newest values, key figures, and incidents, compared with brute force and over REST."""
+"""Answers about some steps: newest values, key figures, and incidents, compared with brute force and over REST."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_newest_values_in_some_steps_are_those_of_the_last_frame_in_them(
                 for tap, each in enumerate(held):
                     if each is not None:
                         before = expected.get(tap, (-1, 0.0))
-                        more = before[1] if before[0] == step else 0.0  # parts of one step are added up
+                        more = before[1] if before[0] == step else 0.0  # the parts of one step are added up
                         expected[tap] = step, max(each, 0) + more
     found = store.newest(first=first, last=last)
     got = zip(found.numbers.tolist(), found.steps.tolist(), found.values[:, NAN].tolist(), strict=True)

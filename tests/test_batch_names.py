@@ -1,4 +1,4 @@
-"""What a script calls the tokens and the samples of a batch: in snapshots, after a restart, and over REST."""
+"""Names of the tokens and samples of a batch: in snapshots, after a restart, and over REST."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reader(nn.Module):
 
 
 def train(watcher: hookcore.Watcher, model: nn.Module, *batches: list[list[str]] | None, passes: int = 1) -> None:
-    """Train a step a batch, and take snapshots of all of them. None is a batch without names."""
+    """Train one step per batch, and take a snapshot of each. None stands for a batch without names."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for words in batches:
         for kind, index in (("output", "1"), ("output_grad", "0")):
@@ -83,7 +83,7 @@ def test_the_gradients_of_several_batches_in_a_step_have_no_names() -> None:
 
 
 def run(names: BatchNames, kind: str, step: int) -> Names | None:
-    """Return the names of a tensor in a pass of a model, or of a gradient after it."""
+    """Return the names of a tensor in a forward pass of a model, or of its gradient."""
     names.enters()
     inside = names.of(kind, step)
     names.leaves()
@@ -98,17 +98,17 @@ def test_names_are_those_of_the_next_pass() -> None:
     given = Names((("x",),), True, ("a",))
     assert names.of("output", 0) is None  # nothing runs
     names.enters()
-    names.enters()  # a model inside of another one
+    names.enters()  # a model inside another one
     assert names.of("output", 0) == given
     names.leaves()
     names.leaves()
     assert names.of("output_grad", 0) == given
     assert names.of("param", 0) is None
-    assert run(names, "output", 0) is None  # of this model or of another one
+    assert run(names, "output", 0) is None  # a pass of this model or of another one
     assert names.of("output_grad", 0) is None
     names.give_labels(["b"], 0)
     assert run(names, "output", 0) == Names((), False, ("b",))
-    assert names.of("output_grad", 0) is None  # of the first pass, or of the third one
+    assert names.of("output_grad", 0) is None  # from the first pass or the third one
 
 
 def test_the_end_of_a_step_may_be_noticed_late() -> None:
@@ -140,7 +140,7 @@ def test_calls_outside_of_a_model_and_those_in_another_thread_have_no_names() ->
     names.leaves()
     assert seen == [None]
     assert names.of("output_grad", 0) is not None
-    names.saw_call()  # of an encoder, for example, with another batch
+    names.saw_call()  # a pass of an encoder, for example, with another batch
     assert names.of("output", 0) is None
     assert names.of("output_grad", 0) is None
     names.begin_step(1, captured=True)

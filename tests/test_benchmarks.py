@@ -1,4 +1,4 @@
-"""The benchmarks: each one can be started. Their figures are for people."""
+"""Each benchmark can be started. Their results are not tested."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def test_the_docs_name_each_benchmark() -> None:
 def test_each_benchmark_finds_everything_that_it_imports() -> None:
     names = [f"benchmarks.{path.stem}" for path in sorted((ROOT / "benchmarks").glob("*.py"))]
     assert len(names) > 10
-    # In a process of its own, because some set variables that later tests would see.
+    # In a separate process, because some benchmarks set variables that later tests would see.
     subprocess.run([python(), "-c", f"import {', '.join(names)}"], cwd=ROOT, check=True, timeout=120)

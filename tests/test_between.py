@@ -1,4 +1,4 @@
-"""Numbers that are logged between two steps."""
+"""Values that are logged between two steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookcore.recorder.between import MAX_NAMES, Between
 
 
 class Loop:
-    """A training whose logged values name the iteration that they are about."""
+    """A training whose logged values are the number of the iteration that they describe."""
 
     def __init__(self, **settings: Any) -> None:
         self.model = nn.Linear(4, 1)
@@ -116,7 +116,7 @@ def test_values_in_a_closure_are_of_the_step_that_runs_it() -> None:
             loop.optimizer.zero_grad()
             loss = loop.forward()
             loss.backward()
-            if step:  # not in the first step, so that nothing is known of the name
+            if step:  # not in the first step, so that nothing is known about the name
                 loop.watcher.log(inside=step)
             return loss
 
@@ -126,7 +126,7 @@ def test_values_in_a_closure_are_of_the_step_that_runs_it() -> None:
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_values_in_a_loop_without_an_optimizer_are_of_their_step(every: int) -> None:
-    """How its steps end is known after two of them."""
+    """After two steps, it is known how the steps of the loop end."""
     loop = Loop(every=every)
     for step in range(20):
         loop.watcher.log(top=step)

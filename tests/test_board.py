@@ -1,4 +1,4 @@
-"""The board: charts that are pinned once and shown of every run."""
+"""The board: charts that are pinned once, and shown for every run."""
 
 from __future__ import annotations
 

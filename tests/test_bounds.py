@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Things that grow in the training but must not grow in the watcher: outputs, keys, models, optimizers, hooks."""
+"""Whatever accumulates in a training, such as outputs, keys, models, optimizers, and hooks, doesn't in the watcher."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_search_for_tensors_does_not_walk_a_million_numbers() -> None:
 
 
 class NewKeys(nn.Module):
-    """Gives its output a new key at every call."""
+    """Returns its output under a new key at every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def test_models_and_optimizers_that_come_and_go_leave_nothing_in_the_watcher() -
 
 
 class Cached(nn.Module):
-    """Computes once, and then always returns the same tensor."""
+    """Computes its output once, and then always returns the same tensor."""
 
     def __init__(self) -> None:
         super().__init__()

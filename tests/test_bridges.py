@@ -1,4 +1,4 @@
-"""Bridges to other tools: what they write for each step. None of their failures reach the training."""
+"""Bridges to other tools: what they write for each step. Their failures never reach the training."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_uncaptured_step_has_only_its_scalars() -> None:
 def test_tensorboard_reads_the_values_of_the_store(tmp_path: Path) -> None:
     _, watcher = train(bridge=f"tensorboard:{tmp_path}", kinds=["output", "param_grad"])
     assert watcher.errors == []
-    wait_for(lambda: not _bridges())  # on a busy machine, it needs longer than closing waits
+    wait_for(lambda: not _bridges())  # on a busy machine, it takes longer than `close` waits
     accumulator = import_module("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
     events = accumulator(str(tmp_path))
     events.Reload()
@@ -280,7 +280,7 @@ def test_a_stuck_bridge_drops_steps_and_delays_nothing(monkeypatch: pytest.Monke
     for step in range(2, 8):
         sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
     assert store.steps().newest == 7
-    assert sink.dropped == 4  # step 0 is being written, 1 and 2 wait, 7 is not over
+    assert sink.dropped == 4  # step 0 is being written, 1 and 2 are waiting, 7 hasn't ended
     assert ["later ones are dropped" in str(error) for error in told] == [True]
     writer.released.set()
     wait_for(lambda: set(writer.steps) == {0, 1, 2})
@@ -297,7 +297,7 @@ def test_a_dropped_step_costs_the_bridge_no_other_step(monkeypatch: pytest.Monke
         sink.send(frame_of(step, {}, scalars={f"of {step}": 1.0}))
     assert writer.entered.wait(PATIENCE_S)
     for step in (2, 3):
-        sink.send(frame_of(step, {}, scalars={f"of {step}": 1.0}))  # 0 is being written, 1 waits, 2 is dropped
+        sink.send(frame_of(step, {}, scalars={f"of {step}": 1.0}))  # 0 is being written, 1 is waiting, 2 is dropped
     writer.released.set()
     wait_for(lambda: set(writer.steps) == {0, 1})
     sink.close()

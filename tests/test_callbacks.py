@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Callbacks for the trainers of frameworks: a run for each training, its metrics as scalars, and the same bits."""
+"""Callbacks for frameworks: a run for each training, metrics as scalars, and bit-identical results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def weights_of(train: Callable[[], nn.Module]) -> str:
 
 
 def scalars_of(watching: Watching) -> dict[str, list[tuple[int, float]]]:
-    """Return the steps and values of each scalar of a run that ended well, except hookcore's own."""
+    """Return the steps and values of each scalar, except hookcore's own, of a run that ended normally."""
     watcher = watching.watcher
     assert watcher is not None
     assert "closed" in repr(watcher)
@@ -99,7 +99,7 @@ def test_lightning_trains_the_same_and_its_metrics_arrive_at_their_steps() -> No
     assert found["mine_step"] == [(step, float(step)) for step in range(6)]
     assert steps_of(found["loss"]) == list(range(6))
     assert all(math.isfinite(loss) for _, loss in found["loss"])
-    assert steps_of(found["val_loss"]) == [2, 5]  # when validation ended, and not again at every later step
+    assert steps_of(found["val_loss"]) == [2, 5]  # logged when validation ended, and not again at every later step
     assert found["mine_epoch"] == [(2, 1.0), (5, 4.0)]
     assert callback.watcher is not None
     assert callback.watcher.current_step == 6
@@ -299,7 +299,7 @@ def test_an_ignite_engine_raises_the_same_errors_and_the_run_ends() -> None:
 
     with pytest.raises(TroubleError):
         train_with_ignite(handler_of, wrong=True)
-    # Also if something swallows the exception.
+    # also if the exception is swallowed
     train_with_ignite(handler_of, lambda engine, error: seen.append(error), wrong=True)
     assert [type(error) for error in seen] == [TroubleError]
     for handler in made:
@@ -319,7 +319,7 @@ def test_an_invalid_setting_raises_where_the_callback_is_created() -> None:
 def test_only_single_numbers_are_logged() -> None:
     with Watching(**SETTINGS) as watching:
         model = mlp()
-        watching.log_numbers({"early": 1.0})  # before there is a run
+        watching.log_numbers({"early": 1.0})  # before the run exists
         watching.begin(model)
         values = {"a": 1, "b": torch.tensor([2.0]), "text": "c", "many": torch.ones(2), "none": None, "self": 3.0}
         watching.log_numbers(values)

@@ -1,4 +1,4 @@
-"""After the first error of a run, its trainer is asked for a step, which says what it is."""
+"""After the first error of a run, its trainer is asked to save a step, which says why it was saved."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make_model() -> nn.Sequential:
 
 
 def train(model: nn.Sequential, watcher: hookcore.Watcher | None, settle: bool = True) -> list[str]:
-    """Train, and let the outputs of a layer explode at a step."""
+    """Train a model in which the outputs of a layer explode at a step."""
     optimizer, losses, grow = torch.optim.SGD(model.parameters(), lr=1e-30), list[str](), model[2]
     assert isinstance(grow, Grow)
     for step in range(STEPS):
@@ -146,10 +146,10 @@ def test_a_server_that_was_restarted_asks_in_vain() -> None:
     model = nn.Linear(4, 4)
     with watch(model) as watcher:
         step_of(model, watcher)
-        for number in range(4):  # after each restart, the server finds the same first error
+        for number in range(4):  # after each restart, the server finds the same first error again
             step_of(model, watcher, asked(number))
         assert [each["step"] for each in abouts_of(watcher)] == [1]
-        step_of(model, watcher, asked(4, step=5))  # of another server that has forgotten the first one
+        step_of(model, watcher, asked(4, step=5))  # from another server, which has forgotten the first one
         assert [each["step"] for each in abouts_of(watcher)] == [1, 5]
 
 
@@ -214,7 +214,7 @@ def world() -> World:
 
 
 def batch(steps: list[int], bad: int, first: bool = True, **others: Any) -> wire.Batch:
-    """Return the steps of a trainer in which a rule of the user finds an error in a layer, from one step on."""
+    """Return a batch of these steps. In the step `bad`, a rule of the user finds an error in a layer."""
 
     def item(step: int) -> Any:
         said = Event(step, 1.0, "own-large", "error: it is large", "error", "layer.1")
@@ -256,7 +256,7 @@ def test_a_run_that_has_ended_is_asked_for_nothing(world: World) -> None:
 
 
 class Kept:
-    """A store with these incidents."""
+    """A store with given incidents."""
 
     def __init__(self, *incidents: Incident) -> None:
         self.found, self.incidents_version = list(incidents), len(incidents)
@@ -349,7 +349,7 @@ class Steep(torch.autograd.Function):
 
 
 def steep(x: Tensor) -> Tensor:
-    large = x * 1e3  # an activation may be larger than the gradients are
+    large = x * 1e3  # an activation may be larger than the gradients
     return Steep.apply(large) / 1e6  # type: ignore[no-any-return,no-untyped-call]
 
 

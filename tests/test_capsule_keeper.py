@@ -1,4 +1,4 @@
-"""A watch saves the step that became non-finite, by itself, and changes nothing of the training."""
+"""A watch automatically saves the step that became non-finite, and changes nothing in the training."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.capsule_files import capsules_of
 from tests.harness import digest, random_state, seed_all
 from tests.warm import python
 
-BAD = 5  # the step in which the examples go wrong
+BAD = 5  # the step in which the examples fail
 
 
 class Standardize(nn.Module):
@@ -38,7 +38,7 @@ class Standardize(nn.Module):
 
 
 class Net(nn.Module):
-    """Has what a replay must restore: BatchNorm, dropout, keyword arguments, and nested outputs."""
+    """Has everything that a replay must restore: BatchNorm, dropout, keyword arguments, and nested outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 
 class Parts(nn.Module):
-    """Like a Lightning module: the training calls its parts, and never its forward."""
+    """Like a Lightning module: the training calls its parts, but never its forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_in_each_of_four_micro_batches(bad: int) -> None:
         for step in range(4):
             for part, (x, mask) in enumerate(batches(bad if step == 2 else -1, steps=4)):
                 if (step, part) == (2, bad):
-                    x[:] = 7.0  # in place, before the call: not a change of what is kept
+                    x[:] = 7.0  # in place, but before the call, so it doesn't change the kept batch
                 model(x, mask=mask)["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -321,7 +321,7 @@ def test_a_batch_that_is_changed_in_place_is_reported() -> None:
         watcher.capsule()
         x = torch.randn(2, 4)
         output = model(x)
-        x.zero_()  # a loader that fills the same buffer again
+        x.zero_()  # a loader that reuses its buffer
         output.sum().backward()
         optimizer.step()
         found = only_replay(watcher)
@@ -379,7 +379,7 @@ def test_a_checkpointed_model_and_two_models_in_turn() -> None:
     assert found
     assert found[0].about["model"].endswith("_Checkpointed")
     assert found[0].culprit is not None
-    assert found[0].culprit.origin == "given"  # the batch was bad already
+    assert found[0].culprit.origin == "given"  # the batch was already bad
     assert "argument" in found[0].culprit.operator
 
 
@@ -435,10 +435,10 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_capsule(
     killed = subprocess.run([python(), str(script)], capture_output=True, text=True)
     assert killed.returncode == -9
     folder = folder_module.folder_of(killed.stdout.strip())
-    (left,) = folder.iterdir()  # what it had begun, hidden
+    (left,) = folder.iterdir()  # the hidden file that it had begun
     assert folder_module.saved(folder) == []
     dead, alive = left.name.split(".")[-3], str(os.getpid())
-    written_now = left.with_name(left.name.replace(f".{dead}.", f".{alive}."))  # by this process, or so it seems
+    written_now = left.with_name(left.name.replace(f".{dead}.", f".{alive}."))  # apparently by this process
     elsewhere = left.with_name(left.name.replace("step-000000000", "step-000000001"))  # its lock is held
     written_now.write_bytes(b"")
     with elsewhere.open("wb") as file:
@@ -451,7 +451,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_half_capsule(
             (event,) = events_of(watcher, "capsule")
         assert sorted(folder.iterdir()) == sorted((written_now, elsewhere))
         assert "Removed 1 unfinished file of killed processes." in event.message
-    Explainer()  # of a server that starts
+    Explainer()  # as a starting server does
     assert "removed 1 unfinished capsule files that killed processes left" in caplog.text
     assert list(folder.iterdir()) == [written_now]
 

@@ -1,4 +1,4 @@
-"""A replay finds the operator and the line that made a non-finite value, and blames no harmless one."""
+"""A replay finds the operator and the line that made a non-finite value, and doesn't blame harmless ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INF = float("inf")
 
 
 class Applied(nn.Module):
-    """A layer, and a function of its output. It is pickled with its function's name."""
+    """A layer followed by a function. The pickle contains the function's name."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -360,7 +360,7 @@ def small_in_half(x: Tensor) -> Tensor:
 
 
 class Everything(nn.Module):
-    """Dropout, BatchNorm, an RNN, keywords, nested outputs, and three random number generators."""
+    """Has dropout, BatchNorm, an RNN, keyword arguments, nested outputs, and three random number generators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -427,7 +427,7 @@ def test_recording_changes_no_bit(path: Path, when: Any) -> None:
 
 
 class Token:
-    """Lives as long as the graph that has it as a hook."""
+    """An object that lives as long as the graph, because one of the graph's hooks refers to it."""
 
     def __call__(self, *_: Any) -> None:
         pass

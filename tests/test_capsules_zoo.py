@@ -1,4 +1,4 @@
-"""Keeping steps changes no bit of any training in the zoo, and nearly every step of it is replayed to the bit."""
+"""Keeping steps changes no bit of any training in the zoo, and nearly all of their steps can be replayed to the bit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ STEPS: Final = 2
 DIFFERENT: Final = {"deep_recursion", "other_path_at_every_step", "functional_call_with_other_weights"}
 # A pickled model has its counters. A step whose forward contains the backward pass is saved before it returns.
 DIFFERENT_IF_KEPT: Final = DIFFERENT - {"deep_recursion"} | {"backward_inside_the_forward"}
-RACING: Final = {"two_models_in_two_threads"}  # the other model's step may write a call that has not returned yet
-BAD: Final = {"nan_and_infinity_in_an_output"}  # and meant to be
+RACING: Final = {"two_models_in_two_threads"}  # the other model's step may write a call that hasn't returned yet
+BAD: Final = {"nan_and_infinity_in_an_output"}  # on purpose
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -1,4 +1,4 @@
-"""The numbers of probes in their order: one for each channel, over time, wherever the run is."""
+"""Results of probes with one number per channel, in order, over time, wherever the run is."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Net(nn.Module):
 
 
 def train(model: nn.Module, steps: int, passes: int = 1) -> list[list[torch.Tensor]]:
-    """Return the outputs of the activation, by step and pass."""
+    """Train, and return the outputs of the activation by step and pass."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     seen: list[list[torch.Tensor]] = []
     handle = model.get_submodule("act").register_forward_hook(
@@ -67,7 +67,7 @@ def train(model: nn.Module, steps: int, passes: int = 1) -> list[list[torch.Tens
 
 
 def of_channels(outputs: list[torch.Tensor], of: Any) -> np.ndarray[Any, Any]:
-    """Return one number for each channel, the largest of several outputs."""
+    """Return one number for each channel: the largest one of several outputs."""
     numbers = [[float(of(output[:, channel])) for channel in range(6)] for output in outputs]
     return np.asarray(np.max(numbers, axis=0))
 

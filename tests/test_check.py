@@ -1,4 +1,4 @@
-"""`hookcore check`: what it prints of a run, and its exit code."""
+"""`hookcore check`: its output about a run, and its exit code."""
 
 from __future__ import annotations
 

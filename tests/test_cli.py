@@ -31,7 +31,7 @@ COMMANDS = (
     "replay",
     "doctor",
 )
-# Handed from one of our processes to another; not for users.
+# Passed between hookcore's own processes; not for users.
 INTERNAL = {"HOOKCORE_LISTEN_FD", "HOOKCORE_LOCK_FD", "HOOKCORE_RUN_PYTHONPATH"}
 
 

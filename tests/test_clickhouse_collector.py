@@ -1,4 +1,4 @@
-"""`hookcore collect --to clickhouse://...`: what was acknowledged is in ClickHouse once, whatever is killed."""
+"""`hookcore collect --to clickhouse://...`: acknowledged data is in ClickHouse exactly once, whatever is killed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Nodes]:
-    """One ClickHouse server for all tests here that don't stop it."""
+    """Run one ClickHouse server for all tests in this file that don't stop it."""
     with running() as cluster:
         yield cluster
 
@@ -292,7 +292,7 @@ def test_runs_that_begin_together_are_named_in_one_insert_if_there_are_not_too_m
 
 
 def _restarted(old: Collector, folder: Path, url: str) -> Collector:
-    """Return a collector that goes on after another one that left everything as it was."""
+    """Return a collector that takes over where another one stopped."""
     os.close(old.lanes._lock_file)
     old.inserter._cluster.close()
     return Collector(folder, url)
@@ -314,7 +314,7 @@ def test_a_segment_partly_inserted_by_a_killed_collector_is_completed(
         shard.insert(table.name, block)
     second = _restarted(first, tmp_path, url)
     second.inserter.start()
-    second.send(range(11))  # the trainer repeats what it got no answer for
+    second.send(range(11))  # the trainer repeats whatever wasn't answered
     second.wait()
     count_once(server.nodes, database_of(url), {"run": 11})
     second.stop()
@@ -322,8 +322,8 @@ def test_a_segment_partly_inserted_by_a_killed_collector_is_completed(
 
 
 def _cut(collector: Collector) -> Job:
-    """Return the next segment, which is not inserted."""
-    for _ in range(3):  # the run is found, its shard, and what is due
+    """Return the next segment without inserting it."""
+    for _ in range(3):  # finds the run, its shard, and the data that is due
         collector.inserter.step()
     (job,) = (each for each in collector.inserter._slots[0]._jobs if each.cut is not None)
     return job
@@ -357,9 +357,9 @@ def test_the_newest_sign_of_life_counts_although_clocks_go_back_and_differ(
     for each, steps, then in (
         (one, range(2), 3),
         (one, range(2, 4), 2),
-        (other, range(4, 6), 1),  # the trainer goes there
+        (other, range(4, 6), 1),  # the trainer switches to it
         (one, range(6, 8), 2),
-        (other, range(8, 10), 1),  # and comes back
+        (other, range(8, 10), 1),  # and switches back
     ):
         hour = then
         each.send(steps)
@@ -373,7 +373,7 @@ def test_the_newest_sign_of_life_counts_although_clocks_go_back_and_differ(
 
 
 def _wait_for_sign(collector: Collector, acknowledged: int) -> None:
-    """Insert what is due until the newest sign of life of the run says how much the collector has."""
+    """Insert the data that is due until the newest sign of life of the run says how much the collector has."""
     inserter = collector.inserter
     shard = inserter._cluster.shards[0]
 
@@ -403,7 +403,7 @@ def test_nothing_is_lost_if_the_disk_or_clickhouse_refuses_while_a_segment_is_cu
 
     first = Collector(tmp_path, url)
     first.send(range(10))
-    second = _restarted(first, tmp_path, url)  # it asks ClickHouse what the first one has inserted
+    second = _restarted(first, tmp_path, url)  # it looks up in ClickHouse what the first one has inserted
     monkeypatch.setattr(Cuts, "cut", refuses_once("the disk", cut))
     monkeypatch.setattr(cutter, "stored_numbers", refuses_once("ClickHouse", numbers))
     second.end(10)
@@ -417,7 +417,7 @@ def test_nothing_is_lost_if_the_disk_or_clickhouse_refuses_while_a_segment_is_cu
 def test_a_trainer_that_goes_to_another_process_and_comes_back_is_stored_once(
     tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It repeats what it got no answer for, so several spools have the same items."""
+    """The trainer repeats whatever wasn't answered, so several spools have the same items."""
     monkeypatch.setattr(homes, "CLAIM_S", 2)
     one, other = Collector(tmp_path / "1", url), Collector(tmp_path / "2", url)
     one.inserter.start()

@@ -1,4 +1,4 @@
-"""ClickHouse 26: it is asked what other files ask Debian's 18.16, and what only a newer one can do wrong."""
+"""ClickHouse 26: tests that other files run with Debian's 18.16, and tests of what only a new release can do wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.clickhouse_nodes import Cluster as Nodes
 from tests.clickhouse_nodes import running
 from tests.clickhouse_world import TAPS, a_frame, count_once, database_of, new_database
 
-# What is imported here runs here again, on the servers of this file.
+# The imported tests run here again, with the servers of this file.
 from tests.test_clickhouse_collector import (  # noqa: F401
     collector,
     connected,
@@ -114,7 +114,7 @@ def test_a_block_is_an_insert_of_its_own_with_runs_of_any_number_of_days(cluster
 
 
 def test_a_repeated_block_is_recognized_by_its_hash_also_behind_the_view(nodes: Nodes) -> None:
-    """The engine has no replicas here, but recognizes blocks of other tables in the same way, if it is asked to."""
+    """The engine has no replicas here, but recognizes blocks of other tables in the same way if that is enabled."""
     url, items = new_database(nodes.url), [frame_item(step, a_frame(step)) for step in range(20)]
     with closing(connect(ClusterAddress.of(url), "a test")) as cluster:
         shard = cluster.shards[0]

@@ -1,4 +1,4 @@
-"""A store whose memory is small and whose past is in ClickHouse answers like one that has room for everything."""
+"""A store with little memory, whose past is in ClickHouse, gives the same answers as one with room for everything."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_heatmap_reads_finer_buckets_the_fewer_rows_it_has() -> None:
 def test_parts_of_a_bucket_are_added_up_and_a_step_that_is_stored_again_is_not() -> None:
     nan, parts = (
         np.nan,
-        {  # a sum that isn't known is 0, and so are its extremes
+        {  # an unknown sum is 0, and so are its extremes
             "lane": [7, 5, 7, 5, 5, 5, 7],
             "level": [3, 3, 3, 3, 0, 0, 3],
             "bucket": [1, 1, 1, 1, 16, 16, 1],
@@ -109,14 +109,14 @@ def test_parts_of_a_bucket_are_added_up_and_a_step_that_is_stored_again_is_not()
 
 
 class Alike:
-    """A large store, and a small one with a past."""
+    """A large store, and a small one with a past in ClickHouse."""
 
     whole: Store
     small: Store
     past: Past
 
     def same(self, question: str, *asked: Any, **named: Any) -> None:
-        """Assert that both answer a question in the same way."""
+        """Assert that both give the same answer."""
         one, other = (getattr(store, question)(*asked, **named) for store in (self.whole, self.small))
         assert not self.past.trouble
         for name in one.__dataclass_fields__:
@@ -128,7 +128,7 @@ class Alike:
 
 
 def store_rank(shard: Shard, run: str, made: Sequence[Frame], taps: int, rank: int = 0) -> None:
-    """Insert the frames of a run as a collector does it, in several segments."""
+    """Insert the frames of a run like a collector, in several segments."""
     items = [frame_item(number, each) for number, each in enumerate(made)]
     before = -1
     for segment, first in enumerate(range(0, len(items), 9000)):
@@ -158,7 +158,7 @@ class Both(Alike):
 
 
 def a_run(steps: int, stride: int = 1, seed: int = 1, parts: bool = True) -> list[Frame]:
-    """Return the frames of a run with values that aren't finite, taps that come and go, and parts of steps."""
+    """Return the frames of a run with non-finite values, taps that come and go, and steps in several parts."""
     random = np.random.default_rng(seed)
     everything = random.lognormal(0, 2, (steps, 4, len(STATS)))
     everything[:, :, :4] = 64, 0, 0, 3
@@ -202,13 +202,13 @@ def shards(cluster: Cluster) -> Iterator[list[Shard]]:
 
 @pytest.fixture(scope="module")
 def short(cluster: Cluster) -> Both:
-    """A run that memory has merged, and that ClickHouse answers exactly."""
+    """A run whose steps are merged in memory, but exact in ClickHouse."""
     return Both(cluster, "short", a_run(6000))
 
 
 @pytest.fixture(scope="module")
 def sparse(cluster: Cluster) -> Both:
-    """A run of which one step in a hundred was captured."""
+    """A run that captured one step in a hundred."""
     return Both(cluster, "sparse", a_run(3000, stride=100, seed=3))
 
 
@@ -219,7 +219,7 @@ def long_one(cluster: Cluster) -> Both:
 
 @pytest.fixture
 def long(long_one: Both, monkeypatch: pytest.MonkeyPatch) -> Both:
-    """A run of which ClickHouse isn't asked for single steps."""
+    """A run so long that ClickHouse isn't asked for single steps."""
     for name in ("MAX_EXACT", "MAX_SKETCHES"):
         monkeypatch.setattr(runpast, name, 1000)
     return long_one
@@ -306,7 +306,7 @@ def test_histograms_of_a_long_run_count_every_value(long: Both) -> None:
 
 
 def test_what_is_not_stored_yet_comes_from_memory_without_a_gap(cluster: Cluster) -> None:
-    """ClickHouse lags behind by more than memory has exactly."""
+    """ClickHouse lags by more steps than memory has exactly."""
     made = a_run(6000, seed=5, parts=False)
     both = Both(cluster, "lagging", made)
     both.past._stored, both.past._asked_at = 3000, math.inf
@@ -429,20 +429,20 @@ def test_runs_that_are_asked_about_together_answer_as_alone_by_one_question(
 
 # -- all ranks ---------------------------------------------------------------------------------------------------------
 
-OF_RANKS: Final = (  # with what the owner of a row is
-    (Tap("weights", "param_grad"), 0),  # rank 0 has it, and the others the same
-    (Tap("batch", "output"), None),  # each rank its own
-    (Tap("unknown", "output"), -1),  # nobody knows
+OF_RANKS: Final = (  # each tap with the owner of its rows
+    (Tap("weights", "param_grad"), 0),  # rank 0 owns it, and the others have the same values
+    (Tap("batch", "output"), None),  # each rank has its own values
+    (Tap("unknown", "output"), -1),  # unknown
     (Tap("experts", "output"), None),  # rank 0 has none
-    (Tap("stage", "output"), None),  # of a module that is something else in each rank
-    (Tap("orphan", "update"), 0),  # of rank 0, which doesn't send it
+    (Tap("stage", "output"), None),  # of a module that differs between the ranks
+    (Tap("orphan", "update"), 0),  # owned by rank 0, which doesn't send it
 )
 WORLD: Final = 3
 LENGTHS: Final = (150, 250)  # steps of two attempts
 
 
 def frames_of(rank: int, steps: int, seed: int) -> list[Frame]:
-    """Return what a rank sends: its taps in an order of its own, values that aren't finite, and steps that it skips."""
+    """Return the frames of a rank, which orders its taps differently, has non-finite values, and skips some steps."""
     random, common = np.random.default_rng([seed, rank]), np.random.default_rng(seed)
     order = np.roll(np.arange(len(OF_RANKS)), rank)
     made = []
@@ -473,9 +473,9 @@ def frames_of(rank: int, steps: int, seed: int) -> list[Frame]:
 
 
 class Ranks(Alike):
-    """The sum of all ranks over two attempts, as the server adds it up, and in a small store over ClickHouse.
+    """The sum of all ranks over two attempts, as a server computes it, and in a small store over ClickHouse.
 
-    Of the first attempt, one shard has all ranks; of the second one, two have some each.
+    In the first attempt, one shard has all ranks; in the second one, they are on two shards.
     """
 
     past: RanksPast
@@ -554,7 +554,7 @@ def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
 
 
 def reads_of(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that grows by each query."""
+    """Return a list to which each query is added."""
     shard = ranks.past._attempts()[0].ranks[0].shard
     read, asked = shard.read, list[str]()
 
@@ -621,13 +621,13 @@ def test_what_all_ranks_have_together_is_partial_if_it_is_too_much_or_a_rank_is_
     assert "4 of 4 ranks aren't in ClickHouse" in ranks.past.trouble
 
 
-# -- what ranks have stored in another way -----------------------------------------------------------------------------
+# -- ranks that are stored differently ---------------------------------------------------------------------------------
 
 BATCH: Final = Tap("batch", "output")
 
 
 def batches(rank: int, steps: Sequence[int], numbers: Sequence[int] = (0,), owner: int | None = None) -> list[Frame]:
-    """Return frames in which a rank has 64 values of each tap, its own or those of an owner."""
+    """Return frames in which a rank has 64 values for each tap: its own, or those of an owner."""
     stats = np.zeros((len(numbers), len(STATS)))
     stats[:, 0], stats[:, 10:12] = 64, (1, 64)
     many = len(numbers)
@@ -642,7 +642,7 @@ def batches(rank: int, steps: Sequence[int], numbers: Sequence[int] = (0,), owne
 
 
 def store_parts(shard: Shard, run: str, rank: int, parts: Sequence[tuple[Sequence[Frame], dict[str, int]]]) -> None:
-    """Insert segments of a run: of each, its frames, and how often the blocks of tables are stored if not once."""
+    """Insert segments of a run, each given by its frames and by how often blocks of tables are stored, if not once."""
     number, before = 0, -1
     for segment, (made, times) in enumerate(parts):
         items = [frame_item(number + place, each) for place, each in enumerate(made)]
@@ -654,7 +654,7 @@ def store_parts(shard: Shard, run: str, rank: int, parts: Sequence[tuple[Sequenc
 
 
 def past_of(shard: Shard, *runs: str, taps: Sequence[Tap] = (BATCH,)) -> RanksPast:
-    """Return the past of a training whose ranks have these runs, which seem to be over."""
+    """Return the past of a training whose ranks have these runs, all of which seem to have ended."""
     numbers = {tap: number for number, tap in enumerate(taps)}
     ranks = [RankRun(shard, run, rank, lambda: numbers, is_over=True) for rank, run in enumerate(runs)]
     return RanksPast(lambda: [Attempt(0, None, len(runs), ranks)], lambda: taps)
@@ -695,7 +695,7 @@ def test_what_is_lost_makes_its_steps_unknown_and_what_is_stored_twice_counts_on
     assert losses is not None
     assert dict(zip(losses.first.tolist(), losses.mean[:, 0].tolist(), strict=True)) == dict.fromkeys(known, 1.0)
     assert "because logged values that rank 1 sent are missing" in found.trouble
-    # A replica that lagged behind has them now.
+    # A replica that lagged has them now.
     piece = Piece(
         number_of_run("lossy-1"), 20_000, 1, 0, 1, 2, [frame_item(each.step, each) for each in batches(1, (3, 4))]
     )
@@ -732,7 +732,7 @@ def test_what_clickhouse_has_lost_of_all_ranks_is_said_to_be_missing(cluster: Cl
 def test_sums_over_steps_are_not_used_if_they_have_something_twice_or_not_at_all(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
-    """The block is that of all ranks, so they don't differ."""
+    """All ranks have the same damage, so they don't differ."""
     monkeypatch.setattr(asked, "LARGE", 0)
     monkeypatch.setattr(rankspast, "PER_POINT", 128)
     for name in ("MAX_EXACT", "MAX_SKETCHES"):
@@ -795,7 +795,7 @@ def test_a_part_is_not_taken_for_the_whole_if_a_rank_captured_a_tensor_rarely(cl
 
 
 def test_each_start_of_a_training_has_its_ranks_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one had no step when all ranks started again."""
+    """All ranks started again before the first start had a step."""
     info = SimpleNamespace(started_s=0.0)
     about: dict[str, Any] = {"finished": False, "loaded": False, "trained": None, "info": info}
     runs = {run: SimpleNamespace(id=run, **about) for run in ("00", "10", "11")}

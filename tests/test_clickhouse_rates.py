@@ -1,4 +1,4 @@
-"""The throughput of all ranks over ClickHouse is what a server that has added up every step in memory says."""
+"""The throughput of all ranks over ClickHouse is the same as that of a server that added up every step in memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.test_clickhouse_past import batches, cluster, shards, store_rank  # n
 pytestmark = pytest.mark.slow
 TAPS: Final = (Tap("layer", "output"), Tap("weights", "param_grad"), Tap("stage", "output"))
 WORLD: Final = 3
-STEPS: Final = (60, 50)  # of two attempts
-ENDS: Final = 40  # the step at which rank 2 ends in the first one
+STEPS: Final = (60, 50)  # two attempts
+ENDS: Final = 40  # the step at which rank 2 ends in the first attempt
 
 
 def frames_of(rank: int, turn: int, owner: int | None) -> list[Frame]:
-    """Return what a rank sends: it samples its throughput every third step, and its tokens once."""
+    """Return the frames of a rank that samples its throughput every third step, and its tokens once."""
     made = []
     for each in batches(rank, range(ENDS if (rank, turn) == (2, 0) else STEPS[turn]), (0, 1, 2)):
         owners = np.array([rank if owner is None else owner, 0, rank], np.int32)
@@ -41,7 +41,7 @@ def test_the_throughput_of_all_ranks_is_the_same_as_the_one_in_memory(
     shards: Sequence[Shard],  # noqa: F811
     owner: int | None,
 ) -> None:
-    """Each rank has a batch of its own, that isn't known, or all have that of rank 0."""
+    """Each rank has its own batch, the owner is unknown, or all have the batch of rank 0."""
     store, attempts = Store(600_000_000), []
     assembly = Assembly(lambda merged, _: store.append(merged), 2**30, lambda: 0.0)
     assembly.part(frozenset(["stage"]))

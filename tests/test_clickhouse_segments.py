@@ -1,4 +1,4 @@
-"""What goes into ClickHouse: the same values as in a store, the sums of whole buckets, and the same bytes each time."""
+"""Segments for ClickHouse: the same values as in a store, correct sums of buckets, and the same bytes each time."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def table_of(pieces: list[Piece], table: Table | Inlet, segment: int = 7) -> Ans
 
 
 def frames(seed: int) -> list[Frame]:
-    """Return frames as a trainer may send them: steps with gaps and parts, late ones, and values that aren't finite."""
+    """Return frames as a trainer may send them: with gaps, parts of steps, late frames, and non-finite values."""
     random = np.random.default_rng(seed)
     found, step = [], int(random.integers(0, 5000))
     for number in range(int(random.integers(1, 40))):
@@ -206,7 +206,7 @@ def a_store(made: list[Frame]) -> Store:
 
 
 def by_step(answer: Answer, lane: int) -> dict[int, dict[str, float]]:
-    """Return the values of a lane's steps, as queries see them."""
+    """Return the values of a lane by step, as queries see them."""
     seen = (answer.numbers("lane") == lane) & (answer.numbers("role") != PART)
     steps = answer.numbers("step")[seen].tolist()
     assert len(set(steps)) == len(steps), "a step counts once"
@@ -402,7 +402,7 @@ def test_counts_of_rows_and_sketches_tell_when_a_frame_is_complete() -> None:
     assert np.count_nonzero(table_of([a_piece(items)], SKETCHES).numbers("run") == number_of_run("run")) == 1
 
 
-# -- which items a segment has -----------------------------------------------------------------------------------------
+# -- the items of a segment --------------------------------------------------------------------------------------------
 
 
 def test_segments_have_ascending_numbers_whatever_was_finished(tmp_path: Any) -> None:

@@ -1,4 +1,4 @@
-"""`hookcore serve --store clickhouse://...`: servers that share their runs, and say so when a part of them is away."""
+"""`hookcore serve --store clickhouse://...`: servers that share their runs, and report unavailable parts."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_two_servers_show_the_same_runs_and_the_same_edits(url: str, collector: 
 
 
 def test_an_edit_is_not_lost_if_another_server_that_has_not_heard_of_it_writes_something_else(url: str) -> None:
-    one, two, late = (make_world(store=url) for _ in range(3))  # without threads: they look when the test says so
+    one, two, late = (make_world(store=url) for _ in range(3))  # without threads: they poll when the test says so
     store_frames(url, a_run("run"), range(3))
     for world in (one, two):
         world.app.state.shared._look(world.app.state.shared._cluster.shards[0])
@@ -133,7 +133,7 @@ def test_an_edit_is_not_lost_if_another_server_that_has_not_heard_of_it_writes_s
 
 
 def test_edits_at_the_very_same_moment_are_all_kept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two, late = (make_world(store=url) for _ in range(3))  # without threads: they look when the test says so
+    one, two, late = (make_world(store=url) for _ in range(3))  # without threads: they poll when the test says so
 
     def look(*worlds: World) -> None:
         for world in worlds:
@@ -141,8 +141,8 @@ def test_edits_at_the_very_same_moment_are_all_kept(url: str, monkeypatch: pytes
 
     store_frames(url, a_run("run"), range(3))
     look(one, two)
-    for first in (True, False):  # nothing was edited before the first time
-        with monkeypatch.context() as blind:  # none sees what the others write
+    for first in (True, False):  # the first time, nothing has been edited yet
+        with monkeypatch.context() as blind:  # neither sees the other's edits
             blind.setattr(entry, "pages_of", lambda *of, **which: [])
             blind.setattr(views, "pages_of", lambda *of, **which: [])
             for world, what, name in (
@@ -184,7 +184,7 @@ def test_saved_views_and_the_board_are_those_of_all_servers_and_outlast_them(url
         return [each["name"] for each in answer["charts" if what == "board" else what]]
 
     view = {"query": "sort=loss"}
-    for world, name in ((one, "a"), (two, "b")):  # the second one needn't have heard of the first
+    for world, name in ((one, "a"), (two, "b")):  # the second one may not know about the first
         assert world.client.put("/api/v1/views", json={"name": name, **view}).status_code == 200
     chart = {"name": "norm", "path": "series", "query": "tap=layers.0+output&stat=norm"}
     assert two.client.put("/api/v1/board", json=chart).status_code == 200
@@ -295,7 +295,7 @@ def _signs(url: str) -> int:
     return found
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- rejected requests -------------------------------------------------------------------------------------------------
 
 
 def test_a_database_of_a_later_release_is_refused_at_the_start(url: str, serve: Serve) -> None:
@@ -349,7 +349,7 @@ def test_a_shard_that_is_down_hides_nothing_silently(
             assert {run["id"] for run in listed.json()["runs"]} == set(here)
             assert f"127.0.0.1:{nodes.nodes[0].port}" in listed.headers["hookcore-partial"]
             assert "secret" not in listed.headers["hookcore-partial"]
-            for name in here:  # what is in memory is shown, with the note
+            for name in here:  # data in memory is shown, with the note
                 answer = world.client.get(f"/api/v1/series?run={name}&stat=mean&tap=0")
                 assert len(answer.json()["series"][0]["first_step"]) == 29
                 assert answer.headers["hookcore-partial"]
@@ -372,7 +372,7 @@ def test_a_shard_that_is_down_hides_nothing_silently(
 def test_a_run_that_can_not_be_opened_now_says_so(
     tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "FULL", 0.0)  # no run is read before somebody opens it
+    monkeypatch.setattr(following, "FULL", 0.0)  # no run is read before a reader opens it
     with running() as nodes:
         collector = Collector(tmp_path, nodes.url)
         collector.inserter.start()
@@ -405,7 +405,7 @@ def test_what_clickhouse_does_wrong_is_not_called_an_error_of_the_reader(
     def refuse(run: str) -> None:
         raise error
 
-    world = make_world(store="clickhouse://127.0.0.1:9/runs")  # nothing listens there, and it isn't asked
+    world = make_world(store="clickhouse://127.0.0.1:9/runs")  # nothing listens there, and it isn't contacted
     monkeypatch.setattr(world.app.state.shared, "find", refuse)
     answer = world.client.get("/api/v1/series?run=run&stat=mean&tap=0")
     assert answer.status_code == 503
@@ -415,13 +415,13 @@ def test_what_clickhouse_does_wrong_is_not_called_an_error_of_the_reader(
 def test_a_crash_that_arrives_while_the_run_is_read_is_shown_once(
     url: str, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "FULL", 0.0)  # no run is read before somebody opens it
+    monkeypatch.setattr(following, "FULL", 0.0)  # no run is read before a reader opens it
     world = serve(url)
     collector.send(range(5))
     end = EndItem(5, 4, Failure("crashed", 4, "ValueError: bad batch"))
     collector.post(Batch(run=a_run("run"), taps_from=len(TAPS), items=(end,)))
     wait_for(lambda: _listed(world).get("run", {}).get("state") == "crashed", "the end")
-    monkeypatch.setattr(loading, "extent_of", lambda *of: Extent(1, 4))  # as it was before the end came
+    monkeypatch.setattr(loading, "extent_of", lambda *of: Extent(1, 4))  # as before the end arrived
     run = world.runs.find("run")
     assert run is not None
     wait_for(lambda: run.received.acknowledged == 5, "the rest")
@@ -436,7 +436,7 @@ def test_frames_that_lost_their_rows_do_not_hold_up_the_rest_and_are_named(
     url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, is_inserted: bool
 ) -> None:
     monkeypatch.setattr(shared, "LOOK_S", 0.05)
-    stored = 19 if is_inserted else 9  # what the collector calls inserted
+    stored = 19 if is_inserted else 9  # what the collector reports as inserted
     store_frames(url, a_run("run"), range(10), stored=stored)
     store_frames(url, a_run("run"), range(10, 13), {ROWS: 0}, stored)
     store_frames(url, a_run("run"), range(13, 15), {SKETCHES: 2}, stored)
@@ -531,7 +531,7 @@ def test_a_server_stores_sums_of_ranks_so_that_questions_about_a_long_training_a
         (found,) = world.client.get(path).json()["series"]
         assert sum(found["present"]) == 192
         assert (found["first_step"][0], found["last_step"][-1]) == (0, 191)
-    for each in (world, serve(url)):  # the other one is started again, and finds what is stored
+    for each in (world, serve(url)):  # the other one restarts, and finds the stored data
         for path in (histograms, layers):
             wait_for(lambda path=path, each=each: "this needs the sum of" not in partial_of(each, path), path)
         found = each.client.get(histograms).json()
@@ -547,8 +547,8 @@ def partial_of(world: World, path: str) -> str:
 
 
 def test_the_last_steps_of_an_attempt_that_are_stored_after_the_next_one_has_begun_are_in_the_sum(url: str) -> None:
-    """So servers agree on the steps of the next attempt, whenever they have read it."""
-    world = make_world(store=url)  # without a thread: the test looks
+    """Servers therefore agree on the steps of the next attempt, whenever they read it."""
+    world = make_world(store=url)  # without a thread: the test polls
     shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
     shared_runs._listed.set()
 
@@ -578,7 +578,7 @@ def test_the_last_steps_of_an_attempt_that_are_stored_after_the_next_one_has_beg
 def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are_read_before_the_sum(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = make_world(store=url)  # without a thread: the test looks
+    world = make_world(store=url)  # without a thread: the test polls
     shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
     shared_runs._listed.set()
     loaded: list[bool] = []
@@ -595,7 +595,7 @@ def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are
         store_frames(url, _a_rank(rank), range(10))
     monkeypatch.setattr(following, "FULL", 0.0)
     look()
-    assert world.runs.find("rank-0-0") is not None  # somebody opens only this one
+    assert world.runs.find("rank-0-0") is not None  # a reader opens only this one
     store_frames(url, _a_rank(0), range(10, 12))
     look()
     joint, other = world.runs.get("ranks-job"), world.runs.get("rank-1-0")
@@ -621,7 +621,7 @@ def test_what_a_rank_sent_while_it_was_not_in_memory_is_added_to_the_sum_or_coun
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
-    world = make_world(lambda: now_s, store=url)  # without a thread: the test looks
+    world = make_world(lambda: now_s, store=url)  # without a thread: the test polls
     shared_runs, (shard,) = world.app.state.shared, world.app.state.shared._cluster.shards
     shared_runs._listed.set()
 
@@ -685,8 +685,8 @@ def test_days_whose_runs_have_been_silent_for_long_enough_are_dropped_everywhere
     cluster = _client(url)
     shard = cluster.shards[0]
     wait_for(lambda: shard.read("SELECT uniqExact(run) AS count FROM runs").one("count") == 3, "the list")
-    collector.inserter.close()  # or it would write newer signs of life
-    # Nobody waits for days in a test: the signs of life of one run become old.
+    collector.inserter.close()  # otherwise, it would write newer signs of life
+    # Instead of waiting for days, the test makes the signs of life of one run old.
     old, node = number_of_run("old"), nodes.nodes[0]
     day = shard.read(f"SELECT toString(any(day)) AS day FROM runs WHERE run = {old}").texts("day")[0].decode()
     node.ask(
@@ -696,7 +696,7 @@ def test_days_whose_runs_have_been_silent_for_long_enough_are_dropped_everywhere
     node.ask("OPTIMIZE TABLE runs FINAL", database_of(url))
     assert Retention("").keep(shard) == []
     assert Retention("60d").keep(shard) == []
-    for table in OF_SUMS:  # another server stores sums when their day was dropped, or just before
+    for table in OF_SUMS:  # another server stores sums just before or after their day is dropped
         for of in (day, "2020-01-01", "today()"):
             of_day = of if of == "today()" else f"'{of}'"
             node.ask(f"INSERT INTO {table.name} (day, run) SELECT toDate({of_day}), 7", database_of(url))
@@ -733,7 +733,7 @@ def test_runs_whose_day_was_dropped_leave_the_list_of_every_server(
     one.client.delete("/api/v1/runs/deleted")
     wait_for(lambda: "deleted" not in _listed(two), "the deletion")
     two.client.get("/api/v1/series?run=old&stat=mean&tap=0")  # its values are in memory
-    collector.inserter.close()  # or it would write newer signs of life
+    collector.inserter.close()  # otherwise, it would write newer signs of life
     day = nodes.nodes[0].ask(f"SELECT any(day) FROM runs WHERE run = {number_of_run('old')}", database_of(url))
     for table in OF_RUNS:  # as another server's retention does
         nodes.nodes[0].ask(f"ALTER TABLE {table.name} DROP PARTITION '{day}'", database_of(url))

@@ -1,4 +1,4 @@
-"""Sums of ranks over steps that servers store: they say what the steps say, whoever stores them and how often."""
+"""Stored sums of ranks over steps: they agree with the steps, whichever server stores them and however often."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_step_of_a_span_is_covered_once_or_left(
     last = first + length
     numbers = np.array(sorted({*leaves, 46}), np.int64)
     steps = np.full(len(numbers), 1 << LEAF)
-    steps[-1] = in_last  # the last one of an attempt that is over
+    steps[-1] = in_last  # the last step of an attempt that has ended
     marks = Marks({LEAF: (numbers, steps), 8: (np.array([1, 2, 5]), np.array([256, 256, 256]))})
     covered, left = marks.cover(level, (first, last))
     spans = sorted([*((each.begin, each.end) for each in covered), *left])
@@ -80,12 +80,12 @@ def test_every_step_of_a_span_is_covered_once_or_left(
     assert all(step in stored for each in covered for step in range(each.begin, each.end + 1))
 
 
-# -- what they say -----------------------------------------------------------------------------------------------------
+# -- their values ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def ranks(shards: Sequence[Shard]) -> Iterator[Ranks]:  # noqa: F811
-    """All ranks of two attempts, of which sums are stored."""
+    """All ranks of two attempts whose sums are stored."""
     made = Ranks(shards)
     with pytest.MonkeyPatch.context() as patch:
         for module in (adders, ranksums):
@@ -101,7 +101,7 @@ def ranks(shards: Sequence[Shard]) -> Iterator[Ranks]:  # noqa: F811
 
 
 def add_all(past: RanksPast) -> int:
-    """Store all sums of a training that is over, and return in how many parts that was done."""
+    """Store all sums of a training that has ended, and return the number of portions."""
     adder, parts = Adder(lambda: [*settled(past)], past, settled_s=0.0), 0
     while adder.advance():
         parts += 1
@@ -114,7 +114,7 @@ def settled(past: RanksPast) -> Iterator[Attempt]:
 
 
 def check(ranks: Ranks, found: Rows, exact: Rows, span: tuple[int, int]) -> None:
-    """Assert that each row has what the steps have that it names, and that no step is missing."""
+    """Assert that each row is the sum of the steps that it names, and that no step is missing."""
     assert (np.diff(found.first) > 0).all()
     assert (found.first[1:] > found.last[:-1]).all()
     for place, (first, last) in enumerate(zip(found.first.tolist(), found.last.tolist(), strict=True)):
@@ -191,7 +191,7 @@ def test_a_heatmap_of_stored_sums_shows_every_extreme_and_counts_every_step(
 
 
 def check_sketches(ranks: Ranks, found: Sequence[SketchRows] | None, taps: Sequence[int], span: tuple[int, int]) -> int:
-    """Assert that each sum counts exactly what the steps have that it names; return how many steps there are in all."""
+    """Assert that each sum counts exactly the values of the steps that it names. Return the total number of steps."""
     assert found is not None, ranks.past.trouble
     assert all(one.last < two.first for one, two in pairwise(found))
     assert found[0].first <= span[0]
@@ -330,7 +330,7 @@ def test_histograms_that_are_lost_are_not_stored_and_neither_are_those_of_their_
     shards: Sequence[Shard],  # noqa: F811
     owner: int | None,
 ) -> None:
-    """Also if the sums over the steps of the rank are lost with them, so that these look whole."""
+    """This also holds if the sums over steps of the rank are lost with them, so that these look complete."""
     shard, runs = shards[0], [f"unsketched-{owner}-{rank}" for rank in range(2)]
     for rank, run in enumerate(runs):
         lost = {"sketches": 0, "sketch_rollups": 0} if rank == 0 else {}
@@ -423,7 +423,7 @@ def test_of_a_live_training_steps_are_added_up_when_there_are_many_or_it_is_over
     shards: Sequence[Shard],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Until then, questions add them up."""
+    """Until then, queries add them up."""
     for name in ("LARGE", "LARGE_SKETCHES"):
         monkeypatch.setattr(adders, name, 280)
     shard, runs = shards[0], ("few-0", "few-1")

@@ -1,4 +1,4 @@
-"""ClickHouse over TLS: a collector and a server trust what they are told to trust, and say why they refuse the rest."""
+"""ClickHouse over TLS: a collector and a server trust the configured authorities, and say why they reject others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """A server with TLS on one port and without on another, its certificate, and one of somebody else."""
+    """A server with TLS on one port and without it on another, its certificate, and a certificate from someone else."""
 
     node: Node
     port: int

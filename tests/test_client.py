@@ -1,4 +1,4 @@
-"""The client: every call against a real server returns the store's values, and errors are the server's messages."""
+"""The client: every call to a real server returns the store's values, and errors contain the server's messages."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_every_route_has_its_method(world: Served) -> None:
 
 @contextmanager
 def _serving_at(port: int) -> Iterator[Runs]:
-    """Serve at a port; 0 for any."""
+    """Serve at a port; 0 means any."""
     listening = listen("127.0.0.1", port)
     settings = complete(ServerSettings(host="127.0.0.1", port=port, token=TOKEN), listening)
     assert port in (0, settings.port)
@@ -424,5 +424,5 @@ def test_a_follower_waits_until_a_restarted_server_knows_its_run(monkeypatch: py
     monkeypatch.setattr("hookcore.reading.exchange.NEW_SERVER_S", 0.0)
     with pytest.raises(ServerError, match="there is no run"):
         next(news)
-    with pytest.raises(ServerError, match="there is no run"):  # it was never there
+    with pytest.raises(ServerError, match="there is no run"):  # it never existed
         next(exchange.follow("/api/v1/live", {}, None))

@@ -1,4 +1,4 @@
-"""Gradients that are far smaller on one side of a layer than on the other, from the first step on."""
+"""Gradients that, from the first step on, are far smaller on one side of a layer than on the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness import seed_all
 
 
 class Fades(nn.Module):
-    """Passes its input on, and almost nothing of the gradient."""
+    """Passes on its input, but almost nothing of the gradient."""
 
     def __init__(self, share: float) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Fades(nn.Module):
 
 
 class Towers(nn.Module):
-    """Two networks that have nothing to do with each other, one with a tiny loss."""
+    """Two independent networks, one of which has a tiny loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def test_the_last_layer_before_the_cut_is_named_in_the_first_steps() -> None:
 
 def test_a_smaller_fall_and_one_to_zero_are_none() -> None:
     assert not vanishing(net(1e-3))
-    assert not vanishing(net(0.0))  # other rules tell of gradients that are zero
+    assert not vanishing(net(0.0))  # other rules report gradients of zero
 
 
 def test_networks_that_do_not_feed_each_other_are_not_compared() -> None:

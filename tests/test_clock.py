@@ -34,7 +34,7 @@ class Base(torch.optim.SGD):
 
 
 class Lookahead(torch.optim.Optimizer):
-    """Steps another optimizer inside its own step."""
+    """Calls another optimizer inside its own step."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner
@@ -252,7 +252,7 @@ TURNS: Final[dict[Callable[[World], None], int]] = {
     gradients_set_by_hand: 2,
     one_among_strangers: 1,
 }
-# Turns that must occur in the first steps: a scaler, and an unwatched pass before a new optimizer.
+# Turns that must come in the first steps: a scaler, and an unwatched pass before a new optimizer.
 AT_FIRST: Final = (scaled, scaled_and_skipped, strangers_in_between)
 # Turns of one optimizer alone.
 ALONE: Final = (
@@ -267,9 +267,9 @@ def _run(
     """Return the number of the step after each turn, and the captured steps."""
     seed_all()
     world, numbers = World(), []
-    # The scaler is noticed only when it lets an optimizer step, so it does that once before anything is counted.
+    # A scaler is noticed only when it lets an optimizer step, so it does that once before counting begins.
     with watch(world.model, **given) as watcher:
-        watcher.log(place=-1.0)  # a name that is logged first is always of the running step
+        watcher.log(place=-1.0)  # the first value of a name always belongs to the running step
         if scaler:
             scaled(world)
         for place, turn in enumerate(turns):

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Steps of trainings that were once counted wrongly, and what belongs to them."""
+"""Trainings whose steps were once counted wrongly, and the values that belong to these steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_two_optimizers_after_one_backward_are_one_step(given: dict[str, Any]) -
 
 
 class Adapted(nn.Module):
-    """A frozen layer with a small one beside it."""
+    """A frozen layer with a small trainable layer next to it."""
 
     def __init__(self, base: Any) -> None:
         super().__init__()

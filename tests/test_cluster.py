@@ -1,6 +1,6 @@
-"""compose.cluster.yaml and the manifests of the same cluster: they name what exists, and their processes work together.
+"""compose.cluster.yaml and the manifests of the same cluster: what they name exists, and their processes cooperate.
 
-No container is started here.
+These tests start no containers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_the_addresses_of_clickhouse_are_services_with_its_user_and_password() -
 
 
 def _variable(value: str) -> str:
-    """Return the variable of the shell that compose inserts, and requires."""
+    """Return the shell variable that compose requires and inserts."""
     found = re.fullmatch(r"\$\{(\w+):\?.+\}", value)
     assert found is not None, value
     return found[1]
@@ -133,7 +133,7 @@ def test_clickhouse_asks_the_keepers_that_exist(folder: Path) -> None:
 
 
 def _nginx_conf(ports: dict[str, int]) -> str:
-    """Return the proxy's configuration with ports of this machine in place of names that only compose knows."""
+    """Return the proxy's configuration, with local ports in place of names that exist only in compose."""
     text = NGINX.read_text()
     for name, port in ports.items():
         text = text.replace(f"server {name}:8642", f"server 127.0.0.1:{port}")
@@ -155,7 +155,7 @@ def test_the_proxy_leads_to_all_servers_and_its_configuration_is_valid(tmp_path:
 
 @contextmanager
 def _started(service: dict[str, Any], folder: Path, to: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the command of a service with its variables and those of the image, before the ClickHouse of this machine."""
+    """Run the command of a service with its variables and those of the image, and with this machine's ClickHouse."""
     given = {name: value for name, value in service["environment"].items() if not value.startswith("${")}
     address = {name: to for name in ("HOOKCORE_STORE", "HOOKCORE_TO") if name in given}
     spool = {"HOOKCORE_SPOOL": str(folder / "spool")} if "HOOKCORE_SPOOL" in given else {}
@@ -227,7 +227,7 @@ def _load(path: Path) -> list[dict[str, Any]]:
 
 
 def _patched(given: Any, patch: Any) -> Any:
-    """Return a part of a manifest with a strategic merge patch: lists whose parts have names are merged by them."""
+    """Return a manifest after a strategic merge patch, which merges lists of named items by name."""
     if isinstance(given, dict) and isinstance(patch, dict):
         merged = {name: _patched(given.get(name), value) for name, value in patch.items() if value is not None}
         return {**{name: value for name, value in given.items() if name not in patch}, **merged}
@@ -239,7 +239,7 @@ def _patched(given: Any, patch: Any) -> Any:
 
 
 def _manifests() -> list[dict[str, Any]]:
-    """Return what kustomize makes of the folder, as far as these files need it."""
+    """Return what kustomize would make of the folder, as far as these files need it."""
     (kustomization,) = _load(MANIFESTS / "kustomization.yaml")
     (base,) = _load(BASE / "kustomization.yaml")
     own = [name for name in kustomization["resources"] if name != "../kubernetes"]

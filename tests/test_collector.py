@@ -1,4 +1,4 @@
-"""The collector: what it has acknowledged reaches the server once, or is counted, whatever is killed in between."""
+"""The collector: acknowledged data reaches the server exactly once, or is counted as lost, whatever is killed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ROOT = Path(__file__).parents[1]
 # -- the spool ---------------------------------------------------------------------------------------------------------
 
 
-RECORD = 36 + len("run") + 500  # bytes of each of these
+RECORD = 36 + len("run") + 500  # bytes per record
 
 
 def _filled(folder: Path, *, count: int = 5, limit: int = 10**6, segment: int = 2000) -> Spool:
@@ -129,7 +129,7 @@ def test_a_spool_without_checksums_of_heads_is_read(tmp_path: Path) -> None:
     for record in range(5):
         for byte in (14, 15):
             _change(path, record * RECORD + byte, lambda _: 0)
-    _change(path, RECORD, lambda _: 0)  # a mark
+    _change(path, RECORD, lambda _: 0)  # the mark of the second record
     again = Spool(tmp_path, 10**6, NEVER_S, 10**6)
     assert [record.first for record in again.recover()] == [0, 2, 3, 4]
     assert again.damaged == 1
@@ -165,7 +165,7 @@ def test_a_segment_is_removed_when_nobody_needs_its_records(tmp_path: Path) -> N
     for segment in list(spool._segments.values()):
         for record in list(segment.records):
             spool.release(record)
-    assert len(list(tmp_path.glob("*.spool"))) == 1  # the one that is written to
+    assert len(list(tmp_path.glob("*.spool"))) == 1  # the file that is being written
     spool.append("run", 9, 9, 1, bytes(1900))
     assert len(list(tmp_path.glob("*.spool"))) == 1
 
@@ -228,7 +228,7 @@ def test_two_collectors_do_not_share_a_spool(tmp_path: Path) -> None:
     Lanes(tmp_path, 10**6, NEVER_S).close()
 
 
-# -- from a trainer to a server, with everything that can happen -------------------------------------------------------
+# -- from a trainer to a server, with random faults --------------------------------------------------------------------
 
 
 class _Disk:
@@ -239,7 +239,7 @@ class _Disk:
 
 
 class Collected(RuleBasedStateMachine):
-    """A trainer, a collector that is killed, and a server that loses what isn't on its disk."""
+    """A trainer, a collector that is killed, and a server that loses whatever isn't on its disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -321,7 +321,7 @@ class Collected(RuleBasedStateMachine):
 
     @rule()
     def the_server_is_killed(self) -> None:
-        """It comes back with what is on its disk."""
+        """Restart the server with the data on its disk."""
         run = self.receiver.runs.get("run")
         self.receiver.stored = [step for step in self.receiver.stored if step <= self.disk.durable]
         self.receiver.forget()
@@ -357,7 +357,7 @@ TestCollected.settings = settings(deadline=None, max_examples=200, stateful_step
 
 
 class Cutting:
-    """Runs whose segments are cut for a ClickHouse that has nothing, of frames that take about `FRAME` bytes."""
+    """Runs with frames of about `FRAME` bytes, whose segments are cut for an empty ClickHouse."""
 
     FRAME = 200_000
 
@@ -369,10 +369,10 @@ class Cutting:
         self.cutter = Cutter(self.lanes, cluster, 5.0, lambda: self.now)
         self.sent = [0] * runs  # frames
         self.cuts: list[list[str]] = []  # the runs in each segment
-        self.most_bytes = 0  # of the items in memory
+        self.most_bytes = 0  # bytes of the items in memory
 
     def send(self, number: int, step: int) -> None:
-        """Let a run send a frame, and let the collector look for what is due."""
+        """Let a run send a frame, and let the collector cut the segments that are due."""
         rows, item = self.FRAME // (8 * len(STATS)), self.sent[number]
         taps = tuple(Tap(f"layers.{tap}", "output") for tap in range(rows)) if not item else ()
         made = frame_item(item, a_frame(step, taps=tuple(range(rows))))
@@ -398,7 +398,7 @@ class Cutting:
 
 @pytest.fixture
 def cutting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cutting]:
-    """Eight runs and a collector whose segments take about four frames."""
+    """Return eight runs and a collector whose segments have room for about four frames."""
     monkeypatch.setattr(cutter, "MAX_BYTES", 4 * Cutting.FRAME)
     monkeypatch.setattr(feed, "STEP_BYTES", 4 * Cutting.FRAME)
     made = Cutting(tmp_path, 8)
@@ -568,7 +568,7 @@ def test_what_a_full_spool_drops_is_not_counted_if_it_is_in_memory_on_its_way(tm
     assert (len(feed.items), lane.waiting) == (4, 4)
     lane.on_stored(0)
     assert lane.waiting == 3
-    feed.restart(-1)  # nothing more of it could be inserted, and the disk has only the last one
+    feed.restart(-1)  # nothing more of it can be inserted, and the disk has only the last item
     assert lane.dropped == {"spool-full": 2}
     assert lane.waiting == 1
     lanes.close()
@@ -588,10 +588,10 @@ def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it_on_disk(tmp_path:
     assert [(each.first, each.last, each.count) for each in lane.records()] == [(3, 3, 1), (4, 5, 2)]
     assert lane.waiting == 3
     assert sum(each.size for each in lane.records()) < 4 * 25_000
-    lane.on_stored(2)  # nothing changes
+    lane.on_stored(2)  # no change
     assert lane.waiting == 3
     lanes.close()
-    again = Lanes(tmp_path, 10**9, NEVER_S)  # it finds the whole batch, too, because the file has it still
+    again = Lanes(tmp_path, 10**9, NEVER_S)  # it also finds the whole batch, because the file still has it
     (lane,) = again.all()
     assert [(each.first, each.last, each.count) for each in lane.records()] == [(3, 3, 1), (4, 5, 2)]
     assert lane.waiting == 3
@@ -614,7 +614,7 @@ def test_a_repeated_segment_has_each_item_once_whatever_its_trainer_repeated(tmp
 def test_a_full_disk_takes_the_note_that_its_room_is_needed_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a note nothing can be inserted, so nothing would leave the disk again."""
+    """Without a note, nothing can be inserted, so nothing would ever leave the disk."""
     made = Cuts(tmp_path)
 
     def full(path: Path) -> Any:
@@ -624,10 +624,10 @@ def test_a_full_disk_takes_the_note_that_its_room_is_needed_for(
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     for number in range(3):
         cut = made.cut(0, 1, [Share("run", 0, 0, 1, -1, ((number, number),), number)])
-        again = Cuts(tmp_path)  # of a process that begins when this one was killed
+        again = Cuts(tmp_path)  # in a process that starts after this one was killed
         assert again.unfinished() == [cut]
         with pytest.raises(CutError):
-            made.cut(0, 1, [])  # there is room for one
+            made.cut(0, 1, [])  # there is room for one of them
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) == size
         made.finish(cut)
         made.finish(cut)
@@ -691,7 +691,7 @@ def test_a_finished_run_is_forgotten_when_the_server_has_all_of_it(tmp_path: Pat
     (lane,) = lanes.all()
     now[0] = 1000.0
     lanes.forget_finished()
-    assert lanes.all() == [lane]  # nothing was delivered yet
+    assert lanes.all() == [lane]  # nothing has been delivered yet
     sent = lane.next_batch()
     lane.on_answer(sent, receiver.take(sent))
     now[0] = 2000.0
@@ -732,7 +732,7 @@ def test_a_wrong_flag_is_named(
 
 
 class Process:
-    """A collector as a process, at one port, with one spool."""
+    """A collector process with a fixed port and spool."""
 
     def __init__(self, folder: Path, to: str) -> None:
         self.folder, self.to, self.port = folder, to, 0

@@ -1,4 +1,4 @@
-"""Commands from readers to the trainer: checked on arrival, carried out between two steps."""
+"""Commands from readers to the trainer: checked on arrival, and carried out between two steps."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_cadence_and_the_budget_can_be_changed() -> None:
 
 
 def _steps_at_costs(cadence: Cadence, steps: range, plain_s: float = 1.0, captured_s: float = 2.0) -> list[int]:
-    """Return the captured steps if steps take these times."""
+    """Return the steps that are captured if steps take these times."""
     chosen = []
     for step in steps:
         captured = cadence.wants(step)
@@ -207,7 +207,7 @@ def test_an_invalid_value_changes_nothing_and_is_explained(changes: dict[str, An
         assert not run.events("settings-changed")
         (event,) = run.events("settings-refused")
     assert said in event.message
-    assert event.message.startswith(", ".join({"every": 5, **changes}) + ": ")  # whose change it was
+    assert event.message.startswith(", ".join({"every": 5, **changes}) + ": ")  # the settings of the command
 
 
 def test_a_repeated_command_is_carried_out_once() -> None:
@@ -234,7 +234,7 @@ def test_cadence_and_pause_can_be_changed_without_steps() -> None:
         run.change(every=3, paused=True, include=["0"])
         wait_for(lambda: run.watcher.paused and run.recorder.control.settings.every == 3)
         wait_for(lambda: run.events("settings-waiting"))
-        assert not run.recorder.control.settings.include  # hooks read this: not while a forward may be running
+        assert not run.recorder.control.settings.include  # hooks read it, and a forward may be running
         assert process_state() == handles
         run.step()
         assert run.recorder.control.settings.include == ("0",)
@@ -375,7 +375,7 @@ def test_the_number_of_listed_hooks_is_limited(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Telling(StoreSink):
-    """Records who listens, and which thread described the hooks."""
+    """Records the subscribers, and the thread that described the hooks."""
 
     def __init__(self) -> None:
         super().__init__(Store(4_000_000))

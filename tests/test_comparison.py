@@ -26,7 +26,7 @@ def world() -> World:
 
 
 def filled(taps: list[Tap], rows: dict[int, list[float]]) -> Store:
-    """Return a store with these values of rms at these steps."""
+    """Return a store with these rms values at these steps."""
     store = Store(8_000_000)
     for place, (step, values) in enumerate(rows.items()):
         store.append(make_frame(step, values, new_taps=tuple(taps) if not place else ()))
@@ -136,7 +136,7 @@ def test_the_matrix_marks_equal_cells_and_cells_finite_in_one_run_only(world: Wo
     assert said["worst"][0][2:6] == [0.0, 0.5, "NaN", 0.0]
     assert said["state"][0][2:6] == [1, 1, 2, 1]
     assert [place for place, state in enumerate(said["state"][1]) if state != 1] == [7]
-    assert said["state"][1][7] == 3  # NaN in both: no difference, but marked differently from equal values
+    assert said["state"][1][7] == 3  # NaN in both runs is no difference, but is marked differently from equal values
     assert said["rows"][0]["numbers"] == [0, 0]
 
 

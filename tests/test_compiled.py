@@ -32,7 +32,7 @@ from hookcore.hooks.compiled import (
 )
 from hookcore.records import Tap
 
-pytestmark = [  # warnings that torch gives with or without hookcore
+pytestmark = [  # warnings of torch, with or without hookcore
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
@@ -46,8 +46,8 @@ def on(backend: str, *values: str) -> Any:
     return pytest.param(*values, backend, marks=[pytest.mark.slow] if backend == "inductor" else [])
 
 
-# Compiling takes nearly all the time, so no case repeats what others prove: dynamo traces the same graphs for all
-# backends, and a way of compiling decides only which hooks run around them.
+# Compiling takes nearly all the time, so no case repeats what another one proves: dynamo traces the same graphs for all
+# backends, and the way of compiling only decides which hooks run around them.
 EACH = [*(on("eager", way) for way in WAYS[:-1]), on("aot_eager", WAYS[-1])]  # each way
 PAIRS = [*EACH, on("inductor", "wrapped")]  # each way, and each backend
 CASES = [  # each way, and each model with each backend
@@ -210,9 +210,9 @@ def dynamo() -> Iterator[None]:
 
 
 def assert_as_counted(alone: tuple[int, int, int]) -> None:
-    """Check that there were the same graphs and breaks as unwatched, in as many frames.
+    """Check that there were the same graphs and breaks as unwatched, in the same number of frames.
 
-    The process may have seen more frames unwatched: of what other tests left running.
+    Unwatched, the process may have seen more frames, from code that other tests left running.
     """
     graphs, frames, breaks = counted()
     assert (graphs, breaks) == (alone[0], alone[2])
@@ -230,7 +230,7 @@ def trained_alone(name: str, way: str, backend: str) -> tuple[list[Tensor], tupl
 
 
 class Recording:
-    """An observer that keeps copies, numbers the calls of a key, and can be told to stop listening."""
+    """An observer that keeps copies, numbers the calls of each key, and can be switched off."""
 
     def __init__(self) -> None:
         self.tensors: dict[Seen, Tensor] = {}
@@ -264,7 +264,7 @@ class Recording:
 
 
 def watch_inside(model: nn.Module) -> tuple[Inside, Recording, dict[int, str]]:
-    if not internals.SEES_INSIDE:  # `watch` then uses none
+    if not internals.SEES_INSIDE:  # then, `watch` doesn't use `Inside` either
         pytest.skip("this torch can't trace the hooks into its graphs")
     recording = Recording()
     inside = Inside(recording)
@@ -274,7 +274,7 @@ def watch_inside(model: nn.Module) -> tuple[Inside, Recording, dict[int, str]]:
 
 
 def truth(model: nn.Module, batch: Tensor, loss_of: Callable[[Tensor], Tensor]) -> dict[Seen, Tensor]:
-    """Return every module's outputs and their gradients, by autograd, uncompiled."""
+    """Return every module's outputs and their gradients, computed by autograd without compiling."""
     outputs: dict[Seen, Tensor] = {}
     values: dict[Seen, Tensor] = {}
     calls: Counter[int] = Counter()
@@ -304,7 +304,7 @@ def assert_same_tensors(seen: dict[Seen, Tensor], expected: dict[Seen, Tensor]) 
         torch.testing.assert_close(seen[key], tensor, rtol=1e-3, atol=1e-5, msg=str(key))
 
 
-# --- Boundary: hookcore.watch beside compiled code ------------------------------------------------------------------
+# --- Boundary: hookcore.watch next to compiled code -----------------------------------------------------------------
 
 
 def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
@@ -454,7 +454,7 @@ def test_a_torch_that_cannot_look_inside_captures_the_boundary_and_says_so(monke
 
 
 def norms_seen(model: nn.Module, compiled: Callable[[], nn.Module], batches: list[Tensor]) -> dict[Tap, float]:
-    """Return the store's norms of a training that was watched from before it was compiled."""
+    """Return the store's norms of a training that was watched before it was compiled."""
     with watch(model, compiled="inside") as watcher:
         train(compiled(), batches)
         assert watcher.flush()
@@ -524,7 +524,7 @@ def test_forgetting_returns_whether_there_was_anything_to_forget() -> None:
 
 
 class Hooked:
-    """A pair of global hooks like the recorder's, which do nothing."""
+    """A pair of global hooks like the recorder's that do nothing."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -632,7 +632,7 @@ def test_torchs_own_check_is_restored_whichever_watcher_stops_first(hooked: Hook
     first.on()
     second.on()
     first.off()
-    assert torch_module._has_any_global_hook()  # `before` has no users anymore
+    assert torch_module._has_any_global_hook()  # nothing uses `before` anymore
     second.off()
     assert torch_module._has_any_global_hook is before
 
@@ -659,7 +659,7 @@ def test_every_module_inside_is_seen_correctly_in_unchanged_graphs(name: str, wa
     inside, recording, _ = watch_inside(model)
     result = train(compile_model(model, way, backend), batches)
     inside.close()
-    assert_as_counted(count)  # five steps: nothing was recompiled, and there was no graph break
+    assert_as_counted(count)  # five steps, without recompiling and without graph breaks
     assert close(result, alone)
     assert set(recording.times.values()) == {1}
     assert len(recording.tensors) == 5 * len(expected)
@@ -788,7 +788,7 @@ def test_hooks_added_after_compilation_work_and_are_removed_on_close(way: str, b
     result = train(compiled, batches[:1])
     recording = Recording()
     inside = Inside(recording)
-    assert inside.attach(enumerate(original.modules()))  # says that there were graphs
+    assert inside.attach(enumerate(original.modules()))  # shows that there were graphs
     result += train(compiled, batches[1:3])
     inside.close()
     inside.close()
@@ -797,7 +797,7 @@ def test_hooks_added_after_compilation_work_and_are_removed_on_close(way: str, b
     result += train(compiled, batches[3:])
     assert len(recording.tensors) == seen
     assert not any(module._forward_hooks for module in original.modules())
-    assert counted()[0] == 3  # without us, with us, and without us again
+    assert counted()[0] == 3  # unwatched, watched, and unwatched again
     losses = [tensor for tensor in result if tensor.dim() == 0]
     assert close(losses, [tensor for tensor in alone if tensor.dim() == 0])
 
@@ -913,8 +913,8 @@ def train_with_a_compiled_optimizer(how: str, model: nn.Module | None = None) ->
 def test_a_compiled_optimizer_has_the_graphs_of_an_unwatched_one_no_more_breaks_and_every_step_is_counted(
     how: str, budget: float | None
 ) -> None:
-    # Torch's loop over the step's hooks stays uncompiled, so a break inside that frame is not counted. torch 2.6
-    # compiles it up to our hooks and breaks there, which changes no graph.
+    # torch's loop over the step's hooks stays uncompiled, so breaks inside that frame don't count. torch 2.6
+    # compiles it up to hookcore's hooks and breaks there, which changes no graph.
     alone, (graphs, frames, breaks) = optimized_alone(how)
     with hookcore.watch(server=None, budget=budget) as watcher:
         watched = train_with_a_compiled_optimizer(how)

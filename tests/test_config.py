@@ -1,4 +1,4 @@
-"""Settings: the accepted values, their stored form, and the errors for invalid ones."""
+"""Settings: accepted values, their stored form, and errors for invalid ones."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Model:
 
 
 class Hostile:
-    """Raises whatever is done to it."""
+    """Raises at every operation."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")
@@ -66,14 +66,14 @@ class Hostile:
 
 
 class Broken(dict[str, Any]):
-    """A mapping whose items can't be read, as with an interpolation that leads nowhere."""
+    """A mapping whose items can't be read, as with an interpolation of a missing key."""
 
     def __getitem__(self, name: str) -> Any:
         raise KeyError(name)
 
 
 class Endless(OrderedDict[str, int]):
-    """A mapping that never ends and doesn't know its length."""
+    """An endless mapping without a length."""
 
     def keys(self) -> Any:
         return iter(self)
@@ -320,7 +320,7 @@ def test_a_scheduler_of_several_is_one_with_parts() -> None:
 def test_the_versions_of_imported_packages_are_known_without_running_lazy_modules() -> None:
     found = facts_of_packages().values
     assert found["version.numpy"] == np.__version__
-    assert not found.keys() & {"version.torch", "version.json"}  # every run has the one, the other is Python's
+    assert not found.keys() & {"version.torch", "version.json"}  # every run has torch's; json is part of Python
 
     class Lazy(ModuleType):
         def __getattr__(self, name: str) -> str:
@@ -364,7 +364,7 @@ def test_options_of_argparse_are_found_with_defaults_among_those_of_libraries() 
     assert options.lr
 
 
-# --- All the way -----------------------------------------------------------------------------------------------------
+# --- End to end ------------------------------------------------------------------------------------------------------
 
 
 def test_a_saved_run_has_its_configuration_and_facts(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ NO_MODELS: Any = SimpleNamespace(roots=(), changes=0)
 
 
 def met(*optimizers: torch.optim.Optimizer, times: int = 0) -> Any:
-    """Return what a recorder knows of these optimizers, of which it has met more by now."""
+    """Return what a recorder knows about optimizers: these, and how many it has met so far, if more."""
     return SimpleNamespace(met=times or len(optimizers), optimizers=lambda: list(optimizers))
 
 
@@ -401,7 +401,7 @@ def test_the_facts_of_an_optimizer_go_with_it() -> None:
 def test_facts_are_looked_up_again_if_the_first_look_failed() -> None:
     facts, optimizer = Facts(), torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.25)
     changing: Any = met(optimizer)
-    changing.optimizers = lambda: [None]  # as a dict that the training changes raises, too
+    changing.optimizers = lambda: [None]  # like a dict that the training changes at the same time
     with pytest.raises(AttributeError):
         facts.news(NO_MODELS, changing)
     assert (facts.news(NO_MODELS, met(optimizer)) or {})["facts"]["optimizer.lr"] == 0.25
@@ -420,7 +420,7 @@ def test_facts_fit_into_a_message_and_what_is_left_out_is_counted() -> None:
     assert len(known["facts"]) == MAX_IN_MESSAGE
     assert known["facts"]["steps.trained"] == 7
     said = facts_of_optimizers(optimizers)
-    assert said.cut > 8 * 4  # the groups after the 16th of each
+    assert said.cut > 8 * 4  # the groups after each optimizer's 16th
     assert known["facts_cut"] > said.cut
     info = make_info("one", **known)
     assert shortened(info) == info

@@ -1,4 +1,4 @@
-"""The dashboard process: one per user, found by a private folder, started if none runs, and never in the way."""
+"""The dashboard process: one per user, found through a private folder, started if needed, and never in the way."""
 
 from __future__ import annotations
 

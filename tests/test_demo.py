@@ -1,4 +1,4 @@
-"""The demo trains something real, and each of its failures is what its name says."""
+"""The demo really trains, and each of its failures is what its name says."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def threads() -> Iterator[None]:
 
 
 def troubled(model: str, trouble: str) -> Store:
-    """Return the data of a training that goes wrong at step `AT`."""
+    """Return the data of a training that fails at step `AT`."""
     return train(Demo(model, trouble, AT, STEPS, most_per_s=0), lambda _: None).store
 
 
 def values(store: Store, module: str, kind: Kind, stat: str, index: str = "") -> np.ndarray:
-    """Return a stat of every step."""
+    """Return a stat at every step."""
     series = store.series(Tap(module, kind, index), stat)
     assert series.first_step.tolist() == list(range(STEPS))
     return np.asarray(series.mean)

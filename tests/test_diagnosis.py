@@ -1,4 +1,4 @@
-"""Findings in real trainings: none in healthy ones, the right ones in failing ones, and a note if data is missing."""
+"""Findings in real trainings: none in healthy ones, the right ones in failing ones, and a remark if data is missing."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def frame(step: int, rms: list[float], taps: tuple[Tap, ...] = (), loss: float |
 
 
 def chain(store: Store, last: int, *, bad: int, heals: bool, fine: int = 0) -> None:
-    """Append steps of a chain of layers: the first makes a NaN in one step, the others keep it or heal too.
+    """Append steps of a chain of layers: the first makes a NaN in one step, and the others keep it or recover, too.
 
-    After the first ones, every eighth step is captured, as under a budget. Layers that are `fine` make the steps wide,
+    After the first steps, every eighth one is captured, as under a budget. Layers that are `fine` make the steps wide,
     so that a small store soon merges them.
     """
     taps = (*CHAIN, *(Tap(f"fine.{number}", "output") for number in range(fine)))
@@ -92,9 +92,9 @@ def test_a_failing_training_is_found(name: str) -> None:
     outcome = judge(case, diagnosis, store)
     assert outcome.found, outcome.named
     assert outcome.right is not False, outcome.named
-    assert outcome.waited is not None or "info" in case.severities  # notes are no incidents
+    assert outcome.waited is not None or "info" in case.severities  # notes aren't incidents
     begun = {each.key: (each.culprit.number, each.first_step) for each in store.incidents()}
-    for each in diagnosis.findings:  # a page that asks now names what was found then
+    for each in diagnosis.findings:  # a page that is opened now names what was found then
         if each.rule != "spike" and each.severity != "info" and each.key in begun:
             assert begun[each.key] == (each.number, each.since_step)
 
@@ -130,7 +130,7 @@ def test_the_layer_that_made_a_nan_is_named_after_its_steps_were_merged_and_afte
 ) -> None:
     store = Store(2**20)
     chain(store, 5_000, bad=100, heals=heals, fine=28)
-    assert store.usage().merged["stats"] > 1000  # of the 1325 captured ones
+    assert store.usage().merged["stats"] > 1000  # of 1,325 captured steps
     expected = ("standardize", 100, 100 if heals else None, 100, 3)
     (found,) = findings_of(store)
     assert told(found) == expected
@@ -183,7 +183,7 @@ def test_an_infinite_gradient_of_a_skipped_step_is_always_a_note() -> None:
 
 
 def grown(losses: list[float] | None, factor: float = 60.0) -> tuple[Finding, ...]:
-    """Return a layer whose output grows late, with a loss."""
+    """Return the findings about a layer whose output grows late, with a loss."""
     store = Store(2**24)
     for step in range(200):
         rms = [1.0, factor if step >= 150 else 1.0]
@@ -219,7 +219,7 @@ def test_a_loss_that_is_nan_or_diverges_is_found(name: str) -> None:
 
 
 def test_the_step_since_which_a_loss_is_nan_stays_exact() -> None:
-    store = Store(2**20)  # so small that old steps are merged
+    store = Store(2**20)  # small, so that old steps are merged
     for step in range(8000):
         loss = math.nan if step >= 2003 or step == 77 else 1.0
         store.append(frame(step, [1.0, 1.0], CHAIN[:2] if step == 0 else (), loss))
@@ -232,7 +232,7 @@ def test_the_step_since_which_a_loss_is_nan_stays_exact() -> None:
     assert store.nonfinite_since("hookcore/time_s") is None
 
 
-# -- how much was looked at --------------------------------------------------------------------------------------------
+# -- the scope of findings ---------------------------------------------------------------------------------------------
 
 
 def test_too_little_data_is_reported_and_not_called_clear() -> None:

@@ -1,4 +1,4 @@
-"""What is different in some steps: the store's sums, the ranking, the words, REST, and the page."""
+"""What differs in some steps: the store's sums, the ranking, the sentences, REST, and the page."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""`hookcore.watch()`: models are found while they run, named by their own tree, and distinguished."""
+"""`hookcore.watch()`: models are discovered when they run, named by their own tree, and told apart."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 
 class Critic(Net):
-    """Another class with the same parts."""
+    """Another class with the same child modules."""
 
 
 def step_of(model: nn.Module, *inputs: Tensor) -> None:
@@ -44,7 +44,7 @@ def step_of(model: nn.Module, *inputs: Tensor) -> None:
 
 
 def paths(watcher: hookcore.Watcher) -> set[str]:
-    """Return the modules that were captured."""
+    """Return the paths of the captured modules."""
     return {item.path for item in watcher.coverage() if item.captured}
 
 
@@ -353,7 +353,7 @@ def test_a_loop_that_never_ends_a_step_is_reported_and_still_captured() -> None:
 
 
 class Partial(nn.Module):
-    """A part for each reason why a module may not be captured."""
+    """Has a child module for each reason why a module may not be captured."""
 
     def __init__(self) -> None:
         super().__init__()

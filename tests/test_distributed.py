@@ -1,4 +1,4 @@
-"""Two watched processes that train together over gloo."""
+"""Two watched processes train together over gloo."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _run(rank: int, watched: bool) -> dict[str, Any]:
 
 
 def _wait(rank: int, folder: str, hooked: bool) -> dict[str, Any]:
-    """Train steps in which rank 1 begins its backward pass `LATE_S` after rank 0 has finished its own part."""
+    """Train steps in which rank 1 starts its backward pass `LATE_S` after rank 0 has finished its part."""
     store = dist.FileStore(f"{folder}/late-{hooked}", WORLD)  # type: ignore[attr-defined]
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     parallel = DistributedDataParallel(model)
@@ -117,7 +117,7 @@ def test_a_rank_knows_how_long_it_waited_for_the_gradients_of_others(
 ) -> None:
     first, second = (answers(f"{rank}-waits-{hooked}") for rank in range(WORLD))
     assert list(first) == list(second) == [name]
-    # The first step was taken before it was known who reduces.
+    # In the first step, it was not known yet who reduces.
     assert len(first[name]) == len(second[name]) == STEPS - 1
     assert all(seconds >= LATE_S for seconds in first[name])
     assert all(seconds >= 0 for seconds in second[name])

@@ -1,4 +1,4 @@
-"""The recipe of the images, as far as it can be checked without building them. `make image` builds and runs one."""
+"""The Dockerfile, as far as it can be checked without building images. `make image` builds and runs one."""
 
 from __future__ import annotations
 

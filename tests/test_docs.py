@@ -1,7 +1,7 @@
 """The documentation is correct: its code runs, its links work, and its tables are those of the code.
 
 The Python blocks of a page run in one namespace, from top to bottom. The code of a comment `<!-- setup ... -->` runs
-too, for what a reader has and a test doesn't. `<!-- not run: reason -->` exempts the block below it.
+too, to provide what a reader has and a test doesn't. `<!-- not run: reason -->` exempts the block below it.
 `tests/test_docs_commands.py` does the same for the shell.
 """
 
@@ -32,7 +32,7 @@ LANGUAGES = {
     "yaml": "tests/test_kubernetes.py",
     "text": "",
 }
-MAX_EXEMPT = 3  # in all pages together: examples should run
+MAX_EXEMPT = 3  # in all pages together, because examples should run
 LINKS = ("link_open", "image")
 FOLDERS = ("hookcore", "app", "tests", "docs", "benchmarks", "examples", "docker")
 
@@ -129,7 +129,7 @@ def test_the_readme_names_the_tested_releases_and_the_oldest_supported_one() -> 
 
 
 def _said_by_the_code() -> Iterator[str]:
-    """Return every text in the code, with a NUL for each inserted value."""
+    """Return every string in the code, with a NUL for each inserted value."""
     for file in sorted(path for folder in ("hookcore", "app") for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):
@@ -151,8 +151,8 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> Non
     texts, messages = list(_said_by_the_code()), _quoted_messages()
     assert len(messages) > 20
     for message in messages:
-        # Three dots stand for an inserted value. Other text of the message may follow before the quotation continues.
+        # Three dots stand for an inserted value. The message may contain other text before the quotation continues.
         parts = [part.strip() for part in message.split("...")]
         wanted = re.compile(r"[^\n]*?\0[^\n]*?".join(map(re.escape, parts)))
-        candidates = (text for text in texts if all(part in text for part in parts))  # much faster than a search
+        candidates = (text for text in texts if all(part in text for part in parts))  # much faster than searching
         assert any(wanted.search(text) for text in candidates), f"nothing in the code says: {message}"

@@ -39,10 +39,10 @@ from tests.serving import TOKEN, Served, served
 from tests.warm import python
 from tests.webhook import webhook
 
-MAX_EXEMPT = 7  # blocks of all pages together for Docker, clusters, other machines, downloads, or minutes
+MAX_EXEMPT = 7  # blocks in all pages together that need Docker, clusters, other machines, downloads, or minutes
 PATIENCE_S = 250.0
 WITH_COMMANDS = [page for page in PAGES if any(not block.exempt for block in blocks_of(page, "sh"))]
-# A command that runs until it is stopped is stopped after its expected output; `make` only prints its commands.
+# A command that runs until it is stopped is stopped after its expected output. `make` only prints its commands.
 PRELUDE = """
 set -euo pipefail
 trap 'echo "failed: $BASH_COMMAND" >&2' ERR
@@ -107,7 +107,7 @@ def save_step(folder: Path) -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Return the environment of a reader: a folder with a training, our commands, and a temporary dashboard."""
+    """Return the environment of a reader: a folder with a training, hookcore's commands, and a temporary dashboard."""
     home, binaries = tmp_path / "home", Path(sys.executable).parent
     folder = tmp_path / "work"
     folder.mkdir()
@@ -132,7 +132,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def run(script: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
-    """Return the exit code of a script and its output. Everything that it started ends with it."""
+    """Run a script, and return its exit code and output. Everything that it started ends with it."""
     said = folder.with_suffix(".said")
     with said.open("wb") as output:
         shell = subprocess.Popen(

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""A model that trains in evaluation mode: all of it counts as training, even what needs no gradient."""
+"""A model that trains in evaluation mode: all of it counts as training, even tensors that need no gradient."""
 
 from __future__ import annotations
 

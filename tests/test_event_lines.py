@@ -1,4 +1,4 @@
-"""The Events page: lines of findings and events, their filter, and the origin of a finding."""
+"""The Events page: lines of findings and events, their filters, and the origin of a finding."""
 
 from __future__ import annotations
 

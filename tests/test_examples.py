@@ -1,4 +1,4 @@
-"""The examples run as their first lines say."""
+"""The examples run as described in their first lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server explains a saved step in a process of its own, and says so when it can't."""
+"""A server explains a saved step in a separate process, and reports why if it can't."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Dies(nn.Module):
 
 @pytest.fixture(autouse=True)
 def quick_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let replays be forks of a Python that has imported torch already."""
+    """Run replays as forks of a Python that has already imported torch."""
     monkeypatch.setattr(sys, "executable", python())
 
 
@@ -107,7 +107,7 @@ def replays_of(run: str) -> list[str]:
 
 
 def explained(client: Client, run: str) -> Capsule:
-    """Explain the only capsule of a run, and return it when that is done."""
+    """Explain the only capsule of a run, and return it afterward."""
     (found,) = client.capsules(run)
     assert client.explain(found.id, run).state == "running"
     return wait_for(
@@ -250,7 +250,7 @@ def test_a_replay_limits_its_memory(layers: Any, tmp_path: Path) -> None:
     refused = subprocess.run([*command, "much"], capture_output=True, text=True, env=environment)
     assert refused.returncode != 0
     assert "8GiB" in refused.stderr
-    command[0] = PYTHON  # a fork has what it needs already
+    command[0] = PYTHON  # a fork already has what it needs
     small = subprocess.run([*command, "1MB"], capture_output=True, text=True, env=environment)
     assert small.returncode != 0
 

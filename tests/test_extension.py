@@ -1,4 +1,4 @@
-"""The compiled CPU kernel as a file: how it is loaded, replaced, and kept in step with the Python code around it."""
+"""The compiled CPU kernel as a file: loading it, replacing it, and keeping it consistent with the Python code."""
 
 from __future__ import annotations
 

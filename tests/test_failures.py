@@ -23,7 +23,7 @@ from tests.zoo.case import mlp
 ROOT = Path(__file__).parents[1]
 RAISES = "train(3)\nraise RuntimeError('out of luck')"
 RETURN, RAISED, INTERRUPTED = 0, 1, -signal.SIGINT
-# Each script, and how Python ends it.
+# Each script, and how it ends under Python.
 SCRIPTS: dict[str, tuple[str, int]] = {
     "plain": (f"watcher = start()\n{RAISES}", RAISED),
     "with": ("with start():\n    train(3)\n    raise RuntimeError('out of luck')", RAISED),
@@ -68,7 +68,7 @@ def run_script(folder: Path, name: str) -> Archive:
     script, code = SCRIPTS[name]
     file = folder / "script.py"
     file.write_text(DRIVER.format(root=str(ROOT), script=script, keep=str(folder)))
-    # If the tests run in the background, Ctrl+C is ignored, and would be by the script.
+    # If the tests run in the background, they ignore Ctrl+C, and so would the script.
     heard = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         done = subprocess.run([python(), str(file)], capture_output=True, text=True, timeout=240)
@@ -168,7 +168,7 @@ def test_no_hook_of_the_process_is_replaced(open_watcher: Callable[[], hookcore.
 
 
 class Shell:
-    """The part of IPython that announces cells."""
+    """The part of IPython that reports cells."""
 
     def __init__(self) -> None:
         self.callbacks: dict[str, list[Any]] = {"post_run_cell": []}

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""No failure inside hookcore, or in the objects it looks at, reaches the training. It is counted and readable."""
+"""No failure inside hookcore, or in the objects that it reads, reaches the training. Failures are counted and shown."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Run:
 
 
 def train(build: Callable[[], nn.Module] = mlp, breaks: Callable[[], None] = lambda: None, **settings: Any) -> Run:
-    """Train under watch. `breaks` is called when the watcher exists."""
+    """Train while watched. `breaks` is called once the watcher exists."""
     seed_all()
     model = build()
     with watch(model, **settings) as watcher:
@@ -85,14 +85,14 @@ def take_steps(model: nn.Module) -> list[str]:
 
 
 def train_unwatched(build: Callable[[], nn.Module] = mlp) -> list[str]:
-    """Train the same without a watcher."""
+    """Train in the same way without a watcher."""
     seed_all()
     return take_steps(build())
 
 
 @pytest.fixture
 def untouched() -> Iterator[list[str]]:
-    """Return the same training without a watcher. Whatever the test does, nothing may remain in the process."""
+    """Return the same training without a watcher. At the end, nothing may remain in the process."""
     before = process_state()
     yield train_unwatched()
     assert process_state() == before
@@ -165,7 +165,7 @@ def test_a_limited_number_of_errors_is_kept_and_the_rest_is_counted(
 def test_errors_of_the_recorders_last_rounds_are_events_too(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
-    monkeypatch.setattr(Idle, "tick", explode)  # in every round, also in those while the watcher closes
+    monkeypatch.setattr(Idle, "tick", explode)  # in every round, including those while the watcher closes
     run = train()
     assert run.steps == untouched
     events = [event for event in run.watcher.store.events() if event.name == "hook-error"]
@@ -273,7 +273,7 @@ def test_a_sink_that_fails_for_a_while_loses_only_those_frames(
     run = train()
     watcher = run.watcher
     assert run.steps == untouched
-    assert sorted(set(calls)) == list(range(STEPS))  # what is known of the machine comes in between
+    assert sorted(set(calls)) == list(range(STEPS))  # samples of the machine come in between
     assert watcher.error_count == calls.count(1) >= 1
     steps = watcher.store.steps()
     assert (steps.first, steps.newest, steps.count) == (0, STEPS - 1, STEPS - 1)
@@ -295,7 +295,7 @@ def test_a_batch_that_cannot_be_built_is_counted_and_costs_no_tap_its_name(
     watcher = train().watcher
     assert watcher.error_count == 1
     monkeypatch.undo()
-    assert repr(read_step(watcher, STEPS - 1)) == repr(read_step(train().watcher, STEPS - 1))  # of NaN too
+    assert repr(read_step(watcher, STEPS - 1)) == repr(read_step(train().watcher, STEPS - 1))  # also for NaN
     (event,) = (event for event in watcher.store.events() if event.name == "frame-dropped")
     assert (event.count, event.message) == (1, "1 frame was dropped: building or sending failed")
 
@@ -353,16 +353,16 @@ def test_a_slow_sink_delays_nothing_and_drops_are_counted(
             mean_square(model(inputs)).backward()
             optimizer.step()
             waiting = [len(each.events) for each in watcher._recorder.worker.queue.frames]
-            assert max(waiting, default=0) <= 100 + 60 + 5  # none wait if the thread has just taken them
+            assert max(waiting, default=0) <= 100 + 60 + 5  # none are waiting if the thread has just taken them
         go_on.set()
         assert watcher.flush()
         kept_steps = watcher.store.steps()
         assert kept_steps.newest == STEPS + 2
         dropped = watcher._recorder.worker.queue.dropped
-        assert dropped + kept_steps.count >= STEPS + 3  # dropped are also frames about the machine, between steps
+        assert dropped + kept_steps.count >= STEPS + 3  # frames about the machine, between steps, are dropped, too
         own = watcher.store.events(name="own")
         assert own[-1].message == str(STEPS + 2)
-        lost = watcher.store.events(name="event-dropped")  # more than one if the thread sent a frame in between
+        lost = watcher.store.events(name="event-dropped")  # more than one, if the thread sent a frame in between
         assert lost
         assert len(own) + sum(each.count for each in lost) == 60 * (STEPS + 3)
 
@@ -464,7 +464,7 @@ def test_the_users_own_exception_is_raised_unchanged() -> None:
 
 
 class Endless(nn.Module):
-    """Calls itself, through so many functions that the stack can end in any of torch's."""
+    """Calls itself through so many functions that the stack can overflow inside any of torch's."""
 
     def __init__(self, functions: int) -> None:
         super().__init__()
@@ -532,7 +532,7 @@ def test_a_pause_inside_a_step_leaves_nothing_for_a_later_step() -> None:
 def test_what_is_noticed_while_the_last_frames_are_sent_becomes_an_event() -> None:
     model = nn.Sequential(*(nn.ReLU() for _ in range(400)), nn.Linear(2, 2))
     with hookcore.watch(model, server=None, budget=None, memory="2MB", kinds="output") as watcher:
-        assert watcher.flush()  # the description of the start is sent
+        assert watcher.flush()  # the first description has been sent
         model(torch.ones(1, 2)).sum().backward()
         watcher.step()
     assert any(event.message.startswith("some tensors are not captured") for event in watcher.store.events())
@@ -583,7 +583,7 @@ def test_watches_that_begin_and_end_in_other_threads_disturb_no_step() -> None:
     own = register_optimizer_step_pre_hook(begin_and_end)
     try:
         with watch(mlp()):
-            assert train().steps == expected  # torch iterates over its table of hooks meanwhile
+            assert train().steps == expected  # while torch iterates over its table of hooks
     finally:
         own.remove()
 

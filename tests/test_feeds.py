@@ -1,4 +1,4 @@
-"""What feeds a module, and what it feeds, as the page Layer shows it."""
+"""The modules that feed a module and that it feeds, as shown on the Layer page."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def named(feeds: tuple[Feed, ...]) -> list[str]:
         ("stem", [], ["block.f", "block", "head"]),
         ("block.f", ["stem"], ["block.g?"]),
         ("block.g", ["block.f?"], ["block"]),
-        ("block", ["stem"], ["head"]),  # with what is inside
+        ("block", ["stem"], ["head"]),  # with the modules inside
         ("head", ["block", "stem"], ["blocks?"]),  # both calls
         ("blocks", ["head?"], []),
         ("old", [], ["stem"]),  # no longer part of the model

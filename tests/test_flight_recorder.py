@@ -1,4 +1,4 @@
-"""A training that ends badly: its last steps are at the server and on disk, exact, and say how it ended."""
+"""Trainings that end badly: their last steps are on the server and on disk, exact, and show how they ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.serving import TOKEN, make_batch, make_world, served
 from tests.waiting import wait_for
 from tests.warm import python
 
-STEPS = 120  # at least, before it ends
+STEPS = 120  # the minimum before it ends
 SCRIPT = """
 import ctypes, os, sys, time
 import torch
@@ -50,7 +50,7 @@ ENDS = {
 
 
 def exact_steps(run: Run) -> tuple[list[int], list[float]]:
-    """Return the last hundred steps of the first tap, each of which must be a point of its own."""
+    """Return the last hundred steps of the first tap, each of which must be a separate point."""
     newest = run.store.steps().newest
     assert newest is not None
     series = run.store.series(0, "rms", newest - 99, newest)
@@ -67,7 +67,7 @@ def test_the_last_steps_of_a_training_that_ends_badly_are_shown_and_saved_with_t
     environment = {**os.environ, "HOOKCORE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "HOOKCORE_CAPSULE": "never"}
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(steps=STEPS, end=ENDS[how]))
-    with served(keep=str(folder), lost_after_s=10_000.0) as server:  # so only the end of the process tells
+    with served(keep=str(folder), lost_after_s=10_000.0) as server:  # so only the end of the process shows it
         environment["HOOKCORE_SERVER"] = server.url
         trainer = subprocess.Popen(
             [python(), str(script), str(now)], env=environment, cwd=tmp_path, stderr=subprocess.PIPE
@@ -99,7 +99,7 @@ def event_of(run: Run, name: str) -> Any:
 
 
 def check(run: Run, how: str) -> None:
-    """Assert that a run says how it ended."""
+    """Assert that a run shows how it ended."""
     if how == "exception":
         assert run.state == "crashed"
         assert run.end.failure is not None
@@ -162,7 +162,7 @@ def test_a_silent_trainer_is_marked_once_for_each_silence_with_the_state_of_its_
 
 @pytest.fixture
 def marked() -> Iterator[tuple[subprocess.Popen[bytes], RunInfo]]:
-    """A process, and a run of it as its trainer describes it."""
+    """A process, and one of its runs as the trainer describes it."""
     with subprocess.Popen(["sleep", "1000"]) as sleeper:
         try:
             mark = mark_of(sleeper.pid)
@@ -219,7 +219,7 @@ def test_a_process_elsewhere_is_never_taken_for_one_here(
     sleeper, info = marked
     sleeper.kill()
     sleeper.wait()
-    parts = info.process.split("/")  # the machine, its boot, and the namespaces of numbers and times
+    parts = info.process.split("/")  # the machine, its boot, and the namespaces of process numbers and times
     assert len(parts) == 5
     assert lives_as(info.pid, info.process) is False
     parts[part] += "1"

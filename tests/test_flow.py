@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call,no-any-return"
-"""The data flow between calls of modules: compared with what was written down by hand, and with torch.fx."""
+"""The data flow between calls of modules, compared with hand-written edges and with torch.fx."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def name_of(flow: Flow, place: int) -> str:
 
 
 def edges_of(flow: Flow, how: str | None = None) -> Edges:
-    """Return what feeds each call by name; of containers too, if they compute something themselves."""
+    """Return what feeds each call, by name. Containers are included if they compute something themselves."""
     return {
         name_of(flow, place): {name_of(flow, source) for source in call.fed_by}
         for place, call in enumerate(flow.calls)
@@ -272,7 +272,7 @@ def test_evaluation_without_gradients_goes_by_memory_and_else_by_order() -> None
 
 
 class Selects(nn.Module):
-    """Takes the first of a batch, beside a layer that takes all of it."""
+    """Takes the first row of a batch, next to a layer that takes all of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -510,7 +510,7 @@ def test_nothing_outlives_the_step() -> None:
 
 
 def test_a_graph_that_is_given_up_is_freed_at_once() -> None:
-    """A node is freed while the forward pass goes on, even if its output was marked."""
+    """Nodes are freed while the forward pass continues, even if their outputs were marked."""
 
     class Freed(torch.autograd.Function):
         @staticmethod

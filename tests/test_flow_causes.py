@@ -1,4 +1,4 @@
-"""What is named as the cause, if it is known which call feeds which."""
+"""The cause that an incident names if the data flow is known."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .archive_world import STORE_BYTES, keep, kept_in
 from .build import frame, stats_of_magnitudes
 from .test_masks import Mask
 
-Fed = dict[str, tuple[str, ...]]  # what feeds each module, in the order in which they return
+Fed = dict[str, tuple[str, ...]]  # the modules that feed each module, in the order in which they return
 Case = tuple[Flow, list[str], list[set[str]], bool]
 FEW = settings(max_examples=150, deadline=None)
 
@@ -94,7 +94,7 @@ def test_a_branch_that_runs_later_is_not_blamed_on_the_first() -> None:
 def test_a_container_is_never_named_for_what_its_child_did() -> None:
     fed: Fed = {"stem": (), "block.f": ("stem",), "block": ("stem", "block.f"), "seq.a": ("block",), "seq": (), "": ()}
     flow = flow_of(fed, {"seq": ("seq.a",), "": ("seq.a",)})
-    names = ["", "seq", "block", "stem", "block.f", "seq.a"]  # in an order that tells nothing
+    names = ["", "seq", "block", "stem", "block.f", "seq.a"]  # in a meaningless order
     assert spoil(flow, names, {"block.f", "block", "seq.a", "seq", ""}).culprit.tap.module == "block.f"
     assert spoil(flow, names, {"seq.a", "seq", ""}).culprit.tap.module == "seq.a"
     assert spoil(flow, names, {"block", "seq.a", "seq", ""}).culprit.tap.module == "block"  # its own sum
@@ -158,7 +158,7 @@ def test_in_a_training_the_module_that_was_added_later_is_named() -> None:
         watcher.flush()
     watcher.close()
     assert watcher.store is not None
-    (incident, _) = watcher.store.incidents()  # the other one is that of the loss
+    (incident, _) = watcher.store.incidents()  # the other one belongs to the loss
     assert (incident.culprit.tap, incident.first_step) == (Tap("late", "output"), 9)
 
 
@@ -181,7 +181,7 @@ def test_calls_that_are_measured_together_may_each_have_been_first() -> None:
                 model(torch.randn(2, 4), bad if step == 4 else -1).sum().backward()
                 watcher.step()
             watcher.flush()
-            (told[bad], _) = watcher.store.incidents()  # the other one is that of the loss
+            (told[bad], _) = watcher.store.incidents()  # the other one belongs to the loss
     assert told[3].culprit.tap == Tap("b", "output", call=3)
     assert "Its input was finite: the activation of a" in told[3].known
     assert "measured together" not in told[3].sentence
@@ -210,7 +210,7 @@ def test_a_mask_is_not_called_finite() -> None:
             model(torch.randn(2, 5, 4), step == 4).pow(2).sum().backward()
             watcher.step()
         watcher.flush()
-        (incident, _) = watcher.store.incidents()  # the other one is that of the loss
+        (incident, _) = watcher.store.incidents()  # the other one belongs to the loss
     assert incident.culprit.tap.module == "scores"
     assert "Its input was finite: the activation of a." in incident.sentence
     assert "Its input from mask has infinities that look like a mask." in incident.sentence
@@ -257,7 +257,7 @@ def test_the_culprit_of_an_explosion_has_only_sources_that_are_as_usual(data: st
     }
     start = data.draw(st.sampled_from(names))
     reached = {start}
-    for name in names:  # what it feeds grows too
+    for name in names:  # what it feeds grows, too
         reached |= {name} if reached & set(fed[name]) else set()
     seen = data.draw(st.permutations(names))
     assert grown(flow_of(fed), list(seen), reached) == (start, len(reached) - 1)

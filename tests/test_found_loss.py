@@ -1,4 +1,4 @@
-"""The loss of a script that logs none: what `backward()` was called on, compared with what the script computes."""
+"""The loss of a script that logs none: the value that `backward()` was called on, compared with the script's own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loss_of(model: nn.Module) -> Tensor:
 
 
 def trained(loop: Loop, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD) -> tuple[Watcher, list[Any]]:
-    """Return a closed watcher of a loop, which yields its own loss after each step."""
+    """Return a closed watcher of a loop that yields its own loss after each step."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     with hookcore.watch(model, server=None, budget=None) as watcher:
@@ -76,7 +76,7 @@ def test_micro_batches_add_up() -> None:
 
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_passes_whose_gradients_were_thrown_away_do_not_count(monkeypatch: pytest.MonkeyPatch, is_alone: bool) -> None:
-    if is_alone:  # a single optimizer, for which it doesn't matter which pass reached it
+    if is_alone:  # with a single optimizer, it doesn't matter which pass reached it
         monkeypatch.setattr(clock, "FIRST_STEPS", 1)
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:

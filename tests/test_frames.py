@@ -1,4 +1,4 @@
-"""Frames of the recorder's thread: which rows they show, as which taps."""
+"""Frames of the recorder's thread: their rows and taps."""
 
 from __future__ import annotations
 

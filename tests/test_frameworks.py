@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Training loops of other frameworks: watched, they compute the same bits, and their steps are the steps of the run."""
+"""Training loops of other frameworks: watching doesn't change a bit, and their steps are the steps of the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def quiet() -> Iterator[None]:
 
 
 def compare(train: Callable[[], nn.Module]) -> hookcore.Watcher:
-    """Train unwatched and watched, compare, and return the closed watcher, which has seen a loader of torch's."""
+    """Train unwatched and watched, compare, and return the closed watcher, which has seen a torch loader."""
 
     def weights() -> str:
         seed_all()
