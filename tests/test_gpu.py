@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats its bits only so
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required for cuBLAS to be deterministic
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ from tests.harness import assert_stats, digest, read_step, seed_all, watch
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    # torch's own: of its compiler, of the debug mode below, and of work that it can't repeat to the bit
+    # warnings of torch: about its compiler, the debug mode below, and nondeterministic operations
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
@@ -56,7 +56,7 @@ class Run:
         self.losses.append(loss.detach())
 
     def outcome(self) -> dict[str, str]:
-        """Return a digest of everything that must be equal."""
+        """Return a digest of everything that must be equal, watched or not."""
         torch.cuda.synchronize()
         return {
             "losses": digest(self.losses),
@@ -78,7 +78,7 @@ def perceptron() -> Run:
 
 
 class Scaled(Run):
-    """With mixed precision in float16, and an overflow in step 2."""
+    """A training in mixed precision with float16, and an overflow in step 2."""
 
     def __init__(self) -> None:
         model = nn.Sequential(
@@ -132,7 +132,7 @@ def embeddings() -> Run:
 
 
 class Recomputed(nn.Module):
-    """Two layers whose activations are computed again in the backward pass, by the thread of the device."""
+    """Two layers whose activations are recomputed in the backward pass, by the device's thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def recomputed() -> Run:
 
 
 class TwoStreams(nn.Module):
-    """Two branches at the same time, of one layer that both call."""
+    """Two concurrent branches that call the same layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ def reduced_overhead() -> Run:
 
 
 class Graphed(Run):
-    """Steps 0 to 2 are eager; then the whole step is captured in a graph, while hookcore reads what it measured."""
+    """Steps 0 to 2 are eager. Then the whole step is captured in a graph while hookcore reads its measurements."""
 
     def __init__(self) -> None:
         model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).to(GPU)
@@ -235,7 +235,7 @@ class Graphed(Run):
             self.optimizer.zero_grad()
             with torch.cuda.graph(self.graph):
                 self.out = self.loss(self.model, number)
-                time.sleep(0.2)  # hookcore's threads work meanwhile
+                time.sleep(0.2)  # meanwhile, hookcore's threads work
                 self.out.backward()
                 self.optimizer.step()
         self.graph.replay()
@@ -261,7 +261,7 @@ by_run = pytest.mark.parametrize("name", RUNS)
 
 @contextlib.contextmanager
 def repeatable() -> Iterator[None]:
-    """Let equal work give equal bits."""
+    """Make torch deterministic."""
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -310,7 +310,7 @@ def test_watching_changes_no_bit(name: str) -> None:
 
 
 class Witness:
-    """Copies of what a training's modules return, and of the gradients, made by torch's hooks."""
+    """Copies of the outputs of a training's modules, and of the gradients, made by torch's hooks."""
 
     def __init__(self, model: nn.Module) -> None:
         self.seen: dict[tuple[str, str], list[Tensor]] = {}
@@ -356,7 +356,7 @@ def test_the_numbers_are_those_of_float64(name: str) -> None:
             index = next(key[2] for key in seen if key[:2] == (path, kind) and key[3] == call)
             values = tensors[call] if kind == "output" else tensors[len(tensors) - 1 - call]
             scale = 1024.0 if kind == "output_grad" and name.startswith("float16") else 1.0
-            if kind == "output" or len(tensors) == 1:  # the gradients of several calls come in the order of streams
+            if kind == "output" or len(tensors) == 1:  # gradients of several calls arrive in the order of streams
                 assert_stats(
                     seen[path, kind, index, call], [values.cpu().double() / scale], (path, kind, call), rel=1e-5
                 )
@@ -427,7 +427,7 @@ def test_a_tensor_is_measured_by_the_stream_that_made_it_and_streams_do_not_wait
                 model(busy)
             model(torch.full((1000,), 3.0, device=GPU, requires_grad=True) * 1)
             watcher.step()
-            # The step's end waited for nothing: the other stream still sleeps. The first step compiles.
+            # The end of the step waited for nothing: the other stream is still sleeping. The first step compiles.
             assert step == 0 or not side.query()
         torch.cuda.synchronize()
         watcher.flush()

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Trainings on a real GPU that are unlike the usual ones: memory that runs out, models that move, odd types, graphs."""
+"""Unusual trainings on a real GPU: memory that runs out, models that move, odd types, graphs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 class OutOfMemory(Run):
-    """Every fifth batch is too big for the device: the error is caught, and a smaller one is taken."""
+    """Every fifth batch is too large for the device: the loop catches the error, and continues with a smaller batch."""
 
     def __init__(self) -> None:
         model = layers()
@@ -56,7 +56,7 @@ class OutOfMemory(Run):
 
 
 class Crowded(Run):
-    """The process may use hardly more memory than the training has, so that whatever else asks for some is refused."""
+    """The process may use hardly more memory than the training needs, so all other requests for memory fail."""
 
     def __init__(self) -> None:
         model = layers(512)
@@ -69,7 +69,7 @@ class Crowded(Run):
 
 
 class Moved(Run):
-    """The model goes to the CPU and back, as some do for a checkpoint or an evaluation."""
+    """The model moves to the CPU and back, as for a checkpoint or an evaluation."""
 
     def __init__(self) -> None:
         model = layers()
@@ -88,7 +88,7 @@ class Moved(Run):
 
 
 class Prefetched(Run):
-    """Batches come from pinned memory on a stream of their own; gradients add up over three of them."""
+    """Batches come from pinned memory on a separate stream; gradients accumulate over three of them."""
 
     def __init__(self) -> None:
         model = layers()
@@ -120,7 +120,7 @@ class Prefetched(Run):
 
 
 class Adversarial(Run):
-    """Two models, two optimizers, a penalty by gradients of gradients, a norm by power iteration."""
+    """Two models and optimizers, with a penalty on second-order gradients, and spectral normalization."""
 
     def __init__(self) -> None:
         self.critic = nn.Sequential(spectral_norm(nn.Linear(16, 32)), nn.LeakyReLU(), nn.Linear(32, 1)).to(GPU)
@@ -146,7 +146,7 @@ class Adversarial(Run):
 
 
 class OddTypes(nn.Module):
-    """Returns eight-bit floats, whole numbers, truth, complex numbers, nothing, and an empty tensor."""
+    """Returns eight-bit floats, integers, booleans, complex numbers, None, and an empty tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Graphed(Run):
 
 
 class Profiled(Run):
-    """Under torch's profiler."""
+    """A training under torch's profiler."""
 
     def __init__(self) -> None:
         model = layers()

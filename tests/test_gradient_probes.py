@@ -1,4 +1,4 @@
-"""Probes of gradients: the cosine of successive ones, their noise, and the sharpness along them."""
+"""Probes of gradients: the cosine of successive gradients, their noise scale, and the sharpness along them."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_the_cosine_changes_no_bit() -> None:
 def accumulate(
     model: nn.Module, batches: list[list[Tensor]], zero: bool = True, between: Callable[[], None] = lambda: None
 ) -> list[list[Tensor]]:
-    """Train with micro-batches; return the flat gradient of each of them in float64, by step."""
+    """Train with micro-batches, and return the flat gradient of each of them in float64, by step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     seen = []
     for step in batches:
@@ -240,7 +240,7 @@ def accumulate(
 
 
 def reference(model: nn.Module, batch: Tensor) -> Tensor:
-    """Return the gradient of a micro-batch, computed in float64 with a formula of its own."""
+    """Return the gradient of a micro-batch, computed in float64 by an independent formula."""
     with hookcore.detached():
         inner = model[0] if isinstance(model, nn.ModuleList) else model
         assert isinstance(inner, nn.Linear)
@@ -251,7 +251,7 @@ def reference(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def expected_scale(steps: list[list[Tensor]]) -> float:
-    """Return the noise scale after some steps, by the definitions: the variance of micro-batches, and the mean."""
+    """Return the noise scale after some steps, by its definition: from the variance of micro-batches and their mean."""
     noise = signal = 0.0
     for gradients in steps:
         count, every = len(gradients), torch.stack(gradients)

@@ -1,4 +1,4 @@
-"""The grammar of "which modules": what each pattern matches, in settings, queries, and find boxes alike."""
+"""The grammar of patterns: what each pattern matches in settings, queries, and find boxes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODULES = (
 )
 EVERYTHING = list(range(len(MODULES)))
 
-# What means the same in a setting, a query, and a find box.
+# Patterns that mean the same in a setting, a query, and a find box.
 PATTERNS = [
     ("", EVERYTHING),
     ("*", EVERYTHING),
@@ -60,7 +60,7 @@ PATTERNS = [
     ("nothing.here", []),
     ("a+b", []),
 ]
-# What only a find box allows: any case, and a word as a part of the path.
+# Patterns that only a find box allows: any case, and words that are a part of the path.
 SEARCHES = [
     ("   ", EVERYTHING),
     ("attn", [2, 3, 6]),
@@ -131,7 +131,7 @@ def test_a_condition_names_the_states_it_asks_about() -> None:
     assert parse("nan.dead").states == frozenset()
 
 
-# A busy machine is no failure.
+# A busy machine must not make the test fail.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TERMS = st.one_of(
     st.sampled_from([text for text, _ in PATTERNS if text and " " not in text and not text.startswith("!")]),

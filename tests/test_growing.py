@@ -1,4 +1,4 @@
-"""A run that another process is writing, opened to be read: it is live, and read again while it grows."""
+"""Opening a run that another process is writing: it is live, and is read again as it grows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_an_opened_run_that_another_process_is_writing_is_live_and_read_again_un
     world = make_world(keep=str(tmp_path))
     world.take(batch(INFO, range(3), first=True))
     (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
-    wait_for(lambda: writer.progress.written > 0)  # by the thread, which now waits for the next part
+    wait_for(lambda: writer.progress.written > 0)  # by the thread, which is now waiting for the next part
     writer.write()
     reader = make_world(keep="")
     (run,) = show_all(reader.runs, tmp_path)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Watching changes nothing: every case of the zoo, watched in several ways, is compared with itself unwatched."""
+"""Watching changes nothing: each case of the zoo is watched in several ways and compared with an unwatched run."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ WAYS: Final[dict[str, Callable[[Trial], Watchers]]] = {
     "coming-and-going": _coming_and_going,
 }
 QUICK: Final = ("all-kinds", "discovered", "coming-and-going")
-# In these, each step is captured or isn't, which all cases have in the ways above; what differs is who decides it, and
-# when. So each case is run in one of them, and each of them runs many cases.
+# In these ways, each step is either captured or not, as in the ways above. They differ only in who decides that, and
+# when. So each case runs in one of these ways, and each way runs many cases.
 IN_TURN: Final = ("attached", "sampled", "by-budget", "paused", "closed")
 
 
@@ -138,7 +138,7 @@ def test_watching_changes_no_bit_and_leaves_nothing(case: Case, way: str) -> Non
     for number in range(STEPS):
         assert seen.steps[number] == expected.steps[number], f"step {number}"
     if way == "per-module":
-        seen.hooks = expected.hooks  # that is their purpose; afterwards they are gone
+        seen.hooks = expected.hooks  # that is their purpose; afterward, they are gone
     assert seen == expected
     assert not seen.warnings - expected.warnings
     assert process_state() == before
@@ -160,7 +160,7 @@ def test_tracing_changes_no_bit_and_leaves_nothing(case: Case) -> None:
     traces: list[Trace] = []
     before, expected = process_state(), _unwatched(case.name)
     seen = run_case(case, lambda trial: _traced(trial, traces))
-    seen.hooks = expected.hooks  # that is their purpose; afterwards they are gone
+    seen.hooks = expected.hooks  # that is their purpose; afterward, they are gone
     assert seen == expected
     assert not seen.warnings - expected.warnings
     assert process_state() == before
@@ -171,11 +171,11 @@ def test_tracing_changes_no_bit_and_leaves_nothing(case: Case) -> None:
 
 
 class Canary:
-    """Tied to a node of the autograd graph: it dies when the node does."""
+    """An object that dies with a node of the autograd graph."""
 
 
 class Census:
-    """Weak references to everything that a training makes: outputs, their graph, and the model."""
+    """Weak references to everything that a training creates: outputs, their graph, and the model."""
 
     def __init__(self) -> None:
         self.born: list[weakref.ref[Any]] = []
@@ -191,7 +191,7 @@ class Census:
                     self.born.append(weakref.ref(canary))
 
     def count(self, watchers: Watchers) -> tuple[int, int]:
-        """Return how many were created, and how many live when hookcore's own thread, which reads models, is idle."""
+        """Return how many were created, and how many are alive while hookcore's thread, which reads models, is idle."""
         for watcher in watchers:
             watcher.flush()
         return len(self.born), sum(reference() is not None for reference in self.born)
@@ -200,7 +200,7 @@ class Census:
 @contextlib.contextmanager
 def _without_collector() -> Iterator[None]:
     gc.collect()
-    gc.freeze()  # older objects don't matter here, and no later collection needs to visit them
+    gc.freeze()  # older objects don't matter here, so no later collection needs to visit them
     gc.disable()
     try:
         yield
@@ -209,7 +209,7 @@ def _without_collector() -> Iterator[None]:
 
 
 def _take_census(case: Case, watched: bool) -> list[tuple[int, int]]:
-    """Return how many were created and how many live after each step, without the model, and after a collection."""
+    """Return the numbers of created and live objects: after each step, without the model, and after a collection."""
     seed_all()
     census, watchers = Census(), Watchers()
     with _without_collector(), register_module_forward_hook(census.saw):
@@ -236,7 +236,7 @@ def test_no_tensor_graph_or_model_lives_longer_because_it_is_watched(case: Case)
     expected, seen = _take_census(case, watched=False), _take_census(case, watched=True)
     assert expected[0][0] > 0
     assert [born for born, _ in seen] == [born for born, _ in expected]
-    # Torch itself keeps something until a collection when it does a thing for the first time in a process.
+    # When torch does something for the first time in a process, it keeps some objects until a collection.
     living = [(mine, torchs) for (_, mine), (_, torchs) in zip(seen, expected, strict=True)]
     assert [pair for pair in living if pair[0] > pair[1]] == [], living
 
@@ -278,7 +278,7 @@ def test_no_parameter_outlives_its_model_because_the_watcher_is_kept(steps: int,
 
 
 class Shows(nn.Module):
-    """Keeps the watcher, and passes it a tensor from inside its forward."""
+    """Keeps the watcher, and passes it a tensor inside its forward."""
 
     def __init__(self) -> None:
         super().__init__()

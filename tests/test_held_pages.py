@@ -1,4 +1,4 @@
-"""Held at a step, no page shows a number of another one: pages of a real training, compared with REST answers."""
+"""Held at a step, no page shows a number from another step: pages of a real training, compared with REST."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ PAGES = ("", "/flow", "/layer?module=0", "/layer?module=3", "/layer?module=", "/
 
 @dataclass
 class Trained:
-    """A run that was trained for real, and what the training loop itself knows."""
+    """A run of a real training, and what the training loop itself knows."""
 
     world: World
     losses: dict[int, float] = field(default_factory=dict)
     outputs: dict[int, float] = field(default_factory=dict)
-    _known: dict[tuple[int, int], tuple[set[str], float]] = field(default_factory=dict)  # of two steps, as in `unknown`
+    _known: dict[tuple[int, int], tuple[set[str], float]] = field(default_factory=dict)  # by two steps: see `unknown`
 
     @property
     def captured(self) -> set[int]:
@@ -52,14 +52,14 @@ class Trained:
         return str(answer.text)
 
     def unknown(self, shown: set[str], step: int, logged: int) -> set[str]:
-        """Return the numbers that REST doesn't have: of tensors in one step, and logged in another one."""
-        if (step, logged) not in self._known:  # all pages show the same steps
+        """Return the numbers that REST lacks: of tensors in one step, and logged values in another one."""
+        if (step, logged) not in self._known:  # as all pages show the same steps
             self._known[step, logged] = self._ask(step, logged)
         found, norm = self._known[step, logged]
         return {each for each in shown - found if not math.isclose(float(each), norm, rel_tol=1e-6)}
 
     def _ask(self, step: int, logged: int) -> tuple[set[str], float]:
-        """Return the numbers that REST has, and the norm of all gradients."""
+        """Return the numbers that REST has, including the norm of all gradients."""
         said = self.world.json("taps", run="real", limit=1000)["taps"]
         names = self.world.json("scalars", run="real")["names"]
         scalars = self.world.json("scalars", run="real", name=names, first=logged, last=logged)
@@ -74,7 +74,7 @@ class Trained:
 
 
 def text(value: Any) -> str:
-    """Return a number of JSON, which writes NaN as a word, in one spelling."""
+    """Return a number from JSON, which writes NaN as a string, in a uniform spelling."""
     return repr(float(value))
 
 
@@ -119,7 +119,7 @@ def test_rest_has_what_the_training_computed(trained: Trained) -> None:
 
 
 def steps_of(html: str) -> set[str]:
-    """Return what stands in the columns "step" of all tables."""
+    """Return the contents of the "step" columns of all tables."""
     found = set()
     for table in TABLE.findall(html):
         head, *rows = [[TAG.sub("", cell).strip() for cell in CELL.findall(row)] for row in ROW.findall(table)]
@@ -163,7 +163,7 @@ def test_what_happened_later_is_on_no_held_page(trained: Trained) -> None:
 
 
 def part_of(path: str) -> str:
-    """Return the part of a page that lists what happened, without the timeline, which shows the whole run."""
+    """Return the lists of a page, without the timeline, which shows the whole run."""
     return {"": "findings", "/events": "list", "/layer?module=0": "values", "/flow": "layers"}[path]
 
 

@@ -24,7 +24,7 @@ from tests.leaks import nothing, nothing_left_behind  # noqa: F401
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
-CAP_MB = 0.002  # several small buckets
+CAP_MB = 0.002  # small, to get several buckets
 
 
 def build() -> nn.Module:
@@ -59,7 +59,7 @@ def compare_with_the_unhooked(rank: int, world: int) -> None:
     assert not handle.active
     count = len(handle.records)
     assert count >= 3
-    again = train(model, rank)  # removed: it still reduces, but no longer records
+    again = train(model, rank)  # after removal, it still reduces, but no longer records
     assert len(handle.records) == count
     assert len(again) == len(plain)
 
@@ -155,8 +155,8 @@ _groups: list[Any] = []
 def alone(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
     yield
-    # torch before 2.8 deletes a group while it holds Python's lock, for which a thread of the group may be waiting to
-    # release a hook of the last reduction: neither ever ends. So the group outlives the test.
+    # torch before 2.8 holds Python's lock while it deletes a group, and a thread of the group may be waiting for it
+    # to release a hook of the last reduction: a deadlock. So the group outlives the test.
     _groups.append(dist.group.WORLD)
     dist.destroy_process_group()
 

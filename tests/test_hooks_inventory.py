@@ -29,7 +29,7 @@ def line_of(function: Any) -> str:
 
 
 class Hostile(nn.Module):
-    """Raises at every attribute access once it is complete, and when its parameters are listed."""
+    """Raises at every attribute access once its constructor has ended, and when its parameters are listed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Hostile(nn.Module):
 
 
 class HostileHook:
-    """A callable object that raises at everything but a call."""
+    """A callable object that raises at every access except a call."""
 
     def __call__(self, *_args: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The fixture around every test of the hooks, and the registry that it relies on."""
+"""The fixture around every test of hooks, and the registry that it relies on."""
 
 # Torch types an attribute of a module as Tensor or Module, and leaves `backward` and `register_hook` untyped.
 # mypy: disable-error-code="no-untyped-call,union-attr,operator,arg-type,index,attr-defined"
@@ -165,7 +165,7 @@ def test_a_copied_handle_belongs_to_the_copied_model() -> None:
 
 
 def test_a_registration_waits_for_one_in_another_thread() -> None:
-    # Torch takes a handle's number and increments the counter in two steps; equal numbers overwrite each other.
+    # torch reads and increments the counter of handles in two steps, and equal numbers overwrite each other.
     model = nn.Linear(2, 2)
     thread = threading.Thread(target=hooks.on_forward, args=(model, nothing))
     with handles.registering():

@@ -1,4 +1,4 @@
-"""Hooks around the forward and the backward of modules."""
+"""Hooks around the forward and backward passes of modules."""
 
 # Torch types an attribute of a module as Tensor or Module, and leaves `backward` and `register_hook` untyped.
 # mypy: disable-error-code="no-untyped-call,union-attr,operator,arg-type,index,attr-defined"
@@ -109,7 +109,7 @@ def test_always_call_also_runs_when_the_forward_raised(everywhere: bool) -> None
         warnings.simplefilter("error")
         with plain, always, keywords, pytest.raises(ValueError, match=r"negative"):
             module(torch.tensor(2.0), factor=-1.0)
-    # On this path, torch loses the keyword inputs for hooks on the process.
+    # On this path, torch doesn't pass keyword inputs to hooks on the process.
     assert seen == [None, ({} if everywhere else {"factor": -1.0}, None)]
 
 

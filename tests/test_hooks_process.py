@@ -1,4 +1,4 @@
-"""Hooks around steps, saved tensors, the end of a backward pass, and an export."""
+"""Hooks around steps, saved tensors, the end of a backward pass, and an export with torch.package."""
 
 # Torch types an attribute of a module as Tensor or Module, and leaves `backward` and `register_hook` untyped.
 # mypy: disable-error-code="no-untyped-call,union-attr,operator,arg-type,index,attr-defined"
@@ -176,7 +176,7 @@ def test_a_pair_removed_out_of_order_leaves_the_others_in_order() -> None:
     packs = [lambda tensor: tensor.detach() for _ in range(3)]
     first = hooks.on_saved_tensors(packs[0], same)
     second = hooks.on_saved_tensors(packs[1], same)
-    with saved_tensors_hooks(packs[2], same):  # another pair on top of both
+    with saved_tensors_hooks(packs[2], same):  # another pair on top of these two
         first.remove()
         assert top_pair() == (packs[2], same)
         assert second.active
@@ -245,7 +245,7 @@ def test_saved_tensors_hooks_that_torch_forbids_are_refused() -> None:
         hooks.on_saved_tensors(same, 1)
 
 
-# -- the end of a backward -----------------------------------------------------------------------------------------
+# -- the end of a backward pass ------------------------------------------------------------------------------------
 
 
 def test_the_end_of_the_running_backward_comes_after_every_gradient() -> None:
@@ -288,7 +288,7 @@ def test_every_end_of_a_backward_through_something_is_called_once(what: str) -> 
     handle = hooks.on_backward_end(lambda: complete.append(all(p.grad is not None for p in model.parameters())), of=of)
     for _ in range(3):
         model(torch.ones(1, 2)).sum().backward()
-    (torch.ones(2, requires_grad=True) * 2).sum().backward()  # not through the model
+    (torch.ones(2, requires_grad=True) * 2).sum().backward()  # bypasses the model
     assert complete == [True] * 3
     handle.remove()
     model(torch.ones(1, 2)).sum().backward()

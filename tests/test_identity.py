@@ -1,4 +1,4 @@
-"""A server proves its identity before it receives a token or a frame, whatever process now listens at its address."""
+"""A server proves its identity before it gets a token or a frame, whatever process now listens at its address."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def _sending_to(address: Address) -> Iterator[HttpSink]:
     """Yield a sink with a frame to send, and end it with its thread."""
     sink = HttpSink(a_run(), request_s=1.0, close_s=0.1)
-    sink._sender._retries.failures = 100  # as after a long time without an answer
+    sink._sender._retries.failures = 100  # as after a long outage
     sink.start(address)
     sink.send(a_frame(0))
     try:

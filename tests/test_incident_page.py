@@ -1,4 +1,4 @@
-"""The Incident page as the server renders it, and what it computes."""
+"""The Incident page as rendered by the server, and the evidence behind it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = np.array([8, 9, 11, 12])
 
 
 def _evidence() -> Evidence:
-    """Return four steps of the culprit `b`, its gradient, and the modules before and after it. Step 10 is missing."""
+    """Return the evidence of four steps, for the culprit `b`, its gradient, and its neighbors. Step 10 is missing."""
     stats = np.full((len(STATS), len(STEPS), len(TAPS)), np.nan)
     values = np.arange(16.0).reshape(4, 4)
     for name in STATS:
@@ -52,7 +52,7 @@ def test_each_tensor_has_its_place_its_first_step_and_its_values() -> None:
     ]
     culprit, gradient, before, after = (row.onset for row in view.rows)
     assert culprit.before == 4.0
-    assert np.isnan(culprit.at)  # not the rms of the values that happen to be finite
+    assert np.isnan(culprit.at)  # not the rms of the remaining finite values
     assert (before.before, before.at, after.at) == (6.0, 10.0, 11.0)
     assert (gradient.was_seen, gradient.before) == (False, 5.0)
     assert view.before == 9
@@ -163,7 +163,7 @@ def _flow(*fed_by: tuple[int, ...], step: int = 0) -> Flow:
     return Flow(step, tuple(calls))
 
 
-# m0 -> m1 -> m2 -> m3, and m1 -> m3 around m2; m4 is apart
+# m0 -> m1 -> m2 -> m3, and m1 -> m3 around m2; m4 is separate
 FLOW = _flow((), (0,), (1,), (1, 2), ())
 
 

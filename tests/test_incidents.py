@@ -1,4 +1,4 @@
-"""Incidents, compared with brute force: the culprit, the chain, and the evidence stay what they were at the onset."""
+"""Incidents, compared with brute force: the culprit, the chain, and the evidence stay as they were at the onset."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Known = tuple[int, int, int, bool, set[int], set[int]]
 
 
 def incidents_of(told: dict[int, list[Part]]) -> list[Known]:
-    """Return the incidents by brute force: begin, last, steps, whether over, the taps of the first step, all taps."""
+    """Return the incidents by brute force: first and last step, steps, whether it ended, first taps, and all taps."""
     found: list[Known] = []
     for step, parts in told.items():
         bad = {tap for held in parts for tap, each in enumerate(held) if each}
@@ -93,7 +93,7 @@ def test_the_culprit_is_first_and_every_follower_has_its_own_first_step(run: lis
 def test_what_an_incident_says_of_its_onset_does_not_depend_on_when_it_is_asked(
     run: list[tuple[int, list[Part]]], often: list[bool]
 ) -> None:
-    """Also that of its end: an incident that is over never changes, but for its evidence, which only grows."""
+    """The same holds for its end: an incident that is over never changes, except that its evidence may grow."""
     store, step, known = Store(2**20), 0, dict[str, Incident]()
     for (gap, parts), asks in zip(run, often, strict=False):
         step += gap
@@ -124,7 +124,7 @@ def test_the_demo_still_names_its_layer_after_its_steps_were_merged() -> None:
     )
     evidence = incident.evidence
     assert evidence is not None
-    assert store.usage().merged["stats"] > 500  # the store itself no longer has these steps
+    assert store.usage().merged["stats"] > 500  # the store no longer has these steps itself
     assert evidence.steps.tolist() == list(range(50, 151))
     assert evidence.taps[0].module == "standardize"
     assert {tap.module for tap in evidence.taps} == {"standardize", "stem", "blocks.0"}
@@ -145,7 +145,7 @@ FINE = tuple(Tap(f"fine.{number}", "output") for number in range(60))  # make th
 def filled_chain(last: int, bad: int) -> Store:
     """Return a store that merges: the first layer is NaN in one step, the others of its chain from then on."""
     store = Store(2**23)
-    for step in (*range(min(last, 1000)), *range(1000, last, 8)):  # later, as under a budget
+    for step in (*range(min(last, 1000)), *range(1000, last, 8)):  # captured later, as under a budget
         spoiled = math.nan if step >= bad else 1.0
         rms = [math.nan if step == bad else 1.0, *([spoiled] * 3), *([1.0] * len(FINE))]
         append(store, step, rms, CHAIN + FINE if step == 0 else (), {"loss": float(step) * spoiled})
@@ -288,7 +288,7 @@ def test_a_real_training_names_the_layer_and_the_step(backward: bool) -> None:
         assert (loss.rule, loss.first_step) == ("loss", 25 + backward)
         detail = watcher.reader().incident(incident.id)
     assert incident.first_step == 25
-    if backward:  # its gradient is the first that is NaN: that of what feeds it
+    if backward:  # the first NaN is in the gradient of the module that feeds it
         assert (incident.culprit.module, incident.culprit.kind) == ("2", "output_grad")
     else:
         assert (incident.culprit.module, incident.culprit.kind) == ("3", "output")

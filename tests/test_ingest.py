@@ -1,4 +1,4 @@
-"""Batches are stored once and completely, or refused with a message. The next valid batch is always stored."""
+"""Batches are stored once and completely, or rejected with a message. The next valid batch is always stored."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def world() -> World:
 
 
 def _refused(world: World, batch: wire.Batch | bytes, status: int, words: str, **headers: str) -> None:
-    """Assert that a batch is refused with these words and leaves no trace: the run's next valid batch is stored."""
+    """Assert that a batch is rejected with this message and leaves no trace: the run's next valid batch is stored."""
     response = world.post(batch, **headers)
     assert response.status_code == status, response.text
     assert words in response.json()["error"]
@@ -92,7 +92,7 @@ def test_commands_that_no_trainer_fetches_are_dropped_from_the_oldest_on_and_cou
     assert not [name for name, _, _ in _events(world) if name != "command-dropped"]
     assert len(_events(world)) == 1
     asked.append(run.ask("inventory"))
-    assert len(_events(world)) == 1  # not one for each command
+    assert len(_events(world)) == 1  # not one event per command
     assert world.client.get("/api/v1/overview").json()["dropped"] == {"commands queue-full": 2}
     assert world.take(make_batch(INFO, [], first=False)).commands == tuple(asked[2:])
 
@@ -188,7 +188,7 @@ def test_an_ended_run_makes_room() -> None:
 
 
 def test_many_short_runs_are_kept() -> None:
-    """An ended run claims the memory that it uses, not what it might have used."""
+    """An ended run claims only the memory that it uses, not what it could have used."""
     world = make_world(memory=64_000_000)
     for number in range(20):
         world.take(make_batch(make_info(f"run-{number}"), [0, 1]))
@@ -392,7 +392,7 @@ def test_ten_thousand_layers_are_accepted(world: World) -> None:
 
 @pytest.mark.slow
 def test_events_beyond_the_limit_are_dropped_and_counted() -> None:
-    world = make_world(lambda: 0.0)  # a pause of a busy machine would be an event too
+    world = make_world(lambda: 0.0)  # on a busy machine, a pause would cause another event
     world.take(make_batch(INFO, []))
     for number in range(8):
         events = tuple(make_event(50_000 * number + each) for each in range(50_000))
@@ -417,7 +417,7 @@ def test_sixteen_trainers_at_once_lose_and_duplicate_nothing() -> None:
         with httpx2.Client() as client:
             for step in range(0, steps, width):
                 body = wire.encode(make_batch(info, range(step, step + width), taps=30, first=step == 0))
-                for _ in range(2):  # each is sent twice, as after a lost answer
+                for _ in range(2):  # each batch is sent twice, as after a lost answer
                     response = client.post(f"{url}/api/v1/ingest", content=body, headers={**BATCH, **BEARER})
                     assert response.status_code == 200, response.text
 
@@ -483,7 +483,7 @@ def test_small_bodies_that_unpack_to_millions_of_values_take_little_memory() -> 
         finally:
             tracemalloc.stop()
         assert {answer.status_code for answer in answers} == {422}
-        assert peak < 50_000_000  # one is unpacked at a time, and none is decoded
+        assert peak < 50_000_000  # they are unpacked one at a time, and not decoded
         assert server.runs.all() == []
 
 
@@ -588,7 +588,7 @@ def test_commands_sent_at_the_same_time_reach_the_trainer_in_the_order_of_their_
     make = commands_module.Command
 
     def interrupted(*given: Any, **more: Any) -> Any:
-        """Let another thread try to send a command after this one has its number."""
+        """Let another thread try to send a command after this one got its number."""
         if not other.ident:
             other.start()
             other.join(0.2)

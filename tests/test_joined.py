@@ -1,4 +1,4 @@
-"""A page's script is all of its modules as one."""
+"""A page's script is all of its modules joined into one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGES = sorted((assets.FOLDER / "js" / "pages").glob("*.js"))
 
 
 def run(files: dict[str, str], folder: Path) -> str:
-    """Return what the joined script of main.js prints."""
+    """Run the joined script of main.js, and return its output."""
     whole = join("main.js", files.__getitem__)
     script = folder / "main.js"
     script.write_text(whole.script)
@@ -109,7 +109,7 @@ def test_the_script_of_each_page_is_complete(page: Path, tmp_path: Path) -> None
 
 def test_an_unknown_page_has_no_script() -> None:
     assert assets.read("joined/nowhere.js") is None
-    assert assets.read("joined/flow/js/dom.js") is None  # no page imports it late
+    assert assets.read("joined/flow/js/dom.js") is None  # no page imports it lazily
 
 
 def test_scripts_of_pages_are_read_in_advance() -> None:

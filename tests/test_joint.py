@@ -1,4 +1,4 @@
-"""All ranks of a distributed training as one run: what it has, when ranks are late, lost, restarted, or differ."""
+"""All ranks of a distributed training as one run: its contents if ranks are late, lost, restarted, or differ."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WORLD = 4
 
 @dataclass
 class Clock:
-    """A clock that a test sets."""
+    """A clock that the test sets."""
 
     now: float = 1000.0
 
@@ -53,17 +53,17 @@ class Clock:
 
 @dataclass
 class Ranks:
-    """The trainers of a training, and the server they send to."""
+    """The trainers of a training, and the server that they send to."""
 
     server: World
     clock: Clock
     world: int = WORLD
     run: str = "run"
     sent: dict[str, int] = field(default_factory=dict)  # items, by run
-    restarted: set[int] = field(default_factory=set)  # ranks that a launcher without attempts started again
+    restarted: set[int] = field(default_factory=set)  # ranks that were restarted by a launcher without attempts
 
     def send(self, rank: int, steps: Sequence[int], attempt: int = 0, **others: Any) -> wire.Answer:
-        """Send steps in which the rank's own output is its rank, and the weight that all have is 10."""
+        """Send steps in which the rank's own output is its rank, and the shared weight is 10."""
         frames = [of_rank(rank, step, **others) for step in steps]
         return self.post(rank, frames, attempt)
 
@@ -123,7 +123,7 @@ def of_rank(
     more: dict[str, float] | None = None,
     **others: Any,
 ) -> Frame:
-    """Return a frame of a rank: four values of its own, all equal to the rank, and weights that all ranks have."""
+    """Return a frame of a rank: four own values, all equal to the rank, and weights that all ranks share."""
     own = stats_of(1, count=4, mean=rank, min=rank, max=rank, rms=rank, norm=2 * rank, parts=1, sketched=4)
     shared = stats_of(1, count=9, mean=weight, min=weight, max=weight, rms=weight, norm=3 * weight, parts=1, sketched=9)
     scalars = {"loss": float(rank) if loss is None else loss, **(more or {})}
@@ -188,7 +188,7 @@ def test_the_throughput_is_the_sum_of_the_ranks_that_have_batches_of_their_own(r
     rate = {SAMPLES_RATE: 100.0}
     for rank in (0, 1, 2):
         ranks.send(rank, range(3), more=rate)
-    ranks.send(3, range(2))  # each rank samples in steps of its own
+    ranks.send(3, range(2))  # each rank samples in different steps
     ranks.send(3, [2], more=rate)
     ranks.all([3, 4])
     ranks.send(1, [5], more={SAMPLES_RATE: 50.0})
@@ -210,7 +210,7 @@ def test_the_throughput_of_ranks_that_may_see_the_same_batch_is_their_mean(ranks
 
 
 def test_the_throughput_of_stages_of_a_pipeline_is_that_of_one(ranks: Ranks) -> None:
-    """The whole model is there in each rank, as another part of it."""
+    """Each rank has a different part of the whole model."""
     root = ModuleRecord("", "Model", None)
     for rank in range(WORLD):
         children = [ModuleRecord("layer", "Block", ""), ModuleRecord(f"layer.{rank}", "Linear", "layer")]
@@ -238,7 +238,7 @@ def test_ranks_that_are_not_there_yet_are_waited_for_and_then_named(ranks: Ranks
     assert ranks.joint.assembly.absences.incomplete == 3
     ranks.send(2, range(5))  # its first steps are too late
     assert ranks.joint.missing() == [3]
-    assert ranks.joint.assembly.ranks[2].late == 2  # of three: the newest step can still grow
+    assert ranks.joint.assembly.ranks[2].late == 2  # of three steps: the newest one can still grow
     (message,) = ranks.events("rank-late")
     assert "rank 2 sent step 0 after step 2 had been added up" in message
     for rank in (0, 1, 2):
@@ -330,7 +330,7 @@ def test_a_lost_rank_does_not_hold_up_the_others(ranks: Ranks) -> None:
     ranks.clock.now += 10
     for rank in range(3):
         ranks.send(rank, [1])
-    ranks.clock.now += 6  # rank 3 has been silent for longer than the others
+    ranks.clock.now += 6  # rank 3 has been silent longer than the others
     for rank in range(3):
         ranks.send(rank, [])
     ranks.joint.tick()
@@ -404,7 +404,7 @@ def test_a_restarted_training_continues_the_same_run(ranks: Ranks) -> None:
     assert [each.run.id for each in ranks.joint.current()] == [f"run-{rank}-1" for rank in range(WORLD)]
     (message,) = ranks.events("restarted")
     assert "its steps continue from 3 here" in message
-    ranks.send(1, [3])  # of the attempt before
+    ranks.send(1, [3])  # from the attempt before
     assert list(ranks.series()) == list(range(5))
     assert "rank 1 of an earlier attempt" in ranks.events("rank-of-before")[0]
 
@@ -516,7 +516,7 @@ def test_ranks_that_all_restart_lose_no_step_in_any_order(ranks: Ranks) -> None:
 
 
 def test_a_rank_that_started_again_twice_takes_part_with_its_newest_run() -> None:
-    """Alone at first, and then with the others; whoever is first, and in whichever order runs are found on disk."""
+    """First alone, and then with the others, whichever is first, and in whatever order runs are found on disk."""
     started = {
         "0a": 1.0,
         "1a": 1.0,
@@ -576,7 +576,7 @@ def test_a_step_that_some_ranks_did_not_capture_shows_no_part_as_the_whole(ranks
 def test_the_steps_that_a_rank_did_not_capture_are_known_also_when_it_has_ended(
     ranks: Ranks, captured: Sequence[int], trained: int, left_out: set[int]
 ) -> None:
-    """A rank that ended has trained as many steps as it says, and later ones are whole without it."""
+    """A rank that ended has trained the number of steps that it reports, and later steps are complete without it."""
     ranks.send(3, captured)
     ended = ranks.batch(3, [EndItem(0, captured[-1])])
     ranks.server.take(msgspec.structs.replace(ended, run=msgspec.structs.replace(ended.run, facts={TRAINED: trained})))
@@ -691,14 +691,14 @@ def test_modules_are_those_of_all_ranks_and_the_counters_are_sums(ranks: Ranks) 
 
 
 def test_a_module_that_is_another_part_in_each_rank_has_no_outputs_in_the_run_of_all(ranks: Ranks) -> None:
-    """Stages of a pipeline: the whole model's output is that of the stage."""
+    """In stages of a pipeline, the output of the whole model is that of the stage."""
     root = ModuleRecord("", "Model", None)
     for rank in range(WORLD):
         children = [ModuleRecord("layer", "Block", ""), ModuleRecord(f"layer.{rank // 2}", "Linear", "layer")]
         ranks.post(rank, [of_rank(rank, 0)], description=Description(1, (root, *children)))
     assert ranks.series(0) == {}
     assert ranks.series(1) == {0: 10.0}
-    for rank in range(WORLD):  # all have the same parts now
+    for rank in range(WORLD):  # now, all have the same parts
         children = [ModuleRecord("layer", "Block", ""), ModuleRecord("layer.0", "Linear", "layer")]
         ranks.post(rank, [of_rank(rank, 1)], description=Description(2, (root, *children)))
     ranks.all([2])
@@ -862,7 +862,7 @@ def test_ranks_that_are_back_before_their_runs_are_listed_continue_them(
 
 
 def test_what_was_saved_of_some_ranks_counts_also_while_another_one_is_awaited(tmp_path: Path) -> None:
-    """None of their runs is in memory when the steps are added up."""
+    """When the steps are added up, none of these runs is in memory."""
     with saved(tmp_path) as ranks:
         for rank in range(3):
             ranks.send(rank, range(3))
@@ -916,7 +916,7 @@ def test_a_rank_whose_folder_can_not_be_read_at_the_start_is_said_to_be_missing_
 def test_ranks_that_save_their_runs_elsewhere_are_added_up_together_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int | None
 ) -> None:
-    monkeypatch.setattr(Keeper, "_folder_for", lambda keeper, info, may: tmp_path)  # as trainers of a dashboard may
+    monkeypatch.setattr(Keeper, "_folder_for", lambda keeper, info, may: tmp_path)  # a trainer's own folder
     with saved("") as ranks:
         ranks.all(range(10))
         sent = ranks.sent

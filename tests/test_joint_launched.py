@@ -1,4 +1,4 @@
-"""Real trainings under torchrun, and a real server: attempts of one training, and a server that is away."""
+"""Real trainings under torchrun, and a real server: attempts of one training, and a server that can't be reached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 4
 PARALLEL = SCRIPTS / "parallel.py"
-# Runs a script as it is, watched from its first line on.
+# Runs a script unchanged, watched from its first line.
 SCRIPT_WATCHED = """
 import runpy, sys
 import hookcore
@@ -38,7 +38,7 @@ def joint_in(server: Served) -> JointRun:
 
 
 def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
-    with served(lambda: 1000.0) as server:  # no rank is late, however busy the machine is
+    with served(lambda: 1000.0) as server:  # so that no rank is late, however busy the machine is
         command = [sys.executable, *TORCHRUN, "--max-restarts", "1", SCRIPTS / "elastic.py", str(STEPS), tmp_path]
         done = run(command, tmp_path, HOOKCORE_SERVER=server.url, HOOKCORE_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
@@ -52,7 +52,7 @@ def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
             (1, 1),
         ]
         assert [each.place.attempt for each in joint.current()] == [1, 1]
-        # What comes after the last step, such as a sample of the machine, may begin one more, which rank 1 never does.
+        # Data after the last step, such as a sample of the machine, may begin another step, which rank 1 never has.
         assert joint.shift >= STEPS
         steps = [*range(STEPS), *range(joint.shift, joint.shift + STEPS)]
         assert joint.store.series(0, "count").first_step.tolist() == steps
@@ -63,7 +63,7 @@ def test_the_attempts_of_a_torchrun_are_one_run(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """Return the weights of each rank of a training that nobody watches."""
+    """Return the weights of each rank of an unwatched training."""
     folder = tmp_path_factory.mktemp("plain")
     done = run([python(), *TORCHRUN, PARALLEL, folder / "weights"], folder)
     assert done.returncode == 0, done.stderr
@@ -85,7 +85,7 @@ def test_a_server_that_is_away_is_said_by_each_rank_and_changes_no_weight(plain:
     command = [python(), *TORCHRUN, tmp_path / "watched.py", PARALLEL, tmp_path / "weights"]
     away = run(command, tmp_path, HOOKCORE_SERVER="http://127.0.0.1:9", HOOKCORE_TOKEN=TOKEN)
     assert away.returncode == 0, away.stderr
-    assert away.stderr.count("did not reach the server") == 2, away.stderr  # of each rank, how much
-    assert away.stderr.count("the server isn't accepting frames") in (0, 2), away.stderr  # if it lasts
+    assert away.stderr.count("did not reach the server") == 2, away.stderr  # how much was lost, for each rank
+    assert away.stderr.count("the server isn't accepting frames") in (0, 2), away.stderr  # if the outage lasts
     for rank, weights in enumerate(plain):
         assert_same_weights(weights, torch.load(tmp_path / f"weights{rank}"))

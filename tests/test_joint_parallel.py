@@ -1,4 +1,4 @@
-"""Four gloo processes and a real server: the run of all ranks, split in any way, has the values of one process."""
+"""Four gloo processes and a real server: however the model is split, the run of all ranks has one process's values."""
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLOSE: Final = ("mean", "std", "min", "max", "rms", "norm")
 
 
 def make() -> nn.Sequential:
-    """Return a model of which no layer's rows are divisible by the number of ranks, but those of the middle."""
+    """Return a model in which only the middle layer's rows are divisible by the number of ranks."""
     torch.manual_seed(0)
     layers = nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 7), nn.Linear(7, 5)
     return nn.Sequential(*layers).double()
@@ -82,7 +82,7 @@ def share_of(place: int, parts: int) -> slice:
 
 
 def with_drift(rank: int, url: str) -> None:
-    """Train with copies of the parameters, of which one drifts away on rank 2."""
+    """Train with copies of the parameters, one of which drifts on rank 2."""
     inner = make()
 
     def drift(step: int) -> None:
@@ -96,7 +96,7 @@ def with_drift(rank: int, url: str) -> None:
 def with_fsdp(rank: int, url: str) -> None:
     model = make()
     for layer in (model[0], model[2], model):
-        fully_shard(layer)  # 9 rows on four ranks, so one has none; 5 rows
+        fully_shard(layer)  # 9 rows on four ranks, so one rank has none; then 5 rows
     train(model, model, url, f"fsdp rank {rank}", None, share_of(rank, WORLD))
 
 
@@ -117,7 +117,7 @@ def with_tensor_parallel(rank: int, url: str) -> None:
 
 
 def stage_of(*names: str) -> nn.Sequential:
-    """Return a part of the model. A stage keeps the names of its layers."""
+    """Return a stage of the model, which keeps the names of its layers."""
     stage = nn.Sequential()
     for name, layer in make().named_children():
         if name in names:
@@ -126,7 +126,7 @@ def stage_of(*names: str) -> nn.Sequential:
 
 
 def steps_of(pipe: PipelineStage, parts: int, share: slice = slice(None)) -> Callable[[Tensor], None]:
-    """Return what makes the passes of a step in torch's own pipeline, with so many micro-batches."""
+    """Return a function that runs the passes of a step in torch's own pipeline, with this number of micro-batches."""
     schedule = Schedule1F1B(pipe, parts, loss_fn=loss_of)
 
     def step(batch: Tensor) -> None:
@@ -149,7 +149,7 @@ def mesh_of_stages(other: str) -> DeviceMesh:
 
 
 def with_split_stages(rank: int, url: str) -> None:
-    """Train one of two stages, each of which is split over two ranks with batches of their own."""
+    """Train one of two stages, each split over two ranks that have their own batches."""
     mesh = mesh_of_stages("data")
     number, place = divmod(rank, 2)
     stage = stage_of(*(("0", "1", "2", "3"), ("4", "5"))[number])
@@ -160,7 +160,7 @@ def with_split_stages(rank: int, url: str) -> None:
 
 
 def together(_: int) -> None:
-    """Wait for all ranks, as stages that exchange something do."""
+    """Wait for all ranks, like stages that exchange data."""
     dist.barrier()
 
 
@@ -236,14 +236,14 @@ SPLIT: Final = ("axes", "tensor")  # by tensor parallel layers
 @pytest.mark.parametrize(("name", "parts"), [("fsdp", 4), ("axes", 2), ("tensor", 1), ("pipeline", 4)])
 def test_outputs_and_their_gradients_are_those_of_one_process(server: Served, name: str, parts: int) -> None:
     alone, together = run_named(server, "alone").store, joint_named(server, name, WORLD).store
-    missing = {Tap("4", "output")} if name in SPLIT else set()  # a rank has a part of each sum, which is added up later
+    missing = {Tap("4", "output")} if name in SPLIT else set()  # ranks have parts of sums
     if name == "pipeline":
-        missing = {Tap("", "output"), Tap("", "output_grad")}  # those of the stages aren't the model's
+        missing = {Tap("", "output"), Tap("", "output_grad")}  # the outputs of the stages aren't the model's
     expected = {tap for kind in KINDS[:2] for tap in alone.taps(None, kind).taps} - missing
     assert {tap for kind in KINDS[:2] for tap in together.taps(None, kind).taps if count_of(together, tap)} == expected
 
     def scale(tap: Tap) -> float:
-        return parts if tap.kind == "output_grad" else 1.0  # of the loss of a rank, or of a micro-batch
+        return parts if tap.kind == "output_grad" else 1.0  # for the loss of a rank, or of a micro-batch
 
     assert_same(together, alone, sorted(expected, key=str), scale)
 
@@ -273,7 +273,7 @@ def test_the_rank_that_drifts_away_is_named_with_its_parameter_and_step(server: 
     ],
 )
 def test_the_ranks_know_the_axes_of_their_mesh(server: Served, name: str, first: str, second: str) -> None:
-    """Also those by which nothing of a rank's own stage is split or copied."""
+    """This includes axes along which the rank's own stage is neither split nor copied."""
     found = {each.place.rank: each.place.axes for each in joint_named(server, name, WORLD).current()}
     assert found == {rank: {first: (rank // 2, 2), second: (rank % 2, 2)} for rank in range(WORLD)}
 

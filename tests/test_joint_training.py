@@ -1,4 +1,4 @@
-"""Real distributed trainings that send to a real server: the run of all ranks is what one process would have sent."""
+"""Real distributed trainings with a real server: the run of all ranks equals what one process would have sent."""
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_the_run_of_all_ranks_has_the_values_of_one_process(server: Served) -> N
     assert {tap.label for tap in alone.taps().taps} == {tap.label for tap in together.taps().taps}
     compared = 0
     for tap in alone.taps().taps:
-        scale = WORLD if tap.kind == "output_grad" else 1.0  # of the rank's own loss
+        scale = WORLD if tap.kind == "output_grad" else 1.0  # for the rank's own loss
         for stat in ("count", "nan", "inf", "zero", "mean", "std", "min", "max", "rms", "norm", "ratio"):
             one, all_ = alone.series(tap, stat), together.series(tap, stat)
             assert one.first_step.tolist() == all_.first_step.tolist(), (tap, stat)

@@ -1,4 +1,4 @@
-"""Runs that a server saves: as they arrive, only where it may, and shown again."""
+"""Runs that a server saves: as they arrive, only in allowed places, and shown again."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_server_saves_its_runs_and_shows_them_after_a_restart(tmp_path: Path) 
     keeper = Keeper(runs, settings)
     run = train(runs, keeper)
     wait_for(lambda: state_of(tmp_path) == "ended")
-    assert [folder.parent for folder in kept_in(tmp_path)] == [tmp_path]  # whatever the name of the run
+    assert [folder.parent for folder in kept_in(tmp_path)] == [tmp_path]  # whatever the run is called
     keeper.close()
 
     again = Runs(settings)
@@ -224,7 +224,7 @@ def test_runs_that_never_end_share_one_thread_and_leave_nothing_behind(tmp_path:
 
 
 def die(world: World) -> None:
-    """Reduce a server to what a killed one leaves: parts on disk, and no lock."""
+    """Leave a server as if it had been killed: with parts on disk, and without a lock."""
     keeper = world.app.state.keeper
     threads = threads_of(keeper)
     for scribe in keeper._scribes.values():
@@ -271,7 +271,7 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
     wait_for(lambda: writer.progress.written > 0)  # by the thread, which now waits for the next part
     writer.write()
-    world.take(batch(INFO, range(10, 13)))  # accepted, and not on disk when the server dies
+    world.take(batch(INFO, range(10, 13)))  # accepted, but not on disk when the server dies
     die(world)
 
     world = start(settings, 1) if is_listed else make_world(keep=str(tmp_path))
@@ -469,7 +469,7 @@ def test_memory_is_assigned_by_use_and_runs_on_disk_leave_it_first(tmp_path: Pat
         finish(world, number)
         sizes.append(world.runs.used_bytes)
     assert max(sizes) <= limit
-    assert max(sizes) > limit // 2  # it is used
+    assert max(sizes) > limit // 2  # the room is used
     assert len(world.runs.all()) == 12
     assert world.runs.removed == 0
     assert not all(run.loaded for run in world.runs.all())

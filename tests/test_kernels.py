@@ -1,7 +1,7 @@
-"""Every kernel against float64 NumPy: every stat and every bin, whatever the values, the type, and the layout.
+"""Every kernel compared with float64 NumPy: every stat and bin, whatever the values, the type, and the layout.
 
-The extension with its newest instructions, NumPy, torch's operators, and in a process of its own (see
-test_triton_kernel.py) Triton's interpreter pass the same tests. Tests of one kernel alone follow at the end.
+The extension with its newest instructions, NumPy, torch's operators, and, in a separate process (see
+test_triton_kernel.py), Triton's interpreter all pass the same tests. Tests of single kernels follow at the end.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ REAL = [dtype for dtype in CODES if not dtype.is_complex]
 
 
 def tries(number: int) -> settings:
-    """Return how often a property is tried."""
+    """Return the number of tries for a property."""
     return settings(deadline=None, max_examples=number // 10 if IN_INTERPRETER else number)
 
 
 def check_each(values: np.ndarray, *tensors: torch.Tensor) -> None:
-    """Check every kernel with the same values: making them takes longer than measuring them."""
+    """Check every kernel with the same values, because making them takes longer than measuring them."""
     for kernel in KERNELS:
         try:
             kernel.check(values, *tensors)
@@ -81,7 +81,7 @@ def test_every_stat_of_any_float16_equals_float64(values: np.ndarray) -> None:
 @given(values=floats32)
 def test_bfloat16_is_measured_by_its_own_values(values: np.ndarray) -> None:
     tensor = torch.from_numpy(values).to(torch.bfloat16)
-    if IN_INTERPRETER:  # which converts subnormal bfloat16s wrongly, before the kernel sees them
+    if IN_INTERPRETER:  # it converts subnormal bfloat16 values wrongly before the kernel sees them
         tensor[tensor.abs() < torch.finfo(torch.bfloat16).tiny] = 0
     check_each(tensor.float().numpy(), tensor)
 
@@ -234,7 +234,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads(threads: int) -> No
 
 @on_cpu
 def test_a_team_of_fewer_threads_than_asked_for_measures_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What OpenMP does under OMP_THREAD_LIMIT=1: one thread runs the function.
+    # As OpenMP does under OMP_THREAD_LIMIT=1, one thread runs the function.
     work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     fork = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(
         lambda function, data, *_: work(function)(data)

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes: they name what exists, and their commands and variables start."""
+"""The manifests for Kubernetes: what they name exists, and their commands start with their variables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _container(name: str) -> dict[str, Any]:
 
 
 def _variables(name: str) -> dict[str, str]:
-    """Return the variables with the values of a cluster. Secrets are made of the key that names them."""
+    """Return the variables as in a cluster. The value of a secret is made from its key."""
     return {each["name"]: each.get("value") or _secret(each) for each in _container(name)["env"]}
 
 

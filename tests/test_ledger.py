@@ -1,4 +1,4 @@
-"""The ledger, compared with brute force: the exact steps of non-finite values are always known."""
+"""The ledger of non-finite values, compared with brute force: their exact steps are always known."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_tap_keeps_its_exact_steps_and_counts(run: list[tuple[int, list[Pa
     assert store.captured() == sum(any(each is not None for held in parts for each in held) for parts in told.values())
 
 
-FINE = (0,) * 45  # taps that make the steps so wide that a small store soon merges them
+FINE = (0,) * 45  # more taps make the steps so wide that a small store soon merges them
 
 
 def test_the_exact_steps_are_known_after_many_steps_with_gaps_in_a_store_that_merges() -> None:

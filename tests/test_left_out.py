@@ -1,4 +1,4 @@
-"""What an answer, a chart, or a file leaves out or sums up is said there, in every format."""
+"""Answers, charts, and files say what they omit or sum up, in every format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOGGED = tuple(f"value {number:03}" for number in range(8))
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    """A run of sixty layers whose older steps are merged, and a group of two short ones."""
+    """Return a run of sixty layers whose older steps are merged, and a group of two short runs."""
     world = make_world(memory=500_000_000)
     taps = tuple(Tap(f"layers.{number:02}", "output") for number in range(LAYERS))
     run = open_run(world.runs, "one", started_s=2.0)
@@ -48,7 +48,7 @@ def run(world: World) -> Run:
 
 @pytest.fixture(scope="module")
 def merged(run: Run) -> tuple[int, int]:
-    """The ends of a span of merged steps."""
+    """Return the ends of a span of merged steps."""
     first, last = run.store.captured_rows(0, 40)
     place = int(np.flatnonzero(last > first)[0])
     return int(first[place]), int(last[place])

@@ -1,4 +1,4 @@
-"""The server benchmarks run with a real server process. Their figures are for idle machines."""
+"""The server benchmarks run with a real server process. Their results mean something only on idle machines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def _run(*command: str) -> str:
-    """Return the output of a benchmark. It has its own session, so that no process of it can remain.
+    """Return the output of a benchmark, which runs in its own session, so that none of its processes remains.
 
-    Its server is no fork: a benchmark reads the processor time of the process that it starts.
+    Its server isn't a fork, because the benchmark reads the processor time of the process that it starts.
     """
     started = subprocess.Popen(
         [python(), "-m", *command],

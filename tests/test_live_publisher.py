@@ -1,4 +1,4 @@
-"""The basis of both streams: when to look for news, what is shared, and when a client is dropped."""
+"""The common part of both streams: when to look for news, what is shared, and when a client is dropped."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.live_world import (
 
 
 def _looks(ticker: ChangeTicker, arrivals: list[float]) -> list[float]:
-    """Return when a ticker looks, for data that arrives at these times."""
+    """Return the times at which a ticker looks if data arrives at the given times."""
     looks, free = [], 0.0
     for place, arrival in enumerate(arrivals):
         at = max(arrival, free)
         if place + 1 < len(arrivals) and at > arrivals[place + 1]:
-            continue  # by then the next one has arrived: one look covers both
+            continue  # by then, the next one has arrived, and one look covers both
         looks.append(at)
         free = at + ticker._rest_s(at)
     return looks
@@ -196,7 +196,7 @@ def test_a_scale_is_found_for_any_values(kind: str, values: list[float]) -> None
 
 
 class Base:
-    """The part of a protocol that the deadline is built on."""
+    """The part of a protocol that the deadline relies on."""
 
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
@@ -251,7 +251,7 @@ def test_an_application_has_one_publisher() -> None:
 
 
 class TellTale:
-    """A run that ends during a look: what is read first is old, and what is read later is new."""
+    """A run that ends during a look: the first reads are old, and the later ones new."""
 
     def __init__(self, run: Any) -> None:
         self._run, self.store, self.asked = run, self, list[str]()

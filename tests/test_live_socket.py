@@ -1,4 +1,4 @@
-"""The binary socket: a snapshot and its deltas cover every step once, and equal the store's values."""
+"""The binary socket: a snapshot and its deltas cover each step exactly once, with the store's values."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def expected_column(run: Run, first: int, last: int, rows: int) -> Any:
     """Return a column with the store's values, as it is sent."""
     heat = run.store.heatmap("output", "rms", first=first, last=last, columns=1, rows=rows)
     if not heat.worst.size:
-        return [ABSENT] * min(rows, run.store.taps_announced)  # no step is between these
+        return [ABSENT] * min(rows, run.store.taps_announced)  # there is no step between these
     bits = np.clip(heat.worst[:, 0], -3.4028234663852886e38, 3.4028234663852886e38).astype("<f4").view("<u4").copy()
     bits[np.isnan(heat.worst[:, 0])] = 0x7FC00000
     bits[heat.infinite[:, 0]] = 0x7F800000
@@ -149,7 +149,7 @@ def test_a_snapshot_and_its_deltas_cover_every_step_once_and_equal_the_store(
 
 
 def test_a_column_of_merged_steps_still_shows_a_non_finite_value() -> None:
-    run = open_run(Runs(ServerSettings(memory=8_000_000)))  # a store that merges soon
+    run = open_run(Runs(ServerSettings(memory=8_000_000)))  # small, so that it soon merges
     put(run, frame(0, [1.0] * 4, new=4))
     now = mark_of(run)
     for step in range(1, 3000):
@@ -384,7 +384,7 @@ def test_incidents_come_when_they_begin_spread_and_end() -> None:
         states = []
         for step, values in enumerate([[math.nan, 1.0], [math.nan, 1.0], [math.nan, math.nan], [1.0, 1.0]], 1):
             put(run, frame(step, values))
-            if step != 2:  # nothing new is known of it
+            if step != 2:  # there is nothing new about it
                 (told,) = page.next_of(3, "incidents").json["incidents"]
                 states.append((told["id"], told["modules"], told["recovered"], told["steps"]))
         assert states == [("nonfinite-1", 0, None, 1), ("nonfinite-1", 1, None, 3), ("nonfinite-1", 1, 4, 3)]

@@ -1,4 +1,4 @@
-"""Server-sent events: all news, exactly once, however slowly it is read."""
+"""Server-sent events: all news exactly once, however slowly a client reads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.live_world import (
 from tests.waiting import wait_for
 
 QUERY = StreamQuery(None, None, ("rms", "nan"), 20.0)
-# What can happen to a run: a step (distance from the last, its values, a scalar), an event, or a read.
+# What can happen: a step (its distance from the last one, its values, a scalar), an event, or a read.
 STEP = st.tuples(
     st.integers(1, 3),
     st.lists(st.sampled_from([0.5, -2.0, math.nan, math.inf, 1e300, None]), min_size=3, max_size=3),
@@ -384,11 +384,11 @@ def test_fifty_clients_with_one_subscription_share_the_work_of_one() -> None:
     for each in spans:
         covered = [step for first, last in each for step in range(first, last + 1)]
         assert covered == list(range(41))
-    assert made < 400  # far from 50 clients times 40 steps
+    assert made < 400  # far less than 50 clients times 40 steps
 
 
 class Impatient(Http):
-    """A protocol that gives a client little time, and records the most data that ever waited for one."""
+    """A protocol that gives clients little time, and records the largest amount of waiting data."""
 
     write_s = 0.3
     most = 0

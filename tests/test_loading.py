@@ -1,4 +1,4 @@
-"""Loaders that are observed load the same, raise the same, and are afterwards as they were."""
+"""Observed data loaders load the same data, raise the same exceptions, and are unchanged afterward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not LOADER_METHODS, reason="this torch has other
 
 
 class Log:
-    """An observer that notes what it is told."""
+    """An observer that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -50,7 +50,7 @@ def methods() -> list[Any]:
 
 
 class Noise(Dataset[Tensor]):
-    """Rows that are drawn when they are asked for."""
+    """Rows that are drawn at random when they are requested."""
 
     def __len__(self) -> int:
         return 10
@@ -60,7 +60,7 @@ class Noise(Dataset[Tensor]):
 
 
 def load(workers: int) -> list[Any]:
-    """Return the batches of two epochs, and the states of the generators that they left behind."""
+    """Return the batches of two epochs, and the states of the generators afterward."""
     seed_all()
     own = torch.Generator()
     own.manual_seed(3)
@@ -89,7 +89,7 @@ class Failing(Dataset[Tensor]):
 
 
 def fail(loader: Any) -> str:
-    """Return the traceback of what a loader raises."""
+    """Return the traceback of the exception that a loader raises."""
     try:
         for _ in loader:
             pass
@@ -166,7 +166,7 @@ def test_a_method_that_other_code_put_on_top_stays(monkeypatch: pytest.MonkeyPat
 
 
 class Asking(Dataset[Any]):
-    """Says what a worker sees."""
+    """Returns what a worker sees."""
 
     def __len__(self) -> int:
         return 2

@@ -19,7 +19,7 @@ STEPS = 200
 
 
 def logged(values: list[float] | Callable[[int], float], name: str = "loss", followed: bool = False) -> Store:
-    """Return the store of a run with these values of a loss."""
+    """Return the store of a run with these losses."""
     store = follow(Store(2**24)) if followed else Store(2**24)
     given = [values(step) for step in range(STEPS)] if callable(values) else values
     for step, value in enumerate(given):

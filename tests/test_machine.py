@@ -1,4 +1,4 @@
-"""The machine beside the model: what is read, how it gets into a run, and that the training never waits for it."""
+"""Samples of the machine: what is read, how it gets into a run, and that the training never waits for it."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def test_a_host_is_read_as_rates_since_the_last_reading() -> None:
     assert not second.facts
     assert second.numbers == {
         CPU_PROCESS: 0.5,
-        CPU_MACHINE: 3.5,  # neither idle time nor a guest's, which is part of the user's
+        CPU_MACHINE: 3.5,  # neither idle time nor guest time, which is part of user time
         DISK_READ: 2000.0,
         DISK_WRITTEN: 0.0,
-        NET_RECEIVED: 1000.0,  # of both cards, and not of the loopback
+        NET_RECEIVED: 1000.0,  # both cards, without the loopback
         NET_SENT: 0.0,
         MEMORY_PROCESS: 3.0 * GIB,
         MEMORY_MACHINE: 10.0 * GIB,
@@ -101,7 +101,7 @@ def test_what_a_system_does_not_have_is_left_out() -> None:
     machine = Psutil()
     host = Host(machine)
     host.read(0.0)
-    machine.has_disks, machine.received = False, 10  # a card was exchanged: its counter began again
+    machine.has_disks, machine.received = False, 10  # a card was replaced, so its counter started over
     machine.user = 11.0
     names = set(host.read(1.0).numbers)
     assert names == {CPU_PROCESS, CPU_MACHINE, NET_SENT, MEMORY_PROCESS, MEMORY_MACHINE}
@@ -290,7 +290,7 @@ def test_samples_are_part_of_the_step_in_which_they_are_taken(monkeypatch: pytes
     assert (list(found.first_step), list(found.mean)) == ([2], [1.5])
     assert watcher.store is not None
     assert watcher.store.labels()[MACHINE_LABEL] == "2 cores"
-    assert list(reader.scalars(TIME)[TIME].first_step) == [0, 2]  # a sample makes no step, nor has one captured
+    assert list(reader.scalars(TIME)[TIME].first_step) == [0, 2]  # samples make no steps, and capture none
 
 
 def test_a_batch_is_counted_with_its_parts_and_keywords_and_not_in_evaluation() -> None:
@@ -334,7 +334,7 @@ def test_throughput_is_of_the_model_that_was_given_the_fewest_samples() -> None:
 
 
 class Idling:
-    """A recorder between two steps, with a clock that only the test moves."""
+    """A recorder between two steps, whose clock only the test moves."""
 
     def __init__(self) -> None:
         self.now, self.machine, self.shipped = 0.0, Given(), list[float]()
@@ -361,7 +361,7 @@ class Idling:
 def test_samples_are_sent_while_no_step_ends_ever_less_often() -> None:
     world = Idling()
     world.pass_time(10)
-    assert world.shipped == []  # before the first step, there is none that they could belong to
+    assert world.shipped == []  # before the first step, there is no step that they could belong to
     world.steps.ended_at = world.now
     world.now += IDLE_S / 2
     world.idle.tick()
@@ -372,7 +372,7 @@ def test_samples_are_sent_while_no_step_ends_ever_less_often() -> None:
     assert 100 < len(world.shipped) < 600
     world.steps.ended_at, world.shipped[:] = world.now, []
     world.pass_time(3, every=0.5)
-    assert world.shipped  # the next pause begins anew
+    assert world.shipped  # the next pause starts over
 
 
 def test_a_store_keeps_the_machine_apart_from_the_scalars_of_each_step() -> None:

@@ -1,4 +1,4 @@
-"""64 ranks with 2,000 layers each: the server's memory and its pages stay as small as they should be."""
+"""64 ranks with 2,000 layers each: the server's memory and its pages stay small."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def filled() -> tuple[Runs, int]:
-    """Return the runs, and the largest memory that they took."""
+    """Return the runs, and the most memory that they used."""
     runs = Runs(ServerSettings(memory=MEMORY), lambda: 0.0)
     ranks = [
         open_run(runs, f"job-{rank}", name=f"training rank {rank}", place=Place(job="job", rank=rank, world=RANKS))
@@ -50,7 +50,7 @@ def test_the_memory_is_bounded_and_every_step_has_all_ranks(filled: tuple[Runs, 
     assert MEMORY / 2 < most <= MEMORY
     assert runs.removed == 0
     assert (len(joint.current()), joint.missing()) == (RANKS, [])
-    # Until it is known which rows ranks have in common, all are kept. Here, those of the first step don't fit.
+    # All rows are kept until it is known which ones ranks share. Here, those of the first step don't fit.
     assert joint.assembly.absences.incomplete == 1
     assert any(
         "was added up without" in each.message or "don't include them" in each.message for each in joint.store.events()

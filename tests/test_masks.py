@@ -1,4 +1,4 @@
-"""Infinities that a model masks with are no fault, and don't hide one."""
+"""Infinities that a model uses as masks are not faults, and don't hide any."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MASK, SCORES, ROOT, GRADIENT = 1, 2, 3, 5
 @pytest.mark.parametrize(
     ("bad", "fine", "known", "harmful"),
     [
-        ({MASK: False}, {ROOT}, 0, False),  # there from the start, and the model's output is finite
+        ({MASK: False}, {ROOT}, 0, False),  # present from the start, and the model's output is finite
         ({MASK: False, SCORES: False}, {ROOT, GRADIENT}, 0, False),
         ({MASK: False}, {GRADIENT}, 6, False),  # later, but gradients are finite
-        ({MASK: False}, {ROOT}, 6, True),  # later, and nothing says that it did no harm
-        ({ROOT: False}, {MASK, SCORES}, 0, True),  # nothing comes after it
+        ({MASK: False}, {ROOT}, 6, True),  # later, and it is unknown whether it was harmless
+        ({ROOT: False}, {MASK, SCORES}, 0, True),  # nothing follows it
         ({ROOT: False}, {MASK, SCORES, GRADIENT}, 0, False),
         ({MASK: True}, {ROOT, GRADIENT}, 0, True),  # NaN, or an overflow
         ({MASK: False, SCORES: True}, {ROOT, GRADIENT}, 0, True),
@@ -175,7 +175,7 @@ def test_an_overflow_that_a_bounded_function_hides_is_not_a_mask() -> None:
 
 
 def test_a_loss_that_is_infinite_because_of_a_mask_is_reported() -> None:
-    """The target is a masked class: the loss is infinite, and every gradient is finite."""
+    """The target is a masked class, so the loss is infinite although every gradient is finite."""
 
     class Choose(nn.Module):
         def forward(self, x: Tensor, closed: bool) -> Tensor:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Images, texts, tables, and figures that a script logs: bounded, beside their steps, saved, and shown."""
+"""Images, texts, tables, and figures that a script logs: bounded, assigned to steps, saved, and shown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.serving import make_world
 
 
 def pixels_of(png: bytes) -> np.ndarray[Any, Any]:
-    """Decode a PNG of this project without its own code: true color, without filters."""
+    """Decode a PNG that hookcore wrote (true color, no filters) without its code."""
     assert png[:8] == b"\x89PNG\r\n\x1a\n"
     place, data, size = 8, b"", (0, 0)
     while place < len(png):
@@ -166,7 +166,7 @@ def test_what_a_training_logs_belongs_to_its_step_and_is_read_from_memory_and_fr
     ]
     words = reader.media("words", first=1, last=1)
     assert [reader.media_content(each.number) for each in words] == [b"step 1"]
-    assert reader.snapshots() == []  # which are tensors
+    assert reader.snapshots() == []  # snapshots are tensors only
     assert any("no image" in error.message or "image" in error.message for error in watcher.errors)
     with pytest.raises(ArgumentError, match="there is no item 99"):
         reader.media_content(99)

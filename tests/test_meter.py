@@ -44,7 +44,7 @@ def test_a_meter_counts_nested_calls_once_and_includes_the_running_one() -> None
     clock.now += 2
     assert meter.take(clock()) == 9
     meter.leave()
-    meter.leave()  # of a call that started before the meter did
+    meter.leave()  # from a call that started before the meter
     clock.now += 50
     assert meter.take(clock()) == 9
 
@@ -70,7 +70,7 @@ def test_the_cost_is_the_time_of_hookcore_divided_by_the_users_time() -> None:
         timed += [step] * cadence.wants_timing
         cadence.step_ended(True, 1.25, 0.25 if cadence.wants_timing else float("nan"))
         if len(timed) < 3:
-            assert cadence.cost != cadence.cost  # not known yet
+            assert cadence.cost != cadence.cost  # still unknown
     assert cadence.cost == cadence.effective_cost == pytest.approx(0.25)
     assert min(timed) >= WARM_UP
     assert [step for step in timed if step > 200] == [step for step in range(201, 1000) if step % TIME_EVERY == 0]
@@ -94,7 +94,7 @@ def train(model: nn.Module, steps: int, inputs: torch.Tensor) -> None:
 @pytest.mark.parametrize("settings", [{}, {"attach": "module"}, {"compiled": "inside"}, {"kinds": ("input", "update")}])
 def test_the_cost_of_capturing_every_step_is_reported_for_every_kind_of_attachment(settings: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    model[0].register_forward_hook(lambda *_: None)  # the module's own, so that a companion hook follows it
+    model[0].register_forward_hook(lambda *_: None)  # the module's own hook, so that a companion hook follows it
     with watch(model, budget=None, **settings) as watcher:
         train(model, 40, torch.randn(4, 8))
         told = watcher._recorder.control.current_settings()

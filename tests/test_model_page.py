@@ -1,4 +1,4 @@
-"""The page Model and the drawer as the server renders them, from a real training."""
+"""The Model page and the drawer as rendered by the server, from a real training."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_kind_that_was_switched_off_says_where_it_was_captured_last() -> None:
     )
     assert "Hooks page" in why_uncaptured(store, "input_grad", True)
     assert "heatmap starts" in why_uncaptured(Store(), "output", True)
-    assert why_uncaptured(Store(), "output", False) == "No step was captured."  # nothing can follow
+    assert why_uncaptured(Store(), "output", False) == "No step was captured."  # nothing can arrive later
 
 
 def test_the_picture_says_why_all_its_boxes_are_gray(world: World) -> None:
@@ -180,7 +180,7 @@ def test_the_drawer_by_itself_is_the_page_of_the_layer_and_an_unknown_module_is_
 
 
 def test_the_pages_with_a_drawer_have_its_script_and_its_style(world: World) -> None:
-    """Names of layers open it where it is, and lead to the layer's page where it isn't."""
+    """Names of layers open the drawer on pages that have one, and lead to the layer's page on others."""
     shown = {place.page: place.has_drawer for place in PLACES if place.key}
     assert {name for name, has_drawer in shown.items() if not has_drawer} == {
         "layer", "tensors", "media", "system", "board", "hooks",

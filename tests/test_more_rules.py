@@ -1,4 +1,4 @@
-"""Rules about beginnings, constants, and phases: each fires on its fault, and is quiet on what only looks like it."""
+"""Rules about initial values, constants, and phases: each one finds its fault, and ignores what only resembles it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TRAINED = (
 
 
 def with_zeros(zeros: Callable[[int], dict[tuple[str, str], float]], steps: int = 40) -> list[tuple[str, str, int]]:
-    """Return what is found if shares of some tensors are zero: {(module, kind): share}."""
+    """Return the findings if shares of some tensors are zero: {(module, kind): share}."""
     store = Store(2**24)
     for step in range(steps):
         shares = zeros(step)
@@ -89,7 +89,7 @@ def test_a_weight_without_a_gradient_under_an_output_with_one_gets_only_zeros() 
 
 def test_zeros_that_have_another_reason_are_not_those_of_inputs() -> None:
     unused = {("second", "param_grad"): 1.0, ("second", "output_grad"): 1.0}
-    assert with_zeros(lambda _: unused) == []  # nothing depends on it: as `loss + 0 * branch.sum()`
+    assert with_zeros(lambda _: unused) == []  # nothing depends on it, as in `loss + 0 * branch.sum()`
     dead = {("first", "output"): 1.0, ("second", "param_grad"): 1.0}
     assert with_zeros(lambda _: dead) == []
     assert with_zeros(lambda _: {(name, "param_grad"): 1.0 for name in LAYERS}) == []
@@ -103,7 +103,7 @@ def test_zeros_that_have_another_reason_are_not_those_of_inputs() -> None:
 def flat(
     deviation: Callable[[int], float], *, count: int = 64, weighted: bool = True, size: float = 2.0
 ) -> list[Finding]:
-    """Return what is found if an output has this standard deviation."""
+    """Return the findings about an output with this standard deviation."""
     store = Store(2**24)
     taps = (Tap("act", "output"), Tap("act" if weighted else "other", "param_grad", "weight"))
     for step in range(60):
@@ -122,7 +122,7 @@ def test_an_output_that_is_one_number_has_no_variance() -> None:
 def test_outputs_that_may_be_one_number() -> None:
     assert flat(lambda _: 0.0, weighted=False) == []  # a mask of ones
     assert flat(lambda _: 0.0, count=8) == []  # a single prediction for each of eight samples
-    assert flat(lambda _: 0.0, size=0.0) == []  # zeros are another rule's
+    assert flat(lambda _: 0.0, size=0.0) == []  # zeros belong to another rule
     assert flat(lambda step: 1.0 if step == 50 else 0.0) == []
     assert flat(lambda _: 1e-3) == []
 
@@ -137,7 +137,7 @@ STACK = tuple(
 
 
 def stack(levels: Values, steps: int = 20) -> list[Finding]:
-    """Return what is found if four layers with weights have outputs of these sizes."""
+    """Return the findings about four layers with weights whose outputs have these sizes."""
     rms = [[value for level in levels(step) for value in (level, 1.0)] for step in range(steps)]
     return of_rule(store_of(rms, STACK), "poor-weight-initialization")
 
@@ -170,7 +170,7 @@ WEIGHTS = (
 def equal(
     deviations: Sequence[float], shape: tuple[int, ...] = (8, 8), loss: Callable[[int], float] = lambda _: 1.0
 ) -> list[Finding]:
-    """Return what is found if the weights of three layers begin with these standard deviations."""
+    """Return the findings about three layers whose weights begin with these standard deviations."""
     store = Store(2**24)
     store.describe([ModuleRecord(name, "Linear", "", shapes=(("weight", shape),)) for name in LAYERS], ())
     for step in range(40):
@@ -185,14 +185,14 @@ def test_matrices_in_a_row_whose_values_begin_equal() -> None:
     assert [each.severity for each in equal([0.0, 0.0, 0.0], loss=lambda step: 1 / (1 + step))] == ["info"]
     assert equal([0.0, 1.0, 0.0]) == []  # the layers around it differ
     assert equal([1e-3, 1e-3, 1e-3]) == []
-    assert equal([0.0, 0.0, 0.0], (8,)) == []  # the weights of normalizations begin with one
+    assert equal([0.0, 0.0, 0.0], (8,)) == []  # the weights of normalizations begin as ones
 
 
 # -- batch-norm-drift --------------------------------------------------------------------------------------------------
 
 
 def drift(ratio: Callable[[int], float], type_: str = "BatchNorm1d", every: int = 20) -> list[Finding]:
-    """Return what is found if the output in evaluation is so many times as large as in training."""
+    """Return the findings if the output in evaluation is this many times as large as in training."""
     store = Store(2**24)
     store.describe((ModuleRecord("norm", type_, ""),), ())
     taps = (Tap("norm", "output"), Tap("norm", "output", phase="eval"))
@@ -213,8 +213,8 @@ def test_a_batch_normalization_that_differs_in_evaluation() -> None:
 
 def test_a_batch_normalization_whose_evaluations_are_fine() -> None:
     assert drift(lambda _: 2.0) == []
-    assert drift(lambda step: 100.0 if step < 100 else 1.0) == []  # its statistics have just begun
-    assert drift(lambda step: 100.0 * 0.99**step) == []  # a slow momentum: they are on their way
+    assert drift(lambda step: 100.0 if step < 100 else 1.0) == []  # its statistics have only just begun
+    assert drift(lambda step: 100.0 * 0.99**step) == []  # a slow momentum: they are approaching
     assert drift(lambda step: 10.0 if step == 200 else 1.0) == []
     assert drift(lambda step: 10.0 if step // 20 % 2 else 0.1) == []
     assert drift(lambda _: 10.0, every=120) == []  # too few evaluations

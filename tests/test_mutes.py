@@ -1,4 +1,4 @@
-"""Muted rules: still found, counted, and listed, but no alert."""
+"""Muted rules: their findings are still counted and listed, but raise no alert."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TAPS = (Tap("stem", "output"), Tap("layers.0", "output"), Tap("layers.1", "outpu
 
 
 def fill(run: Run, bad: int = 40) -> Run:
-    """Add steps in which the last layer is NaN from one on."""
+    """Add steps in which the last layer is NaN from a certain step on."""
     for step in range(60):
         append(run.store, step, [1.0, 1.0, math.nan if step >= bad else 1.0], TAPS if step == 0 else ())
     run.store.add_event(Event(3, 1.0, "note", "something", "warning", "layers.0"))

@@ -1,4 +1,4 @@
-"""The noise scale of gradients that several processes reduce."""
+"""The noise scale of gradients that are reduced over several processes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _run(rank: int, passes: int, watched: bool, parallel: bool) -> dict[str, Any
 
 
 def _gradient(model: nn.Module, batch: torch.Tensor, passes: int) -> torch.Tensor:
-    """Return the gradient of one micro-batch, computed by a copy in double precision."""
+    """Return the gradient of one micro-batch, computed by a copy of the model in double precision."""
     double = copy.deepcopy(model).double()
     (double(batch.double()).square().mean() / passes).backward()
     return torch.cat([each.grad.reshape(-1) for each in double.parameters() if each.grad is not None])

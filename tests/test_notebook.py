@@ -45,7 +45,7 @@ def trained(watcher: hookcore.Watcher, model: nn.Module, steps: int = 3) -> hook
 
 
 class _Tags(HTMLParser):
-    """The elements of a page. Raises if a tag is left open."""
+    """Collects the elements of a page. Raises if a tag isn't closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_without_a_server_a_cell_shows_the_figures_and_a_picture_of_every_layer_
     assert page.named("iframe") == page.named("a") == []
     assert "open" in page.named("details")[0]
     activations, gradients = page.named("img")
-    assert image_in(activations["src"]).size == (3, 4 + 1)  # steps, and the layers with the root
+    assert image_in(activations["src"]).size == (3, 4 + 1)  # steps, and layers including the root
     assert str(gradients["alt"]).startswith("Gradients: root mean square of each layer, from")
 
 
@@ -134,7 +134,7 @@ def test_the_picture_of_a_run_on_a_server_comes_from_there(monkeypatch: pytest.M
             trained(watcher, model)
             assert watcher.flush(PATIENCE_S)
             page = _Tags(watcher._repr_html_())
-            assert page.named("iframe") == []  # it is unknown whether that server may be framed
+            assert page.named("iframe") == []  # it is unknown whether that server allows frames
             assert [link["href"] for link in page.named("a")] == [watcher.url]
         assert "step 2 · loss 2.5" in page.text
         assert image_in(page.named("img")[0]["src"]).size == (3, 5)

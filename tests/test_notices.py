@@ -1,4 +1,4 @@
-"""Notices of runs: an announced run is listed even if its process is killed before the dashboard is up."""
+"""Notices of runs: an announced run is listed even if its process is killed before the dashboard has started."""
 
 from __future__ import annotations
 

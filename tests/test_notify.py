@@ -1,4 +1,4 @@
-"""Notifications: each incident once, in few messages, with every loss counted, and no address anywhere."""
+"""Notifications: each incident once, in few messages, with all losses counted, and without exposing addresses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE_S, wait_for
 from tests.webhook import PASSWORD, PATH_SECRET, Webhook, webhook
 
 Ask = Callable[..., list[Any]]
-# Answers all requests like `child`, in one process: importing apprise takes most of the time of a request.
+# Answers all requests like `child`, but in one process, because importing apprise takes most of a request's time.
 ANSWERS = """
 import io, runpy, sys
 import apprise
@@ -74,7 +74,7 @@ def hook() -> Iterator[Webhook]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch, shared_process: Ask) -> None:
-    """Look and retry without pauses, and ask the shared process."""
+    """Look and retry without pauses, and use the shared process."""
     monkeypatch.setattr(notifier, "POLL_S", 0.01)
     monkeypatch.setattr(notifier, "RETRY_S", 0.001)
     monkeypatch.setattr(targets, "ask", shared_process)
@@ -127,7 +127,7 @@ def test_later_incidents_wait_and_are_sent_together(hook: Webhook) -> None:
     told.put(note(0, run="run-2"))
     assert told.counters.waiting == 4
     assert len(hook.messages) == 1
-    told.close(PATIENCE_S)  # sends what waits
+    told.close(PATIENCE_S)  # sends what is waiting
     first, second = hook.messages
     assert first["type"] == "warning"
     assert second["title"] == "hookcore: 4 incidents in 2 runs"
@@ -476,7 +476,7 @@ def test_a_training_without_a_server_sends_a_message_itself(hook: Webhook) -> No
     model = Fragile()
     with hookcore.watch(model, server=None, budget=None, notify=hook.url, name="mine") as watcher:
         train(model, 5)
-    wait_for(lambda: hook.messages)  # closing doesn't wait that long on a busy machine
+    wait_for(lambda: hook.messages)  # on a busy machine, closing doesn't wait that long
     # What is found soon after the first one is in the same message.
     assert re.fullmatch(r"hookcore: (error|\d incidents) in mine", hook.messages[0]["title"])
     assert re.search(r"NaN first appeared in the activation of \S+, at step 3", hook.bodies)

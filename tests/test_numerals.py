@@ -1,4 +1,4 @@
-"""Numbers are formatted the same by the server and by the page's script."""
+"""The server and the page's script format numbers in the same way."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_server_and_script_format_a_wide_grid_of_values_alike() -> None:
 
 
 def grid() -> list[float]:
-    """Return values of every magnitude, those around the limits, and ties."""
+    """Return values of every magnitude, values around the limits, and ties."""
     dice = random.Random(9)
     values = [0.0, math.nan, math.inf, -math.inf, 1e-45, 5e-324, 1.7976931348623157e308]
     values += [

@@ -1,4 +1,4 @@
-"""Names that are not valid Unicode, or no plain `str`: the run arrives complete, and the names are shown escaped."""
+"""Names that aren't valid Unicode or plain `str`: the run arrives complete, and the names are shown escaped."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_page_file_of_a_saved_run_with_a_name_that_is_not_unicode_breaks_no_
 
 def test_records_hold_only_valid_text_and_two_odd_names_stay_distinct() -> None:
     class Odd(str):
-        """A text that pretends to be another one."""
+        """A string that pretends to be another one."""
 
         def __str__(self) -> str:
             return "liar"

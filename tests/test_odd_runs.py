@@ -1,4 +1,4 @@
-"""A batch with any numbers and names is either refused, or every page and route can show its run."""
+"""A batch with arbitrary numbers and names is either rejected, or every page and route can show its run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TIMES = [0.0, 1.7e9, 253_402_300_799.0]
 
 
 class Trainer:
-    """Sends one batch of numbers that are valid but occur in no training."""
+    """Sends a batch of numbers that are valid, but don't occur in trainings."""
 
     def __init__(self, seed: int) -> None:
         self.pick = random.Random(seed)
@@ -189,7 +189,7 @@ def test_every_page_and_route_answers_whatever_a_trainer_sent(
 
 def test_an_unreadable_run_is_listed_as_such_among_the_others(world: World, caplog: pytest.LogCaptureFixture) -> None:
     broken = open_run(world.runs, "broken")
-    # Asked of every run, even a broken one: its memory use.
+    # The server asks every run for its memory use, even a broken one.
     object.__setattr__(broken, "store", SimpleNamespace(usage=broken.store.usage))
     page = world.client.get("/", headers={"Accept": "text/html"})
     assert page.status_code == 200

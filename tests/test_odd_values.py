@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Values that are easily attributed wrongly: equal names, holes, nested checkpoints, partial sums."""
+"""Values that are easily assigned to the wrong tensor: equal names, holes, nested checkpoints, partial sums."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Callbacks for incidents: once each, in the right thread, wherever the frames are; their faults stay theirs."""
+"""Callbacks for incidents: called once each, in the right thread, wherever the frames are. Their errors do no harm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BAD = 3  # the step in which the model makes NaN
 
 
 class Fragile(nn.Module):
-    """A model whose second layer makes NaN in one step, and whose weights are not finite from then on."""
+    """A model whose second layer makes NaN in one step, and whose weights are non-finite from then on."""
 
     def __init__(self, bad: int = BAD) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def in_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=["here", "thread", "server"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str | None]:
-    """Return the `server` setting for each place where a run's store can be."""
+    """Return the `server` setting for each place that can have a run's store."""
     if request.param == "server":
         monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
         with served() as server:
@@ -111,7 +111,7 @@ def test_a_muted_incident_calls_nothing_back(place: str | None) -> None:
         watcher.flush()
         wait_for(lambda: len(watcher.incidents()), "the incident")
         assert watcher.incidents()[0].muted == (place is not None)
-    # A store without a server has no mutes.
+    # Without a server, there are no mutes.
     assert [each for each in calls if each.startswith("nonfinite")] == ([] if place else [f"nonfinite-{BAD}"])
     assert watcher.errors == []
 
@@ -138,7 +138,7 @@ def test_the_training_thread_calls_when_a_step_ends_and_stop_training_leaves_it(
     (told,) = seen
     assert told[:2] == (BAD + 2, "MainThread")
     assert len(before) == BAD + 1  # the call of optimizer.step() that ended the next step raised
-    assert told[2] == weights()  # and its update was complete
+    assert told[2] == weights()  # but its update was complete
     assert watcher.errors == []
     if place is None:
         (event,) = [each for each in watcher.store.events() if each.name == "training-stopped"]
@@ -264,7 +264,7 @@ def test_closing_calls_back_for_what_was_found_last() -> None:
 
 
 class Overflowing(nn.Module):
-    """A model whose gradients overflow, after two steps, while the loss scale is above a limit."""
+    """A model whose gradients overflow after two steps, as long as the loss scale is above a limit."""
 
     def __init__(self, limit: float) -> None:
         super().__init__()
@@ -347,7 +347,7 @@ def test_invalid_arguments_say_what_is_allowed(given: dict[str, Any], message: s
 
 
 class Notes:
-    """A report for tests."""
+    """A report that records its calls."""
 
     def __init__(self) -> None:
         self.errors: list[tuple[str, BaseException, bool]] = []

@@ -1,4 +1,4 @@
-"""The same values of many runs: of each, or the mean and the range of each group, compared with plain sums."""
+"""The same values of many runs, for each run or as mean and range of each group, compared with plain sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def series_of(points: dict[int, float]) -> Series:
 
 @pytest.fixture
 def world() -> World:
-    """Six runs: two learning rates by three seeds, with known losses and norms. One logs another name."""
+    """Return six runs: two learning rates by three seeds, with known losses and norms. One logs another name."""
     world = make_world()
     for place in range(6):
         name, lr = f"run-{place}", (0.1, 1.0)[place % 2]
@@ -62,7 +62,7 @@ def test_fewer_steps_have_as_many_points(world: World) -> None:
     assert len(whole["lines"][1]["mean"]) == 5
     assert part["lines"][0]["first_step"] == part["lines"][0]["last_step"] == [5, 6, 7, 8]
     assert part["lines"][0]["mean"] == pytest.approx([1.0 + step + 1 for step in range(5, 9)])
-    assert part["without"] == ["run-0"]  # it crashed before
+    assert part["without"] == ["run-0"]  # it had crashed before
     layer = {"tap": OUTPUT.label, "from": 5, "to": 8}
     assert [line["last_step"] for line in ask(world, **layer)["lines"]] == [[5, 6, 7, 8]] * 5
     norm = ask(world, scalar=GRADIENT_NORM, group_by="lr", band=True, **{"from": 5, "to": 8})
@@ -74,11 +74,11 @@ def test_a_group_has_the_mean_and_the_range_of_its_runs(world: World) -> None:
     assert [(line["run"], line["name"]) for line in found["lines"]] == [(None, "0.1"), (None, "1")]
     small, large = found["lines"]
     at = dict(zip(large["first_step"], zip(large["mean"], large["min"], large["max"], strict=True), strict=True))
-    for step in range(10):  # the runs 1, 3, and 5
+    for step in range(10):  # runs 1, 3, and 5
         assert at[step] == pytest.approx((1 + step + 3, 1 + step + 1, 1 + step + 5))
     assert large["runs"] == [3] * 10
     assert small["runs"] == [3] * 4 + [2] * 6  # one of them has only four steps
-    assert small["mean"][-1] == pytest.approx(0.1 + 9 + 3)  # the runs 2 and 4
+    assert small["mean"][-1] == pytest.approx(0.1 + 9 + 3)  # runs 2 and 4
 
 
 def test_the_norm_of_all_gradients_is_that_of_the_parts_together(world: World) -> None:
@@ -132,7 +132,7 @@ def test_a_short_run_does_not_make_the_others_coarse_and_what_is_not_finite_is_c
 
 
 def test_a_band_is_the_mean_over_steps_and_contains_every_value() -> None:
-    steps = np.array([0, 10]), np.array([9, 10])  # ten merged steps, and a single one
+    steps = np.array([0, 10]), np.array([9, 10])  # ten merged steps and a single one
     values = np.array([1.0, 12.0]), np.array([0.5, 12.0]), np.array([2.0, 12.0])
     counts = np.array([10, 1], np.uint32), np.zeros(2, np.uint32)
     merged, single = Series("loss", None, *steps, *values, *counts), series_of({5: 4.0})

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""The user's own hooks that replace inputs or outputs of a module: hookcore shows the real values."""
+"""Hooks of the user that replace inputs or outputs of a module: hookcore shows the real values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_output_and_input_are_what_the_module_returned_and_received(attach: str,
             seen = read_step(watcher, number)
             assert_stats(seen["0", "input", "0", 0], [x * 10])
             if attach == "module" and number == int(late):
-                # Ours came before the new hook in this call, so the module's result is unknown.
+                # In this call, hookcore's hook ran before the new one, so the module's result is unknown.
                 assert ("0", "output", "", 0) not in seen
             else:
                 assert_stats(seen["0", "output", "", 0], [out])
@@ -152,7 +152,7 @@ class PreWithKeywords:
 
 @pytest.fixture
 def unpickled() -> Iterator[nn.Sequential]:
-    """Return a model with hook numbers of another process: all that ours could get next."""
+    """Return a model whose hooks have numbers from another process: all numbers that hookcore's could get next."""
     before = RemovableHandle.next_id
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1))
     for number in range(before, before + 60, 3):

@@ -1,4 +1,4 @@
-"""Which parameters no optimizer steps, which never get a gradient, and which several optimizers step."""
+"""Parameters that no optimizer steps, that never get a gradient, or that several optimizers step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES = ("not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers")
 
 
 class Cut(nn.Module):
-    """Two layers and a last one, between which the graph may be cut."""
+    """Two layers and a last one, with a graph that may be cut between them."""
 
     def __init__(self, cut: bool) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def train(
     at: Callable[[int, list[torch.optim.Optimizer]], None] = lambda *_: None,
     **settings: Any,
 ) -> Store:
-    """Train a model with one optimizer for each group of parameters, and return what was captured."""
+    """Train a model with one optimizer for each group of parameters, and return the store."""
     torch.manual_seed(0)
     optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(list(group), 0.01) for group in groups]
     watcher = hookcore.watch(model, server=None, budget=None, **settings)

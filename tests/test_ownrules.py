@@ -1,4 +1,4 @@
-"""Rules of the user: what they see, what becomes of what they find, and what if they fail."""
+"""Rules of the user: what they see, what happens to their findings, and what happens if they fail."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def frame_of(step: int, values: list[float], **more: Any) -> Frame:
 
 
 def play(rules: OwnRules, values: list[float], store: Store | None = None) -> Store:
-    """Add a frame for each size of the tensor b."""
+    """Add a frame for each magnitude of the tensor b."""
     store = follow(Store()) if store is None else store
     for step, value in enumerate(values):
         store.append(rules.examine(frame_of(step, [1.0, value]), LAYERS))
@@ -285,7 +285,7 @@ def test_a_file_must_have_rules(tmp_path: Path) -> None:
     path = tmp_path / "rules.py"
     path.write_text(FILE)
     assert [each.name for each in rules_in(path)] == ["large"]
-    assert own_rules([]) == ()  # a watch in this process doesn't run them
+    assert own_rules([]) == ()  # a watch in this process doesn't run its rules
     path.write_text("1/0")
     with pytest.raises(ArgumentError, match="can't be read: ZeroDivisionError"):
         rules_in(path)

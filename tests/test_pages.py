@@ -1,4 +1,4 @@
-"""The frame of the pages, and the Runs, Settings, Help, and error pages, as the server renders them."""
+"""The frame of the pages, and the Runs, Settings, Help, and error pages, as rendered by the server."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_sparkline_has_gaps_and_marks_non_finite_values() -> None:
     spark = spark_of(np.arange(7), values)
     assert spark is not None
     assert spark.path.count("M") == 2
-    assert len(spark.bad_x) == 3  # both ends of the long stretch, and the short one
+    assert len(spark.bad_x) == 3  # both ends of the long gap, and the short gap
     numbers = [float(each) for each in re.findall(r"[\d.]+", spark.path.replace("h.1", ""))]
     assert max(numbers[0::2]) <= WIDTH
     assert max(numbers[1::2]) <= HEIGHT
@@ -207,7 +207,7 @@ def test_the_theme_cookie_applies_from_the_first_byte_of_the_page(client: TestCl
 
 
 def test_the_dark_theme_has_other_colors_and_the_same_layout() -> None:
-    """So what fits in the light theme fits in the dark one."""
+    """Therefore, what fits in the light theme fits in the dark one."""
     style, others = assets.FOLDER / "app.css", assets.FOLDER / "css"
     by_system, by_hand = re.findall(r"\{\s*color-scheme: dark;\s*(.*?)\s*\}", style.read_text(), re.DOTALL)
     assert by_system == by_hand
@@ -342,7 +342,7 @@ def test_a_browser_gets_an_error_page_with_a_way_to_continue(client: TestClient,
     assert response.headers["content-type"].startswith("text/html")
     assert '<a class="button main" href="">All runs</a>' in response.text
     assert 'href="runs/new"' in response.text
-    assert ('data-run="nowhere"' in response.text) == path.startswith("/runs/")  # such a run may be on its way
+    assert ('data-run="nowhere"' in response.text) == path.startswith("/runs/")  # such a run may still arrive
 
 
 @pytest.mark.parametrize("path", ["/api/v1/runs/nowhere", "/static/x/nothing.js"])

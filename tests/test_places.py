@@ -1,4 +1,4 @@
-"""A process's place in a distributed training: by its launcher, or by the process group."""
+"""The place of a process in a distributed training, derived from its launcher or from the process group."""
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
@@ -48,7 +48,7 @@ PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 PARENT, ME = f"mark {os.getppid()}", f"mark {os.getpid()}"
 STEP = ("slurm", "", "77", "1")
 
-# What it says -> rank, world, local rank, attempt, job, and whether it is certain without a process group.
+# Variables -> rank, world, local rank, attempt, job, and whether this is certain without a process group.
 KNOWN: dict[str, tuple[dict[str, str], tuple[Any, ...]]] = {
     "torchrun": (TORCHRUN, (3, 4, 1, 2, ("torchrun", "fleet-7"), True)),
     "torchrun without an id": (
@@ -149,7 +149,7 @@ def test_the_arguments_of_torchrun_say_whether_machines_may_come_and_go() -> Non
         agent = subprocess.Popen([sys.executable, "-ISc", "print(flush=True); input()", *arguments], **PIPES)
         with agent:
             assert agent.stdout is not None
-            agent.stdout.read(1)  # its arguments are known once it runs
+            agent.stdout.read(1)  # its arguments are known only when it runs
             assert launchers.is_elastic(agent.pid, {}) is may
             agent.kill()
 
@@ -167,7 +167,7 @@ def test_a_launcher_that_starts_independent_tasks_is_believed_with_a_group(monke
     assert (by_slurm.rank, by_slurm.world, by_slurm.local_rank) == (5, 8, 1)
     assert (of_another.rank, of_another.world) == (1, 2)
     assert by_slurm.job != of_another.job
-    assert places.place_in_group("1", 1, 2, ()) is None  # a store of somebody's own: who met there can't be known
+    assert places.place_in_group("1", 1, 2, ()) is None  # a custom store: it is unknown which ranks met there
     assert places.place_in_group("1", 0, 1, tcp) is None
     assert places.place_in_group("1", 1, 2, ("file", "/no/such/file")) is None
 
@@ -214,7 +214,7 @@ def test_a_watch_of_another_model_that_only_one_rank_makes_is_not_taken_for_the_
         monkeypatch.setenv(variable, text)
 
     def jobs(its_rank: str, *models: nn.Module) -> list[str]:
-        """Return the jobs of the watches of a fresh process."""
+        """Return the jobs of the watches of a new process."""
         monkeypatch.setenv("RANK", its_rank)
         monkeypatch.setattr(watcher, "_numbers", defaultdict(count))
         found = []
@@ -239,9 +239,9 @@ def under_torchrun(folder: Path, port: str, what: str) -> dict[int, Place]:
 
 
 def after(folder: Path, *arguments: str) -> dict[int, Place]:
-    """Run a launcher, and return each rank's place, as its run was saved.
+    """Run a launcher, and return the place of each rank from its saved run.
 
-    The launcher may be a fork, but not what it starts: a rank knows its launch by its parent.
+    The launcher may be a fork, but not the processes that it starts: ranks identify their launch by their parent.
     """
     given = {name: text for name, text in os.environ.items() if not name.startswith("HOOKCORE")}
     given |= {"PYTHON_EXEC": sys.executable, "OMP_NUM_THREADS": "1"}
@@ -260,7 +260,7 @@ def after(folder: Path, *arguments: str) -> dict[int, Place]:
 def places_in(folder: Path) -> dict[int, Place]:
     found = [read_archive(each).info.place for each in folder.iterdir()]
     known = [place for place in found if place is not None]
-    assert len(known) == len(found) == 2  # one run for each rank, which is a run of its own
+    assert len(known) == len(found) == 2  # a separate run for each rank
     return {place.rank: place for place in known}
 
 
@@ -280,7 +280,7 @@ def test_the_ranks_of_one_torchrun_have_one_job_and_those_of_the_next_have_anoth
 
 @pytest.mark.slow
 def test_the_ranks_of_one_accelerate_launch_have_one_job(tmp_path: Path) -> None:
-    # Several processes without mpirun: --cpu starts one. --multi_gpu needs no GPU if the script uses none.
+    # Starts several processes without mpirun; --cpu would start one. --multi_gpu needs no GPU if the script uses none.
     machine = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", str(free_port()))
     launch = ("-m", "accelerate.commands.launch", *machine, "--mixed_precision", "no", "--dynamo_backend", "no")
     found = after(tmp_path / "kept", *launch, str(SCRIPTS / "ranks.py"), "watched first")
@@ -306,7 +306,7 @@ def test_processes_that_lightning_starts_have_one_job(tmp_path: Path) -> None:
 
 
 def work(its_rank: int, folder: str, url: str) -> None:
-    """Train twice; of this rank, the server of the second training doesn't exist."""
+    """Train twice. On this rank, the server of the second training doesn't exist."""
     os.environ |= {"HOOKCORE_HOME": folder, "GLOO_SOCKET_IFNAME": "lo"}
     model = nn.Linear(4, 2)
     told: list[str] = []
@@ -321,7 +321,7 @@ def work(its_rank: int, folder: str, url: str) -> None:
     with hookcore.watch(model, server="http://127.0.0.1:9" if its_rank else None, keep=None, budget=None):
         train(model)
     assert not all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
-    assert len(told) == its_rank  # once, if it concerns this rank
+    assert len(told) == its_rank  # once, on this rank only
     dist.barrier()
     dist.destroy_process_group()
 

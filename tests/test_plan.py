@@ -1,4 +1,4 @@
-"""The planning model: its formulas give what can be worked out by hand, and grow with what is demanded."""
+"""The planning model: its formulas agree with calculations by hand, and grow with the demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private folder under attack and in odd environments: it belongs to this user, or it isn't trusted."""
+"""The private folder under attack and in odd environments: a folder that isn't this user's own is never trusted."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Return the environment of a separate user, whose dashboard ends with the test."""
     yield {**os.environ, "HOOKCORE_HOME": str(tmp_path / "home"), "HOOKCORE_PORT": "0"}
     end = {"HOOKCORE_HOME": str(tmp_path / "home")}
-    with contextlib.suppress(ServerError):  # the lock is not a file of this user, so no dashboard runs
+    with contextlib.suppress(ServerError):  # the lock isn't this user's file, so no dashboard is running
         stop_dashboard(end)
 
 
 def _give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a file to another user: really if this process may, else by pretending to be another user."""
+    """Give a file to another user or, without the permission to do that, pretend to be another user."""
     if os.getuid() == 0:
         os.lchown(path, 12345, 12345)
     else:
@@ -119,7 +119,7 @@ def test_a_link_or_pipe_in_the_place_of_a_file_is_neither_followed_nor_waited_fo
         os.mkfifo(folder / name)
     else:
         (folder / name).mkdir()
-    if name == "dashboard.json" and kind != "folder":  # it is replaced
+    if name == "dashboard.json" and kind != "folder":  # the file is replaced
         assert join_or_start(environment).started
     else:
         with pytest.raises(ServerError, match="set HOOKCORE_HOME"):
@@ -195,11 +195,11 @@ join_or_start()
     killed = subprocess.run([sys.executable, "-c", code], check=False, env=environment)
     assert killed.returncode == -9
     assert status(environment).running
-    assert not join_or_start(environment).started  # its address was published before it was up
+    assert not join_or_start(environment).started  # its address was published before it had started
     wait_for(lambda: status(environment).pid)
 
 
-# -- nothing of it stops a training ---------------------------------------------------------------------------------
+# -- a training is never stopped ------------------------------------------------------------------------------------
 
 WATCH = """
 import os, sys, torch, hookcore

@@ -1,4 +1,4 @@
-"""Rules about the results of probes: recognized by the probe's function, whatever the user calls it."""
+"""Rules about the results of probes, which are recognized by their function, whatever the user calls them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def found(
     index: str = "mine",
     top: float | None = None,
 ) -> list[Finding]:
-    """Return what is found in the results of a probe, one every ten steps. `top` is the largest value of each."""
+    """Return the findings for results of a probe, one every ten steps. `top` is the largest value of each result."""
     store, taps = Store(2**24), (Tap("layer", "output"), Tap("layer", "probe", index))
     for step in range(10 * len(results)):
         value = results[step // 10]
@@ -69,8 +69,8 @@ def test_a_collapse_is_found_in_three_results_in_a_row(
     [
         (DEAD, [0.3] * 6),
         (RANK, [16.0, 15.0, 16.0, 8.0, 6.0, 5.0]),
-        (RANK, [2.0, 2.0, 2.0, 0.4, 0.4, 0.4]),  # of few directions
-        (ENTROPY, [0.1, 0.1, 0.1, 0.01, 0.01, 0.01]),  # of heads that were sharp from the start
+        (RANK, [2.0, 2.0, 2.0, 0.4, 0.4, 0.4]),  # few directions
+        (ENTROPY, [0.1, 0.1, 0.1, 0.01, 0.01, 0.01]),  # heads that were sharp from the start
         ("__main__.effective_rank", [16.0, 16.0, 16.0, 1.0, 1.0, 1.0]),
     ],
 )
@@ -85,7 +85,7 @@ def test_one_head_that_looks_around_is_enough() -> None:
 def test_what_comes_with_a_falling_loss_is_a_note() -> None:
     (told,) = found(RANK, [16.0, 16.0, 16.0, 3.0, 3.0, 3.0], falls)
     assert told.severity == "info"
-    (told,) = found(RANK, [16.0, 16.0, 16.0, 1.0, 1.0, 1.0], falls)  # all samples have one code
+    (told,) = found(RANK, [16.0, 16.0, 16.0, 1.0, 1.0, 1.0], falls)  # all samples have the same code
     assert told.severity == "warning"
     (told,) = found(ENTROPY, [0.5, 0.5, 0.5, 0.0, 0.0, 0.0], falls)
     assert told.severity == "info"
@@ -103,7 +103,7 @@ def test_only_outputs_are_judged() -> None:
 
 
 class Own:
-    """A function that is an object."""
+    """An object used as a function."""
 
     def __call__(self, tensor: Any) -> Any:
         return tensor.mean()

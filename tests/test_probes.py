@@ -186,7 +186,7 @@ def test_gradients_of_a_discovered_model_in_module_hooks_and_inside_a_graph_kept
         assert not watcher.errors
 
 
-# -- the functions that come with it -----------------------------------------------------------------------------------
+# -- the functions of hookcore.probes ----------------------------------------------------------------------------------
 
 
 def test_effective_rank_counts_directions() -> None:

@@ -1,4 +1,4 @@
-"""Rules about the course of a training: a loss that never falls, and a validation that gets worse."""
+"""Rules about the progress of a training: a loss that never falls, and a validation loss that rises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.build import append
 
 
 def found(losses: dict[str, Callable[[int], float]], steps: int = 300, every: int = 10) -> list[Finding]:
-    """Return the findings in a run with these losses; that of a validation is logged at every tenth step."""
+    """Return the findings in a run with these losses. The validation loss is logged at every tenth step."""
     store = Store(2**24)
     for step in range(steps):
         logged = {
@@ -64,7 +64,7 @@ def test_a_validation_that_gets_worse_while_the_training_gets_better_is_overfitt
     [
         {"loss": falling, "val_loss": falling},
         {"loss": falling, "val_loss": lambda n: 1.0 + abs(n - 100) / 1000},  # a fifth above its lowest value
-        {"loss": lambda n: 2 - falling(n), "val_loss": rising},  # both get worse: that is no overfitting
+        {"loss": lambda n: 2 - falling(n), "val_loss": rising},  # both get worse, which isn't overfitting
         {"loss": falling, "val_loss": lambda n: -rising(n)},
         {"loss": falling, "val_loss": lambda n: 9.0 if n in (149, 159, 169) else 1.0},  # and back again
         {"val_loss": rising},
@@ -80,4 +80,4 @@ def test_a_loss_that_never_fell_is_a_note() -> None:
     assert (told.rule, told.severity, told.since_step) == ("loss-not-decreasing", "info", 0)
     assert found({"loss": lambda n: 1.4}, steps=199) == []
     assert found({"loss": lambda n: 1.4 if n < 50 else 1.2}) == []  # it fell once
-    assert found({"loss": lambda n: -1.0}) == []  # it may have no lower bound
+    assert found({"loss": lambda n: -1.0}) == []  # it may be unbounded below

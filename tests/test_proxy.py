@@ -1,4 +1,4 @@
-"""Behind nginx as docs/docker.md shows it, with a path prefix and TLS, everything works as without it."""
+"""Behind nginx, as in docs/docker.md, with a path prefix and TLS, everything works as it does without nginx."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ watcher.close()
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
-    """Return a proxy with one run of 20 steps, which was sent through it."""
+    """Return a proxy and a run of 20 steps that was sent through it."""
     with proxied(tmp_path_factory.mktemp("proxy")) as started:
         _train(started, "first", 20)
         yield started

@@ -1,4 +1,4 @@
-"""The API refuses what it would ignore: parameters that a route doesn't know, and second values. Pages ignore it."""
+"""The API rejects unknown query parameters and second values instead of ignoring them. Pages ignore them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.api_world import World, strict
 from tests.serving import routes_of
 
 WORLD: Final = World()
-publisher_of(WORLD.app).stop()  # so that a stream that isn't refused ends, too
+publisher_of(WORLD.app).stop()  # so that a stream also ends if it isn't rejected
 SCHEMA: Final = WORLD.app.openapi()["paths"]
 ROUTES: Final = sorted({(method, route.path) for method, route in routes_of(WORLD.app.routes)})
-# The description itself is the same for every question.
+# The description is the same for every query.
 API: Final = [each for each in ROUTES if each[1].startswith("/api/") and each[1] != WORLD.app.openapi_url]
 DESCRIBED: Final = [each for each in API if each[0].lower() in SCHEMA.get(each[1], {})]
 PAGES: Final = [path for _, path in ROUTES if not path.startswith(("/api/", "/static/"))]
@@ -46,7 +46,7 @@ def ask(method: str, path: str, query: str, app: FastAPI = WORLD.app, **more: An
 
 
 def parameters_of(method: str, path: str) -> dict[str, bool]:
-    """Return the parameters of a query by the description of the API, and whether each is a list."""
+    """Return the query parameters in the description of the API, and whether each of them is a list."""
     found = [each for each in SCHEMA[path][method.lower()].get("parameters", ()) if each["in"] == "query"]
     return {each["name"]: _is_list(each["schema"]) for each in found}
 
@@ -100,7 +100,7 @@ def test_the_nearest_parameters_are_suggested() -> None:
     assert error.startswith("unknown parameters 'stta', 'frmo', 'zzz'; did you mean 'stat', 'from'? Allowed: run, ")
     _, error = ask("GET", "/api/v1/compare", "run=one,two")
     assert "did you mean 'runs'?" in error
-    _, error = ask("GET", "/api/v1/scalars", "first=3")  # not spelled like it, but it is in the list
+    _, error = ask("GET", "/api/v1/scalars", "first=3")  # its spelling differs, but the message lists it
     assert "did you mean" not in error
     assert ", from, " in error
 

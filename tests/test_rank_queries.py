@@ -1,4 +1,4 @@
-"""Queries about the ranks of a training, by REST, by the client, and as the pages show them without scripts."""
+"""Queries about the ranks of a training: by REST, by the client, and on pages without scripts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_table_of_ranks(client: hookcore.Client) -> None:
     assert [each.samples_per_second for each in found.ranks] == pytest.approx([32, 16, 32 / 3])
     assert [each.tokens_per_second for each in found.ranks] == [None] * WORLD  # the batches aren't tokens
     assert found.ranks[2].axes == {"data": (2, WORLD)}
-    assert client.ranks("4f2a-1") == found  # asked of one of them
+    assert client.ranks("4f2a-1") == found  # for one of them
 
 
 def test_a_map_of_a_tap_of_a_logged_value_and_of_the_seconds(client: hookcore.Client, server: Served) -> None:
@@ -105,7 +105,7 @@ def test_the_spread_of_each_layer_over_the_ranks(client: hookcore.Client, server
             None,
             WORLD,
             WORLD,
-        )  # the first and the last are equally far
+        )  # the first and the last one are equally far away
     newest = client.rank_spread("output", "mean")
     assert newest.step == STEPS - 1
     sorted_ = client.rank_spread("output", "mean", sort="high", limit=1)
@@ -153,7 +153,7 @@ def test_the_pages_lead_from_all_ranks_to_one_and_back(server: Served) -> None:
     assert ">Samples/s</th>" in page
     assert "Tokens/s" not in page
     assert '<td class="number">10.67</td>' in page
-    assert "Samples/s" not in text(server, "/runs/ranks-4f2a/ranks?step=2")  # it is as of now
+    assert "Samples/s" not in text(server, "/runs/ranks-4f2a/ranks?step=2")  # it shows the present
     assert 'href="runs/4f2a-2/ranks"' in page
     assert "Rank 2 is late:" in page
     assert "there is no tap &#39;never&#39;" in text(server, "/runs/ranks-4f2a/ranks?value=never")
@@ -183,7 +183,7 @@ def test_tensors_that_are_spread_over_ranks_say_how_and_what_their_values_are(
         assert whole in joint, page
         assert "In this run, values of weight are those of this rank&#39;s part." in rank, page
         assert placement in of_output, page
-        assert "In this run, values" not in of_output, page  # of the weight, none were captured
+        assert "In this run, values" not in of_output, page  # for the weight, none were captured
 
 
 def frames_of(run: Run, step: int, **stats: float) -> Frame:
@@ -221,7 +221,7 @@ def test_a_map_weights_what_is_known_of_several_steps_by_how_many_are_finite(mon
 
 @pytest.fixture
 def pipeline() -> Iterator[Served]:
-    """Serve a training of three ranks with a layer each, and then of two."""
+    """Serve a training of three ranks with one layer each, and then one of two ranks."""
     with served(lost_after_s=10_000.0) as found:
         for attempt, world in enumerate((3, 2)):
             for rank in range(world):

@@ -1,4 +1,4 @@
-"""How far ranks are apart, and who is late: computed from their values alone."""
+"""How far ranks are apart, and which one is late, computed only from their values."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_how_far_ranks_are_apart_is_known_for_the_largest_numbers() -> None:
 
 
 def test_values_of_merged_steps_are_those_of_the_asked_step_and_say_their_steps() -> None:
-    many, steps = 60, 600  # wide steps, which a small store soon merges
+    many, steps = 60, 600  # wide steps, so that a small store soon merges them
     taps = tuple(Tap(f"layers.{number}", "output") for number in range(many))
-    stores = [Store(2**20) for _ in range(3)]  # of all, and of two ranks
+    stores = [Store(2**20) for _ in range(3)]  # all ranks, and two of them
     for step in range(steps):
         for rank, store in enumerate(stores):
             append(store, step, [1.0 + rank] * many, taps if step == 0 else ())
@@ -90,7 +90,7 @@ def test_the_newest_steps_are_counted_in_captured_ones() -> None:
 
 
 def ranks_with(waits: list[list[float]], name: str = REDUCTION_WAIT, elapsed_s: float = 1.0) -> list[OfRank]:
-    """Return ranks that waited this long in each step; NaN: the rank didn't capture it."""
+    """Return ranks that waited this long in each step. NaN means that the rank didn't capture the step."""
     ranks = []
     for rank, each in enumerate(waits):
         store = Store()

@@ -1,4 +1,4 @@
-"""Sums of ranks: every value counts once, in any order and in any number of parts, as one process would measure it."""
+"""Sums of ranks: in any order and number of parts, every value counts once, as if one process had measured it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.kernels import Measured, measure
 EXACT = ("count", "nan", "inf", "zero", "min", "max", "sketched", "parts")
 CLOSE = ("mean", "std", "rms", "norm")
 TAPS = 5
-# Whose values a rank has, of each tap: its own, those of the first rank, or those of every second one. Nobody says so
-# of the last two: one differs in all ranks, one is the same everywhere.
+# The owner of each tap's values: the rank itself, the first rank, or every second one. For the last two taps, it is
+# unknown: one differs between all ranks, and one is the same on all of them.
 LAYOUTS = ("own", "first", "alternating", "unknown, own", "unknown, first")
-Sent = list[tuple[int, Measured, int]]  # tap, what was measured, owner
+Sent = list[tuple[int, Measured, int]]  # tap, measured values, owner
 
 
 def holder(layout: str, rank: int) -> int:
@@ -80,7 +80,7 @@ def test_ranks_in_any_order_add_up_to_what_one_process_measures(data: st.DataObj
     parts = data.draw(st.integers(1, 3))
     layouts = {tap: data.draw(st.sampled_from(LAYOUTS)) for tap in range(TAPS)}
     repeated = Repeated()
-    for step in range(2):  # the second one knows what several ranks have in common
+    for step in range(2):  # the second one knows what several ranks share
         rows = StepOfRanks(repeated)
         left = {rank: list(range(parts)) for rank in range(world)}
         while any(left.values()):
@@ -112,7 +112,7 @@ def test_a_rank_whose_copy_differs_is_named(order: tuple[int, ...]) -> None:
     assert rows.compared == 2
     found = rows.finish()
     assert found.stats[:, STAT_COLUMN["count"]].tolist() == [3, 9]
-    assert found.stats[0, STAT_COLUMN["max"]] == 3.0  # the owner's, whoever was first
+    assert found.stats[0, STAT_COLUMN["max"]] == 3.0  # the owner's values, whichever came first
     (difference,) = rows.differences()
     assert (difference.lane, difference.stat, difference.odd) == (0, "max", (2,))
     assert difference.groups == (((0, 1), 3.0), ((2,), 3.5))
@@ -129,7 +129,7 @@ def test_two_ranks_against_two_have_no_odd_one_out(order: tuple[int, ...]) -> No
 
 
 def test_an_owner_that_sends_nothing_is_stood_in_for_by_one_rank_only() -> None:
-    """Also if the owner comes after the sum was taken."""
+    """This also holds if the owner arrives after the sum was taken."""
     rows, shared = StepOfRanks(Repeated()), measure(torch.tensor([1.0, 2.0]))
     for rank in (3, 2):
         rows.add(rank, *arrays_of([(0, shared, 0), (1, measure(torch.tensor([5.0])), rank)]))
@@ -167,7 +167,7 @@ def test_sums_that_were_rounded_differently_are_not_a_difference() -> None:
 
 def test_the_update_of_a_split_parameter_is_relative_to_the_whole_parameter() -> None:
     rows = StepOfRanks(Repeated())
-    for rank, (norm, ratio) in enumerate([(3.0, 0.3), (4.0, 0.1)]):  # parts of norms 10 and 40
+    for rank, (norm, ratio) in enumerate([(3.0, 0.3), (4.0, 0.1)]):  # parts with the norms 10 and 40
         lanes, stats, block, _ = arrays_of([(0, measure(torch.tensor([norm])), rank)])
         stats[0, STAT_COLUMN["ratio"]] = ratio
         rows.add(rank, lanes, stats, block, np.array([rank], np.int32))
@@ -185,7 +185,7 @@ def test_the_update_of_a_split_parameter_with_an_unchanged_part_is_not_guessed()
 
 
 def test_many_ranks_take_little_more_memory_than_one() -> None:
-    """Only what several ranks have in common is kept to compare it."""
+    """Only values that several ranks share are kept for comparison."""
     taps, sizes = 400, []
     repeated = Repeated()
     repeated.known = True

@@ -1,4 +1,4 @@
-"""What each rule has to look at: its silence is only worth something if there is anything."""
+"""The data of each rule: without any, it means nothing that the rule found nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GRADIENTS = {"no-gradient", "gradient-clipped-always", "all-zero"}
 
 
 def trained(scalars: tuple[str, ...], probes: dict[str, Any], evaluates: bool, **settings: Any) -> Store:
-    """Return what a training left of a model with batch normalization and a sigmoid."""
+    """Train a model with batch normalization and a sigmoid, and return the store."""
     seed_all()
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Sigmoid(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -61,7 +61,7 @@ def test_a_run_without_data_has_only_the_rules_of_the_trainer() -> None:
         "frozen-by-mistake",
         "duplicate-in-optimizers",
         "stalled-training",
-        "desync",  # for which a single process has no use
+        "desync",  # it needs several processes
     }
     assert reach_of(Store(2**22))["desync"].needs == "several ranks of one training"
 
@@ -76,7 +76,7 @@ def test_everything_has_data_if_everything_is_captured() -> None:
     assert without_data(store) == []
     reach = reach_of(store)
     assert reach["saturated-activation"].looks_at == 1
-    assert reach["loss"].looks_at == 1  # the loss of the validation is another one
+    assert reach["loss"].looks_at == 1  # the validation loss is another one
     assert reach["large-update"].looks_at == 6
     assert reach["stalled-training"].looks_at is None
 

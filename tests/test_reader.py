@@ -1,4 +1,4 @@
-"""A run answers every question alike: read in its process, from a saved file, and by a client from a server."""
+"""A run gives the same answers in its own process, from a saved file, and to a client of a server."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ stats = st.sampled_from([*STAT_NAMES, "p50", "p99.9"])
 taps = st.integers(0, TAPS - 1) | st.sampled_from([str(TAPS - 1), "m.1 output_grad [past.1] call 1", "m.6 update"])
 points = st.integers(1, 20)
 texts = st.sampled_from(["event-0", "event-1", "none"])
-INCIDENTS = ["nonfinite-2"]  # in the values of this seed
+INCIDENTS = ["nonfinite-2"]  # true for the values of this seed
 QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "steps": {},
     "nearest": {"step": st.integers(0, 40)},

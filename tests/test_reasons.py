@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Coverage gives the true reason for each module, and events report what hookcore couldn't do."""
+"""Coverage gives the real reason for each module, and events report what hookcore couldn't do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.zoo.case import mean_square
 
 
 class Odd(nn.Module):
-    """Modules that no hook sees, each for another reason."""
+    """Has modules that no hook sees, each for a different reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_a_step_that_is_not_captured_is_not_said_to_have_reached_nothing() -> No
 def test_a_gradient_without_room_is_not_said_to_be_missing() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
     with watch(model) as watcher:
-        watcher._recorder._dispatcher.statistics.table._capacity = 19  # of 16 for the weights and 18 for the modules
+        watcher._recorder._dispatcher.statistics.table._capacity = 19  # 16 for the weights, and 18 for the modules
         coverage = train(model, watcher, torch.randn(3, 4))
     partly = [item for item in coverage.values() if "output" in item.kinds and "output_grad" not in item.kinds]
     assert partly
@@ -132,7 +132,7 @@ def test_the_reasons_of_many_modules_look_at_each_weight_a_few_times(monkeypatch
         reasons = {item.path: item.reason for item in watcher.coverage()}
     assert "its weight is tied to 1," in reasons["0"]
     assert "its weight is tied to 0," in reasons["59"]
-    assert len(looks) <= 10 * len(reasons)  # and not 60 times each
+    assert len(looks) <= 10 * len(reasons)  # instead of 60 times each
 
 
 def test_integers_among_the_outputs_of_a_module_say_nothing_about_its_gradients() -> None:
@@ -212,7 +212,7 @@ def test_a_model_that_is_recreated_in_every_step_has_one_entry_for_each_module()
         watcher.flush()
         coverage = watcher.coverage()
     assert len(coverage) == len({item.path for item in coverage})
-    # The recorder's thread may hold a model for a moment, so that a few are alive at the same time, but not thirty.
+    # The recorder's thread may hold a model for a moment, so a few may be alive at the same time, but not thirty.
     assert len(coverage) <= 40
     assert all(item.captured for item in coverage)
 
@@ -252,7 +252,7 @@ def test_a_gpu_without_triton_is_an_event(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(device, "find_spec", lambda name: None)
     model, gpu = nn.Linear(2, 2), torch.device("cuda", 0)
     with watch(model) as watcher:
-        arena = device.DeviceArena(gpu, 64, None)  # which touches no GPU until it measures something
+        arena = device.DeviceArena(gpu, 64, None)  # it touches no GPU before it measures something
         watcher._recorder._dispatcher.statistics.devices.arenas[gpu, 0] = arena
         train(model, watcher, torch.ones(1, 2))
         watcher.close()
@@ -262,7 +262,7 @@ def test_a_gpu_without_triton_is_an_event(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Noting(nn.Parameter):
-    """Records which threads read its gradient."""
+    """Records the threads that read its gradient."""
 
     asked_by: ClassVar[set[int]] = set()
 
@@ -278,7 +278,7 @@ class Noting(nn.Parameter):
 
 
 def test_only_the_training_thread_reads_gradients() -> None:
-    """Torch sets and frees `.grad` without the interpreter lock, so reading it meanwhile can crash the process."""
+    """torch sets and frees `.grad` without the interpreter lock, so reading it at that moment can crash the process."""
     Noting.asked_by.clear()
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     model[0].weight = Noting(model[0].weight.detach())
@@ -298,7 +298,7 @@ def test_only_the_training_thread_reads_gradients() -> None:
 
 
 def test_weights_that_join_the_optimizer_later_are_known_to_get_gradients() -> None:
-    """If only outputs are captured, the parameters of an optimizer are looked at until all have got gradients."""
+    """If only outputs are captured, hookcore looks at an optimizer's parameters until all have had gradients."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
     with watch(model, kinds=("output",)) as watcher:

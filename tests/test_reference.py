@@ -1,4 +1,4 @@
-"""The statistics by torch's operators beyond what test_kernels.py proves of them, and their arena on other devices."""
+"""Statistics by torch's operators, as far as test_kernels.py doesn't cover them, and their arena on other devices."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_memory_that_was_refused_is_asked_for_again_in_the_next_step(monkeypatch
             with pytest.raises(torch.OutOfMemoryError):
                 arena.observe(torch.ones(3), slot)
         with pytest.raises(torch.OutOfMemoryError):
-            arena.observe(torch.ones(4, 6)[:, ::2], 1)  # needs a copy, and none was tried
+            arena.observe(torch.ones(4, 6)[:, ::2], 1)  # needs a copy, which was not tried
         assert len(asked) == 1
         arena.observe(torch.ones(3), 1)  # has its memory
     assert end_step(arena).slots.tolist() == [0, 1]
@@ -294,7 +294,7 @@ def test_a_thread_that_reads_a_number_has_no_part_in_captures(monkeypatch: pytes
 
     def exchange(mode: Any) -> int:
         seen.append(mode._obj.value)
-        mode._obj.value = 0  # what the driver had before
+        mode._obj.value = 0  # what the driver had used before
         return 0
 
     class Later:
@@ -330,7 +330,7 @@ def test_host_memory_is_not_kept_without_bound() -> None:
 
 
 class Operators(TorchDispatchMode):
-    """A mode of the user that sees every operator."""
+    """A user's mode that sees every operator."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the ranks measured, merged by owner, is what one process measures on the whole batch and the whole model."""
+"""The ranks' values, merged by owner, equal those of one process with the whole batch and the whole model."""
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations
@@ -40,12 +40,12 @@ STEPS: Final = 2
 BATCH: Final = 8
 Row = tuple[int, Any, dict[int, int]]  # owner, stats, sketch
 Rows = dict[tuple[int, Tap], Row]  # by step and tap
-TRAINED: Final[list[nn.Module]] = []  # the models of this process
-UNWATCHED: Final[list[bool]] = []  # not empty while it trains without a watch
+TRAINED: Final[list[nn.Module]] = []  # models of this process
+UNWATCHED: Final[list[bool]] = []  # not empty during a training without a watch
 
 
 def make(hidden: int = 9) -> nn.Sequential:
-    """Return the model, whose rows are not divisible by the number of ranks: one of four gets none of some shards."""
+    """Return a model whose rows aren't divisible by the number of ranks: one of four has none of some tensors."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, hidden), nn.ReLU(), nn.Linear(hidden, 5)).double()
 
@@ -56,13 +56,13 @@ def batches() -> list[Tensor]:
 
 
 def odd(batch: Tensor) -> Tensor:
-    """Return values of which some are not finite."""
+    """Return values some of which are non-finite."""
     return torch.where(batch > 1, torch.inf, torch.where(batch < -1, torch.nan, batch))
 
 
 @contextmanager
 def recorded(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Iterator[Rows]:
-    """Watch a model, and fill in the rows of every frame at the end."""
+    """Watch a model, and at the end, fill in the rows of every frame."""
     rows: Rows = {}
     frames: list[Frame] = []
     TRAINED.append(model)
@@ -98,7 +98,7 @@ def recorded(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Iterator[Rows]
 
 
 def plus(one: Row, two: Row) -> Row:
-    """Return both rows as one."""
+    """Return the sum of two rows."""
     counts = {place: one[2].get(place, 0) + two[2].get(place, 0) for place in sorted({*one[2], *two[2]})}
     return one[0], merge_stats(one[1][:, None], two[1][:, None])[:, 0], counts
 
@@ -114,7 +114,7 @@ def train(model: nn.Module, module: nn.Module, batch: list[Tensor], ranks: int =
 
 
 def merged(ranks: list[Rows]) -> Rows:
-    """Merge the rows of all ranks: those of one owner are the same values, those of different owners different ones."""
+    """Merge the rows of all ranks: rows of one owner are the same values, rows of different owners different ones."""
     found: Rows = {}
     for key in sorted(set().union(*ranks), key=repr):
         by_owner: dict[int, Row] = {}
@@ -132,7 +132,7 @@ def merged(ranks: list[Rows]) -> Rows:
 
 
 def added_up(ranks: list[Rows]) -> Rows:
-    """Add up the rows of all ranks as the server does, the last rank first."""
+    """Add up the rows of all ranks as the server does, starting with the last rank."""
     found: Rows = {}
     repeated = Repeated()
     for step in sorted({step for rows in ranks for step, _ in rows}):
@@ -196,7 +196,7 @@ def with_ddp(rank: int, world: int) -> Rows:
 
 
 def with_ddp_in_two_passes(rank: int, world: int) -> Rows:
-    """Train with two micro-batches a step, of which the second one reduces the gradients."""
+    """Train with two micro-batches per step; the second one reduces the gradients."""
     model = make()
     with recorded(model) as rows:
         parallel = DistributedDataParallel(model)
@@ -212,7 +212,7 @@ def with_ddp_in_two_passes(rank: int, world: int) -> Rows:
 
 
 def with_ddp_unreduced(rank: int, world: int) -> Rows:
-    """Train with gradients that were not reduced."""
+    """Train with gradients that aren't reduced."""
     model = make()
     parallel = DistributedDataParallel(model)
     with recorded(parallel) as rows, parallel.no_sync():
@@ -221,7 +221,7 @@ def with_ddp_unreduced(rank: int, world: int) -> Rows:
 
 
 def with_hook(rank: int, world: int, hook: Any) -> Rows:
-    """Train with another way to reduce gradients, which is registered after the watch has begun."""
+    """Train with a communication hook that is registered after the watch has begun."""
     model = make()
     with recorded(model) as rows:
         parallel = DistributedDataParallel(model)
@@ -337,7 +337,7 @@ WAYS: Final = {
 
 
 def weights(model: nn.Module) -> list[Tensor]:
-    """Return what this rank has of the weights and of their last gradients."""
+    """Return this rank's parts of the weights and of their last gradients."""
     tensors = [tensor for each in model.parameters() for tensor in (each, each.grad) if tensor is not None]
     return [getattr(each, "_local_tensor", each).detach().clone() for each in tensors]
 
@@ -361,7 +361,7 @@ def work(rank: int, world: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, list[Rows]]]:
-    """Return what each rank measured, by the number of ranks and the way they trained."""
+    """Return the measurements of each rank, by the number of ranks and the way of training."""
     found = {}
     for world, ways in WAYS.items():
         folder = tmp_path_factory.mktemp(f"world{world}")
@@ -394,7 +394,7 @@ def test_data_parallel_ranks_add_up_to_one_process(measured: Measured, world: in
         del expected[0, Tap("", "input", "0")]
 
     def scale(tap: Tap) -> float:
-        return world if tap.kind == "output_grad" else 1.0  # of the rank's own loss, whose mean over ranks is the loss
+        return world if tap.kind == "output_grad" else 1.0  # for the rank's own loss; the loss is their mean
 
     assert_same(found, expected, scale)
     assert_same(added_up(measured[world][way]), found)
@@ -458,7 +458,7 @@ def test_parts_of_weights_add_up_to_the_weights(measured: Measured, world: int, 
     assert_same(merged(known), {key: row for key, row in everything.items() if key in known[0]})
     assert_same(added_up(known), merged(known))
     assert {key for key in everything if key[1].kind in OF_PARAMETERS} <= known[0].keys()
-    # Plain tensors may be a part, or the same on several ranks. Inputs that torch has made DTensors are known.
+    # A plain tensor may be a part, or the same on several ranks. Inputs that torch has made DTensors are known.
     plain = {(tap.module, tap.kind) for _, tap in ranks[0].keys() - known[0].keys()}
     assert {("0", "output"), ("odd", "output")} <= plain
     assert ("2", "input") in {(tap.module, tap.kind) for _, tap in known[0]} or way == "with_fsdp_and_tp"
@@ -482,7 +482,7 @@ def test_the_mesh_that_a_slice_is_from_is_found_in_older_releases(monkeypatch: p
 
 
 def measure_alone(rank: int, folder: str) -> None:
-    """Let rank 0 train with a split model while rank 1 does nothing until it is done."""
+    """Let rank 0 train with a split model while rank 1 waits for it."""
     os.environ |= {"HOOKCORE_HOME": folder, "GLOO_SOCKET_IFNAME": "lo"}
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     done = dist.FileStore(f"{folder}/done", 2)  # type: ignore[attr-defined]

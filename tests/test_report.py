@@ -1,4 +1,4 @@
-"""A report needs no server and no network, and trusts no name."""
+"""A report needs no server and no network, and treats names as text."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def browser() -> Iterator[Browser]:
 
 
 def text_in(html: str) -> str:
-    """Return what a report says, without its scripts."""
+    """Return the text of a report, without its scripts."""
     bare = re.sub(r"<(script|style).*?</\1>", "", html, flags=re.DOTALL)
     return " ".join(re.sub(r"<[^>]*>", " ", bare).split())
 
@@ -170,7 +170,7 @@ def test_a_report_without_scripts_shows_pictures_and_fits_a_phone(browser: Brows
 
 
 def listened_to(page: Page) -> tuple[Page, list[str], list[str]]:
-    """Return a page with its console errors and requests."""
+    """Return a page, and lists of its console errors and requests."""
     said: list[str] = []
     asked: list[str] = []
 
@@ -319,7 +319,7 @@ def test_a_report_of_some_steps_has_no_number_and_no_incident_of_another() -> No
     assert re.search(r"NaN first appeared in .*, at step 50", whole) or "non-finite" in whole.lower()
     assert "Report of step 30, made" in before
     assert "Step 30 the run is" in before
-    summary = re.sub(r"made \S+ \S+ UTC", "", before.split("Findings")[0])  # the minute may be 59
+    summary = re.sub(r"made \S+ \S+ UTC", "", before.split("Findings")[0])  # the minute may be 59, too
     assert "UTC" not in summary
     assert "59" not in summary
     assert "loss 0.03226 at step 30" in before  # 1 / 31

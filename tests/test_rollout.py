@@ -1,4 +1,4 @@
-"""Attention rollout: compared with plain loops in exact fractions, by its properties, and over REST."""
+"""Attention rollout, compared with plain loops in exact fractions, checked by its properties, and over REST."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def layers_of(seed: int, many: int = 3, size: int = 5, heads: int = 3) -> list[A
 def by_hand(
     layers: list[AttentionLayer], sample: int, fuse: str, discard: float, gradient: bool
 ) -> list[list[Fraction]]:
-    """Compute the same in exact fractions, element by element."""
+    """Compute the rollout in exact fractions, element by element."""
     size = layers[0].weights.shape[-1]
     found = [[Fraction(int(row == column)) for column in range(size)] for row in range(size)]
     for layer in layers:
@@ -219,7 +219,7 @@ GRADIENT = Tap("blocks.0.attn", "output_grad", "1")
 
 @pytest.fixture
 def world() -> World:
-    """Return the REST fixture with two attention layers, announced out of order."""
+    """Return the REST fixture with two attention layers that are announced out of order."""
     world = World()
     records = [
         ModuleRecord(path, kind, None) for path, kind in (("blocks.0.attn", "Attention"), ("blocks.1.attn", "Mix"))

@@ -1,4 +1,4 @@
-"""Updates that rounding swallows, and weights that never change although they have gradients."""
+"""Updates that are lost in rounding, and weights that never change although they have gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def told(
     steps: int = 64,
     sizes: tuple[int, ...] = (100, 100, 100, 100),
 ) -> list[tuple[str, str, str, int]]:
-    """Return the findings in a run with these shares of zeros in gradient and update of two weights."""
+    """Return the findings in a run with these shares of zeros in the gradients and updates of two weights."""
     store = Store(2**24)
     for step in range(steps):
         ratio = [np.nan, 1e-3] * 2
@@ -40,7 +40,7 @@ def told(
         ([0.0, 0.9, 0.0, 0.0], []),
         ([0.5, 0.99, 0.0, 0.0], [("bf16-update-lost", "warning", "one", 0)]),  # 49 of the 50 with a gradient
         ([0.5, 0.95, 0.0, 0.0], []),  # 45 of them
-        ([0.95, 0.99, 0.0, 0.0], []),  # most rows of an embedding aren't used
+        ([0.95, 0.99, 0.0, 0.0], []),  # most rows of an embedding are unused
         ([0.0, 1.0, 0.0, 0.0], [("unchanged-tensor", "warning", "one", 0)]),
         ([1.0, 1.0, 0.0, 0.0], []),  # no gradient, no update
         ([0.0, 1.0, 0.0, 1.0], [("unchanged-tensor", "info", "one", 0)]),  # a learning rate of zero

@@ -1,4 +1,4 @@
-"""What rules read: columns that are added to give what a full reading gives, and looks at them the same incidents."""
+"""Inputs of the rules: columns extended step by step equal a full reading, and lead to the same incidents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Plan:
     seed: int
     steps: int
     gap: int  # between captured steps, at most
-    odd: float  # share of values that are not finite
+    odd: float  # share of non-finite values
     zeros: float
     absent: float
     late: int  # the step from which the last taps exist
@@ -68,7 +68,7 @@ class Plan:
 
 
 def plans(steps: int) -> Any:
-    """Return random runs of at most so many captured steps."""
+    """Return random runs of at most this number of captured steps."""
     share = st.sampled_from([0.0, 0.0, 0.02, 0.3])
     events = st.sampled_from(["none", "change", "spikes", "waves", "fades", "NaN"])
     counts = st.integers(30, steps)
@@ -76,7 +76,7 @@ def plans(steps: int) -> Any:
 
 
 def plain(store: Store, taps: TapList, stat: str, width: int, first: int, last: int) -> Columns:
-    """Return columns by their definition, one after the other, from all rows."""
+    """Return the columns by their definition, one after the other, from all rows."""
     rows = store.rows(taps.numbers, stat, first, last)
     places = rows.last // width
     at = np.unique(places)
@@ -138,7 +138,7 @@ def test_reading_only_new_data_gives_the_same_as_a_full_reading(plan: Plan, ever
         before = MagnitudeWindow.of(store, taps, "rms", before)
         assert before is not None
         looks += 1
-        if looks > 100 and looks % 9:  # what was read wrongly stays, so later looks at it need not be compared too
+        if looks > 100 and looks % 9:  # a wrong reading stays, so comparing later looks isn't necessary
             before = before.outline() if releases else before
             continue
         full = MagnitudeWindow.of(store, taps, "rms")
@@ -155,7 +155,7 @@ def test_reading_only_new_data_gives_the_same_as_a_full_reading(plan: Plan, ever
 @example(plan=Plan(seed=3, steps=700, gap=1, odd=0.0, zeros=0.0, absent=0.0, late=100, event="spikes"))
 @given(plan=plans(700))
 def test_looks_at_new_data_find_the_incidents_of_full_looks(plan: Plan) -> None:
-    """Plain looks forget what was read and known, and find all spikes each time."""
+    """Plain looks remember nothing, and find all spikes each time."""
 
     def plainly(store: Store, inputs: RuleInputs, _: int) -> tuple[Finding, ...]:
         inputs.shrink()

@@ -1,4 +1,4 @@
-"""The rules while frames arrive: when they look, and what stays true of the incidents that they find."""
+"""The rules while frames arrive: when they look, and what stays the same in the incidents that they find."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def append(store: Store, step: int, sizes: list[float], **scalars: float) -> Non
 
 
 class Watched(Follower):
-    """Notes the frames at which the rules look."""
+    """Records the frames at which the rules look."""
 
     looks: list[int]
 
@@ -109,7 +109,7 @@ def test_between_looks_the_rules_keep_no_columns() -> None:
     sizes = follower._inputs.sizes
     assert sizes is not None
     assert sizes.columns.size.size == 0
-    assert np.isfinite(sizes.early).all()  # what can't be read again later
+    assert np.isfinite(sizes.early).all()  # it can't be read again later
 
 
 def test_findings_change_with_an_incident_that_is_found_without_a_new_frame() -> None:
@@ -172,7 +172,7 @@ def test_values_that_are_missing_or_not_finite_never_open_the_gate() -> None:
 
 
 class Taps:
-    """What the incidents need of a store without values."""
+    """The part of a store that incidents need, without values."""
 
     def __init__(self) -> None:
         self.taps = list(TAPS)
@@ -221,7 +221,7 @@ def test_an_incident_that_became_worse_is_as_serious_at_a_step_as_it_was_then() 
         (20, [found(1, 4)]),
         (30, [found(1, 4)]),
         (40, [found(1, 4, severity="error")]),
-        (50, [found(1, 4, severity="info")]),  # the worst stays
+        (50, [found(1, 4, severity="info")]),  # the worst severity stays
     )
     then = {step: incident.as_of(step).severity for step in (5, 10, 19, 20, 39, 40, 60)}
     assert then == {5: "info", 10: "info", 19: "info", 20: "warning", 39: "warning", 40: "error", 60: "error"}

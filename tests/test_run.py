@@ -1,4 +1,4 @@
-"""`hookcore run`: a script runs as under plain Python, to the same weights, and is watched."""
+"""`hookcore run`: a script runs as under plain Python, ends with the same weights, and is watched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def kept_in(folder: Path) -> Archive:
     return read_archive(found)
 
 
-# What each script trains, in how many steps, and the losses that are known of it without any `log`.
+# The trained modules and the number of steps of each script, and the losses that hookcore finds without any `log`.
 CASES = {
     "loop": ({"Sequential/0", "Sequential/3"}, 12, {FOUND_LOSS}),
     "gan": ({"Generator/net.0", "Discriminator/net.2"}, 20, {FOUND_LOSS, f"{FOUND_LOSS}2"}),
@@ -55,12 +55,12 @@ CASES = {
 }
 
 
-# Scripts of which a test starts several processes.
+# Scripts that run as several processes.
 OF_RANKS = {"elastic", "parallel", "ranks", "ranks_lightning"}
 
 
-# Scripts that differ only in how they train. `loop` is run by the command; what it starts once torch is imported is
-# the same for these, and is started without the import.
+# Scripts that differ only in how they train. The command runs `loop`. After torch is imported, the others behave in
+# the same way, so these are started without the import.
 TRAINED_ALIKE = {"gan", "accumulation", "encoder"}
 ONCE_TORCH_IS_HERE = (
     "import runpy, sys\n"
@@ -77,15 +77,15 @@ def test_every_script_is_run_here_or_by_the_tests_of_ranks() -> None:
 
 
 def run_plainly(script: Path, result: Path, patch: pytest.MonkeyPatch) -> None:
-    """Run a script unwatched, for its result alone: here, where torch is imported already, if it starts no process."""
-    if script.stem == "workers":  # a spawned process imports the main script
+    """Run a script unwatched, for its result. Unless it starts processes, it runs here, where torch is imported."""
+    if script.stem == "workers":  # spawned processes import the main script
         plain = run([python(), script, result], result.parent)
         assert plain.returncode == 0, plain.stderr
         return
     patch.setattr(sys, "argv", [str(script), str(result)])
     patch.chdir(result.parent)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as `run` does: sums of several threads have other last bits
+    torch.set_num_threads(1)  # as `run` does, because sums of several threads differ in their last bits
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -151,7 +151,7 @@ def test_the_users_own_sitecustomize_is_still_imported(tmp_path: Path) -> None:
 
 
 def test_child_processes_of_a_script_are_not_watched(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").touch()  # the name is what is waited for
+    (tmp_path / "torch.py").touch()  # the test waits for this name
     source = (
         "import subprocess, sys\n"
         "code = 'import sys, torch; print(\"hookcore.watcher\" in sys.modules)'\n"
@@ -192,9 +192,9 @@ def test_tracebacks_of_a_script_with_torch_are_those_under_python(tmp_path: Path
     plain, watched = both(tmp_path, source)
     assert (watched.returncode, watched.stderr) == (plain.returncode, plain.stderr) == (1, plain.stderr)
     assert plain.stderr.count("Traceback") == 2
-    # The one of an error in a model has no line of hookcore.
+    # The traceback of an error in a model has no line of hookcore.
     assert "hookcore" not in watched.stdout
-    # torch itself takes another path through its own functions if there are hooks.
+    # If there are hooks, torch takes another path through its own functions.
     for line in (0, 1, 2, -1):
         assert watched.stdout.splitlines()[line] == plain.stdout.splitlines()[line]
 

@@ -1,4 +1,4 @@
-"""The columns of the list of runs: chosen ones, those that differ, their order, and archived runs."""
+"""The columns of the list of runs: chosen ones, those with differences, their order, and archived runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_values_that_differ_between_runs_are_shown_by_default(world: World) -> N
     assert names(world) == ["lr", "seed", "act", "x,y", "tags"]  # the third has no configuration
     world.runs.remove("three")
     world.runs.remove("one")
-    assert names(world) == ["lr", "seed", "act"]  # nothing differs in a single run: what it has
+    assert names(world) == ["lr", "seed", "act"]  # nothing differs in a single run, so all its values are shown
     assert not columns(world).chosen
 
 
@@ -93,7 +93,7 @@ def test_any_column_can_be_moved_to_any_place(world: World) -> None:
         ]
 
     assert headings("act,tags,lr") == ["loss", "act", "tags", "lr", "started"]
-    assert headings("act,lr,tags") == ["loss", "act", "lr", "started", "tags"]  # words are near the end
+    assert headings("act,lr,tags") == ["loss", "act", "lr", "started", "tags"]  # tags, group, notes: near the end
 
 
 def test_a_page_shows_values_and_escapes_them(world: World) -> None:
@@ -106,7 +106,7 @@ def test_a_page_shows_values_and_escapes_them(world: World) -> None:
 @pytest.mark.parametrize(
     ("sort", "order"),
     [
-        ("lr", ["two", "one", "three"]),  # without a value: last
+        ("lr", ["two", "one", "three"]),  # runs without a value come last
         ("-lr", ["one", "two", "three"]),
         ("act", ["two", "one", "three"]),
         ("-loss", ["three", "two", "one"]),
@@ -130,9 +130,9 @@ def test_archived_runs_are_listed_when_a_query_asks_for_them(world: World) -> No
     assert listed(world, f="archived:true") == ["one"]
     assert listed(world, f="archived:false") == ["three", "two"]
     world.client.patch("/api/v1/runs/one", json={"name": "archived-model", "notes": "archived"})
-    assert listed(world, f="archived") == listed(world, f="notes:archived") == []  # a text, not the question
+    assert listed(world, f="archived") == listed(world, f="notes:archived") == []  # a text, not the query
     assert "1 archived" in world.client.get("/", params={"f": "archived"}).text
-    assert world.client.get("/api/v1/runs").json()["total"] == 3  # REST lists what is asked for
+    assert world.client.get("/api/v1/runs").json()["total"] == 3  # REST also lists archived runs
     assert world.client.get("/api/v1/runs", params={"query": "archived:false"}).json()["total"] == 2
 
 

@@ -89,6 +89,6 @@ def test_the_number_of_views_is_limited() -> None:
     views = Views(None)
     for number in range(MAX_VIEWS):
         views.save(str(number), "")
-    views.save("0", "sort=loss")  # instead of the one before
+    views.save("0", "sort=loss")  # replacing the one before
     with pytest.raises(ArgumentError, match="delete one first"):
         views.save("one more", "")

@@ -1,4 +1,4 @@
-"""The language that finds runs: on the page, by REST, and by the client."""
+"""The query language for runs: on the page, by REST, and by the client."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def world() -> World:
     ("query", "names"),
     [
         ("", "slow fast plain"),
-        ("lr>0.1", "fast plain"),  # also the one of the optimizer
+        ("lr>0.1", "fast plain"),  # also finds the optimizer's
         ("lr > 0.1 and tag:sweep", "fast"),
         ("lr<=0.01", "slow"),
         ("lr=1e-2", "slow"),
         ("lr!=0.01", "fast plain"),
         ("optimizer.lr>0.1", "plain"),
         ("width:64", "slow"),
-        ("width:6", ""),  # a number is equal or it isn't
+        ("width:6", ""),  # a number is equal or not
         ("act:elu", "slow fast"),
         ("act=elu", ""),
         ("act=relu", "slow"),
@@ -76,7 +76,7 @@ def world() -> World:
         ('"first (of"', "slow"),
         ("GELU", "fast"),
         ("loss<0.6", "fast plain"),
-        ("accuracy>0", "slow fast"),  # NaN is not above
+        ("accuracy>0", "slow fast"),  # NaN isn't above anything
         ("steps>=2", "fast plain"),
         ("nothing", ""),
         ("AND", None),

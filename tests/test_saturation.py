@@ -1,4 +1,4 @@
-"""Saturated activations: judged by the slope of the module's class, and a note if the model learned to saturate."""
+"""Saturated activations: judged by the slope of the module's function, with a note if the model learned to saturate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def found(
     loss: Callable[[int], float] | None = lambda _: 1.0,
     steps: int = 60,
 ) -> list[Finding]:
-    """Return the findings about an activation with these outputs, before a last layer."""
+    """Return the findings about an activation with these outputs that is followed by a last layer."""
     store = Store(2**24)
     store.describe((ModuleRecord("act", type_, ""), ModuleRecord("head", "Linear", "")), ())
     for step in range(steps):

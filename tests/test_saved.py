@@ -1,4 +1,4 @@
-"""The end of a run whose server may be killed: its trainer waits until all is on disk, or says what may not be."""
+"""The end of a run whose server may be killed: its trainer waits until all is on disk, or reports possible losses."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 
 def train(server: ServerProcess, folder: Path, end: str, close_s: float) -> tuple[dict[str, int], str]:
-    """Run a training; return what it has counted itself, and its warnings."""
+    """Run a training, and return what it has counted itself, and its warnings."""
     script = folder / "train.py"
     script.write_text(TRAINING.format(end=end, close_s=close_s))
     environment = {**os.environ, **SERVER_SETTINGS, "HOOKCORE_SERVER": server.url, "HOOKCORE_CAPSULE": "never"}
@@ -104,7 +104,7 @@ def test_what_a_killed_server_may_have_lost_is_counted_by_the_trainer_and_said_b
     lost, acknowledged = map(int, found.groups())
     assert acknowledged == counted["acknowledged"]
     there = len(list(read_archive(kept_in(server.folder)).frames()))
-    assert there < acknowledged  # or nothing was lost, and nothing is tested
+    assert there < acknowledged  # otherwise, nothing was lost, and nothing is tested
     assert there + lost >= acknowledged
     server.kill()
     server.start()
@@ -176,7 +176,7 @@ def test_a_dashboard_that_took_the_end_late_has_as_long_to_save_it(caplog: pytes
         disk = Disk(saves_at_batch=6)
         receiver.before = lambda batch: disk.see(receiver, batch)
         sink = HttpSink(a_run(), close_s=1.0)
-        with receiver.lock:  # it is starting
+        with receiver.lock:  # it is still starting
             sink.start(Address(url))
             sink.send(a_frame(0, (TAP,)))
             wait_for(lambda: sink.counters.in_flight)
@@ -190,7 +190,7 @@ def test_a_dashboard_that_took_the_end_late_has_as_long_to_save_it(caplog: pytes
 
 
 class Disk:
-    """A disk on which everything is from a batch on."""
+    """A disk on which everything is saved from a certain batch on."""
 
     def __init__(self, saves_at_batch: int) -> None:
         self.durable, self.batches, self._saves_at = -1, 0, saves_at_batch
@@ -246,7 +246,7 @@ def test_a_collector_lets_go_of_a_run_when_its_server_has_saved_the_end(tmp_path
     for items in ((frame_item(0, a_frame(0)),), (EndItem(1, 0),)):
         sent = Batch(run=a_run(), taps=(TAP,), items=items)
         answer = lanes.take(sent, encode(sent))
-    assert (answer.acknowledged, answer.durable) == (1, 1)  # in the spool
+    assert (answer.acknowledged, answer.durable) == (1, 1)  # still in the spool
     (lane,) = lanes.all()
 
     def is_finished() -> bool:
@@ -276,11 +276,11 @@ def test_only_a_server_that_did_not_stop_by_itself_leaves_a_run_that_says_so(tmp
     assert events(world) == []
     stop(world)
     file = kept_in(tmp_path) / "run.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "finished": False}))  # as a killed one leaves it
+    file.write_text(json.dumps({**json.loads(file.read_text()), "finished": False}))  # as a killed server leaves it
     world = start(world.app.state.settings, 1)
     assert events(world) == ["cut-off"]
     stop(world)
     world = start(world.app.state.settings, 1)
     world.take(msgspec.structs.replace(batch(INFO, range(3, 4)), taps_from=len(TAPS)))
-    assert events(world) == ["reconnected"]  # its trainer is back, and sends what is missing
+    assert events(world) == ["reconnected"]  # its trainer returns, and sends the missing data
     stop(world)

@@ -1,4 +1,4 @@
-"""Who gets in and who doesn't: every attack that the server withstands is tried."""
+"""Access to the server: every documented attack is tried."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ORIGIN = "http://127.0.0.1:8642"
 
 @pytest.fixture
 def local() -> World:
-    """Return a server on loopback, for a client that is not known to be its user."""
+    """Return a server on loopback, and a client that isn't known to be its user."""
     return make_world(token=TOKEN)
 
 
@@ -140,7 +140,7 @@ def test_a_server_with_frame_ancestors_can_be_framed_only_by_those(ancestors: tu
     assert (
         framed.headers["cache-control"] == "private, no-store"
     )  # a page sent without buttons is not shown outside a frame
-    for headers in ({}, {**FRAMED, "sec-fetch-dest": "document"}):  # nor by a browser that sends no such header
+    for headers in ({}, {**FRAMED, "sec-fetch-dest": "document"}):  # nor in a browser that doesn't send that header
         page = client.get("/", headers=headers)
         assert page.headers["x-frame-options"] == "DENY"
         assert "frame-ancestors 'none';" in page.headers["content-security-policy"]

@@ -20,7 +20,7 @@ from tests.serving import (
 
 pytestmark = pytest.mark.slow
 
-# Every way in which a page can send data to another origin. The results are written into the page.
+# Every way in which a page can send data to another origin. The page shows the results.
 EVIL = """<!doctype html><meta charset="utf-8"><title>evil</title><pre id="told"></pre>
 <iframe name="frame"></iframe>
 <form id="form" method="post" action="SERVER/api/v1/login-link" target="frame"></form>
@@ -53,7 +53,7 @@ stream.onerror = () => { note("stream", "refused"); stream.close(); };
 
 
 def _browse(address: str, profile: Path) -> str:
-    """Return what a browser shows in the end, after all scripts."""
+    """Return what a browser shows after all scripts have run."""
     command = [CHROMIUM, "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={profile}"]
     command += ["--virtual-time-budget=4000", "--timeout=20000", "--dump-dom", address]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
@@ -90,7 +90,7 @@ def test_names_that_contain_scripts_are_shown_as_text(tmp_path: Path) -> None:
         _fill(server)
         for path in ("/", "/runs/one"):
             shown = _browse(server.url + path, tmp_path)
-            assert "hookcore</title>" in shown  # a script that ran would have changed it
+            assert "hookcore</title>" in shown  # a script would have changed it
             assert "<script>document" not in shown
             assert "&lt;script&gt;" in shown
 

@@ -1,4 +1,4 @@
-"""Patterns: which modules they select, the reason for each, and the error for a pattern without a match."""
+"""Patterns: the modules that they select, the reason for each, and the error for a pattern without a match."""
 
 from __future__ import annotations
 

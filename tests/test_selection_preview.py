@@ -1,4 +1,4 @@
-"""The page Hooks: the modules that patterns would select, and the patterns after a checkbox is switched."""
+"""The Hooks page: the modules that patterns would select, and the patterns after a checkbox was clicked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATHS = [path for path, _, _ in TREE]
 
 
 def facts_of(tree: Iterable[tuple[str, str, str | None]]) -> dict[str, Facts]:
-    """Return the facts that settings test."""
+    """Return the facts about modules that patterns in settings test."""
     store = Store(2**22)
     store.describe([ModuleRecord(*module) for module in tree])
     return settings_facts(store)
@@ -64,7 +64,7 @@ def test_a_shared_module_is_selected_by_each_of_its_paths() -> None:
     assert selected(Patterns(exclude=("decoder",)), settings_facts(store)) == ["Net", "Net/head"]
 
 
-# A busy machine is no failure.
+# A busy machine must not make the test fail.
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PATTERNS = st.lists(
     st.sampled_from(

@@ -1,4 +1,4 @@
-"""The sender, with a receiver that is healthy, absent, slow, silent, broken, full, or forgetful: losses are counted."""
+"""The sender with a receiver that is healthy, absent, slow, silent, broken, full, or forgetful. Losses are counted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.receiver import DEADLINE_S, Receiver, a_frame, a_run, serving
 from tests.waiting import wait_for
 
 TAP = Tap("layer", "output")
-GENEROUS_S = 10.0  # for an exit that takes 2 s and a busy machine
+GENEROUS_S = 10.0  # enough for an exit that takes 2 s, on a busy machine
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_the_largest_snapshot_is_sent_alone_and_later_frames_arrive(
     sink.close()
     assert sink.counters == DeliveryCounters(produced=5, acknowledged=5)
     assert receiver.stored == [0, 1, 2, 3]
-    assert [len(batch.items) for batch in receiver.batches if batch.items] == [1, 1, 3, 1]  # the end is one too
+    assert [len(batch.items) for batch in receiver.batches if batch.items] == [1, 1, 3, 1]  # the end is an item, too
 
 
 def test_commands_are_passed_on_once_each_and_in_order(receiver: Receiver, url: str, sink: HttpSink) -> None:
@@ -240,11 +240,11 @@ def test_data_that_waited_for_an_absent_server_arrives(receiver: Receiver, sink:
     sink.start(Address(f"http://127.0.0.1:{port}"))
     _send(sink, range(5))
     wait_for(lambda: sink.trouble)
-    wait_for(lambda: sink.counters == DeliveryCounters(produced=5, waiting=5))  # not while it tries again
+    wait_for(lambda: sink.counters == DeliveryCounters(produced=5, waiting=5))  # not during retries
     with serving(receiver, port):
         wait_for(lambda: sink.counters.acknowledged == 5)
     assert receiver.stored == list(range(5))
-    assert random.getstate() == numbers  # the training draws from it
+    assert random.getstate() == numbers  # because the training draws from it
 
 
 def test_with_an_absent_server_the_rest_is_counted_as_closed(sink: HttpSink) -> None:
@@ -264,7 +264,7 @@ def test_a_dashboard_that_is_still_starting_when_the_training_ends_gets_everythi
 
     def starting(batch: Batch) -> None:
         assert closing.wait(DEADLINE_S)
-        time.sleep(0.0 if receiver.stored else 3.0)  # longer than the sink waits for an absent server
+        time.sleep(0.0 if receiver.stored else 3.0)  # longer than a sink waits for an absent server
 
     receiver.before = starting
     with serving(receiver) as url:
@@ -333,7 +333,7 @@ def test_a_server_that_asks_for_a_pause_gets_it(receiver: Receiver, url: str, si
     sink.start(Address(url))
     wait_for(lambda: sink.trouble)
     rest = sink._sender._retries.not_before - time.monotonic()
-    assert 20 < rest <= retries.MAX_PAUSE_S  # it asked for a day; no server can ask for more than this
+    assert 20 < rest <= retries.MAX_PAUSE_S  # the server asked for a day; this is the most that any server can get
 
 
 def test_a_frame_that_is_refused_repeatedly_is_dropped_alone(receiver: Receiver, url: str, sink: HttpSink) -> None:
@@ -495,7 +495,7 @@ def test_a_server_that_took_something_before_it_went_away_is_reported_and_so_is_
 def test_what_a_sender_has_not_sent_is_reported_also_if_its_thread_is_gone(
     sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink._sender, "_run", lambda: None)  # nothing keeps a thread from ending
+    monkeypatch.setattr(sink._sender, "_run", lambda: None)  # nothing prevents a thread from ending
     sink.start(Address("http://127.0.0.1:1"))
     _send(sink, range(3))
     wait_for(lambda: sink._sender._thread is not None and not sink._sender._thread.is_alive())
@@ -657,7 +657,7 @@ def test_a_fork_while_the_lock_is_held_hangs_no_process(sink: HttpSink) -> None:
         child = os.fork()
         if child == 0:
             sink.abandon()
-            held = threading.Thread(target=lambda: sink.send(a_frame(0)))  # another thread: no lock is its own
+            held = threading.Thread(target=lambda: sink.send(a_frame(0)))  # another thread, which owns no lock
             held.start()
             held.join(DEADLINE_S)
             os._exit(1 if held.is_alive() else 0)

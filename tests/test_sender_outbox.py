@@ -1,4 +1,4 @@
-"""The outbox: bounded, and its counts balance whatever is added, sent, lost, refused, or forgotten."""
+"""The outbox is bounded, and its counts balance whatever is added, sent, lost, rejected, or forgotten."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Delivered(RuleBasedStateMachine):
         self.step = 0
         self.taps = 0
         self.stored: list[int] = []
-        self.doubtful: set[int] = set()  # numbers that arrived without an answer
+        self.doubtful: set[int] = set()  # numbers of items that arrived, but weren't answered
         self.lost_memory = False
         self.restart()
         self.lost_memory = False
@@ -79,12 +79,12 @@ class Delivered(RuleBasedStateMachine):
 
     @rule()
     def save(self) -> None:
-        """Write what the receiver has to disk."""
+        """Write the receiver's data to disk."""
         self.disk.save(self._run().received.acknowledged, len(self.stored))
 
     @rule()
     def crash(self) -> None:
-        """Kill the receiver, and restart it with what is on disk."""
+        """Kill the receiver, and restart it with the data on disk."""
         self.runs = Runs(ServerSettings(memory=64_000_000))
         self.disk.missing = self.disk.missing_saved
         del self.stored[self.disk.frames :]
@@ -108,7 +108,7 @@ class Delivered(RuleBasedStateMachine):
 
     @rule(version=st.integers(0, 3))
     def describe(self, version: int) -> None:
-        """Add the same description, or another one."""
+        """Add the same description again, or another one."""
         self.outbox.describe([ModuleRecord("m", f"Type{version}", None)])
 
     @rule(fate=st.sampled_from(["arrives", "arrives", "arrives", "unsent", "answer lost", "request lost", "refused"]))
@@ -118,7 +118,7 @@ class Delivered(RuleBasedStateMachine):
         assert sum(entry.size for entry in parcel.entries) <= PARCEL_BYTES or len(parcel.entries) == 1
         numbers = {entry.number for entry in parcel.entries}
         if fate == "refused" and numbers & self.doubtful:
-            fate = "arrives"  # an accepted item is not refused later
+            fate = "arrives"  # an accepted item isn't rejected later
         if fate == "unsent":
             self.outbox.on_send_failed(parcel)
         elif fate == "request lost":
@@ -145,24 +145,24 @@ class Delivered(RuleBasedStateMachine):
     @precondition(lambda self: self.step > 20)
     @rule()
     def give_up(self) -> None:
-        """Let the deadline at the exit pass."""
+        """Let the deadline at exit pass."""
         self.outbox.end()
         self.outbox.give_up()
 
     @invariant()
     def the_books_balance(self) -> None:
-        """Check the balance at every moment."""
+        """Check that the counts balance at every moment."""
         assert _is_balanced(self.outbox.counters)
         assert self.outbox.counters.produced == self.step
 
     @invariant()
     def nothing_is_stored_twice(self) -> None:
-        """Check that an item is stored twice only by a receiver that forgot it."""
+        """Check that only a receiver that forgot an item stores it twice."""
         if not self.lost_memory:
             assert len(self.stored) == len(set(self.stored))
 
     def teardown(self) -> None:
-        """Check that everything that was not dropped arrives when the network is healthy again."""
+        """Check that everything that wasn't dropped arrives once the network is healthy again."""
         for _ in range(200):
             parcel = self.outbox.next_parcel()
             self.outbox.on_answer(parcel, self._take(_batch(parcel)))
@@ -174,7 +174,7 @@ class Delivered(RuleBasedStateMachine):
         run = self.runs.get("run")
         assert run is not None
         assert run.store.taps_announced == self.taps
-        # What is counted as dropped is nowhere; what is acknowledged is there or reported as lost.
+        # Items counted as dropped are nowhere. Acknowledged items are stored, or reported as lost.
         if not self.lost_memory:
             assert len(self.stored) + self.disk.missing == counters.acknowledged
 
@@ -246,7 +246,7 @@ def test_taps_come_in_parts_and_no_frame_before_its_taps(monkeypatch: pytest.Mon
         assert not parcel.entries or known == 100
         done = parcel.entries[-1].number if parcel.entries else -1
         if done == 0 and parcels < 50:
-            # Instead of an answer: the receiver forgot everything, and needs the taps before it gets the frame again.
+            # Instead of answering, the receiver forgets everything, so it needs the taps before the frame is repeated.
             outbox.on_no_answer(parcel)
             parcels, known = 50, 0
             empty = Parcel(100, (), None, (), None, outbox.counters)
@@ -293,7 +293,7 @@ def test_items_in_doubt_are_sent_after_what_the_receiver_has_lost() -> None:
     outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=-1))
     outbox.put(a_frame(1))
     outbox.describe([ModuleRecord("m", "One", None)])
-    outbox.refused(outbox.next_parcel(), "refused")  # from now on, the parts are sent one by one
+    outbox.refused(outbox.next_parcel(), "refused")  # from now on, parts are sent one by one
     outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=0, durable=-1))
     outbox.on_no_answer(outbox.next_parcel())
     assert (outbox.counters.waiting, outbox.counters.in_flight) == (0, 1)

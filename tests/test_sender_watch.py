@@ -1,4 +1,4 @@
-"""`hookcore.watch` with a server: where frames go, what is printed, and that no bad server affects the training."""
+"""`hookcore.watch` with a server: where frames go, what is printed, and that bad servers never affect the training."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def url(receiver: Receiver) -> Iterator[str]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a separate user's home, with `server="auto"`."""
+    """Return a separate user's home folder, with `server="auto"`."""
     folder = tmp_path / "home"
     monkeypatch.setenv("HOOKCORE_HOME", str(folder))
     monkeypatch.setenv("HOOKCORE_PORT", "0")
@@ -286,7 +286,7 @@ def test_a_killed_dashboard_is_started_again_and_nothing_is_lost(home: Path, cap
         assert str(watcher.url).startswith(status().url)
         with watcher.client() as client:
             assert [run.state for run in client.runs()] == ["live"]
-    message = caplog.records[0].getMessage()  # a slow server may be told of after it
+    message = caplog.records[0].getMessage()  # a slow server may be reported after it
     assert message.startswith(f"hookcore: the dashboard stopped unexpectedly and was restarted: {status().url}/runs/")
     assert watcher.delivery is not None
     assert watcher.delivery.acknowledged == watcher.delivery.produced >= 10
@@ -422,7 +422,7 @@ def test_a_killed_training_is_shown_as_lost_with_its_last_step(
             wait_for(lambda: client.run(run.id).state == "lost")
             lost = client.run(run.id)
             assert (lost.newest_step, lost.steps, lost.ended_at_step) == (6, 7, None)
-            assert client.series(0, "count").last_step[-1] == 6  # the data that it sent is still there
+            assert client.series(0, "count").last_step[-1] == 6  # the data that it had sent is still there
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The server as a process: how it handles its connections, how it starts, and how it ends."""
+"""The server as a process: its connections, its start, and its end."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_half_open_connections_do_not_keep_others_out() -> None:
         for _ in range(20):
             assert server.get("/healthz").startswith(b"HTTP/1.1 200")
         assert len(server.server.server_state.connections) <= 50
-        assert read_all(opened[0]) == b""  # the oldest made room
+        assert read_all(opened[0]) == b""  # the oldest one made room
 
 
 def test_a_new_connection_is_asked_to_retry_if_all_are_busy() -> None:
@@ -145,7 +145,7 @@ def test_endless_headers_are_refused() -> None:
 
 def test_a_connection_is_reused_while_its_peer_sends_requests() -> None:
     with served(receive_s=0.5) as server, server.connect() as connection:
-        for _ in range(6):  # together longer than one request may take
+        for _ in range(6):  # together, longer than one request may take
             connection.sendall(GET)
             answer = b""
             while not answer.endswith(b'{"status":"ok"}'):  # head and body may arrive separately
@@ -177,7 +177,7 @@ def test_streams_stay_open_longer_than_a_request_may_take_to_arrive() -> None:
         stream = stack.enter_context(server.connect())
         stream.sendall(b"GET /api/v1/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         slow = stack.enter_context(server.connect())
-        read_all(slow)  # this one is closed, although it came last
+        read_all(slow)  # this one is closed, although it is the newest
         page.ping().wait(PATIENCE_S)
         run = server.runs.open(make_info())
         assert run is not None

@@ -1,4 +1,4 @@
-"""The server in a thread of the training process: one for all runs, with frames added directly to its store."""
+"""The server in a thread of the training process: one server for all runs, whose stores get the frames directly."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_forked_copy_of_the_server_does_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(server_thread.os, "getpid", lambda: os.getppid())
         assert not server.is_running
-        server.stop()  # must not end the parent's server
+        server.stop()  # this must not end the parent's server
     assert server.is_running
     assert json.loads(_get(f"{server.url}/healthz")) == {"status": "ok"}
 

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call,no-any-return"
-"""How large calls are: operations, memory, and shapes, compared with calculations by hand and with torch's counter."""
+"""The sizes of calls: operations, memory, and shapes, compared with calculations by hand and with torch's counter."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_attention_belongs_to_the_module_that_computes_it(kernel: bool) -> None:
     assert {name: size.flops for name, size in found.items()} == {
         "qkv": 2 * 15 * 8 * 24,
         "out": 2 * 15 * 8 * 8,
-        "(root)": 2 * scores,  # the scores, and the values that they weigh
+        "(root)": 2 * scores,  # the scores, and the weighted values
     }
 
 
@@ -123,7 +123,7 @@ def test_a_module_that_only_calls_another_has_no_operations_of_its_own() -> None
             self.inner = inner
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x)  # the calls have the same nodes
+            return self.inner(x)  # the calls share their nodes
 
     found = by_name(train(nn.Sequential(Wrap(nn.Linear(8, 8)), Wrap(Wrap(Attention()))), lambda: torch.randn(3, 5, 8)))
     assert {name: size.flops for name, size in found.items() if size.flops} == {
@@ -185,7 +185,7 @@ class Mixed(nn.Module):
 def test_the_sum_is_what_the_counter_of_torch_finds(
     model: nn.Module, make: Callable[[], Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # torch's counter doesn't know the CPU's kernel of attention, so the plain operators run here.
+    # torch's counter doesn't know the attention kernel for CPUs, so the plain operators run here.
     monkeypatch.setattr(functional, "scaled_dot_product_attention", _plain_attention)
     if isinstance(model, nn.Sequential) and make is None:
         model, make = nn.Sequential(nn.Linear(4, 4), Residual(), nn.GELU(), nn.Linear(4, 2)), batch
@@ -196,7 +196,7 @@ def test_the_sum_is_what_the_counter_of_torch_finds(
 
 
 class _Call(nn.Module):
-    """Calls a module with what it needs."""
+    """Calls a module with the arguments that it needs."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def test_gpt2_has_what_the_counter_finds_and_each_part_its_own() -> None:
     found = by_name(flow)
     assert total(flow.sizes) == counted(model, lambda: torch.randint(0, 16, (2, 8)))
     assert found["transformer.h.1.attn"].flops == 2 * (2 * 2 * 2 * 8 * 8 * 4)
-    assert found["transformer.h.1.attn.c_attn"].flops == 2 * 16 * 8 * 24  # a Conv1D of transformers: no class of torch
+    assert found["transformer.h.1.attn.c_attn"].flops == 2 * 16 * 8 * 24  # transformers' Conv1D isn't torch's
     assert found["lm_head"].flops == 2 * 16 * 8 * 16
 
 
@@ -304,7 +304,7 @@ def test_inside_a_checkpoint(reentrant: bool) -> None:
 
     found = by_name(train(Checkpointed(), batch))
     assert (found["a"].flops, found["inner.a"].flops, found["inner.b"].flops) == (96, 96, 96)
-    assert (found["inner"].flops is None) == reentrant  # its own operators left no trace
+    assert (found["inner"].flops is None) == reentrant  # its own operators leave no trace
     assert (found["(root)"].flops is None) == reentrant
 
 
@@ -397,7 +397,7 @@ def test_shapes_and_types_of_inputs_and_outputs() -> None:
     found = by_name(train(Net(), batch))["inner"]
     assert found.inputs == (TensorForm("0", "float32", (3, 4)), TensorForm("mask", "bool", (3,)))
     assert found.outputs == (TensorForm("out", "float64", (3, 2)), TensorForm("half", "float16", (3, 4)))
-    assert found.memory == 3 * 4 * 2  # `out` is that of the linear layer
+    assert found.memory == 3 * 4 * 2  # `out` is the output of the linear layer
 
 
 def test_a_call_lists_its_first_tensors() -> None:

@@ -17,7 +17,7 @@ from tests.sketches import block_of, merged, shifted, sketch_of, sketch_of_row
 
 DOUBLES = st.floats(allow_nan=True, allow_infinity=True, width=64)
 LISTS = st.lists(DOUBLES, max_size=60)
-SMALLEST, LARGEST = 2.0**sketch.MIN_EXPONENT, 2.0**sketch.MAX_EXPONENT  # where the bins begin and end
+SMALLEST, LARGEST = 2.0**sketch.MIN_EXPONENT, 2.0**sketch.MAX_EXPONENT  # the ends of the bins
 IN_RANGE = st.floats(SMALLEST, LARGEST, exclude_max=True)
 SIGNED = st.builds(lambda value, sign: value * sign, IN_RANGE, st.sampled_from([-1.0, 1.0]))
 
@@ -48,7 +48,7 @@ def rank_value(values: np.ndarray, q: float) -> float:
 
 
 def over(made: Sketch) -> int:
-    """Return how many finite values lie above the range."""
+    """Return the number of finite values above the range."""
     return int(made.counts[[sketch.NEG_OVER, sketch.POS_OVER]].sum())
 
 
@@ -107,7 +107,7 @@ def test_edges_ascend_and_the_bins_between_them_are_mirrored() -> None:
     edges = sketch.EDGES
     assert len(edges) == sketch.BINS
     assert (np.diff(edges[1:-1]) >= 0).all()
-    assert (np.diff(np.delete(edges[1:-2], sketch.ZERO - 1)) > 0).all()  # only the bin of zero has no width
+    assert (np.diff(np.delete(edges[1:-2], sketch.ZERO - 1)) > 0).all()  # only the zero bin has no width
     assert np.array_equal(edges[sketch.POS_FIRST : sketch.POS_OVER + 1], -edges[sketch.NEG_FIRST : sketch.ZERO][::-1])
 
 
@@ -198,7 +198,7 @@ def test_a_quantile_at_any_magnitude_is_within_its_error_or_unknown(
     for q, answer in zip(asked, answers.tolist(), strict=True):
         exact = rank_value(array, q)
         if math.isnan(answer):
-            assert not SMALLEST <= abs(exact) < LARGEST / scale  # unknown only out of range
+            assert not SMALLEST <= abs(exact) < LARGEST / scale  # unknown only outside the range
         else:
             assert answer == exact or abs(answer - exact) <= 0.07 * abs(exact)
     assert answers[0] == pytest.approx(finite.min(), rel=0.07)  # the smallest value is always known

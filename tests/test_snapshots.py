@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Raw tensors captured on request: exactly what the hook saw, without any effect on the training."""
+"""Raw tensors captured on request: exactly what the hook saw, without an effect on the training."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_checkpointed_module_gives_its_output_once_and_its_gradient(reentrant:
 
 
 class Gives(nn.Module):
-    """Returns any kind of tensor."""
+    """Returns a given tensor of any kind."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ def test_the_boundary_of_a_compiled_region_is_captured() -> None:
     same(snapshot, output)
 
 
-# --- What does not come ---------------------------------------------------------------------------------------------
+# --- Tensors that don't arrive --------------------------------------------------------------------------------------
 
 
 def _missed(watcher: hookcore.Watcher) -> str:
@@ -400,7 +400,7 @@ def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.Mon
 
 
 class Leaves(torch.autograd.Function):
-    """Reports when its node, and with it the graph, is gone."""
+    """Reports when its node, and thus the graph, is gone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gone: list[Any]) -> Tensor:
@@ -414,7 +414,7 @@ class Leaves(torch.autograd.Function):
 
 
 class Token:
-    """An object to hold weakly."""
+    """An object for weak references."""
 
 
 def test_a_snapshot_holds_no_graph() -> None:
@@ -496,7 +496,7 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
 
 
 def _cases() -> list[Any]:
-    """Return each case as captured and, in turn, in one of the other ways, which change only who sees a tensor."""
+    """Return each case in the default way and in one of the others, in turn, which only differ in who sees a tensor."""
     return [
         pytest.param(case, way, id=f"{name}-{way}", marks=() if way == "captured" else pytest.mark.slow)
         for number, (name, case) in enumerate(CASES.items())
@@ -512,7 +512,7 @@ def test_snapshots_of_everything_in_every_step_change_no_bit(case: Case, way: st
     for number in range(STEPS):
         assert seen.steps[number] == expected.steps[number], f"step {number}"
     if way == "per-module":
-        seen.hooks = expected.hooks  # that is their purpose; afterwards they are gone
+        seen.hooks = expected.hooks  # that is their purpose; afterward, they are gone
     assert seen == expected
     assert not seen.warnings - expected.warnings
     assert process_state() == before

@@ -1,4 +1,4 @@
-"""A training that waits in its loop is told once, and nothing else that takes long."""
+"""A training that waits in its loop is reported once. Other things that take long are not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hookcore.records.vocabulary import ENDED, STALLED
 
 
 class World:
-    """A training in a thread of its own, with a clock that only the test moves."""
+    """A training in a separate thread, whose clock only the test moves."""
 
     def __init__(self) -> None:
         self.now, self.step, self.ended_at, self.rests = 0.0, 0, float("nan"), False
@@ -52,7 +52,7 @@ class World:
         assert self.arrived.wait(60)
 
     def let_go(self) -> None:
-        """Let the training go on to its next wait, or to its end."""
+        """Let the training continue to its next wait, or to its end."""
         self.arrived.clear()
         self.goes_on.set()
 
@@ -208,7 +208,7 @@ def test_the_processor_time_is_that_of_the_training_thread() -> None:
         before, mine = world.stalls._spent(), time.thread_time()
         sum(range(3_000_000))
         assert before > 0
-        assert world.stalls._spent() - before < (time.thread_time() - mine) / 2  # it waits meanwhile
+        assert world.stalls._spent() - before < (time.thread_time() - mine) / 2  # meanwhile, it waits
 
 
 @pytest.mark.parametrize("steps", [0, FIRST_STEP - 1])

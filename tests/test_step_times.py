@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""The parts of a step: they add up to its time, and are unknown rather than wrong."""
+"""The parts of a step's time: they add up to all of it, and are unknown rather than wrong."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PARTS = ("loading", "before", "forward", "backward", "optimizer", "other", "hook
 
 
 class Ticks:
-    """A clock that is advanced by what a test pretends to do, and by nothing else."""
+    """A clock that moves only by the duration of what a test pretends to do."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -51,7 +51,7 @@ class Ticks:
 
 
 class Slow(torch.autograd.Function):
-    """Takes 20 seconds forward and 300 seconds backward."""
+    """A module that takes 20 seconds forward and 300 seconds backward."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, clock: Ticks) -> Tensor:
@@ -75,7 +75,7 @@ class Model(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         found: Tensor = Slow.apply(self.inner(inputs), self.clock)
-        return found * found  # which the backward pass needs
+        return found * found  # the backward pass needs it
 
 
 class Sgd(torch.optim.SGD):
@@ -119,7 +119,7 @@ def train(
 
 
 def parts_of(world: SimpleNamespace) -> dict[int, dict[str, float]]:
-    """Return the parts of each measured step, after everything has arrived."""
+    """Return the parts of each measured step, once everything has arrived."""
     world.recorder.close()
     found: dict[int, dict[str, float]] = {}
     for part in PARTS:
@@ -222,7 +222,7 @@ def test_loading_between_micro_batches_is_data_loading(world: SimpleNamespace) -
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("seen", [False, True])
 def test_what_an_evaluation_loads_is_part_of_the_evaluation(world: SimpleNamespace, whole: bool, seen: bool) -> None:
-    """Gradients are disabled in the whole loop, or when the model is called: then the call shows what it was for."""
+    """Gradients are disabled in the whole loop, or only in the model's call, which then shows what it was for."""
 
     def evaluate() -> None:
         with torch.set_grad_enabled(not whole):

@@ -26,7 +26,7 @@ from tests.zoo.case import mean_square, mlp
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 SETTINGS: dict[str, Any] = {"budget": None, "memory": "16MB"}
-STEPS = 20_000  # far more than pass before an incident is known
+STEPS = 20_000  # many more than can pass before an incident is known
 BAD = 3
 WORLD = 2
 
@@ -40,7 +40,7 @@ def quiet() -> Iterator[None]:
 
 
 def spoil(model: nn.Module, module: nn.Module) -> None:
-    """Make NaN in the output of a module, once."""
+    """Put NaN into the output of a module, once."""
     calls = iter(range(STEPS))
 
     def hook(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ def spoil(model: nn.Module, module: nn.Module) -> None:
 
 
 def check(callback: Stopping, steps: int) -> None:
-    """Assert that the training ended because of the incident, and that its run ended well."""
+    """Assert that the training ended because of the incident, and that its run ended normally."""
     assert BAD < steps < STEPS
     assert callback.stopped
     watcher = callback.watcher
@@ -173,7 +173,7 @@ def test_a_rank_that_watches_nothing_takes_part_in_the_exchange(monkeypatch: pyt
 
     def all_reduce(stop: torch.Tensor, _op: object) -> None:
         exchanged.append(bool(stop))
-        stop.fill_(len(exchanged) == 2)  # then another rank stops
+        stop.fill_(len(exchanged) == 2)  # then, another rank stops
 
     monkeypatch.setattr(stopping, "_ranks", lambda: WORLD)
     monkeypatch.setattr(dist, "get_backend", lambda: "gloo")

@@ -1,4 +1,4 @@
-"""The methods of the store, one by one: parts of a step, late frames, limits, names, and what each query returns."""
+"""The methods of the store: parts of a step, late frames, limits, names, and the result of each query."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.sketches import block_of, rebin, sketch_of
 
 
 def stats_of(values: np.ndarray) -> np.ndarray:
-    """Return the stats of real values, by their definitions."""
+    """Compute the stats of values by their definitions."""
     finite = values[np.isfinite(values)]
     row = dict.fromkeys(STATS, np.nan)
     row |= {
@@ -51,7 +51,7 @@ def stats_of(values: np.ndarray) -> np.ndarray:
 
 
 def frame(step: int, rows: dict[int, list[float]], new: tuple[Tap, ...] = (), **further: object) -> Frame:
-    """Return a frame with the stats and sketches of these values of these taps."""
+    """Return a frame with the stats and sketches of these values for these taps."""
     arrays = [np.array(values, np.float64) for values in rows.values()]
     stats = np.array([stats_of(array) for array in arrays]).reshape(len(rows), len(STATS))
     block = block_of([sketch_of(array) for array in arrays])
@@ -134,7 +134,7 @@ def test_a_frame_older_than_the_newest_step_is_counted_and_dropped(store: Store)
     assert store.usage().dropped["too_late"] == 1
     assert [event.name for event in store.events()] == ["note", "too-late"]
     assert store.events(name="too-late")[0].time_s == 5.0
-    assert store.taps(kind="param").numbers.tolist() == [3]  # or the numbers of later taps would be wrong
+    assert store.taps(kind="param").numbers.tolist() == [3]  # otherwise, the numbers of later taps would be wrong
 
 
 def test_a_frame_of_the_wrong_shape_is_refused() -> None:
@@ -410,7 +410,7 @@ def test_a_store_that_shrinks_loses_only_resolution(share: float) -> None:
     assert (series.min.min(), series.max.max()) == (means[:, 3].min(), means[:, 3].max())
     assert store.histograms(3, columns=1).counts.sum() == steps * 1000
     assert [event.name for event in store.events()] == ["note"]
-    for step in range(steps, steps + 100):  # and it still works
+    for step in range(steps, steps + 100):  # it still works
         store.append(build.frame(step, build.stats_of(50, 1.0), sketches=block))
     assert store.usage().dropped == before.dropped
     assert store.series(3, "mean", points=100_000).present.sum() == steps + 100

@@ -1,4 +1,4 @@
-"""Every answer about a run is the same, whether its trainer sends to a server or through a collector to ClickHouse."""
+"""Every answer about a run is the same, whether its trainer sends to a server, or to ClickHouse through a collector."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def description() -> Description:
 
 
 def batches_of(run: str, seed: int, place: Place | None = None, ends: bool = True) -> Iterator[Batch]:
-    """Yield a training with values that aren't finite, parts of steps, taps that are rare, events, and snapshots."""
+    """Yield a training with non-finite values, steps in several parts, rare taps, events, and snapshots."""
     random, info = np.random.default_rng(seed), info_of(run, place)
     items: list[Item] = []
     for step in range(STEPS):
@@ -125,17 +125,17 @@ def _items_of(random: np.random.Generator, number: int, step: int) -> Iterator[I
 
 @dataclass
 class Servers:
-    """A server with everything in memory, and others that read ClickHouse."""
+    """A server with everything in memory, and others that read from ClickHouse."""
 
     memory: World
-    followed: World  # it was there when the data came
-    opened: World  # it came later
-    long: World  # it came later, and takes the runs for long ones
-    written: list[tuple[Any, Any]] = field(default_factory=list)  # what the first two answered to each edit
+    followed: World  # it was running when the data arrived
+    opened: World  # it started later
+    long: World  # it started later, and treats the runs as long ones
+    written: list[tuple[Any, Any]] = field(default_factory=list)  # the answers of the first two to each edit
 
 
 def unhurried() -> float:
-    """Return the time of servers to which no trainer seems to be late, however slow this machine is."""
+    """Return the time for servers, for which no trainer is ever late, however slow this machine is."""
     return 0.0
 
 
@@ -167,7 +167,7 @@ def servers(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             for batch in batches:
                 memory.take(batch)
                 collector.post(batch)
-            if not turn:  # a training that has ended before it is seen is read only when it is asked for
+            if not turn:  # a training that ended before a server saw it is read only on request
                 wait_for(lambda: sum(run.loaded for run in followed.runs.every()) >= 4, "the first frames")
         collector.wait()
         wait_for(lambda: _has_all(followed), "the last frame")
@@ -190,29 +190,29 @@ def servers(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         collector.stop()
 
 
-# -- the questions -----------------------------------------------------------------------------------------------------
+# -- the requests ------------------------------------------------------------------------------------------------------
 
-LATE: Final = (  # they look at the newest steps of a long run
+LATE: Final = (  # they cover the newest steps of a long run
     "findings",
     "incidents",
     "report",
-    "runs/ranks-job/find?f=is:nan",  # there, the last NaN is before these steps
+    "runs/ranks-job/find?f=is:nan",  # in it, the last NaN is before these steps
 )
-MARKS: Final = "marks"  # of the timeline: incidents are among them
-OWN: Final = frozenset({"counters", "usage", "in_memory", "folder"})  # what each server says of itself
-IN_MEMORY: Final = ("taps", "labels")  # of a run; they are known if it is in memory
-CLOCK: Final = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d UTC|data-now="[\d.]+"')  # when a text was made
-COUNTED: Final = re.compile(r'"(events|edits)":\d+')  # in a page: what each server has counted since it started
+MARKS: Final = "marks"  # on the timeline, including incidents
+OWN: Final = frozenset({"counters", "usage", "in_memory", "folder"})  # about the server itself
+IN_MEMORY: Final = ("taps", "labels")  # of a run, known only if it is in memory
+CLOCK: Final = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d UTC|data-now="[\d.]+"')  # the time at which a text was made
+COUNTED: Final = re.compile(r'"(events|edits)":\d+')  # in a page: counts since the start of the server
 PARTIAL: Final = re.compile(r'id="partial" role="status"( hidden)?>')
 EDITS: Final = (*WRITTEN, *REFUSED)
 SHOWN: Final = (*(f"/runs/{run}{page}" for run in ("one", "ranks-job") for page in PAGES_OF_A_RUN), *PAGES)
-FROM_THE_BEGINNING: Final = "{run}:another store:-1.0.0:-1.0.0:0:0:0:"  # a place in the stream of events
+FROM_THE_BEGINNING: Final = "{run}:another store:-1.0.0:-1.0.0:0:0:0:"  # a position in the stream of events
 HOST: Final = "127.0.0.1:8642"
 PATIENCE_S: Final = 30.0
 
 
 def plain(answer: Any) -> Any:
-    """Return an answer without what isn't about the run."""
+    """Return an answer without the parts that aren't about the run."""
     if isinstance(answer, dict):
         return {name: plain(value) for name, value in answer.items() if name not in OWN}
     return [plain(each) for each in answer] if isinstance(answer, list) else answer
@@ -223,7 +223,7 @@ def without(answer: Any, name: str) -> Any:
 
 
 def content_of(response: Any) -> Any:
-    """Return what an answer says: lines, so that a test that fails shows the ones that differ."""
+    """Return the content of an answer as lines, so that a failing test shows the ones that differ."""
     kind = response.headers.get("content-type", "")
     if kind.startswith("application/json"):
         return plain(response.json())
@@ -251,7 +251,7 @@ def show(world: World, page: str) -> Any:
 
 
 def stream(world: World, question: str) -> list[tuple[str, Any]]:
-    """Return the events of a run that has ended, from its beginning to its end."""
+    """Return all events of a run that has ended."""
     address, _, query = question.partition("?")
     run = query.partition("&")[0].removeprefix("run=")
     headers = {"host": HOST, "last-event-id": FROM_THE_BEGINNING.format(run=run)}
@@ -290,7 +290,7 @@ def stream(world: World, question: str) -> list[tuple[str, Any]]:
 
 
 def subscribe(world: World, run: str) -> list[Any]:
-    """Return what the socket of a page says first of each view of a run."""
+    """Return the first messages of the socket for each view of a run."""
     found: list[Any] = []
     with world.client.websocket_connect(f"ws://{HOST}/api/v1/socket") as socket:
         for number, view in enumerate(SUBSCRIBED):
@@ -307,7 +307,7 @@ def _said(message: Message) -> Any:
     return message.kind, message.first_step, message.columns, message.rows, message.data
 
 
-# -- every address is asked --------------------------------------------------------------------------------------------
+# -- every route is requested ------------------------------------------------------------------------------------------
 
 
 def test_every_route_and_page_is_asked_of_both_stores_or_there_is_a_reason_why_not() -> None:
@@ -332,7 +332,7 @@ def test_every_route_and_page_is_asked_of_both_stores_or_there_is_a_reason_why_n
 def test_a_long_run_that_is_opened_late_says_what_begins_late_and_answers_the_rest_in_the_same_way(
     servers: Servers,
 ) -> None:
-    """Its older steps are in ClickHouse only, and those of all ranks are added up when they are asked for."""
+    """Its older steps are only in ClickHouse, and those of all ranks are added up on request."""
     begins = {"one": 224, "rank-1": 224, "ranks-job": 262}
     for run, step in begins.items():
         beginning = f"findings, incidents, and counts of non-finite steps cover steps from {step} on"
@@ -401,7 +401,7 @@ def test_the_page_with_the_settings_of_a_server_hides_the_password_of_its_store(
 def test_pages_of_a_long_run_say_what_begins_late(servers: Servers, page: str) -> None:
     status, lines = show(servers.long, page)
     text = "\n".join(lines)
-    if "/incident" in page:  # it was before the steps that incidents look at
+    if "/incident" in page:  # it was before the steps that incidents cover
         assert status == 404
         assert "This run is long: " in text
     else:

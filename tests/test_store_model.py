@@ -1,4 +1,4 @@
-"""The store, compared with a model that keeps everything: no count and no extreme is ever lost."""
+"""The store, compared with a model that keeps everything: counts and extremes are never lost."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ODD = (np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324, 0.0)
 
 @dataclass
 class World:
-    """A random run: its data by step, and a generator of more."""
+    """A random run: its data by step, and a random generator for more."""
 
     random: np.random.Generator
-    odd: float  # how often a number is an unusual one
+    odd: float  # the share of unusual numbers
     steps: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)  # step -> tap -> stats
     sketches: dict[int, dict[int, Sketch]] = field(default_factory=dict)
     taps: int = 0
@@ -47,7 +47,7 @@ class World:
         return values
 
     def next_step(self, grow: int, sketched: bool) -> Iterator[Frame]:
-        """Return the frames of one step, in one part or in two with different taps."""
+        """Return the frames of one step: one part, or two with different taps."""
         self.step += int(self.random.integers(1, 4))
         new = tuple(Tap(f"m{self.taps + i}", "output") for i in range(grow))
         self.taps += grow
@@ -180,7 +180,7 @@ def test_a_heatmap_shows_the_worst_value_of_each_cell_and_every_nonfinite_step(
     seed: int, columns: int, odd: float
 ) -> None:
     world, store = World(np.random.default_rng(seed), odd), Store(8 * 2**20)
-    for number in range(120):  # all of them stay exact, so that each cell can be computed
+    for number in range(120):  # all stay exact, so that each cell can be computed
         for frame in world.next_step(6 if number == 0 else 0, sketched=False):
             store.append(frame)
     found = store.heatmap("output", "norm", columns=columns)

@@ -16,7 +16,7 @@ from hookcore.store.schemas import STAT_SCHEMA
 from tests.build import frame
 
 TAPS = 24
-LANES = 4000  # enough for NumPy to let other threads run while it copies a row
+LANES = 4000  # enough values for NumPy to let other threads run while it copies a row
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def _many_switches() -> Iterator[None]:
 
 
 def steady_frame(step: int, taps: np.ndarray, new: tuple[Tap, ...] = ()) -> Frame:
-    """Return a frame in which every stat is the step's number, and every sketch has one bin with that count."""
+    """Return a frame in which every stat is the step, and every sketch has one bin with that count."""
     rows = len(taps)
     stats = np.full((rows, len(STATS)), float(step))
     stats[:, 1:3] = 0
@@ -38,7 +38,7 @@ def steady_frame(step: int, taps: np.ndarray, new: tuple[Tap, ...] = ()) -> Fram
 
 
 def check_heatmap(store: Store) -> None:
-    shown = store.heatmap("output", "max", columns=10_000)  # a column for every step, as long as they are exact
+    shown = store.heatmap("output", "max", columns=10_000)  # one column per step, as long as they are exact
     if shown.worst.size:
         filled = shown.present > 0
         assert (filled == filled[0]).all(), "some taps of a step are there and others are not"

@@ -1,4 +1,4 @@
-"""Which modules consist of different parts in different ranks."""
+"""Modules that consist of different parts in different ranks."""
 
 from app.runs.structures import Structures
 from hookcore.records import ModuleRecord

@@ -1,4 +1,4 @@
-"""The machine in REST and on the pages System and Overview, read from a run's scalars and labels."""
+"""The machine over REST and on the System and Overview pages, read from a run's scalars and labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPU = {"utilization": 87.0, "memory": 20e9, "allocated": 5e9, "reserved": 8e9, "
 
 
 def sampled(*samples: dict[str, float], labels: dict[str, str] | None = None) -> Any:
-    """Return the client of a server with a run "one", in which every tenth step has a sample."""
+    """Return the client of a server with the run "one", in which every tenth step has a sample."""
     world = make_world()
     run = world.runs.open(make_info("one"))
     assert run is not None
@@ -84,7 +84,7 @@ def test_the_overview_says_it_in_a_line() -> None:
     text = text_of(page, "/runs/one")
     assert "GPU 0 3%, 1,272 samples/s, 4.5 GB of memory" in text
     assert "optimizer: SGD" in text
-    assert "16 GB" not in text  # the page System says how large the machine is
+    assert "16 GB" not in text  # the System page shows the size of the machine
     assert "GPU 0 87%, 1,272" in text_of(page, "/runs/one?step=0")
     assert "GPU 0" not in text_of(page, "/runs/one?step=9")
     assert "CPU 1.3 cores, 1,272 samples/s, 4.5 GB of memory" in text_of(sampled(HOST), "/runs/one")
@@ -142,7 +142,7 @@ def test_the_time_of_the_newest_measured_step_is_split() -> None:
     client = sampled(HOST | times | {f"{SYSTEM}time/hookcore": 0.01}, HOST | times | {f"{SYSTEM}rate/tokens": 4096.0})
     text = text_of(client, "/runs/one/system")
     assert "Time of step 10: 10 ms before the model 10% 1 ms forward 30% 3 ms backward 50% 5 ms" in text
-    assert "hookcore 50%" not in text  # that was another step
+    assert "hookcore 50%" not in text  # that one is from another step
     assert "Tokens per second 4,096" in text
     held = text_of(client, "/runs/one/system?step=0")
     assert "Time of step 0: 20 ms" in held

@@ -1,4 +1,4 @@
-"""Layers that torch has split over two gloo processes: a rank's values are correct, or left out with the reason."""
+"""Layers that torch has split over two gloo processes: a rank's values are correct, or omitted with the reason."""
 
 # mypy: disable-error-code="no-untyped-call"
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Thresholds of rules: one table, chosen for each run, from then on, and kept with it."""
+"""Thresholds of rules: one table of them, changed for each run, in effect from then on, and saved with the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.build import append
 from tests.keep_world import INFO, batch, start, stop
 from tests.serving import TOKEN, Served, served
 
-NO_RELU = {"dead": False, "dead-channels": False}  # what SageMaker Debugger calls dead_relu
+NO_RELU = {"dead": False, "dead-channels": False}  # called dead_relu in SageMaker Debugger
 
 
 def spiking(store: Store, factor: float, steps: int = 200, at: int = 150) -> Store:

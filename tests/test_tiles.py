@@ -1,4 +1,4 @@
-"""Tensors as pictures over REST: pooling never hides the worst value, and statistics are those of the exact values."""
+"""Tensors as pictures over REST: pooling never hides the worst value, and statistics come from the exact values."""
 
 from __future__ import annotations
 

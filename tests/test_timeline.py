@@ -1,4 +1,4 @@
-"""The run at a glance: its line, its marks, and its captured steps, over REST and on the pages."""
+"""The timeline of a run: its line, its marks, and its captured steps, over REST and on the pages."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_step_that_was_not_captured_names_the_nearest_ones() -> None:
 
 def test_a_step_that_is_merged_says_with_which() -> None:
     store = Store(2**20)
-    taps = tuple(Tap(f"layers.{number}", "output") for number in range(50))  # wide steps, which are soon merged
+    taps = tuple(Tap(f"layers.{number}", "output") for number in range(50))  # wide steps, so that they are soon merged
     for step in range(300):
         append(store, step, [1.0] * len(taps), taps if step == 0 else ())
     first, last = store.captured_rows(20, 20)

@@ -99,7 +99,7 @@ def test_values_and_gradients_equal_autograds(names: list[str], leaf: bool, seed
     try:
         model(x).square().sum().backward()
     except RuntimeError:
-        reject()  # torch needs a value that the next layer overwrites
+        reject()  # the next layer overwrites a value that torch needs
     torch.set_rng_state(state)
     with hookcore.trace(model) as seen:
         loss = model(x).square().sum()
@@ -247,7 +247,7 @@ class Record:
 
 
 class Output(collections.OrderedDict[str, Any]):
-    """Has its items as attributes too, and a constructor and methods that must not run."""
+    """Has its items also as attributes, and a constructor and methods that must not run."""
 
     made = 0
 
@@ -418,7 +418,7 @@ def test_environment_variables_are_not_used(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(seen) == 6
 
 
-# --- What is not there ----------------------------------------------------------------------------------------------
+# --- Missing values -------------------------------------------------------------------------------------------------
 
 
 def test_a_layer_that_did_not_run_says_so(seed: int) -> None:
@@ -677,7 +677,7 @@ def test_a_trace_and_a_watcher_see_the_same(seed: int) -> None:
             for tap in taps:
                 norm = getattr(seen[tap.module], kind).double().norm().item()
                 means = watcher.store.series(tap, "norm").mean
-                # Its hooks are new to the watcher, which misses the inputs of the step's first modules once.
+                # The watcher doesn't know its hooks yet, and once misses the inputs of the step's first modules.
                 assert len(means) == 3 or (kind.startswith("input") and tap.module in ("", "0"))
                 assert means == pytest.approx([norm] * len(means), rel=1e-5), tap
 

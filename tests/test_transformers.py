@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Architectures of Hugging Face transformers, small and with random weights: watched, they compute the same bits."""
+"""Architectures of Hugging Face transformers, small and with random weights: watching doesn't change a bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 STEPS: Final = 3
 VOCABULARY: Final = 48
 
-# The names of sizes in most of these configurations. Each takes those that it knows.
+# The names of sizes in these configurations. Each configuration takes those that it knows.
 SMALL: Final[dict[str, Any]] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "d_model": 32, "n_embd": 32, "dim": 32, "embedding_size": 16,
     "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
@@ -234,9 +234,9 @@ def test_outputs_and_gradients_of_a_transformer_are_those_of_a_twin(name: str) -
             continue
         again = other.outputs.get(key) or other.gradients[key]
         if all(map(torch.equal, parts, again)):
-            # The twin's clones are separate nodes, so gradients may be added up in another order.
+            # The twin's clones are separate nodes, so gradients may be summed in another order.
             assert_stats(stats[key], parts, key, rel=1e-4 if key[1] == "output_grad" else 2e-6)
-        else:  # torch itself rounds differently from time to time, which a difference of large numbers reveals
+        else:  # torch itself sometimes rounds differently, which a difference of large numbers reveals
             rms = reference_stats(parts)["rms"]
             assert stats[key]["rms"] == pytest.approx(rms, rel=1e-3), key
 
@@ -248,7 +248,7 @@ def test_a_step_of_a_transformer_is_replayed_to_the_bit(name: str, tmp_path: Pat
     with record(model, tmp_path / "step.capsule", "asked") as recording:
         model(**_inputs_of(_by_name(name))).loss.backward()
         recording.write()
-    if name == "Wav2Vec2":  # its convolution is parametrized, which torch refuses to pickle
+    if name == "Wav2Vec2":  # its convolution is parametrized, and torch can't pickle that
         assert "state_dict" in recording.failure
         return
     assert recording.written is not None, recording.failure

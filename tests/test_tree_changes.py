@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""A model whose tree changes while it is watched: each value has the name that its module has at that moment."""
+"""A model whose tree changes while it is watched: each value has its module's name at that moment."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Lora(nn.Module):
 
 
 class Seen:
-    """What plain hooks see at each module in one step, by its path at that moment."""
+    """Records what plain hooks see at each module in one step, by the module's path at that moment."""
 
     def __init__(self, model: nn.Module) -> None:
         self.outputs: dict[Key, list[Tensor]] = {}
         self._paths = {id(module): path for path, module in model.named_modules()}
-        # Before other hooks on the modules: with attach="module", hookcore's stay the last ones.
+        # Before other hooks on the modules, so that with attach="module", hookcore's are still the last ones.
         self._handles = [module.register_forward_hook(self._saw, prepend=True) for module in model.modules()]
 
     def _saw(self, module: nn.Module, args: Any, output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""An hour later, after a restart, and in the report, each trouble of the demo is still blamed on its layer and step."""
+"""Each trouble of the demo is still blamed on its layer and step an hour later, after a restart, and in the report."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.waiting import wait_for
 pytestmark = pytest.mark.slow
 
 AT, TRAINED, LAST = 100, 300, 2_000
-TAIL = 150  # the period of the spikes
-INFO = RunInfo(id="run-1", key="k", name="a run", memory=8_000_000)  # small, so that steps are merged soon
-# Which layer is first may depend on the last bits, and so on the processor: several shrink or grow in the same step.
+TAIL = 150  # the spikes' period in steps
+INFO = RunInfo(id="run-1", key="k", name="a run", memory=8_000_000)  # small, so that steps are soon merged
+# Several layers shrink or grow in the same step, so which one is first may depend on the processor's rounding.
 TOLD = {
     "nan": ("nonfinite", {"standardize"}),
     "vanishing": ("vanishing", {"stem", "blocks.0.relu"}),
@@ -36,7 +36,7 @@ TOLD = {
     "dead-relu": ("dead", {"blocks.1.relu"}),
     "spike": ("spike", {"head"}),
 }
-# The rules that may lead in a server, and the layer that is blamed; None where the trouble has no layer of its own.
+# The rules that may come first on a server, and the blamed layer; None if the trouble isn't in a single layer.
 LED = {
     "nan": (("nonfinite",), "standardize"),
     "vanishing": (("vanishing",), None),
@@ -57,7 +57,7 @@ def threads() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A real training with a trouble: its frames, its store, and the folder in which it was kept."""
+    """A real training with a trouble: its frames, its store, and the folder with the saved run."""
 
     trouble: str
     frames: list[Frame]
@@ -86,7 +86,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def played(frames: list[Frame]) -> Iterator[Frame]:
-    """Return the frames of a training that goes on as it ended."""
+    """Return frames that continue a training in the way in which it ended."""
     yield from frames
     for step in range(frames[-1].step + 1, LAST):
         again = frames[-TAIL:][(step - frames[-1].step - 1) % TAIL]
@@ -157,7 +157,7 @@ def test_it_stays_named_after_it_is_merged_and_read_again(trained: Trained) -> N
     assert list(map(repr, again.incidents())) == list(map(repr, known.values()))
 
     newest = store.latest()
-    for step in range(TRAINED, 5000):  # nothing changes for long
+    for step in range(TRAINED, 5000):  # nothing changes for a long time
         stats = newest.values[:, : len(STATS)]
         store.append(build.frame(step, stats, numbers=newest.numbers, scalars={"loss": 1.0}))
     assert store.usage().merged["stats"] > 1000

@@ -16,7 +16,7 @@ from tests.harness import STEPS, Key, assert_stats, digest, read_step, reference
 from tests.twin import OptimizerTwin, Twin, TwinHooks, counting_backwards
 from tests.zoo import CASES, Case
 
-# Cases in which a cloning twin differs, or a step of the trial is not one step of an optimizer.
+# Cases in which a twin that clones differs, or in which a step of the trial isn't one step of an optimizer.
 NOT_STEP_BY_STEP: Final = {
     "adversarial_pair_with_gradient_penalty": "two steps each, and gradients by autograd.grad",
     "backward_without_any_step": "nothing ends a step",
@@ -116,12 +116,12 @@ def test_traced_tensors_equal_those_of_a_twin(case: Case) -> None:
 
 
 def _calls(case: Case, layer: Layer) -> tuple[LayerCall, ...]:
-    """Return the calls in the order in which they returned. A trace has them in the order in which they began."""
+    """Return the calls in the order in which they returned. A trace has them in the order in which they started."""
     return layer.calls[::-1] if case.name == "deep_recursion" else layer.calls
 
 
 def _in_order(tensors: dict[Key, list[Tensor]]) -> dict[tuple[str, str], list[Tensor]]:
-    """Return the tensors of a twin by path and place, in the order of the calls."""
+    """Return a twin's tensors by path and place, in the order of the calls."""
     found: dict[tuple[str, str], list[Tensor]] = {}
     for (path, _, place, _), parts in sorted(tensors.items()):
         found.setdefault((path, place), []).extend(parts)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""All kinds of numbers equal those of autograd and the optimizer; the network of the blog has its known values."""
+"""All kinds of tensors equal those of autograd and the optimizer. A network from a blog has its published values."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_parameters_that_replace_others_in_an_optimizer_are_captured() -> None:
 
 
 class TwoTwoTwo(nn.Module):
-    """Two inputs, two hidden neurons, two outputs; sigmoid everywhere."""
+    """A network with two inputs, two hidden neurons, and two outputs, all with sigmoids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def test_the_network_of_the_blog_has_its_known_values() -> None:
             assert seen[name] == pytest.approx(value, rel=3e-6, abs=1e-7), (module, kind, index, name)
 
 
-# --- What the user adds ---------------------------------------------------------------------------------------------
+# --- Additions by the user ------------------------------------------------------------------------------------------
 
 
 def test_an_observed_tensor_and_its_gradient_are_taps() -> None:

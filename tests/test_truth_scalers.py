@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Gradients under a loss scale are divided by the scale at the time, in every kind of step."""
+"""In every kind of step, gradients under a loss scale are divided by the scale of that moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _skipped(watcher: hookcore.Watcher) -> list[int]:
 def _train(
     model: nn.Module, skipped: Iterable[int], steps: int, micro_batches: int = 1, optimizer: Any = None
 ) -> list[list[Tensor]]:
-    """Train under a scaler that skips some steps, although the gradients of outputs are finite."""
+    """Train with a scaler that skips some steps although the gradients of outputs are finite."""
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
     optimizer, truth = optimizer or sgd(model.parameters()), []
     for step in range(steps):

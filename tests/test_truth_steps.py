@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""What belongs to one step: micro-batches, loss scales, checkpoints, failed passes, threads."""
+"""The contents of a step: micro-batches, loss scales, checkpoints, failed passes, threads."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_graph_with_two_backward_passes_gives_its_gradient_twice() -> None:
 
 
 def _scaled(clip: float | None, skip: bool) -> tuple[list[dict[Key, dict[str, float]]], list[dict[Key, Tensor]], Any]:
-    """Return steps under a GradScaler, and the unscaled computation of each step that was taken."""
+    """Return steps with a GradScaler, and the unscaled computation of each step that wasn't skipped."""
     seed_all()
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), noise(5, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -230,7 +230,7 @@ def test_a_failed_forward_or_backward_leaves_no_number() -> None:
 
 
 class Refuses(nn.Module):
-    """Passes on what it gets, unless there are too many rows."""
+    """Returns its input, and raises if there are too many rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > 4:
@@ -250,7 +250,7 @@ def _repeated(how: str, settings: dict[str, Any]) -> tuple[list[dict[Key, dict[s
         for _ in range(3):
             with contextlib.suppress(MemoryError, RuntimeError):
                 loss = mean_square(call(x if how != "in the backward pass" else x[:4]))
-                torch.autograd.backward(loss, torch.ones(7))  # of another shape than the loss
+                torch.autograd.backward(loss, torch.ones(7))  # its shape differs from the loss
             optimizer.zero_grad()
             mean_square(call(x[:4])).backward()
             optimizer.step()
@@ -275,7 +275,7 @@ def test_calls_have_the_same_numbers_if_a_forward_pass_failed_before_and_was_rep
     for stats in steps:
         assert {key[3] for key in stats} == {0}
         assert stats["", "output_grad", "", 0]["parts"] == 1
-        if how != "compiled":  # of the failed pass, what was computed is there
+        if how != "compiled":  # the values computed before the failure are there
             assert stats["0", "output", "", 0]["parts"] == 2
             assert stats["0", "output_grad", "", 0]["parts"] == stats["2", "output", "", 0]["parts"] == 1
 
@@ -361,7 +361,7 @@ def test_calls_inside_torch_func_do_not_shift_the_numbers_of_the_others(first: s
 
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
-    """Make threads switch a hundred times as often as usual."""
+    """Let threads switch a hundred times as often as usual."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(interval / 100)
     yield
@@ -370,7 +370,7 @@ def hasty_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("hasty_threads")
 def test_no_gradient_is_compared_while_several_threads_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch writes gradients without the interpreter lock, so reading one of another thread can crash the process."""
+    """torch writes gradients without the interpreter lock, so reading another thread's can crash the process."""
     model, other = (nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)) for _ in range(2))
     inputs, second = noise(5, 6), threading.Barrier(2)
     with watch(server=None) as watcher:
@@ -394,7 +394,7 @@ def test_no_gradient_is_compared_while_several_threads_train(monkeypatch: pytest
                     second.wait()
                 loss.backward()
                 optimizer.step()
-                optimizer.step()  # late: without a new gradient
+                optimizer.step()  # late, and without a new gradient
 
         threads = [threading.Thread(target=train, args=(each,)) for each in (model, other)]
         for thread in threads:

@@ -1,4 +1,4 @@
-"""A verdict on two runs says what was compared and what couldn't be. Uncompared values are never called equal."""
+"""A verdict on two runs says what was compared and what couldn't be. Values that weren't compared are never equal."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_layer_without_common_steps_is_counted_among_others() -> None:
 def test_merged_steps_are_compared_only_if_both_runs_merged_as_many() -> None:
     every = {step: [1.0, 2.0] for step in range(4000)}
     some = {step: [1.0, 2.0] for step in range(4000) if step % 3}
-    one, two = Store(1 << 20), Store(1 << 20)  # so small that old steps are merged
+    one, two = Store(1 << 20), Store(1 << 20)  # small, so that old steps are merged
     for store, captured in ((one, every), (two, some)):
         for step, values in captured.items():
             store.append(make_frame(step, values, new_taps=TAPS if not store.taps().taps else ()))
@@ -118,7 +118,7 @@ def test_merged_steps_are_compared_only_if_both_runs_merged_as_many() -> None:
 
 
 def test_if_old_steps_were_merged_the_first_difference_is_a_range_of_steps() -> None:
-    one, two = Store(1 << 20), Store(1 << 20)  # so small that old steps are merged
+    one, two = Store(1 << 20), Store(1 << 20)  # small, so that old steps are merged
     for store in (one, two):
         for step in range(4000):
             apart = store is two and step >= 1001

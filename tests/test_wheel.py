@@ -1,4 +1,4 @@
-"""The wheel in a separate environment, in the folder of a user who has an `app.py`: all commands work there."""
+"""All commands work with the wheel in a separate environment, even in a user's folder with an `app.py`."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment with the wheel. All other packages come from this environment, but not the source tree."""
+    """Return an environment with the wheel. All other packages come from this one, but not the source tree."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / version / "site-packages"
     install = ["install", "--no-deps", "--quiet", "--disable-pip-version-check", "--target", packages, wheel]
     subprocess.run([sys.executable, "-m", "pip", *install], check=True)
-    # The folder only: its .pth files, one of which may lead to the source tree, are read for site folders only.
+    # A plain folder, because the .pth files in site folders are read, and one may lead to the source tree.
     (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin" / "python"
 
@@ -85,7 +85,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def _copy_of_the_source(folder: Path) -> Path:
-    """Copy the source: a build leaves folders next to it, and must not find those of another build."""
+    """Copy the source, because a build leaves folders next to it, and must not find those of another build."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         folder.mkdir(exist_ok=True)
         (folder / name).write_bytes((ROOT / name).read_bytes())
@@ -98,7 +98,7 @@ def _copy_of_the_source(folder: Path) -> Path:
 
 
 def _call(python: Path, user: Path, *arguments: str) -> str:
-    """Return the terminal output of a command."""
+    """Run a command, and return its terminal output."""
     done = subprocess.run(
         [python, *arguments],
         cwd=user,

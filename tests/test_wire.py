@@ -1,4 +1,4 @@
-"""Records in transit between processes: they arrive as they were sent, and damaged ones are refused."""
+"""Records in transit between processes: they arrive as they were sent, and damaged ones are rejected."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ events = st.builds(
 
 
 def counted(stats: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return any numbers, but counts in the columns of counts. A row whose count is NaN may contain anything."""
+    """Return any numbers, with counts in the columns of counts. A row whose count is NaN may contain anything."""
     for name in COUNTS:
         column = stats[:, STAT_COLUMN[name]]
         with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""The zoo itself: it is large, and each case, unwatched, always computes the same bits."""
+"""The zoo itself: it is large, and each unwatched case always computes the same bits."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Twin:
 
 
 class TwinHooks:
-    """Plain per-module hooks, without hookcore. They come after the hooks that the module already has.
+    """Plain hooks per module, without hookcore. They run after the hooks that the module already has.
 
     Each output is kept as a copy, and its gradient by `retain_grad`. The model continues with a clone, so that no
     in-place operation can change the tensor that the module returned.
@@ -74,7 +74,7 @@ class TwinHooks:
         return tensor.clone()
 
     def end_backward(self) -> None:
-        """Restart the count of calls at zero."""
+        """Restart counting calls at zero."""
         self._calls.clear()
 
     def close(self) -> Twin:
@@ -108,7 +108,7 @@ def counting_backwards(hooks: TwinHooks) -> Iterator[None]:
 
 
 class OptimizerTwin:
-    """Copies of what an optimizer is about to use and of its result, by torch's own hooks."""
+    """Copies of an optimizer's inputs and of its result, made by torch's own hooks."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

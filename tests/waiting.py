@@ -1,4 +1,4 @@
-"""The only way to wait in a test: for a condition, with a deadline."""
+"""The only way for a test to wait: for a condition, with a deadline."""
 
 from __future__ import annotations
 

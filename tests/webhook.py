@@ -16,7 +16,7 @@ PATH_SECRET = "path-with-a-secret"
 
 @dataclass
 class Webhook:
-    """What has arrived; `status` is the answer to everything."""
+    """Records what arrives. The answer to every request is `status`."""
 
     url: str = ""
     status: int = 200
