@@ -1,1 +1,1 @@
-"""The pages in a real browser: a real server, fed by real trainings. Each test checks that no page reported errors."""
+"""The pages in a real browser, with a real server and real trainings. Each test checks that no page reported errors."""

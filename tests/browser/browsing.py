@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, and the checks for every one of them."""
+"""Pages in a headless browser, with checks that apply to all of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.waiting import wait_for
 
 from . import firefox
 
-CHROMIUM = "/usr/bin/chromium-headless-shell"  # has no windows of its own, which would take a third more time
+CHROMIUM = "/usr/bin/chromium-headless-shell"  # without windows, which would take a third more time
 BROWSERS = ("chromium", "firefox")
-UNABLE = {"has_touch", "java_script_enabled"}  # what WebDriver BiDi doesn't emulate
+UNABLE = {"has_touch", "java_script_enabled"}  # not emulated by WebDriver BiDi
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -41,7 +41,7 @@ SAME_REQUESTS = """() => {
     return before === now;
 }"""
 expect.set_options(timeout=PATIENCE_MS)
-# What browsers say of a server that doesn't answer: Chromium, and Firefox.
+# How Chromium and Firefox report a server that doesn't answer.
 LOST = (
     "ERR_CONNECTION",
     "ERR_EMPTY_RESPONSE",
@@ -93,25 +93,25 @@ class Visit:
         assert answer is not None
 
     def wait_until_started(self) -> None:
-        """Wait until the page's script hears keys; its text is there earlier."""
+        """Wait until the page's script handles keys. The text appears earlier."""
         expect(self.page.locator("#keys")).to_be_visible()
 
     def wait_until_quiet(self) -> None:
         """Wait until no request has been answered for half a second.
 
-        An idle network is another thing: Firefox never reports it of a page with an open socket.
+        This isn't Playwright's idle network, which Firefox never reports for a page with an open socket.
         """
         self.page.wait_for_function(SAME_REQUESTS, polling=QUIET_MS)
 
     def wait_for(self, holds: Callable[[], Any], what: str) -> None:
-        """Wait for what an event of the browser changes, such as the address or a list of requests.
+        """Wait for something that changes with events of the browser, such as the address or a list of requests.
 
         Playwright handles events only while it is called.
         """
         wait_for(lambda: self.page.wait_for_timeout(PAUSE_MS) or holds(), what)
 
     def require_downloads(self) -> None:
-        """Skip the rest in Firefox, which doesn't report downloads by WebDriver BiDi."""
+        """Skip the rest of the test in Firefox, which doesn't report downloads by WebDriver BiDi."""
         browser = self.page.context.browser
         if browser is not None and browser.browser_type.name == "firefox":
             pytest.skip("Debian's Firefox doesn't report downloads to Playwright")
@@ -125,7 +125,7 @@ class Visit:
         """Return the problems that axe-core finds, one per line."""
         source = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
         self.page.evaluate(source)
-        # Descriptions of all nodes that pass take most of the time, and nothing reads them.
+        # Describing all nodes that pass takes most of the time, and nothing reads the descriptions.
         asked = json.dumps({"runOnly": {"type": "tag", "values": AXE_TAGS}, "resultTypes": ["violations"]})
         violations: list[dict[str, Any]] = self.page.evaluate(f"axe.run(document, {asked}).then((a) => a.violations)")
         return [
@@ -162,7 +162,7 @@ def visiting(
 
 
 def listen(visit: Visit, page: Page) -> None:
-    """Record what a page reports."""
+    """Record the errors and requests of a page."""
     page.on("console", lambda told: visit.faults.append(f"console: {told.text}") if told.type == "error" else None)
     page.on("pageerror", lambda error: visit.faults.append(f"error: {error}"))
     page.on("request", lambda asked: _note_host(visit, asked.url))

@@ -19,7 +19,7 @@ Open = Callable[..., AbstractContextManager[Visit]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests in this folder by themselves: the driver of the browser needs the process for itself."""
+    """Keep the tests in this folder separate, because the driver of the browser needs a process for itself."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.browser)
@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Start a server with three runs of 60 steps: `ended`, `bad` (NaN from step 40), and `live`, which continues.
 
-    `live` rests between the tests that ask for its pages: each step costs 40 ms of a core.
+    `live` rests unless a test asks for its pages, because each step takes 40 ms of a core.
     """
     with running(tmp_path_factory.mktemp("site")) as site:
         site.train("ended", "--steps", "60")
@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def empty_site(tmp_path: Path) -> Iterator[Site]:
-    """Return an empty server for this test only, which may be killed."""
+    """Return an empty server for one test, which may kill it."""
     with running(tmp_path) as site:
         yield site
 
@@ -69,7 +69,7 @@ def paths(site: Site) -> Iterator[Callable[[str], dict[str, str]]]:
 
 
 def paths_of(site: Site, name: str) -> dict[str, str]:
-    """Return the addresses of all pages of a run. `live` wakes up."""
+    """Return the addresses of all pages of a run, and wake up `live`."""
     if name == "live":
         site.resting.unlink(missing_ok=True)
     run = site.run(name)["id"]

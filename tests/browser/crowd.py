@@ -1,4 +1,4 @@
-"""A server with what strains a layout: endless names and errors, 2,000 modules, 30 runs, and a run without a step."""
+"""A server whose data strains the layout: long names and errors, 2,000 modules, 30 runs, and a run without steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RUNS: Final = 30
 MODULES: Final = 2_000
 BAD_AT: Final = 40
 LONG: Final = ".".join(("transformer", *(f"a_block_with_a_descriptive_name_{each}" for each in range(6)), "attention"))
-LONGEST: Final = "w" * 200  # no place to wrap
+LONGEST: Final = "w" * 200  # can't be wrapped
 TYPE: Final = "RotaryGroupedQueryAttentionWithSlidingWindowAndSinks"
 ERROR: Final = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
@@ -33,7 +33,7 @@ ERROR: Final = (
 
 
 def fill(site: Site) -> None:
-    """Send everything."""
+    """Send all runs."""
     pin(site, "loss", "loss")
     pin(site, LONGEST[:100], "loss")
     pin(site, LONG[:100], f"validation/a_metric_with_a_long_name/{LONG}/1")
@@ -62,12 +62,12 @@ def fill(site: Site) -> None:
 
 
 def module_of(number: int) -> str:
-    """Return the path of one of many modules, whose names are long, and differ in the middle."""
+    """Return the path of one of many modules, whose long names differ only in the middle."""
     return f"language_model.decoder_with_cross_attention.layers.{number // 8}.attention_{number % 8}.query_projection"
 
 
 def send(site: Site, run: str, paths: list[str], name: str = "") -> None:
-    """Send a run that crashed. One with a name has long texts in all places, and more kinds."""
+    """Send a run that crashed. If it has a name, all its texts are long, and it has more kinds."""
     info = make_info(
         run,
         name=name or run,
@@ -93,7 +93,7 @@ def send(site: Site, run: str, paths: list[str], name: str = "") -> None:
 
 
 def make_media(step: int) -> list[Snapshot]:
-    """Return what a script may log besides numbers, under long names: a text, a table, and what no page can show."""
+    """Return media under long names: a text, a table, and an item that no page can show."""
     table = {"columns": [LONG, "b"], "rows": [[ERROR, LONGEST], [1, None]], "total": 1234567}
     logged = (
         (f"samples/{LONG}", TEXT_TYPE, f"{ERROR}\n{LONGEST}"),
@@ -108,7 +108,7 @@ def make_media(step: int) -> list[Snapshot]:
 
 
 def describe(paths: list[str], kind: str) -> wire.Description:
-    """Return modules of one class, and a hook on each of the first ones."""
+    """Return modules of one class, and hooks on the first ones."""
     source, spy = f"{'models/' * 12}net.py:1234", f"{TYPE}.observe.<locals>.spy"
     modules = tuple(
         ModuleRecord(each, kind, None, 10**9, 10**9, (), (("weight", (8192, 8192)),), source=source) for each in paths

@@ -1,8 +1,8 @@
 """Debian's Firefox, driven by Playwright through WebDriver BiDi: `python -m tests.browser.firefox` is its command.
 
-Playwright switches themes by a command that this Firefox doesn't know yet, and doesn't ask it to reduce motion at all.
-It fills a field by a script, which appends to a number instead of replacing it, and isn't an edit by a user, so that no
-"change" follows. So a relay stands between them: it sets preferences of Firefox, lets Firefox insert the text, and
+Playwright switches themes by a command that this Firefox doesn't know yet, and never asks it to reduce motion.
+It fills fields by a script, which appends to numbers instead of replacing them, and doesn't count as an edit, so no
+"change" event follows. So a relay between the two sets preferences of Firefox, lets Firefox insert the text, and
 passes on everything else.
 """
 
@@ -22,18 +22,18 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection, serve
 
 FIREFOX: Final = "/usr/bin/firefox-esr"
-THEMES: Final = {"dark": 0, "light": 1, None: 2}  # as Firefox counts them; 2 is that of the system
+THEMES: Final = {"dark": 0, "light": 1, None: 2}  # Firefox's numbers; 2 stands for the system's theme
 THEME: Final = "layout.css.prefers-color-scheme.content-override"
 MOTION: Final = "ui.prefersReducedMotion"
-REDUCED: Final = "'prefers-reduced-motion: reduce'"  # a script of the tests, which the relay understands
+REDUCED: Final = "'prefers-reduced-motion: reduce'"  # a script that the tests send, and that the relay understands
 READY: Final = re.compile(r"WebDriver BiDi listening on (ws://\S+)")
 UNKNOWN: Final = "emulation.setMediaFeaturesOverride"
 INSERT: Final = re.compile(r"window\.__pw_bidiInsertText\((\w+)\)")
-OWN_IDS: Final = 10**12  # no command of Playwright has such a number
+OWN_IDS: Final = 10**12  # Playwright's commands never have such numbers
 
 
 def launch(playwright: Playwright, folder: Path) -> Browser:
-    """Launch Firefox. The folder is for its command."""
+    """Launch Firefox by a command that is written into the folder."""
     command = folder / "firefox"
     command.write_text(f'#!/bin/sh\ncd {Path.cwd()} && exec {sys.executable} -m tests.browser.firefox "$@"\n')
     command.chmod(0o755)
@@ -41,12 +41,12 @@ def launch(playwright: Playwright, folder: Path) -> Browser:
 
 
 def reduce_motion(page: Page) -> None:
-    """Let Firefox prefer reduced motion, until the next session."""
+    """Let Firefox prefer reduced motion until the next session."""
     page.evaluate(REDUCED)
 
 
 class Relay:
-    """Between a client and Firefox."""
+    """Passes messages between a client and Firefox."""
 
     def __init__(self, client: ServerConnection, firefox: ClientConnection) -> None:
         self.client, self.firefox = client, firefox
@@ -54,7 +54,7 @@ class Relay:
         self.waiting: dict[int, Callable[[Any], None]] = {}
 
     async def run(self) -> None:
-        """Relay until one of both closes."""
+        """Relay until either side closes."""
         tasks = [asyncio.create_task(self.to_firefox()), asyncio.create_task(self.to_client())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -86,7 +86,7 @@ class Relay:
                 await self.client.send(text)
 
     async def switch_theme(self, command: Any) -> None:
-        """Set Firefox's preference, and answer for it. A new session has a theme, and motion."""
+        """Set Firefox's preference, and answer in its place. A new session starts with a theme, and with motion."""
         await self.prefer({THEME: THEMES[command["params"]["features"].get("prefers-color-scheme")], MOTION: 0})
         await self.client.send(json.dumps({"type": "success", "id": command["id"], "result": {}}))
 
@@ -98,7 +98,7 @@ class Relay:
         await self.ask("script.evaluate", {"expression": script, "target": target, "awaitPromise": False})
 
     async def ask(self, method: str, params: dict[str, Any]) -> Any:
-        """Return the result of a command of our own."""
+        """Send a command of the relay, and return its result."""
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         number = next(self.ids)
         self.waiting[number] = answered.set_result

@@ -34,7 +34,7 @@
     Boolean(element.closest(".quiet-label, .skip, [aria-hidden=true], .toasts, canvas, svg text"));
   const clips = (style, axis) => style[`overflow${axis}`] !== "visible";
 
-  /** The part of a rectangle that the boxes around its element let through. */
+  /** The part of a rectangle that the boxes around its element don't clip. */
   const seen = (element, rect) => {
     let { left, right, top, bottom } = rect;
     for (let at = element; at && at !== document.documentElement; at = at.parentElement) {
@@ -50,7 +50,7 @@
   };
   const isEmpty = ({ left, right, top, bottom }) => right - left < 3 || bottom - top < 3;
 
-  /** The box that a line of text is in: the nearest one that isn't inline. */
+  /** The box around a line of text: the nearest one that isn't inline. */
   const boxOf = (element) => {
     let at = element;
     while (["inline", "contents"].includes(styleOf(at).display)) at = at.parentElement;
@@ -69,12 +69,12 @@
       if (rects.every(({ top }) => Math.abs(top - rects[0].top) < tall)) continue;
       const style = styleOf(box);
       const room = box.clientWidth - Number.parseFloat(style.paddingLeft) - Number.parseFloat(style.paddingRight);
-      if (rects.reduce((sum, { width }) => sum + width, 0) <= room) return word; // else no line has room for it
+      if (rects.reduce((sum, { width }) => sum + width, 0) <= room) return word; // otherwise, no line has room for it
     }
     return null;
   };
 
-  /** Why a text can't be read: its box, or one around it up to the first that scrolls, ends before the text does. */
+  /** Why a text can't be read: its box, or one around it (up to the first that scrolls), ends before the text. */
   const isLost = (element, box, text, slack) => {
     for (let at = box; at !== document.body; at = at.parentElement) {
       const style = styleOf(at);

@@ -1,4 +1,4 @@
-"""Pictures of every page, in both themes, wide and narrow: `python -m tests.browser.screens FOLDER`."""
+"""Takes pictures of every page, in both themes, wide and narrow: `python -m tests.browser.screens FOLDER`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def take(site: Site, run: str, only: str, folder: Path) -> None:
 
 
 def _show_all(page: Page) -> None:
-    """Scroll through the page once, because parts out of sight are not drawn."""
+    """Scroll through the page once, because parts out of view aren't drawn."""
     height = page.evaluate("document.documentElement.scrollHeight")
     for top in range(0, height, 600):
         page.evaluate(f"scrollTo(0, {top})")

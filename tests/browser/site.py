@@ -67,7 +67,7 @@ class Site:
             return json.load(answer)
 
     def run(self, name: str, steps: int = 1, state: str = "") -> dict[str, Any]:
-        """Return the run of a training when it has made this many steps (and has that state)."""
+        """Wait until a training has made this many steps (and has that state), and return its run."""
 
         def look() -> Any:
             for run in self.get("runs")["runs"]:

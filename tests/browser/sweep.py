@@ -34,7 +34,7 @@ def main() -> None:
                     loss.backward()
                     optimizer.step()
             watcher.flush()
-            # What the page is compared with: the loss on samples that no training has seen.
+            # The reference for the page: the loss on samples that no training has seen.
             fresh = torch.randn(4096, 16, generator=torch.Generator().manual_seed(5))
             with torch.no_grad():
                 final = nn.functional.cross_entropy(model(fresh), (fresh @ teacher).argmax(1))

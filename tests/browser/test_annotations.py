@@ -1,4 +1,4 @@
-"""Notes at steps: written by key, and then on the timeline and in charts of every page."""
+"""Notes at steps: written with the keyboard, and shown on the timeline and in the charts of every page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page Board: charts that are pinned on other pages."""
+"""The Board page: charts that were pinned on other pages."""
 
 from __future__ import annotations
 

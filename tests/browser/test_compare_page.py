@@ -74,7 +74,7 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         expect(page.locator("#layer-lines h2")).to_have_text("encoder.layers.1.linear1: rms of activation")
         expect(page.locator("#layer-lines svg").first).to_be_visible()
         expect(page.locator("#loss-lines svg").first).to_be_visible()
-        for name in ("pagehide", "pageshow"):  # the reader leaves the page, and comes back to it
+        for name in ("pagehide", "pageshow"):  # the reader leaves the page, and returns
             page.evaluate(f"dispatchEvent(new PageTransitionEvent('{name}', {{persisted: true}}))")
         expect(page.locator("#layer-lines .main-svg").first).to_be_visible()
         page.locator("select[name=by]").select_option("time")
@@ -124,12 +124,12 @@ def test_a_comparison_of_live_runs_follows_them(browser: Browser, request: pytes
         expect(newest).to_have_text("9")
         page.clock.fast_forward(11_000)
         page.wait_for_timeout(300)
-        assert sum("compare/heatmap?" in url for url in asked) == 1  # the first news of the socket is none
+        assert sum("compare/heatmap?" in url for url in asked) == 1  # the first message of the socket doesn't count
         train(range(10, 20), differs_at=15)
 
         def follows(part: str, shown: Locator, words: str) -> None:
-            """Wait for what a part shows, without the pauses, which are ten times as long as a comparison took."""
-            page.locator(part).evaluate("part => part.scrollIntoView()")  # only what is in view is renewed
+            """Wait for the contents of a part, without the pauses, which are ten times as long as a comparison."""
+            page.locator(part).evaluate("part => part.scrollIntoView()")  # only parts in view are updated
             tab.wait_for(
                 lambda: page.clock.fast_forward(61_000) or words in (shown.text_content() or ""), f"{part}: {words}"
             )

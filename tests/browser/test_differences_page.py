@@ -1,4 +1,4 @@
-"""The page Differences in a browser: it keeps the steps of other pages, and a choice is sent at once."""
+"""The Differences page in a browser: it keeps the steps of other pages, and sends a choice at once."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_a_saved_step_is_explained_at_a_click(visit: Open, paths: Paths) -> None
         cause = tab.page.locator("#detail .capsule")
         expect(cause).to_contain_text("Step 40 was")
         explain = cause.get_by_role("button", name="Explain", exact=True)
-        if explain.count():  # the page of the incident may have done it already
+        if explain.count():  # the incident's page may already have done it
             explain.click()
         expect(cause).to_contain_text("weight encoder.layers.1.linear1.weight already had", timeout=60_000)
         expect(cause).to_contain_text("was replayed")

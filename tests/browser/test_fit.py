@@ -1,4 +1,4 @@
-"""Every page at three widths and in both themes: what doesn't fit is measured in the browser."""
+"""Every page at three widths and in both themes: the browser measures what doesn't fit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .site import running
 
 WIDTHS = (1920, 1440, 390)
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-HEIGHT = 3000  # nothing is out of sight, so that everything is drawn
+HEIGHT = 3000  # nothing is out of view, so everything is drawn
 MEASURE = (Path(__file__).parent / "fit.js").read_text("utf-8").strip().rstrip(";")
 PAINTED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 SETTLE_MS = 150
-PATIENCE = 12  # looks, before what is found counts
+PATIENCE = 12  # the number of looks before misfits count
 OF_A_RUN = (
     "", "model", "flow", "layer", "layer?module={module}", "histograms", "differences", "tensors?module={module}",
     "media", "board", "system", "hooks", "events", "ranks",
@@ -67,7 +67,7 @@ FINE = (
 
 @pytest.fixture(scope="module")
 def crowded(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
-    """Return one tab for all pages, whose cache has the scripts."""
+    """Return one tab for all pages, with the scripts in its cache."""
     with running(tmp_path_factory.mktemp("crowd")) as site:
         fill(site)
         with visiting(browser, site.url) as tab:
@@ -96,7 +96,7 @@ def test_the_measure_finds_no_fault_in_what_can_be_read(browser: Browser) -> Non
 
 
 def misfits(page: Page) -> list[str]:
-    """Return what doesn't fit, when the page has settled."""
+    """Wait until the page has settled, and return what doesn't fit."""
     found: list[str] = page.evaluate(MEASURE)
     for _ in range(PATIENCE):
         if not found:
@@ -107,7 +107,7 @@ def misfits(page: Page) -> list[str]:
 
 
 def check(tab: Visit, path: str, opened: Callable[[Page], None] | None = None) -> None:
-    """Open a page once, and look at it at all widths and in both themes. A theme needs no time to settle."""
+    """Open a page once, and check it at all widths and in both themes. A new theme needs no time to settle."""
     tab.faults, tab.forgiven = [], ("status of 404",)
     page, found = tab.page, list[str]()
     for place, width in enumerate(WIDTHS):

@@ -198,7 +198,7 @@ def test_the_table_of_layers_follows_the_run_and_the_controls(visit: Open, paths
         tab.page.locator("select[name=act]").select_option("mean")
         expect(table.locator("thead")).to_contain_text("activation mean")
         tab.page.locator("#follow").click()
-        table.scroll_into_view_if_needed()  # only what is in view is up to date
+        table.scroll_into_view_if_needed()  # only parts in view are up to date
         expect(table.locator("h2")).to_have_text(re.compile(r"step \d"))
 
 

@@ -1,4 +1,4 @@
-"""Following a tensor: snapshots come by themselves while the page is open, and end with it."""
+"""Following a tensor: snapshots arrive as long as the page is open, and end with it."""
 
 from __future__ import annotations
 

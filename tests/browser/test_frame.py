@@ -224,7 +224,7 @@ def test_a_dead_server_is_reported_and_the_page_continues_when_it_is_back(browse
         empty_site.start()
         expect(banner).to_be_hidden()
         expect(tab.page.locator("#status")).to_have_class("pill live")
-        chart.scroll_into_view_if_needed()  # the click has scrolled it out of sight, where nothing is drawn
+        chart.scroll_into_view_if_needed()  # the click has scrolled it out of view, where nothing is drawn
         expect(chart.locator(".plot-legend")).to_contain_text("lr")
 
 
@@ -234,7 +234,7 @@ def test_the_removal_of_a_run_is_reported_on_its_open_page(browser: Browser, emp
     with visiting(browser, empty_site.url) as tab:
         tab.goto(f"runs/{run}/hooks")
         expect(tab.page.locator("#status")).to_have_class("pill ended")
-        tab.forgiven = ("404",)  # parts of the page that request the run once more
+        tab.forgiven = ("404",)  # parts of the page that request the run again
         tab.page.evaluate(f"fetch('api/v1/runs/{run}', {{method: 'DELETE'}})")
         expect(tab.page.locator("#banner")).to_contain_text("was removed")
 

@@ -1,4 +1,4 @@
-"""The heatmap module by itself: what it shows of thousands of layers, and how it responds to input."""
+"""The heatmap module by itself: its picture of thousands of layers, and its response to input."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_pointing_at_a_pixel_that_many_layers_share_names_the_worst_of_them(visi
         make(tab.page, rows=5000, steps=300, nanRow=2345, nanStep=250)
         x, y = tab.page.evaluate("probe.nanPixels()[0]")
         left, top = corner(tab.page)
-        tab.page.mouse.move(left + x + 0.4, top + y + 0.4)  # Firefox gets whole pixels
+        tab.page.mouse.move(left + x + 0.4, top + y + 0.4)  # Firefox rounds to whole pixels
         tip = tab.page.locator(".tip:visible")
         words = tip.inner_text()
         assert "layers.146.m9 (Linear)" in words

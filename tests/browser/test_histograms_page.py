@@ -26,7 +26,7 @@ COLORS = """(place) => {
 
 
 def drawn(page: Page, place: int = 0) -> set[str]:
-    """Return the colors of a tile when it has many."""
+    """Wait until a tile has many colors, and return them."""
     return set(wait_for(lambda: len(found := page.evaluate(COLORS, place)) > 12 and found, f"tile {place} is drawn"))
 
 
@@ -114,7 +114,7 @@ def test_the_arrow_keys_read_the_values_of_every_view(visit: Open, paths: Paths,
             said.add(tab.page.locator("#announcer").text_content())
         assert len(said) == 3
         assert tab.axe() == []
-        tab.page.get_by_label("Step", exact=True).fill("30")  # of a held page, they are those of its step
+        tab.page.get_by_label("Step", exact=True).fill("30")  # on a held page, they are those of its step
         tab.page.keyboard.press("Enter")
         expect(tab.page.locator("#status-words")).to_have_text(re.compile("held at step 30"))
         canvas.focus()

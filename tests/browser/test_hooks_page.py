@@ -1,4 +1,4 @@
-"""The Hooks page: what is captured, why not, and switching it while a training runs."""
+"""The Hooks page: what is captured, why other modules aren't, and changes during a training."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_another_stat_changes_chart_table_and_address(visit: Open, paths: Paths)
         tab.goto(paths("bad")["incident"])
         tab.page.locator("select[name=stat]").select_option("norm")
         tab.page.wait_for_url(re.compile("stat=norm"))
-        tab.page.locator("#tensors").scroll_into_view_if_needed()  # what is out of sight waits
+        tab.page.locator("#tensors").scroll_into_view_if_needed()  # parts out of view wait
         expect(tab.page.locator("#tensors thead >> nth=0")).to_contain_text("norm, step 39")
         tab.page.reload()
         expect(tab.page.locator("select[name=stat]")).to_have_value("norm")
@@ -51,7 +51,7 @@ def test_the_saved_step_is_explained_here_too(visit: Open, paths: Paths) -> None
         cause = tab.page.locator("#cause")
         expect(cause).to_contain_text("Step 40 was", timeout=90_000)  # another page may have asked for its replay
         explain = cause.get_by_role("button", name="Explain", exact=True)
-        if explain.count():  # the page Events may have done it already
+        if explain.count():  # the Events page may already have done it
             explain.click()
         expect(cause).to_contain_text("weight encoder.layers.1.linear1.weight already had", timeout=60_000)
 
@@ -74,7 +74,7 @@ def test_it_fits_a_phone_passes_axe_and_needs_no_script(visit: Open, paths: Path
         assert tab.axe() == [], "light, on a desk"
         tab.page.emulate_media(color_scheme="dark")
         tab.page.set_viewport_size({"width": 390, "height": 844})
-        # The chart follows some frames later.
+        # The chart is updated some frames later.
         tab.page.wait_for_function("() => document.documentElement.scrollWidth <= 390")
         tab.wait_until_quiet()
         assert tab.axe() == [], "dark, on a phone"

@@ -176,7 +176,7 @@ def test_the_distributions_are_drawn_when_they_become_visible(visit: Open, paths
     with visit() as tab:
         page = tab.page
         canvases = page.locator("#histograms canvas")
-        # A browser may ask before it scrolls: what is almost in view counts as visible.
+        # The page may request it before scrolling, because parts almost in view count as visible.
         with page.expect_response(re.compile(r"api/v1/histograms"), timeout=PATIENCE_MS) as answer:
             tab.goto(paths("ended")["layer"])
             expect(canvases).to_have_count(3, timeout=PATIENCE_MS)
@@ -197,7 +197,7 @@ def test_the_newest_values_of_a_live_run_appear_by_themselves(visit: Open, paths
         step = tab.page.locator("#values tbody tr").first.locator("td").first
         step.scroll_into_view_if_needed()
         before = step.inner_text()
-        # On a busy machine, the page asks less often.
+        # On a busy machine, the page requests data less often.
         expect(step).not_to_have_text(before, timeout=1000 * PATIENCE_S)
 
 
@@ -215,7 +215,7 @@ def test_charts_say_that_the_dashboard_is_away_and_fill_when_it_is_back(visit: O
         with tab.page.expect_request("**/api/v1/series?*"):
             tab.page.get_by_label("Smoothing").select_option("20")
         tab.page.wait_for_timeout(200)
-        expect(tab.page.locator("#charts .plot-legend").first).to_contain_text("mean")  # what it has is still true
+        expect(tab.page.locator("#charts .plot-legend").first).to_contain_text("mean")  # its data is still correct
 
 
 def test_hooks_of_the_module_or_their_absence_are_shown(visit: Open, paths: Paths) -> None:
@@ -226,7 +226,7 @@ def test_hooks_of_the_module_or_their_absence_are_shown(visit: Open, paths: Path
 
 def test_channels_are_captured_on_request_and_shown_by_channel_and_step(visit: Open, paths: Paths, site: Site) -> None:
     run = site.run("live")["id"]
-    module = "encoder.layers.0.linear1"  # no other test reads its charts, which have one of probes from now on
+    module = "encoder.layers.0.linear1"  # no other test reads its charts; from now on, they include one of probes
     label = f"{module} probe [channel_rms]"
     with visit() as tab:
         tab.goto(f"{paths('live')['layers']}?module={module}")

@@ -1,4 +1,4 @@
-"""The page Model: the picture, its steps, its drawer, and all of it by keyboard."""
+"""The Model page: the picture, its steps, its drawer, and the use of all this by keyboard."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_box_opens_the_drawer_with_what_the_server_knows(visit: Open, paths: P
         drawer.get_by_role("link", name="Open layer").focus()
         page.keyboard.press("Escape")
         expect(page.locator(".model-pad")).to_be_focused()
-        page.locator("#boxes").get_by_role("link", name="features.1").click()  # the names in the table do the same
+        page.locator("#boxes").get_by_role("link", name="features.1").click()  # names in the table do the same
         expect(drawer.locator("h2")).to_have_text("features.1")
         assert "box=features.1" in page.url
         page.go_back()

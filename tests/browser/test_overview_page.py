@@ -1,4 +1,4 @@
-"""The Overview page: drawn early, live without disturbing the reader, with a link from every part."""
+"""The Overview page: drawn early, live without disturbing the reader, and with a link from every part."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_paused_page_does_not_change(visit: Open, paths: Paths) -> None:
         )
         tab.page.locator("#follow").click()
         expect(tab.page.locator("#status")).to_contain_text("paused")
-        tab.page.wait_for_function("() => window.held")  # the figures of the step that it is held at, requested last
+        tab.page.wait_for_function("() => window.held")  # the figures of the held step, which are requested last
         before = _newest(tab.page)
         tab.page.wait_for_function(
             "() => /[3-9] new steps|\\d\\d new steps/.test(document.querySelector('#status').innerText)"

@@ -1,4 +1,4 @@
-"""The palette: every action, page, layer, and run, found by typing."""
+"""The palette finds every action, page, layer, and run as you type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interactive charts: what they show, how they are read and used, and their exports."""
+"""Interactive charts: what they show, how readers use them, and their exports."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .conftest import Open
 from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
-BAD_AT = 40  # from this step on, there are NaNs in the run "bad"
-# Without the width of the line, which Firefox counts with its corners.
+BAD_AT = 40  # from this step on, the run "bad" has NaN
+# Without the line's width, which Firefox includes with its corners.
 BOX = """(where) => {
   const path = document.querySelector(where);
   const { x, y, width, height } = path.getBBox();
@@ -72,7 +72,7 @@ def area(page: Page, figure: str) -> tuple[float, float, float, float]:
 
 
 def drag(page: Page, figure: str, begin: float, end: float) -> None:
-    """Drag from one share of a chart's width to another."""
+    """Drag between two positions, given as shares of a chart's width."""
     left, top, width, height = area(page, figure)
     page.mouse.move(left + begin * width, top + height / 2)
     page.mouse.down()
@@ -160,7 +160,7 @@ def test_a_log_axis_shows_values_and_no_exponents(visit: Open, paths: Paths) -> 
         page.keyboard.press("l")
         expect(page.locator("#layer-tools [name=y]")).to_have_value("log")
         assert "y=log" in page.url
-        # The output has negative values, so its log axis has both signs.
+        # The output has negative values, so its logarithmic axis has both signs.
         expect(page.locator(f"{VALUES} .ytick text").first).not_to_have_text(before[0])
         signed = [float(text.replace(",", "")) for text in ticks(page, VALUES)]
         assert min(signed) < 0 < max(signed)
@@ -188,12 +188,12 @@ def test_zooming_one_chart_zooms_all_and_holds_the_page(visit: Open, paths: Path
         expect(page.locator("#follow")).to_have_attribute("data-does", "live")
         for figure in page.locator("#charts figure").all():
             name = f"#{figure.get_attribute('id')}"
-            page.locator(name).scroll_into_view_if_needed()  # charts out of sight are drawn when they become visible
+            page.locator(name).scroll_into_view_if_needed()  # charts out of view are drawn when they become visible
             expect(page.locator(f"{name} .main-svg").first).to_be_attached()
             shown = f"document.querySelector('{name} .js-plotly-plot').layout.xaxis.range"
             wait_for(lambda shown=shown: page.evaluate(shown) == [first - 0.5, last + 0.5], f"{name} shows these steps")
         page.locator("#follow").click()
-        expect(page).not_to_have_url(re.compile("steps="), timeout=PATIENCE_MS)  # the usual ones of a live run
+        expect(page).not_to_have_url(re.compile("steps="), timeout=PATIENCE_MS)  # the default for a live run
 
 
 def test_the_pointed_step_is_marked_in_every_chart(visit: Open, paths: Paths) -> None:
@@ -219,7 +219,7 @@ def test_non_finite_values_are_marked_at_the_bottom_and_break_the_line(visit: Op
         assert marks["x"] == list(range(BAD_AT, 60))
         assert marks["marker"]["symbol"] == "x-thin"
         line = page.evaluate(f"{plot}.data.find((trace) => trace.name === 'mean').y")
-        # In the first bad step, one of its channels was NaN. The finite part is shown and marked.
+        # In the first bad step, one of its channels was NaN. The chart shows the finite part, marked.
         assert all(value is not None for value in line[: BAD_AT + 1])
         assert line[BAD_AT + 1 :] == [None] * 19
         expect(page.locator(f"{VALUES} .plot-legend")).to_contain_text("NaN in this span")

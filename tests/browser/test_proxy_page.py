@@ -1,4 +1,4 @@
-"""A page in a browser that reaches the server only through nginx, below a prefix and over TLS."""
+"""Pages in a browser that reaches the server only through nginx, with a path prefix and TLS."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _link(proxy: Proxied) -> str:
 
 def test_a_browser_logs_in_through_a_proxy_and_sees_new_data(browser: Browser, tmp_path: Path) -> None:
     with proxied(tmp_path) as proxy:
-        name = f"far-{uuid4().hex[:8]}"  # saved runs of another try have other names
+        name = f"far-{uuid4().hex[:8]}"  # saved runs of other tries have other names
         arguments = (proxy.url, "--name", name, "--pause", "0.1")
         trainer = start(TRAINER, *arguments, environment=proxy.environment, log=tmp_path / "trainer.log")
         try:
@@ -33,7 +33,7 @@ def test_a_browser_logs_in_through_a_proxy_and_sees_new_data(browser: Browser, t
                 tab.page.goto(_link(proxy))
                 expect(tab.page).to_have_url(f"{proxy.url}/")
                 row = tab.page.get_by_role("link", name=name).first
-                expect(row).to_be_visible(timeout=60_000)  # without reloading, when the training has started
+                expect(row).to_be_visible(timeout=60_000)  # without reloading, once the training has started
                 row.click()
                 expect(tab.page.locator("#status.live")).to_be_visible()
                 newest = "() => Number(document.querySelector('[data-newest]').dataset.newest)"

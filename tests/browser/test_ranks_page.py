@@ -1,4 +1,4 @@
-"""The page Ranks and the picker of ranks in a browser."""
+"""The Ranks page and the picker of ranks in a browser."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_map_is_read_by_pointer_and_keyboard(browser: Browser, server: Serve
         expect(tab.page.locator("#rank-map .plot")).to_have_attribute("style", re.compile("--heat-height"))
         tip = tab.page.locator(".tip")
         pad.focus()
-        for key in ("ArrowDown", "ArrowDown", "ArrowLeft"):  # the first key begins at rank 0, step 9
+        for key in ("ArrowDown", "ArrowDown", "ArrowLeft"):  # the first key starts at rank 0, step 9
             pad.press(key)
         expect(tip).to_have_text(re.compile(r"rank 1\s*step 8 .* 0\.5"))
         pad.press("Enter")

@@ -45,7 +45,7 @@ def test_typing_filters_the_list_and_changes_the_url(visit: Open) -> None:
         tab.goto("")
         tab.page.keyboard.press("/")
         tab.page.keyboard.type("ended")
-        expect(tab.page.locator("tr[data-run]")).to_have_count(2)  # one has that name; all ended ones have that state
+        expect(tab.page.locator("tr[data-run]")).to_have_count(2)  # one has that name; all that ended have that state
         tab.page.keyboard.press("Escape")
         expect(tab.page.locator("tr[data-run]")).to_have_count(3)
         tab.page.locator("#search").fill("nothing of that kind")
@@ -268,7 +268,7 @@ def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> N
         page.keyboard.press("Escape")
         expect(page.locator("#columns form")).to_be_hidden()
         heights = page.evaluate("[...document.querySelectorAll('tr[data-run]')].map(row => row.offsetHeight)")
-        assert max(heights) < 50  # one line, however long the names and values are
+        assert max(heights) < 50  # one line, however long names and values are
         tab.goto("")
         page.wait_for_function(f"() => {headings}.includes(',lr,accuracy,Tags,path,')")
         page.locator("#columns summary").click()

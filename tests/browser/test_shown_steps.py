@@ -1,4 +1,4 @@
-"""The steps that a page shows: all of a finished run, the same ones on every page, and one step in all its parts."""
+"""The steps that a page shows: all of a finished run, the same on every page, and the held step in all its parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = 700
 
 @pytest.fixture(scope="module")
 def visit(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Open tabs of a site with one finished run that has more steps than a live page shows.
+    """Return a function that opens tabs of a site with a finished run, which has more steps than a live page shows.
 
     At each step, its loss is 10,000 minus the step, and its means are the step.
     """
@@ -85,7 +85,7 @@ def test_a_held_page_shows_one_step_in_cards_scalars_table_and_status(visit: Ope
         legend = tab.page.locator("#chart .plot-legend")
         expect(legend).to_have_text(
             re.compile(r"^step 120\s*loss\s*9,880$")
-        )  # of this step, though points have several
+        )  # of this step, although each point has several
         expect(tab.page.locator("#figure-loss .value")).to_have_text("9,880")
         expect(tab.page.locator("#scalar-loss data")).to_have_text("9,880")
         expect(tab.page.locator("#values tbody tr").first.locator("td").nth(2)).to_have_text("120")
@@ -93,6 +93,6 @@ def test_a_held_page_shows_one_step_in_cards_scalars_table_and_status(visit: Ope
         tab.page.keyboard.press("Shift+ArrowLeft")
         expect(tab.page.locator("#figure-loss .value")).to_have_text("9,890")
         expect(legend).to_have_text(re.compile(r"^step 110\s*loss\s*9,890$"))
-        # Parts out of sight are updated when they become visible.
+        # Parts out of view are updated when they become visible.
         tab.page.locator("#values h2").scroll_into_view_if_needed()
         expect(tab.page.locator("#values tbody tr").first.locator("td").nth(2)).to_have_text("110")

@@ -1,4 +1,4 @@
-"""The page's connection: a server that dies and returns, a hidden tab, several tabs."""
+"""A page's connection: a server that dies and returns, a hidden tab, and several tabs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_restart_of_a_killed_server_leaves_no_gap(own_tab: Visit, empty_site: 
     becomes(page, "seen.stream.state === 'waiting' && seen.stream.retryAt > 0")
     empty_site.start()
     wait_for_step(page, before + 40)
-    becomes(page, "seen.columns.length > 4")  # the steps that waited for the server arrived in few columns
+    becomes(page, "seen.columns.length > 4")  # the steps that were waiting for the server arrived in few columns
     assert holes(page) == [], "the trainer sends again what was not on disk yet"
     events = empty_site.get(f"events?run={empty_site.run('live')['id']}&name=reconnected")["events"]
     assert [event["message"] for event in events] == ["the server was restarted and lost nothing"]

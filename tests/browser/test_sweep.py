@@ -1,4 +1,4 @@
-"""A newcomer finds the best setting of a sweep of eight real trainings, by clicks on the Runs page alone."""
+"""A new user finds the best setting in a sweep of eight real trainings by clicks on the Runs page alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tab(browser: Browser, swept: tuple[Site, dict[tuple[float, int], float]]) ->
 
 
 def cells_of_first_row(page: Page) -> dict[str, str]:
-    """Return the first row as a reader sees it: the words of its cells by those of the headings."""
+    """Return the first row as a reader sees it: the texts of its cells by heading."""
     script = """() => {
         const heads = [...document.querySelectorAll("thead th, thead td")].map((each) => each.innerText.trim());
         const cells = document.querySelector("tr[data-run]").children;
@@ -93,7 +93,7 @@ def test_groups_say_which_learning_rate_is_best_and_the_charts_have_its_mean_and
     }
     assert min(values, key=lambda rate: values[rate]) == best_of(losses)[0]
     assert tab.axe() == []
-    page.reload()  # the address says it all
+    page.reload()  # the address contains all of it
     expect(legend.filter(has_text="lr ")).to_have_count(len(RATES))
 
 
@@ -158,7 +158,7 @@ def test_a_view_is_saved_and_opened_again(tab: Visit, swept: tuple[Site, dict[tu
     expect(page.locator(".toast")).to_contain_text("Replaced the view by rate.")
     page.get_by_role("button", name="Undo").click()
     wait_for(lambda: "group=lr" in json.dumps(swept[0].get("views")), "the view is what it was")
-    page.evaluate("localStorage.setItem('hookcore-columns', 'seed')")  # another browser's memory
+    page.evaluate("localStorage.setItem('hookcore-columns', 'seed')")  # a browser that remembers something else
     tab.goto("")
     page.locator("#views summary").click()
     page.get_by_role("link", name="by rate").click()

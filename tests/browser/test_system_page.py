@@ -1,4 +1,4 @@
-"""The page System in a browser: charts of real samples, live and held, and the way to it from the Overview."""
+"""The System page in a browser: charts of real samples, live and held, and the link from the Overview."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .test_every_page import Paths
 
 @pytest.fixture(scope="module")
 def gpus(site: Site) -> dict[str, Any]:
-    """Return a run whose trainer believes in two GPUs."""
+    """Return a run whose trainer seems to have two GPUs."""
     site.train("gpus", "--gpus", "--steps", "60", "--pause", "0.05")
     return site.run("gpus", 60, "ended")
 
@@ -66,7 +66,7 @@ def test_a_held_page_has_the_values_of_its_step(visit: Open, gpus: dict[str, Any
         expect(newest).to_contain_text(f"Sampled in step {sampled[1]}.")
         tab.goto(f"runs/{gpus['id']}/system?steps=0-{int(sampled[1])}")
         drawn = tab.page.locator("#chart-cpu")
-        drawn.scroll_into_view_if_needed()  # charts are drawn when they are seen
+        drawn.scroll_into_view_if_needed()  # charts are drawn when they come into view
         expect(drawn.locator(".js-plotly-plot")).to_be_visible()
         tab.page.get_by_role("navigation", name="Pages").get_by_role("link", name="Overview").click()
         expect(tab.page).to_have_url(re.compile(rf"steps=0-{sampled[1]}"))
@@ -81,7 +81,7 @@ def test_a_live_run_brings_new_samples_by_itself(visit: Open, paths: Paths) -> N
         expect(newest).to_contain_text("sampled up to step")
         before = newest.locator("> p").first.inner_text()
         drawn = tab.page.locator("#chart-memory")
-        drawn.scroll_into_view_if_needed()  # charts are drawn when they are seen
+        drawn.scroll_into_view_if_needed()  # charts are drawn when they come into view
         expect(drawn.locator(".js-plotly-plot")).to_be_visible()
         step = drawn.inner_text()
         expect(newest.locator("> p").first).not_to_have_text(before, timeout=20_000)

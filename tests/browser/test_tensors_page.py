@@ -1,4 +1,4 @@
-"""The Tensors page: a tensor is requested, arrives, and is inspected; attention over all layers."""
+"""The Tensors page: a tensor is requested, arrives, and is inspected; attention across all layers."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_two_snapshots_are_shown_next_to_each_other_on_one_scale(
         tab.goto(f"{paths('live')['tensors']}?snapshot={number}&module=head&kind=param&index=weight")
         expect(tab.page.locator("select[name=index] option")).to_have_count(2)
         tab.page.click("#ask-button")
-        # The new one is chosen a moment after it is in the list, and a comparison of before would end then.
+        # The page selects the new snapshot a moment after listing it, which would end a comparison begun before.
         expect(tab.page).not_to_have_url(re.compile(f"snapshot={number}"))
         expect(tab.page.locator("#kept .button", has_text="Compare").first).to_be_visible()
         tab.page.locator("#kept .button", has_text="Compare").first.click()

@@ -1,4 +1,4 @@
-"""The timeline under the header: pointer, touch, and keys, in the address, live, and without a script."""
+"""The timeline under the header: by pointer, touch, and keyboard, in the address, live, and without a script."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def visit(browser: Browser, site: Site) -> Open:
 
 
 def place(page: Page, step: float) -> tuple[float, float]:
-    """Return where a step stands on the timeline."""
+    """Return the position of a step on the timeline."""
     box = page.locator("#track").bounding_box()
     assert box is not None
     return box["x"] + box["width"] * (step + 0.5) / STEPS, box["y"] + box["height"] * 0.7
 
 
 def chosen(page: Page, name: str = "steps") -> str:
-    """Return what the address says."""
+    """Return the selection in the address."""
     return str(page.evaluate("(name) => new URLSearchParams(location.search).get(name) ?? ''", name))
 
 
 def ready(page: Page) -> None:
-    """Wait for the script, which makes the handles."""
+    """Wait for the script, which adds the handles."""
     expect(page.get_by_role("slider", name="To step")).to_be_attached()
 
 
@@ -197,7 +197,7 @@ def test_a_mark_opens_its_incident_at_its_step(visit: Open) -> None:
         page.locator("a.mark.error .reach").click()
         page.wait_for_url("**/incident?id=*")
         expect(page.locator("#step-box")).to_have_value("400")
-        expect(page.locator("#range-chip")).to_be_hidden()  # its own steps are the usual ones
+        expect(page.locator("#range-chip")).to_be_hidden()  # its default steps
         page.locator("nav.side a[data-place=flow]").click()
         page.wait_for_url("**/flow?steps=*&step=400")
 
@@ -223,7 +223,7 @@ def test_charts_zoom_on_both_axes_and_say_how_to_undo_it(visit: Open) -> None:
         reset.click()
         expect(reset).to_be_hidden()
         assert chosen(page) == ""
-        tab.goto(RUN)  # with the values of all steps, which come some time after the reset
+        tab.goto(RUN)  # with the values of all steps, which arrive some time after the reset
         expect(figure.locator(".main-svg").first).to_be_visible()
         tab.wait_until_quiet()
         figure.locator(".plot-area").press("+")
@@ -290,7 +290,7 @@ def test_a_finger_chooses_on_a_phone_and_axe_finds_nothing(visit: Open, theme: A
 def test_a_live_timeline_grows_and_nothing_else_of_it_is_replaced(visit: Open, site: Site) -> None:
     with visit() as tab:
         page = tab.page
-        send(site, "going", range(50, 60))  # it may have been lost by now
+        send(site, "going", range(50, 60))  # by now, it may be lost
         tab.goto("runs/going/hooks")
         ready(page)
         expect(page.locator("#range-words")).to_have_text("newest 500 steps")

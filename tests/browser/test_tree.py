@@ -82,7 +82,7 @@ def test_typing_filters_and_an_invalid_expression_keeps_the_last_result(visit: O
         assert page.url.endswith("f=linear1")
         page.locator("#find").fill("linear1 re:(")
         expect(page.locator("#find-problem")).to_contain_text("not a regular expression")
-        expect(grid(page)).to_have_attribute("aria-rowcount", "10")  # three, the six groups they are in, the heading
+        expect(grid(page)).to_have_attribute("aria-rowcount", "10")  # three, their six groups, the heading
         page.locator("#find").fill("nothing at all")
         expect(page.get_by_text("41 modules are hidden")).to_be_visible()
         page.get_by_role("button", name="Clear filter").click()
@@ -144,7 +144,7 @@ def test_a_click_is_about_the_row_that_is_seen(visit: Open, paths: Paths) -> Non
         expect(twist).to_have_text("\u25be")
         shown = names(page)
         behind = shown[shown.index("attention.out_proj") + 1]
-        twist.evaluate(  # both clicks before the next frame
+        twist.evaluate(  # both clicks come before the next frame
             """(twist, path) => {
               const cells = [...document.querySelectorAll(".tree-body .tree-cell")];
               const behind = cells.find(({ title }) => title === path);

@@ -1,9 +1,9 @@
-"""A real training that the page tests watch: a small CNN whose features are read by a small transformer.
+"""A real training for the page tests: a small CNN whose features go into a small transformer.
 
 python -m tests.browser.trainer URL [--name NAME] [--steps N] [--pause SECONDS] [--bad-at STEP] [--gpus] [--rest FILE]
 
 It trains for its number of steps, or forever. `--bad-at` makes one layer's weights NaN at that step. `--gpus`
-pretends that two GPUs are in use. `--rest` makes it slow while the file exists, because nobody looks.
+pretends that two GPUs are in use. `--rest` slows it down while the file exists, because no test looks at it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POSITIONS = [f"r{row} c{column}" for row in range(SIDE - 2) for column in range(
 
 
 class Net(nn.Module):
-    """Takes pictures and returns classes. Has feature maps, attention weights, ReLUs, and a module that never fires."""
+    """Classifies pictures. Has feature maps, attention weights, ReLUs, and a module that never fires."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return pictures with a bright quarter, and which quarter it is."""
+    """Return pictures with one bright quarter, and the number of that quarter."""
     quarters = torch.randint(0, CLASSES, (32,), generator=generator)
     pictures = torch.randn(32, 1, SIDE, SIDE, generator=generator) * 0.3
     half = SIDE // 2
@@ -56,7 +56,7 @@ def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def pause(seconds: float, rest: Path | None) -> None:
-    """Wait for so many seconds, and longer while the file exists."""
+    """Wait for some seconds, and longer while the file exists."""
     time.sleep(seconds)
     until = time.monotonic() + RESTING_S
     while rest is not None and rest.exists() and time.monotonic() < until:

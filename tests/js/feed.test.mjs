@@ -4,7 +4,7 @@ import { Emitter } from "../../app/assets/static/js/emitter.js";
 import { Follow } from "../../app/assets/static/js/follow.js";
 import { Source } from "../../app/assets/static/js/model/source.js";
 
-/** A page of a run that is shown whole, and what it subscribed to. */
+/** A page that shows a whole run, and its subscriptions. */
 function open(held = "") {
   const values = { steps: "all", step: held };
   const state = Object.assign(new Emitter(), {

@@ -7,7 +7,7 @@ import { Finder } from "../../app/assets/static/js/finder.js";
 const box = { textContent: "", className: "", hidden: true };
 globalThis.document = { hidden: false, getElementById: () => box };
 
-/** A page, a finder on it, and the questions that it asks: each is answered by the test. */
+/** A page, a finder on it, and the finder's requests, which the test answers. */
 function start(text = "", more = {}) {
   const state = new Emitter();
   let typed = text;

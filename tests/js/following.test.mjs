@@ -4,7 +4,7 @@ import { Following, MAX_TAKEN } from "../../app/assets/static/js/tensors/followi
 
 const TAP = { module: "a", kind: "output", index: "", call: 0, phase: "train" };
 
-/** A trainer that captures what is asked in its next step. */
+/** A trainer that captures each requested tensor in its next step. */
 function make({ comes = () => true, ask = async () => {} } = {}) {
   const made = { step: 0, asked: [], shown: [], clock: 0, open: 0, mostOpen: 0, polls: 0 };
   made.following = new Following({

@@ -94,7 +94,7 @@ test("what is filled in step by step is what is filled in at once", () => {
       whole_.shape(starts, order);
       whole_.show(span[0], span[1], pixels);
       whole_.fill(columns);
-      // A step that is captured late changes what the skipped ones behind it show only once they are painted again.
+      // A step that is captured late changes the skipped steps after it only when they are painted again.
       for (let cell = live.shown[0] + 1; cell <= live.shown[1]; cell += 1) {
         const touched = Array.from({ length: live.per }, (_, offset) => cell * live.per + offset).some(
           (each) => columns.find(each) >= 0 && columns.last(columns.find(each)) >= each,
@@ -281,7 +281,7 @@ test("badness of what is not sampled is below everything", () => {
   assert.ok(badness(MISSING) < badness(0));
 });
 
-/** A heatmap of one row whose columns are step 4, and steps 8 to 15. */
+/** A heatmap with one row, whose columns are step 4 and steps 8 to 15. */
 function ofMergedSteps(held) {
   const columns = new Columns(1, 4, 8);
   columns.take(column(4, [1]));
@@ -317,7 +317,7 @@ test("a tip says that a value is the largest of several steps", () => {
   assert.match(at(9), /, the mean of these steps$/);
 });
 
-/** Every tenth step from 10 to 50 was captured; steps 60 to 69 are one column by now. */
+/** Every tenth step from 10 to 50 was captured; steps 60 to 69 have been merged into one column. */
 function sparse() {
   const columns = new Columns(1, 10);
   for (const step of [10, 20, 30, 40, 50]) columns.take(column(step, [step]));
@@ -334,9 +334,9 @@ test("a click stops at the captured step before it, or else at the first one, in
   );
   assert.deepEqual(
     [15, 25, 99].map((step) => at(step, [15, 62])),
-    [20, 20, 62], // a column that ends beyond the shown steps counts up to there
+    [20, 20, 62], // a column that ends after the shown steps counts up to their end
   );
-  assert.equal(at(33, [31, 39]), 33); // none of these was captured
+  assert.equal(at(33, [31, 39]), 33); // none of these steps was captured
 });
 
 test("the arrow keys move a heatmap's cursor from captured step to captured step, and Enter holds one", (about) => {
@@ -363,7 +363,7 @@ test("the arrow keys move a heatmap's cursor from captured step to captured step
     moveBy({ key, shiftKey, preventDefault() {}, stopPropagation() {} }, pointing);
     return pointing.at.step;
   };
-  press("Enter"); // where the pointer is
+  press("Enter"); // at the pointer
   assert.deepEqual(picked, [30]);
   assert.deepEqual(
     ["ArrowLeft", "ArrowLeft", "ArrowRight", "ArrowRight", "Home", "ArrowLeft", "End"].map((key) => press(key)),

@@ -5,10 +5,10 @@ import { Emitter } from "../../app/assets/static/js/emitter.js";
 import { applied } from "../../app/assets/static/js/hooks/applied.js";
 import { hooksOf } from "../../app/assets/static/js/hooks/files.js";
 
-/** A server whose trainer has command 7 after some questions, and has these events.
+/** A server whose trainer gets command 7 after some requests, with these events.
  * @param {import("node:test").TestContext} about @param {{name: string, message: string}[]} events
- * @param {{waits?: number, later?: {name: string, message: string}[], states?: string[]}} [how] `later`: events that come
- *   after a question */
+ * @param {{waits?: number, later?: {name: string, message: string}[], states?: string[]}} [how] `later`: events
+ *   that arrive after a request */
 function serve(about, events, { waits = 0, later = [], states = [] } = {}) {
   about.mock.method(globalThis, "setTimeout", (/** @type {() => void} */ go) => queueMicrotask(go));
   let asked = 0;
@@ -43,7 +43,7 @@ test("a refusal is that of the change if it names the same settings and the chan
   const done = { name: "settings-changed", message: "every: 1 -> 2; budget: 0.05 -> null" };
   serve(about, [refused("include"), refused("every"), done]);
   await applied(page, command, () => {});
-  serve(about, [refused("every, budget")], { waits: 1, later: [done] }); // of the reader before
+  serve(about, [refused("every, budget")], { waits: 1, later: [done] }); // from an earlier reader
   await applied(page, command, () => {});
   serve(about, [refused("budget, every")]);
   await assert.rejects(

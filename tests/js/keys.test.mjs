@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { Keys, keyOf } from "../../app/assets/static/js/keys.js";
 import { prefs } from "../../app/assets/static/js/prefs.js";
 
-/** A key press on an element that is within these selectors. */
+/** A key press on an element inside of elements with these selectors. */
 function press(key, { within = [], timeStamp = 0, ...modifiers } = {}) {
   const target = {
     closest: (what) => (within.some((each) => what.split(", ").includes(each) || what.startsWith(each)) ? {} : null),

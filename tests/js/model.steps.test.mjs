@@ -9,7 +9,7 @@ import { Steps } from "../../app/assets/static/js/model/steps.js";
 import { Tree } from "../../app/assets/static/js/model/tree.js";
 import { View } from "../../app/assets/static/js/model/view.js";
 
-/** As much of a state as this needs. */
+/** The part of a page's state that these tests need. */
 class Address extends Emitter {
   defaults = { steps: "all", step: "", speed: "8" };
   /** @type {Record<string, string>} */
@@ -64,7 +64,7 @@ test("the newest captured step is shown, or the held one and nothing else", () =
     [13, true],
     [20, false],
   ]);
-  assert.equal(steps.step, 20); // the columns of a range come from the server; until then the old ones hold
+  assert.equal(steps.step, 20); // the columns of a range come from the server; until then, the old ones stay
 });
 
 test("without a captured step, no step is shown", () => {
@@ -82,10 +82,10 @@ test("it plays from the shown step, begins again at the last one, and holds wher
   assert.deepEqual([steps.playing, follow.held], [true, 0]);
   steps.advance(now + 10);
   assert.equal(steps.step, 0);
-  steps.advance(now + 260); // eight a second
+  steps.advance(now + 260); // eight per second
   assert.equal(steps.step, 20);
   assert.deepEqual(cursor.slice(-1), [20]);
-  steps.play(); // the other time, it stops
+  steps.play(); // the second call stops it
   assert.deepEqual([steps.playing, follow.held, cursor.at(-1)], [false, 20, null]);
   steps.play();
   assert.equal(follow.held, 20);
@@ -121,7 +121,7 @@ test("what was fitted is fitted again, until the reader moves it", () => {
   place.take(arrangedAt([[0, 0]], [400, 200]));
   assert.ok(view.isWhole);
   place.take(arrangedAt([[0, 0]], [4000, 200]));
-  assert.equal(view.scale, 0.62); // names can be read, and all of it can't be seen
+  assert.equal(view.scale, 0.62); // names are readable, but not all of the picture is in view
   place.isMoved = true;
   place.take(arrangedAt([[0, 0]], [400, 200]));
   assert.equal(view.scale, 0.62);

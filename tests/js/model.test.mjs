@@ -145,7 +145,7 @@ test("networks of any shape have a place for each part and line", () => {
         const source = Math.max(0, node - 1 - Math.floor(random() ** 3 * node));
         if (!edges.some(([one, other]) => one === source && other === node)) edges.push([source, node]);
       }
-    if (seed % 5 === 0) edges.push([many - 2, Math.max(1, many - 4)]); // what leads back
+    if (seed % 5 === 0) edges.push([many - 2, Math.max(1, many - 4)]); // an edge that leads back
     assertSound(placed(many, edges), edges);
   }
 });

@@ -19,7 +19,7 @@ import { hit, neighbor, View } from "../../app/assets/static/js/model/view.js";
 import { flopsOf, flopsWords, formsOf } from "../../app/assets/static/js/model/words.js";
 import { Scale } from "../../app/assets/static/js/scale.js";
 
-/** @param {number[]} values NaN and Infinity as they are; undefined is what was not captured */
+/** @param {number[]} values including NaN and Infinity; undefined means not captured */
 const bitsOf = (...values) =>
   Uint32Array.from(values, (value) =>
     value === undefined ? MISSING : new Uint32Array(Float32Array.of(value).buffer)[0],
@@ -100,7 +100,7 @@ test("what isn't finite begins where nothing that went in was bad, forward and b
   const sources = sourcesOf(tree);
   assert.deepEqual(sources[0], []);
   assert.deepEqual(sources[3], [2]);
-  assert.deepEqual(sources[4].sort(), [2, 3]); // with what it adds
+  assert.deepEqual(sources[4].sort(), [2, 3]); // including what it adds
   assert.deepEqual(sources[7], [6]);
   assert.deepEqual(sources[9], [7]);
   const bad = new Set([3, 4, 5, 6, 7, 9]);
@@ -179,7 +179,7 @@ test("the steps play at any speed, and stop at the end", () => {
   assert.equal(player.tick(9000, 80, 100), 99);
   assert.equal(player.playing, false);
   assert.equal(player.tick(9900, 80, 100), 99);
-  assert.deepEqual([beginOf(100, 10), beginOf(100, -1), beginOf(100, 99)], [10, 0, 0]); // at the end it begins again
+  assert.deepEqual([beginOf(100, 10), beginOf(100, -1), beginOf(100, 99)], [10, 0, 0]); // at the end, it starts over
   assert.deepEqual([speedAt(0), speedAt(1), speedAt(2)], [SLOWEST, FASTEST, FASTEST]);
   for (const speed of [0.5, 1, 8, 120]) assert.ok(Math.abs(speedAt(placeOf(speed)) / speed - 1) < 0.2);
   assert.deepEqual([speedWords(1), speedWords(500)], ["1 step a second", "500 steps a second"]);

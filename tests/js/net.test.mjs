@@ -6,7 +6,7 @@ import { decode } from "../../app/assets/static/js/live/frames.js";
 import { waitMs } from "../../app/assets/static/js/live/reconnect.js";
 import { Stream } from "../../app/assets/static/js/live/stream.js";
 
-/** A socket as the server would speak to it. */
+/** A socket that receives what the server would send. */
 class Socket {
   /** @type {any[]} */
   asked = [];

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { mock, test } from "node:test";
 import { Refresh } from "../../app/assets/static/js/live/refresh.js";
 
-/** A page whose clock stands still until a test moves it. */
+/** A page whose clock only the test moves. */
 class World extends EventTarget {
   hidden = false;
   clock = 0;
@@ -180,5 +180,5 @@ test("who chooses other steps doesn't wait for the pause, and who holds a key do
   }
   assert.ok(world.calls >= 4 && world.calls <= 6, `${world.calls} calls`);
   await world.pass(t, 300);
-  assert.equal(world.open.filter(({ signal }) => !signal.aborted).length, 1); // the newest one, of the last key
+  assert.equal(world.open.filter(({ signal }) => !signal.aborted).length, 1); // the newest call, for the last key
 });

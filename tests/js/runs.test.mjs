@@ -52,7 +52,7 @@ test("an axis is logarithmic for values of several magnitudes, and names texts i
   assert.equal(axisOf("same", [3, 3]).at(3), 0.5);
   assert.deepEqual(
     axisOf("loss", [0.9101, 0.9157, 1.365]).ticks.map(({ at }) => at),
-    [0, 1], // the second one would stand on the first
+    [0, 1], // the second label would cover the first one
   );
   const many = axisOf(
     "seed",

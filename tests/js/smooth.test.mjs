@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { ema, leadOf } from "../../app/assets/static/js/plot/smooth.js";
 
-/** The same, computed as it is defined: for each point a sum over all points before it. */
+/** The same, computed by definition: for each point, a sum over all points before it. */
 function reference(steps, values, halfLife) {
   return values.map((value, n) => {
     if (!Number.isFinite(value)) return NaN;
@@ -19,7 +19,7 @@ function reference(steps, values, halfLife) {
   });
 }
 
-/** Numbers that look random and are the same each time. */
+/** Numbers that look random, but are the same in each run. */
 function drawn(many, seed) {
   let state = seed;
   return Array.from({ length: many }, () => ((state = (state * 1103515245 + 12345) % 2147483648) / 2147483648) * 2 - 1);

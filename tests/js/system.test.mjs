@@ -1,4 +1,4 @@
-// The charts of the machine, by what was sampled.
+// The charts of the machine, depending on the samples.
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { lineOf, plansOf } from "../../app/assets/static/js/system/plan.js";

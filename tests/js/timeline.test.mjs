@@ -194,7 +194,7 @@ test("keys move a handle as they move any slider", () => {
   assert.equal(movedBy("a", false), null);
 });
 
-/** A run of which every third step was captured, and a server that sends at most so many of them. */
+/** A run that captured every third step, and a server that sends at most this number of steps. */
 function server(newest, most = 2000) {
   const asked = [];
   const ask = async (_path, { from = 0, to = newest }) => {

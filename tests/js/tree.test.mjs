@@ -5,7 +5,7 @@ import { closedBut, compare, fold, grow, nodesOf, rowsOf, worstBelow } from "../
 const all = { closed: new Set(), test: () => true, sort: null };
 const paths = (shown) => shown.rows.map(({ node }) => node.path);
 
-/** A model as torch lists it: parents first. */
+/** A model in torch's order: parents first. */
 function random(seed, size = 60) {
   const next = () => (seed = (seed * 48271) % 2147483647);
   const modules = [{ path: "", type: "Net", parent: null }];

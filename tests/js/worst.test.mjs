@@ -12,7 +12,7 @@ function bitsOf(value) {
   return word[0];
 }
 
-/** The same order by a plain comparison of numbers. @param {number} bits */
+/** The same order, by plain comparisons of numbers. @param {number} bits */
 function rank(bits) {
   if (bits === MISSING) return -1;
   word[0] = bits;

@@ -12,7 +12,7 @@ import hookcore
 
 if __name__ == "__main__":
     attempt, rank, world = (os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
-    # Not torchrun's store: gloo finds addresses of the attempt before in it.
+    # Not torchrun's store, in which gloo finds addresses of the attempt before.
     meeting = f"file://{sys.argv[2]}/meeting-{attempt}"
     dist.init_process_group("gloo", meeting, rank=int(rank), world_size=int(world))
     torch.manual_seed(0)

@@ -3,7 +3,7 @@
 import sys
 import tempfile
 
-import transformers  # before torch, which must not matter
+import transformers  # before torch: the order must not matter
 
 import torch  # isort: skip
 

@@ -1,4 +1,4 @@
-"""A Lightning training on two processes, of which the first one starts the second. Each saves its run."""
+"""A Lightning training on two processes, the first of which starts the second. Each saves its run."""
 
 import logging
 import warnings

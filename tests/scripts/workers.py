@@ -1,4 +1,4 @@
-"""Data from a spawned worker process, with a data set class from this script. The whole model is pickled."""
+"""Data from a spawned worker process, with a data set class from this script. The whole model is saved by pickle."""
 
 import sys
 

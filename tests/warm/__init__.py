@@ -1,10 +1,10 @@
-"""A Python whose processes are forks of one that has imported torch, hookcore, and the server already.
+"""A Python whose processes are forks of one that has already imported torch, hookcore, and the server.
 
-What a process imports takes three seconds of a core, and a fork takes none of them. Apart from that, such a process is
-what `python` starts: it has its own arguments, folder, environment, and files, its script is `__main__`, signals reach
-it, and it ends as Python ends, but without taking its modules apart. It isn't a child of the process that started it.
-What it starts by `sys.executable` is a fork, too, unless PYTHON_EXEC names another Python, as for torchrun.
-Tests of what is imported, and when, need a Python of their own.
+The imports of a process take three seconds of a core, and a fork takes none. Apart from that, such a process is
+like one of `python`: it has its own arguments, folder, environment, and files, its script is `__main__`, signals reach
+it, and it ends like Python, but without tearing down its modules. It isn't a child of the process that started it.
+Processes that it starts with `sys.executable` are forks, too, unless PYTHON_EXEC names another Python (for torchrun).
+Tests about imports need a Python of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RUN: Final = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
 
 @cache
 def python() -> str:
-    """Return the path of such a Python. Its processes end with those of the tests."""
+    """Return the path of such a Python. Its processes end with the tests."""
     folder = Path(tempfile.gettempdir()) / f"hookcore-python-{_RUN}"
     folder.mkdir(mode=0o700, exist_ok=True)
     address, command = folder / "socket", folder / "python"
@@ -50,7 +50,7 @@ def python() -> str:
 def _start(address: Path) -> subprocess.Popen[bytes]:
     """Start the parent, and return when it listens."""
     command = [sys.executable, str(_HERE / "parent.py"), str(address), *OF_TRAININGS, *OF_SERVERS]
-    given = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch reads it only there
+    given = {**os.environ, "OMP_NUM_THREADS": "1"}  # torch reads it only when it is imported
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=given)
     assert process.stdout is not None
     with process.stdout:

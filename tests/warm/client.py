@@ -1,6 +1,6 @@
-"""What is started in place of Python: asks the parent for a fork, passes signals on, and ends as the fork does.
+"""The program that is started in place of Python: it asks the parent for a fork, passes on signals, and ends likewise.
 
-It imports next to nothing, so it starts in a few milliseconds.
+It imports almost nothing, so it starts in a few milliseconds.
 """
 
 import json
@@ -15,8 +15,8 @@ PASSED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.S
 
 
 def main() -> None:
-    """Run what the arguments after the parent's address say."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until it is known whom to tell
+    """Run the command in the arguments after the parent's address."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)  # until it is known where to send signals
     inherited = [int(name) for name in os.listdir("/proc/self/fd") if is_inherited(int(name))]
     ignored = [number for number in PASSED if signal.getsignal(number) is signal.SIG_IGN]
     asked = {
@@ -45,10 +45,10 @@ def main() -> None:
 
 
 def is_inherited(file: int) -> bool:
-    """Whether a file was open when this process was started; its own are closed in processes that it starts."""
+    """Return whether a file was open when this process started. Its own files are closed in its child processes."""
     try:
         return os.get_inheritable(file)
-    except OSError:  # that of the list itself
+    except OSError:  # the file of the list itself
         return False
 
 

@@ -1,7 +1,7 @@
-"""The process whose forks are the Pythons of the tests. It imports what they need, and does nothing else.
+"""The process whose forks are the tests' Python processes. It imports what they need, and does nothing else.
 
-A connection is a client's, which asks for a fork, or one of the tests', which asks for nothing. The fork ends if its
-client does, and everything ends with the last connection of the tests.
+A connection comes from a client, which asks for a fork, or from the tests, which ask for nothing. A fork ends if its
+client does, and everything ends with the tests' last connection.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from typing import Any, Final
 SIZE: Final = 8  # bytes of each number
 MOST_FILES: Final = 64  # that a process may inherit
 FREE: Final = 200  # no file of this process has this number or a larger one
-FLAGS: Final = {"-B": 1, "-P": 1, "-u": 1, "-W": 2}  # those that are understood, with the words that each takes
+FLAGS: Final = {"-B": 1, "-P": 1, "-u": 1, "-W": 2}  # the supported options, with the number of words that each takes
 NOBODY: Final = 0
 
 
 def main(address: Path, modules: list[str]) -> None:
-    """Import the modules, and serve. Each fork runs what it was asked for."""
-    atexit.register(_end)  # before everything that the modules register, so it is called after it
+    """Import the modules, and serve. Each fork runs its command."""
+    atexit.register(_end)  # registered before the modules register anything, so it is called last
     del sys.path[0]  # the folder of this file
-    sys.executable = str(address.with_name("python"))  # what a fork starts is a fork, too
+    sys.executable = str(address.with_name("python"))  # processes that a fork starts are forks, too
     multiprocessing.set_executable(sys.executable)
     for module in modules:
         import_module(module)
     gc.collect()
-    gc.freeze()  # what is imported is never garbage
+    gc.freeze()  # imported objects are never garbage
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(address))
@@ -58,7 +58,7 @@ def main(address: Path, modules: list[str]) -> None:
 
 
 class Parent:
-    """The connections, each with the fork that it asked for."""
+    """Holds the connections, each with the fork that it requested."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
@@ -72,7 +72,7 @@ class Parent:
         signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> dict[str, Any] | None:
-        """Return what to run, in a fork; or None at the end."""
+        """Return the command to run in a fork, or None at the end."""
         has_begun = False
         while not has_begun or NOBODY in self._forks.values():
             for key, _ in self._selector.select():
@@ -92,7 +92,7 @@ class Parent:
         return None
 
     def _hear(self, connection: socket.socket) -> dict[str, Any] | None:
-        """Fork if a connection asks for that; it says nothing else. Returns what it asks for, in the fork."""
+        """Fork if a connection asks for it, the only possible request. In the fork, return the command."""
         if self._forks[connection] != NOBODY:
             _kill(self._forks[connection])
             self._forget(connection)
@@ -108,15 +108,15 @@ class Parent:
             return asked
         for file in files:
             os.close(file)
-        with suppress(OSError):  # both do it, since either may be the first to need it
+        with suppress(OSError):  # both do it, because either may be the first to need it
             os.setpgid(fork, fork)
         self._forks[connection] = fork
-        with suppress(OSError):  # it ended meanwhile, and will be heard as usual
+        with suppress(OSError):  # it has ended meanwhile, which is handled as usual
             connection.sendall(fork.to_bytes(SIZE, "big"))
         return None
 
     def _leave(self, files: dict[int, int]) -> None:
-        """Let go of everything of the parent, in a fork, and take over the files that it was given."""
+        """Release everything of the parent in a fork, and take over the files of the client."""
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -151,7 +151,7 @@ def _kill(fork: int) -> None:
 
 
 def become(asked: dict[str, Any]) -> None:
-    """Run what the arguments say, as Python does."""
+    """Run the command in the arguments like Python."""
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
@@ -187,7 +187,7 @@ _status: list[int] = []  # how a fork ends, if not with 0: an exit code, or minu
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Note how the block ends."""
+    """Record how the block ends."""
     try:
         yield
     except SystemExit as end:
@@ -202,7 +202,7 @@ def ending() -> Iterator[None]:
 
 
 def _end() -> None:
-    """End this process before Python takes all modules apart, which takes half a second."""
+    """End this process before Python tears down all modules, which takes half a second."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

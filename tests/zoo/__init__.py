@@ -1,4 +1,4 @@
-"""A zoo of tiny models and training loops, each named after its oddity. No tests, and no use of hookcore."""
+"""A zoo of tiny models and training loops, each named after its oddity. It has no tests, and doesn't use hookcore."""
 
 from __future__ import annotations
 

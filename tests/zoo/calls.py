@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""How, how often, and whether modules are called."""
+"""Different ways to call modules, or not to call them."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class TiedWeight(nn.Module):
 
 
 class KeywordOnly(nn.Module):
-    """Its child takes keyword arguments only."""
+    """Has a child that takes only keyword arguments."""
 
     class Child(nn.Module):
-        """Takes keyword arguments only."""
+        """Takes only keyword arguments."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -72,7 +72,7 @@ class KeywordOnly(nn.Module):
 
 
 class ByHand(nn.Module):
-    """Iterates over a ModuleList and a ModuleDict, which are never called; empty ones are falsy."""
+    """Iterates over a ModuleList and a ModuleDict, which are never called. Empty ones are falsy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Unhashable(nn.Module):
 
 
 class UnhashableParent(nn.Module):
-    """Has a child without a hash. Torch itself puts modules into sets when it iterates over them."""
+    """Has a child without a hash. torch itself puts modules into sets when it iterates over them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Raises(nn.Module):
 
 
 class Rescues(nn.Module):
-    """Takes another path if a child raises."""
+    """Takes a different path if a child raises."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class Rescues(nn.Module):
 
 
 class Varies(nn.Module):
-    """Takes another path at every call."""
+    """Takes a different path at every call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Grows(nn.Module):
 
 
 class Peculiar(nn.Module):
-    """Its attributes are computed, and some of them raise."""
+    """Has computed attributes, some of which raise."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""The definition of a zoo case, and the few pieces that most cases share."""
+"""The definition of a zoo case, and the parts that most cases share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 def zoo(*traits: Trait) -> Callable[[Build], Build]:
-    """Make a function that builds a trial a case of the zoo, under the function's own name."""
+    """Turn a function that builds a trial into a case of the zoo with the function's name."""
 
     def register(build: Build) -> Build:
         name = build.__name__
@@ -98,7 +98,7 @@ def training(
     optimizer: Optimizer = sgd,
     call: Callable[..., Any] | None = None,
 ) -> Trial:
-    """Take the usual step: forward, loss, backward, optimizer. `call` replaces `model` if more is needed."""
+    """Run the usual step: forward, loss, backward, optimizer. `call` replaces `model` if more is needed."""
     steps = optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
     forward = model if call is None else call
 
@@ -113,5 +113,5 @@ def training(
 
 
 def mlp(width: int = 6) -> nn.Sequential:
-    """Return the plainest model, for cases whose oddity is in the training."""
+    """Return a plain model, for cases whose oddity is in the training."""
     return nn.Sequential(nn.Linear(width, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))

@@ -24,7 +24,7 @@ from tests.zoo.case import Trial, mean_square, mlp, noise, sgd, training, zoo
 
 
 def block() -> nn.Sequential:
-    """Return a block worth a checkpoint. Its dropout must be the same both times."""
+    """Return a block for a checkpoint. Its dropout must be the same both times."""
     return nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 12), nn.GELU(), nn.Dropout(0.3), nn.Linear(12, 6))
 
 
@@ -50,13 +50,13 @@ def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoin
 
 
 def keep_most(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Keep nearly all results in order: with one more op, every later one would be wrong."""
+    """Keep nearly all results in order. With one more operator, all later ones would be wrong."""
     changed_in_place = {torch.ops.aten.empty_like.default, torch.ops.aten.bernoulli_.float, torch.ops.aten.div_.Scalar}
     return CheckpointPolicy.PREFER_RECOMPUTE if op in changed_in_place else CheckpointPolicy.MUST_SAVE
 
 
 def nested_checkpoint(part: nn.Sequential, x: Tensor) -> Any:
-    """Nest a checkpoint in a checkpoint."""
+    """Nest one checkpoint in another."""
 
     def outer(value: Tensor) -> Any:
         return checkpoint(part[2:], checkpoint(part[:2], value, use_reentrant=False), use_reentrant=False)
@@ -65,7 +65,7 @@ def nested_checkpoint(part: nn.Sequential, x: Tensor) -> Any:
 
 
 class Square(torch.autograd.Function):
-    """An autograd Function of the user."""
+    """A user's autograd Function."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class Applies(nn.Module):
         self.first, self.middle, self.last = nn.Linear(6, 6), self.Middle(function), nn.Linear(6, 2)
 
     class Middle(nn.Module):
-        """Only the Function."""
+        """Runs only the Function."""
 
         def __init__(self, function: type[torch.autograd.Function]) -> None:
             super().__init__()
@@ -116,7 +116,7 @@ class Applies(nn.Module):
 
 
 class Forces(nn.Module):
-    """Differentiates its own energy in its forward, as models of molecules do."""
+    """Differentiates its own energy in its forward, like models of molecules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Forces(nn.Module):
 
 
 class LearnsInside(nn.Module):
-    """Runs a whole backward pass on a part of itself inside its forward."""
+    """Runs a complete backward pass on a part of itself inside its forward."""
 
     def __init__(self) -> None:
         super().__init__()

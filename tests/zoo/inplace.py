@@ -48,7 +48,7 @@ class Doubler(nn.Module):
 
 
 class Viewer(nn.Module):
-    """Returns a view of what its child computed."""
+    """Returns a view of its child's output."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from tests.zoo.case import Trial, adamw, mean_square, mlp, noise, sgd, training,
 
 
 class Attention(nn.Module):
-    """Self-attention on one tensor. Torch checks whether query, key, and value are the same."""
+    """Self-attention on one tensor. torch checks whether query, key, and value are the same."""
 
     def __init__(self, need_weights: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class MetaPart(nn.Module):
 
 
 class Scripted(nn.Module):
-    """Two parts that TorchScript runs."""
+    """Has two parts that TorchScript runs."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Scripted(nn.Module):
         self.last = nn.Linear(6, 2)
 
     def forward(self, x: Tensor) -> Any:
-        # What TorchScript optimizes depends on what it ran before in this process, and so do its last bits.
+        # TorchScript's optimizations, and thus its last bits, depend on what it ran before in this process.
         with torch.jit._fuser.optimized_execution(False):
             return self.last(self.inner(x))
 

@@ -40,7 +40,7 @@ class FrozenResult:
 
 
 class ModelOutput(OrderedDict[str, Any]):
-    """A dictionary with access by attribute and by index, as model libraries return it."""
+    """A dictionary with access by attribute and by index, as in model libraries."""
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
@@ -52,7 +52,7 @@ class ModelOutput(OrderedDict[str, Any]):
 
 
 class Touchy:
-    """Raises when any other code than its maker's touches it."""
+    """Raises when any code except its creator's touches it."""
 
     def __init__(self, value: Tensor) -> None:
         object.__setattr__(self, "_value", value)
@@ -107,7 +107,7 @@ class Labelled(Tensor):
 
 
 class Shaped(nn.Module):
-    """A linear layer whose result is returned in some shape of container."""
+    """A linear layer whose result is returned in some kind of container."""
 
     def __init__(self, shape: str) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Wraps(nn.Module):
 
 
 class Secretive(Wraps):
-    """Its child returns an object that raises when touched."""
+    """Has a child that returns an object that raises when touched."""
 
     def forward(self, x: Tensor) -> Any:
         return self.last(object.__getattribute__(self.inner(x), "_value"))
@@ -214,7 +214,7 @@ class MakesTouchyDict(nn.Module):
 
 
 class Unwraps(Wraps):
-    """Its child returns a dictionary whose methods raise."""
+    """Has a child that returns a dictionary whose methods raise."""
 
     def forward(self, x: Tensor) -> Any:
         return self.last(dict.__getitem__(self.inner(x), "value"))
@@ -240,7 +240,7 @@ class Consumes(Wraps):
 
 
 class Remarks(nn.Module):
-    """Children that return None, a string and a number."""
+    """Has children that return None, a string, and a number."""
 
     class Says(nn.Module):
         """Returns something that isn't a tensor."""
@@ -263,7 +263,7 @@ class Remarks(nn.Module):
 
 
 class Unused(nn.Module):
-    """One child's output is unused, another's is detached, and a third's is in no loss."""
+    """The output of one child is unused, of another one detached, and of a third one in no loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class Unused(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent net, a part of whose output is used."""
+    """A recurrent net, of which only a part of the output is used."""
 
     def __init__(self, use_state: bool) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ class Recurrent(nn.Module):
 
 
 class Packed(nn.Module):
-    """A GRU over a packed sequence, which is a named tuple with None in it."""
+    """A GRU over a packed sequence, which is a named tuple that contains None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class Packed(nn.Module):
 
 
 class Nests(nn.Module):
-    """A child returns a nested tensor."""
+    """Has a child that returns a nested tensor."""
 
     class Child(nn.Module):
         """Returns a nested tensor of the strided layout."""
@@ -324,7 +324,7 @@ class Nests(nn.Module):
 
 
 class Jagged(Nests):
-    """A child returns a nested tensor of the jagged layout, which is a tensor subclass."""
+    """Has a child that returns a nested tensor of the jagged layout, which is a tensor subclass."""
 
     class Child(Nests.Child):
         """Returns a jagged tensor."""
@@ -354,7 +354,7 @@ class ComplexNet(nn.Module):
 
 
 class Subclassed(nn.Module):
-    """A child returns a tensor subclass. The number of times it was touched is part of the result."""
+    """Has a child that returns a tensor subclass. The result includes how often it was touched."""
 
     class Child(nn.Module):
         """Returns a tensor subclass."""
@@ -378,7 +378,7 @@ class Subclassed(nn.Module):
 
 
 class SameTensor(nn.Module):
-    """Two children return the same tensor that they received."""
+    """Has two children that return the same tensor that they received."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-"""Hooks of the user, in addition to ours."""
+"""The user's own hooks, in addition to hookcore's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Halves:
 
 
 class ScalesGradient(nn.Module):
-    """Puts tensor hooks on its child's output that replace the gradient."""
+    """Puts tensor hooks that replace the gradient on its child's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ def users_hooks_on_the_whole_process() -> Trial:
         finally:
             for handle in handles:
                 handle.remove()
-            torch.nn.modules.module._global_is_full_backward_hook = None  # torch itself doesn't reset this
+            torch.nn.modules.module._global_is_full_backward_hook = None  # torch itself doesn't reset it
         return loss, list(seen)
 
     return Trial(model, step)
