@@ -50,7 +50,7 @@ def world() -> World:
     return World()
 
 
-# -- what a run consists of --------------------------------------------------------------------------------------------
+# -- the parts of a run ------------------------------------------------------------------------------------------------
 
 
 def test_runs_are_listed_newest_first_in_pages(world: World) -> None:

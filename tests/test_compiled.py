@@ -348,7 +348,7 @@ def assert_boundary(watcher: hookcore.Watcher, region: str, expected: dict[Seen,
 def stats_of(watcher: hookcore.Watcher, path: str, kind: str) -> tuple[float, float]:
     latest = watcher.store.latest()
     rows = [row for row, tap in enumerate(latest.taps) if (tap.module, tap.kind) == (path, kind)]
-    assert len(rows) == 1  # one boundary, not one for each of torch's wrappers around it
+    assert len(rows) == 1  # a single boundary, not one per wrapper that torch puts around it
     values = dict(zip(latest.stats, latest.values[rows[0]], strict=True))
     return float(values["mean"]), float(values["norm"])
 

@@ -114,7 +114,7 @@ def test_a_smoothed_line_keeps_the_original_line_behind_it(world: World) -> None
     assert behind["opacity"] < 0.5
     raw = values_of(behind["y"])
     assert raw.tolist() == [value_at(step, 0) for step in range(STEPS)]
-    assert (values_of(line["y"])[1:] < raw[1:]).all()  # it rises, so the mean lags
+    assert (values_of(line["y"])[1:] < raw[1:]).all()  # the values rise, so the mean lags
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Find boxes: the first paint of each page, what its script gets, and the queries agree on what a text matches."""
+"""Find boxes: a text matches the same in the first paint of each page, in its script, and in queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings: the first bad layer leads, a layer is measured by its own past, and noise is not a finding."""
+"""Findings: the first bad layer comes first, layers are compared with their own past, and noise is no finding."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def only(findings: Sequence[Finding], rule: str) -> list[Finding]:
     return [finding for finding in findings if finding.rule == rule]
 
 
-# -- what is not finite ------------------------------------------------------------------------------------------------
+# -- non-finite values -------------------------------------------------------------------------------------------------
 
 
 @quick
 @given(
     layer=st.integers(0, LAYERS - 1),
-    step=st.integers(1, STEPS - 1),  # infinities that are there from the start are a mask
+    step=st.integers(1, STEPS - 1),  # infinities that exist from the start are a mask
     for_ever=st.booleans(),
     what=st.sampled_from([math.nan, math.inf]),
     noise=st.floats(0, 0.5),
@@ -142,7 +142,7 @@ def test_infinities_are_not_nan() -> None:
     assert first.message == "an infinity in the activation since step 30"
 
 
-# -- what is compared with its own past --------------------------------------------------------------------------------
+# -- comparisons with the past -----------------------------------------------------------------------------------------
 
 
 @quick
@@ -253,7 +253,7 @@ def test_a_gradient_that_became_zero_vanishes() -> None:
 def test_a_gradient_that_is_zero_between_its_turns_does_not_vanish_until_it_misses_some() -> None:
     for turn in (3, 5, 6, 12):
         rms = steady(200)
-        rms[np.arange(200) % turn != 0, 4] = 0.0  # as of a generator that takes one step for several of its critic
+        rms[np.arange(200) % turn != 0, 4] = 0.0  # as for a generator that takes one step for several of its critic
         assert findings_of(store_of(rms, GRADIENTS)) == ()
         rms[120:, 4] = 0.0
         (found,) = findings_of(store_of(rms, GRADIENTS))
@@ -327,7 +327,7 @@ def test_weights_that_no_longer_change_are_stalled() -> None:
     assert (found.rule, found.number, found.severity, found.downstream) == ("stalled", 1, "info", 1)
 
 
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- all findings ------------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_store_has_no_finding() -> None:
@@ -347,7 +347,7 @@ def test_the_cache_changes_no_answer(events: list[tuple[int, int, float]], asked
     rms = steady(600)
     for step, layer, factor in events:
         rms[step : step + 7, layer] *= factor
-    store = Store(2**24)  # no row is merged in it, so later queries see the same
+    store = Store(2**24)  # it merges no rows, so later queries see the same
     cache = FindingsCache(store)
     for step, row in enumerate(rms):
         append(store, step, row, OUTPUTS if step == 0 else ())

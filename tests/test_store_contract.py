@@ -52,7 +52,7 @@ KEY: Final = "a secret of the trainer"
 pytestmark = pytest.mark.slow
 
 
-# -- what is sent ------------------------------------------------------------------------------------------------------
+# -- the data ----------------------------------------------------------------------------------------------------------
 
 
 def info_of(run: str, place: Place | None = None) -> RunInfo:

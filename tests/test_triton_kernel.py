@@ -1,6 +1,6 @@
-"""The CUDA kernel alone: its samples and programs in Triton's interpreter, its compilation, and a GPU if there is one.
+"""The CUDA kernel: its samples and programs in Triton's interpreter, its compilation, and runs on a GPU if available.
 
-The first test starts the interpreter's process, in which the tests marked `interpreted` and test_kernels.py run.
+The first test starts the process of the interpreter, which runs test_kernels.py and the tests marked `interpreted`.
 """
 
 from __future__ import annotations
