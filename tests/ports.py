@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 
 def free_port() -> int:
-    """Return a free port."""
     return free_ports(1)[0]
 
 

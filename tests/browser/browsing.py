@@ -55,7 +55,6 @@ AXE_TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practi
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Return a browser."""
     with sync_playwright() as playwright:
         browser = launch(playwright)
         yield browser

@@ -49,7 +49,6 @@ class Site:
         self.port = int(found[1])
 
     def kill(self) -> None:
-        """Kill the server."""
         assert self.server is not None
         self.server.kill()
         self.server.join()

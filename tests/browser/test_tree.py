@@ -14,7 +14,6 @@ Paths = Callable[[str], dict[str, str]]
 
 
 def grid(page: Page) -> Any:
-    """Return the tree."""
     return page.get_by_role("treegrid", name="Modules")
 
 

@@ -19,12 +19,10 @@ class Model(lightning.LightningModule):
         self.layer = nn.Linear(4, 2)
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
-        """Return the loss."""
         loss: Tensor = self.layer(batch[0]).square().mean()
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer."""
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
