@@ -11,6 +11,7 @@ import pytest
 
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.records import Event, Kind, Tap
+from hookcore.store import Store
 from hookcore.store.incidents import Incident, Link
 from hookcore_app.pages.views.event_list import Filter, Line, all_lines, markdown_of
 from hookcore_app.pages.views.provenance import provenance_of
@@ -167,6 +168,22 @@ def test_the_provenance_names_the_phase_what_came_before_and_what_followed(world
     assert [(each.tap.module, each.step) for each in found.followers] == [("layers.2", BAD_FROM)]
     assert [(each.first, each.last, each.state) for each in found.strip] == [(10, 59, "finite"), (60, 99, "bad")]
     assert found.merged == 1
+
+
+def test_the_provenance_can_be_read_while_more_tensors_follow(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, usual = _run(world), Store.rows
+    (finding,) = run.findings.current()
+
+    def rows(self: Store, *given: Any, **others: Any) -> Any:
+        found = usual(self, *given, **others)
+        if self.taps_known == 3:
+            self.append(frame(100, [1.0, math.nan, math.nan, math.nan], new=1, known=3))
+        return found
+
+    monkeypatch.setattr(Store, "rows", rows)
+    assert [each.tap.module for each in provenance_of(run.store, finding).followers] == ["layers.2"]
+    followers = provenance_of(run.store, finding).followers
+    assert [(each.tap.module, each.step) for each in followers] == [("layers.2", BAD_FROM), ("layers.3", 100)]
 
 
 def test_a_layer_whose_onset_was_not_captured_is_never_called_the_first(world: World) -> None:

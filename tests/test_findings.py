@@ -376,6 +376,31 @@ def test_taps_that_are_added_later_are_judged_too() -> None:
     assert [(each.number, each.since_step) for each in cache.current()] == [(5, 50)]
 
 
+@pytest.mark.parametrize("after", range(1, 5))
+@pytest.mark.parametrize("read", ["steps", "taps", "incidents", "masks", "nonfinite_taps", "peaks", "latest", "events"])
+@pytest.mark.parametrize("values", [(math.nan, math.inf), (math.inf, 1.0)], ids=["bad", "mask"])
+def test_tensors_that_come_while_the_rules_read_the_store_disturb_no_rule(
+    monkeypatch: pytest.MonkeyPatch, read: str, after: int, values: tuple[float, float]
+) -> None:
+    """Pages ask for findings in threads of their own, while frames arrive."""
+    rms = steady(40, 3)
+    store, usual, reads = store_of(rms[:-1], OUTPUTS[:3]), getattr(Store, read), itertools.count(1)
+
+    def reading(self: Store, *given: Any, **others: Any) -> Any:
+        found = usual(self, *given, **others)
+        if next(reads) == after:
+            append(self, len(rms) - 1, [*rms[-1], *values], OUTPUTS[3:5])
+        return found
+
+    cache = FindingsCache(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, read, reading)
+        cache.current()
+    append(store, len(rms), [*rms[-1], *values], OUTPUTS[3:5] if store.taps_known == 3 else ())
+    (first,) = only(cache.current(), "nonfinite")
+    assert (first.number, first.severity) == (3, "info" if math.isfinite(values[1]) else "error")
+
+
 def test_uncaptured_steps_leave_no_gap() -> None:
     store = Store(2**26)
     rms = steady(100)

@@ -23,12 +23,14 @@ from hookcore.records.vocabulary import SAMPLES_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore.store.copies import Difference
+from hookcore_app.analysis.rankstores import stores_of
 from hookcore_app.runs import Changes, JointRun, Run
 from hookcore_app.runs.absences import LATE_S
 from hookcore_app.runs.assembly import GRACE_S
 from hookcore_app.runs.commands import Commands
 from hookcore_app.runs.joint import READ_AGAIN_S
 from hookcore_app.runs.keep import Keeper
+from hookcore_app.runs.pending import RankProgress
 from hookcore_app.runs.rankwords import desync_of, words_of
 from hookcore_app.runs.rounds import Rounds
 from hookcore_app.runs.shelf import Shelf
@@ -155,6 +157,40 @@ def test_ranks_are_one_run_with_the_values_of_all(ranks: Ranks) -> None:
     assert joint.assembly.absences.incomplete == 0
     assert joint.assembly.compared == 3 * 3
     assert joint.store.incidents() == []
+
+
+@pytest.mark.parametrize(("page", "reads"), [("/ranks", "is_silent"), ("", "late")])
+def test_pages_can_be_made_while_ranks_join(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, page: str, reads: str
+) -> None:
+    ranks.send(0, [0])
+    assembly, joined = ranks.joint.assembly, iter(range(1, 100))
+
+    def read(_self: RankProgress) -> int:
+        assembly.join(next(joined), 100, tuple)
+        return 0
+
+    monkeypatch.setattr(RankProgress, reads, property(read, lambda _self, _value: None))
+    answer = ranks.server.client.get(f"/runs/{JOINT}{page}", headers={"Accept": "text/html"})
+    assert answer.status_code == 200, answer.text
+
+
+def test_the_ranks_of_an_attempt_are_still_known_if_the_next_one_begins(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks.all(range(2))
+    joint = ranks.joint
+    monkeypatch.setattr(JointRun, "shift", property(lambda self: self.assembly.begin_round() or 0))
+    assert [each.rank for each in stores_of(joint)] == [*range(WORLD)]
+
+
+def test_a_rank_that_is_removed_while_its_description_arrives_breaks_nothing(ranks: Ranks) -> None:
+    ranks.send(0, [0])
+    joint, described = ranks.joint, Description(1, (ModuleRecord("", "Net", None),), (), ())
+    (run,) = [each.run for each in joint.members.values()]
+    joint.dismiss(run)
+    joint.describe_of(run, described)
+    assert joint.members == {}
 
 
 def test_a_step_waits_for_all_ranks(ranks: Ranks) -> None:

@@ -48,7 +48,7 @@ class Intake:
     nbytes: int = 0
     seconds: float = 0.0
     waiting_bytes: int = 0  # of bodies being received or stored; only the event loop changes it
-    refused: dict[int, int] = field(default_factory=dict)  # by status
+    refused: dict[int, int] = field(default_factory=dict)  # by status; replaced, never changed
     one_large: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a large batch is decompressed and stored
     lock: threading.Lock = field(default_factory=threading.Lock)
     busy: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(BUSY))
@@ -64,7 +64,7 @@ class Intake:
     def refuse(self, status: int, sentence: str, headers: dict[str, str] | None = None) -> HTTPException:
         """Count a rejected batch and return the error to raise."""
         with self.lock:
-            self.refused[status] = self.refused.get(status, 0) + 1
+            self.refused = {**self.refused, status: self.refused.get(status, 0) + 1}
         return HTTPException(status, sentence, headers)
 
     def metrics(self) -> Iterator[Metric]:

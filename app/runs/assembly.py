@@ -40,11 +40,11 @@ class Assembly:
         max_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.ranks: dict[int, RankProgress] = {}
+        self.ranks: dict[int, RankProgress] = {}  # replaced, never changed: pages read it without a lock
         self.world = 0
         self.newest = -1  # the step that was added up last
         self.steps = 0
-        self.absences = Absences(self.ranks)
+        self.absences = Absences(lambda: self.ranks)
         self.partial = 0  # steps that some ranks captured and others didn't
         self.shares = Shares()
         self._taps = TapNumbers()
@@ -79,7 +79,7 @@ class Assembly:
     def begin_round(self) -> None:
         """Expect other ranks, since the training was restarted."""
         self.flush()
-        self.ranks.clear()
+        self.ranks = {}
         self.world, self._patient_until = 0, None
         self.shares.forget_ranks()
         self.logged.begin()
@@ -99,7 +99,8 @@ class Assembly:
     def join(self, rank: int, world: int, taps: Callable[[], Sequence[Tap]], begins: int = 0) -> None:
         """Expect frames of a rank that may be back, with taps of its own. The sum lacks its steps before `begins`."""
         self.world = max(self.world, world)
-        known = self.ranks.setdefault(rank, RankProgress(rank))
+        known = self.ranks.get(rank) or RankProgress(rank)
+        self.ranks = {**self.ranks, rank: known}
         known.taps, known.lanes, known.open, known.newest = taps, np.empty(0, np.int64), True, self.newest
         known.begins, known.trained, known.is_gone = begins, 0, False
 

@@ -33,7 +33,7 @@ class Summing(Membership):
     """Takes what the ranks send, and keeps the sum of each step."""
 
     assembly: Assembly = field(init=False)
-    shifts: dict[int, int] = field(default_factory=dict)  # of the steps of each round
+    shifts: dict[int, int] = field(default_factory=dict)  # of the steps of each round; replaced, never changed
     unread: set[str] = field(default_factory=set)  # runs of ranks that are saved, and can't be read
     _round: int = NO_ROUND  # the one whose steps are added up
     _structures: Structures = field(default_factory=Structures)
@@ -187,7 +187,7 @@ class Summing(Membership):
 
     def _begin_round(self, number: int) -> None:
         self.assembly.begin_round()
-        self.shifts[number] = self.assembly.newest + 1
+        self.shifts = {**self.shifts, number: self.assembly.newest + 1}
         if self._round != NO_ROUND:
             message = (
                 f"the training was restarted (attempt {number + 1}): its steps continue from "
@@ -242,10 +242,10 @@ class Summing(Membership):
         return f"It was in {words}." if len(ranks) == world else f"It was in {words} of {world:,}."
 
     def _describe(self, run: Run, modules: Any, coverage: Any, hooks: Any) -> None:
-        if run.id in self.members:
-            self._structures.note(self.members[run.id].place.rank, modules)
+        if (member := self.members.get(run.id)) is not None:
+            self._structures.note(member.place.rank, modules)
             self.assembly.part(self._structures.parted)
-        is_lead = run is self.current()[0].run
+        is_lead = any(each.run is run for each in self.current()[:1])  # none if all ranks were just removed
         known = {} if is_lead else self.store.module_types()
         self.store.describe(
             [each for each in modules if each.path not in known],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isnan
 from typing import Final
@@ -52,20 +52,19 @@ def find_nonfinite(store: Store, window_first: int, spark: Spark) -> list[Findin
 
     An incident that was over before the window is a note: its step is known, but it doesn't affect the present.
     """
-    incidents = [each for each in store.incidents() if each.rule == "nonfinite"]
+    incidents, masks = [each for each in store.incidents() if each.rule == "nonfinite"], store.masks()
     past = [each for each in incidents if each.is_over][-MAX_PAST:]
-    known = store.nonfinite_taps()
+    known = store.nonfinite_taps()  # read last: frames may arrive meanwhile, and it must know all of the others
     found: dict[int, Finding] = {}
     for each in reversed([*past, *(each for each in incidents if not each.is_over)]):
         number = each.culprit.number
         if number not in found:
             found[number] = _finding(store, each, _Record.of(known, number), window_first, spark(number))
-    return [*found.values(), *_find_masks(store, known, spark)]
+    return [*found.values(), *_find_masks(store, masks, known, spark)]
 
 
-def _find_masks(store: Store, known: NonfiniteTaps, spark: Spark) -> list[Finding]:
+def _find_masks(store: Store, masks: Mapping[int, int], known: NonfiniteTaps, spark: Spark) -> list[Finding]:
     """Return a note about infinities that do no harm: for the first tensor that has them."""
-    masks = store.masks()
     if not masks:
         return []
     taps = store.taps().taps

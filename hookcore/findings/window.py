@@ -222,8 +222,8 @@ class MagnitudeWindow:
             columns[each] = self.begun[keys[each]] - self.columns.at[0]
 
     def spark(self, place: int) -> tuple[float, ...]:
-        """Return the newest finite magnitudes, oldest first."""
-        row = self.columns.size[:, place]
+        """Return the newest finite magnitudes, oldest first; none of a tap that came after the window was read."""
+        row = self.columns.size[:, place : place + 1]
         return tuple(row[np.isfinite(row)][-SPARK:].tolist())
 
 

@@ -85,10 +85,10 @@ class _Around:
 def provenance_of(store: Store, finding: Finding) -> Provenance:
     """Return the known facts about the origin of a finding: those of its incident, if there is one."""
     first, last = max(0, finding.since_step - AROUND), finding.since_step + AROUND
-    around = _read(store, finding, first, last)
+    incident, before, left_out = incident_of(store.incidents(), finding), "", 0
+    around = _read(store, finding, first, last)  # after the incident, so that it has all tensors that followed
     place = int(np.flatnonzero(around.taps.numbers == finding.number)[0])
     shown = around.at(place)
-    incident, before, left_out = incident_of(store.incidents(), finding), "", 0
     followers: tuple[Follower, ...] = ()
     if incident is not None:
         exact = None if incident.evidence is None else _exact(incident.evidence, finding.stat, first, last)

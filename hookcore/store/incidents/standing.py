@@ -83,7 +83,7 @@ class Standings:
     @property
     def dropped_alerts(self) -> int:
         """The number of these that were warnings or errors."""
-        return sum(severity != "info" for severity in self._refused.values())
+        return sum(severity != "info" for severity in list(self._refused.values()))  # another thread may add one
 
     def look(self, step: int, found: Sequence[Found], told: bool = False) -> tuple[list[Standing], list[Standing]]:
         """Follow the findings at a step. Return the incidents that changed, and those that are over.
