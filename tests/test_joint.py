@@ -18,7 +18,7 @@ import pytest
 
 from hookcore.errors import HookcoreError
 from hookcore.findings.follower import Follower
-from hookcore.records import STAT_COLUMN, Event, Failure, Frame, ModuleRecord, Snapshot, Tap, wire
+from hookcore.records import STAT_COLUMN, Coverage, Event, Failure, Frame, ModuleRecord, Snapshot, Tap, wire
 from hookcore.records.vocabulary import SAMPLES_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
@@ -34,6 +34,7 @@ from hookcore_app.runs.pending import RankProgress
 from hookcore_app.runs.rankwords import desync_of, words_of
 from hookcore_app.runs.rounds import Rounds
 from hookcore_app.runs.shelf import Shelf
+from hookcore_app.runs.structures import IN_PARTS
 from tests.build import frame, make_info, stats_of
 from tests.serving import World, make_world
 from tests.waiting import wait_for
@@ -728,17 +729,26 @@ def test_modules_are_those_of_all_ranks_and_the_counters_are_sums(ranks: Ranks) 
 
 def test_a_module_that_is_another_part_in_each_rank_has_no_outputs_in_the_run_of_all(ranks: Ranks) -> None:
     """In stages of a pipeline, the output of the whole model is that of the stage."""
-    root = ModuleRecord("", "Model", None)
-    for rank in range(WORLD):
-        children = [ModuleRecord("layer", "Block", ""), ModuleRecord(f"layer.{rank // 2}", "Linear", "layer")]
-        ranks.post(rank, [of_rank(rank, 0)], description=Description(1, (root, *children)))
+
+    def describe(version: int, *parts: str) -> None:
+        for rank in range(WORLD):
+            leaf = f"layer.{parts[rank // 2]}"
+            records = ("", "Model", None), ("layer", "Block", ""), (leaf, "Linear", "layer")
+            modules = tuple(ModuleRecord(*each) for each in records)
+            coverage = tuple(Coverage(each.path, each.type, True, ("output", "param")) for each in modules)
+            described = Description(version, modules, coverage)
+            ranks.post(rank, [of_rank(rank, version - 1)], description=described)
+
+    describe(1, "0", "1")
     assert ranks.series(0) == {}
     assert ranks.series(1) == {0: 10.0}
-    for rank in range(WORLD):  # now, all have the same parts
-        children = [ModuleRecord("layer", "Block", ""), ModuleRecord("layer.0", "Linear", "layer")]
-        ranks.post(rank, [of_rank(rank, 1)], description=Description(2, (root, *children)))
+    lacks = {each.path: each.reason for each in ranks.joint.store.coverage() if not each.captured}
+    assert lacks == dict.fromkeys(("", "layer"), IN_PARTS)
+    assert {each.kinds for each in ranks.joint.store.coverage() if not each.captured} == {("param",)}
+    describe(2, "0", "0")  # now, all have the same parts
     ranks.all([2])
     assert ranks.series(0)[2] == 1.5
+    assert all(each.captured for each in ranks.joint.store.coverage())
 
 
 def test_commands_reach_all_ranks_and_tensors_are_asked_of_the_lowest(ranks: Ranks) -> None:

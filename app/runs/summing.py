@@ -249,7 +249,7 @@ class Summing(Membership):
         known = {} if is_lead else self.store.module_types()
         self.store.describe(
             [each for each in modules if each.path not in known],
-            [each for each in coverage if each.path not in known],
+            self._structures.cover([each for each in coverage if each.path not in known]),
             hooks if is_lead else (),
         )
 
