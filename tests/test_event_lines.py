@@ -186,6 +186,26 @@ def test_the_provenance_can_be_read_while_more_tensors_follow(world: World, monk
     assert [(each.tap.module, each.step) for each in followers] == [("layers.2", BAD_FROM), ("layers.3", 100)]
 
 
+def test_a_page_is_rendered_again_if_its_run_leaves_memory_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, usual = _run(world), Store.events
+    store, leaves = run.store, iter([True])
+
+    def events(self: Store, *given: Any, **others: Any) -> Any:
+        if next(leaves, False):
+            run.outline(store.steps(), run.end)
+        return usual(self, *given, **others)
+
+    run.findings.current()
+    monkeypatch.setattr(Store, "events", events)
+    monkeypatch.setattr(world.runs.disk, "load", lambda run: run.swap(store, loaded=True))
+    answer = world.client.get("/runs/one/events")
+    assert answer.status_code == 200, answer.text
+    assert next(leaves, None) is None
+    assert "The one tensor captured before it in that step was finite." in answer.text
+
+
 def test_a_layer_whose_onset_was_not_captured_is_never_called_the_first(world: World) -> None:
     run = world.runs.open(make_info("one"))
     assert run is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from inspect import Parameter, Signature
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
@@ -179,7 +179,8 @@ def _route_to(page: type[Page]) -> Any:
         hints["part"] = Annotated[list[Literal[page.parts]] | None, Query(max_length=9)]  # type: ignore[name-defined]
 
     def respond(**given: Any) -> Response:
-        return page(**given).respond()
+        made = page(**given)
+        return _respond_steadily(made) if isinstance(made, RunPage) else made.respond()
 
     parameters = [
         Parameter(
@@ -193,3 +194,17 @@ def _route_to(page: type[Page]) -> Any:
     ]
     respond.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return respond
+
+
+def _respond_steadily(page: RunPage) -> Response:
+    """Render a page; once more if its run was unloaded or read again meanwhile, and so has another store now."""
+    store = page.run.store
+    try:
+        answer = page.respond()
+        if page.run.store is store:
+            return answer
+    except Exception:
+        if page.run.store is store:
+            raise
+    page.runs.read(page.run)
+    return replace(page).respond()
