@@ -46,7 +46,7 @@ def test_a_finding_is_acknowledged_and_unacknowledged(world: World) -> None:
     assert not keys_of(world)[key]
 
 
-def test_an_acknowledged_finding_that_happens_again_is_new(world: World) -> None:
+def test_an_acknowledged_finding_that_recurs_is_new(world: World) -> None:
     run = open_run(world.runs, "again", started_s=9.0)
     for step in range(60):
         append(run.store, step, [math.nan if step == 20 else 1.0], (Tap("a", "output"),) if step == 0 else ())
@@ -98,7 +98,7 @@ def test_followers_receive_acknowledgements(world: World) -> None:
     assert world.get("events", run="one").headers["etag"] != tag
 
 
-def test_an_edit_is_news_of_the_run_even_without_a_step(world: World) -> None:
+def test_an_edit_changes_the_run_even_without_a_new_step(world: World) -> None:
     before = mark_of(world.run)
     acknowledge(world, "event:1")
     assert concern(spec_of(Subscribe(id=1, view="runs")), mark_of(world.run)) != before

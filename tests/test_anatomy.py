@@ -34,7 +34,7 @@ def nests(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int]]]:
 
 
 @given(nests())
-def test_a_level_has_what_its_parts_give_each_other(drawn: tuple[list[int], list[tuple[int, int]]]) -> None:
+def test_a_level_has_the_edges_between_its_parts(drawn: tuple[list[int], list[tuple[int, int]]]) -> None:
     inside, fed = drawn
 
     def within(box: int, around: int) -> bool:
@@ -91,7 +91,7 @@ def chain(many: int) -> list[tuple[int, int]]:
         ("aaaaa", [(0, 1), (1, 2), (3, 4)], [(0, 3, 1)]),
     ],
 )
-def test_what_folds_must_be_connected_alike(
+def test_only_identically_connected_blocks_fold(
     kinds: str, ends: list[tuple[int, int]], expected: list[tuple[int, int, int]]
 ) -> None:
     assert folded(kinds, ends) == expected
@@ -333,14 +333,14 @@ def test_until_the_flow_is_known_there_are_modules_without_connections() -> None
     assert [box.module for box in model.boxes if box.inside is None] == [""]
 
 
-def test_why_the_flow_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_says_why_the_flow_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hookcore.recorder.lesson.MAX_CALLS", 2)
     model = model_of(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), batch)
     assert model.step is None
     assert model.why.endswith("is unknown, because a step has more than 2 calls of modules.")
 
 
-def test_a_model_before_its_flow_was_learned_and_after() -> None:
+def test_a_model_page_before_and_after_the_flow_is_learned() -> None:
     modules = [ModuleRecord("", "Net", None), ModuleRecord("a", "Linear", "", 6, 6), ModuleRecord("b", "Linear", "")]
     first = Flow(3, (FlowCall("a", inside=1), FlowCall("", returns=(0,))))
     sizes = (CallSize(flops=8, memory=4), CallSize(why="it hides them", memory=None), CallSize(flops=1, memory=2))

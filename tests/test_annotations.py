@@ -39,12 +39,12 @@ def test_annotations_are_listed_by_step_and_replaced_and_removed(world: World) -
 @pytest.mark.parametrize(
     ("step", "text"), [(-1, "x"), ("3", "x"), (1.5, "x"), (2**60, "x"), (1, ""), (1, " \n "), (1, "x" * (MAX_TEXT + 1))]
 )
-def test_what_cannot_be_noted_is_refused(world: World, step: Any, text: str) -> None:
+def test_invalid_annotations_are_refused(world: World, step: Any, text: str) -> None:
     assert annotate(world, step, text, 422)["error"]
     assert world.json("annotations", run="one")["annotations"] == []
 
 
-def test_a_run_has_a_limited_number_of_them_and_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_a_limited_number_of_annotations_and_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(annotating, "MAX_ANNOTATED", 2)
     for step in (1, 2):
         annotate(world, step, "x")
@@ -53,7 +53,7 @@ def test_a_run_has_a_limited_number_of_them_and_says_so(world: World, monkeypatc
     assert [each["step"] for each in world.json("annotations")["annotations"]] == [1, 2]
 
 
-def test_a_change_is_news_for_the_pages(world: World) -> None:
+def test_a_change_is_announced_to_the_pages(world: World) -> None:
     before = world.run.edits.count
     annotate(world, 1, "x")
     assert world.run.edits.count == before + 1
@@ -62,7 +62,7 @@ def test_a_change_is_news_for_the_pages(world: World) -> None:
     assert world.run.edits.count == before + 2, "nothing was there the second time"
 
 
-def test_the_timeline_draws_them_where_their_steps_are_and_escapes_their_words(world: World) -> None:
+def test_the_timeline_draws_annotations_at_their_steps_and_escapes_their_text(world: World) -> None:
     newest = world.run.store.steps().newest
     assert newest is not None
     annotate(world, newest, '<b>"end"</b>')

@@ -155,7 +155,7 @@ def test_coverage_and_hooks_are_those_that_the_trainer_sent(world: World) -> Non
     assert world.json("hooks")["hooks"][0]["warning"] == "it lies"
 
 
-def test_the_flow_is_the_newest_or_the_one_that_was_known_in_a_step(world: World) -> None:
+def test_the_flow_is_the_newest_or_the_one_known_at_a_step(world: World) -> None:
     newest = world.json("flow")
     assert (newest["step"], newest["steps"], newest["seconds"]) == (9, [0, 9], 0.001)
     assert [(each["module"], each["fed_by"], each["how"]) for each in newest["calls"]] == [
@@ -174,7 +174,7 @@ def test_the_flow_is_the_newest_or_the_one_that_was_known_in_a_step(world: World
 
 @pytest.mark.parametrize("stat", STAT_NAMES)
 @pytest.mark.parametrize("points", [5, 1000])
-def test_a_series_equals_the_stores(world: World, stat: str, points: int) -> None:
+def test_a_series_equals_that_of_the_store(world: World, stat: str, points: int) -> None:
     for number in range(len(TAPS)):
         said = world.json("series", tap=number, stat=stat, points=points, first=2, last=18)["series"][0]
         truth = world.run.store.series(number, stat, 2, 18, points)
@@ -245,7 +245,7 @@ def test_quantiles_are_series_without_counts(world: World, stat: str, share: flo
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(500, 1000), (4, 2), (1, 1)])
-def test_a_heatmap_equals_the_stores(world: World, columns: int, rows: int) -> None:
+def test_a_heatmap_equals_that_of_the_store(world: World, columns: int, rows: int) -> None:
     said = world.json("heatmap", kind="output", stat="rms", columns=columns, rows=rows, counts=True)
     truth = world.run.store.heatmap("output", "rms", None, None, None, columns, rows)
     assert same(said["worst"], truth.worst)
@@ -270,7 +270,7 @@ def test_a_heatmap_without_taps_is_empty(world: World) -> None:
     assert "cells" in world.error("heatmap", 400, kind="output", stat="rms", columns=5000, rows=5000)
 
 
-def test_histograms_equal_the_stores(world: World) -> None:
+def test_histograms_equal_those_of_the_store(world: World) -> None:
     for tap in range(3):
         said = world.json("histograms", tap=tap, columns=6, bins=9)
         truth = world.run.store.histograms(tap, None, None, 6, 9)
@@ -278,7 +278,7 @@ def test_histograms_equal_the_stores(world: World) -> None:
             assert same(said[name], getattr(truth, name)), name
 
 
-def test_the_newest_values_equal_the_stores_and_are_sorted_as_requested(world: World) -> None:
+def test_the_newest_values_equal_those_of_the_store_and_are_sorted_as_requested(world: World) -> None:
     said = world.json("latest", sort="-rms", limit=3, match="layers.*")
     truth = world.run.store.latest(None, None, "-rms", 3, wanted=world.run.store.taps("layers.*"))
     assert said["stats"] == list(STAT_NAMES)
@@ -536,7 +536,7 @@ def test_layers_are_compared_however_each_run_numbers_them(world: World) -> None
     assert found["difference"] == [0.0 if step < 8 else value_at(step, 2) for step in range(0, STEPS, 2)]
 
 
-def test_all_layers_are_compared_even_more_than_are_read_at_once(world: World) -> None:
+def test_all_layers_are_compared_even_beyond_one_batch_of_reads(world: World) -> None:
     taps = tuple(Tap(f"layer.{number}", "output") for number in range(150))
     for name in ("wide", "wider"):
         run = open_run(world.runs, name)
@@ -596,7 +596,7 @@ def test_snapshots_of_the_script_and_of_requests_are_both_found(world: World) ->
         assert world.json(f"snapshots/{each['number']}")["step"] == each["step"]
 
 
-def test_the_rows_of_the_page_hooks_count_calls_values_and_the_hooks_of_others(world: World) -> None:
+def test_rows_of_the_hooks_page_count_calls_values_and_other_hooks(world: World) -> None:
     rows = {row["path"]: row for row in world.json("runs/one/module-rows")}
     assert list(rows) == [module.path for module in MODULES]
     assert (rows["layers.1"]["parent"], rows["layers.1"]["captured"]) == ("layers", True)

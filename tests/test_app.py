@@ -343,7 +343,7 @@ def test_numbers_are_short_and_non_finite_ones_are_named(value: float, text: str
 @pytest.mark.parametrize(
     ("fraction", "text"), [(0.0, "0.0%"), (1e-9, "< 0.1%"), (0.25, "25.0%"), (1.0, "100.0%"), (math.nan, "NaN")]
 )
-def test_a_small_share_is_not_shown_as_zero(fraction: float, text: str) -> None:
+def test_a_small_percentage_is_not_shown_as_zero(fraction: float, text: str) -> None:
     assert percent(fraction) == text
 
 

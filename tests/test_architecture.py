@@ -366,7 +366,7 @@ COMPUTING = {"app/pages/differences.py", "app/pages/views/provenance.py"}  # wit
 STORES_OWN = {"incidents", "captured", "usage", "dropped_alerts", "taps_announced"}  # docs/architecture.md says why
 
 
-def test_pages_report_and_figures_ask_a_reader_and_know_no_store() -> None:
+def test_pages_reports_and_figures_use_a_reader_and_never_a_store() -> None:
     """They may pass a run's store to rules and to `app/analysis`, which need columns of all taps."""
     for folder in ("app/pages", "app/analysis/figures"):
         for file in (each for each in _files(folder) if str(each.relative_to(ROOT)) not in COMPUTING):

@@ -123,7 +123,7 @@ def test_a_run_is_read_as_it_was_saved(
     assert_same(kept.store, kept.read())
 
 
-def test_a_run_of_a_release_that_knew_no_placements_is_read(tmp_path: Path) -> None:
+def test_a_run_from_a_release_without_placements_is_read(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.store.describe([MODULE])
     kept.take(make_frame(0))
@@ -443,7 +443,7 @@ def test_a_run_whose_histograms_have_other_bins_is_read_without_them(tmp_path: P
     assert not archive.damages
 
 
-def test_a_path_that_is_no_saved_run_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_path_without_a_saved_run(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is not a saved run"):
         read_archive(tmp_path)
 

@@ -75,7 +75,7 @@ def test_a_run_continued_after_a_restart_loses_no_step_when_its_parts_are_merged
     require_each_once(found, range(20))
 
 
-def test_an_event_that_was_saved_before_its_frame_is_not_doubled_when_the_frame_comes_again(tmp_path: Path) -> None:
+def test_an_event_saved_before_its_frame_is_not_duplicated_when_the_frame_is_resent(tmp_path: Path) -> None:
     """The server was killed between two files, or before its queue of frames was empty."""
     kept, store = writer(tmp_path)
     write_each(kept, store, range(5))
@@ -195,7 +195,7 @@ def test_an_unfinished_file_is_not_read_by_duckdb_or_polars(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("run_id", ["../../up", "<script>", "", "a b", "x" * 5000])
-def test_an_id_that_is_unsafe_in_a_url_is_refused_when_read(tmp_path: Path, run_id: str) -> None:
+def test_an_id_that_is_unsafe_in_a_url_is_refused_on_reading(tmp_path: Path, run_id: str) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, range(1))
     file = kept.folder / "run.json"
@@ -246,7 +246,9 @@ def test_a_part_that_is_not_a_regular_file_is_skipped_and_the_rest_is_read(
 
 
 @NO_FILES
-def test_a_folder_without_a_readable_run_file_hides_no_other_run(tmp_path: Path, put: Callable[[Path], None]) -> None:
+def test_a_folder_without_a_readable_run_file_does_not_hide_other_runs(
+    tmp_path: Path, put: Callable[[Path], None]
+) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, range(3))
     other = tmp_path / "other.hookcore"
@@ -313,7 +315,7 @@ def test_many_tiny_frames_are_read_without_an_object_for_each(tmp_path: Path) ->
     assert taken == [0] * 5
 
 
-def test_late_frames_are_reported_as_often_after_reading_as_before(tmp_path: Path) -> None:
+def test_late_frames_are_reported_equally_often_before_and_after_rereading(tmp_path: Path) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, [0, 5, 3, 6])
     names = [event.name for event in store.events()]

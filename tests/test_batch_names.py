@@ -90,7 +90,7 @@ def run(names: BatchNames, kind: str, step: int) -> Names | None:
     return names.of(kind, step) if kind.endswith("grad") else inside
 
 
-def test_names_are_those_of_the_next_pass() -> None:
+def test_names_belong_to_the_next_pass() -> None:
     names = BatchNames()
     names.begin_step(0, captured=False)
     names.give_tokens(["x"], 0)
@@ -184,7 +184,7 @@ def snapshot_of(shape: tuple[int, ...], names: Names, values: Any = None) -> Sna
     return Snapshot(Tap("m", "output"), 0, 0.0, "float64", shape, values, names=names)
 
 
-def test_a_dimension_has_names_only_if_no_other_may_be_meant() -> None:
+def test_a_dimension_is_named_only_if_it_is_unambiguous() -> None:
     of_three = Names((("a", "b", "c"), ("d", "e", "f")), labels=("one", "two"))
     maps = np.full((2, 4, 3, 3), 1 / 3)
     assert named(snapshot_of((2, 4, 3, 3), of_three, maps)).axes == (2, 3)

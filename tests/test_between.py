@@ -65,7 +65,7 @@ def test_values_after_the_step_that_are_logged_now_and_then(loop: Loop) -> None:
     assert loop.logged("average") == {4: 4, 9: 9, 14: 14, 19: 19}
 
 
-def test_texts_go_where_numbers_go(loop: Loop) -> None:
+def test_logged_texts_belong_to_the_same_step_as_numbers(loop: Loop) -> None:
     for step in range(5):
         loop.watcher.log_text("top", str(step))
         loop.update(loop.forward())

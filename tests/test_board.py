@@ -16,7 +16,7 @@ def world() -> World:
     return World()
 
 
-def test_a_chart_is_pinned_replaced_shown_of_every_run_and_unpinned(world: World) -> None:
+def test_a_chart_is_pinned_replaced_shown_for_every_run_and_unpinned(world: World) -> None:
     chart = {"name": "<head>: norm", "path": "series", "query": "tap=layers.0+output&stat=norm"}
     assert world.client.put("/api/v1/board", json={**chart, "query": "tap=x&stat=norm"}).status_code == 200
     assert world.client.put("/api/v1/board", json=chart).json() == {"charts": [chart]}

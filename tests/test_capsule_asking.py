@@ -106,7 +106,7 @@ def test_after_an_explosion_a_later_step_is_saved_that_says_what_it_is() -> None
     assert replay(kept.path, above=1e30).culprit is None
 
 
-def test_asking_changes_nothing_in_the_training() -> None:
+def test_a_capsule_request_changes_nothing_in_the_training() -> None:
     def outcome(watched: bool) -> tuple[str, str, list[str]]:
         seed_all()
         model = make_model()
@@ -121,7 +121,7 @@ def test_asking_changes_nothing_in_the_training() -> None:
 
 
 @pytest.mark.parametrize("when", ["exception", "never"])
-def test_the_setting_decides(when: Any) -> None:
+def test_the_capsule_setting_decides_whether_an_explosion_is_saved(when: Any) -> None:
     seed_all()
     model = make_model()
     with watch(model, capsule=when) as watcher:
@@ -142,7 +142,7 @@ def asked(number: int, step: int = 0, module: str = "") -> Command:
     return Command(number, "capsule", occasion=Occasion(f"exploding-{step}-0", step, module))
 
 
-def test_a_server_that_was_restarted_asks_in_vain() -> None:
+def test_a_restarted_server_cannot_request_the_same_step_again() -> None:
     model = nn.Linear(4, 4)
     with watch(model) as watcher:
         step_of(model, watcher)
@@ -246,7 +246,7 @@ def test_a_muted_incident_requests_nothing(world: World) -> None:
     assert [each.severity for each in run.store.incidents()] == ["error"]
 
 
-def test_a_run_that_has_ended_is_asked_for_nothing(world: World) -> None:
+def test_an_ended_run_gets_no_requests(world: World) -> None:
     given = batch([0, 1, 2], bad=1)
     ended = replace(given, items=(*given.items, wire.EndItem(3, 2)))
     assert not world.take(ended).commands
@@ -271,7 +271,7 @@ def incident(kind: Kind = "output", rule: str = "exploding", **others: Any) -> I
     return Incident(rule, link, first_step=40, last_step=60, steps=20, **about)
 
 
-def test_the_first_error_is_the_one_that_was_found_first() -> None:
+def test_the_first_error_is_the_earliest_found() -> None:
     early, late = incident(rule="dead", told=50), incident(rule="stalled")
     occasion = FirstError().news(Kept(late, early))
     assert occasion is not None
@@ -378,7 +378,7 @@ def test_a_threshold_counts_in_its_pass_and_masks_are_not_blamed(
 # The pages
 
 
-def test_an_incident_shows_the_step_that_was_asked_for_after_it() -> None:
+def test_an_incident_shows_the_step_requested_after_it() -> None:
     seed_all()
     model = make_model()
     with watch(model) as watcher:

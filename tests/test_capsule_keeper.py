@@ -130,7 +130,7 @@ def test_nothing_changes_in_the_training() -> None:
 
 
 @pytest.mark.parametrize("bad", range(4))
-def test_in_each_of_four_micro_batches(bad: int) -> None:
+def test_the_bad_micro_batch_of_four_is_found(bad: int) -> None:
     seed_all()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -163,7 +163,7 @@ def test_parts_that_a_framework_calls_are_models() -> None:
     assert guilty(found)
 
 
-def test_only_a_gradient_is_bad() -> None:
+def test_a_bad_gradient_alone_is_found() -> None:
     class Root(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -232,7 +232,7 @@ def test_an_interruption_saves_nothing() -> None:
     assert not events_of(watcher, "capsule-missed")
 
 
-def test_a_step_is_saved_when_asked_for_even_if_nothing_is_wrong_or_armed() -> None:
+def test_a_requested_step_is_saved_even_if_nothing_is_wrong_or_armed() -> None:
     seed_all()
     model = Net()
     with watch(model, capsule="never") as watcher:
@@ -264,7 +264,7 @@ def test_a_lasting_nan_is_saved_once_and_at_most_three_steps_in_a_run() -> None:
         assert len(capsules_of(watcher)) == keeper_module.MAX_WRITTEN
 
 
-def test_a_scaler_that_looks_for_its_scale_saves_nothing() -> None:
+def test_a_scaler_searching_for_its_scale_saves_no_step() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -351,7 +351,7 @@ def test_between_captured_steps_no_batch_and_no_model_is_kept_alive() -> None:
         assert gone() is None
 
 
-def test_a_checkpointed_model_and_two_models_in_turn() -> None:
+def test_a_bad_batch_between_two_alternating_models_is_found() -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -383,7 +383,7 @@ def test_a_checkpointed_model_and_two_models_in_turn() -> None:
     assert "argument" in found[0].culprit.operator
 
 
-def test_old_runs_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_runs_are_dropped_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_module, "MAX_RUNS", 2)
     seen = []
     for _ in range(4):

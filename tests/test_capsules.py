@@ -208,7 +208,7 @@ def recorded(path: Path, function: Callable[[Tensor], Tensor], when: Any = "erro
 
 @pytest.mark.filterwarnings("ignore:std.*degrees of freedom:UserWarning")
 @pytest.mark.parametrize("function", GUILTY)
-def test_the_guilty_line_is_found(path: Path, function: Callable[[Tensor], Tensor]) -> None:
+def test_the_offending_line_is_found(path: Path, function: Callable[[Tensor], Tensor]) -> None:
     found = recorded(path, function)
     assert found.culprit is not None
     assert found.culprit.line is not None, found.culprit
@@ -252,7 +252,7 @@ def forgets_to_write(x: Tensor) -> Tensor:
     return x + y
 
 
-def test_a_mask_that_reaches_the_output_is_not_a_mistake_of_the_operators(path: Path) -> None:
+def test_a_mask_that_reaches_the_output_is_not_blamed_on_an_operator(path: Path) -> None:
     found = recorded(path, masked_logits, "asked")
     assert found.culprit is not None
     assert found.culprit.origin == "constant"
@@ -298,7 +298,7 @@ def grows(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("name", "place"), [("argument", "argument 0"), ("weight", "weight layer.weight")])
-def test_what_was_bad_before_the_step_is_named(path: Path, name: str, place: str) -> None:
+def test_bad_values_from_before_the_step_are_named(path: Path, name: str, place: str) -> None:
     model, batch = Applied(torch.tanh), torch.randn(3, 4)
     if name == "argument":
         batch[1, 2] = float("nan")
@@ -321,7 +321,7 @@ def test_a_loss_that_fails_outside_of_the_model_is_distinguished_from_the_model(
     assert (found.culprit.origin, found.culprit.operator) == ("given", "activation gradient")
 
 
-def test_the_bad_micro_batch_of_an_accumulation_is_the_one_in_the_capsule(path: Path) -> None:
+def test_the_capsule_has_the_bad_micro_batch_of_an_accumulation(path: Path) -> None:
     model = Applied(acos_of_outliers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with torch.no_grad():

@@ -126,7 +126,7 @@ def test_channels_survive_on_disk(tmp_path: Path) -> None:
     assert found.first_step.tolist() == [0, 2, 4]
 
 
-def test_of_many_rows_and_columns_the_largest_value_is_shown_and_nan_before_all() -> None:
+def test_merged_rows_and_columns_show_the_largest_value_with_nan_first() -> None:
     values = np.random.default_rng(0).normal(size=(10, 7)).astype(np.float32)  # step, channel
     values[4, 5] = np.nan
     store = store_with(*(snapshot(3 * step, row) for step, row in enumerate(values)))
@@ -171,7 +171,7 @@ def test_a_full_log_merges_and_the_largest_value_of_every_channel_is_never_lost(
     assert all(((found.first_step <= step) & (step <= found.last_step)).sum() == 1 for step in truth)
 
 
-def test_a_tensor_of_another_width_begins_anew_and_one_without_room_is_counted() -> None:
+def test_a_tensor_of_a_different_width_starts_over_and_one_without_room_is_counted() -> None:
     store = store_with(snapshot(0, [1.0, 2.0]), snapshot(1, [1.0, 2.0]), snapshot(2, [1.0, 2.0, 3.0]))
     assert store.channels(0).first_step.tolist() == [2]
     assert store.usage().dropped["channels_dropped"] == 2

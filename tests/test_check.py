@@ -82,7 +82,7 @@ def test_a_crashed_training_fails(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "out of memory" in capsys.readouterr().out
 
 
-def test_a_run_without_steps_can_not_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_steps_cannot_be_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", save_layer(tmp_path, steps=0)]) == 2
     assert "so it can't be judged" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "none")]) == 2
@@ -126,7 +126,7 @@ def save_with_broken_rule(folder: Path) -> str:
     return str(kept_in(folder))
 
 
-def test_own_rules_and_advice_are_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_custom_rules_and_advice_are_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save_with_broken_rule(tmp_path)
     assert main(["check", path]) == 1
     text = capsys.readouterr().out

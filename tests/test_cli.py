@@ -45,7 +45,7 @@ def test_the_help_names_every_command_and_shows_examples(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_ends_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_commands_help_ends_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0
@@ -80,7 +80,7 @@ for arguments in (["--help"], ["run", "--help"], ["demo", "--help"], ["doctor", 
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_matches_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"hookcore {hookcore.__version__}\n"

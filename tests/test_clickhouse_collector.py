@@ -115,7 +115,7 @@ def test_an_older_schema_is_migrated_step_by_step_and_keeps_its_data(url: str, c
     assert len(ran) == 3
 
 
-def test_a_schema_of_a_later_release_is_refused_in_words(url: str, connected: Connect) -> None:
+def test_a_schema_of_a_later_release_is_refused_with_a_clear_message(url: str, connected: Connect) -> None:
     connected(url).do("INSERT INTO versions SELECT 99, now(), 'hookcore 7.0'")
     with pytest.raises(SchemaError, match=r"has schema 99, and this hookcore \(a test\) knows up to \d+"):
         connected(url).read("SELECT 1")
@@ -196,7 +196,7 @@ def test_the_newest_step_waits_for_its_other_parts(collector: Collector, url: st
     assert node.ask("SELECT sum(present) FROM rollups WHERE lane = 0 AND level = 3", database) == "4"
 
 
-def test_the_newest_step_of_a_rank_that_was_started_again_waits_for_no_minute(
+def test_the_newest_step_of_a_restarted_rank_does_not_wait_a_minute(
     collector: Collector, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "REPLACED_S", 0.0)
@@ -223,7 +223,7 @@ def test_a_repeated_batch_is_stored_once_and_a_damaged_frame_is_counted(
     assert 'hookcore_items_dropped_total{reason="refused"} 1.0' in collector.client.get("/metrics").text
 
 
-def test_runs_of_several_days_are_in_partitions_of_their_own(collector: Collector, url: str, server: Nodes) -> None:
+def test_runs_of_several_days_are_in_separate_partitions(collector: Collector, url: str, server: Nodes) -> None:
     for day in range(3):
         info = msgspec.structs.replace(a_run(f"run-{day}"), started_s=86_400.0 * (20_000 + day))
         item = frame_item(0, a_frame(0))
@@ -329,7 +329,7 @@ def _cut(collector: Collector) -> Job:
     return job
 
 
-def test_a_restarted_collector_calls_no_rank_silent_that_it_has_not_heard_yet(
+def test_a_restarted_collector_does_not_call_ranks_silent_before_they_report(
     tmp_path: Path, url: str, server: Nodes
 ) -> None:
     first = Collector(tmp_path, url)
@@ -347,7 +347,7 @@ def test_a_restarted_collector_calls_no_rank_silent_that_it_has_not_heard_yet(
     second.stop()
 
 
-def test_the_newest_sign_of_life_counts_although_clocks_go_back_and_differ(
+def test_the_newest_heartbeat_counts_even_if_clocks_go_back_or_differ(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hour = 3
@@ -452,7 +452,7 @@ def test_a_run_whose_first_answer_was_lost_so_that_two_processes_have_its_beginn
     count_once(server.nodes, database_of(url), {"run": 9})
 
 
-def test_a_process_that_comes_back_after_another_one_took_over_inserts_only_what_that_lacks(
+def test_a_process_that_returns_after_a_takeover_inserts_only_missing_items(
     tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(homes, "CLAIM_S", 1)
@@ -532,7 +532,7 @@ def test_clickhouse_that_hangs_while_it_inserts_doubles_nothing(
 # -- clusters ----------------------------------------------------------------------------------------------------------
 
 
-def test_replicas_have_the_same_whatever_is_killed_and_while_zookeeper_is_away_everything_waits(tmp_path: Path) -> None:
+def test_replicas_agree_after_any_kill_and_everything_waits_for_zookeeper(tmp_path: Path) -> None:
     with running(replicas=2) as nodes:
         one, other = nodes.nodes
         port = free_port()

@@ -25,10 +25,10 @@ from tests.test_clickhouse_collector import (  # noqa: F401
     connected,
     test_a_repeated_batch_is_stored_once_and_a_damaged_frame_is_counted,
     test_a_run_is_stored_with_names_description_items_and_signs_of_life,
-    test_a_schema_of_a_later_release_is_refused_in_words,
+    test_a_schema_of_a_later_release_is_refused_with_a_clear_message,
     test_a_segment_partly_inserted_by_a_killed_collector_is_completed,
     test_an_older_schema_is_migrated_step_by_step_and_keeps_its_data,
-    test_runs_of_several_days_are_in_partitions_of_their_own,
+    test_runs_of_several_days_are_in_separate_partitions,
     test_the_newest_step_waits_for_its_other_parts,
     test_the_tables_are_made_once_and_found_again,
 )
@@ -38,25 +38,25 @@ from tests.test_clickhouse_past import (  # noqa: F401
     shards,
     test_a_heatmap_of_a_long_run_shows_every_extreme_and_counts_every_step,
     test_histograms_of_a_long_run_count_every_value,
-    test_points_of_a_long_run_have_exactly_what_the_steps_have_that_they_name,
+    test_points_of_a_long_run_match_exactly_the_steps_they_name,
 )
 from tests.test_clickhouse_servers import (  # noqa: F401
     serve,
     test_a_command_of_any_server_reaches_the_trainer_through_its_collector,
-    test_days_whose_runs_have_been_silent_for_long_enough_are_dropped_everywhere,
+    test_days_with_only_long_silent_runs_are_dropped_everywhere,
     test_two_servers_show_the_same_runs_and_the_same_edits,
 )
 from tests.test_clickhouse_sums import (  # noqa: F401
     at_once,
     ranks,
     test_histograms_of_all_layers_over_many_steps_are_read_from_few_rows,
-    test_stored_histograms_count_exactly_what_the_steps_have,
-    test_sums_of_a_release_that_stored_none_of_histograms_are_kept_and_histograms_follow,
+    test_stored_histograms_have_exactly_the_counts_of_the_steps,
+    test_sums_of_a_release_without_summed_histograms_are_kept_and_histograms_are_added,
 )
 from tests.test_store_contract import (  # noqa: F401
     servers,
-    test_a_long_run_that_is_opened_late_says_what_begins_late_and_answers_the_rest_in_the_same_way,
-    test_servers_answer_the_same,
+    test_a_long_run_opened_late_says_what_begins_late_and_answers_everything_else_alike,
+    test_both_servers_give_the_same_answers,
 )
 
 pytestmark = pytest.mark.slow
@@ -113,7 +113,7 @@ def test_a_block_is_an_insert_of_its_own_with_runs_of_any_number_of_days(cluster
     assert (found.one("days"), found.one("collected")) == (150, 0)
 
 
-def test_a_repeated_block_is_recognized_by_its_hash_also_behind_the_view(nodes: Nodes) -> None:
+def test_a_repeated_block_is_recognized_by_its_hash_through_the_view_too(nodes: Nodes) -> None:
     """The engine has no replicas here, but recognizes blocks of other tables in the same way if that is enabled."""
     url, items = new_database(nodes.url), [frame_item(step, a_frame(step)) for step in range(20)]
     with closing(connect(ClusterAddress.of(url), "a test")) as cluster:

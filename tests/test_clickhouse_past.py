@@ -266,7 +266,7 @@ def test_the_newest_values_before_any_step_are_known(short: Both, step: int) -> 
     short.same("latest", first=max(0, step - 1), last=step, sort="rms")
 
 
-def test_points_of_a_long_run_have_exactly_what_the_steps_have_that_they_name(long: Both) -> None:
+def test_points_of_a_long_run_match_exactly_the_steps_they_name(long: Both) -> None:
     everything = long.whole.series(1, "rms", points=STEPS)
     for span in ((None, None), (1000, 7900), (1234, 6777)):
         found = long.small.series(1, "rms", *span, points=300)
@@ -305,7 +305,7 @@ def test_histograms_of_a_long_run_count_every_value(long: Both) -> None:
     assert len(found.first_step) > 60
 
 
-def test_what_is_not_stored_yet_comes_from_memory_without_a_gap(cluster: Cluster) -> None:
+def test_unstored_steps_come_from_memory_without_a_gap(cluster: Cluster) -> None:
     """ClickHouse lags by more steps than memory has exactly."""
     made = a_run(6000, seed=5, parts=False)
     both = Both(cluster, "lagging", made)
@@ -319,7 +319,7 @@ def test_what_is_not_stored_yet_comes_from_memory_without_a_gap(cluster: Cluster
     assert counts[0] == counts[1]
 
 
-def test_rules_read_memory_only_and_the_page_is_told_why_old_steps_are_coarse(cluster: Cluster) -> None:
+def test_rules_read_only_memory_and_the_page_says_why_old_steps_are_coarse(cluster: Cluster) -> None:
     both = Both(cluster, "away", a_run(3000, seed=6))
     memory = Store(SMALL)
     memory.announce(TAPS)
@@ -346,9 +346,7 @@ def test_rules_read_memory_only_and_the_page_is_told_why_old_steps_are_coarse(cl
     assert not both.past.trouble
 
 
-def test_what_cannot_be_read_stays_missing_whatever_else_is_read(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_rows_stay_missing_whatever_else_is_read(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     both = Both(cluster, "partly", a_run(3000, seed=6))
     shard, read = both.past._shard, both.past._shard.read
 
@@ -372,7 +370,7 @@ def test_what_cannot_be_read_stays_missing_whatever_else_is_read(
     assert not both.past.trouble
 
 
-def test_runs_that_are_asked_about_together_answer_as_alone_by_one_question(
+def test_one_query_about_several_runs_gives_the_same_answers_as_one_query_each(
     short: Both, sparse: Both, long_one: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both, (shard, read, reads) = (short, sparse, long_one), (short.past._shard, short.past._shard.read, list[str]())
@@ -566,9 +564,7 @@ def reads_of(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_sums_over_the_steps_of_ranks_are_read_where_they_say_the_same(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sums_over_the_steps_of_ranks_are_read_if_they_agree(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the first attempt, all ranks have captured the same steps."""
     monkeypatch.setattr(asked, "LARGE", 0)
     monkeypatch.setattr(rankspast, "MAX_ADDED", 0)
@@ -586,7 +582,7 @@ def test_sums_over_the_steps_of_ranks_are_read_where_they_say_the_same(
     assert ranks.past.rows("rms", [0], (140, 160), 1000) is None, "in the second attempt, rank 2 skips steps"
 
 
-def test_what_all_ranks_have_together_is_partial_if_it_is_too_much_or_a_rank_is_missing(
+def test_the_sum_of_all_ranks_is_partial_if_it_is_too_large_or_a_rank_is_missing(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -667,7 +663,7 @@ def counts_of(past: RanksPast, span: tuple[int, int], tap: int = 0) -> dict[int,
     return dict(zip(rows.first.tolist(), rows.mean[:, 0].tolist(), strict=True))
 
 
-def test_what_is_lost_makes_its_steps_unknown_and_what_is_stored_twice_counts_once(
+def test_lost_rows_make_their_steps_unknown_and_duplicate_rows_count_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = cluster.shards[0]
@@ -706,7 +702,7 @@ def test_what_is_lost_makes_its_steps_unknown_and_what_is_stored_twice_counts_on
     assert counts_of(found, (0, 11)) == dict.fromkeys(range(12), 192)
 
 
-def test_what_clickhouse_has_lost_of_all_ranks_is_said_to_be_missing(cluster: Cluster) -> None:
+def test_data_of_all_ranks_lost_by_clickhouse_is_reported_as_missing(cluster: Cluster) -> None:
     shard = cluster.shards[0]
     parts = [(range(3), {}), (range(3, 5), {"rows": 0}), (range(5, 7), {"sketches": 0}), (range(7, 9), {})]
     for rank in range(2):
@@ -729,7 +725,7 @@ def test_what_clickhouse_has_lost_of_all_ranks_is_said_to_be_missing(cluster: Cl
 
 
 @pytest.mark.parametrize("table", ["rows", "rollups_in", "sketches", "sketch_rollups"])
-def test_sums_over_steps_are_not_used_if_they_have_something_twice_or_not_at_all(
+def test_sums_over_steps_with_duplicates_or_gaps_are_not_used(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     """All ranks have the same damage, so they don't differ."""

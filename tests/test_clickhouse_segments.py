@@ -71,7 +71,7 @@ def test_columns_of_all_types_are_the_same_after_a_round_trip() -> None:
             assert found.numbers(name).tobytes() == np.asarray(values).tobytes()
 
 
-def test_several_blocks_of_an_answer_are_joined_and_empty_ones_don_t_matter() -> None:
+def test_several_blocks_of_an_answer_are_joined_and_empty_ones_are_ignored() -> None:
     def block(numbers: list[int]) -> bytes:
         lists = Lists(np.arange(len(numbers) + 1), np.array(numbers, np.uint32))
         texts = [str(number).encode() for number in numbers]
@@ -314,7 +314,7 @@ def test_parts_of_a_step_are_kept_as_they_came_and_merged_for_queries() -> None:
     assert by_step(answer, 0)[5]["count"] == 3
 
 
-def test_frames_that_come_too_late_are_kept_but_not_counted() -> None:
+def test_late_frames_are_kept_but_not_counted() -> None:
     late = [frame(step, np.ones((1, len(STATS)))) for step in (4, 5, 3, 6)]
     answer = table_of([a_piece(as_items(late), before=4)], ROWS)
     assert sorted(by_step(answer, 0)) == [5, 6]
@@ -328,7 +328,7 @@ def test_rows_of_taps_without_names_are_kept_but_not_counted() -> None:
     assert by_step(answer, 9) == {}
 
 
-def test_a_row_says_whose_it_is_and_where_it_came_from() -> None:
+def test_a_row_shows_its_owner_and_its_origin() -> None:
     made = frame(1, np.ones((2, len(STATS))), owners=np.array([0, -1], np.int32))
     answer = table_of([a_piece(as_items([made], 41))], ROWS)
     taps = answer.numbers("lane") < 2
@@ -352,7 +352,7 @@ def test_the_mark_of_a_segment_is_in_every_block_and_the_rows_are_sorted() -> No
         assert rows == sorted(rows) or table is ROLLUPS_IN
 
 
-def test_the_same_items_make_the_same_bytes_in_whatever_order_their_runs_come() -> None:
+def test_the_same_items_make_the_same_bytes_in_any_order_of_runs() -> None:
     made = [frame(step, np.ones((2, len(STATS))), scalars={"b": 1.0, "a": 2.0}) for step in range(3)]
     pieces = [a_piece(as_items(made), run=run) for run in ("a", "b")]
     assert blocks_of("spool", 7, pieces) == blocks_of("spool", 7, pieces[::-1])
@@ -393,7 +393,7 @@ def test_a_frame_without_values_of_tensors_is_whole_without_its_arrays() -> None
     assert frame_of(back).scalars == made.scalars
 
 
-def test_counts_of_rows_and_sketches_tell_when_a_frame_is_complete() -> None:
+def test_counts_of_rows_and_sketches_show_when_a_frame_is_complete() -> None:
     block = SketchBlock(np.array([0, 0, 2], np.uint32), np.array([3, 4], np.uint16), np.array([1, 1], np.uint32))
     items = as_items([frame(1, np.ones((2, len(STATS))), sketches=block)])
     answer = table_of([a_piece(items)], ITEMS)
@@ -434,7 +434,7 @@ def a_job(number: int) -> Job:
     return Job(cut=Cut(number, 0, 5, ()))
 
 
-def test_jobs_behind_a_failed_one_are_checked_like_it() -> None:
+def test_jobs_after_a_failed_one_are_checked_too() -> None:
     slot, first, second, third = _Slot(), a_job(1), a_job(2), a_job(3)
     slot.put(first)
     slot.put(second)

@@ -168,7 +168,7 @@ def test_edits_at_the_very_same_moment_are_all_kept(url: str, monkeypatch: pytes
         world.app.state.shared.close()
 
 
-def test_what_was_changed_here_is_put_into_the_newest_content_and_nothing_else() -> None:
+def test_only_local_changes_are_merged_into_the_newest_content() -> None:
     before = {"name": "run", "notes": "", "tags": ["a"], "annotations": {"1": "x", "2": "y"}}
     mine = {**before, "notes": "mine", "annotations": {"2": "y", "3": "z"}}
     newest = {"name": "theirs", "notes": "theirs", "annotations": {"1": "x", "2": "y", "4": "w"}, "later": 1}
@@ -176,7 +176,7 @@ def test_what_was_changed_here_is_put_into_the_newest_content_and_nothing_else()
     assert merged(before, mine, newest) == expected
 
 
-def test_saved_views_and_the_board_are_those_of_all_servers_and_outlast_them(url: str, serve: Serve) -> None:
+def test_saved_views_and_the_board_are_shared_by_all_servers_and_outlast_them(url: str, serve: Serve) -> None:
     one, two = serve(url), serve(url)
 
     def names(world: World, what: str) -> list[str]:
@@ -197,9 +197,7 @@ def test_saved_views_and_the_board_are_those_of_all_servers_and_outlast_them(url
     assert time.time() < views.DAY * 86_400, "only days that are over are dropped"
 
 
-def test_thresholds_that_are_changed_on_one_server_hold_on_the_others(
-    url: str, collector: Collector, serve: Serve
-) -> None:
+def test_thresholds_changed_on_one_server_apply_on_the_others(url: str, collector: Collector, serve: Serve) -> None:
     one, two = serve(url), serve(url)
     collector.send(range(20))
     for world in (one, two):
@@ -316,7 +314,7 @@ def test_a_wrong_password_is_refused_at_the_start_and_a_server_that_is_away_is_n
     assert "Runs of 127.0.0.1:9 may be missing" in world.client.get("/", headers={"Accept": "text/html"}).text
 
 
-def test_settings_that_do_not_go_together_are_refused() -> None:
+def test_incompatible_settings_are_refused() -> None:
     settings = ServerSettings(store="clickhouse://box/runs", keep="somewhere")
     with pytest.raises(ArgumentError, match="keep and store are both set"):
         serving._with_folder(settings, {})
@@ -369,9 +367,7 @@ def test_a_shard_that_is_down_hides_nothing_silently(
             collector.stop()
 
 
-def test_a_run_that_can_not_be_opened_now_says_so(
-    tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_be_opened_now_says_so(tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "FULL", 0.0)  # no run is read before a reader opens it
     with running() as nodes:
         collector = Collector(tmp_path, nodes.url)
@@ -399,7 +395,7 @@ def test_a_run_that_can_not_be_opened_now_says_so(
         (SchemaError("a later release"), "(a later release). Try again"),
     ],
 )
-def test_what_clickhouse_does_wrong_is_not_called_an_error_of_the_reader(
+def test_clickhouse_failures_are_not_reported_as_client_errors(
     monkeypatch: pytest.MonkeyPatch, error: HookcoreError, said: str
 ) -> None:
     def refuse(run: str) -> None:
@@ -432,7 +428,7 @@ def test_a_crash_that_arrives_while_the_run_is_read_is_shown_once(
 
 
 @pytest.mark.parametrize("is_inserted", [True, False])
-def test_frames_that_lost_their_rows_do_not_hold_up_the_rest_and_are_named(
+def test_frames_that_lost_their_rows_are_named_and_do_not_delay_the_rest(
     url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, is_inserted: bool
 ) -> None:
     monkeypatch.setattr(shared, "LOOK_S", 0.05)
@@ -479,7 +475,7 @@ def _steps_of_all(world: World) -> list[int]:
 @pytest.mark.parametrize(
     ("whole", "frames", "begin"), [(10_000, 1024, None), (600, 1024, 20), (300, 1024, 26), (300, 2, 28)]
 )
-def test_of_a_long_training_that_was_restarted_memory_has_the_newest_steps_and_clickhouse_the_rest(
+def test_in_a_long_restarted_training_memory_has_the_newest_steps_and_clickhouse_the_rest(
     url: str, serve: Serve, monkeypatch: pytest.MonkeyPatch, whole: int, frames: int, begin: int | None
 ) -> None:
     monkeypatch.setattr(opening, "WHOLE_ROWS", whole)  # a frame counts as 25
@@ -575,7 +571,7 @@ def test_the_last_steps_of_an_attempt_that_are_stored_after_the_next_one_has_beg
     shared_runs.close()
 
 
-def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are_read_before_the_sum(
+def test_ranks_too_large_for_memory_are_not_blamed_and_the_others_are_read_before_the_sum(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world(store=url)  # without a thread: the test polls
@@ -617,7 +613,7 @@ def test_ranks_that_do_not_fit_into_memory_are_not_blamed_and_those_that_fit_are
     shared_runs.close()
 
 
-def test_what_a_rank_sent_while_it_was_not_in_memory_is_added_to_the_sum_or_counted(
+def test_frames_of_a_rank_that_was_not_in_memory_are_added_to_the_sum_or_counted(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
@@ -671,7 +667,7 @@ def test_what_a_rank_sent_while_it_was_not_in_memory_is_added_to_the_sum_or_coun
 # -- how long runs are kept --------------------------------------------------------------------------------------------
 
 
-def test_days_whose_runs_have_been_silent_for_long_enough_are_dropped_everywhere(
+def test_days_with_only_long_silent_runs_are_dropped_everywhere(
     url: str, nodes: Cluster, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
@@ -716,7 +712,7 @@ def test_days_whose_runs_have_been_silent_for_long_enough_are_dropped_everywhere
     cluster.close()
 
 
-def test_runs_whose_day_was_dropped_leave_the_list_of_every_server(
+def test_runs_of_dropped_days_leave_the_list_on_every_server(
     url: str, nodes: Cluster, collector: Collector, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "UNLIST_LOOKS", 1)

@@ -132,7 +132,7 @@ def check(ranks: Ranks, found: Rows, exact: Rows, span: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("span", [(0, sum(LENGTHS) - 1), (30, 333), (128, 149), (151, 399)])
-def test_stored_sums_have_exactly_what_the_steps_have(
+def test_stored_sums_equal_exactly_those_of_the_steps(
     ranks: Ranks, span: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exact = {}
@@ -151,9 +151,7 @@ def test_stored_sums_have_exactly_what_the_steps_have(
             check(ranks, found, Rows.join(ranks.whole._gather(ranks.whole.source_of_scalar(name), (None, None))), span)
 
 
-def test_a_question_that_would_add_up_too_much_is_answered_from_few_rows(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_query_is_answered_from_few_rows(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rankspast, "MAX_ADDED", 0)
     asked = reads_of(ranks, monkeypatch)
     found = ranks.past.rows("rms", [1], (0, 399), 5)
@@ -215,7 +213,7 @@ def all_taps(ranks: Ranks) -> list[int]:
 
 
 @pytest.mark.parametrize("span", [(0, sum(LENGTHS) - 1), (30, 333), (128, 149), (151, 399)])
-def test_stored_histograms_count_exactly_what_the_steps_have(ranks: Ranks, span: tuple[int, int]) -> None:
+def test_stored_histograms_have_exactly_the_counts_of_the_steps(ranks: Ranks, span: tuple[int, int]) -> None:
     for tap in all_taps(ranks):
         for columns in (1, 3):
             found = ranks.past.sketches(tap, span, columns)
@@ -325,7 +323,7 @@ def test_steps_that_lack_something_are_not_stored_and_the_others_are(cluster: ob
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("owner", [None, 0])
-def test_histograms_that_are_lost_are_not_stored_and_neither_are_those_of_their_steps(
+def test_lost_histograms_are_not_stored_and_neither_are_the_others_of_their_steps(
     cluster: object,  # noqa: F811
     shards: Sequence[Shard],  # noqa: F811
     owner: int | None,
@@ -349,7 +347,7 @@ def test_histograms_that_are_lost_are_not_stored_and_neither_are_those_of_their_
 
 
 @pytest.mark.usefixtures("at_once")
-def test_histograms_of_all_layers_that_are_too_many_to_add_up_are_left_out_and_the_answer_says_so(
+def test_histograms_of_too_many_layers_are_left_out_and_the_answer_says_so(
     shards: Sequence[Shard],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -374,7 +372,7 @@ def test_histograms_of_all_layers_that_are_too_many_to_add_up_are_left_out_and_t
 
 
 @pytest.mark.usefixtures("at_once")
-def test_sums_of_a_release_that_stored_none_of_histograms_are_kept_and_histograms_follow(
+def test_sums_of_a_release_without_summed_histograms_are_kept_and_histograms_are_added(
     cluster: Cluster,  # noqa: F811
 ) -> None:
     runs = ("migrated-0", "migrated-1")
@@ -419,7 +417,7 @@ def test_steps_wait_for_the_slowest_rank_and_for_late_collectors(
     assert Marks.of(over).stored[LEAF][1].tolist() == [64, 64, 64, 8]
 
 
-def test_of_a_live_training_steps_are_added_up_when_there_are_many_or_it_is_over(
+def test_steps_of_a_live_training_are_summed_once_there_are_many_or_it_ends(
     shards: Sequence[Shard],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -95,7 +95,7 @@ def test_a_collector_that_does_not_trust_the_certificate_says_so_and_keeps_every
 
 
 @pytest.mark.usefixtures("trust")
-def test_what_does_not_fit_the_server_is_named(secured: Secured) -> None:
+def test_tls_mismatches_are_named(secured: Secured) -> None:
     plain = secured.node.port
     for url, message in (
         (secured.url("a", host="127.1"), r"its certificate is not trusted \(.*not valid for '127\.1'"),

@@ -107,7 +107,7 @@ def test_steps_are_annotated(client: Client) -> None:
     assert [each.step for each in client.annotations("one")] == [1]
 
 
-def test_the_description_of_a_run_is_the_one_that_was_sent(client: Client) -> None:
+def test_the_description_of_a_run_is_returned_as_sent(client: Client) -> None:
     modules = client.modules()
     assert [(each.path, each.type, each.parent) for each in modules] == [
         (each.path, each.type, each.parent) for each in MODULES
@@ -120,7 +120,7 @@ def test_the_description_of_a_run_is_the_one_that_was_sent(client: Client) -> No
     assert client.hooks() == list(HOOKS)
 
 
-def test_numbers_over_time_equal_the_stores(world: Served, client: Client) -> None:
+def test_numbers_over_time_equal_those_of_the_store(world: Served, client: Client) -> None:
     store = _store(world)
     one, truth = client.series(TAPS[2].label, "rms", 1, 18, points=5), store.series(2, "rms", 1, 18, 5)
     for name in ("first_step", "last_step", "mean", "min", "max", "present", "nonfinite"):

@@ -60,7 +60,7 @@ def test_the_last_layer_before_the_cut_is_named_in_the_first_steps() -> None:
         assert "in 2 is 7 decades below that in 4" in found.message
 
 
-def test_a_smaller_fall_and_one_to_zero_are_none() -> None:
+def test_a_smaller_fall_and_a_fall_to_zero_are_not_cliffs() -> None:
     assert not vanishing(net(1e-3))
     assert not vanishing(net(0.0))  # other rules report gradients of zero
 

@@ -302,7 +302,7 @@ def test_steps_are_the_same_under_every_setting(turns: list[Callable[[World], No
     st.sampled_from(list(SETTINGS)),
     st.lists(st.sampled_from([turn for turn in TURNS if turn not in AT_FIRST]), max_size=5),
 )
-def test_steps_are_the_same_if_one_optimizer_worked_alone_at_first(
+def test_steps_are_the_same_if_one_optimizer_starts_alone(
     turns: list[Callable[[World], None]], name: str, later: list[Callable[[World], None]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:

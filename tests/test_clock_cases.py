@@ -129,7 +129,7 @@ def test_gradients_of_an_optimizer_inside_the_backward_pass_belong_to_the_captur
 
 
 @pytest.mark.parametrize("in_data", [False, True])
-def test_manual_updates_are_counted_from_one_reset_to_the_next(in_data: bool) -> None:
+def test_manual_updates_are_counted_between_resets(in_data: bool) -> None:
     model = _net()
     with watch(model, every=2) as watcher:
         for turn in range(200):

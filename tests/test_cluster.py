@@ -140,7 +140,7 @@ def _nginx_conf(ports: dict[str, int]) -> str:
     return text
 
 
-def test_the_proxy_leads_to_all_servers_and_its_configuration_is_valid(tmp_path: Path) -> None:
+def test_the_proxy_forwards_to_all_servers_and_its_configuration_is_valid(tmp_path: Path) -> None:
     servers = [name for name, each in OURS.items() if each["command"] == ["serve"]]
     assert re.findall(r"server ([a-z]\S+):8642", NGINX.read_text()) == servers
     assert f"listen {SERVICES['proxy']['ports'][0].rpartition(':')[2]};" in NGINX.read_text()

@@ -67,7 +67,7 @@ def _filled(folder: Path, *, count: int = 5, limit: int = 10**6, segment: int = 
     return spool
 
 
-def test_records_are_there_again_after_a_restart_in_their_order(tmp_path: Path) -> None:
+def test_records_survive_a_restart_in_order(tmp_path: Path) -> None:
     _filled(tmp_path).close()
     again = Spool(tmp_path, 10**6, NEVER_S, 2000)
     records = list(again.recover())
@@ -93,7 +93,7 @@ def test_a_record_that_was_written_in_part_is_cut_off_and_the_rest_is_read(
 
 
 @pytest.mark.parametrize("at", [0, 4, 5, 7, 12, 13, 14, 16, 23, 24, 31, 32, 35])
-def test_records_behind_a_damaged_head_are_found_and_the_damage_is_counted_and_named(
+def test_records_after_a_damaged_header_are_found_and_the_damage_is_counted_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, at: int
 ) -> None:
     _filled(tmp_path, segment=10**6).close()
@@ -123,7 +123,7 @@ def test_a_damaged_end_is_removed_and_counted(tmp_path: Path) -> None:
     assert path.stat().st_size == 5 * RECORD
 
 
-def test_a_spool_without_checksums_of_heads_is_read(tmp_path: Path) -> None:
+def test_a_spool_without_header_checksums_is_read(tmp_path: Path) -> None:
     _filled(tmp_path, segment=10**6).close()
     (path,) = tmp_path.glob("*.spool")
     for record in range(5):
@@ -150,7 +150,7 @@ def test_a_damaged_record_is_not_read(tmp_path: Path) -> None:
         spool.read(record)
 
 
-def test_beyond_the_limit_the_oldest_segment_goes_and_what_was_in_it_is_known(tmp_path: Path) -> None:
+def test_beyond_the_limit_the_oldest_segment_is_dropped_and_its_contents_are_counted(tmp_path: Path) -> None:
     spool = _filled(tmp_path, count=20, limit=5000)
     assert spool.nbytes <= 5000 + 2000
     gone = [record.first for record in spool.gone]
@@ -158,7 +158,7 @@ def test_beyond_the_limit_the_oldest_segment_goes_and_what_was_in_it_is_known(tm
     assert [record.first for record in Spool(tmp_path, 5000, NEVER_S).recover()] == list(range(len(gone), 20))
 
 
-def test_a_segment_is_removed_when_nobody_needs_its_records(tmp_path: Path) -> None:
+def test_a_segment_is_removed_when_its_records_are_no_longer_needed(tmp_path: Path) -> None:
     spool = _filled(tmp_path)
     for record in Spool(tmp_path, 10**6, NEVER_S, 2000).recover():
         assert record
@@ -170,7 +170,7 @@ def test_a_segment_is_removed_when_nobody_needs_its_records(tmp_path: Path) -> N
     assert len(list(tmp_path.glob("*.spool"))) == 1
 
 
-def test_a_full_disk_is_an_error_after_which_nothing_is_half_written(
+def test_a_full_disk_is_an_error_that_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = _filled(tmp_path, count=1)
@@ -198,9 +198,7 @@ def until_full(spool: Spool, size: int) -> list[Record]:
     return records
 
 
-def test_a_full_disk_gets_its_room_back_when_the_server_has_everything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_freed_when_the_server_has_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = 3 * 2**20
     writev = os.writev
 
@@ -464,7 +462,7 @@ def _forwarding(client: TestClient) -> Iterator[None]:
         state.lanes.close()
 
 
-def test_a_batch_goes_on_to_the_server_with_taps_and_description_and_commands_come_back(tmp_path: Path) -> None:
+def test_a_batch_is_forwarded_with_taps_and_description_and_commands_come_back(tmp_path: Path) -> None:
     receiver = Receiver()
     with serving(receiver) as url:
         client = _collector(tmp_path, url)
@@ -518,7 +516,7 @@ def test_a_run_that_the_server_refuses_is_named_in_the_log_and_counted(
     assert "the run taken waits in the spool: the server answered 403" in told
 
 
-def test_an_item_that_the_server_will_never_take_is_dropped_alone_and_the_server_is_told(tmp_path: Path) -> None:
+def test_an_item_the_server_will_never_accept_is_dropped_alone_and_reported_to_the_server(tmp_path: Path) -> None:
     receiver = Receiver()
     receiver.before = lambda batch: 422 if any(item.number == 2 for item in batch.items) else None
     with serving(receiver) as url:
@@ -532,7 +530,7 @@ def test_an_item_that_the_server_will_never_take_is_dropped_alone_and_the_server
             assert receiver.run().received.counters.dropped == {"refused": 1}
 
 
-def test_what_a_full_spool_drops_is_counted_at_the_server(tmp_path: Path) -> None:
+def test_items_dropped_by_a_full_spool_are_counted_at_the_server(tmp_path: Path) -> None:
     receiver = Receiver()
     client = _collector(tmp_path, "http://127.0.0.1:9", spool_limit=1_000_000)
     lanes = client.app.state.lanes  # type: ignore[attr-defined]
@@ -555,7 +553,7 @@ def test_what_a_full_spool_drops_is_counted_at_the_server(tmp_path: Path) -> Non
     lanes.close()
 
 
-def test_what_a_full_spool_drops_is_not_counted_if_it_is_in_memory_on_its_way(tmp_path: Path) -> None:
+def test_items_dropped_by_a_full_spool_are_not_counted_if_they_are_in_flight(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path, 10**9, NEVER_S)
     for step in range(4):
         batch = make_batch(a_run(), [step], first=step == 0)
@@ -574,7 +572,7 @@ def test_what_a_full_spool_drops_is_not_counted_if_it_is_in_memory_on_its_way(tm
     lanes.close()
 
 
-def test_what_is_left_of_a_large_batch_does_not_keep_all_of_it_on_disk(tmp_path: Path) -> None:
+def test_the_rest_of_a_large_batch_does_not_keep_the_whole_batch_on_disk(tmp_path: Path) -> None:
     lanes = Lanes(tmp_path, 10**9, NEVER_S)
     taps = tuple(Tap(f"layers.{number}", "output") for number in range(200))
     for steps in (range(4), range(4, 6)):
@@ -611,7 +609,7 @@ def test_a_repeated_segment_has_each_item_once_whatever_its_trainer_repeated(tmp
     lanes.close()
 
 
-def test_a_full_disk_takes_the_note_that_its_room_is_needed_for(
+def test_a_note_that_frees_disk_space_can_be_written_to_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a note, nothing can be inserted, so nothing would ever leave the disk."""
@@ -658,7 +656,7 @@ def test_a_full_disk_refuses_the_batch_and_the_trainer_keeps_it(
     assert _post(client, make_batch(a_run(), [0])).acknowledged == 0
 
 
-def test_a_spool_whose_heads_are_damaged_says_so_in_the_metrics(tmp_path: Path) -> None:
+def test_a_spool_with_damaged_headers_says_so_in_the_metrics(tmp_path: Path) -> None:
     client = _collector(tmp_path, "http://127.0.0.1:9")
     for step in range(3):
         _post(client, make_batch(a_run(), [step], first=step == 0))
@@ -675,7 +673,7 @@ def test_a_spool_whose_heads_are_damaged_says_so_in_the_metrics(tmp_path: Path) 
     again.app.state.lanes.close()  # type: ignore[attr-defined]
 
 
-def test_another_trainer_can_not_add_to_a_run(tmp_path: Path) -> None:
+def test_another_trainer_cannot_add_to_a_run(tmp_path: Path) -> None:
     client = _collector(tmp_path, "http://127.0.0.1:9")
     _post(client, make_batch(a_run(), [0]))
     other = encode(make_batch(a_run().__class__(id="run", key="wrong", name="run"), [1]))
@@ -702,7 +700,7 @@ def test_a_finished_run_is_forgotten_when_the_server_has_all_of_it(tmp_path: Pat
     lanes.close()
 
 
-def test_a_browser_is_led_to_the_server(tmp_path: Path) -> None:
+def test_a_browser_is_redirected_to_the_server(tmp_path: Path) -> None:
     client = _collector(tmp_path, "https://box:8642/")
     answer = client.get("/runs/one/flow?f=x", follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (307, "https://box:8642/runs/one/flow?f=x")

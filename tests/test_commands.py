@@ -162,7 +162,7 @@ def test_the_step_after_a_jump_of_the_loss_is_captured() -> None:
     assert cadence._told == 3
 
 
-def test_a_step_that_is_captured_out_of_turn_says_why_in_an_event() -> None:
+def test_a_step_captured_off_schedule_says_why_in_an_event() -> None:
     with training(every=2) as run:
         for step in range(40):
             run.watcher.log(loss=1.0 + step % 2 / 100 if step != 30 else 9.0)

@@ -85,7 +85,7 @@ def test_each_layer_has_its_largest_share_and_its_step() -> None:
     assert [(layer.share, layer.at_step, layer.parts_at) for layer in layers] == [(0.5, 1, 1), (math.inf, 1, 1)]
 
 
-def test_renamed_modules_are_matched_and_others_stay_alone() -> None:
+def test_renamed_modules_are_matched_and_others_stay_unmatched() -> None:
     one = filled([Tap("enc.0", "output"), Tap("enc.1", "output"), Tap("head", "output")], {0: [1.0, 2.0, 3.0]})
     two = filled([Tap("encoder.block1", "output"), Tap("encoder.block0", "output")], {0: [2.0, 5.0]})
     assert Pairs.of(one, two, ComparisonQuery("rms")).taps == ()

@@ -402,7 +402,7 @@ def _raise_warnings() -> None:
     warnings.filterwarnings("ignore", "Guards may run slower on Python 3.13.0")  # torch's own, with or without hookcore
 
 
-def test_our_hooks_cause_no_warning_even_if_warnings_are_errors() -> None:
+def test_hookcores_hooks_cause_no_warning_even_if_warnings_are_errors() -> None:
     model, batches = make("mlp")
     compiled = compile_model(model, "wrapped", "eager")
     with watch(model), warnings.catch_warnings():
@@ -506,7 +506,7 @@ def test_graphs_made_by_dynamo_are_distinguished_from_graphs_of_the_user() -> No
     assert not is_dynamo_graph(torch.fx.symbolic_trace(Mlp()))
 
 
-def test_guarding_something_without_code_says_what_it_takes() -> None:
+def test_guarding_an_object_without_code_says_what_is_accepted() -> None:
     with pytest.raises(TypeError, match="plain Python function"):
         guard_functions(len)
 
@@ -573,7 +573,7 @@ class Failing(nn.Module):
         raise self.error
 
 
-def test_while_a_region_runs_only_its_boundary_is_seen(hooked: Hooked) -> None:
+def test_only_the_boundary_of_a_running_region_is_captured(hooked: Hooked) -> None:
     model = Around(Mlp())
     model.core.compile(backend="aot_eager")
     model(torch.randn(2, 6))
@@ -585,7 +585,7 @@ def test_while_a_region_runs_only_its_boundary_is_seen(hooked: Hooked) -> None:
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 @pytest.mark.parametrize("way", ["wrapped", "in place"])
-def test_the_hooks_are_back_after_a_region_that_raised_the_users_error(hooked: Hooked, way: str) -> None:
+def test_the_hooks_are_restored_after_a_region_that_raised_the_users_error(hooked: Hooked, way: str) -> None:
     model = Failing(ValueError("the user's own"))
     model.register_forward_hook(lambda module, args, output: None, always_call=True)
     compiled = compile_model(model, way, "eager")
@@ -611,7 +611,7 @@ def test_closing_repairs_a_call_that_was_interrupted(hooked: Hooked) -> None:
 
 
 @needs_check
-def test_our_hooks_alone_do_not_make_torch_warn(hooked: Hooked) -> None:
+def test_hookcores_hooks_alone_do_not_make_torch_warn(hooked: Hooked) -> None:
     compiled = torch.compile(Mlp(), backend="eager")
     quiet = QuietHooks(hooked.before, hooked.after)
     quiet.on()
@@ -638,7 +638,7 @@ def test_torchs_own_check_is_restored_whichever_watcher_stops_first(hooked: Hook
 
 
 @needs_check
-def test_a_global_hook_of_the_users_makes_torch_warn_as_before(hooked: Hooked) -> None:
+def test_a_users_global_hook_makes_torch_warn_as_before(hooked: Hooked) -> None:
     compiled = torch.compile(Mlp(), backend="eager")
     quiet = QuietHooks(hooked.before, hooked.after)
     quiet.on()
@@ -910,7 +910,7 @@ def train_with_a_compiled_optimizer(how: str, model: nn.Module | None = None) ->
 @pytest.mark.parametrize(
     ("how", "budget"), [("function", None), ("method", 0.05), ("with the loop", None), ("with the loop", 0.05)]
 )
-def test_a_compiled_optimizer_has_the_graphs_of_an_unwatched_one_no_more_breaks_and_every_step_is_counted(
+def test_a_compiled_optimizer_keeps_its_graphs_without_extra_breaks_and_every_step_is_counted(
     how: str, budget: float | None
 ) -> None:
     # torch's loop over the step's hooks stays uncompiled, so breaks inside that frame don't count. torch 2.6

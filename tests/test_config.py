@@ -264,7 +264,7 @@ def test_a_misspelled_word_gets_the_nearest_as_a_hint(arguments: dict[str, objec
         ("NAME", "none", "none"),
     ],
 )
-def test_a_variable_replaces_a_missing_argument(variable: str, text: str, kept: object) -> None:
+def test_an_environment_variable_replaces_a_missing_argument(variable: str, text: str, kept: object) -> None:
     environment = {f"HOOKCORE_{variable}": text}
     name = variable.lower()
     assert getattr(Settings.of(environment), name) == kept

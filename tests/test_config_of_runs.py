@@ -91,7 +91,7 @@ class Endless(OrderedDict[str, int]):
         raise OverflowError
 
 
-def test_what_is_nested_is_flattened() -> None:
+def test_nested_values_are_flattened() -> None:
     given = {
         "lr": 0.1,
         "model": Model(),
@@ -139,7 +139,7 @@ def test_each_value_becomes_one_of_json_and_none_raises(given: object, value: ob
     json.dumps(dict(flat.values), allow_nan=False)
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_is_there() -> None:
+def test_unreadable_values_are_named_and_the_rest_is_kept() -> None:
     assert dict(flatten({"bad": Broken(a=1), "good": 2}).values) == {"bad.a": "(KeyError)", "good": 2}
 
 
@@ -187,7 +187,7 @@ def test_wrong_tags_and_groups_are_errors_that_say_what_is_allowed(name: str, gi
         Settings.of({}, **{name: given})
 
 
-def test_variables_say_the_same_as_arguments() -> None:
+def test_environment_variables_have_the_same_effect_as_arguments() -> None:
     variables = {"HOOKCORE_CONFIG": "lr=0.1, model.width=64,fast=true", "HOOKCORE_TAGS": "a,b", "HOOKCORE_GROUP": "g"}
     told = Settings.of(variables)
     given = Settings.of({}, config={"lr": 0.1, "model": {"width": 64}, "fast": True}, tags=["a", "b", "a"], group="g")
@@ -197,7 +197,7 @@ def test_variables_say_the_same_as_arguments() -> None:
         Settings.of({"HOOKCORE_CONFIG": "lr"})
 
 
-def test_the_description_of_a_run_is_no_setting_of_its_watch() -> None:
+def test_the_description_of_a_run_is_not_a_setting_of_its_watch() -> None:
     told = Settings.of({}, config={"lr": 1}, tags="a", group="g", notes="n").as_dict()
     assert not told.keys() & {"config", "tags", "group", "notes"}
 
@@ -243,7 +243,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
-def test_a_commit_and_whether_known_files_changed_are_read_from_git(tmp_path: Path) -> None:
+def test_the_commit_and_changes_to_tracked_files_are_read_from_git(tmp_path: Path) -> None:
     assert not facts.commit_of(tmp_path)
     git(tmp_path, "init")
     assert not facts.commit_of(tmp_path)  # no commit yet
@@ -295,7 +295,7 @@ def scheduled(make: Callable[[torch.optim.Optimizer], object], *, lr: float = 0.
     return dict(found.values)
 
 
-def test_schedulers_are_found_though_no_optimizer_knows_its_own() -> None:
+def test_schedulers_are_found_although_optimizers_do_not_refer_to_them() -> None:
     assert not scheduled(lambda _: "none")
     cosine = scheduled(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10))
     assert cosine == {"scheduler": "CosineAnnealingLR", "scheduler.T_max": 10, "scheduler.eta_min": 0.0}
@@ -388,7 +388,7 @@ def met(*optimizers: torch.optim.Optimizer, times: int = 0) -> Any:
     return SimpleNamespace(met=times or len(optimizers), optimizers=lambda: list(optimizers))
 
 
-def test_the_facts_of_an_optimizer_go_with_it() -> None:
+def test_facts_of_a_replaced_optimizer_are_dropped() -> None:
     facts, weights = Facts(), list(nn.Linear(3, 1).parameters())
     assert (facts.news(NO_MODELS, met(torch.optim.Adam(weights))) or {})["facts"]["optimizer"] == "Adam"
     replaced = torch.optim.SGD(weights, lr=0.25)
@@ -398,7 +398,7 @@ def test_the_facts_of_an_optimizer_go_with_it() -> None:
     ).values
 
 
-def test_facts_are_looked_up_again_if_the_first_look_failed() -> None:
+def test_facts_are_looked_up_again_if_the_first_lookup_failed() -> None:
     facts, optimizer = Facts(), torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.25)
     changing: Any = met(optimizer)
     changing.optimizers = lambda: [None]  # like a dict that the training changes at the same time
@@ -426,7 +426,7 @@ def test_facts_fit_into_a_message_and_what_is_left_out_is_counted() -> None:
     assert shortened(info) == info
 
 
-def test_a_run_that_was_saved_before_there_were_configurations_is_read(tmp_path: Path) -> None:
+def test_a_run_saved_before_configurations_existed_is_read(tmp_path: Path) -> None:
     with hookcore.watch(nn.Linear(3, 1), server=None, keep=tmp_path) as watcher:
         watcher.step()
     (folder,) = tmp_path.iterdir()
@@ -438,7 +438,7 @@ def test_a_run_that_was_saved_before_there_were_configurations_is_read(tmp_path:
     assert (run.config, run.facts, run.tags, run.group) == ({}, {}, (), "")
 
 
-def test_a_trainer_tells_a_server_what_it_learns_later() -> None:
+def test_a_trainer_sends_a_server_facts_learned_later() -> None:
     server, model = server_thread.start(port=0), nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with hookcore.watch(model, server="thread", keep=None, config={"lr": 0.5}, group="g") as watcher:
@@ -482,7 +482,7 @@ def test_a_server_refuses_more_than_hookcore_sends_and_lists_such_a_saved_run_wi
 
 
 @pytest.mark.parametrize("name", ["config", "facts"])
-def test_a_server_leaves_out_what_is_too_much_of_a_description_and_says_how_much(world: World, name: str) -> None:
+def test_a_server_truncates_an_oversized_description_and_says_how_much_it_left_out(world: World, name: str) -> None:
     fine = {str(number): number for number in range(MAX_IN_MESSAGE)}
     odd = {"large": 2**60, "long": "y" * 5000, "n" * 5000: 1, "nan": float("nan")}
     info = make_info("one", **{name: odd | fine | {"more": 1}, f"{name}_cut": 3})

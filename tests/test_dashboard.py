@@ -56,7 +56,7 @@ def test_the_first_trainer_starts_it_and_the_second_joins(environment: dict[str,
     assert found.url == first.url
 
 
-def test_its_address_takes_connections_before_the_process_is_up(environment: dict[str, str]) -> None:
+def test_its_address_accepts_connections_before_the_process_is_ready(environment: dict[str, str]) -> None:
     started = join_or_start(environment)
     port = int(started.url.rsplit(":", 1)[1])
     with socket.create_connection(("127.0.0.1", port), timeout=30):
@@ -102,7 +102,7 @@ def test_it_stops_on_request_and_another_can_replace_it(environment: dict[str, s
     assert second.token != first.token
 
 
-def test_a_killed_one_leaves_nothing_stale(environment: dict[str, str]) -> None:
+def test_a_killed_dashboard_leaves_nothing_stale(environment: dict[str, str]) -> None:
     first = join_or_start(environment)
     os.kill(status(environment).pid, signal.SIGKILL)
     wait_for(lambda: not status(environment).running)
@@ -123,7 +123,7 @@ def test_it_outlives_its_starter_and_is_not_in_its_session(environment: dict[str
     assert os.getsid(status(environment).pid) == status(environment).pid
 
 
-def test_all_that_start_at_the_same_moment_share_one(environment: dict[str, str]) -> None:
+def test_trainers_that_start_at_the_same_moment_share_one_dashboard(environment: dict[str, str]) -> None:
     code = (
         "import sys; from hookcore.delivery.dashboard.process import join_or_start; "
         "sys.stdin.readline(); d = join_or_start(); "
@@ -184,7 +184,7 @@ def test_the_next_start_repairs_a_damaged_file(environment: dict[str, str], text
     assert again.url == started.url
 
 
-def test_a_damaged_file_of_a_running_one_is_reported(
+def test_a_damaged_file_of_a_running_dashboard_is_reported(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dashboard, "FIND_S", 0.1)

@@ -54,7 +54,7 @@ def first_of(model: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "least"), [("cnn", 94), ("transformer", 85)])
-def test_it_learns_to_read_unseen_digits(model: str, least: float) -> None:
+def test_it_learns_to_recognize_unseen_digits(model: str, least: float) -> None:
     told: list[str] = []
     watcher = train(Demo(model, steps=300, most_per_s=0), told.append)
     progress = [line for line in told if line.startswith("step")]
@@ -105,7 +105,7 @@ def test_a_dead_relu_never_fires_again(model: str) -> None:
 
 
 @BOTH
-def test_a_spike_is_in_the_loss_and_in_the_gradients_and_passes(model: str) -> None:
+def test_a_spike_appears_in_loss_and_gradients_and_then_passes(model: str) -> None:
     store = troubled(model, "spike")
     for found in (np.asarray(store.scalars("loss").mean), values(store, "head", "output_grad", "norm")):
         usual = np.median(found[AT - 10 : AT])

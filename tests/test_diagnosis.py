@@ -86,7 +86,7 @@ def test_a_healthy_training_has_no_findings(name: str) -> None:
 
 @pytest.mark.parametrize("name", some_of(SICK))
 @pytest.mark.filterwarnings("ignore:std\\(\\)")
-def test_a_failing_training_is_found(name: str) -> None:
+def test_a_failing_training_has_findings(name: str) -> None:
     case = SICK[name]
     diagnosis, store = diagnose(case)
     outcome = judge(case, diagnosis, store)
@@ -114,7 +114,7 @@ def test_gradients_that_fade_from_the_first_step_on_are_found_even_under_a_caden
     assert "shrinks by" in found.message
 
 
-def test_a_dead_layer_is_found_by_captured_steps_if_few_are_captured() -> None:
+def test_a_dead_layer_is_judged_by_captured_steps_if_few_are_captured() -> None:
     found = [each for each in diagnose(SICK["dead relu from step 0"], every=7)[0].findings if each.rule == "dead"]
     assert [(each.module, each.since_step) for each in found] == [("3", 0)]
     assert "29 captured" in found[0].message
@@ -125,9 +125,7 @@ def told(finding: Finding) -> tuple[str, int, int | None, int | None, int]:
 
 
 @pytest.mark.parametrize("heals", [True, False], ids=["heals", "goes on"])
-def test_the_layer_that_made_a_nan_is_named_after_its_steps_were_merged_and_after_reopening(
-    heals: bool, tmp_path: Path
-) -> None:
+def test_the_layer_that_produced_a_nan_is_named_after_merging_and_after_reopening(heals: bool, tmp_path: Path) -> None:
     store = Store(2**20)
     chain(store, 5_000, bad=100, heals=heals, fine=28)
     assert store.usage().merged["stats"] > 1000  # of 1,325 captured steps

@@ -92,7 +92,7 @@ def test_old_steps_that_are_kept_as_sums_are_in_one_sample_only_and_the_sample_s
         assert np.array_equal(whole[number], sketch_of(np.concatenate([row[number] for row in rows])).counts)
 
 
-def test_equal_distributions_are_not_apart_and_disjoint_ones_are_wholly() -> None:
+def test_equal_distributions_have_distance_zero_and_disjoint_ones_have_distance_one() -> None:
     rng = np.random.default_rng(2)
     counts = sketch_of(_normal(rng, size=100_000)).counts.astype(float)[None]
     other = sketch_of(_normal(rng, size=100_000)).counts.astype(float)[None]
@@ -104,7 +104,7 @@ def test_equal_distributions_are_not_apart_and_disjoint_ones_are_wholly() -> Non
 
 
 @pytest.mark.parametrize("size", [10, 100, 1000])
-def test_chance_is_hardly_ever_taken_for_a_difference(size: int) -> None:
+def test_chance_is_rarely_mistaken_for_a_difference(size: int) -> None:
     rng = np.random.default_rng(size)
     ones = np.array([sketch_of(_normal(rng, size=size)).counts for _ in range(300)], float)
     twos = np.array([sketch_of(_normal(rng, size=size)).counts for _ in range(300)], float)
@@ -175,7 +175,7 @@ def test_nothing_is_compared_with_no_steps() -> None:
         ([1.0, 1.0, 1.1], [1.0, 1.0, 1.0], "a different shape at the same scale"),
     ],
 )
-def test_the_message_says_what_is_different(inside: list[float], outside: list[float], words: str) -> None:
+def test_the_message_names_the_differences(inside: list[float], outside: list[float], words: str) -> None:
     one, two = (Distribution(sketch_of(values).counts.astype(float)) for values in (inside, outside))
     assert words in message_of(one, two)
 
@@ -267,7 +267,7 @@ def _info(name: str) -> Any:
     return make_info(name, name=f"run {name}")
 
 
-def test_rest_says_what_is_different(client: Any) -> None:
+def test_rest_returns_the_differences(client: Any) -> None:
     said = client.get("/api/v1/differences?run=one&from=40&to=49").json()
     assert said["inside"] == {"run": "one", "first": 40, "last": 49, "steps": 10}
     assert said["outside"] == {"run": "one", "first": 0, "last": 99, "steps": 90}
@@ -289,7 +289,7 @@ def test_rest_says_what_is_different(client: Any) -> None:
     ("query", "status"),
     [("other_from=5&other_to=4", 400), ("other=nothing", 404), ("from=5&to=4", 400), ("limit=0", 422)],
 )
-def test_rest_refuses_what_makes_no_sense(client: Any, query: str, status: int) -> None:
+def test_rest_refuses_invalid_requests(client: Any, query: str, status: int) -> None:
     answer = client.get(f"/api/v1/differences?run=one&{query}")
     assert answer.status_code == status
     assert answer.json()["error"]
@@ -315,7 +315,7 @@ def test_the_page_compares_with_other_steps_and_other_runs(client: Any) -> None:
     assert "100 captured steps, 0 to 99 of run two" in _page(client, "?steps=40-49&other=two")
 
 
-def test_a_held_page_leads_to_the_steps_before_and_after_it(client: Any) -> None:
+def test_a_held_page_links_to_the_steps_before_and_after_it(client: Any) -> None:
     page = _page(client, "?step=40&kind=output")
     link = re.search(r'<a href="([^"]+)">Compare before and after step 40</a>', page)
     assert link is not None
@@ -327,7 +327,7 @@ def test_a_held_page_leads_to_the_steps_before_and_after_it(client: Any) -> None
         assert "Compare before and after" not in _page(client, query)
 
 
-def test_pages_in_a_range_or_held_lead_to_what_is_different(client: Any) -> None:
+def test_held_pages_and_pages_of_a_range_link_to_the_differences(client: Any) -> None:
     for query, is_hidden in (("", True), ("?steps=40-49", False), ("?step=45", False)):
         text = client.get(f"/runs/one{query}", headers={"Accept": "text/html"}).text
         link = re.search(r'<a class="differs"[^>]* href="([^"]+)"[^>]*>', text)
@@ -355,7 +355,7 @@ def test_the_page_of_a_whole_run_shows_its_end_and_says_so(client: Any) -> None:
     assert "the last tenth of the run" in _page(client, "")
 
 
-def test_the_page_says_what_it_could_not_read(client: Any) -> None:
+def test_the_page_explains_invalid_parameters(client: Any) -> None:
     assert "is not a range of steps" in _page(client, "?steps=40-49&beside=soon")
     assert "There is no run gone" in _page(client, "?steps=40-49&other=gone")
 

@@ -205,7 +205,7 @@ def test_modules_added_to_a_model_are_found_at_its_next_call() -> None:
         assert ("Net/decoder.2", "param_grad", "weight", 0) in read_step(watcher, 1)
 
 
-def test_the_same_is_true_for_a_named_model() -> None:
+def test_modules_added_to_a_named_model_are_found() -> None:
     model = Net()
     with watch(model) as watcher:
         step_of(model, noise(5, 6))
@@ -428,7 +428,7 @@ def test_the_tree_has_the_shapes_of_parameters_and_of_the_first_inputs_and_outpu
 
 
 @given(st.lists(st.sampled_from(["Net", "GPT"]), max_size=12))
-def test_root_names_never_meet_twice(type_names: list[str]) -> None:
+def test_root_names_are_unique(type_names: list[str]) -> None:
     taken: list[str] = []
     for name in type_names:
         taken.append(unique_root_name(name, taken))

@@ -124,7 +124,7 @@ def test_a_rank_knows_how_long_it_waited_for_the_gradients_of_others(
 
 
 @pytest.mark.slow
-def test_both_ranks_are_captured_and_train_as_unwatched(answers: Callable[[str], Any]) -> None:
+def test_both_ranks_are_captured_and_train_as_if_unwatched(answers: Callable[[str], Any]) -> None:
     for rank in range(WORLD):
         plain, seen = answers(f"{rank}-False"), answers(f"{rank}-True")
         assert seen["errors"] == []

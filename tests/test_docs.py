@@ -147,7 +147,7 @@ def _quoted_messages() -> list[str]:
     return [title.content[1:-1] for title in titles if re.fullmatch("`[^`]+`", title.content)]
 
 
-def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code() -> None:
+def test_messages_in_the_troubleshooting_page_appear_in_the_code() -> None:
     texts, messages = list(_said_by_the_code()), _quoted_messages()
     assert len(messages) > 20
     for message in messages:

@@ -205,7 +205,7 @@ def _check_flags(command: argparse.ArgumentParser, name: str, words: list[str], 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_flag_that_a_page_names_belongs_to_some_command(page: Path) -> None:
+def test_every_flag_in_the_docs_belongs_to_a_command(page: Path) -> None:
     known = {flag for command in _commands().values() for flag in _flags_of(command)}
     named = {code.split()[0].partition("=")[0] for code in inline_code_of(page) if re.match(r"--[a-z]", code)}
     docker_and_launchers = {"--gpus", "--mpi", "--nnodes", "--rdzv-id"}

@@ -26,14 +26,14 @@ def well(tmp_path: Path) -> dict[str, str]:
     return {"HOOKCORE_HOME": str(tmp_path / "home"), "HOOKCORE_PORT": str(free_port())}
 
 
-def test_without_problems_it_says_so(well: dict[str, str]) -> None:
+def test_a_healthy_installation_has_no_problems(well: dict[str, str]) -> None:
     findings = [each for each in machine.examine(well) if each.about != "tested"]
     assert {each.level for each in findings} == {"ok"}
     assert as_text(findings).endswith("no problems found")
     assert f"port {well['HOOKCORE_PORT']} is free" in as_text(findings)
 
 
-def test_the_table_of_tested_pairs_is_that_of_the_readme() -> None:
+def test_the_table_of_tested_pairs_matches_the_readme() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     rows = [f"  | {each.python} | {each.torch} | {each.date} | {each.result} |" for each in tested.TESTED]
     first = lines.index(rows[0])
@@ -102,7 +102,7 @@ def test_a_private_file_that_others_can_read_is_a_problem(well: dict[str, str], 
     assert "dashboard.json" in found.text
 
 
-def test_a_port_in_use_is_noted(well: dict[str, str]) -> None:
+def test_a_port_in_use_is_reported(well: dict[str, str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", int(well["HOOKCORE_PORT"])))
         other.listen()

@@ -34,7 +34,7 @@ def test_frozen_layers_of_a_model_that_trains_in_eval_mode_count_as_training_aft
         assert stats["2", "output_grad", "", 0]["count"] == 5
 
 
-def test_evaluation_without_gradients_stays_apart_from_training_in_eval_mode() -> None:
+def test_evaluation_without_gradients_is_kept_separate_from_training_in_eval_mode() -> None:
     model = _frozen_below()
     optimizer = sgd(model[2].parameters())
     with watch(model) as watcher:

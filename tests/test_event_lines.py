@@ -109,7 +109,7 @@ def test_acknowledged_lines_can_be_hidden() -> None:
     assert not Filter(hides_seen=True).fits(_line(acknowledged=True))
 
 
-def test_in_some_steps_there_are_their_events_and_the_incidents_that_touch_them(world: World) -> None:
+def test_a_range_of_steps_has_its_events_and_overlapping_incidents(world: World) -> None:
     run = _run(world)
     run.store.add_event(Event(20, 1.0, "settings-changed", "every 1 -> 2"))
     run.store.add_event(Event(80, 1.0, "settings-changed", "every 2 -> 1"))
@@ -318,7 +318,7 @@ def test_two_spikes_of_one_tensor_are_separate_lines_and_one_can_be_selected(wor
     assert "blocks.<wbr>2.<wbr>relu" in text
 
 
-def test_a_page_without_findings_says_how_much_it_looked_at(world: World) -> None:
+def test_a_page_without_findings_says_how_much_it_examined(world: World) -> None:
     run = _run(world, bad=())
     assert "No problems found in the last 100 steps (100 captured)." in world.client.get("/runs/one").text
     for step in range(100, 1000):

@@ -131,7 +131,7 @@ def test_a_saved_step_is_explained_and_stays_so_after_a_restart(layers: Any, ser
         assert client.capsules(run) == [found]
 
 
-def test_the_line_is_named(layers: Any, server: Served) -> None:
+def test_the_line_of_code_is_named(layers: Any, server: Served) -> None:
     run = save(nn.Sequential(nn.Tanh(), layers.Standardize()), torch.zeros(8, 4))
     server.runs.open(make_info(run))
     with Client(server.url, TOKEN) as client:
@@ -182,7 +182,9 @@ def test_a_server_that_stops_ends_its_replays(layers: Any, tmp_path: Path) -> No
     assert folder.saved(folder.folder_of(run))[0].explained is None
 
 
-def test_who_may_explain_what(layers: Any, server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explanations_need_the_right_token_run_and_capsule(
+    layers: Any, server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = save(nn.Sequential(nn.Tanh(), layers.Standardize()), torch.ones(8, 4))
     server.runs.open(make_info(run))
     server.runs.open(make_info("other"))
@@ -217,7 +219,7 @@ def test_a_damaged_capsule_or_explanation_does_not_break_the_list(layers: Any, s
     assert "can't be read" in found.failure
 
 
-def test_a_reader_can_ask_for_the_next_step() -> None:
+def test_a_reader_can_request_the_next_step() -> None:
     model = nn.Linear(4, 4)
     with hookcore.watch(model, server=None, budget=None) as watcher:
         watcher._recorder.on_command(Command(1, "capsule"))

@@ -43,7 +43,7 @@ def test_numpy_gives_the_results_of_the_extension(
     np.testing.assert_array_equal(by_numpy_alone[head:], compiled[head:])
 
 
-def test_the_extension_has_the_layout_and_the_bins_of_python() -> None:
+def test_the_extension_and_python_have_the_same_layout_and_bins() -> None:
     listed = ast.literal_eval
     for name in ("ROW_BYTES", "FAR_EXPONENT"):
         assert int(re.search(rf"\b{name} = (\d+)", SOURCE)[1]) == getattr(layout, name)  # type: ignore[index]
@@ -110,7 +110,7 @@ with hookcore.watch(model, server=None, budget=None) as watcher:
     assert "pip install" in finding
 
 
-def test_a_watched_training_imports_no_compiler_counter_of_operators_web_framework_or_arrow() -> None:
+def test_a_watched_training_imports_no_compiler_operator_counter_web_framework_or_arrow() -> None:
     """Loading torch's counter of FLOPs takes a third of a second, and loads triton."""
     code = """
 import sys, torch

@@ -196,7 +196,7 @@ def test_a_module_that_keeps_failing_is_left_alone_and_the_others_are_captured(
     assert ("1", "output", "", 0) not in last
 
 
-def test_a_gpu_that_is_full_for_a_while_costs_those_measurements_and_no_module_is_left_alone(
+def test_a_temporarily_full_gpu_costs_only_those_measurements_and_no_module_is_given_up(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     kept, calls = Statistics.add, []
@@ -221,7 +221,7 @@ def test_a_gpu_that_is_full_for_a_while_costs_those_measurements_and_no_module_i
     assert {("0", "output"), ("0", "output_grad"), ("0", "param"), ("0", "update"), ("2", "output")} <= last
 
 
-def test_a_copy_of_a_weight_that_finds_no_memory_costs_one_update(
+def test_a_failed_allocation_for_a_weight_copy_costs_one_update(
     monkeypatch: pytest.MonkeyPatch, untouched: list[str]
 ) -> None:
     copies, clone = Parameters._copies, Tensor.clone
@@ -479,7 +479,7 @@ class Endless(nn.Module):
 
 @pytest.mark.parametrize("attach", ["global", "module"])
 @pytest.mark.parametrize("functions", range(6))
-def test_a_stack_that_is_full_raises_the_same_error_and_warns_of_nothing(functions: int, attach: Any) -> None:
+def test_a_full_stack_raises_the_same_error_without_a_warning(functions: int, attach: Any) -> None:
     model = Endless(functions)
     with watch(model, attach=attach) as watcher:
         with pytest.raises(RecursionError):
@@ -529,7 +529,7 @@ def test_a_pause_inside_a_step_leaves_nothing_for_a_later_step() -> None:
         assert {step: stats["parts"] for step, stats in outputs.items()} == {0: 1.0, 3: 1.0}
 
 
-def test_what_is_noticed_while_the_last_frames_are_sent_becomes_an_event() -> None:
+def test_problems_noticed_while_the_last_frames_are_sent_become_events() -> None:
     model = nn.Sequential(*(nn.ReLU() for _ in range(400)), nn.Linear(2, 2))
     with hookcore.watch(model, server=None, budget=None, memory="2MB", kinds="output") as watcher:
         assert watcher.flush()  # the first description has been sent
@@ -571,7 +571,7 @@ def test_the_watcher_may_be_called_from_inside_a_forward_or_a_backward(call: str
     assert process_state() == before
 
 
-def test_watches_that_begin_and_end_in_other_threads_disturb_no_step() -> None:
+def test_watches_in_other_threads_disturb_no_step() -> None:
     other = mlp()
 
     def begin_and_end(*_: object) -> None:
@@ -640,7 +640,7 @@ def test_names_of_observed_tensors_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         assert "use the same name for a tensor in every step" in watcher.errors[0].message
 
 
-def test_an_observation_with_a_name_that_is_no_text_costs_no_frame() -> None:
+def test_an_observation_whose_name_is_not_text_loses_no_frame() -> None:
     with watch(mlp()) as watcher:
         watcher.observe(7, torch.ones(3))  # type: ignore[arg-type]
         watcher.step()

@@ -50,19 +50,19 @@ def named(feeds: tuple[Feed, ...]) -> list[str]:
         ("old", [], ["stem"]),  # no longer part of the model
     ],
 )
-def test_only_what_crosses_the_border_of_a_module_counts(path: str, fed_by: list[str], feeds: list[str]) -> None:
+def test_only_tensors_that_cross_a_module_boundary_count(path: str, fed_by: list[str], feeds: list[str]) -> None:
     found = feeds_of(StoreReader(filled()), path)
     assert found is not None
     assert named(found.fed_by) == fed_by
     assert named(found.feeds) == feeds
 
 
-def test_a_module_that_never_ran_has_none() -> None:
+def test_a_module_that_never_ran_has_no_neighbors() -> None:
     assert feeds_of(StoreReader(filled()), "block.unused") is None
     assert feeds_of(StoreReader(Store(2**20)), "stem") is None
 
 
-def test_the_page_links_them() -> None:
+def test_the_page_links_to_the_neighbors() -> None:
     world = World()
     run = fill(open_run(world.runs, "one"))
     run.store.describe([ModuleRecord("blocks", "Net", ""), ModuleRecord("head", "Linear", "")])

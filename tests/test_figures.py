@@ -164,7 +164,7 @@ def test_histograms_hold_every_count_and_mark_steps_with_nan() -> None:
     assert len(told["layout"]["yaxis"]["ticktext"]) == len(told["layout"]["yaxis"]["tickvals"]) > 1
 
 
-def test_a_fan_has_bands_from_the_outside_in(world: World) -> None:
+def test_a_fan_chart_lists_its_bands_from_the_outside_in(world: World) -> None:
     told = world.json("figure", run="one", chart="fan", tap=0)
     names = [trace["name"] for trace in told["data"]]
     assert names[1::2][:3] == ["1 % to 99 %", "5 % to 95 %", "25 % to 75 %"]
@@ -182,7 +182,7 @@ def test_a_comparison_shows_how_many_times_as_large_the_second_run_is(world: Wor
     assert np.isfinite(values_of(both["z"])).sum() == 2
 
 
-def test_a_comparison_matches_taps_that_come_in_another_order() -> None:
+def test_a_comparison_matches_taps_in_a_different_order() -> None:
     one, two = Store(2**24), Store(2**24)
     taps = (Tap("a", "output"), Tap("b", "output"))
     for step in range(10):

@@ -61,7 +61,7 @@ def test_a_pattern_matches_the_same_modules_in_queries_find_boxes_and_scripts(wo
     assert {each["path"] for each in listed} == covered & set(FOUND[text])
 
 
-def test_an_answer_lists_whichever_modules_are_fewer(world: World) -> None:
+def test_an_answer_lists_included_or_excluded_modules_whichever_are_fewer(world: World) -> None:
     assert world.json("runs/one/find", f="is:root") == {"problem": "", "fits": True, "paths": [""]}
     assert world.json("runs/one/find", f="!is:root") == {"problem": "", "fits": False, "paths": [""]}
 
@@ -84,7 +84,7 @@ def test_dead_modules_are_the_findings_of_the_server(world: World, monkeypatch: 
     assert [each["number"] for each in world.json("taps", match="is:dead")["taps"]] == [1]
 
 
-def test_without_a_server_nothing_is_called_dead() -> None:
+def test_without_a_server_no_layer_is_called_dead() -> None:
     store = Store(2**22)
     store.announce(TAPS)
     assert [tap.module for tap in store.taps("!is:nan", "output").taps] == ["", "layers.0", "layers.1"]
@@ -113,7 +113,7 @@ def test_base_classes_count_everywhere(world: World) -> None:
     assert world.json("runs/bases/find", f="type:linear") == {"problem": "", "fits": False, "paths": []}
 
 
-def test_a_live_stream_refuses_states_that_change(world: World) -> None:
+def test_a_live_stream_refuses_changing_states(world: World) -> None:
     answer = world.client.get("/api/v1/live", params={"match": "is:nan"})
     assert answer.status_code == 400
     assert "because it changes during the training: use 'is:leaf' or 'is:root'" in answer.json()["error"]
@@ -152,6 +152,6 @@ def test_every_page_shows_the_modules_that_match(world: World, page: str, text: 
     assert shown & known == {path for path in known if fits(path)}
 
 
-def test_values_of_the_world_are_what_the_filters_expect() -> None:
+def test_the_example_values_are_as_the_filters_expect() -> None:
     assert math.isnan(value_at(7, 1))
     assert math.isinf(value_at(9, 2))

@@ -80,7 +80,7 @@ def test_the_first_layer_leads_in_the_forward_pass_and_the_last_in_the_backward_
     assert (first.module, first.kind, first.downstream) == ("layers.0", "output", LAYERS - 1)
 
 
-def test_a_weight_that_became_non_finite_in_the_update_leads_what_it_spoils_in_the_next_step() -> None:
+def test_a_weight_made_non_finite_by_the_update_leads_the_tensors_it_spoils_in_the_next_step() -> None:
     taps = (Tap("a", "output"), Tap("b", "output"), Tap("b", "param", "weight"))
     rms = steady(taps=3)
     rms[20:, 2], rms[21:, 1] = math.nan, math.nan
@@ -95,7 +95,7 @@ def test_a_container_does_not_lead_in_the_backward_pass() -> None:
     assert findings_of(store_of(rms, taps))[0].module == "block.fc"
 
 
-def test_the_beginning_is_known_however_long_ago_it_was() -> None:
+def test_the_start_of_an_incident_is_known_however_long_ago_it_was() -> None:
     rms = steady(3 * WINDOW)
     rms[137:, 2:] = math.nan
     store, cache = Store(2**26), None
@@ -118,13 +118,13 @@ def test_a_layer_that_recovered_long_ago_is_a_note_with_its_exact_step() -> None
     assert found.message == "NaN in the activation at step 20; finite again"
 
 
-def test_what_was_infinite_before_it_was_nan_is_not_called_nan_from_the_first_step_on() -> None:
+def test_a_tensor_that_was_infinite_before_nan_is_not_called_nan_from_its_first_step() -> None:
     rms = steady(WINDOW)
     rms[40, 3], rms[41:, 3] = math.inf, math.nan
     assert findings_of(store_of(rms))[0].message == "an infinity, then NaN in the activation since step 40"
 
 
-def test_a_gradient_that_the_scaler_discarded_is_a_note() -> None:
+def test_a_non_finite_gradient_discarded_by_the_scaler_is_a_note() -> None:
     rms = steady()
     rms[30] = math.inf
     store = store_of(rms, GRADIENTS)
@@ -234,7 +234,7 @@ def test_layers_that_explode_one_after_another_are_one_finding_of_the_first() ->
     assert (found.rule, found.number, found.since_step, found.downstream) == ("exploding", 2, 80, LAYERS - 3)
 
 
-def test_a_gradient_far_below_its_own_past_vanishes_and_a_small_steady_one_does_not() -> None:
+def test_a_gradient_far_below_its_history_vanishes_and_a_small_steady_one_does_not() -> None:
     rms = steady(100)
     rms[80:, 4] *= 1e-4
     (found,) = findings_of(store_of(rms, GRADIENTS))
@@ -261,7 +261,7 @@ def test_a_gradient_that_is_zero_between_its_turns_does_not_vanish_until_it_miss
         assert 120 - turn < found.since_step <= 120
 
 
-def test_a_gradient_that_is_zero_for_long_still_vanishes_and_one_that_never_was_nonzero_does_not() -> None:
+def test_a_gradient_that_stays_zero_keeps_vanishing_and_one_that_was_always_zero_does_not() -> None:
     rms = steady(800)
     rms[200:, 4] = 0.0
     rms[:, 2] = 0.0

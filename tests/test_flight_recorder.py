@@ -172,7 +172,7 @@ def marked() -> Iterator[tuple[subprocess.Popen[bytes], RunInfo]]:
 
 
 @pytest.mark.parametrize("collected", [True, False])
-def test_a_killed_process_is_known_to_be_gone_long_before_its_silence_says_so(
+def test_a_killed_process_is_detected_long_before_the_silence_timeout(
     marked: tuple[subprocess.Popen[bytes], RunInfo], collected: bool
 ) -> None:
     sleeper, info = marked
@@ -198,7 +198,7 @@ def test_a_killed_process_is_known_to_be_gone_long_before_its_silence_says_so(
     assert run.state == "lost"
 
 
-def test_the_last_batch_of_a_process_that_has_ended_is_waited_for(
+def test_the_last_batch_of_an_ended_process_is_awaited(
     marked: tuple[subprocess.Popen[bytes], RunInfo],
 ) -> None:
     sleeper, info = marked
@@ -213,7 +213,7 @@ def test_the_last_batch_of_a_process_that_has_ended_is_waited_for(
 
 
 @pytest.mark.parametrize("part", [0, 1, 2, 3])
-def test_a_process_elsewhere_is_never_taken_for_one_here(
+def test_a_process_on_another_host_is_never_mistaken_for_a_local_one(
     marked: tuple[subprocess.Popen[bytes], RunInfo], part: int
 ) -> None:
     sleeper, info = marked

@@ -93,7 +93,7 @@ def test_a_chain() -> None:
     assert edges_of(flow, "order") == {}
 
 
-def test_a_residual_has_two_edges() -> None:
+def test_a_residual_connection_has_two_edges() -> None:
     flow = flow_of(nn.Sequential(nn.Linear(4, 4), Residual(), nn.Linear(4, 1)), batch)
     inside = {"1.a": {"0"}, "1.act": {"1.a"}, "1.b": {"1.act"}}
     assert edges_of(flow) == {"0": set(), **inside, "1": {"0", "1.b"}, "2": {"1"}}
@@ -105,7 +105,7 @@ def test_branches_and_a_concatenation() -> None:
     assert [each.module for each in flow.calls] == ["stem", "right", "left", "head", ""]
 
 
-def test_a_resnet_block_with_sums_in_place() -> None:
+def test_a_resnet_block_with_in_place_sums() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), BasicBlock(4, 4), BasicBlock(4, 6), nn.Flatten())
     flow = flow_of(model, lambda: torch.randn(2, 3, 8, 8))
     first = {"1.conv1": {"0"}, "1.bn1": {"1.conv1"}, "1.relu": {"1.bn1"}, "1.conv2": {"1.relu"}, "1.bn2": {"1.conv2"}}
@@ -256,7 +256,7 @@ def test_gpt2() -> None:
 # --- Without a graph --------------------------------------------------------------------------------------------------
 
 
-def test_evaluation_without_gradients_goes_by_memory_and_else_by_order() -> None:
+def test_evaluation_without_gradients_is_linked_by_shared_memory_or_else_by_order() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Flatten(), Residual(), nn.Linear(4, 1)).eval()
     watcher = watch(model, phases=("eval",))
     with torch.no_grad():
@@ -297,7 +297,7 @@ def test_a_module_that_returns_a_part_of_its_input_does_not_feed_what_gets_all_o
     assert [edges[name] for name in ("first", "c", "b")] == [{"a"}, {"first"}, {"a"}]
 
 
-def test_a_frozen_beginning() -> None:
+def test_a_model_with_a_frozen_beginning() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 1))
     model[0].requires_grad_(False)
     assert edges_of(flow_of(model, batch)) == {"0": set(), "1": {"0"}, "2": {"1"}, "3": {"2"}}
@@ -398,7 +398,7 @@ def test_a_generator_feeds_a_discriminator() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
-def test_compiled_regions_are_known_from_outside() -> None:
+def test_compiled_regions_are_known_at_their_boundary() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -431,7 +431,7 @@ def test_a_step_that_is_too_large_is_unknown(monkeypatch: pytest.MonkeyPatch) ->
     assert "unknown, because a step has more than 3 nodes in its autograd graph" in event.message
 
 
-def test_no_more_than_some_structures_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_learned_structures_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flows, "MAX_FLOWS", 1)
     model = EarlyExit()
     turns = iter([False] * 3 + [True] * 5)
@@ -467,7 +467,7 @@ def test_the_training_is_the_same_to_the_bit(attach: str) -> None:
     assert train(True) == train(False)
 
 
-def test_a_mode_of_the_user_sees_no_operator_of_ours() -> None:
+def test_a_users_mode_sees_no_operators_of_hookcore() -> None:
     class Seen(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -492,7 +492,7 @@ def test_a_mode_of_the_user_sees_no_operator_of_ours() -> None:
     assert operators(True) == operators(False)
 
 
-def test_nothing_outlives_the_step() -> None:
+def test_no_tensor_outlives_the_step() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Residual(), nn.Linear(4, 1))
     watcher = watch(model)
     gc.collect()

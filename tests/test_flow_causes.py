@@ -62,7 +62,7 @@ FIRST_SEEN = ["a", "b", "late"]  # the first module was added later
 BRANCHES: Fed = {"stem": (), "right": ("stem",), "left": ("stem",), "head": ("left", "right")}
 
 
-def test_what_runs_first_is_not_what_was_seen_first() -> None:
+def test_the_module_that_runs_first_leads_even_if_it_was_seen_last() -> None:
     assert spoil(None, FIRST_SEEN, {"late", "a", "b"}).culprit.tap.module == "a"
     incident = spoil(flow_of(CHAIN), FIRST_SEEN, {"late", "a", "b"})
     assert incident.culprit.tap.module == "late"
@@ -70,7 +70,7 @@ def test_what_runs_first_is_not_what_was_seen_first() -> None:
     assert [link.tap.module for link in incident.chain] == ["a", "b"]
 
 
-def test_a_gradient_whose_source_was_fine_is_named() -> None:
+def test_a_gradient_with_a_finite_source_is_named() -> None:
     assert spoil(None, FIRST_SEEN, {"late", "a"}, "output_grad").culprit.tap.module == "late"
     incident = spoil(flow_of(CHAIN), FIRST_SEEN, {"late", "a"}, "output_grad")
     assert incident.culprit.tap.module == "a"
@@ -91,7 +91,7 @@ def test_a_branch_that_runs_later_is_not_blamed_on_the_first() -> None:
     assert "not through it" not in alone.sentence
 
 
-def test_a_container_is_never_named_for_what_its_child_did() -> None:
+def test_a_container_is_never_blamed_for_its_child() -> None:
     fed: Fed = {"stem": (), "block.f": ("stem",), "block": ("stem", "block.f"), "seq.a": ("block",), "seq": (), "": ()}
     flow = flow_of(fed, {"seq": ("seq.a",), "": ("seq.a",)})
     names = ["", "seq", "block", "stem", "block.f", "seq.a"]  # in a meaningless order
@@ -103,7 +103,7 @@ def test_a_container_is_never_named_for_what_its_child_did() -> None:
     assert spoil(flow, names, {"block.f", "stem"}, "output_grad").culprit.tap.module == "block.f"
 
 
-def test_what_was_not_captured_is_said() -> None:
+def test_uncaptured_tensors_are_mentioned() -> None:
     fed: Fed = {"a": (), "b": ("a",), "c": ("b",), "d": ("c",)}
     incident = spoil(flow_of(fed), list(fed), {"c", "d"}, captured={"a", "c", "d"})
     assert incident.culprit.tap.module == "c"
@@ -124,7 +124,7 @@ def test_a_captured_container_stands_for_the_child_whose_output_it_returns() -> 
     assert both.culprit.tap.module == "two"
 
 
-def test_of_several_structures_the_one_of_the_step_counts() -> None:
+def test_the_structure_of_the_step_is_used_if_there_are_several() -> None:
     store = Store(2**20)
     names = ("b", "a", "c")
     one, other = flow_of({"b": (), "a": ("b",)}), flow_of({"a": (), "c": ("a",), "b": ("c",)}, step=1)
@@ -137,7 +137,7 @@ def test_of_several_structures_the_one_of_the_step_counts() -> None:
     assert [each.culprit.tap.module for each in store.incidents()] == ["b", "a"]
 
 
-def test_in_a_training_the_module_that_was_added_later_is_named() -> None:
+def test_a_module_added_during_training_is_named() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -162,7 +162,7 @@ def test_in_a_training_the_module_that_was_added_later_is_named() -> None:
     assert (incident.culprit.tap, incident.first_step) == (Tap("late", "output"), 9)
 
 
-def test_calls_that_are_measured_together_may_each_have_been_first() -> None:
+def test_any_of_several_calls_measured_together_may_have_been_first() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -232,7 +232,7 @@ def grown(flow: Flow | None, names: list[str], bad: set[str], kind: Kind = "outp
     return found.module, found.downstream
 
 
-def test_an_explosion_is_blamed_on_what_nothing_else_of_it_feeds() -> None:
+def test_an_explosion_is_blamed_on_the_tensor_that_no_other_exploding_one_feeds() -> None:
     assert grown(None, FIRST_SEEN, {"a", "b", "late"}) == ("a", 2)
     assert grown(flow_of(CHAIN), FIRST_SEEN, {"a", "b", "late"}) == ("late", 2)
     assert grown(flow_of(CHAIN), FIRST_SEEN, {"a", "b"}) == ("a", 1)
@@ -249,7 +249,7 @@ def test_a_gradient_that_explodes_is_blamed_in_the_order_of_the_backward_pass(ki
 
 @settings(FEW, max_examples=40)  # of eighty steps each
 @given(st.data())
-def test_the_culprit_of_an_explosion_has_only_sources_that_are_as_usual(data: st.DataObject) -> None:
+def test_the_culprit_of_an_explosion_has_only_normal_sources(data: st.DataObject) -> None:
     names = [f"m{number}" for number in range(data.draw(st.integers(2, 6)))]
     fed: Fed = {
         name: tuple(data.draw(st.sets(st.sampled_from(names[:place])))) if place else ()
@@ -289,7 +289,7 @@ def frames_of(flow: Flow, order: list[str], bad: list[set[str]], kind: Kind) -> 
 
 @FEW
 @given(cases())
-def test_the_culprit_is_the_first_that_has_only_fine_sources(
+def test_the_culprit_is_the_first_tensor_with_only_finite_sources(
     case: Case,
 ) -> None:
     flow, order, bad, backward = case
@@ -308,7 +308,7 @@ def test_the_culprit_is_the_first_that_has_only_fine_sources(
 
 @FEW
 @given(cases(), st.lists(st.booleans(), min_size=6, max_size=6))
-def test_it_does_not_depend_on_when_it_is_asked(case: Case, asks: list[bool]) -> None:
+def test_answers_do_not_depend_on_the_time_of_the_query(case: Case, asks: list[bool]) -> None:
     flow, order, bad, backward = case
     frames = frames_of(flow, order, bad, "output_grad" if backward else "output")
     asked, silent = Store(2**20), Store(2**20)

@@ -135,7 +135,7 @@ def test_weights_that_are_given_to_backward_count_and_several_tensors_add_up() -
     assert_found(*trained(loop))
 
 
-def test_a_gradient_penalty_is_part_of_it_but_what_grad_was_called_on_is_not() -> None:
+def test_a_gradient_penalty_is_part_of_the_loss_but_the_argument_of_grad_is_not() -> None:
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
         for _ in range(STEPS):
             optimizer.zero_grad()
@@ -149,7 +149,7 @@ def test_a_gradient_penalty_is_part_of_it_but_what_grad_was_called_on_is_not() -
     assert_found(*trained(loop))
 
 
-def test_what_reaches_no_watched_parameter_is_not_the_loss() -> None:
+def test_a_backward_pass_that_reaches_no_watched_parameter_is_not_the_loss() -> None:
     other = nn.Linear(2, 1)
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
@@ -212,7 +212,7 @@ def test_nothing_is_found_if_the_script_logs_a_loss_or_it_is_unknown() -> None:
     assert not found_in(trained(closure, torch.optim.LBFGS)[0])
 
 
-def test_a_loss_that_another_thing_logs_now_and_then_does_not_end_it() -> None:
+def test_an_occasionally_logged_loss_does_not_end_the_found_loss() -> None:
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -248,7 +248,7 @@ def test_a_pass_that_reaches_nothing_but_a_parameter_counts_and_a_closure_withou
     assert [len(each) for each in found] == [STEPS - 1, STEPS - 1, STEPS]
 
 
-def test_each_of_two_optimizers_has_its_own_and_rules_about_a_loss_take_neither() -> None:
+def test_two_optimizers_have_separate_losses_and_loss_rules_use_neither() -> None:
     torch.manual_seed(3)
     maker, judge = nn.Linear(4, 2), nn.Linear(2, 1)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (judge, maker)]
@@ -273,7 +273,7 @@ def test_each_of_two_optimizers_has_its_own_and_rules_about_a_loss_take_neither(
 
 
 @pytest.mark.parametrize("updates_once", [False, True])
-def test_the_loss_of_a_step_that_a_scaler_skips_is_that_of_its_optimizer(updates_once: bool) -> None:
+def test_the_loss_of_a_step_skipped_by_a_scaler_belongs_to_its_optimizer(updates_once: bool) -> None:
     torch.manual_seed(3)
     maker, judge = nn.Linear(4, 2), nn.Linear(2, 1)
     scaler, own = torch.amp.GradScaler("cpu", init_scale=8.0), []
@@ -321,7 +321,7 @@ def test_a_scale_of_zero_costs_no_frame() -> None:
     assert Sum([3.0, 1.0]).resolve(0.0) == 4.0
 
 
-def test_passes_of_another_model_are_no_part_of_the_loss_between_captured_steps(
+def test_passes_of_another_model_do_not_affect_the_loss_between_captured_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(foundloss, "EVERY_S", 0.0)
@@ -357,7 +357,7 @@ def test_a_pass_from_an_edge_of_the_graph_has_an_unknown_loss_and_does_no_harm()
     assert found_in(watcher) == {}
 
 
-def test_no_mode_of_the_user_sees_how_a_logged_number_is_read() -> None:
+def test_no_mode_of_the_user_sees_the_reading_of_logged_numbers() -> None:
     seen: list[str] = []
 
     class Notes(TorchFunctionMode):

@@ -7,7 +7,7 @@ import numpy as np
 from hookcore.recorder.frames import MAX_KNOWN_ROWS, ShownRows
 
 
-def test_frames_of_the_same_slots_share_one_array_of_taps_that_no_one_can_write() -> None:
+def test_frames_of_the_same_slots_share_one_read_only_array_of_taps() -> None:
     numbers = [0, -1, 1]
     rows = ShownRows(numbers)
     taps, shown = rows.of(np.array([0, 2], np.uint32))
@@ -19,7 +19,7 @@ def test_frames_of_the_same_slots_share_one_array_of_taps_that_no_one_can_write(
     assert (taps.tolist(), shown.tolist()) == ([0, 1, 2], [0, 2, 3])
 
 
-def test_few_sets_of_slots_are_known_at_a_time() -> None:
+def test_few_sets_of_slots_are_cached_at_a_time() -> None:
     rows = ShownRows(range(100))
     for slot in range(3 * MAX_KNOWN_ROWS):
         assert rows.of(np.array([slot], np.uint32))[0].tolist() == [slot]

@@ -511,7 +511,7 @@ def test_the_sensors_and_the_allocator_of_the_gpu_are_read() -> None:
     assert torch.cuda.get_device_name() in labels["machine gpu0"]
 
 
-def test_memory_of_the_device_does_not_grow_and_is_given_back() -> None:
+def test_device_memory_does_not_grow_and_is_released() -> None:
     run = perceptron()
     run.step(0)
     run.losses.clear()

@@ -278,7 +278,7 @@ def test_the_numbers_are_those_of_float64_at_any_step(name: str) -> None:
     assert compared >= 20
 
 
-def test_two_threads_train_each_its_model_to_the_bit_while_one_watcher_sees_both() -> None:
+def test_two_threads_each_train_bit_identically_under_one_watcher() -> None:
     def work(seed: int, found: dict[int, dict[str, str]]) -> None:
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -317,7 +317,7 @@ def test_two_threads_train_each_its_model_to_the_bit_while_one_watcher_sees_both
         assert [event.message for event in watcher.errors] == []
 
 
-def test_watching_takes_little_memory_of_the_device() -> None:
+def test_watching_takes_little_device_memory() -> None:
     def peak(attach: Callable[[nn.Module], contextlib.AbstractContextManager[Any]]) -> int:
         gc.collect()
         torch.cuda.empty_cache()

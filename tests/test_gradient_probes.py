@@ -74,7 +74,7 @@ def test_gradients_of_successive_steps_are_compared_whatever_is_captured(every: 
         assert not events_of(watcher, "probe-failed")
 
 
-def test_two_models_that_take_turns_are_each_compared_with_their_own_last_gradient() -> None:
+def test_alternating_models_are_each_compared_with_their_own_last_gradient() -> None:
     seed_all()
     models = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
@@ -124,7 +124,7 @@ def test_nothing_is_compared_across_a_pause_or_another_parameter() -> None:
     assert float(one(torch.ones(4)) or 0.0) == pytest.approx(1.0)
 
 
-def test_of_a_large_gradient_a_sample_is_compared_which_no_pattern_of_it_misleads() -> None:
+def test_the_sample_of_a_large_gradient_is_not_biased_by_its_patterns() -> None:
     generator = torch.Generator().manual_seed(0)
     one = torch.randn(2048, 1024, generator=generator) * torch.linspace(0, 3, 1024)
     two = 0.5 * one + torch.randn(2048, 1024, generator=generator)
@@ -385,7 +385,7 @@ def test_a_failing_probe_of_passes_is_reported_and_switched_off() -> None:
 
 
 @pytest.mark.parametrize("failing", ["the hook", "the backward pass"])
-def test_a_look_at_local_gradients_that_fails_leaves_no_hook_and_changes_nothing(failing: str) -> None:
+def test_a_failed_inspection_of_local_gradients_leaves_no_hook_and_changes_nothing(failing: str) -> None:
     class Looks:
         def begin_pass(self, parameters: list[Tensor]) -> None: ...
 
@@ -506,7 +506,7 @@ def test_the_sharpness_changes_nothing_and_is_logged(model: bool) -> None:
     assert (weights, state) == train_model(sharp=False)[:2]
 
 
-def test_a_loss_of_something_else_says_what_is_right() -> None:
+def test_an_invalid_sharpness_loss_says_what_is_right() -> None:
     model = nn.Linear(3, 1)
     rows = torch.randn(4, 3)
     for loss, told in (

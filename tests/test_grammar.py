@@ -89,7 +89,7 @@ def test_a_find_box_also_takes_any_case_and_parts_of_a_path(text: str, wanted: l
     assert _found(parse_search(text)) == wanted
 
 
-def test_settings_and_queries_tell_upper_from_lower_case() -> None:
+def test_settings_and_queries_are_case_sensitive() -> None:
     for text in ("*ATTN", "re:LAYERS.*", "type:linear", "attn"):
         assert _found(parse(text)) == []
 
@@ -115,12 +115,12 @@ def test_an_invalid_text_says_what_was_given_what_is_expected_and_what_to_do(tex
             read(text)
 
 
-def test_a_find_box_explains_what_replaced_expressions_between_slashes() -> None:
+def test_a_find_box_explains_the_replacement_for_expressions_between_slashes() -> None:
     with pytest.raises(PatternError, match="for a regular expression, use re:"):
         parse_search("/q$/")
 
 
-def test_states_that_change_are_refused_where_the_answer_has_to_last() -> None:
+def test_changing_states_are_refused_if_the_answer_must_not_change() -> None:
     with pytest.raises(PatternError, match=r"'is:nan' can't be used here, because it changes.*'is:leaf' or 'is:root'"):
         parse("is:nan", STRUCTURE)
     assert _found(parse("is:leaf !is:root", STRUCTURE)) == [3, 4, 6, 7]
@@ -142,7 +142,7 @@ PATHS = st.text("ab.*?[]!: \tre", max_size=10)
 
 @calm
 @given(st.lists(TERMS, max_size=4))
-def test_several_terms_match_what_every_one_of_them_matches(terms: list[str]) -> None:
+def test_several_terms_match_only_paths_that_match_each_of_them(terms: list[str]) -> None:
     for read in (parse, parse_search):
         each = [set(_found(read(term))) for term in terms]
         assert set(_found(read(" ".join(terms)))) == set(EVERYTHING).intersection(*each)
@@ -187,7 +187,7 @@ def test_a_literal_matches_its_path_alone(path: str, other: str) -> None:
 
 @calm
 @given(st.lists(TERMS, max_size=3), st.lists(TERMS, max_size=3))
-def test_what_is_selected_is_included_and_not_excluded(include: list[str], exclude: list[str]) -> None:
+def test_selected_modules_are_included_and_not_excluded(include: list[str], exclude: list[str]) -> None:
     modules = {module.path: module for module in MODULES}
     try:
         chosen = set(select_among(modules, include, exclude, strict=False).chosen)

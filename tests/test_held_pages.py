@@ -155,7 +155,7 @@ def test_a_range_shows_the_newest_numbers_in_it(trained: Trained, path: str) -> 
     assert steps_of(html) <= {"18"}
 
 
-def test_what_happened_later_is_on_no_held_page(trained: Trained) -> None:
+def test_held_pages_show_no_later_events(trained: Trained) -> None:
     for path in ("", "/events", "/layer?module=0", "/flow"):
         before, at = (trained.page(path, step=step, part=part_of(path)) for step in (BAD - EVERY, BAD))
         assert "nonfinite" not in before.replace("is:nonfinite", ""), path

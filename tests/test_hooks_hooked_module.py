@@ -79,7 +79,7 @@ def test_the_state_dict_has_the_keys_of_the_inner_module_and_can_be_loaded() -> 
     assert torch.equal(target.inner[0].weight, source.inner[0].weight)
 
 
-def test_the_registrations_are_those_of_the_api() -> None:
+def test_registration_methods_behave_like_those_of_the_api() -> None:
     hooked = hooks.HookedModule(build().eval())
     seen: list[str] = []
     plain = hooked.inner(X)
@@ -108,7 +108,7 @@ def test_removed_handles_do_not_accumulate() -> None:
     assert len(hooked._hooked_handles) <= 1
 
 
-def test_into_inner_returns_the_module_without_our_hooks_but_with_all_others() -> None:
+def test_into_inner_returns_the_module_without_hookcores_hooks_but_with_all_others() -> None:
     model = build()
     model.register_forward_hook(nothing)
     hooked = hooks.HookedModule(model)

@@ -89,7 +89,7 @@ def test_every_table_of_a_module_is_listed_with_its_owner_and_the_place_of_the_f
     assert records[0].number == next(iter(leaf._forward_pre_hooks))
 
 
-def test_our_hooks_are_distinguished_from_others_even_after_the_handle_is_dropped() -> None:
+def test_hookcores_hooks_are_distinguished_from_others_even_after_the_handle_is_dropped() -> None:
     model = nn.Linear(2, 2)
     model.register_forward_hook(nothing)
     hooks.on_forward(model, nothing)

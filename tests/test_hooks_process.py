@@ -187,7 +187,7 @@ def test_a_pair_removed_out_of_order_leaves_the_others_in_order() -> None:
     assert top_pair() is None
 
 
-def test_where_torch_cannot_say_which_pair_is_on_top_a_lower_one_stays_until_it_is_on_top(
+def test_if_torch_cannot_say_which_pair_is_on_top_a_lower_pair_stays_until_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(saved, "_read_top", None)
@@ -206,7 +206,7 @@ def test_where_torch_cannot_say_which_pair_is_on_top_a_lower_one_stays_until_it_
     assert [*counts, len(packed)] == [0, 1, 1, 1]
 
 
-def test_a_pair_belongs_to_its_thread() -> None:
+def test_a_pair_of_saved_tensor_hooks_belongs_to_its_thread() -> None:
     handle = hooks.on_saved_tensors(same, same)
     errors: list[Exception] = []
     seen: list[Any] = []

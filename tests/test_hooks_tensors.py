@@ -94,7 +94,7 @@ def test_all_gradients_arrive_together_with_none_for_those_not_computed() -> Non
     assert len(seen) == 1
 
 
-def test_any_gradient_is_the_first_one() -> None:
+def test_any_mode_gets_the_first_gradient() -> None:
     leaf, middle, loss = graph()
     seen: list[torch.Tensor] = []
     handle = hooks.on_gradients((leaf, middle), seen.append, mode="any")

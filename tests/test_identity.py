@@ -218,7 +218,7 @@ def test_a_server_that_hangs_up_after_its_proof_gets_no_token_on_a_new_connectio
     assert not receiver.batches
 
 
-def test_the_proof_covers_each_token_and_reveals_neither() -> None:
+def test_the_proof_covers_both_tokens_and_reveals_neither() -> None:
     world = make_world(token=TOKEN, read_token=READ_TOKEN, host="0.0.0.0")
     answer = world.client.get(f"{PROOF_PATH}?nonce={NONCE}")
     assert answer.json() == {"proofs": [proof_of(TOKEN, NONCE), proof_of(READ_TOKEN, NONCE)]}
@@ -254,7 +254,7 @@ def test_proxies_of_the_environment_are_not_used(
         assert not proxy.heard
 
 
-def test_a_local_server_that_returns_after_a_long_time_is_contacted_quickly() -> None:
+def test_a_local_server_that_returns_after_a_long_absence_is_contacted_quickly() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"

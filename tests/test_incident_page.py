@@ -58,14 +58,14 @@ def test_each_tensor_has_its_place_its_first_step_and_its_values() -> None:
     assert view.before == 9
 
 
-def test_counts_are_shown_where_values_are_not_finite() -> None:
+def test_counts_of_non_finite_values_are_shown() -> None:
     assert default_stat(_incident()) == "nan"
     assert default_stat(_incident(value=float("inf"))) == "rms"
     culprit = view_of(_incident(), "nan", ended=False).rows[0].onset
     assert (culprit.before, culprit.at) == (0.0, 3.0)
 
 
-def test_a_tensor_with_infinities_and_no_nan_has_an_infinity_and_no_nan() -> None:
+def test_a_tensor_with_infinities_but_no_nan_is_marked_infinite_and_not_nan() -> None:
     evidence = _evidence()
     evidence.stats[STATS.index("nan"), 2, 0] = 0
     evidence.stats[STATS.index("inf"), 2, 0] = 3
@@ -80,7 +80,7 @@ def test_neighbors_in_the_backward_pass_come_in_its_order() -> None:
     assert [row.place for row in view_of(incident, "rms", ended=False).rows] == ["culprit", "next", "before it"]
 
 
-def test_the_chain_is_shown_step_by_step() -> None:
+def test_the_causal_chain_is_shown_step_by_step() -> None:
     chain = view_of(_incident(), "rms", ended=False).chain
     assert [(each.step, each.later, len(each.links)) for each in chain] == [(11, 0, 1), (12, 1, 2)]
 
@@ -98,7 +98,7 @@ def test_unknown_facts_are_stated(changes: dict[str, object], words: str) -> Non
     assert any(words in each for each in unknown), unknown
 
 
-def test_nothing_unknown_nothing_said() -> None:
+def test_a_fully_known_incident_lists_no_unknowns() -> None:
     assert view_of(_incident(previous=10, taps=3), "rms", ended=False).unknown == []
 
 
@@ -112,16 +112,16 @@ def test_nothing_unknown_nothing_said() -> None:
         ({"rule": "spike", "short": True, "message": "jumped", "steps": 3}, True, "3 single steps"),
     ],
 )
-def test_the_state_is_in_words(changes: dict[str, object], ended: bool, words: str) -> None:
+def test_the_state_is_described_in_words(changes: dict[str, object], ended: bool, words: str) -> None:
     assert view_of(_incident(**changes), "rms", ended).state == words
 
 
-def test_the_range_of_the_chart_has_room_for_steps_to_come() -> None:
+def test_the_chart_has_room_for_future_steps() -> None:
     assert view_of(_incident(), "rms", ended=False).until == 61
     assert view_of(_incident(), "rms", ended=True).until == 12
 
 
-def test_a_rule_that_is_unknown_here_has_its_name_as_title() -> None:
+def test_an_unknown_rule_is_titled_by_its_name() -> None:
     view = view_of(_incident(rule="my-own", message="too large"), "rms", ended=False)
     assert (view.rule, view.title) == (None, "My own")
 
@@ -197,7 +197,7 @@ def test_the_graph_shows_what_feeds_the_culprit_and_what_followed() -> None:
     assert len(graph.edges) == 4
 
 
-def test_what_was_not_captured_or_is_not_kept_is_unknown_in_the_graph() -> None:
+def test_uncaptured_or_discarded_values_are_unknown_in_the_graph() -> None:
     assert _states(_in_flow(), FLOW, captured=(0, 2, 3))["m1"] == "unknown"
     assert _states(replace(_in_flow(), taps=9), FLOW)["m0"] == "unknown"
 
@@ -214,7 +214,7 @@ def test_there_is_no_graph_without_a_flow_or_around_a_module_that_is_alone() -> 
     assert graph_of(replace(_in_flow(), culprit=Link(9, Tap("other", "output"), 11)), _reader(FLOW)) is None
 
 
-def test_of_many_modules_only_some_are_drawn_and_the_others_are_counted() -> None:
+def test_only_some_of_many_modules_are_drawn_and_the_others_are_counted() -> None:
     wide = _flow((), *((0,) for _ in range(12)))
     graph = graph_of(_in_flow(culprit=0, chain=()), _reader(wide))
     assert graph is not None

@@ -90,7 +90,7 @@ def test_the_culprit_is_first_and_every_follower_has_its_own_first_step(run: lis
 
 @quick
 @given(run=steps, often=st.lists(st.booleans(), min_size=60, max_size=60))
-def test_what_an_incident_says_of_its_onset_does_not_depend_on_when_it_is_asked(
+def test_the_onset_of_an_incident_does_not_depend_on_the_time_of_the_query(
     run: list[tuple[int, list[Part]]], often: list[bool]
 ) -> None:
     """The same holds for its end: an incident that is over never changes, except that its evidence may grow."""
@@ -163,7 +163,7 @@ def test_a_loss_that_is_the_first_to_be_non_finite_is_named() -> None:
     assert "No captured activation was non-finite, but loss was" in incident.sentence
 
 
-def test_a_container_is_not_named_if_its_child_did_it() -> None:
+def test_a_container_is_not_named_if_its_child_is_the_culprit() -> None:
     store = Store(2**20)
     taps = (
         Tap("block.fc", "output"),
@@ -195,7 +195,7 @@ def test_a_later_part_of_the_first_step_can_name_an_earlier_tensor() -> None:
     assert incident.evidence.steps.tolist() == [0, 1]
 
 
-def test_uncaptured_steps_before_the_onset_are_told() -> None:
+def test_uncaptured_steps_before_the_onset_are_mentioned() -> None:
     store = Store(2**20)
     append(store, 0, [1.0], CHAIN[:1])
     append(store, 9, [math.nan])

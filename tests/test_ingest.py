@@ -57,7 +57,7 @@ def _refused(world: World, batch: wire.Batch | bytes, status: int, words: str, *
     assert words in response.json()["error"]
 
 
-def test_a_batch_is_stored_and_the_answer_says_what_the_server_has(world: World) -> None:
+def test_a_batch_is_stored_and_the_answer_says_what_the_server_holds(world: World) -> None:
     answer = world.take(make_batch(INFO, [0, 1, 2]))
     assert (answer.acknowledged, answer.taps, answer.described, answer.commands) == (2, 2, -1, ())
     assert world.means() == ([0, 1, 2], [0.0, 1.0, 2.0])
@@ -107,7 +107,7 @@ def test_repeated_and_late_items_are_stored_once(world: World) -> None:
     assert world.means() == (list(range(20)), [float(step) for step in range(20)])
 
 
-def test_a_batch_that_skips_taps_is_refused_and_the_answer_says_what_is_known(world: World) -> None:
+def test_a_batch_that_skips_taps_is_refused_and_the_answer_lists_known_taps(world: World) -> None:
     answer = world.take(make_batch(INFO, [0], first=False))
     assert (answer.acknowledged, answer.taps) == (-1, 0)
     assert world.take(make_batch(INFO, [0])).acknowledged == 0
@@ -510,7 +510,7 @@ def test_with_many_large_batches_at_once_some_are_asked_to_retry() -> None:
         assert httpx2.post(f"{server.url}/api/v1/ingest", content=body, headers={**BATCH, **BEARER}).status_code == 200
 
 
-def test_two_threads_at_most_take_batches_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_two_threads_receive_batches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     inside, leave, take = [], threading.Event(), Run.take
 
     def wait(run: Run, batch: wire.Batch) -> wire.Answer:

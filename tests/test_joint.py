@@ -210,7 +210,7 @@ def test_a_step_waits_for_all_ranks(ranks: Ranks) -> None:
     assert ranks.joint.assembly.backlog.nbytes == 0
 
 
-def test_a_second_part_of_a_step_is_part_of_it(ranks: Ranks) -> None:
+def test_a_second_part_is_added_to_its_step(ranks: Ranks) -> None:
     ranks.all([0])
     for rank in range(WORLD):
         late = frame(0, stats_of(0), scalars={"accuracy": rank / 2}, time_s=100.0)
@@ -246,7 +246,7 @@ def test_the_throughput_of_ranks_that_may_see_the_same_batch_is_their_mean(ranks
     assert "mean of the ranks" in page
 
 
-def test_the_throughput_of_stages_of_a_pipeline_is_that_of_one(ranks: Ranks) -> None:
+def test_the_throughput_of_pipeline_stages_is_that_of_one_stage(ranks: Ranks) -> None:
     """Each rank has a different part of the whole model."""
     root = ModuleRecord("", "Model", None)
     for rank in range(WORLD):
@@ -261,7 +261,7 @@ def test_the_throughput_of_stages_of_a_pipeline_is_that_of_one(ranks: Ranks) -> 
     assert ranks.joint.store.scalars(SAMPLES_RATE).mean.tolist()[-1] == 100.0
 
 
-def test_ranks_that_are_not_there_yet_are_waited_for_and_then_named(ranks: Ranks) -> None:
+def test_missing_ranks_are_awaited_and_then_named(ranks: Ranks) -> None:
     for rank in (0, 1):
         ranks.send(rank, range(3))
     assert ranks.joint.missing() == [2, 3]
@@ -283,7 +283,7 @@ def test_ranks_that_are_not_there_yet_are_waited_for_and_then_named(ranks: Ranks
     assert {step: value for step, value in ranks.series().items() if step > 2} == dict.fromkeys(range(3, 7), 1.0)
 
 
-def test_a_rank_that_falls_behind_holds_the_others_up_for_a_while_only(ranks: Ranks) -> None:
+def test_a_rank_that_falls_behind_delays_the_others_only_briefly(ranks: Ranks) -> None:
     ranks.all([0])
     for rank in range(3):
         ranks.send(rank, [1, 2])
@@ -301,7 +301,7 @@ def test_a_rank_that_falls_behind_holds_the_others_up_for_a_while_only(ranks: Ra
     assert ranks.series()[3] == 1.5
 
 
-def test_a_live_rank_whose_frames_do_not_come_is_not_waited_for_and_its_steps_count_as_incomplete(ranks: Ranks) -> None:
+def test_a_live_rank_that_sends_no_frames_is_not_awaited_and_its_steps_count_as_incomplete(ranks: Ranks) -> None:
     ranks.all([0])
     for rank in range(3):
         ranks.send(rank, [1, 2])
@@ -323,9 +323,7 @@ def test_a_live_rank_whose_frames_do_not_come_is_not_waited_for_and_its_steps_co
     assert not ranks.events("rank-missing")
 
 
-def test_ranks_that_can_not_be_read_are_not_read_again_for_each_frame(
-    ranks: Ranks, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_ranks_are_not_read_again_for_each_frame(ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
     asked: list[float] = []
 
     def refuse(runs: Sequence[Run]) -> dict[str, Any]:
@@ -349,7 +347,7 @@ def test_ranks_that_can_not_be_read_are_not_read_again_for_each_frame(
     assert joint.loaded
 
 
-def test_the_sum_of_all_ranks_says_which_steps_only_the_ranks_have_each(ranks: Ranks) -> None:
+def test_the_sum_of_all_ranks_names_the_steps_that_only_single_ranks_have(ranks: Ranks) -> None:
     ranks.all(range(300))
     store = ranks.joint.store
     assert not ranks.joint.partial
@@ -589,7 +587,7 @@ def test_a_straggler_of_an_otherwise_unseen_attempt_is_not_a_restart(ranks: Rank
     assert "rank 0 of an earlier attempt" in ranks.events("rank-of-before")[0]
 
 
-def test_a_rank_that_prepares_for_long_does_not_use_up_the_patience_for_the_others(ranks: Ranks) -> None:
+def test_a_rank_that_starts_slowly_does_not_shorten_the_wait_for_others(ranks: Ranks) -> None:
     ranks.send(0, [])
     ranks.clock.now += GRACE_S * 2
     ranks.all(range(2))
@@ -671,7 +669,7 @@ def test_values_that_ranks_should_have_in_common_and_do_not_are_an_incident(rank
     assert "The rule desync is off" not in ranks.server.client.get(page, headers={"Accept": "text/html"}).text
 
 
-def test_without_the_rule_the_page_does_not_say_that_all_is_the_same(ranks: Ranks) -> None:
+def test_without_the_rule_the_page_does_not_claim_that_everything_is_equal(ranks: Ranks) -> None:
     ranks.all([0])
     ranks.joint.change_rules({"desync": False})
     for rank in range(WORLD):
@@ -682,7 +680,7 @@ def test_without_the_rule_the_page_does_not_say_that_all_is_the_same(ranks: Rank
     assert "had the same values" not in page
 
 
-def test_a_nan_in_one_rank_is_named_as_such(ranks: Ranks) -> None:
+def test_a_nan_in_one_rank_names_that_rank(ranks: Ranks) -> None:
     ranks.all(range(2))
     for rank in range(WORLD):
         bad = of_rank(rank, 2)
@@ -703,7 +701,7 @@ def test_events_of_several_ranks_are_one_event_that_names_them(ranks: Ranks) -> 
     assert messages == ["a thing (ranks 0-2)", "only rank 1 says this (rank 1)"]
 
 
-def test_the_words_for_ranks() -> None:
+def test_messages_describe_ranks_in_words() -> None:
     apart = [Difference(1, "rms", (((0,), 1.5), ((1,), 1.8)))]
     assert desync_of(3, apart, TAPS).message.endswith("layer param [weight] is 1.5 in rank 0, 1.8 in rank 1")
     assert desync_of(3, apart * 2, TAPS).message.endswith("1.8 in rank 1; 1 other tensor differs, too")
@@ -727,7 +725,7 @@ def test_modules_are_those_of_all_ranks_and_the_counters_are_sums(ranks: Ranks) 
     assert ranks.joint.received.counters.dropped == {"queue-full": 0 + 1 + 2 + 3}
 
 
-def test_a_module_that_is_another_part_in_each_rank_has_no_outputs_in_the_run_of_all(ranks: Ranks) -> None:
+def test_a_module_split_across_ranks_has_no_outputs_in_the_joint_run(ranks: Ranks) -> None:
     """In stages of a pipeline, the output of the whole model is that of the stage."""
 
     def describe(version: int, *parts: str) -> None:
@@ -751,7 +749,7 @@ def test_a_module_that_is_another_part_in_each_rank_has_no_outputs_in_the_run_of
     assert all(each.captured for each in ranks.joint.store.coverage())
 
 
-def test_commands_reach_all_ranks_and_tensors_are_asked_of_the_lowest(ranks: Ranks) -> None:
+def test_commands_reach_all_ranks_and_tensors_are_requested_from_the_lowest(ranks: Ranks) -> None:
     ranks.all([0])
     ranks.joint.ask("settings", changes={"paused": True})
     ranks.joint.ask_snapshots([TAPS[0]])
@@ -784,7 +782,7 @@ def test_deleting_the_run_deletes_all_ranks_and_they_come_back_together(ranks: R
     assert ranks.series() == {0: 1.5, 1: 1.5, 2: 1.5}
 
 
-def test_what_a_reader_writes_about_the_run_is_kept_with_it(ranks: Ranks) -> None:
+def test_tags_and_groups_set_by_readers_are_saved_with_the_run(ranks: Ranks) -> None:
     ranks.all([0])
     ranks.server.client.patch(f"/api/v1/runs/{JOINT}", json={"tags": ["good"], "group": "sweep", "archived": True})
     ranks.all([1])
@@ -793,7 +791,7 @@ def test_what_a_reader_writes_about_the_run_is_kept_with_it(ranks: Ranks) -> Non
     assert (lead.edits.tags, lead.edits.group, lead.edits.archived) == (("good",), "sweep", True)
 
 
-def test_processes_without_others_are_runs_of_their_own(ranks: Ranks) -> None:
+def test_single_processes_are_separate_runs(ranks: Ranks) -> None:
     ranks.world = 1
     ranks.send(0, range(2))
     assert [run.id for run in ranks.server.runs.all()] == ["run-0-0"]
@@ -847,7 +845,7 @@ def test_after_a_restart_the_run_is_what_it_was(tmp_path: Path) -> None:
         assert everything(again) == before
 
 
-def test_the_rules_look_at_a_rank_in_its_turn_live_and_when_it_is_read_again(
+def test_the_rules_check_ranks_in_turn_both_live_and_on_rereading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[tuple[Store, int]] = []
@@ -907,7 +905,7 @@ def test_ranks_that_are_back_before_their_runs_are_listed_continue_them(
         assert again.joint.assembly.absences.incomplete == 0
 
 
-def test_what_was_saved_of_some_ranks_counts_also_while_another_one_is_awaited(tmp_path: Path) -> None:
+def test_saved_steps_of_some_ranks_count_while_another_rank_is_awaited(tmp_path: Path) -> None:
     """When the steps are added up, none of these runs is in memory."""
     with saved(tmp_path) as ranks:
         for rank in range(3):
@@ -920,7 +918,7 @@ def test_what_was_saved_of_some_ranks_counts_also_while_another_one_is_awaited(t
         assert not any(each.run.loaded for each in again.joint.current())
 
 
-def test_a_rank_whose_saved_run_can_not_be_read_is_named(tmp_path: Path) -> None:
+def test_a_rank_whose_saved_run_cannot_be_read_is_named(tmp_path: Path) -> None:
     with saved(tmp_path) as ranks:
         ranks.all(range(10))
         for rank in range(WORLD):
@@ -941,7 +939,7 @@ def test_a_rank_whose_saved_run_can_not_be_read_is_named(tmp_path: Path) -> None
         assert "The saved run of rank 1 can't be read" in page
 
 
-def test_a_rank_whose_folder_can_not_be_read_at_the_start_is_said_to_be_missing_and_why(tmp_path: Path) -> None:
+def test_a_rank_whose_folder_cannot_be_read_at_startup_is_listed_as_missing_with_the_reason(tmp_path: Path) -> None:
     with saved(tmp_path) as ranks:
         ranks.all(range(3))
         for rank in range(WORLD):
@@ -987,7 +985,7 @@ def test_ranks_that_save_their_runs_elsewhere_are_added_up_together_after_a_rest
             assert again.joint.assembly.absences.incomplete == 0
 
 
-def test_a_rank_that_arrives_while_the_run_is_read_changes_nothing_of_it(
+def test_a_rank_that_joins_while_the_run_is_read_does_not_change_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with saved(tmp_path) as ranks:
@@ -1038,7 +1036,7 @@ def test_a_run_whose_ranks_are_all_on_disk_leaves_memory_and_returns(tmp_path: P
         assert everything(ranks) == before
 
 
-def test_thresholds_of_all_ranks_outlast_the_server(tmp_path: Path) -> None:
+def test_thresholds_of_the_joint_run_survive_a_server_restart(tmp_path: Path) -> None:
     with saved(tmp_path) as ranks:
         ranks.all(range(4))
         asked = {"run": JOINT, "rules": {"dead": False}}

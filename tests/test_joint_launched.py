@@ -80,7 +80,7 @@ def test_torchrun_watches_every_rank_and_changes_no_weight(plain: list[Any], tmp
     assert names == {"parallel rank 0", "parallel rank 1"}
 
 
-def test_a_server_that_is_away_is_said_by_each_rank_and_changes_no_weight(plain: list[Any], tmp_path: Path) -> None:
+def test_each_rank_reports_an_absent_server_and_no_weight_changes(plain: list[Any], tmp_path: Path) -> None:
     (tmp_path / "watched.py").write_text(SCRIPT_WATCHED)
     command = [python(), *TORCHRUN, tmp_path / "watched.py", PARALLEL, tmp_path / "weights"]
     away = run(command, tmp_path, HOOKCORE_SERVER="http://127.0.0.1:9", HOOKCORE_TOKEN=TOKEN)

@@ -272,13 +272,13 @@ def test_the_rank_that_drifts_away_is_named_with_its_parameter_and_step(server: 
         ("layers", "stage", "tensor"),
     ],
 )
-def test_the_ranks_know_the_axes_of_their_mesh(server: Served, name: str, first: str, second: str) -> None:
+def test_ranks_record_the_axes_of_their_mesh(server: Served, name: str, first: str, second: str) -> None:
     """This includes axes along which the rank's own stage is neither split nor copied."""
     found = {each.place.rank: each.place.axes for each in joint_named(server, name, WORLD).current()}
     assert found == {rank: {first: (rank // 2, 2), second: (rank % 2, 2)} for rank in range(WORLD)}
 
 
-def test_tensors_that_torch_has_spread_say_how(server: Served) -> None:
+def test_tensors_sharded_by_torch_say_how_they_are_split(server: Served) -> None:
     def placements(name: str) -> dict[str, dict[str, str]]:
         return {each.path: dict(each.placements) for each in joint_named(server, name, WORLD).store.modules()}
 

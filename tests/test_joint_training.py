@@ -77,7 +77,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-def test_the_run_of_all_ranks_has_the_values_of_one_process(server: Served) -> None:
+def test_the_joint_run_has_the_values_of_one_process(server: Served) -> None:
     alone, together = run_named(server, "alone").store, joint_named(server, "none", WORLD).store
     assert {tap.label for tap in alone.taps().taps} == {tap.label for tap in together.taps().taps}
     compared = 0
@@ -98,7 +98,7 @@ def test_the_run_of_all_ranks_has_the_values_of_one_process(server: Served) -> N
     assert joint_named(server, "none", WORLD).assembly.compared > 0
 
 
-def test_a_nan_in_the_batch_of_one_rank_is_said_to_be_in_that_rank(server: Served) -> None:
+def test_a_nan_in_the_batch_of_one_rank_is_attributed_to_that_rank(server: Served) -> None:
     incidents = [each for each in joint_named(server, "nan", WORLD).store.incidents() if each.rule == "nonfinite"]
     assert incidents[0].first_step == NAN_AT
     assert incidents[0].culprit.tap.kind == "output"

@@ -549,7 +549,7 @@ def test_runs_that_are_too_many_or_damaged_are_named_and_links_to_the_former_wor
     stop(world)
 
 
-def test_a_run_whose_trainer_was_killed_makes_place_without_leaving_the_list(
+def test_a_run_whose_trainer_was_killed_frees_memory_but_stays_in_the_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, gate, write = [0.0], threading.Event(), ArchiveWriter.write_part

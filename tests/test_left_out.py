@@ -104,9 +104,7 @@ def test_a_band_of_runs_is_available_in_every_format(world: World) -> None:
         assert [int(each) for each in columns["nonfinite"]] == [0, 2, 0]
 
 
-def test_newest_values_say_of_which_steps_they_are_and_of_how_many_there_are_more(
-    world: World, merged: tuple[int, int]
-) -> None:
+def test_newest_values_name_their_steps_and_say_how_many_more_there_are(world: World, merged: tuple[int, int]) -> None:
     first, last = merged
     asked = {"run": "one", "from": first, "to": first, "limit": 2}
     found = world.client.get("/api/v1/latest", params=asked).json()
@@ -120,13 +118,13 @@ def test_newest_values_say_of_which_steps_they_are_and_of_how_many_there_are_mor
     assert last > first
 
 
-def test_a_chart_of_some_layers_says_of_how_many(world: World) -> None:
+def test_a_chart_of_some_layers_says_how_many_there_are(world: World) -> None:
     assert title_of(world, chart="series", kind="output") == f"rms of activation (the first 50 of {LAYERS})"
     assert title_of(world, chart="profile", rows=3, step=STEPS - 1).endswith(f"(the first 3 of {LAYERS})")
     assert title_of(world, chart="scalars") == "scalars"
 
 
-def test_a_profile_of_merged_steps_says_which(world: World, run: Run, merged: tuple[int, int]) -> None:
+def test_a_profile_of_merged_steps_names_the_steps(world: World, run: Run, merged: tuple[int, int]) -> None:
     first, last = merged
     assert title_of(world, chart="profile", step=first) == f"rms as the mean of steps {first} to {last}"
     assert title_of(world, chart="profile", step=STEPS - 1) == f"rms at step {STEPS - 1}"
@@ -156,6 +154,6 @@ def test_a_stream_of_scalars_says_how_many_more_there_are(world: World) -> None:
     assert (len(told["scalars"]), told["left_out"]) == (MAX_SCALARS, 3)
 
 
-def test_a_copy_of_the_events_says_how_many_older_ones_it_lacks() -> None:
+def test_copied_events_say_how_many_older_ones_are_missing() -> None:
     assert "1,234 older ones are left out." in markdown_of([], "Events", "http://box/", 1234)
     assert "left out" not in markdown_of([], "Events", "http://box/")

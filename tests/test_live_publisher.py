@@ -39,14 +39,14 @@ def _looks(ticker: ChangeTicker, arrivals: list[float]) -> list[float]:
     return looks
 
 
-def test_data_at_the_rate_of_looks_never_waits_for_one_even_if_it_is_uneven() -> None:
+def test_data_arriving_at_the_polling_rate_never_waits_even_if_uneven() -> None:
     random = np.random.default_rng(3)
     arrivals = sorted((np.arange(200) / 20 + random.uniform(0, 0.04, 200)).tolist())
     looks = _looks(ChangeTicker(Changes(), int, 20), arrivals)
     assert np.mean([look in arrivals for look in looks]) > 0.95
 
 
-def test_faster_data_is_looked_at_about_as_often_as_requested() -> None:
+def test_faster_data_is_polled_about_as_often_as_requested() -> None:
     looks = _looks(ChangeTicker(Changes(), int, 20), (np.arange(5000) / 1000).tolist())
     assert 90 <= len(looks) <= 20 / publisher.SOONER * 5 + publisher.EARLY + 2
 
@@ -109,7 +109,7 @@ def test_failed_computations_are_retried() -> None:
     asyncio.run(ask())
 
 
-def test_an_owner_finds_a_place_and_no_reader_takes_all_of_the_others() -> None:
+def test_an_owner_can_always_connect_and_no_reader_uses_up_the_rest() -> None:
     publisher = Publisher(Runs(ServerSettings()), ServerSettings(max_clients=16))
     with ExitStack() as stack:
         taken = {reader: 0 for reader in ("greedy", "modest", "third")}
@@ -125,13 +125,13 @@ def test_an_owner_finds_a_place_and_no_reader_takes_all_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_a_few_places_are_enough_for_one_reader(most: int) -> None:
+def test_one_reader_can_connect_whatever_the_client_limit(most: int) -> None:
     publisher = Publisher(Runs(ServerSettings()), ServerSettings(max_clients=most))
     with publisher.client("reader") as room:
         assert room
 
 
-def test_requests_come_in_a_burst_and_then_at_an_even_rate() -> None:
+def test_requests_are_allowed_in_a_burst_and_then_at_an_even_rate() -> None:
     pace = Pace(rate=20.0, burst=10)
     assert [pace.rest_s(5.0) for _ in range(9)] == [0.0] * 9
     now, came = 5.0, 9
@@ -261,7 +261,7 @@ class TellTale:
         return getattr(self._run if name in ("state", "edits", "is_paused", "commands") else self._run.store, name)
 
 
-def test_a_look_never_sees_the_end_of_a_run_without_its_last_step_or_a_step_without_its_taps() -> None:
+def test_a_reader_never_sees_a_runs_end_before_its_last_step_or_a_step_before_its_taps() -> None:
     tale: Any = TellTale(open_run(Runs(ServerSettings())))
     mark_of(tale)
     ordered = ("state", "steps", "taps_announced")

@@ -287,7 +287,7 @@ def test_the_view_of_the_latest_values_has_a_column_for_each_stat() -> None:
         assert (delta.first, delta.last) == ([1, 1], [1, 1])
 
 
-def test_the_latest_values_of_too_many_tensors_are_those_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latest_values_of_too_many_tensors_are_limited_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "MAX_ROWS", 3)
     run = make_run()
     put(run, frame(0, [1.0] * 5, new=5))
@@ -464,7 +464,7 @@ def test_a_socket_has_sixteen_subscriptions_at_most() -> None:
         assert "16 subscriptions" in message.json["error"]
 
 
-def test_a_flood_of_subscriptions_has_only_one_message_in_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_subscriptions_is_processed_one_message_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     may_go_on, made = threading.Event(), []
 
     def slow_make(*given: Any) -> Made:
@@ -598,7 +598,7 @@ def test_a_view_with_a_last_step_ends_there() -> None:
     assert bodies_of(run, asked, beyond, mark_of(run)) == []
 
 
-def test_the_latest_values_at_a_step_are_those_that_each_tap_had_then() -> None:
+def test_the_latest_values_at_a_step_are_those_of_each_tap_at_that_time() -> None:
     run = make_run()
     put(run, frame(0, [1.0, 2.0], new=2), frame(1, [3.0], [0]), frame(2, [4.0, 5.0]))
     asked = heatmap(view="latest", stat=None, stats=["rms"], to=1)

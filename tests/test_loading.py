@@ -112,7 +112,7 @@ def test_errors_of_the_data_have_the_same_traceback(workers: int, request: pytes
     assert log.calls[-2:] == ["begins", False]
 
 
-def test_the_end_is_a_plain_stop_iteration_and_the_iterator_stays_its_own(log: Log) -> None:
+def test_the_end_is_a_plain_stop_iteration_and_the_iterator_is_not_replaced(log: Log) -> None:
     batches = iter(DataLoader(Noise(), 10))
     assert iter(batches) is batches
     assert len(batches) == 1
@@ -140,7 +140,7 @@ def test_subclasses_keep_their_own_methods(log: Log) -> None:
     assert inspect.signature(DataLoader.__iter__) == inspect.signature(inspect.unwrap(DataLoader.__iter__))
 
 
-def test_afterwards_the_classes_are_as_they_were() -> None:
+def test_the_classes_are_restored_afterwards() -> None:
     before = [list(vars(owner).items()) for owner, _ in LOADER_METHODS]
     first, second = observe_loading(Log()), observe_loading(Log())
     first.remove()

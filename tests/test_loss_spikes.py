@@ -35,7 +35,7 @@ def told(store: Store) -> list[Incident]:
     return [each for each in store.incidents() if each.rule == "loss-spike"]
 
 
-def test_a_jump_above_the_first_loss_is_a_warning_once() -> None:
+def test_a_jump_above_the_first_loss_is_one_warning() -> None:
     store = logged(lambda step: 5.0 if step == 120 else 2 * 0.98**step, followed=True)
     (found,) = spikes(store)
     assert (found.severity, found.since_step, found.until_step, found.is_of_loss) == ("warning", 120, 120, True)
@@ -46,12 +46,12 @@ def test_a_jump_above_the_first_loss_is_a_warning_once() -> None:
 
 
 @pytest.mark.parametrize(("peak", "expected"), [(0.4, []), (0.6, ["info"]), (1.9, ["info"]), (2.1, ["warning"])])
-def test_a_jump_counts_by_what_the_loss_was_at_first(peak: float, expected: list[str]) -> None:
+def test_the_severity_of_a_jump_depends_on_the_initial_loss(peak: float, expected: list[str]) -> None:
     found = spikes(logged(lambda step: peak if step == 150 else 2 * 0.97**step))
     assert [each.severity for each in found] == expected
 
 
-def test_a_longer_jump_is_one_and_one_that_stays_says_so() -> None:
+def test_a_long_jump_is_one_finding_and_a_lasting_one_says_so() -> None:
     (found,) = spikes(logged(lambda step: 8.0 if 120 <= step < 130 else 1.0))
     assert (found.since_step, found.until_step) == (120, 129)
     (found,) = spikes(logged(lambda step: 8.0 if step >= 150 else 1.0))
@@ -60,7 +60,7 @@ def test_a_longer_jump_is_one_and_one_that_stays_says_so() -> None:
     assert not spikes(logged(lambda step: 8.0 if step >= STEPS - 10 else 1.0))  # too early to say
 
 
-def test_a_negative_loss_may_jump() -> None:
+def test_a_jump_of_a_negative_loss_is_found() -> None:
     (found,) = spikes(logged(lambda step: 40.0 if step == 120 else -step / 10))
     assert found.message.endswith(" instead of its usual -8.8")
 

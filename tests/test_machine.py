@@ -97,7 +97,7 @@ def test_a_host_is_read_as_rates_since_the_last_reading() -> None:
     }
 
 
-def test_what_a_system_does_not_have_is_left_out() -> None:
+def test_missing_counters_are_left_out() -> None:
     machine = Psutil()
     host = Host(machine)
     host.read(0.0)
@@ -153,7 +153,7 @@ def test_without_sensors_a_run_says_why_and_has_the_allocator(opened: Callable[[
     assert gpus.read(1.0) == Sample(found.numbers, {})
 
 
-def test_nothing_of_a_gpu_is_touched_unless_torch_uses_one() -> None:
+def test_no_gpu_is_touched_unless_torch_uses_one() -> None:
     def fail() -> Any:
         raise AssertionError("NVML was opened")
 
@@ -165,7 +165,7 @@ def test_nothing_of_a_gpu_is_touched_unless_torch_uses_one() -> None:
 # --- The sampler
 
 
-def test_a_sampler_gives_the_mean_of_what_was_not_taken() -> None:
+def test_a_sampler_returns_the_mean_since_the_last_reading() -> None:
     samples = iter([Sample({"a": 1.0, "b": 4.0}), Sample({"a": 3.0}, {"fact": "x"}), Sample({"a": 8.0})])
     sampler = Sampler([lambda: lambda now: next(samples)], lambda *failure: None)
     sampler.open()
@@ -178,7 +178,7 @@ def test_a_sampler_gives_the_mean_of_what_was_not_taken() -> None:
     assert sampler.take() == Sample({"a": 8.0})
 
 
-def test_taking_never_waits_for_the_sampler() -> None:
+def test_reading_never_waits_for_the_sampler() -> None:
     sampler = Sampler([lambda: lambda now: Sample({"a": 1.0})], lambda *failure: None)
     sampler.open()
     sampler.sample()
@@ -187,7 +187,7 @@ def test_taking_never_waits_for_the_sampler() -> None:
     assert sampler.take() == Sample({"a": 1.0})  # nothing was lost
 
 
-def test_a_source_that_fails_is_told_of_and_given_up() -> None:
+def test_a_failing_source_is_reported_and_given_up() -> None:
     told: list[str] = []
     calls: list[float] = []
 
@@ -358,7 +358,7 @@ class Idling:
             self.idle.tick()
 
 
-def test_samples_are_sent_while_no_step_ends_ever_less_often() -> None:
+def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
     world = Idling()
     world.pass_time(10)
     assert world.shipped == []  # before the first step, there is no step that they could belong to
@@ -391,7 +391,7 @@ def test_a_store_keeps_the_machine_apart_from_the_scalars_of_each_step() -> None
     assert sum(SHARES.values()) <= 1
 
 
-def test_a_store_counts_what_it_has_no_room_for() -> None:
+def test_a_store_counts_items_without_room() -> None:
     store = Store(2**20)
     store.append(frame(0, stats_of(0), scalars={"loss": 1.0} | {f"{SYSTEM}{number}": 1.0 for number in range(100)}))
     assert store.usage().dropped["scalars_refused"] > 0

@@ -72,7 +72,7 @@ PATHS = (
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_page_is_no_larger_than_that_of_a_small_run_may_be(filled: tuple[Runs, int], path: str) -> None:
+def test_a_page_of_a_large_run_meets_the_size_limit_of_a_small_one(filled: tuple[Runs, int], path: str) -> None:
     runs, _ = filled
     client = TestClient(create_app(runs, runs.settings), base_url="http://127.0.0.1")
     answer = client.get(path)

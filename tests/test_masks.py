@@ -48,7 +48,7 @@ def test_infinities_are_a_mask_if_later_values_were_finite(
     assert masks.since == ({} if harmful else dict.fromkeys(bad, 7))
 
 
-def test_a_known_mask_is_not_to_blame_for_what_breaks_later() -> None:
+def test_a_known_mask_is_not_blamed_for_later_faults() -> None:
     masks = Masks()
     assert masks.harmful(0, {MASK: False}, lambda: {ROOT}, KINDS.__getitem__, 0) == []
     assert masks.harmful(1, {MASK: False, SCORES: True, ROOT: True}, set, KINDS.__getitem__, 6) == [SCORES, ROOT]
@@ -125,7 +125,7 @@ def test_a_training_with_masks_is_healthy_and_saves_no_step(padded: int, kinds: 
         assert key_figures_of(watcher.store).nonfinite_modules == ()
 
 
-def test_a_fault_in_a_model_with_masks_is_found_where_it_is_and_its_step_is_saved() -> None:
+def test_a_fault_in_a_model_with_masks_is_located_and_its_step_is_saved() -> None:
     seed_all()
     model = Net()
     with hookcore.watch(model, server=None, budget=None, capsule="error") as watcher:

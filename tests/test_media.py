@@ -119,7 +119,7 @@ def test_tables_of_all_kinds_are_the_same() -> None:
         table_content(3)
 
 
-def test_figures_are_taken_by_what_they_can() -> None:
+def test_figures_are_recognized_by_their_methods() -> None:
     plotly = SimpleNamespace(to_plotly_json=dict, to_json=lambda: '{"data":[],"layout":{}}')
     assert figure_content(plotly).type == "application/vnd.plotly.v1+json"
     matplotlib = SimpleNamespace(savefig=lambda buffer, format: buffer.write(b"PNG"))
@@ -131,7 +131,7 @@ def test_figures_are_taken_by_what_they_can() -> None:
         figure_content(large)
 
 
-def test_too_many_that_wait_are_left_out_and_counted() -> None:
+def test_media_beyond_the_queue_limit_are_left_out_and_counted() -> None:
     events: list[str] = []
     queue = MediaQueue(ErrorLog(None), lambda name, *_: events.append(name))  # type: ignore[arg-type]
     for step in range(MAX_WAITING + 3):
@@ -153,7 +153,7 @@ def train(watcher: Any, model: nn.Module, steps: int = 3) -> None:
         optimizer.step()
 
 
-def test_what_a_training_logs_belongs_to_its_step_and_is_read_from_memory_and_from_disk(tmp_path: Path) -> None:
+def test_logged_media_belong_to_their_step_and_are_read_from_memory_and_disk(tmp_path: Path) -> None:
     model = nn.Linear(4, 1)
     with hookcore.watch(model, server=None, keep=tmp_path) as watcher:
         train(watcher, model)
@@ -199,7 +199,7 @@ def served(*items: tuple[str, int, str, bytes]) -> Any:
     return world.client
 
 
-def test_the_api_lists_them_and_returns_their_content_as_what_it_is() -> None:
+def test_the_api_lists_media_and_returns_their_content_with_its_type() -> None:
     client = served(
         ("words", 1, "text/plain", b"<b>hello</b>"),
         ("words", 2, "text/plain", b"x"),
@@ -244,7 +244,7 @@ def test_the_page_is_held_at_a_step_although_none_was_captured() -> None:
         b'{"columns": ["a"], "rows": 5, "total": 1}',
     ],
 )
-def test_a_table_that_is_none_is_offered_as_a_file(table: bytes) -> None:
+def test_an_invalid_table_is_offered_as_a_file(table: bytes) -> None:
     answer = served(("odd", 1, "application/json", table)).get("/runs/one/media", headers={"Accept": "text/html"})
     assert answer.status_code == 200
     assert "download>Download</a>" in answer.text
@@ -269,7 +269,7 @@ def test_the_page_shows_the_newest_of_each_name_as_text_only() -> None:
     assert "Nothing was logged" in served().get("/runs/one/media", headers={"Accept": "text/html"}).text
 
 
-def test_an_item_with_the_number_of_another_one_is_never_taken_for_it() -> None:
+def test_an_item_is_never_confused_with_another_of_the_same_number() -> None:
     first = served(("words", 1, "text/plain", b"old")).get("/api/v1/media/0?run=one")
     assert first.headers["cache-control"] == "private, no-cache"
     again = served(("words", 9, "text/plain", b"new"))

@@ -119,7 +119,7 @@ def test_an_output_that_is_one_number_has_no_variance() -> None:
     assert [each.since_step for each in flat(lambda _: 0.0)] == [0]
 
 
-def test_outputs_that_may_be_one_number() -> None:
+def test_outputs_that_may_be_constant() -> None:
     assert flat(lambda _: 0.0, weighted=False) == []  # a mask of ones
     assert flat(lambda _: 0.0, count=8) == []  # a single prediction for each of eight samples
     assert flat(lambda _: 0.0, size=0.0) == []  # zeros belong to another rule

@@ -87,7 +87,7 @@ def test_a_muted_rule_is_listed_and_counted_without_an_alert(world: World) -> No
     assert world.json("overview")["muted"] == 0
 
 
-def test_a_page_held_at_a_step_says_which_incidents_touch_it(world: World) -> None:
+def test_a_page_held_at_a_step_lists_the_incidents_at_that_step(world: World) -> None:
     run = run_of(world)
     change(world, "POST", rule="nonfinite")
     held = span_of(run, step="45")
@@ -153,7 +153,7 @@ def test_a_run_has_a_limited_number_of_mutes(world: World, monkeypatch: pytest.M
     assert "has 2 mutes already" in change(world, "POST", 400, rule="dead", match="c")["error"]
 
 
-def test_muted_incidents_are_not_told(world: World) -> None:
+def test_muted_incidents_are_not_sent(world: World) -> None:
     run = run_of(world)
     run.mute(Mute("nonfinite", "layers.1"))
     assert "run-1" not in told(world)
@@ -210,11 +210,11 @@ def test_saved_acknowledgements_are_read_back_unchanged() -> None:
 @pytest.mark.parametrize(
     "said", [None, 1, [], "x", [None], [{}], [{"rule": 1, "match": ""}], [{"rule": "a", "match": "re:("}]]
 )
-def test_odd_mutes_on_disk_are_left_out_so_that_they_alert(said: object) -> None:
+def test_invalid_mutes_on_disk_are_ignored_so_that_alerts_continue(said: object) -> None:
     assert not Quiet.of({"mutes": said, "acknowledgements": said}).mutes
 
 
-def test_a_muting_knows_classes_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mute_can_match_module_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     monkeypatch.setattr(Store, "facts", lambda self: {"a": Facts("a", types=("ReLU",))})
     held = Quiet()

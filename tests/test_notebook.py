@@ -116,7 +116,7 @@ def test_a_cell_has_the_live_page_and_the_picture_stays_in_the_saved_notebook(se
 
 
 @pytest.mark.usefixtures("threaded")
-def test_without_permission_for_frames_there_is_none(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_framing_needs_permission(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setenv("HOOKCORE_FRAME_ANCESTORS", "none")
     model = mlp()
     with watch(model, server="thread") as watcher:
@@ -126,7 +126,7 @@ def test_without_permission_for_frames_there_is_none(monkeypatch: pytest.MonkeyP
     assert "open" in page.named("details")[0]
 
 
-def test_the_picture_of_a_run_on_a_server_comes_from_there(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_the_picture_of_a_run_on_a_server_comes_from_that_server(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
     model = mlp()
     with served() as server:

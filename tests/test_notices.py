@@ -105,7 +105,7 @@ def test_an_orphan_is_shown_as_lost_with_the_reason_and_kept_on_disk(tmp_path: P
     later.app.state.keeper.close()
 
 
-def test_an_orphan_that_arrives_after_all_is_unchanged() -> None:
+def test_an_orphan_whose_run_arrives_after_all_is_unchanged() -> None:
     world = make_world()
     world.take(make_batch(make_info("one"), [0, 1]))
     list_orphan(world.runs, world.app.state.keeper, make_info("one"))
@@ -144,7 +144,7 @@ def test_a_training_that_is_killed_while_its_dashboard_starts_is_listed(tmp_path
         stop_dashboard(environment)
 
 
-def test_a_folder_that_can_not_be_read_for_a_moment_does_not_end_the_search(
+def test_a_temporarily_unreadable_folder_does_not_end_the_search(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = iter([OSError("stale file handle"), OSError("stale file handle"), []])

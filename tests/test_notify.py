@@ -136,7 +136,7 @@ def test_later_incidents_wait_and_are_sent_together(hook: Webhook) -> None:
     assert second["type"] == "failure"
 
 
-def test_what_finds_no_room_is_counted_and_mentioned(hook: Webhook) -> None:
+def test_items_without_room_are_counted_and_mentioned(hook: Webhook) -> None:
     told = notifier_of(hook)
     for number in range(MAX_WAITING + 5):
         told.put(note(number))
@@ -169,7 +169,7 @@ def test_a_failing_target_is_tried_three_times_counted_and_reported_once(hook: W
     assert "notification to JSON failed" in failure
 
 
-def test_a_broken_target_does_not_keep_the_others_from_being_told(hook: Webhook) -> None:
+def test_a_broken_target_does_not_block_the_others(hook: Webhook) -> None:
     told = Notifier(targets_of(["json://127.0.0.1:1/", hook.url]), lambda why: None, pause_s=0.0)
     told.start()
     told.put(note(1))
@@ -188,7 +188,7 @@ def test_targets_that_hang_do_not_delay_the_others(hook: Webhook) -> None:
     assert len(hook.messages) == 1
 
 
-def test_a_look_that_raises_is_reported_once_and_the_next_one_is_made(hook: Webhook) -> None:
+def test_a_check_that_raises_is_reported_once_and_the_next_one_runs(hook: Webhook) -> None:
     looks, failures = [], []
 
     def look() -> None:
@@ -384,7 +384,7 @@ def test_no_page_answer_or_metric_shows_an_address(hook: Webhook) -> None:
     assert 'hookcore_notifications_total{result="sent",target="JSON"} 0.0' in world.client.get("/metrics").text
 
 
-def test_a_test_message_is_for_owners_and_says_whether_it_arrived(hook: Webhook) -> None:
+def test_only_owners_can_send_a_test_message_and_it_says_whether_it_arrived(hook: Webhook) -> None:
     world = make_world(token=TOKEN, read_token=READ_TOKEN, notify=(hook.url,))
     path = "/api/v1/notifications/test"
     reader = {"Authorization": f"Bearer {READ_TOKEN}"}
@@ -403,7 +403,7 @@ def test_a_test_message_is_for_owners_and_says_whether_it_arrived(hook: Webhook)
     assert "Send test message" not in world.client.get("/settings", headers=reader).text
 
 
-def test_two_tests_at_once_and_one_without_targets_are_refused(hook: Webhook) -> None:
+def test_concurrent_test_messages_and_those_without_targets_are_refused(hook: Webhook) -> None:
     world: World = make_world(notify=(hook.url,))
     told: Notifier = world.app.state.notifications.notifier
     with told._testing:

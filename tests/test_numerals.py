@@ -36,7 +36,7 @@ console.log(JSON.stringify(said));
 
 
 @pytest.mark.parametrize(("name", "value", "words"), [(name, *case) for name, cases in CASES.items() for case in cases])
-def test_a_number_reads_as_the_table_says(name: str, value: Any, words: str) -> None:
+def test_numbers_are_formatted_as_in_the_table(name: str, value: Any, words: str) -> None:
     assert WRITERS[name](float(value) if isinstance(value, str) else value) == words
 
 

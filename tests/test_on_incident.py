@@ -98,7 +98,7 @@ def test_a_callback_is_called_once_for_an_incident_wherever_the_store_is(place: 
     assert watcher.errors == []
 
 
-def test_a_muted_incident_calls_nothing_back(place: str | None) -> None:
+def test_a_muted_incident_calls_no_callback(place: str | None) -> None:
     calls: list[str] = []
     model = Fragile()
     with watch(model, server=place) as watcher:
@@ -220,7 +220,7 @@ def test_a_fault_in_a_callback_is_counted_and_shown_and_others_are_still_called(
 
 
 @pytest.mark.parametrize("error", [StopTraining(), SystemExit(3)])
-def test_what_would_end_the_thread_is_an_error(error: BaseException) -> None:
+def test_an_exception_that_would_end_the_thread_is_reported_as_an_error(error: BaseException) -> None:
     calls: list[Incident] = []
     model = Fragile()
 
@@ -252,7 +252,7 @@ def test_a_later_callback_gets_the_incidents_so_far_once() -> None:
     assert {each.id for each in second} == set(ids)
 
 
-def test_closing_calls_back_for_what_was_found_last() -> None:
+def test_closing_calls_the_callback_for_the_last_findings() -> None:
     calls: list[Incident] = []
     model = Fragile()
     with watch(model) as watcher:
@@ -293,7 +293,7 @@ def train_scaled(limit: float, steps: int, calls: list[Incident], severity: Lite
     assert watcher.errors == []
 
 
-def test_a_scaler_that_looks_for_its_scale_is_a_note_and_one_that_finds_none_an_error() -> None:
+def test_a_scaler_searching_for_its_scale_is_a_note_and_one_that_fails_is_an_error() -> None:
     notes: list[Incident] = []
     train_scaled(2.0**8, 20, notes, "info")
     assert [(each.severity, each.skipped) for each in notes if each.rule == "nonfinite"] == [("info", True)]
@@ -320,7 +320,7 @@ def test_callbacks_leave_the_training_equal_to_the_bit() -> None:
     assert weights(watched=True) == weights(watched=False)
 
 
-def test_a_copy_of_a_watcher_calls_nothing_back() -> None:
+def test_a_copy_of_a_watcher_calls_no_callback() -> None:
     with watch(nn.Linear(1, 1)) as watcher:
         copied = copy.deepcopy(watcher)
 
@@ -359,7 +359,7 @@ class Notes:
         raise AssertionError
 
 
-def test_an_absent_server_is_asked_again_and_reported_once() -> None:
+def test_an_absent_server_is_retried_and_reported_once() -> None:
     answers: list[Incidents | ServerError] = [ServerError("away"), ServerError("away"), Incidents("run", 0, 0, 0, ())]
     report = Notes()
 
@@ -376,7 +376,7 @@ def test_an_absent_server_is_asked_again_and_reported_once() -> None:
     assert [str(error) for _, error, _ in report.errors] == ["away"]
 
 
-def test_what_waits_for_the_end_of_a_step_is_bounded() -> None:
+def test_data_waiting_for_the_end_of_a_step_is_bounded() -> None:
     boundary = Boundary()
     done: list[int] = []
     assert all(boundary.put(lambda: done.append(1)) for _ in range(MAX_WAITING))

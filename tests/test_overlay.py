@@ -86,7 +86,7 @@ def test_the_norm_of_all_gradients_is_that_of_the_parts_together(world: World) -
     assert [line["mean"][0] for line in found["lines"]] == pytest.approx([5.0 * (place + 1) for place in range(6)])
 
 
-def test_a_stat_of_a_layer_is_overlaid_too_and_runs_without_it_are_named(world: World) -> None:
+def test_a_layers_stat_is_overlaid_too_and_runs_without_it_are_named(world: World) -> None:
     open_run(world.runs, "other", name="other")
     found = ask(world, runs="run-1,run-2,other", tap=OUTPUT.label, stat="rms")
     assert [line["mean"][3] for line in found["lines"]] == pytest.approx([3.0, 0.3])
@@ -104,7 +104,7 @@ def test_a_stat_of_a_layer_is_overlaid_too_and_runs_without_it_are_named(world: 
         ({"tap": "0 output", "stat": "rsm"}, "rms"),
     ],
 )
-def test_a_wrong_question_is_an_error_that_says_what_is_allowed(
+def test_an_invalid_query_is_an_error_that_says_what_is_allowed(
     world: World, asked: dict[str, Any], words: str
 ) -> None:
     assert words in json.dumps(ask(world, 400, **asked))
@@ -120,7 +120,7 @@ def test_runs_that_are_captured_at_other_steps_are_averaged_without_inventing_va
     assert (band.first[0], band.last[-1]) == (0, 99)
 
 
-def test_a_short_run_does_not_make_the_others_coarse_and_what_is_not_finite_is_counted() -> None:
+def test_a_short_run_does_not_coarsen_the_others_and_non_finite_values_are_counted() -> None:
     long, short = series_of({step: float(step) for step in range(50)}), series_of({0: 2.0, 1: math.nan, 2: math.inf})
     band = band_of([long, short])
     assert len(band.mean) == 50

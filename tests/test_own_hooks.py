@@ -81,7 +81,7 @@ def test_keyword_inputs_and_recursive_calls_are_seen_after_the_users_hooks(attac
     assert not [hook for hook in model._forward_hooks.values() if hook is not multiply_output]
 
 
-def test_a_module_that_raises_keeps_none_of_our_hooks_and_is_captured_the_next_time() -> None:
+def test_a_module_that_raises_keeps_none_of_hookcores_hooks_and_is_captured_next_time() -> None:
     class Fails(nn.Linear):
         fails = True
 
@@ -208,7 +208,7 @@ def test_a_hook_on_such_a_module_replaces_none_and_gets_the_arguments_it_request
     assert len(unpickled[0]._forward_hooks) == before
 
 
-def test_a_model_saved_with_our_hooks_on_it_needs_no_hookcore() -> None:
+def test_a_model_saved_with_hookcores_hooks_loads_without_hookcore() -> None:
     model = nn.Sequential(nn.Linear(4, 5))
     model[0].register_forward_pre_hook(PreWithKeywords(), with_kwargs=True)
     with watch(model, attach="module", kinds=KINDS) as watcher:

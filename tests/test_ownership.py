@@ -82,7 +82,7 @@ def test_first_layers_that_no_optimizer_has_are_an_event_only() -> None:
     assert "0 weight, 0 bias, 1 weight, and 1 more" in event.message
 
 
-def test_a_forgotten_layer_is_named_also_if_first_layers_are_left_out() -> None:
+def test_a_forgotten_layer_is_reported_even_if_first_layers_are_left_out_too() -> None:
     model = layers(4)
     store = train(model, [[*model[1].parameters(), *model[3].parameters()]])
     assert told(store) == [("not-in-optimizer", "2", 0)]

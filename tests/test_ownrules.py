@@ -67,7 +67,7 @@ def large(given: FrameView) -> Iterator[hookcore.Problem]:
             yield hookcore.Problem(f"the output is {tensor.rms:g}", "error", tensor.module)
 
 
-def test_what_a_rule_finds_is_an_incident_with_place_step_and_evidence() -> None:
+def test_a_finding_of_a_rule_is_an_incident_with_place_step_and_evidence() -> None:
     store = play(runner(large), [1.0] * 30 + [50.0] * 10)
     (incident,) = store.incidents()
     assert (incident.rule, incident.severity, incident.first_step, incident.recovered) == (
@@ -96,7 +96,7 @@ def test_a_short_gap_does_not_make_two_incidents() -> None:
     assert len(events(store, "own-large")) == 1
 
 
-def test_our_rules_and_the_users_end_only_their_own_incidents() -> None:
+def test_built_in_and_custom_rules_end_only_their_own_incidents() -> None:
     grows = [1.0 + 0.01 * (step % 3) for step in range(600)] + [1e6] * 600
     store = play(runner(lambda given: "always"), grows)
     found = {each.rule: each for each in store.incidents()}
@@ -104,7 +104,7 @@ def test_our_rules_and_the_users_end_only_their_own_incidents() -> None:
     assert all(each.recovered is None for each in found.values())
 
 
-def test_a_frame_shows_names_stats_scalars_and_the_past() -> None:
+def test_a_frame_shows_names_stats_scalars_and_history() -> None:
     seen: list[Any] = []
 
     def look(given: FrameView) -> None:
@@ -123,7 +123,7 @@ def test_a_frame_shows_names_stats_scalars_and_the_past() -> None:
     assert losses == [0.5] * 64
 
 
-def test_a_wrong_question_is_an_error_that_helps() -> None:
+def test_an_invalid_query_is_an_error_that_helps() -> None:
     view: list[FrameView] = []
     runner(view.append).examine(frame_of(0, [1.0]), LAYERS)
     with pytest.raises(AttributeError, match="a tensor has no 'rns': its stats are count, nan"):
@@ -155,7 +155,7 @@ def test_a_rule_that_raises_is_counted_and_switched_off_after_three_times_in_a_r
     assert '"faults": 3' in store.labels()["own rule broken"]
 
 
-def test_a_rule_that_exits_ends_neither_the_thread_nor_the_training() -> None:
+def test_a_rule_that_calls_exit_ends_neither_the_thread_nor_the_training() -> None:
     store = play(runner(lambda given: sys.exit("too large"), large), [50.0] * 4)
     assert events(store, "own-rule-failed") == ["the rule mine raised SystemExit: too large"]
     assert [each.rule for each in store.incidents()] == ["own-large"]
@@ -179,7 +179,7 @@ def test_a_result_of_another_type_is_a_fault(said: Any) -> None:
     assert store.events()[0].name == "own-rule-failed"
 
 
-def test_a_rule_that_only_repeats_itself_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_repeats_itself_endlessly_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "MAX_ONSETS", 3)
     store = play(runner(large), ([50.0] + [1.0] * 2) * 10)
     assert len(events(store, "own-large")) == 3
@@ -201,7 +201,7 @@ def test_a_problem_of_the_whole_training_names_no_layer() -> None:
     assert incident.sentence == "The loss is flat."
 
 
-def test_a_frame_of_scalars_does_not_end_what_tensors_show() -> None:
+def test_a_frame_of_scalars_does_not_end_incidents_of_tensors() -> None:
     rules, store = runner(large), follow(Store())
     for step in range(60):
         made = frame_of(step, [1.0, 50.0])
@@ -227,7 +227,7 @@ def test_a_rule_needs_a_name_that_pages_can_show(name: str) -> None:
         own_rule_of(lambda given: None, name)
 
 
-def test_two_rules_of_one_name_are_an_error_and_a_repeated_cell_is_none() -> None:
+def test_two_rules_with_one_name_are_an_error_but_rerunning_a_cell_is_not() -> None:
     assert isinstance(hookcore.rule(large), OwnRule)
     hookcore.rule(large)
     assert [each.name for each in own_rules([])] == ["large"]
@@ -331,7 +331,7 @@ def test_a_server_runs_its_file_over_runs_and_saves_what_it_finds(tmp_path: Path
     stop(again)
 
 
-def test_what_an_own_rule_finds_is_notified() -> None:
+def test_findings_of_custom_rules_are_sent() -> None:
     world = World()
     run = open_run(world.runs, "run-1")
     play(runner(large), [50.0] * 5, run.store)
@@ -352,7 +352,7 @@ def test_a_fault_in_hookcore_itself_costs_no_frame(monkeypatch: pytest.MonkeyPat
         assert "oops" in str(watcher.errors)
 
 
-def test_what_a_rule_in_the_trainer_finds_reaches_a_server_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_of_rules_in_the_trainer_reach_a_remote_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOKCORE_TOKEN", TOKEN)
     model = nn.Sequential(nn.Linear(2, 2))
     with served() as server, hookcore.Client(server.url, TOKEN) as client:

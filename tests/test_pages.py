@@ -254,7 +254,7 @@ def test_settings_link_to_the_hooks_pages_of_live_runs(client: TestClient) -> No
     assert "runs/new/hooks" not in text  # it has ended
 
 
-def test_settings_begin_with_the_run_that_the_reader_comes_from(client: TestClient) -> None:
+def test_settings_start_with_the_run_that_the_reader_came_from(client: TestClient) -> None:
     text = client.get("/settings?run=new").text
     assert 0 < text.index('href="runs/new/hooks#switches"') < text.index('href="runs/old/hooks#switches"')
     assert text.count("Back to this run") == 1
@@ -452,7 +452,7 @@ def test_a_constant_with_rounding_differences_is_drawn_as_a_flat_line() -> None:
     assert len({float(y) for y in re.findall(r" ([\d.]+)", spark.path)}) == 1
 
 
-def test_the_line_of_the_overview_comes_with_the_page_and_is_that_of_rest(world: World, client: TestClient) -> None:
+def test_the_overview_line_comes_with_the_page_and_equals_that_of_rest(world: World, client: TestClient) -> None:
     block = re.compile(r'<script type="application/json" id="first-series">(.*?)</script>', re.DOTALL)
     for query, asked in (("", {}), ("?scalar=lr", {"name": "lr"}), ("?steps=0-1&scalar=loss", {"from": 0, "to": 1})):
         found = block.search(client.get(f"/runs/old{query}", headers=HTML).text)
@@ -506,7 +506,7 @@ def test_every_page_of_a_crashed_run_leads_to_its_last_seconds(
             assert said.endswith(f"steps {int(first):,} to {int(last):,}")
 
 
-def test_compare_tells_the_settings_that_differ_from_those_that_are_the_same(world: World) -> None:
+def test_compare_separates_different_settings_from_equal_ones(world: World) -> None:
     for name, lr in (("one", 0.1), ("two", 0.2)):
         config = {"lr": lr, "seed": 1} | ({"warmup": 5} if name == "two" else {})
         _open(world, name, (1.0,), config=config, facts={"optimizer": "SGD", "optimizer.lr": lr})

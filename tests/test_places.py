@@ -131,7 +131,7 @@ def test_launchers_are_recognized(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_too_few_variables_are_not_a_place(name: str) -> None:
+def test_too_few_variables_do_not_identify_a_place(name: str) -> None:
     assert launched(mark, UNKNOWN[name]) is None
 
 
@@ -207,7 +207,7 @@ class Student(nn.Linear):
     """The model that all ranks train."""
 
 
-def test_a_watch_of_another_model_that_only_one_rank_makes_is_not_taken_for_the_training(
+def test_a_watch_that_only_one_rank_makes_is_not_mistaken_for_the_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for variable, text in TORCHRUN.items():

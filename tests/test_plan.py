@@ -77,7 +77,7 @@ def test_a_segment_is_cut_early_if_it_has_enough_rows() -> None:
     assert period_s(demand, Layout(1, 1, insert_s=60.0)) == pytest.approx(MIN_ROWS / demand.rows_per_s + LOOK_S)
 
 
-def test_buckets_are_those_of_steps_that_begin_anywhere() -> None:
+def test_buckets_are_correct_for_any_first_step() -> None:
     for steps in (1, 5, 8, 40):
         touched = [
             len({step >> level for step in range(begin, begin + steps)}) for level in (3, 5) for begin in range(32)
@@ -85,7 +85,7 @@ def test_buckets_are_those_of_steps_that_begin_anywhere() -> None:
         assert buckets_of(steps, (3, 5)) == pytest.approx(sum(touched) / 32)
 
 
-def test_sums_of_more_steps_take_more_bytes_as_far_as_it_was_measured() -> None:
+def test_sums_of_more_steps_take_more_bytes_within_the_measured_range() -> None:
     assert doublings_of(8, [0]) == 0
     assert doublings_of(1, LEVELS) == 0
     assert doublings_of(1000, [20]) == pytest.approx(np.log2(1000), abs=0.01)
@@ -115,7 +115,7 @@ def test_more_ranks_or_layers_make_more_of_everything(demand: Demand, layout: La
 
 
 @given(demands, layouts, st.floats(0.0, 10.0))
-def test_what_waits_is_the_rate_times_the_time(demand: Demand, layout: Layout, insert_s: float) -> None:
+def test_waiting_work_is_the_rate_times_the_waiting_time(demand: Demand, layout: Layout, insert_s: float) -> None:
     wait_s = waits_s(demand, layout, insert_s)
     assert wait_s >= 1 / demand.steps_per_s + insert_s
     assert waiting(demand, wait_s) == pytest.approx(demand.frames_per_s * wait_s)
@@ -131,13 +131,13 @@ def test_a_layout_of_the_right_size_is_not_too_busy_and_grows_with_the_ranks(dem
     assert more.shards >= layout.shards
 
 
-def test_the_time_of_a_queue_grows_without_end_as_it_gets_busy() -> None:
+def test_the_queueing_time_grows_without_bound_as_load_approaches_capacity() -> None:
     assert acknowledged_s(0.01, 0.0) == 0.01
     assert acknowledged_s(0.01, 0.5) == 0.02
     assert acknowledged_s(0.01, 1.0) == math.inf
 
 
-def test_costs_are_found_again_in_what_they_caused() -> None:
+def test_fitting_recovers_the_known_costs() -> None:
     costs = Costs({"frames": 1e-3, "rows": 2e-6, "pieces": 0.0}, 0.05)
     layouts = [Layout(1, 1, insert_s=seconds) for seconds in (2.0, 5.0, 10.0)]
     works = [work_of(Demand(ranks, layers, 2, 1.0), layouts[ranks % 3]) for ranks in (3, 10, 50) for layers in (5, 80)]
@@ -158,7 +158,7 @@ def _refused(demand: Demand, max_bytes: float) -> int:
     return store.refused_taps
 
 
-def test_memory_grows_by_what_arrives() -> None:
+def test_memory_grows_with_the_data_that_arrives() -> None:
     demand = Demand(10, 2, 1, 1.0)
     assert MODEL.memory_bytes(demand, 20.0) == pytest.approx(5e7 + 10 * 1e5 + 20 * 10 * (2 + SCALARS) * 100)
 

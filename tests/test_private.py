@@ -85,7 +85,7 @@ def test_the_users_own_link_is_followed(tmp_path: Path) -> None:
     assert _mode(tmp_path / "disk" / "below") == 0o700
 
 
-def test_circular_links_end(tmp_path: Path) -> None:
+def test_circular_links_terminate(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
     with pytest.raises(ServerError, match="can't be used"):
@@ -105,7 +105,7 @@ def test_parent_folders_are_created_for_the_user_alone_whatever_the_umask(tmp_pa
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("kind", ["symbolic link", "hard link", "pipe", "folder"])
-def test_a_link_or_pipe_in_the_place_of_a_file_is_neither_followed_nor_waited_for(
+def test_a_link_or_pipe_in_place_of_a_file_is_neither_followed_nor_waited_for(
     environment: dict[str, str], tmp_path: Path, name: str, kind: str
 ) -> None:
     folder = home(environment)
@@ -166,7 +166,7 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path: Path, monkeypatch:
         assert folder.read("file") == b"old"
 
 
-def test_two_that_look_at_the_same_moment_do_not_mistake_each_other_for_the_dashboard(
+def test_two_processes_that_check_at_the_same_moment_do_not_mistake_each_other_for_the_dashboard(
     environment: dict[str, str],
 ) -> None:
     folder = home(environment)

@@ -74,15 +74,15 @@ def test_a_collapse_is_found_in_three_results_in_a_row(
         ("__main__.effective_rank", [16.0, 16.0, 16.0, 1.0, 1.0, 1.0]),
     ],
 )
-def test_results_that_are_not_a_collapse(function: str, results: list[float]) -> None:
+def test_results_without_a_collapse(function: str, results: list[float]) -> None:
     assert found(function, results) == []
 
 
-def test_one_head_that_looks_around_is_enough() -> None:
+def test_one_head_with_high_entropy_is_enough() -> None:
     assert found(ENTROPY, [0.5, 0.5, 0.5, 0.01, 0.01, 0.01], top=0.3) == []
 
 
-def test_what_comes_with_a_falling_loss_is_a_note() -> None:
+def test_a_finding_with_a_falling_loss_is_a_note() -> None:
     (told,) = found(RANK, [16.0, 16.0, 16.0, 3.0, 3.0, 3.0], falls)
     assert told.severity == "info"
     (told,) = found(RANK, [16.0, 16.0, 16.0, 1.0, 1.0, 1.0], falls)  # all samples have the same code
@@ -109,7 +109,7 @@ class Own:
         return tensor.mean()
 
 
-def test_a_run_says_which_functions_its_probes_are() -> None:
+def test_a_run_names_the_functions_of_its_probes() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with hookcore.watch(model, server=None, budget=None) as watcher:

@@ -42,7 +42,7 @@ def series_of(watcher: hookcore.Watcher, label: str, stat: str = "mean") -> dict
     return dict(zip(found.first_step.tolist(), found.mean.tolist(), strict=True))
 
 
-def test_what_a_function_returns_is_a_tap_like_all_others() -> None:
+def test_the_result_of_a_function_is_a_tap_like_any_other() -> None:
     seed_all()
     model, seen = make(), dict[int, list[float]]()
     with watch(model) as watcher:
@@ -149,7 +149,7 @@ def test_only_captured_steps_are_probed_and_a_later_probe_begins_soon() -> None:
         assert list(series_of(watcher, "0 probe [later]")) == [6, 9]
 
 
-def test_wrong_arguments_say_what_is_right() -> None:
+def test_wrong_arguments_name_the_valid_ones() -> None:
     model = make()
     with watch(model) as watcher:
         for given, told in (
@@ -221,7 +221,7 @@ def test_saturation_and_channels() -> None:
     assert shares.tolist() == pytest.approx([1.0, 0.0, 17 / 18, 1.0])
 
 
-def test_of_very_many_channels_the_largest_value_of_each_group_is_kept() -> None:
+def test_many_channels_are_grouped_by_their_largest_values() -> None:
     wide = -torch.rand(2, 10_001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wide[0, 9_999], wide[1, 3] = torch.nan, 7.0
     for function, exact in (
@@ -244,7 +244,7 @@ def test_attention_entropy_of_each_head() -> None:
 
 
 @pytest.mark.parametrize("name", ["effective_rank", "saturation", "dead_channels", "channel_rms", "channel_zeros"])
-def test_each_of_them_works_as_a_probe(name: str) -> None:
+def test_each_function_works_as_a_probe(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
     model(torch.randn(2, 1, 6, 6))
     with watch(model) as watcher:

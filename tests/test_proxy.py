@@ -108,7 +108,7 @@ def test_a_login_link_sets_a_cookie_for_the_prefix_that_is_sent_only_over_tls(pr
     assert page.status == 200
 
 
-def test_the_prefix_without_its_slash_leads_to_the_pages(proxy: Proxied) -> None:
+def test_the_prefix_without_its_slash_redirects_to_the_pages(proxy: Proxied) -> None:
     answer, _ = _ask(proxy, "GET", PREFIX)
     assert answer.status == 301
     assert answer.headers["Location"] == f"{proxy.url}/"

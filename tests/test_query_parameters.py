@@ -109,7 +109,7 @@ def test_the_nearest_parameters_are_suggested() -> None:
     ("method", "path", "name"),
     [("POST", "annotations", "run"), ("PATCH", "settings", "every"), ("PATCH", "runs/{run}", "tags")],
 )
-def test_what_belongs_in_the_body_is_not_to_be_left_out(method: str, path: str, name: str) -> None:
+def test_the_error_for_a_body_field_in_the_query_says_to_send_it_in_the_body(method: str, path: str, name: str) -> None:
     status, error = ask(method, f"/api/v1/{path}", f"{name}=one", json={"step": 3, "text": "note"})
     assert status == 422
     assert error == f"{name}= is not a parameter of this address: send it in the JSON body"
@@ -159,7 +159,7 @@ def test_every_body_refuses_a_field_that_it_does_not_know(method: str, path: str
     assert "stranger" in error
 
 
-def test_a_collector_refuses_them_too_but_leads_pages_on_with_their_query(tmp_path: Any) -> None:
+def test_a_collector_refuses_them_too_but_redirects_pages_with_their_query(tmp_path: Any) -> None:
     given = CollectorSettings(to="http://127.0.0.1:1", spool=str(tmp_path))
     app = create_collector(ServerSettings(), given)
     try:

@@ -63,7 +63,7 @@ def test_the_table_of_ranks(client: hookcore.Client) -> None:
     assert client.ranks("4f2a-1") == found  # for one of them
 
 
-def test_a_map_of_a_tap_of_a_logged_value_and_of_the_seconds(client: hookcore.Client, server: Served) -> None:
+def test_a_map_of_ranks_for_a_tap_a_logged_value_and_the_duration(client: hookcore.Client, server: Served) -> None:
     of_tap = client.rank_map(TAPS[0], "mean", columns=STEPS)
     assert of_tap.ranks == tuple(range(WORLD))
     for rank in range(WORLD):
@@ -80,7 +80,7 @@ def test_a_map_of_a_tap_of_a_logged_value_and_of_the_seconds(client: hookcore.Cl
     assert (list(loss.first_step), list(loss.last_step)) == ([5], [5])
 
 
-def test_who_waits_and_who_is_late(client: hookcore.Client) -> None:
+def test_waiting_and_late_ranks_are_found(client: hookcore.Client) -> None:
     found = client.ranks()
     assert found.waits is not None
     assert (found.waits.name, found.waits.steps, found.waits.latest) == (REDUCTION_WAIT, STEPS, 2)
@@ -146,7 +146,7 @@ def test_errors_name_what_is_wrong(client: hookcore.Client) -> None:
         client.rank_map(TAPS[0], "meen")
 
 
-def test_the_pages_lead_from_all_ranks_to_one_and_back(server: Served) -> None:
+def test_the_pages_link_from_all_ranks_to_one_and_back(server: Served) -> None:
     page = text(server, "/runs/ranks-4f2a/ranks?value=layers.0%20output&stat=mean")
     assert "3 of 3" in page
     assert "mean of layers.0 output" in page
@@ -167,7 +167,7 @@ def test_the_pages_lead_from_all_ranks_to_one_and_back(server: Served) -> None:
     assert "This run is a single process." in text(server, "/runs/single/ranks")
 
 
-def test_tensors_that_are_spread_over_ranks_say_how_and_what_their_values_are(
+def test_sharded_tensors_say_how_they_are_split_and_what_their_values_are(
     client: hookcore.Client, server: Served
 ) -> None:
     placement = f"Shard(0) over data, {WORLD} ranks"
@@ -210,7 +210,7 @@ def test_a_rank_without_finite_values_is_the_odd_one_and_shows_as_infinite() -> 
         assert (layer.apart, layer.finite, layer.present) == (np.inf, 2, 3)
 
 
-def test_a_map_weights_what_is_known_of_several_steps_by_how_many_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_weights_merged_steps_by_their_finite_values(monkeypatch: pytest.MonkeyPatch) -> None:
     store, ends = Store(), np.array([0, 8])
     store.append(make_frame(0, [1.0] * len(TAPS), scalars={"loss": 1.0}, new_taps=TAPS))
     mean, finite, present = (np.array(each)[:, None] for each in ([1.0, 4.0], [6, 2], [8, 8]))
@@ -244,14 +244,14 @@ def test_a_value_of_only_one_rank_is_not_called_equal(pipeline: Served) -> None:
         assert ">equal</td>" not in shown, page
 
 
-def test_the_number_of_ranks_is_that_of_the_attempt(pipeline: Served) -> None:
+def test_the_number_of_ranks_belongs_to_the_attempt(pipeline: Served) -> None:
     before = text(pipeline, "/runs/ranks-pipe/ranks?value=loss&step=2")
     assert "; all ranks are equal." in before
     after = text(pipeline, "/runs/ranks-pipe/ranks?value=loss&step=4")
     assert "ranks have a finite value" not in after
 
 
-def test_a_list_without_layers_says_why(pipeline: Served) -> None:
+def test_an_empty_list_of_layers_says_why(pipeline: Served) -> None:
     page = "/runs/ranks-pipe/ranks?kind=output"
     assert "No layer matches the filter." in text(pipeline, f"{page}&f=nothing")
     held = text(pipeline, "/runs/ranks-pipe/ranks?kind=param&step=1")

@@ -45,13 +45,13 @@ def test_two_ranks_are_equally_far_from_their_median() -> None:
     assert spreads_in(np.array([[1.0], [np.inf]])).odd.tolist() == [1]
 
 
-def test_how_far_ranks_are_apart_is_relative_to_the_median() -> None:
+def test_the_spread_of_ranks_is_relative_to_the_median() -> None:
     values = np.array([[2.0, 5.0, 0.0, np.inf], [4.0, 5.0, 0.0, 1.0], [3.0, 5.0, 1.0, 1.0]])
     assert spreads_in(values).apart.tolist() == [2 / 3, 0.0, np.inf, np.inf]
     assert spreads_in(np.empty((0, 2))).odd.tolist() == [-1, -1]
 
 
-def test_how_far_ranks_are_apart_is_known_for_the_largest_numbers() -> None:
+def test_the_spread_of_ranks_is_known_for_the_largest_numbers() -> None:
     most = np.finfo(np.float64).max
     found = spreads_in(np.array([[most, -most, most], [most, most, 1.0], [most, most, -most]]))
     assert found.median.tolist() == [most, most, 1.0]
@@ -107,7 +107,7 @@ def waits(*arguments: object, **named: object) -> Waits:
     return found
 
 
-def test_the_rank_that_waits_least_is_last() -> None:
+def test_the_rank_that_waits_least_is_the_slowest() -> None:
     found = waits([[0.5] * 20, [0.1] * 20, [0.4] * 20])
     assert found.latest == 1
     assert found.was_last.tolist() == [0, 20, 0]
@@ -115,7 +115,7 @@ def test_the_rank_that_waits_least_is_last() -> None:
     assert found.share.tolist() == pytest.approx([0.5, 0.1, 0.4])
 
 
-def test_nobody_is_late_if_it_changes_or_does_not_matter_or_too_little_is_known() -> None:
+def test_no_rank_is_late_if_it_varies_barely_matters_or_too_few_steps_are_known() -> None:
     turns = [[0.5 if step % 3 == rank else 0.1 for step in range(21)] for rank in range(3)]
     assert waits(turns).latest is None
     assert waits([[0.01] * 20, [0.0] * 20]).latest is None  # a hundredth of a step

@@ -74,7 +74,7 @@ def assert_is(found: Rows, expected: dict[int, Measured]) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_ranks_in_any_order_add_up_to_what_one_process_measures(data: st.DataObject) -> None:
+def test_ranks_in_any_order_add_up_to_the_values_of_one_process(data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 2**32 - 1))
     world = data.draw(st.integers(1, 5))
     parts = data.draw(st.integers(1, 3))
@@ -128,7 +128,7 @@ def test_two_ranks_against_two_have_no_odd_one_out(order: tuple[int, ...]) -> No
     assert difference.groups == (((0, 1), 2.0), ((2, 3), 3.0))
 
 
-def test_an_owner_that_sends_nothing_is_stood_in_for_by_one_rank_only() -> None:
+def test_only_one_rank_replaces_a_silent_owner() -> None:
     """This also holds if the owner arrives after the sum was taken."""
     rows, shared = StepOfRanks(Repeated()), measure(torch.tensor([1.0, 2.0]))
     for rank in (3, 2):
@@ -142,7 +142,7 @@ def test_an_owner_that_sends_nothing_is_stood_in_for_by_one_rank_only() -> None:
     assert rows.compared == 3
 
 
-def test_what_comes_after_the_sum_counts_once_too() -> None:
+def test_steps_that_arrive_after_the_sum_count_once_too() -> None:
     rows, shared = StepOfRanks(Repeated()), measure(torch.tensor([1.0, 2.0]))
     rows.finish()
     counted = [len(rows.add(rank, *arrays_of([(0, shared, 0)])).lanes) for rank in (2, 0, 1)]
@@ -174,7 +174,7 @@ def test_the_update_of_a_split_parameter_is_relative_to_the_whole_parameter() ->
     assert rows.finish().stats[0, STAT_COLUMN["ratio"]] == pytest.approx(5 / np.hypot(10, 40))
 
 
-def test_the_update_of_a_split_parameter_with_an_unchanged_part_is_not_guessed() -> None:
+def test_the_update_of_a_split_parameter_with_an_unchanged_part_is_unknown() -> None:
     for norms, expected in (([3.0, 0.0], np.nan), ([0.0, 0.0], 0.0)):
         rows = StepOfRanks(Repeated())
         for rank, norm in enumerate(norms):

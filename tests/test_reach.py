@@ -66,7 +66,7 @@ def test_a_run_without_data_has_only_the_rules_of_the_trainer() -> None:
     assert reach_of(Store(2**22))["desync"].needs == "several ranks of one training"
 
 
-def test_a_default_watch_says_what_it_can_not_find() -> None:
+def test_a_default_watch_lists_what_it_cannot_find() -> None:
     assert set(without_data(trained((), {}, evaluates=True))) == UPDATES | {"overfit", *PROBES, "batch-norm-drift"}
 
 
@@ -101,7 +101,7 @@ def test_the_found_loss_is_checked_in_addition_to_a_validation_loss() -> None:
     assert set(without_data(store)) == UPDATES | {*PROBES, "batch-norm-drift"}
 
 
-def test_a_rule_that_is_off_is_not_missed() -> None:
+def test_a_disabled_rule_is_not_reported_as_missing() -> None:
     store = Store(2**22)
     append(store, 0, [1.0], (Tap("a", "output"),))
     assert "loss" in without_data(store)
@@ -110,7 +110,7 @@ def test_a_rule_that_is_off_is_not_missed() -> None:
     assert reach_of(store)["loss"].needs == 'a logged value with "loss" in its name'
 
 
-def test_a_run_without_problems_says_that_rules_had_nothing_to_look_at() -> None:
+def test_a_run_without_problems_says_that_rules_had_nothing_to_examine() -> None:
     run = open_run(Runs(ServerSettings()))
     for step in range(60):
         append(run.store, step, [1.0], (Tap("a", "output"),) if step == 0 else (), {"loss": 1 / (1 + step)})

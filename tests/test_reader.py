@@ -125,7 +125,7 @@ FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChec
 @pytest.mark.parametrize("question", QUESTIONS)
 @FEW
 @given(data=st.data())
-def test_a_question_has_the_same_answer_wherever_the_run_is(readers: Readers, question: str, data: Any) -> None:
+def test_a_query_has_the_same_answer_wherever_the_run_is_stored(readers: Readers, question: str, data: Any) -> None:
     asked = data.draw(st.fixed_dictionaries(QUESTIONS[question]))
     found = {name: getattr(reader, question)(**asked) for name, reader in readers.items()}
     first = found.pop("process")
@@ -161,7 +161,7 @@ def test_a_tap_of_an_answer_names_itself(readers: Readers, tap: int | str) -> No
         ("tensor", {"number": 7, "slice": "9"}, "slice='9'"),
     ],
 )
-def test_a_wrong_name_is_an_error_that_says_what_is_right(
+def test_a_wrong_name_is_an_error_that_lists_valid_names(
     readers: Readers, question: str, asked: dict[str, Any], told: str
 ) -> None:
     for reader in readers.values():
@@ -170,7 +170,7 @@ def test_a_wrong_name_is_an_error_that_says_what_is_right(
 
 
 @pytest.mark.parametrize("reader", [StoreReader, Client])
-def test_every_reader_has_every_question_with_the_same_arguments_and_defaults(reader: type[Reader]) -> None:
+def test_every_reader_has_every_query_with_the_same_arguments_and_defaults(reader: type[Reader]) -> None:
     questions = {name: value for name, value in vars(Reader).items() if not name.startswith("_")}
     assert set(QUESTIONS) == set(questions)
     for name, question in questions.items():

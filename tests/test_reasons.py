@@ -89,7 +89,7 @@ def test_every_module_has_its_true_reason() -> None:
     assert all(item.captured or item.reason for item in coverage.values())
 
 
-def test_a_step_that_is_not_captured_is_not_said_to_have_reached_nothing() -> None:
+def test_an_uncaptured_step_is_not_reported_as_reaching_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with watch(model, every=3) as watcher:
@@ -103,7 +103,7 @@ def test_a_step_that_is_not_captured_is_not_said_to_have_reached_nothing() -> No
         assert {item.path: item.reason for item in watcher.coverage()} == {"": "", "0": "", "1": ""}
 
 
-def test_a_gradient_without_room_is_not_said_to_be_missing() -> None:
+def test_a_gradient_without_room_is_not_reported_as_missing() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
     with watch(model) as watcher:
         watcher._recorder._dispatcher.statistics.table._capacity = 19  # 16 for the weights, and 18 for the modules
@@ -113,7 +113,7 @@ def test_a_gradient_without_room_is_not_said_to_be_missing() -> None:
     assert {item.reason for item in partly} == {NO_ROOM}
 
 
-def test_the_reasons_of_many_modules_look_at_each_weight_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_reasons_for_many_modules_reads_each_weight_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
 
     def counted(plan: Plan) -> set[int]:
@@ -176,7 +176,7 @@ def test_modules_inside_a_compiled_function_have_that_reason_and_an_event() -> N
     torch._dynamo.reset()
 
 
-def test_a_model_called_by_forward_next_to_a_compiled_function_is_not_said_to_run_inside_it() -> None:
+def test_a_model_called_by_forward_is_not_reported_as_inside_a_nearby_compiled_function() -> None:
     torch._dynamo.reset()
     torch.compile(lambda x: x * 2, backend="eager")(torch.ones(3))
     model = nn.Linear(4, 5)
@@ -297,7 +297,7 @@ def test_only_the_training_thread_reads_gradients() -> None:
     assert Noting.asked_by == {threading.get_ident()}
 
 
-def test_weights_that_join_the_optimizer_later_are_known_to_get_gradients() -> None:
+def test_weights_added_to_the_optimizer_later_are_known_to_get_gradients() -> None:
     """If only outputs are captured, hookcore looks at an optimizer's parameters until all have had gradients."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
@@ -337,7 +337,7 @@ def test_a_model_inside_torch_func_is_not_called_frozen() -> None:
     assert "frozen" not in found.reason
 
 
-def test_a_compiled_model_with_hooks_on_its_modules_reports_that_nothing_is_seen() -> None:
+def test_a_compiled_model_with_hooks_on_its_modules_reports_that_nothing_is_captured() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
     with watch(model, attach="module") as watcher:

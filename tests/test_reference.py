@@ -167,7 +167,7 @@ def test_a_slot_is_empty_after_its_step_and_steps_are_returned_in_order() -> Non
     assert [harvest.cells[0, layout.MAX] for harvest in harvests] == [0, 1, 2]
 
 
-def test_a_transfer_can_be_finished_by_another_thread_during_training() -> None:
+def test_another_thread_can_finish_a_transfer_during_training() -> None:
     arena = DeviceArena(CPU, 10, None)
     arena.observe(torch.ones(4), 1)
     transfer = arena.begin_transfer()
@@ -226,7 +226,7 @@ def test_memory_that_was_refused_is_asked_for_again_in_the_next_step(monkeypatch
 
 
 @pytest.mark.parametrize("where", ["empty", "cat"])
-def test_a_step_that_can_not_be_taken_out_leaves_nothing_to_the_next_one(
+def test_a_step_that_cannot_be_read_out_leaves_nothing_for_the_next_one(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arena = DeviceArena(CPU, 1000, None)
@@ -267,7 +267,7 @@ class _Counting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_mode_of_the_user_sees_nothing_and_no_random_number_is_drawn() -> None:
+def test_a_users_mode_sees_nothing_and_no_random_number_is_drawn() -> None:
     arena = DeviceArena(CPU, 10, 1024)
     tensor = torch.randn(3000, requires_grad=True)
     with_gaps = torch.randn(30, 100).T[:, ::2]
@@ -289,7 +289,7 @@ def test_an_arena_created_in_inference_mode_works_outside_of_it() -> None:
     assert end_step(arena).cells[0, layout.PARTS] == 2
 
 
-def test_a_thread_that_reads_a_number_has_no_part_in_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_reads_a_number_does_not_affect_captures(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 
     def exchange(mode: Any) -> int:

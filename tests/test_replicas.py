@@ -423,7 +423,7 @@ def test_ranks_own_their_activations_and_the_first_one_owns_what_all_have(measur
 
 
 @pytest.mark.slow
-def test_gradients_before_the_reduction_are_not_said_to_be_equal(measured: Measured) -> None:
+def test_gradients_before_the_reduction_are_not_reported_as_equal(measured: Measured) -> None:
     first, second = measured[2]["with_ddp_unreduced"]
     local = [key for key in first if key[1].kind == "param_grad"]
     assert local
@@ -433,7 +433,7 @@ def test_gradients_before_the_reduction_are_not_said_to_be_equal(measured: Measu
 
 
 @pytest.mark.slow
-def test_weights_are_not_said_to_be_equal_if_a_hook_may_not_reduce(measured: Measured) -> None:
+def test_weights_are_not_reported_as_equal_if_a_hook_may_not_reduce(measured: Measured) -> None:
     ranks = measured[2]["with_own_hook"]
     for rank, rows in enumerate(ranks):
         for (_, tap), (owner, _, _) in rows.items():
@@ -443,7 +443,7 @@ def test_weights_are_not_said_to_be_equal_if_a_hook_may_not_reduce(measured: Mea
 
 
 @pytest.mark.slow
-def test_nothing_is_claimed_of_a_model_that_nothing_wraps(measured: Measured) -> None:
+def test_an_unwrapped_model_has_unknown_owners(measured: Measured) -> None:
     for rows in measured[2]["by_hand"]:
         assert {owner for owner, _, _ in rows.values()} == {UNKNOWN_OWNER}
 
@@ -504,5 +504,5 @@ def measure_alone(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_waits_for_no_other_one(tmp_path: Path) -> None:
+def test_ranks_do_not_wait_for_each_other(tmp_path: Path) -> None:
     run_ranks(measure_alone, (str(tmp_path),), 2)

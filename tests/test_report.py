@@ -312,7 +312,7 @@ def test_pictures_mark_non_finite_values() -> None:
 # --- Some steps of a run ---------------------------------------------------------------------------------------------
 
 
-def test_a_report_of_some_steps_has_no_number_and_no_incident_of_another() -> None:
+def test_a_report_of_some_steps_has_no_numbers_or_incidents_of_others() -> None:
     run = make_run()
     whole, before = text_in(report_of(run).decode()), text_in(report_of(run, View(10, 40, 30)).decode())
     assert "Report of a training run" in whole

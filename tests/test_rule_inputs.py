@@ -128,7 +128,7 @@ def test_peaks_of_a_run_are_also_read_from_merged_rows() -> None:
 
 @few
 @given(plan=plans(1200), every=st.integers(1, 70), releases=st.booleans())
-def test_reading_only_new_data_gives_the_same_as_a_full_reading(plan: Plan, every: int, releases: bool) -> None:
+def test_reading_only_new_data_gives_the_same_result_as_a_full_read(plan: Plan, every: int, releases: bool) -> None:
     store, before, looks = Store(2**26), None, 0
     for place, frame in enumerate(plan.frames()):
         store.append(frame)
@@ -154,7 +154,7 @@ def test_reading_only_new_data_gives_the_same_as_a_full_reading(plan: Plan, ever
 @few
 @example(plan=Plan(seed=3, steps=700, gap=1, odd=0.0, zeros=0.0, absent=0.0, late=100, event="spikes"))
 @given(plan=plans(700))
-def test_looks_at_new_data_find_the_incidents_of_full_looks(plan: Plan) -> None:
+def test_incremental_checks_find_the_same_incidents_as_full_ones(plan: Plan) -> None:
     """Plain looks remember nothing, and find all spikes each time."""
 
     def plainly(store: Store, inputs: RuleInputs, _: int) -> tuple[Finding, ...]:

@@ -52,7 +52,7 @@ def noise(step: int) -> list[float]:
     return np.exp(0.1 * np.random.default_rng(step).standard_normal(len(TAPS))).tolist()
 
 
-def test_a_steady_run_is_looked_at_rarely() -> None:
+def test_a_steady_run_is_checked_rarely() -> None:
     store = Store(2**23)
     follower = watched(store)
     for step in range(1100):
@@ -61,7 +61,7 @@ def test_a_steady_run_is_looked_at_rarely() -> None:
     assert store.incidents() == []
 
 
-def test_ranks_take_turns_to_be_looked_at() -> None:
+def test_the_ranks_are_checked_in_turn() -> None:
     looks = []
     for rank in (0, 3, 15, 16):
         store = Store(2**23)
@@ -73,7 +73,7 @@ def test_ranks_take_turns_to_be_looked_at() -> None:
     assert looks == [[8, 16, 32, 64, 128], [11, 19, 35, 67, 131], [23, 31, 47, 79, 143], [8, 16, 32, 64, 128]]
 
 
-def test_a_sudden_change_is_looked_at_within_a_block_and_again_while_it_lasts() -> None:
+def test_a_sudden_change_is_checked_within_a_block_and_again_while_it_lasts() -> None:
     store = Store(2**23)
     follower = watched(store)
     for step in range(500):
@@ -83,7 +83,7 @@ def test_a_sudden_change_is_looked_at_within_a_block_and_again_while_it_lasts() 
     assert 4 <= len(after) <= MAX_LOOKS
 
 
-def test_a_wild_run_is_not_looked_at_more_often_than_allowed() -> None:
+def test_a_wild_run_is_not_checked_more_often_than_allowed() -> None:
     store = Store(2**23)
     follower = watched(store)
     for step in range(2000):
@@ -101,7 +101,7 @@ def test_a_loss_that_becomes_non_finite_is_reported_in_the_same_step() -> None:
     assert incident.sentence == "Loss has been non-finite since step 77."
 
 
-def test_between_looks_the_rules_keep_no_columns() -> None:
+def test_the_rules_keep_no_columns_between_checks() -> None:
     store = Store(2**23)
     follower = watched(store)
     for step in range(300):
@@ -137,7 +137,7 @@ def test_a_spike_is_a_warning_if_the_loss_rose_above_its_start_or_is_unknown(
     assert [(each.first_step, each.severity) for each in spikes] == [(250, severity)]
 
 
-def test_nothing_fades_in_a_training_that_is_solved() -> None:
+def test_no_gradient_fades_in_a_solved_training() -> None:
     store = follow(Store(2**23))
     for step in range(400):
         values = [each * (0.0 if step > 300 else 1.0) for each in noise(step)]
@@ -237,13 +237,13 @@ def test_an_incident_is_over_if_two_looks_do_not_find_it_and_may_come_back() -> 
     assert [(each.first_step, each.recovered) for each in later] == [(4, 100), (150, None)]
 
 
-def test_what_begins_together_is_one_incident() -> None:
+def test_simultaneous_onsets_are_one_incident() -> None:
     assert len(looked((50, [found(0, 4), found(1, 4 + GRACE)]))) == 1
     assert len(looked((50, [found(0, 4), found(1, 5 + GRACE)]))) == 2
     assert len(looked((50, [found(0, 4), found(1, 4, rule="vanishing")]))) == 2
 
 
-def test_a_spike_that_comes_back_is_counted_and_one_of_a_lasting_incident_is_not_told() -> None:
+def test_a_recurring_spike_is_counted_and_one_within_a_lasting_incident_is_not_reported() -> None:
     (spike,) = looked(
         (20, [found(0, 9, 9, rule="spike")]),
         (200, []),
@@ -279,7 +279,7 @@ def test_a_failing_rule_costs_no_frame_and_is_reported_once(monkeypatch: pytest.
     assert "no such column" in events[0].message
 
 
-def test_a_finding_keeps_the_worst_severity_and_an_incident_that_was_not_found_just_now_says_so() -> None:
+def test_a_finding_keeps_the_worst_severity_and_says_if_its_incident_is_no_longer_found() -> None:
     store = follow(Store(2**23))
     for step in range(100):
         append(store, step, noise(step))

@@ -130,7 +130,7 @@ def test_a_script_has_the_same_arguments_paths_and_environment_as_under_python(t
         assert (watched.returncode, watched.stdout, watched.stderr) == (0, plain.stdout, plain.stderr)
 
 
-def test_a_package_runs_as_under_python(tmp_path: Path) -> None:
+def test_a_package_runs_as_it_does_under_python(tmp_path: Path) -> None:
     package = tmp_path / "trainer"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -180,7 +180,7 @@ def test_a_script_ends_as_under_python_with_its_own_traceback(source: str, tmp_p
 
 
 @pytest.mark.slow
-def test_tracebacks_of_a_script_with_torch_are_those_under_python(tmp_path: Path) -> None:
+def test_tracebacks_of_a_script_with_torch_are_the_same_as_under_python(tmp_path: Path) -> None:
     source = (
         "import sys, traceback\n"
         "try:\n    from torch import a_name_that_is_not_there\nexcept ImportError:\n    traceback.print_exc()\n"

@@ -49,7 +49,7 @@ def test_runs_are_grouped_by_a_value_numbers_by_their_size_and_those_without_it_
     ]
 
 
-def test_one_groups_by_what_some_runs_share_and_others_do_not(world: World) -> None:
+def test_runs_can_be_grouped_by_settings_that_only_some_of_them_share(world: World) -> None:
     offered = groupings_of([Traits(run) for run in world.runs.all()], "mine")
     assert offered[0] == "mine"
     assert {"lr", "act"} <= set(offered)

@@ -110,7 +110,7 @@ def test_a_query_finds_runs(world: World, query: str, names: str | None) -> None
         ("x " * 101, "101 parts: at most"),
     ],
 )
-def test_a_query_that_is_wrong_says_what_and_what_to_write(world: World, query: str, words: str) -> None:
+def test_an_invalid_query_says_what_is_wrong_and_what_to_write(world: World, query: str, words: str) -> None:
     answer = world.client.get("/api/v1/runs", params={"query": query})
     assert answer.status_code == 400
     assert words in answer.json()["error"]

@@ -95,7 +95,7 @@ def test_a_server_that_is_killed_right_after_a_run_has_ended_loses_nothing_of_it
 
 
 @pytest.mark.slow
-def test_what_a_killed_server_may_have_lost_is_counted_by_the_trainer_and_said_by_the_next_server(
+def test_the_trainer_counts_possible_losses_of_a_killed_server_and_the_next_server_reports_them(
     server: ServerProcess, tmp_path: Path
 ) -> None:
     counted, said = train(server, tmp_path, f"{KILL}; watcher.close()", close_s=0.5)
@@ -117,7 +117,7 @@ def test_what_a_killed_server_may_have_lost_is_counted_by_the_trainer_and_said_b
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_unsaid_whenever_a_server_is_killed_while_runs_end(server: ServerProcess) -> None:
+def test_every_loss_is_reported_whenever_a_server_is_killed_while_runs_end(server: ServerProcess) -> None:
     rng = random.Random(3)
     for turn in range(3):
         sinks = [HttpSink(a_run(f"run-{turn}-{number}"), close_s=60.0) for number in range(4)]
@@ -140,9 +140,7 @@ def test_nothing_is_lost_unsaid_whenever_a_server_is_killed_while_runs_end(serve
             assert (archive.state, sink._outbox.unsaved, sink.counters.dropped) == ("ended", None, {})
 
 
-def test_a_run_that_the_disk_does_not_take_is_not_called_saved(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_cannot_be_written_is_not_called_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with served(keep=str(tmp_path), keep_limit=1) as server:
         sink = HttpSink(a_run(), close_s=0.3)
         sink.start(Address(server.url, TOKEN))
@@ -170,7 +168,7 @@ def test_a_trainer_that_ends_asks_again_until_its_server_has_saved_the_end(
     assert not caplog.records
 
 
-def test_a_dashboard_that_took_the_end_late_has_as_long_to_save_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dashboard_that_received_the_end_late_gets_the_full_time_to_save_it(caplog: pytest.LogCaptureFixture) -> None:
     receiver = Receiver()
     with serving(receiver) as url:
         disk = Disk(saves_at_batch=6)
@@ -207,7 +205,7 @@ class Disk:
             self.durable = run.received.acknowledged
 
 
-def test_the_end_of_a_run_with_an_older_server_which_never_counts_it_as_saved_is_over_when_its_frames_are() -> None:
+def test_a_run_on_an_older_server_that_never_reports_it_as_saved_ends_when_its_frames_are_sent() -> None:
     outbox = Outbox()
     outbox.put(a_frame(0, (TAP,)))
     outbox.end()

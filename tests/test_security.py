@@ -158,7 +158,7 @@ def test_a_page_in_a_frame_has_no_buttons_even_for_the_owner() -> None:
 
 
 @pytest.mark.parametrize("ancestors", [(), ("none",), ("none", "https://hub.example")])
-def test_a_server_without_frame_ancestors_can_not_be_framed(ancestors: tuple[str, ...]) -> None:
+def test_a_server_without_frame_ancestors_cannot_be_framed(ancestors: tuple[str, ...]) -> None:
     client = make_world(frame_ancestors=ancestors).client
     assert client.get("/", headers=FRAMED).status_code == 403
     same = client.get("/", headers={**FRAMED, "sec-fetch-site": "same-origin"})
@@ -326,7 +326,7 @@ def test_a_read_only_link_gives_a_browser_that_can_change_nothing(remote: World)
     assert remote.client.post(LINK, headers={"cookie": cookie}).status_code == 403
 
 
-def test_a_cookie_that_was_changed_or_is_of_another_port_or_token_is_invalid(remote: World) -> None:
+def test_a_changed_cookie_or_one_for_another_port_or_token_is_invalid(remote: World) -> None:
     reader = _log_in(remote, "reader")
     name, _, value = reader.partition("=")
     others = [
@@ -380,7 +380,7 @@ def test_a_stolen_cookie_is_worthless_to_another_user_or_machine() -> None:
         assert own == access.Visitor("owner", "cookie")
 
 
-def test_the_binding_of_a_session() -> None:
+def test_a_session_is_bound_to_its_peer() -> None:
     here, there = ServerSettings(token=TOKEN), ServerSettings(token=TOKEN, host="0.0.0.0")
     scope: dict[str, Any] = {"scheme": "http", "client": ("10.0.0.7", 5), "server": ("10.0.0.1", 8642)}
     assert security.peer_of(scope, there) == "address 10.0.0.7"

@@ -68,7 +68,7 @@ def _fill(server: Served) -> None:
     run.name = f"</title>{script}"
 
 
-def test_a_foreign_page_in_the_users_own_browser_changes_and_reads_nothing(tmp_path: Path) -> None:
+def test_a_foreign_page_in_the_users_browser_can_neither_change_nor_read_anything(tmp_path: Path) -> None:
     with served() as server:
         _fill(server)
         access = server.app.state.access

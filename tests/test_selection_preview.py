@@ -138,7 +138,7 @@ def test_a_folded_row_is_switched_in_all_its_blocks_with_one_pattern() -> None:
     assert selected(off) == ["", "layers", "layers.0", "layers.1", "layers.10", "head"]
 
 
-def test_a_folded_row_that_is_a_part_of_its_numbers_is_switched_path_by_path() -> None:
+def test_a_folded_row_that_covers_only_some_numbers_is_switched_path_by_path() -> None:
     more = facts_of((*TREE, ("layers.3", "Other", "layers"), ("layers.3.attn", "Other", "layers.3")))
     after, _ = switched(more, Patterns(), Switch(("layers.0.attn", "layers.1.attn"), False, False))
     assert after.exclude == ("layers.0.attn", "layers.1.attn")
@@ -150,7 +150,7 @@ def test_a_module_that_is_not_included_can_be_added_and_removed_again() -> None:
     assert switch(on, "layers.0", on=False) == Patterns(("head",))
 
 
-def test_the_last_included_pattern_stays_because_without_any_everything_is_watched() -> None:
+def test_the_last_included_pattern_stays_because_no_patterns_select_everything() -> None:
     assert selected(switch(Patterns(("head",)), "head", on=False)) == []
 
 

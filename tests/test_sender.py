@@ -64,7 +64,7 @@ def _is_balanced(counters: DeliveryCounters) -> bool:
     return counters.produced == there
 
 
-def test_it_is_a_sink(sink: HttpSink) -> None:
+def test_the_http_sink_is_a_sink(sink: HttpSink) -> None:
     assert isinstance(sink, Sink)
 
 
@@ -85,7 +85,7 @@ def test_every_frame_arrives_once_and_in_order_and_the_run_ends(receiver: Receiv
     assert run.received.counters == DeliveryCounters(produced=300, acknowledged=300)
 
 
-def test_a_frame_is_sent_immediately_and_not_with_the_next_sign_of_life(
+def test_a_frame_is_sent_immediately_and_not_with_the_next_heartbeat(
     receiver: Receiver, url: str, sink: HttpSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "SIGN_OF_LIFE_S", 3600.0)
@@ -138,7 +138,7 @@ def test_a_token_that_no_header_can_contain_does_no_harm(receiver: Receiver, url
     assert not receiver.batches
 
 
-def test_signs_of_life_are_sent_when_nothing_happens(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_heartbeats_are_sent_when_nothing_happens(receiver: Receiver, url: str, sink: HttpSink) -> None:
     sink.start(Address(url))
     wait_for(lambda: len(receiver.batches) >= 3)
     assert all(not batch.items for batch in receiver.batches)
@@ -309,7 +309,7 @@ def test_a_slow_server_gets_everything_in_fewer_batches(receiver: Receiver, url:
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 401, 404])
-def test_a_temporary_error_costs_no_frame(receiver: Receiver, url: str, sink: HttpSink, status: int) -> None:
+def test_a_temporary_error_loses_no_frame(receiver: Receiver, url: str, sink: HttpSink, status: int) -> None:
     answers = iter([status, status, status])
     receiver.before = lambda batch: next(answers, None)
     sink.start(Address(url))
@@ -327,7 +327,7 @@ def test_the_servers_error_message_is_kept_for_the_user(receiver: Receiver, url:
     assert sink.trouble == "it answered 401: as the test wants it"
 
 
-def test_a_server_that_asks_for_a_pause_gets_it(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_a_server_that_asks_for_a_pause_gets_one(receiver: Receiver, url: str, sink: HttpSink) -> None:
     receiver.before = lambda batch: 429
     receiver.extra = {"Retry-After": "99999"}
     sink.start(Address(url))
@@ -357,7 +357,7 @@ def test_a_frame_that_cannot_be_encoded_is_dropped_alone(receiver: Receiver, url
     assert sink.counters == DeliveryCounters(produced=3, acknowledged=2, dropped={"unsendable": 1})
 
 
-def test_texts_that_are_too_long_are_cut_and_stay_distinct(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_long_texts_are_cut_and_stay_distinct(receiver: Receiver, url: str, sink: HttpSink) -> None:
     long = "x" * 5_000
     sink.start(Address(url), lambda: {"include": [long] * 50, "every": 3})
     sink.describe(
@@ -379,7 +379,7 @@ def test_texts_that_are_too_long_are_cut_and_stay_distinct(receiver: Receiver, u
     assert receiver.run().info.settings["every"] == 3
 
 
-def test_answers_of_other_servers_are_not_believed(url: str, receiver: Receiver, sink: HttpSink) -> None:
+def test_answers_from_other_servers_are_not_trusted(url: str, receiver: Receiver, sink: HttpSink) -> None:
     receiver.handle = lambda body, headers: (200, b"<html>hello</html>")  # type: ignore[method-assign]
     sink.start(Address(url))
     _send(sink, range(2))
@@ -475,7 +475,7 @@ def test_an_absent_server_is_reported_once_and_at_the_end_how_much_was_lost(
     assert last.endswith(": 2 not sent in time. Look into the log.")
 
 
-def test_a_server_that_took_something_before_it_went_away_is_reported_and_so_is_what_was_lost(
+def test_a_server_that_disappears_after_receiving_data_is_reported_with_the_losses(
     receiver: Receiver, sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retries, "WARN_AFTER_S", 0.0)
@@ -492,7 +492,7 @@ def test_a_server_that_took_something_before_it_went_away_is_reported_and_so_is_
     assert "1 of its 3 frames" in last
 
 
-def test_what_a_sender_has_not_sent_is_reported_also_if_its_thread_is_gone(
+def test_unsent_items_are_reported_even_if_the_sender_thread_is_gone(
     sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink._sender, "_run", lambda: None)  # nothing prevents a thread from ending

@@ -287,7 +287,7 @@ def test_items_that_may_have_arrived_stay_in_doubt_if_the_server_disappears(outb
     assert outbox.counters == DeliveryCounters(produced=2, acknowledged=1, waiting=1)
 
 
-def test_items_in_doubt_are_sent_after_what_the_receiver_has_lost() -> None:
+def test_items_in_doubt_are_sent_after_items_the_receiver_lost() -> None:
     outbox = Outbox()
     outbox.put(a_frame(0, (Tap("m", "output"),)))
     outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=-1))

@@ -113,7 +113,7 @@ def test_every_step_reaches_the_server_with_the_description_of_the_run(receiver:
     assert run.info.memory == 6_000_000
 
 
-def test_a_servers_store_equals_a_store_in_the_process(receiver: Receiver, url: str) -> None:
+def test_a_servers_store_equals_an_in_process_store(receiver: Receiver, url: str) -> None:
     here, there = _model(), _model()
     with hookcore.watch(here, server=None, budget=None) as local:
         _train(here, 6)
@@ -318,7 +318,7 @@ def test_a_stopped_dashboard_is_not_started_again(home: Path, caplog: pytest.Log
     assert f"{lost} of its {counters.produced} frames" in caplog.records[-1].getMessage()
 
 
-def test_a_dashboard_that_dies_again_and_again_is_started_three_times_by_one_trainer(
+def test_a_dashboard_that_keeps_dying_is_started_three_times_by_one_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[Dashboard] = []

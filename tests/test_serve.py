@@ -372,7 +372,7 @@ def test_a_dashboard_takes_over_a_socket_holds_its_lock_and_removes_its_own_file
     os.close(lock)
 
 
-def test_a_dashboard_leaves_the_file_of_another_alone(tmp_path: Path) -> None:
+def test_a_dashboard_does_not_touch_another_dashboards_file(tmp_path: Path) -> None:
     file = tmp_path / "dashboard.json"
     file.write_text(json.dumps({"url": "", "token": "", "pid": 1}))
     with _process(tmp_path, "serve", "--dashboard", "--port", "0") as process:
@@ -519,7 +519,7 @@ def test_every_request_of_many_threads_is_answered() -> None:
     assert answers == [b"HTTP/1.1 200"] * 200
 
 
-def test_a_look_at_the_runs_that_fails_does_not_end_the_server(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_check_of_the_runs_does_not_end_the_server(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise ValueError("a run is odd")
 

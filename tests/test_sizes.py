@@ -82,7 +82,7 @@ def batch() -> Tensor:
         (nn.BatchNorm2d(3), images, 0),
     ],
 )
-def test_a_layer_of_torch_has_the_operations_that_a_hand_counts(
+def test_operation_counts_of_torch_layers_match_counts_by_hand(
     model: nn.Module, make: Callable[[], Any], expected: int
 ) -> None:
     assert by_name(train(model, make))["(root)"].flops == expected
@@ -238,7 +238,7 @@ class Squared(torch.autograd.Function):
         return grads[0].sum() * torch.ones(3, 4)
 
 
-def test_a_function_of_the_user_hides_its_operators() -> None:
+def test_a_custom_autograd_function_hides_its_operators() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -308,7 +308,7 @@ def test_inside_a_checkpoint(reentrant: bool) -> None:
     assert (found["(root)"].flops is None) == reentrant
 
 
-def test_a_release_of_torch_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_version_without_numbers_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "next_node_number", None)
     found = by_name(train(nn.Sequential(nn.Linear(4, 4), Residual()), batch))
     assert (found["0"].flops, found["1"].flops, found["1"].why) == (96, None, sizes.UNNUMBERED)
@@ -429,7 +429,7 @@ def test_calls_know_the_call_around_them() -> None:
     }
 
 
-def test_a_module_that_runs_inside_itself() -> None:
+def test_a_recursive_module() -> None:
     class Fractal(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -446,7 +446,7 @@ def test_a_module_that_runs_inside_itself() -> None:
 # --- Harmless, and kept -----------------------------------------------------------------------------------------------
 
 
-def test_no_saved_tensor_is_unpacked_for_it() -> None:
+def test_measuring_sizes_unpacks_no_saved_tensor() -> None:
     def unpacked(watched: bool) -> list[tuple[int, ...]]:
         seen: list[tuple[int, ...]] = []
 
@@ -497,6 +497,6 @@ def test_sizes_are_saved_with_the_run(tmp_path: Path) -> None:
         ((FlowCall("a"), FlowCall("b")), (CallSize(),)),
     ],
 )
-def test_what_can_not_be_true_is_not_sound(calls: tuple[FlowCall, ...], found: tuple[CallSize, ...]) -> None:
+def test_inconsistent_sizes_are_not_sound(calls: tuple[FlowCall, ...], found: tuple[CallSize, ...]) -> None:
     assert not Flow(0, calls, sizes=found).is_sound
     assert Flow(0, (FlowCall("a", inside=1), FlowCall("b")), sizes=(CallSize(), CallSize())).is_sound

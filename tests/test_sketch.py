@@ -241,7 +241,7 @@ def test_values_shifted_out_of_range_are_counted_as_out_of_range() -> None:
 
 
 @given(st.lists(LISTS, max_size=5))
-def test_a_block_returns_the_sketches_that_it_was_made_of(rows: list[list[float]]) -> None:
+def test_a_block_returns_the_sketches_it_was_built_from(rows: list[list[float]]) -> None:
     sketches = [sketch_of(row) for row in rows]
     block = block_of(sketches)
     assert [sketch_of_row(block, row) for row in range(len(rows))] == sketches

@@ -243,7 +243,7 @@ def test_any_kind_of_tensor_is_captured_unchanged(make: str) -> None:
     np.testing.assert_array_equal(snapshot.values, expected)
 
 
-def test_of_a_large_tensor_the_first_values_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_values_of_a_large_tensor_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "MAX_BYTES", 100)
     model = Gives(torch.arange(60.0).reshape(3, 20).t())
     with watch(model) as watcher:

@@ -137,7 +137,7 @@ def training(train: Callable[[World], None]) -> Iterator[World]:
         thread.join()
 
 
-def test_a_training_that_waits_in_its_loop_is_told_once_with_the_line_and_that_it_goes_on() -> None:
+def test_a_training_that_waits_in_its_loop_is_reported_once_with_the_line_and_again_when_it_resumes() -> None:
     with training(waits_in_loop) as world:
         world.pass_time(MIN_S + QUIET_S - LOOK_S)
         assert world.told == []
@@ -159,7 +159,7 @@ def test_a_loop_that_waits_for_its_data_is_reported_with_its_own_line() -> None:
 
 
 @pytest.mark.parametrize("train", [waits_behind_loop, waits_outside, saves_in_loop, waits_for_others])
-def test_what_ended_or_saves_is_no_stall(train: Callable[[World], None]) -> None:
+def test_ending_or_saving_is_not_a_stall(train: Callable[[World], None]) -> None:
     with training(train) as world:
         world.pass_time(20 * MIN_S)
         assert world.told == []
@@ -192,7 +192,7 @@ def test_the_time_to_the_first_step_counts_as_a_step() -> None:
 
 
 @pytest.mark.parametrize(("share", "names"), [(0.5 * WORK, [STALLED]), (2 * WORK, []), (float("nan"), [])])
-def test_a_thread_that_runs_now_and_then_does_not_wait(share: float, names: list[str]) -> None:
+def test_a_thread_that_runs_occasionally_does_not_wait(share: float, names: list[str]) -> None:
     with training(waits_in_loop) as world:
 
         def run() -> None:
@@ -212,7 +212,7 @@ def test_the_processor_time_is_that_of_the_training_thread() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, FIRST_STEP - 1])
-def test_a_young_run_may_take_long(steps: int) -> None:
+def test_a_young_run_is_not_judged_for_stalls(steps: int) -> None:
     def train(world: World) -> None:
         for step in range(40):
             if step == steps:
@@ -243,7 +243,7 @@ def test_a_process_that_was_stopped_starts_the_time_again() -> None:
         assert world.told == []
 
 
-def test_what_moves_in_the_loop_is_no_stall() -> None:
+def test_progress_inside_the_loop_is_not_a_stall() -> None:
     def train(world: World) -> None:
         for step in range(40):
             if step == 32:
@@ -271,7 +271,7 @@ def test_what_moves_in_the_loop_is_no_stall() -> None:
         thread.join(0.001)
 
 
-def test_a_watched_model_that_is_set_to_evaluation_rests() -> None:
+def test_a_watched_model_rests_in_eval_mode_and_while_paused() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with hookcore.watch(model, server=None, budget=None) as watcher:
@@ -288,7 +288,7 @@ def test_a_watched_model_that_is_set_to_evaluation_rests() -> None:
         assert rests()
 
 
-def test_a_stall_is_an_incident_at_once_and_over_when_the_training_goes_on() -> None:
+def test_a_stall_is_an_incident_immediately_and_ends_when_training_resumes() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with hookcore.watch(model, server=None, budget=None) as watcher:

@@ -153,7 +153,7 @@ def test_an_evaluation_counts_as_the_part_around_it(world: SimpleNamespace) -> N
     assert (parts["before"], parts["forward"], parts["other"]) == (21.0, 20.0, 50020.0)
 
 
-def test_what_a_checkpoint_computes_again_is_part_of_the_backward_pass(world: SimpleNamespace) -> None:
+def test_recomputation_by_a_checkpoint_is_part_of_the_backward_pass(world: SimpleNamespace) -> None:
     train(world, call=lambda inputs: checkpoint(world.model, inputs, use_reentrant=False))
     parts = parts_of(world)[3]
     assert (parts["forward"], parts["backward"]) == (20.0, 320.0)
@@ -221,7 +221,7 @@ def test_loading_between_micro_batches_is_data_loading(world: SimpleNamespace) -
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("seen", [False, True])
-def test_what_an_evaluation_loads_is_part_of_the_evaluation(world: SimpleNamespace, whole: bool, seen: bool) -> None:
+def test_loading_in_an_evaluation_is_part_of_the_evaluation(world: SimpleNamespace, whole: bool, seen: bool) -> None:
     """Gradients are disabled in the whole loop, or only in the model's call, which then shows what it was for."""
 
     def evaluate() -> None:
@@ -269,7 +269,7 @@ def test_only_an_evaluation_that_uses_a_loader_makes_no_part(world: SimpleNamesp
     assert parts_of(world)[3] == BARE | {"before": 1_200_041.0}
 
 
-def test_steps_that_load_nothing_have_no_time_of_loading_once_there_was_a_loader(world: SimpleNamespace) -> None:
+def test_steps_without_loading_have_no_loading_time_once_there_was_a_loader(world: SimpleNamespace) -> None:
     train(world)
     train(world, batches=loader_of(world))
     train(world, 6)
@@ -278,7 +278,7 @@ def test_steps_that_load_nothing_have_no_time_of_loading_once_there_was_a_loader
     assert found[max(found)] == BARE | {"loading": 0.0}
 
 
-def test_what_another_thread_loads_costs_the_training_nothing(world: SimpleNamespace) -> None:
+def test_loading_in_another_thread_adds_no_time_to_the_training(world: SimpleNamespace) -> None:
     batches = iter(loader_of(world))
 
     def call(inputs: Tensor) -> Tensor:
@@ -402,7 +402,7 @@ def test_micro_batches_are_added(world: SimpleNamespace) -> None:
     assert (parts["before"], parts["forward"], parts["backward"], parts["other"]) == (1.0, 40.0, 600.0, 50000.0)
 
 
-def test_a_step_in_which_the_model_raised_is_not_known_and_the_next_one_is(world: SimpleNamespace) -> None:
+def test_parts_of_a_step_that_raised_are_unknown_and_those_of_the_next_are_known(world: SimpleNamespace) -> None:
     raising = itertools.chain([False] * 3, [True], itertools.repeat(False))
 
     def call(inputs: Tensor) -> Tensor:
@@ -452,7 +452,7 @@ def test_a_step_without_a_call_of_the_model_has_no_parts(world: SimpleNamespace)
     assert max(parts_of(world)) == 1
 
 
-def test_a_compiled_model_is_measured_from_outside(world: SimpleNamespace) -> None:
+def test_a_compiled_model_is_measured_at_its_boundary(world: SimpleNamespace) -> None:
     compiled = torch.compile(nn.Linear(4, 4), backend="eager")
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1)
     world.recorder.models.watch(compiled)
@@ -478,7 +478,7 @@ def test_hookcores_own_time_is_in_no_other_part(world: SimpleNamespace, monkeypa
     assert TIME_HOOKCORE in world.store.scalar_names()
 
 
-def test_steps_are_measured_more_and_more_rarely(world: SimpleNamespace) -> None:
+def test_steps_are_measured_less_and_less_often(world: SimpleNamespace) -> None:
     class Quick(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:
             world.clock.now += 0.125

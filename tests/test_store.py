@@ -261,7 +261,7 @@ def test_the_latest_values_of_a_tap_outlive_the_exact_rows() -> None:
     assert (found.steps.tolist(), found.values[:, 0].tolist()) == ([0, 2999], [5.0, 1.0])
 
 
-def test_the_newest_values_in_some_steps_are_exact_or_say_of_which_merged_steps_they_are_the_mean() -> None:
+def test_the_newest_values_in_a_range_are_exact_or_name_the_merged_steps_they_average() -> None:
     store = Store(2**20)
     for step in range(0, 3_000, 3):
         rows = {0: [float(step)], 2: [np.nan if step == 303 else 1.0]} if step % 2 else {0: [float(step)], 1: [-1.0]}
@@ -342,7 +342,7 @@ def test_the_oldest_events_are_dropped_first_at_their_limit() -> None:
     assert {event.name for event in store.events(first=995, last=998, name="odd")} == {"odd"}
 
 
-def test_snapshots_are_copied_and_the_oldest_make_room() -> None:
+def test_snapshots_are_copied_and_the_oldest_are_dropped_to_make_room() -> None:
     store = Store(2**20)
     values = np.zeros(5000, np.float64)
     for step in range(10):
@@ -436,7 +436,7 @@ def test_sketches_without_room_are_cut_and_counted_and_the_stats_stay_complete()
     assert store.series(taps - 1, "count").present.sum() == 20
 
 
-def test_sketch_arrays_that_are_views_are_copied_and_others_kept() -> None:
+def test_sketch_arrays_that_are_views_are_copied_and_others_are_not() -> None:
     store, buffer = Store(2**20), np.array([700, 701, 702], np.uint16)
     counts = np.array([5], np.uint32)
     block = SketchBlock(np.array([0, 1], np.uint32), buffer[:1], counts)

@@ -329,7 +329,7 @@ def test_every_route_and_page_is_asked_of_both_stores_or_there_is_a_reason_why_n
 # -- the same answers --------------------------------------------------------------------------------------------------
 
 
-def test_a_long_run_that_is_opened_late_says_what_begins_late_and_answers_the_rest_in_the_same_way(
+def test_a_long_run_opened_late_says_what_begins_late_and_answers_everything_else_alike(
     servers: Servers,
 ) -> None:
     """Its older steps are only in ClickHouse, and those of all ranks are added up on request."""
@@ -352,7 +352,7 @@ def test_a_long_run_that_is_opened_late_says_what_begins_late_and_answers_the_re
 
 
 @pytest.mark.parametrize("question", [each.format(run=run) for run in RUNS for each in OF_A_RUN] + list(OF_SEVERAL))
-def test_servers_answer_the_same(servers: Servers, question: str) -> None:
+def test_both_servers_give_the_same_answers(servers: Servers, question: str) -> None:
     expected = ask(servers.memory, question)
     assert expected[0] == 200, expected
     assert ask(servers.followed, question) == expected, "followed"
@@ -367,7 +367,7 @@ def test_edits_are_answered_in_the_same_way(servers: Servers, place: int) -> Non
 
 
 @pytest.mark.parametrize("question", STREAMED)
-def test_streams_tell_the_same(servers: Servers, question: str) -> None:
+def test_both_servers_send_the_same_over_streams(servers: Servers, question: str) -> None:
     expected = stream(servers.memory, question)
     assert {name for name, _ in expected} >= {"run", "taps", "event", "incident", "scalars", "frame", "state"}
     assert stream(servers.followed, question) == expected, "followed"
@@ -375,14 +375,14 @@ def test_streams_tell_the_same(servers: Servers, question: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_sockets_tell_the_same(servers: Servers, run: str) -> None:
+def test_both_servers_send_the_same_over_sockets(servers: Servers, run: str) -> None:
     expected = subscribe(servers.memory, run)
     assert subscribe(servers.followed, run) == expected, "followed"
     assert subscribe(servers.opened, run) == expected, "opened"
 
 
 @pytest.mark.parametrize("page", SHOWN)
-def test_pages_show_the_same(servers: Servers, page: str) -> None:
+def test_both_servers_show_the_same_pages(servers: Servers, page: str) -> None:
     expected = show(servers.memory, page)
     assert expected[0] == 200
     for world in (servers.followed, servers.opened):

@@ -22,12 +22,12 @@ def test_names_of_models_do_not_count_as_levels() -> None:
     assert parted(tree(*DEEP), tree(*DEEP[:-1])) == {"Net", "Net/module"}
 
 
-def test_a_model_without_a_name_and_one_whose_outside_is_not_described() -> None:
+def test_structures_with_and_without_a_root_are_compared() -> None:
     plain = ("", None), ("a", ""), ("a.b", "a")
     assert parted(tree(*plain), tree(*plain)) == set()
     assert parted(tree(*plain), tree(*plain[:-1])) == {"", "a"}
     assert parted(tree(("a.b", "a"), ("a.b.c", "a.b")), tree(("a.b", "a"))) == {"a.b"}
 
 
-def test_descriptions_that_go_round_end() -> None:
+def test_cyclic_descriptions_terminate() -> None:
     assert parted(tree(("a", None), ("b", "a"), ("a", "b")), tree(("a", None))) <= {"a"}

@@ -56,7 +56,7 @@ def test_samples_are_scalars_of_the_api() -> None:
     assert (series["first_step"], series["mean"]) == ([0, 10], [1.26, 0.5])
 
 
-def test_the_page_says_the_newest_values_or_those_of_the_held_step() -> None:
+def test_the_page_shows_the_newest_values_or_those_of_the_held_step() -> None:
     labels = {MACHINE_LABEL: "4 cores, 16 GB of memory", f"{MACHINE_LABEL} gpu0": "NVIDIA H100, 80 GB"}
     client = sampled(HOST | gpu(0, **GPU), HOST | gpu(0, **GPU | {"utilization": 3.0}), labels=labels)
     text = text_of(client, "/runs/one/system")
@@ -78,7 +78,7 @@ def test_the_page_says_the_newest_values_or_those_of_the_held_step() -> None:
     assert "GPU 0 87%" in some
 
 
-def test_the_overview_says_it_in_a_line() -> None:
+def test_the_overview_summarizes_the_machine_in_one_line() -> None:
     labels = {MACHINE_LABEL: "4 cores, 16 GB of memory", "optimizer": "SGD"}
     page = sampled(HOST | gpu(0, **GPU), HOST | gpu(0, **GPU | {"utilization": 3.0}), labels=labels)
     text = text_of(page, "/runs/one")

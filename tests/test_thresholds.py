@@ -58,7 +58,7 @@ def test_the_table_in_the_documentation_equals_the_code() -> None:
     assert rule_table.as_markdown() in page, "regenerate it: python -m hookcore_app.cli.rule_table"
 
 
-def test_a_threshold_decides() -> None:
+def test_a_threshold_decides_whether_a_rule_fires() -> None:
     store = spiking(Store(), 20)
     assert "spike" in rules_in(store)
     store.choose(read_choices({"spike": {"factor": 50}}))
@@ -82,7 +82,7 @@ def test_an_alias_of_several_rules_stands_for_all_that_have_the_threshold() -> N
     assert read_choices({"exploding_tensor": False}) == {"exploding": False}  # NaN is always followed
 
 
-def test_true_or_the_default_gives_the_defaults_back() -> None:
+def test_true_or_the_default_restores_the_defaults() -> None:
     before = read_choices({"spike": {"factor": 20, "rare": 3}, "dead": False})
     assert read_choices({"spike": {"factor": 5}}, before) == {"spike": {"rare": 3.0}, "dead": False}
     assert read_choices({"spike": True, "dead": None}, before) == {}
@@ -133,7 +133,7 @@ def test_watch_hands_thresholds_to_the_rules_of_its_store() -> None:
         hookcore.watch(nn.Linear(2, 2), server=None, rules={"spikes-of-loss": False})
 
 
-def test_a_change_holds_for_the_steps_after_it_and_what_was_found_stays() -> None:
+def test_a_change_applies_to_later_steps_and_keeps_earlier_findings() -> None:
     store = spiking(follow(Store(), [(230, read_choices({"spike": False}))]), 2000, steps=280)
     assert [each.rule for each in store.incidents()] == ["spike"]
     assert [(each.name, each.step, each.message) for each in store.events()] == [("rules-changed", 230, "spike off")]
@@ -204,7 +204,7 @@ def test_the_pages_show_the_table(world: World) -> None:
     assert "times its usual value" in world.client.get("/help").text
 
 
-def test_a_run_that_says_unknown_rules_is_taken_and_says_so() -> None:
+def test_a_run_that_reports_unknown_rules_is_accepted_with_a_note() -> None:
     world = World()
     run = open_run(world.runs, "odd", settings={"rules": {"spike": {"factor": 20}, "of-tomorrow": False}})
     event = run.store.events()[-1]

@@ -38,7 +38,7 @@ def empty_run() -> Run:
     return open_run(Runs(ServerSettings(memory=500_000_000)), "one")
 
 
-def test_the_line_of_a_run_is_its_loss_whole_and_with_its_extremes(world: World) -> None:
+def test_the_line_of_a_run_is_its_whole_loss_with_its_extremes(world: World) -> None:
     said = world.json("timeline")
     assert (said["quantity"], said["is_loss"], said["first_step"], said["newest_step"]) == ("loss", True, 0, 19)
     same = world.json("scalars", name="loss")["series"][0]
@@ -86,7 +86,7 @@ def test_every_captured_step_is_listed_if_there_are_few(world: World) -> None:
         ({}, (), "seconds per step", False),
     ],
 )
-def test_without_a_loss_the_line_is_the_best_there_is_instead(
+def test_without_a_loss_the_line_is_the_best_available_series(
     scalars: dict[str, float], taps: tuple[Tap, ...], words: str, is_loss: bool
 ) -> None:
     store = Store(2**20)
@@ -99,7 +99,7 @@ def test_without_a_loss_the_line_is_the_best_there_is_instead(
     assert quantity_of(Store(2**20)) is None
 
 
-def test_what_happened_is_marked_by_the_worst_of_it(world: World) -> None:
+def test_each_part_of_the_timeline_is_marked_by_its_worst_event(world: World) -> None:
     run = empty_run()
     for step in range(100):
         bad = 40 <= step < 50
@@ -146,7 +146,7 @@ def test_a_strip_of_many_decades_is_logarithmic_and_shows_extremes_as_a_band() -
 
 
 @pytest.mark.parametrize("value", [0.0, 3.5, math.nan, math.inf])
-def test_a_strip_of_one_value_or_none_can_be_drawn(value: float) -> None:
+def test_a_strip_of_one_value_or_none_is_drawn(value: float) -> None:
     each = np.array([value])
     drawn = strip_of(steps(5), steps(5), (each, each, each), ~np.isfinite(each), (5, 5))
     assert "nan" not in drawn.line + drawn.band
@@ -182,7 +182,7 @@ def filled(state: str = "ended") -> Run:
         ("live", "", "50", (50, 549), (50, 50)),
     ],
 )
-def test_the_address_says_which_steps_are_on_the_axis_and_of_which_the_values_are(
+def test_the_url_contains_the_steps_of_the_axis_and_of_the_values(
     state: str, asked: str, step: str, axis: tuple[int, int], values: tuple[int | None, int | None]
 ) -> None:
     span = span_of(filled(state), asked, step)
@@ -213,7 +213,7 @@ def test_a_step_that_was_not_captured_names_the_nearest_ones() -> None:
     assert nearest_captured(StoreReader(Store(2**20)), 1).words == ""
 
 
-def test_a_step_that_is_merged_says_with_which() -> None:
+def test_a_merged_step_names_the_steps_it_was_merged_with() -> None:
     store = Store(2**20)
     taps = tuple(Tap(f"layers.{number}", "output") for number in range(50))  # wide steps, so that they are soon merged
     for step in range(300):
@@ -261,7 +261,7 @@ def test_a_page_does_not_read_the_captured_steps_for_its_timeline(
     assert not asked
 
 
-def test_the_part_that_scripts_ask_for_is_the_timeline_alone(world: World) -> None:
+def test_the_part_that_scripts_request_is_only_the_timeline(world: World) -> None:
     part = world.client.get("/runs/one/timeline?part=line&part=note&step=5", headers=HTML)
     assert part.status_code == 200
     assert "<main" not in part.text

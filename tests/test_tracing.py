@@ -62,7 +62,7 @@ class Returns(nn.Module):
 # --- Values and gradients -------------------------------------------------------------------------------------------
 
 
-def test_a_layer_has_its_tensors_and_no_hook_remains(seed: int) -> None:
+def test_a_traced_layer_has_its_tensors_and_no_hook_remains(seed: int) -> None:
     model, x = mlp(), torch.randn(3, 4)
     with hookcore.trace(model, "2") as seen:
         model(x).square().sum().backward()
@@ -774,7 +774,7 @@ def test_a_compiled_model_shows_its_inputs_and_outputs_and_says_what_is_hidden(s
 
 
 @pytest.mark.filterwarnings("ignore")  # torch reads .grad of the graph's inputs
-def test_a_compiled_part_is_seen_from_outside(seed: int) -> None:
+def test_a_compiled_part_is_captured_at_its_boundary(seed: int) -> None:
     model = mlp()
     model[2] = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="eager")
     with hookcore.trace(model) as seen:

@@ -112,7 +112,7 @@ def test_the_kernel_compiles_without_a_gpu(
 
 @on_gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_gpu_gives_the_numbers_of_the_reference(dtype: torch.dtype) -> None:
+def test_a_gpu_computes_the_same_numbers_as_the_reference(dtype: torch.dtype) -> None:
     for limit in (None, 1000):
         for size in (0, 1, 1000, 3_000_001):
             check_on_gpu(dtype, limit, size)

@@ -173,7 +173,7 @@ def _blog_by_hand() -> dict[tuple[str, str, str], Any]:
     }
 
 
-def test_the_network_of_the_blog_has_its_known_values() -> None:
+def test_the_network_from_the_blog_post_has_its_published_values() -> None:
     model = TwoTwoTwo()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     with watch(model) as watcher:

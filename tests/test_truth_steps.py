@@ -197,7 +197,7 @@ def test_gradients_of_autograd_grad_are_not_mistaken_for_those_of_backward() -> 
     assert_stats(stats["1", "output_grad", "", 0], [2 * out.detach() / out.numel()])
 
 
-def test_a_failed_forward_or_backward_leaves_no_number() -> None:
+def test_a_failed_forward_or_backward_uses_up_no_call_number() -> None:
     class Fails(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def test_nan_in_both_runs_is_reported_as_nan_and_not_as_equal() -> None:
     assert verdict.say()[-1] == "1 layer and loss are NaN or infinite in both runs, first at step 1."
 
 
-def test_a_verdict_without_a_difference_says_how_much_was_compared() -> None:
+def test_a_verdict_without_differences_says_how_much_was_compared() -> None:
     captured = {step: [1.0, 2.0] for step in range(50)}
     verdict = verdict_of(run_of(captured, losses(steps=50)), run_of(captured, losses(steps=50)))
     assert verdict.outcome == "no difference"

@@ -78,7 +78,7 @@ def test_nan_has_one_color_in_pictures_charts_and_pages() -> None:
         assert f"--nan: {NAN_COLOR};" in (ROOT / "app/assets" / style).read_text(), style
 
 
-def test_every_kind_has_its_words() -> None:
+def test_every_kind_has_a_description() -> None:
     assert tuple(KIND_WORDS) == tuple(KIND_TITLES) == KINDS
 
 
@@ -118,6 +118,6 @@ def test_the_duration_of_a_step_has_one_name() -> None:
     assert "`hookcore/time_s`" not in (ROOT / "docs" / "frameworks.md").read_text()
 
 
-def test_of_several_found_losses_that_of_the_first_optimizer_is_the_loss() -> None:
+def test_the_loss_of_the_first_optimizer_is_used_if_several_are_found() -> None:
     assert loss_among(["lr", "q_loss", "backward/loss2", "backward/loss"]) == "backward/loss"
     assert loss_among(["q_loss", "backward/loss2"]) == "backward/loss2"

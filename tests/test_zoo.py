@@ -14,7 +14,7 @@ def test_the_zoo_has_many_cases() -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_case_unwatched_computes_the_same_bits_twice_and_leaves_nothing_behind(case: Case) -> None:
+def test_an_unwatched_case_computes_the_same_bits_twice_and_leaves_nothing_behind(case: Case) -> None:
     before = process_state()
     assert run_case(case) == run_case(case)
     assert process_state() == before

@@ -48,7 +48,7 @@ def test_a_note_is_written_by_key_shown_everywhere_changed_and_removed(visit: Op
         assert kept() == []
 
 
-def test_a_note_that_the_server_refuses_is_still_there_to_be_sent_again(visit: Open, paths: Paths) -> None:
+def test_a_refused_note_stays_in_the_form(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["overview"] + "?step=21")
         page = tab.page

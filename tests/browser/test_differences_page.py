@@ -10,7 +10,7 @@ from .conftest import Open
 from .test_every_page import Paths
 
 
-def test_the_steps_of_another_page_are_those_that_are_compared(visit: Open, paths: Paths) -> None:
+def test_the_comparison_uses_the_steps_of_the_previous_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["overview"] + "?step=25")
         link = tab.page.get_by_role("link", name="What is different here?")

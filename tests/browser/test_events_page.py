@@ -121,7 +121,7 @@ def test_acknowledged_lines_can_be_hidden_and_restored(visit: Open, paths: Paths
         expect(rows.first.locator("[data-seen]")).to_have_attribute("aria-pressed", "false")
 
 
-def test_the_list_has_what_touches_the_steps_of_the_page(visit: Open, paths: Paths) -> None:
+def test_the_list_has_the_incidents_that_overlap_the_pages_steps(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["events"] + "?steps=2-6")
         expect(tab.page.locator("#list")).to_contain_text("No events in steps 2 to 6.")

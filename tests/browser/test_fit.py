@@ -82,13 +82,13 @@ def empty(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_the_measure_finds_a_fault(browser: Browser, what: str) -> None:
+def test_the_measurement_finds_each_layout_fault(browser: Browser, what: str) -> None:
     with browser.new_page() as page:
         page.set_content(FAULTS[what])
         assert what in " ".join(page.evaluate(MEASURE))
 
 
-def test_the_measure_finds_no_fault_in_what_can_be_read(browser: Browser) -> None:
+def test_the_measurement_finds_no_fault_in_readable_content(browser: Browser) -> None:
     with browser.new_page() as page:
         for content in FINE:
             page.set_content(content)

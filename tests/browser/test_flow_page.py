@@ -52,7 +52,7 @@ def test_without_javascript_the_page_has_every_layer_of_the_step_with_both_numbe
         assert "non-finite" in tab.page.locator("#layers tbody").inner_text()
 
 
-def test_the_server_finds_what_the_find_box_finds_and_reports_unreadable_input(paths: Paths, site: Site) -> None:
+def test_the_server_finds_the_same_as_the_find_box_and_reports_invalid_input(paths: Paths, site: Site) -> None:
     def page(query: str) -> str:
         with urllib.request.urlopen(f"{site.url}/{paths('ended')['flow']}?{query}") as answer:
             return str(answer.read().decode())

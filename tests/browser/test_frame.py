@@ -293,7 +293,7 @@ def test_everything_in_the_header_is_large_enough_to_hit(visit: Open, paths: Pat
 
 
 @pytest.mark.parametrize("width", [761, 820, 900, 961])
-def test_the_header_stays_one_line_whatever_the_run_and_its_status_are_called(
+def test_the_header_stays_on_one_line_whatever_the_name_and_status_of_the_run(
     visit: Open, paths: Paths, width: int
 ) -> None:
     long = {".run-name": "a-name-of-a-run-" * 6, "#status-words": "disconnected · step 1,234,567 · 12.3 ms a step"}

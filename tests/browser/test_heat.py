@@ -196,7 +196,7 @@ def test_the_picture_follows_the_theme_and_the_color_map(visit: Open) -> None:
         assert tab.page.evaluate("probe.nanPixels().length") > 0
 
 
-def test_a_zoom_of_rows_ends_when_a_filter_leaves_none_of_them(visit: Open) -> None:
+def test_a_row_zoom_ends_when_a_filter_hides_all_its_rows(visit: Open) -> None:
     with visit() as tab:
         tab.goto("help")
         make(tab.page, **SMALL)

@@ -156,14 +156,14 @@ def test_capturing_is_paused_and_resumed(visit: Open, paths: Paths, site: Site) 
         expect(page.get_by_role("button", name="Pause capture")).to_be_visible()
 
 
-def test_the_trainer_takes_inventory_again(visit: Open, paths: Paths) -> None:
+def test_the_trainer_refreshes_the_inventory(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["hooks"])
         tab.page.get_by_role("button", name="Search for hooks again").click()
         expect(tab.page.locator("#stock-told")).to_contain_text("Done")
 
 
-def test_a_threshold_is_changed_and_given_its_default_again(visit: Open, paths: Paths) -> None:
+def test_a_threshold_is_changed_and_reset_to_its_default(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["hooks"])
         rule = tab.page.locator("#rule-spike")

@@ -58,7 +58,7 @@ def test_the_keys_move_to_the_neighbors_and_keep_the_view(visit: Open, paths: Pa
         expect(page.locator(".children")).to_contain_text("linear1")
 
 
-def test_what_feeds_a_layer_and_what_it_feeds_are_one_click_away(visit: Open, paths: Paths) -> None:
+def test_the_inputs_and_consumers_of_a_layer_are_one_click_away(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"] + "&kind=output")
         page = tab.page

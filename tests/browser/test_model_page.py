@@ -55,7 +55,7 @@ def test_boxes_unfold_and_fold_by_keyboard_and_the_address_keeps_it(visit: Open,
         expect(shown).not_to_have_text(first)
 
 
-def test_a_box_opens_the_drawer_with_what_the_server_knows(visit: Open, paths: Paths, site: Site) -> None:
+def test_a_box_opens_the_drawer_with_the_servers_data(visit: Open, paths: Paths, site: Site) -> None:
     run = site.run("ended")["id"]
     found = site.get(f"series?run={run}&tap=encoder.layers.1.linear1%20output&stat=norm&from=30&to=30")
     with visit() as tab:

@@ -216,7 +216,7 @@ def test_following_moves_nothing_visible(visit: Open, paths: Paths) -> None:
         assert tab.page.evaluate("window.moved") == []
 
 
-def test_a_run_without_steps_says_what_it_waits_for(empty_site: Site, browser: Any) -> None:
+def test_a_run_without_steps_says_what_it_is_waiting_for(empty_site: Site, browser: Any) -> None:
     body = wire.encode(make_batch(make_info("waiting"), [], taps=0))
     asked = urllib.request.Request(f"{empty_site.url}/api/v1/ingest", body, BATCH)
     with urllib.request.urlopen(asked, timeout=30) as answer:

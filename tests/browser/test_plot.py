@@ -148,7 +148,7 @@ def test_the_copied_script_fetches_the_same_numbers(visit: Open, paths: Paths, s
     found["client"].close()
 
 
-def test_a_log_axis_shows_values_and_no_exponents(visit: Open, paths: Paths) -> None:
+def test_a_log_axis_shows_values_instead_of_exponents(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
         said = [float(text.replace(",", "")) for text in ticks(page, GRADIENTS)]

@@ -28,7 +28,7 @@ def server() -> Iterator[Served]:
         yield found
 
 
-def test_a_value_is_chosen_and_the_page_follows_the_ranks(browser: Browser, server: Served) -> None:
+def test_a_selected_value_is_shown_and_the_page_follows_the_ranks(browser: Browser, server: Served) -> None:
     with visiting(browser, server.url) as tab:
         tab.goto("/runs/ranks-4f2a/ranks")
         expect(tab.page.locator("#map-heading")).to_have_text("Seconds per step")

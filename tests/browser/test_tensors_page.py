@@ -108,7 +108,7 @@ def test_the_value_under_the_pointer_and_the_statistics_are_those_of_the_tensor(
         expect(tab.page.locator("#announcer")).to_contain_text(f"[{', '.join(map(str, beside))}]")
 
 
-def test_a_look_that_fails_leaves_no_other_picture_in_its_place_and_is_repeated(
+def test_a_failed_request_shows_no_other_picture_and_is_repeated(
     visit: Open, paths: Paths, kept: dict[str, int]
 ) -> None:
     with visit() as tab:

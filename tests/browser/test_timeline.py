@@ -108,7 +108,7 @@ def test_a_drag_is_a_range_a_click_is_a_step_and_both_can_be_cleared(visit: Open
         assert "?" not in page.url
 
 
-def test_the_knob_holds_once_when_it_is_released_and_so_does_a_click_on_a_line_chart(visit: Open) -> None:
+def test_the_knob_holds_the_page_once_on_release_and_so_does_a_click_on_a_line_chart(visit: Open) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(f"{RUN}?step=200")
@@ -172,7 +172,7 @@ def test_keys_reach_the_timeline_move_on_it_and_leave_it(visit: Open) -> None:
         expect(page.locator("#step-box")).to_have_value("200")
 
 
-def test_the_step_box_takes_numbers_and_says_what_is_wrong(visit: Open) -> None:
+def test_the_step_box_accepts_numbers_and_explains_errors(visit: Open) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(f"{RUN}/histograms")
@@ -232,7 +232,7 @@ def test_charts_zoom_on_both_axes_and_say_how_to_undo_it(visit: Open) -> None:
         expect(reset).to_be_hidden()
 
 
-def test_the_axis_is_of_samples_or_time_on_all_pages(visit: Open) -> None:
+def test_the_axis_shows_samples_or_time_on_all_pages(visit: Open) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(RUN)
@@ -265,7 +265,7 @@ def test_links_and_forms_of_a_page_keep_the_steps(visit: Open) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_finger_chooses_on_a_phone_and_axe_finds_nothing(visit: Open, theme: Any) -> None:
+def test_touch_selects_on_a_phone_and_axe_passes(visit: Open, theme: Any) -> None:
     with visit(theme=theme, size=(390, 844), has_touch=True) as tab:
         page = tab.page
         tab.goto(f"{RUN}/hooks")
@@ -287,7 +287,7 @@ def test_a_finger_chooses_on_a_phone_and_axe_finds_nothing(visit: Open, theme: A
         assert tab.axe() == []
 
 
-def test_a_live_timeline_grows_and_nothing_else_of_it_is_replaced(visit: Open, site: Site) -> None:
+def test_a_live_timeline_grows_without_replacing_anything_else(visit: Open, site: Site) -> None:
     with visit() as tab:
         page = tab.page
         send(site, "going", range(50, 60))  # by now, it may be lost
@@ -306,7 +306,7 @@ def test_a_live_timeline_grows_and_nothing_else_of_it_is_replaced(visit: Open, s
         assert page.evaluate("[...document.querySelectorAll('#track, .handle, #when')].every(({ mine }) => mine)")
 
 
-def test_it_works_without_a_script(visit: Open) -> None:
+def test_the_timeline_works_without_scripts(visit: Open) -> None:
     with visit(java_script_enabled=False) as tab:
         tab.goto(f"{RUN}?steps=100-200")
         tab.page.get_by_label("Step", exact=True).fill("150")

@@ -19,7 +19,7 @@ TITLES = (
 )
 
 
-def test_each_step_of_the_tour_points_at_what_it_is_about(visit: Open, paths: Paths) -> None:
+def test_each_step_of_the_tour_points_at_its_subject(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"] + "?step=45&tour=1")
         page = tab.page

@@ -135,7 +135,7 @@ def test_a_closed_group_shows_that_it_contains_uncaptured_modules(visit: Open, p
         assert "features.0" not in names(page)
 
 
-def test_a_click_is_about_the_row_that_is_seen(visit: Open, paths: Paths) -> None:
+def test_a_click_selects_the_visible_row(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(paths("bad")["hooks"])
