@@ -220,14 +220,14 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     assert files
     for file in files:
         known = {_room(name) for name in _imports(file) if name.startswith("hookcore.")}
-        assert known <= ROOMS[room] | {room}, f"{file.relative_to(ROOT)} knows {sorted(known - ROOMS[room])}"
+        assert known <= ROOMS[room] | {room}, f"{file.relative_to(ROOT)} imports {sorted(known - ROOMS[room])}"
 
 
 def test_the_plan_of_rooms_has_no_cycle() -> None:
     above: dict[str, set[str]] = {}
     while len(above) < len(ROOMS):
         free = {room for room in ROOMS if room not in above and ROOMS[room] <= set(above)}
-        assert free, f"these rooms know each other in a circle: {sorted(set(ROOMS) - set(above))}"
+        assert free, f"these rooms import each other in a cycle: {sorted(set(ROOMS) - set(above))}"
         above |= {room: ROOMS[room] for room in free}
 
 
@@ -421,7 +421,7 @@ def test_no_file_is_longer_than_it_should_be_or_was() -> None:
     }
     for name, many in lines.items():
         most = LONG.get(name, MAX_LINES)
-        assert many <= most, f"{name} has {many} lines, and may have {most}: split it by its parts, or say it in fewer"
+        assert many <= most, f"{name} has {many} lines, and may have {most}: split it, or shorten it"
     short = [name for name in LONG if lines.get(name, 0) <= MAX_LINES]
     assert not short, f"these are no longer long, so take them out of LONG: {short}"
 

@@ -546,7 +546,7 @@ def test_replicas_agree_after_any_kill_and_everything_waits_for_zookeeper(tmp_pa
             assert nodes.zookeeper is not None
             nodes.zookeeper.kill()
             time.sleep(3)
-            assert one.number("SELECT count() FROM items") > 0, "reads go on"
+            assert one.number("SELECT count() FROM items") > 0, "reads continue"
             nodes.zookeeper.start()
             frames = trainers.finish()
             wait_until_stored([one], DATABASE, frames)

@@ -363,7 +363,7 @@ def test_unreadable_rows_stay_missing_whatever_else_is_read(cluster: Cluster, mo
     both.past.stored_until()
     assert "the disk is broken" in both.past.trouble, "the histogram on the page still lacks its old steps"
     monkeypatch.setattr(past, "TROUBLED_S", 0.0)
-    assert not both.past.trouble, "nobody has asked again for a while"
+    assert not both.past.trouble, "the answer has not been requested again yet"
     monkeypatch.setattr(past, "TROUBLED_S", 1000.0)
     monkeypatch.setattr(shard, "read", read)
     both.small.histograms(1, columns=50, bins=20)
@@ -548,7 +548,7 @@ def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
     monkeypatch.setattr(adding, "PORTION", 500)
     ranks.past.rows("mean", list(range(len(names))), (0, 149), 1000)
     uneven = [sql for sql in asked if "groupUniqArray" in sql]
-    assert len({*uneven}) == len(uneven) > 1, "which ranks skipped a step is asked in portions"
+    assert len({*uneven}) == len(uneven) > 1, "skipped steps are queried in portions"
 
 
 def reads_of(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -575,7 +575,7 @@ def test_sums_over_the_steps_of_ranks_are_read_if_they_agree(ranks: Ranks, monke
     ranks.same("heatmap", "param_grad", "mean", None, 148, 150, 3)  # from before the second attempt
     with monkeypatch.context() as patch:
         patch.setattr(rankspast, "MAX_SKETCHES_ADDED", 0)
-        assert ranks.past.sketches(1, (0, 49), 10) is None, "of a step with several frames, nobody knows"
+        assert ranks.past.sketches(1, (0, 49), 10) is None, "unknown for a step with several frames"
         ranks.same("histograms", batch, 54, 102, 20, 20)
         ranks.same("histograms", weights, 20, 149, 20, 20)
     assert ranks.past.rows("rms", [1], (54, 102), 1000) is None, "each rank has its own values"

@@ -96,7 +96,7 @@ def ranks(shards: Sequence[Shard]) -> Iterator[Ranks]:  # noqa: F811
         asked = reads_of(made, patch)
         assert add_all(made.past) > 10
         for table in ("sketches", "sketch_rollups"):
-            assert any(f"FROM {table} " in sql for sql in asked), "sums of ranks are used where they say the same"
+            assert any(f"FROM {table} " in sql for sql in asked), "sums of ranks are used if they agree"
         yield made
 
 
@@ -162,7 +162,7 @@ def test_a_large_query_is_answered_from_few_rows(ranks: Ranks, monkeypatch: pyte
     stage = next(number for number, tap in enumerate(ranks.whole.taps().taps) if tap.module == "stage")
     left_out = ranks.past.rows("rms", [stage], (0, 399), 5)
     assert left_out is not None
-    assert not left_out.present.any(), "it is something else in each rank"
+    assert not left_out.present.any(), "it differs in each rank"
 
 
 @pytest.mark.parametrize("span", [(0, 399), (50, 360)])
@@ -411,7 +411,7 @@ def test_steps_wait_for_the_slowest_rank_and_for_late_collectors(
     assert not Adder(past._attempts, past, settled_s=3600.0).advance()
     while adder.advance():
         pass
-    assert leaves_of(over) == [0], "steps 64 to 99 are less than a bucket, and more may come, also of a lost rank"
+    assert leaves_of(over) == [0], "steps 64 to 99 are less than a bucket, and more may arrive, even from a lost rank"
     add_all(past)
     assert leaves_of(over) == [0, 1, 2, 3]
     assert Marks.of(over).stored[LEAF][1].tolist() == [64, 64, 64, 8]

@@ -86,7 +86,7 @@ def test_a_record_that_was_written_in_part_is_cut_off_and_the_rest_is_read(
     again = Spool(tmp_path, 10**6, NEVER_S, 2000)
     assert [record.first for record in again.recover()] == [0, 1, 2, 3]
     assert "an unfinished record" in caplog.text
-    assert again.damaged == 0, "nobody was told that it is safe"
+    assert again.damaged == 0, "the record was never acknowledged"
     record = again.append("run", 9, 9, 1, b"more")
     assert again.read(record) == b"more"
     assert [record.first for record in Spool(tmp_path, 10**6, NEVER_S, 2000).recover()] == [0, 1, 2, 3, 9]

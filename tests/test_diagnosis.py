@@ -124,7 +124,7 @@ def told(finding: Finding) -> tuple[str, int, int | None, int | None, int]:
     return finding.module, finding.since_step, finding.until_step, finding.last_step, finding.downstream
 
 
-@pytest.mark.parametrize("heals", [True, False], ids=["heals", "goes on"])
+@pytest.mark.parametrize("heals", [True, False], ids=["recovers", "continues"])
 def test_the_layer_that_produced_a_nan_is_named_after_merging_and_after_reopening(heals: bool, tmp_path: Path) -> None:
     store = Store(2**20)
     chain(store, 5_000, bad=100, heals=heals, fine=28)

@@ -119,7 +119,7 @@ def test_a_range_of_steps_has_its_events_and_overlapping_incidents(world: World)
 
     assert found(None, 59) == [(20, "settings-changed")]
     assert found(None, 60) == [(60, "nonfinite"), (20, "settings-changed")]
-    assert found(70, 79) == [(60, "nonfinite")], "it lasts"
+    assert found(70, 79) == [(60, "nonfinite")], "the incident is ongoing"
     assert found(10, 15) == []
 
 

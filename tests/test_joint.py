@@ -426,7 +426,9 @@ def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> Non
         ranks.end(rank, 1, Failure("interrupted", 1, "SystemExit: 1"))
     assert ranks.joint.state == "crashed"
     assert ranks.joint.end.failure is not None
-    assert ranks.joint.end.failure.error == "rank 2: ValueError: bad batch", "first: what is long is cut at its end"
+    assert ranks.joint.end.failure.error == "rank 2: ValueError: bad batch", (
+        "first, because long text is cut at its end"
+    )
 
 
 def test_a_restarted_training_continues_the_same_run(ranks: Ranks) -> None:

@@ -41,7 +41,7 @@ def check_heatmap(store: Store) -> None:
     shown = store.heatmap("output", "max", columns=10_000)  # one column per step, as long as they are exact
     if shown.worst.size:
         filled = shown.present > 0
-        assert (filled == filled[0]).all(), "some taps of a step are there and others are not"
+        assert (filled == filled[0]).all(), "a step has only some of its taps"
         assert (np.nan_to_num(shown.worst) == np.nan_to_num(shown.worst[0])).all(), "taps of different steps were mixed"
 
 
@@ -51,7 +51,7 @@ def check_latest(store: Store) -> None:
     steps = set(found.steps.tolist())
     assert len(steps) <= 1, "the newest step is not whole"
     if steps:
-        assert max(steps) >= before, "the newest step was there, and then was not"
+        assert max(steps) >= before, "the newest step disappeared"
         own = found.values[:, 3 : len(STATS)]
         assert (own == steps.pop()).all()
 
@@ -60,7 +60,7 @@ def check_series(store: Store) -> None:
     if before := store.steps().newest:
         series = store.series(TAPS - 1, "max", points=100_000)
         assert np.array_equal(series.last_step, series.max)
-        assert (series.first_step[1:] == series.last_step[:-1] + 1).all(), "a step is missing, or there twice"
+        assert (series.first_step[1:] == series.last_step[:-1] + 1).all(), "a step is missing or duplicated"
         assert series.present.sum() == series.last_step[-1] >= before
 
 

@@ -32,7 +32,7 @@ def test_layers_pages_runs_and_actions_are_found_and_opened_by_keyboard(visit: O
         page.keyboard.press("Enter")
         expect(page.locator("h1")).to_contain_text(chosen)
         tab.wait_until_started()
-        assert "step=30" in page.url, "the held step goes along"
+        assert "step=30" in page.url, "the link keeps the held step"
         page.keyboard.press("Control+k")
         page.keyboard.type("gradient fl")
         page.keyboard.press("Enter")

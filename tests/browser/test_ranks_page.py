@@ -117,7 +117,7 @@ def test_the_page_fits_and_passes_axe(browser: Browser, server: Served, width: i
         expect(tab.page.get_by_role("link", name="All ranks")).to_be_visible()
         status = tab.page.locator("#status-words")
         assert status.evaluate("(it) => it.scrollWidth - it.clientWidth") == 0, "the run's name is cut, not the status"
-        assert tab.page.locator(".side .badge").evaluate(GAP_PX) > 3, "the number of events is not a part of the word"
+        assert tab.page.locator(".side .badge").evaluate(GAP_PX) > 3, "the number of events is separate from the word"
         tab.page.locator("#map-heading").evaluate("(it) => { it.textContent += '_a_long_name'.repeat(20) }")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
         assert tab.axe() == []

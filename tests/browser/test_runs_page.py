@@ -264,7 +264,7 @@ def test_columns_are_chosen_sort_the_list_and_stay_chosen(browser: Browser) -> N
         page.wait_for_function(f"() => {headings}.includes(',lr,accuracy,Tags,path,')")
         box = "document.querySelector('{}').getBoundingClientRect()"
         below = f"{box.format('#columns form')}.top - {box.format('.runs thead')}.bottom"
-        assert page.evaluate(below) >= 0, "the headings are in sight while they are chosen"
+        assert page.evaluate(below) >= 0, "the headings are visible while they are chosen"
         page.keyboard.press("Escape")
         expect(page.locator("#columns form")).to_be_hidden()
         heights = page.evaluate("[...document.querySelectorAll('tr[data-run]')].map(row => row.offsetHeight)")

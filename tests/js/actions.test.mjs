@@ -7,7 +7,7 @@ import { chosen, moved } from "../../app/assets/static/js/runs/columns.js";
 import { Selection, stretch } from "../../app/assets/static/js/runs/selection.js";
 import { viewOf } from "../../app/assets/static/js/runs/views.js";
 
-test("a deleted run that is brought back is no longer hidden in the list", async (context) => {
+test("a restored run is no longer hidden in the list", async (context) => {
   const asked = [];
   context.mock.method(
     globalThis,
@@ -27,7 +27,7 @@ test("tags are separated by commas, and each counts once", () => {
   assert.deepEqual(tagsOf(" "), []);
 });
 
-test("a column that is chosen comes last, and without columns the choice is none", () => {
+test("a newly chosen column comes last, and without columns nothing is chosen", () => {
   assert.equal(chosen(["lr", "loss"], "act", true), "lr,loss,act");
   assert.equal(chosen(["lr", "loss"], "lr", false), "loss");
   assert.equal(chosen(["lr"], "lr", false), "-");
@@ -63,14 +63,14 @@ test("a new column comes after the others, but before words at the end", () => {
   assert.equal(chosen(["tags"], "tags", false, words), "-");
 });
 
-test("a column moves among the shown ones, and not beyond their ends", () => {
+test("a column moves among the shown ones, but not past the ends", () => {
   assert.deepEqual(moved(["a", "b", "c"], "b", -1), ["b", "a", "c"]);
   assert.deepEqual(moved(["a", "b", "c"], "b", 1), ["a", "c", "b"]);
   assert.deepEqual(moved(["a", "b", "c"], "c", 1), ["a", "b", "c"]);
   assert.deepEqual(moved(["a", "b", "c"], "d", 1), ["a", "b", "c"]);
 });
 
-test("a view has its own columns, also if they are those that differ", () => {
+test("a view has its own columns, even if they show the settings that differ", () => {
   assert.equal(viewOf("?f=lr%3E1&sort=loss"), "f=lr%3E1&sort=loss&columns=*");
   assert.equal(viewOf("?columns=lr"), "columns=lr");
 });
@@ -89,7 +89,7 @@ function selected(runs) {
   return { selection, state, told, ids: () => selection.runs.map(({ run }) => run) };
 }
 
-test("selected runs are in the address, as many as charts show, and come from it", () => {
+test("selected runs are written to the URL, up to the limit of the charts, and read from it", () => {
   const { selection, state, told, ids } = selected("b,a");
   assert.deepEqual(ids(), ["b", "a"]);
   selection.set(["c", "a"], true);
@@ -122,7 +122,7 @@ test("a selected run that the server no longer has is dropped, and the others ge
   assert.ok(!selection.keep(new Set(["a", "b"])));
 });
 
-test("a stretch of the list goes from the last selected run to this one, in either direction", () => {
+test("a range selection goes from the last selected run to this one, in either direction", () => {
   assert.deepEqual(stretch(["a", "b", "c", "d"], "b", "d"), ["b", "c", "d"]);
   assert.deepEqual(stretch(["a", "b", "c", "d"], "c", "a"), ["a", "b", "c"]);
   assert.deepEqual(stretch(["a", "b"], "gone", "b"), ["b"]);

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { fateOf, fateOfAll, missedWords } from "../../app/assets/static/js/tensors/ask.js";
 import { squareOf } from "../../app/assets/static/js/tensors/rolled.js";
 
-test("a request is asked, waiting, came, or cannot come any more", () => {
+test("a request is sent, pending, answered, or impossible", () => {
   const known = { kept: new Set([1]), waiting: new Set([2]), state: "live" };
   assert.deepEqual(
     [1, 2, 3].map((number) => fateOf(number, known)),
@@ -19,7 +19,7 @@ test("a request is asked, waiting, came, or cannot come any more", () => {
   assert.equal(fateOfAll(["came", "gone"]), "gone");
 });
 
-test("why a tensor didn't come is what was said of it since it was asked for, whatever the trainer's clock says", async (about) => {
+test("the reason for a missing tensor is the one given since the request, whatever the trainer's clock says", async (about) => {
   const missed = [
     { time_s: 100, module: "a", message: "a, long ago" },
     { time_s: 5, module: "a", message: "a, now" }, // its clock was set back
@@ -34,7 +34,7 @@ test("why a tensor didn't come is what was said of it since it was asked for, wh
   assert.equal(await missedWords("run", "a", 2), undefined);
 });
 
-test("positions of a picture are a square, with a class token before it or without", () => {
+test("image positions form a square, with or without a class token before it", () => {
   assert.deepEqual(squareOf(65), { side: 8, from: 1 });
   assert.deepEqual(squareOf(64), { side: 8, from: 0 });
   assert.equal(squareOf(60), null);

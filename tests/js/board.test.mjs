@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { linesOf, scaleOf } from "../../app/assets/static/js/board/lines.js";
 import { freeName, pinOf, queryOf } from "../../app/assets/static/js/board/pin.js";
 
-test("a pin is what a chart asks, without its run and its steps", () => {
+test("a pin is a chart's query without its run and its steps", () => {
   const layer = { run: "r", tap: ["a output", "b output"], stat: "mean,min", from: 3, to: undefined, points: 100 };
   assert.deepEqual(pinOf([{ path: "series", query: layer }], "Mean"), {
     name: "a and 1 more: Mean",
@@ -31,7 +31,7 @@ test("a pin is named by its value, by its layer, or by its title", () => {
   assert.deepEqual([scaleOf("norm,rms"), scaleOf("mean,min,max"), scaleOf("")], ["log", "linear", "linear"]);
 });
 
-test("another chart of the same name gets a number, and the same chart is pinned once", () => {
+test("a second chart with the same name gets a number, and the same chart is pinned only once", () => {
   const chart = { name: "a: Norm", path: "series", query: "tap=a+output&stat=norm" };
   assert.equal(freeName(chart, []), "a: Norm");
   assert.equal(freeName(chart, [{ ...chart, name: "mine" }]), null);
@@ -51,7 +51,7 @@ test("charts of the machine keep their words and units", () => {
   );
 });
 
-test("what the board can't show has no pin", () => {
+test("charts that the board can't show have no pin", () => {
   const loss = { path: "scalars", query: { name: "loss" } };
   assert.equal(pinOf([], "x"), null);
   assert.equal(pinOf([loss, loss], "two runs"), null);
@@ -68,7 +68,7 @@ function series(name, label, mean) {
   return /** @type {any} */ ({ name, tap, first_step: steps, last_step: steps, mean, min: mean, max: mean });
 }
 
-test("lines are named by what differs, and extremes and percentiles are bands", () => {
+test("lines are named by their differences, and extremes and percentiles are bands", () => {
   const names = (/** @type {any[]} */ found) => linesOf(found).map(({ name }) => name);
   assert.deepEqual(names([series("loss", null, [1, 2])]), ["loss"]);
   assert.deepEqual(names([series("rms", "a output", [1]), series("rms", "b output", [2])]), [

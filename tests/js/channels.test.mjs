@@ -29,7 +29,7 @@ const PALETTE = {
   infHatch: 2,
 };
 
-test("rows are ordered by the values of a step, with NaN on top, and equal ones by their number", () => {
+test("rows are ordered by the values of a step, with NaN on top and ties in row order", () => {
   const shape = channelsOf(
     said([
       [1, 5],
@@ -46,7 +46,7 @@ test("rows are ordered by the values of a step, with NaN on top, and equal ones 
   assert.deepEqual([columnOf(shape, 4), columnOf(shape, null), columnOf(shape, 900)], [0, 1, 1]);
 });
 
-test("where channels share a pixel, the largest value is seen, or NaN", () => {
+test("channels that share a pixel show the largest value, or NaN", () => {
   const shape = channelsOf(said([[0], [1], [0], ["NaN"], ["Infinity"], [0.5]]));
   const pixels = new Uint32Array(3);
   const scale = scaleOf([0, 1], "linear");
@@ -54,7 +54,7 @@ test("where channels share a pixel, the largest value is seen, or NaN", () => {
   assert.deepEqual([...pixels], [1255, 1, 2]);
 });
 
-test("a column lasts until the next one, and steps that nothing captured stay gray", () => {
+test("a column extends to the next one, and uncaptured steps stay gray", () => {
   const shape = channelsOf(said([[0, 1, 0]], { first_step: [10, 20, 60], last_step: [10, 20, 60] }));
   const pixels = new Uint32Array(80);
   paintChannels(pixels, 80, 1, shape, orderOf(shape, "", 0), [0, 79], scaleOf([0, 1], "linear"), PALETTE);
@@ -64,7 +64,7 @@ test("a column lasts until the next one, and steps that nothing captured stay gr
   assert.equal(pixels[60], 1000);
 });
 
-test("a group says which channels it stands for, and the caption says so too", () => {
+test("a group names its channels, and so does the caption", () => {
   const shape = channelsOf(said([[1], [2], [3]], { channel: [0, 4, 8], channels: 10 }));
   assert.deepEqual([nameOf(shape, 1), nameOf(shape, 2)], ["channels 4 to 7", "channels 8 to 9"]);
   assert.equal(say(shape, orderOf(shape, "largest", 0), { step: 0, place: 0 }), "channels 8 to 9\nstep 0\nlargest: 3");
@@ -75,7 +75,7 @@ test("a group says which channels it stands for, and the caption says so too", (
   assert.match(captionOf(single, "smallest", 1), /^1 channel\. Sorted by the values of step \d+, smallest first\.$/);
 });
 
-test("the table has the picture's order: a card shows the last row first", () => {
+test("the table has the same order as the image: a card shows the last row first", () => {
   const shape = channelsOf(
     said([
       [1, 2],
@@ -90,7 +90,7 @@ test("the table has the picture's order: a card shows the last row first", () =>
   ]);
 });
 
-test("colors follow the logarithm only if positive values differ by far", () => {
+test("colors are logarithmic only if positive values differ by orders of magnitude", () => {
   assert.equal(scaleOf([1, 2, 3], "").kind, "linear");
   assert.equal(scaleOf([1, 10, 1000], "").kind, "log");
   assert.equal(scaleOf([-1, 10, 1000], "").kind, "linear");

@@ -22,7 +22,7 @@ function frame(kind, columns) {
 const held = (columns) =>
   Array.from({ length: columns.length }, (_, i) => [columns.first(i), columns.last(i), [...columns.bits(i)]]);
 
-test("a ring holds what a plain list would, whatever comes again and however often", () => {
+test("a ring holds the same as a plain list, whatever is repeated", () => {
   for (let seed = 0; seed < 300; seed += 1) {
     const { whole, chance } = dice(seed);
     const [rows, capacity] = [1 + whole(4), 2 + whole(9)];
@@ -55,7 +55,7 @@ test("a ring holds what a plain list would, whatever comes again and however oft
   }
 });
 
-test("a snapshot takes the place of what it covers, and what adjoins before it stays", () => {
+test("a snapshot replaces the steps it covers, and adjoining earlier steps stay", () => {
   const columns = new Columns(1, 10);
   columns.take(
     frame("snapshot", [
@@ -76,7 +76,7 @@ test("a snapshot takes the place of what it covers, and what adjoins before it s
   );
 });
 
-test("a snapshot of another time leaves nothing of the window before", () => {
+test("a snapshot of another time replaces the whole previous window", () => {
   const columns = new Columns(1, 10);
   columns.take(frame("snapshot", [[0, 0, [1]]]));
   columns.take(frame("snapshot", [[500, 500, [2]]]));
@@ -85,7 +85,7 @@ test("a snapshot of another time leaves nothing of the window before", () => {
   assert.deepEqual(held(columns), [[100, 100, [3]]]);
 });
 
-test("a frame without columns or rows changes nothing: a server that was started again has none at first", () => {
+test("a frame without columns or rows changes nothing: a restarted server has none at first", () => {
   const columns = new Columns(3, 10);
   columns.take(frame("delta", [[0, 0, [1, 2, 3]]]));
   for (const kind of ["delta", "snapshot"]) assert.equal(columns.take(frame(kind, [])), null);
@@ -108,7 +108,7 @@ test("a step in which nothing was captured leaves no column", () => {
   );
 });
 
-test("in a window longer than the ring steps share a column, and a NaN among them stays", () => {
+test("in a window longer than the ring, steps share a column, and a NaN among them stays", () => {
   const columns = new Columns(1, 10, 5);
   for (let step = 0; step < 48; step += 1)
     columns.take(frame("delta", [[step, step, [step === 12 ? NAN : 0x3f800000 + step]]]));
@@ -117,6 +117,6 @@ test("in a window longer than the ring steps share a column, and a NaN among the
   assert.deepEqual([columns.first(9), columns.last(9), columns.bits(9)[0]], [45, 47, 0x3f800000 + 47]);
 });
 
-test("a frame of another number of rows is refused with both numbers", () => {
+test("a frame with a different number of rows is refused, and the error names both numbers", () => {
   assert.throws(() => new Columns(2, 10).take(frame("delta", [[0, 0, [1, 2, 3]]])), /3 rows, expected 2/);
 });

@@ -4,12 +4,12 @@ import { patternOf } from "../../app/assets/static/js/api.js";
 import { INFINITE, MISSING, NAN } from "../../app/assets/static/js/canvas/worst.js";
 import { bitsOf } from "../../app/assets/static/js/compare/bits.js";
 
-test("the pattern of a module matches it alone, the root too", () => {
+test("the pattern of a module matches only that module, even the root", () => {
   assert.equal(patternOf(""), "is:root");
   assert.equal(patternOf("a[0].b*"), "a[[]0].b[*]");
 });
 
-test("cells become columns, and what is no number is told apart from what is not there", () => {
+test("cells become columns, and NaN and missing values stay different", () => {
   const bits = bitsOf(
     [
       [0.5, "NaN", 0],
@@ -31,7 +31,7 @@ test("NaN in both runs is neither equal nor a difference", () => {
   assert.deepEqual([...bitsOf([[0, 0]], [[3, 1]])], [INFINITE, 0]);
 });
 
-test("nothing is nothing", () => {
+test("empty input gives empty output", () => {
   assert.equal(bitsOf([], []).length, 0);
   assert.equal(bitsOf([[], []], [[], []]).length, 0);
 });

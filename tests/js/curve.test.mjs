@@ -13,14 +13,14 @@ const series = (steps, values = steps) => ({
   nonfinite: steps.map(() => 0),
 });
 
-test("what is new is added behind", () => {
+test("new steps are appended", () => {
   const curve = new Curve();
   curve.take(series([1, 2]), true);
   curve.take(series([3]), false);
   assert.deepEqual(curve.line("loss").first, [1, 2, 3]);
 });
 
-test("a step that comes again takes the place of what was there", () => {
+test("a repeated step replaces the earlier values", () => {
   const curve = new Curve();
   curve.take(series([1, 2, 3]), true);
   curve.take(series([3, 4], [30, 40]), false);
@@ -28,7 +28,7 @@ test("a step that comes again takes the place of what was there", () => {
   assert.deepEqual(curve.line("loss").mean, [1, 2, 30, 40]);
 });
 
-test("a snapshot takes the place of all, and an empty one leaves nothing", () => {
+test("a snapshot replaces everything, and an empty one leaves nothing", () => {
   const curve = new Curve();
   curve.take(series([1, 2]), true);
   curve.take(series([7]), true);
@@ -37,7 +37,7 @@ test("a snapshot takes the place of all, and an empty one leaves nothing", () =>
   assert.equal(curve.length, 0);
 });
 
-test("words of JSON become numbers again", () => {
+test("non-finite words of JSON become numbers again", () => {
   const curve = new Curve();
   curve.take(series([1, 2], ["NaN", "Infinity"]), true);
   assert.deepEqual(curve.line("loss").mean, [NaN, Infinity]);

@@ -45,7 +45,7 @@ test("a tensor has the steps in which it was captured, and one that never was ha
   );
 });
 
-test("a value among which some are not finite is marked, not drawn", () => {
+test("a value that includes non-finite ones is marked, not drawn", () => {
   const [culprit, other] = linesOf(evidence, "rms");
   assert.deepEqual(culprit.mean, [1, 2, NaN]);
   assert.deepEqual(
@@ -65,7 +65,7 @@ test("a value among which some are not finite is marked, not drawn", () => {
   );
 });
 
-test("counts are drawn as they are", () => {
+test("counts are drawn unscaled", () => {
   const [culprit] = linesOf(evidence, "nan");
   assert.deepEqual(
     [culprit.mean, culprit.nonfinite],

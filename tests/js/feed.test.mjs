@@ -30,7 +30,7 @@ test("a page that is held at a step subscribes once, however many steps follow",
   assert.equal(asked.length, 1);
 });
 
-test("a run that is shown whole is requested again when its steps no longer fit", () => {
+test("a run shown as a whole is requested again when its steps no longer fit", () => {
   const { page, asked } = open();
   const source = new Source(page, () => ({ kind: "output" }), { rows: () => {}, frame: () => {} }, [120, 1]);
   source.setRows([{}]);

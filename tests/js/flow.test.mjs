@@ -25,7 +25,7 @@ const PAGE = {
   line1: "#00f",
 };
 
-test("layers stand from input to output, and a gradient without an activation behind the one before it", () => {
+test("layers are ordered from input to output, and a gradient without an activation follows the layer before it", () => {
   const layers = merged(
     ["a", "b", "c"].map((name) => row(name)),
     [row("a"), row("extra"), row("c")],
@@ -45,7 +45,7 @@ test("layers stand from input to output, and a gradient without an activation be
   );
 });
 
-test("of layers that share a bar the worst is shown, and every layer is in one", () => {
+test("a bar shows the worst of its layers, and every layer is in a bar", () => {
   for (let seed = 0; seed < 100; seed += 1) {
     const { whole, chance } = dice(seed);
     const many = 1 + whole(4000);
@@ -63,7 +63,7 @@ test("of layers that share a bar the worst is shown, and every layer is in one",
   }
 });
 
-test("zero, NaN, infinite and not sampled are four different things", () => {
+test("zero, NaN, infinite and missing values look different", () => {
   assert.deepEqual([...bitsOf(0, -0, NaN, -Infinity, 1e-40), MISSING].map(stateOf), [
     "zero",
     "zero",
@@ -82,7 +82,7 @@ test("the axis has whole decades around the values, and does not jump with every
   assert.equal(decadesOf(barsOf(bitsOf(NaN), 1), first), first);
 });
 
-test("a bar that is not finite fills its panel and has a sign of its own", () => {
+test("a non-finite bar fills its panel and has its own symbol", () => {
   const [box] = boxesOf(600, 300, 2);
   const bars = barsOf(bitsOf(1, NaN, Infinity, 0), 4);
   const marks = panelMarks(box, { title: "t", bars, decades: [-2, 2], color: PAGE.line1 }, PAGE);
@@ -93,7 +93,7 @@ test("a bar that is not finite fills its panel and has a sign of its own", () =>
   assert.ok(bar?.kind === "rect" && Math.abs(bar.h - box.h / 2) < 1);
 });
 
-test("the names of blocks do not lie over each other, and a place leads to its layer", () => {
+test("names of blocks do not overlap, and a position maps to its layer", () => {
   const [, box] = boxesOf(500, 300, 2);
   const layers = Array.from({ length: 900 }, (_, place) => ({ module: `layers.${place >> 3}.x` }));
   const names = blockMarks(box, layers, PAGE).filter((mark) => mark.kind === "text");
@@ -105,7 +105,7 @@ test("the names of blocks do not lie over each other, and a place leads to its l
   );
 });
 
-test("names in an SVG are text, whatever they are", () => {
+test("names in an SVG are always escaped as text", () => {
   assert.equal(escaped('<b>&"\u0001'), "&lt;b&gt;&amp;&quot;\ufffd");
   assert.match(
     svgOf([{ kind: "text", x: 1, y: 2, text: "</text><script>", fill: "#000", align: "left" }]),
@@ -113,7 +113,7 @@ test("names in an SVG are text, whatever they are", () => {
   );
 });
 
-test("while the page follows the newest steps are asked for, and those in sight where it is held", () => {
+test("a following page requests the newest steps, and a held one those in view", () => {
   const live = /** @type {any} */ ({ paused: false, window: { live: 500 }, span: [10, 509] });
   assert.deepEqual(windowOf(live), { from: -500, columns: 500 });
   const held = /** @type {any} */ ({ paused: true, window: { live: 500 }, span: [10, 509] });

@@ -35,7 +35,7 @@ function make({ comes = () => true, ask = async () => {} } = {}) {
   return made;
 }
 
-test("it takes a snapshot at once, and then every so many steps", async () => {
+test("it takes a snapshot immediately, and then at an interval of steps", async () => {
   const made = make();
   await made.following.start(TAP, 10, 0);
   await made.train(35);
@@ -50,14 +50,14 @@ test("it takes a snapshot at once, and then every so many steps", async () => {
   assert.equal(made.asked.length, 4);
 });
 
-test("it never has more than one request, however fast the steps come", async () => {
+test("it never has more than one request, however fast the steps arrive", async () => {
   const made = make({ comes: ({ polls }) => polls % 3 === 0 });
   await Promise.all([made.following.start(TAP, 1, 0), ...Array.from({ length: 30 }, () => made.train(1))]);
   assert.equal(made.mostOpen, 1);
   assert.ok(made.asked.length > 1);
 });
 
-test("it ends by itself after the most that it may take", async () => {
+test("it ends by itself after the maximum number of snapshots", async () => {
   const made = make();
   await made.following.start(TAP, 1, 0);
   await made.train(MAX_TAKEN + 50);
@@ -66,7 +66,7 @@ test("it ends by itself after the most that it may take", async () => {
   assert.match(made.following.why, /200 snapshots/);
 });
 
-test("it ends with the reason if no snapshot comes, or if the server refuses", async () => {
+test("it ends with the reason if no snapshot arrives or the server refuses", async () => {
   const made = make({ comes: () => false });
   await made.following.start(TAP, 1, 0);
   assert.equal(made.following.why, "the module didn't run");
@@ -81,7 +81,7 @@ test("it ends with the reason if no snapshot comes, or if the server refuses", a
   assert.equal(refused.following.tap, null);
 });
 
-test("the reason of one that is no longer followed doesn't end the next one", async () => {
+test("the failure of a tensor that is no longer followed doesn't end the next one", async () => {
   const made = make({ comes: ({ asked }) => asked.length > 1 });
   const other = { ...TAP, module: "b" };
   made.following.around.why = async () => {
@@ -93,7 +93,7 @@ test("the reason of one that is no longer followed doesn't end the next one", as
   assert.deepEqual([made.following.tap, made.following.why], [other, ""]);
 });
 
-test("a snapshot that comes after it was stopped is not shown", async () => {
+test("a snapshot that arrives after the stop is not shown", async () => {
   const made = make({
     comes: ({ following }) => {
       following.stop();
@@ -104,7 +104,7 @@ test("a snapshot that comes after it was stopped is not shown", async () => {
   assert.deepEqual(made.shown, []);
 });
 
-test("a hidden page asks for nothing", async () => {
+test("a hidden page requests nothing", async () => {
   globalThis.document = { hidden: true };
   const made = make();
   await made.following.start(TAP, 1, 0);

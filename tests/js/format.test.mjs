@@ -26,7 +26,7 @@ for (const [name, some] of Object.entries(cases)) {
   });
 }
 
-test("what is not finite is called by its name, and what is not there is a dash", () => {
+test("non-finite values have names, and missing ones are a dash", () => {
   assert.deepEqual(
     [NaN, Infinity, -Infinity, null, undefined].map((value) => number(value)),
     ["NaN", "Infinity", "-Infinity", "-", "-"],
@@ -41,10 +41,10 @@ test("the reader chooses how numbers are written", () => {
   assert.equal(number(1234.5678, { digits: 8 }), "1,234.5678");
 });
 
-test("a small share does not look like none", () => {
+test("a small share is not shown as zero", () => {
   assert.deepEqual([0, 1e-9, 0.25, 1, NaN, null].map(percent), ["0.0%", "< 0.1%", "25.0%", "100.0%", "NaN", "-"]);
 });
 
-test("what is not there is a dash, or nothing", () => {
+test("a missing value is a dash or empty", () => {
   assert.deepEqual([count(null), pace(null)], ["-", ""]);
 });

@@ -48,7 +48,7 @@ const identity = (many) => Int32Array.from({ length: many }, (_, row) => row);
 /** @param {string} module @param {number} number */
 const row = (module, number) => ({ number, module, kind: "output", index: "", call: 0, phase: "train", group: 1 });
 
-test("steps that came at once are asked for once more, so that each has a column of its own", () => {
+test("steps that arrived together are requested again, so that each has its own column", () => {
   const asked = [];
   const stream = {
     subscribe: (wish, handlers) => (
@@ -66,7 +66,7 @@ test("steps that came at once are asked for once more, so that each has a column
   assert.equal(asked.length, 2);
 });
 
-test("what is filled in step by step is what is filled in at once", () => {
+test("filling in step by step gives the same image as filling in everything at once", () => {
   for (let seed = 0; seed < 40; seed += 1) {
     const { whole, chance } = dice(seed);
     const [rows, window, pixels] = [1 + whole(40), 5 + whole(60), 4 + whole(50)];
@@ -106,7 +106,7 @@ test("what is filled in step by step is what is filled in at once", () => {
   }
 });
 
-test("one NaN among thousands of layers and steps is one whole cell of its own color", () => {
+test("one NaN among thousands of layers and steps is one whole cell in NaN's color", () => {
   for (let seed = 0; seed < 8; seed += 1) {
     const { whole, chance } = dice(seed);
     const rows = 500 + whole(4500);
@@ -130,7 +130,7 @@ test("one NaN among thousands of layers and steps is one whole cell of its own c
   }
 });
 
-test("a step that was not captured always shows the nearest one before it, faded", () => {
+test("an uncaptured step always shows the previous captured one, faded", () => {
   const columns = new Columns(1, 50);
   for (const step of [10, 20, 30]) columns.take(column(step, [step + 1]));
   const grid = new Grid();
@@ -152,7 +152,7 @@ test("a step that was not captured always shows the nearest one before it, faded
   assert.notEqual(pixels[31], pixels[30]);
 });
 
-test("the table of colors says what the scale says", () => {
+test("the color table agrees with the scale", () => {
   const { chance, pick } = dice(5);
   for (let time = 0; time < 40; time += 1) {
     const kind = pick(["log", "linear", "symlog"]);
@@ -167,7 +167,7 @@ test("the table of colors says what the scale says", () => {
   }
 });
 
-test("a narrow linear range is not blurred by the table", () => {
+test("the color table does not blur a narrow linear range", () => {
   const painter = new Painter(new Scale("linear", 100, 100.5), PALETTE);
   const colors = [100, 100.125, 100.25, 100.375, 100.5].map((value) =>
     painter.color(new Uint32Array(Float32Array.of(value).buffer)[0]),
@@ -196,7 +196,7 @@ test("wide stretches of NaN are hatched, and every cell of them keeps NaN's own 
   );
 });
 
-test("relative to its own median a row that is always small looks usual, and what is not finite stays", () => {
+test("relative to its own median, a row of small values looks normal, and non-finite values stay", () => {
   const columns = new Columns(3, 50);
   for (let step = 0; step < 40; step += 1) columns.take(column(step, [1e-8, 5, 0]));
   const convert = relativeTo(usualOf(columns));
@@ -206,7 +206,7 @@ test("relative to its own median a row that is always small looks usual, and wha
   assert.deepEqual([...convert(Uint32Array.of(NAN, MISSING, 0x7f800000))], [NAN, MISSING, 0x7f800000]);
 });
 
-test("rows stand by the step at which they first were not finite, the others behind them in the model's order", () => {
+test("rows are sorted by their first non-finite step, followed by the others in model order", () => {
   const columns = new Columns(4, 20);
   for (let step = 0; step < 10; step += 1)
     columns.take(column(step, [1, step >= 7 ? NaN : 1, step >= 3 ? Infinity : 1, 2]));
@@ -216,14 +216,14 @@ test("rows stand by the step at which they first were not finite, the others beh
   assert.deepEqual([...sorted([0, 3], "value", columns)], [3, 0]);
 });
 
-test("by change the row that grew or shrank most comes first", () => {
+test("sorted by change, the row that grew or shrank most comes first", () => {
   const columns = new Columns(3, 20);
   columns.take(column(0, [1, 1, 1]));
   columns.take(column(1, [2, 0.01, 1]));
   assert.deepEqual([...sorted([0, 1, 2], "change", columns)], [1, 0, 2]);
 });
 
-test("the block of a module is its first part, with the number where there are many", () => {
+test("the block of a module is the first part of its path, with a number if there are many", () => {
   assert.deepEqual(
     ["layers.12.mlp.gate", "encoder.layers.3.norm", "head", "0", "", "a.b.c.7"].map((path) => blockOf(path)),
     ["layers.12", "encoder.layers.3", "head", "0", "", "a"],
@@ -265,7 +265,7 @@ test("every row is in exactly one pixel row, whatever is pinned and wherever it 
   }
 });
 
-test("a place on the axis and a step are the same there and back", () => {
+test("converting a step to a place on the axis and back gives the same step", () => {
   const layout = layOut(900, 400, identity(10), 0, "fit", 0, 120);
   for (const span of /** @type {[number, number][]} */ ([
     [0, 499],
@@ -277,7 +277,7 @@ test("a place on the axis and a step are the same there and back", () => {
   }
 });
 
-test("badness of what is not sampled is below everything", () => {
+test("the badness of a missing value is below all others", () => {
   assert.ok(badness(MISSING) < badness(0));
 });
 
@@ -308,7 +308,7 @@ test("a table at a held step has values of this step only", () => {
   assert.deepEqual(at(null), ["largest magnitude in steps 8 to 15", -3]);
 });
 
-test("a tip says that a value is the largest of several steps", () => {
+test("the tooltip says if a value is the largest of several steps", () => {
   const heat = ofMergedSteps(null);
   const at = (step) => wordsOf(heat, { row: 0, step, sharing: 1 }).split("\n")[1];
   assert.equal(at(9), "steps 8 to 15 \u00b7 mean -3, the largest magnitude of these steps");
@@ -325,7 +325,7 @@ function sparse() {
   return columns;
 }
 
-test("a click stops at the captured step before it, or else at the first one, in the steps that are shown", () => {
+test("a click holds the captured step before it, or else the first one, among the shown steps", () => {
   const stops = sparse();
   const at = (...given) => stopAt(stops, ...given);
   assert.deepEqual(

@@ -43,7 +43,7 @@ const PALETTE = {
 };
 const EMPTY = 6;
 
-test("places on a signed logarithmic axis ascend with the value, and lead back to it", () => {
+test("places on a signed logarithmic axis ascend with the value and can be inverted", () => {
   for (const extent of [
     { small: 1e-3, negative: 1, positive: 10 },
     { small: 1e-6, negative: 0, positive: 5 },
@@ -72,7 +72,7 @@ test("places on a signed logarithmic axis ascend with the value, and lead back t
   }
 });
 
-test("the axis holds the largest values, and lets the few tiny ones fall into the band around zero", () => {
+test("the axis includes the largest values, and the few tiny ones fall into the band around zero", () => {
   const shape = shapeOf({
     ...answer([0], [[0, 0, 0, 0, 1, 500, 499]]),
     edges: [-1, -0.1, -0.01, -1e-17, 1e-17, 0.01, 0.1, 0.83],
@@ -84,7 +84,7 @@ test("the axis holds the largest values, and lets the few tiny ones fall into th
   assert.deepEqual(extentOf([shapeOf(answer([0], [[0, 0, 0, 9, 0, 0, 0]]))]), { small: 0.1, negative: 1, positive: 1 });
 });
 
-test("a column lasts until the next one, but not over a gap", () => {
+test("a column extends to the next one, but not across a gap", () => {
   const shape = shapeOf(answer([0, 2, 4, 20, 22], Array(5).fill([0, 0, 0, 1, 0, 0, 0])));
   const ends = endsOf(shape);
   assert.deepEqual([...ends], [2, 4, 5, 22, 24]);
@@ -94,7 +94,7 @@ test("a column lasts until the next one, but not over a gap", () => {
   );
 });
 
-test("where nothing lies is empty, where nothing was captured is missing, and the most is the brightest", () => {
+test("bins without values are empty, uncaptured steps are missing, and the fullest bin is the brightest", () => {
   const shape = shapeOf(
     answer(
       [0, 1, 5],
@@ -116,7 +116,7 @@ test("where nothing lies is empty, where nothing was captured is missing, and th
   assert.ok(column(3).every((pixel) => pixel === PALETTE.missing));
 });
 
-test("one column that is not finite is seen, however many share a pixel", () => {
+test("one non-finite column is visible, however many share a pixel", () => {
   const many = 400;
   const steps = Array.from({ length: many }, (_, step) => step);
   const one = steps.map((step) => Number(step === 137));
@@ -154,7 +154,7 @@ test("one column that is not finite is seen, however many share a pixel", () => 
   assert.ok([...pixels.subarray(STRIP * 4, 35 * 4)].every((pixel) => pixel === 1 || pixel === 4));
 });
 
-test("what is pointed at is said with its share", () => {
+test("the tooltip names the bin under the pointer and its share", () => {
   const shape = shapeOf(answer([4], [[0, 0, 0, 30, 0, 10, 50]], { nan: [10] }));
   const axis = new SignedLog({ small: 0.01, negative: 1, positive: 1 });
   const ends = endsOf(shape);
@@ -179,7 +179,7 @@ test("heights of a profile ascend with the share, and the newest step is always 
   assert.deepEqual(picked(9, 3, 4), [0, 4, 8]);
 });
 
-test("layers are sorted with the largest first, those of which nothing is known last, and equals in model order", () => {
+test("layers are sorted with the largest first, unknown ones last, and ties in model order", () => {
   const layer = (/** @type {number} */ place, /** @type {number} */ zero) =>
     /** @type {any} */ ({ tap: place, place, zero });
   const layers = [layer(3, 0.1), layer(0, NaN), layer(2, 0.9), layer(1, 0.1)];
@@ -217,12 +217,12 @@ test("a held step has a column only if it was captured", () => {
   assert.equal(columnAt(shape, endsOf(shape), 5), 0, "a pointer between two columns is in the drawn one");
 });
 
-test("bars of a held page are asked for of its step alone, however many steps are shown", () => {
+test("a held page requests bars of its step only, however many steps are shown", () => {
   assert.deepEqual(barsOf({ held: 7, span: [0, 9999] }, 240), { from: 7, to: 7, columns: 1 });
   assert.deepEqual(barsOf({ held: null, span: [0, 9999] }, 240), { from: 0, to: 9999, columns: 240 });
 });
 
-test("a click on a map of histograms stops at a captured step, also in a gap", () => {
+test("a click on a heatmap of histograms holds a captured step, even in a gap", () => {
   const stops = stopsOf(shapeOf(answer([0, 2, 4, 20, 22], Array(5).fill([0, 0, 0, 1, 0, 0, 0]))));
   const at = (step, by) => stopAt(stops, step, [0, 22], by);
   assert.deepEqual([at(3), at(12), at(12, -1), at(12, 1), at(22, 1)], [2, 4, 4, 20, 22]);

@@ -30,7 +30,7 @@ function serve(about, events, { waits = 0, later = [], states = [] } = {}) {
 const page = { run: "one", events: new Emitter() };
 const command = { number: 7, names: ["every", "budget"], from: 0 };
 
-test("a change is applied however many events came before, and if its parts are applied one by one", async (about) => {
+test("a change is recognized as applied after any number of events, and if its parts are applied one by one", async (about) => {
   const events = Array.from({ length: 12_500 }, () => ({ name: "nonfinite", message: "loss: NaN" }));
   events.push({ name: "settings-changed", message: "every: 1 -> 2" });
   events.push({ name: "settings-changed", message: "budget: 0.05 -> null; kinds: [] -> []" });
@@ -38,7 +38,7 @@ test("a change is applied however many events came before, and if its parts are 
   await applied(page, command, () => {});
 });
 
-test("a refusal is that of the change if it names the same settings and the change waits no more", async (about) => {
+test("a refusal belongs to a change if it names the same settings and the change is no longer pending", async (about) => {
   const refused = (/** @type {string} */ names) => ({ name: "settings-refused", message: `${names}: no` });
   const done = { name: "settings-changed", message: "every: 1 -> 2; budget: 0.05 -> null" };
   serve(about, [refused("include"), refused("every"), done]);
@@ -52,7 +52,7 @@ test("a refusal is that of the change if it names the same settings and the chan
   );
 });
 
-test("a change of a run that ended is over when the last events have come", async (about) => {
+test("a change of an ended run is settled when the last events have arrived", async (about) => {
   serve(about, [{ name: "settings-changed", message: "include: [] -> []" }], { states: ["live", "ended", "ended"] });
   await assert.rejects(
     applied(page, command, () => {}),

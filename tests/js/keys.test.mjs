@@ -28,7 +28,7 @@ function make() {
   return { keys, heard };
 }
 
-test("a key has one name, whatever was pressed with it", () => {
+test("a key has one name, whatever modifiers are pressed", () => {
   assert.equal(keyOf({ key: " " }), "Space");
   assert.equal(keyOf({ key: "?", shiftKey: true }), "?");
   assert.equal(keyOf({ key: "ArrowLeft", shiftKey: true }), "Shift+ArrowLeft");
@@ -36,7 +36,7 @@ test("a key has one name, whatever was pressed with it", () => {
   assert.equal(keyOf({ key: "k", metaKey: true }), "Ctrl+k");
 });
 
-test("two keys one after the other are one command, if they come soon", () => {
+test("two keys in quick succession are one command", () => {
   const { keys, heard } = make();
   keys.hear(press("g", { timeStamp: 100 }));
   keys.hear(press("f", { timeStamp: 900 }));
@@ -45,7 +45,7 @@ test("two keys one after the other are one command, if they come soon", () => {
   assert.deepEqual(heard, ["g f", "f"]);
 });
 
-test("keys are ignored while somebody types, but not Escape and Ctrl+K", () => {
+test("keys are ignored while the user types, except Escape and Ctrl+K", () => {
   const { keys, heard } = make();
   const typing = { within: ["textarea"] };
   for (const key of ["f", "/", "?", "Escape"]) keys.hear(press(key, typing));
@@ -53,7 +53,7 @@ test("keys are ignored while somebody types, but not Escape and Ctrl+K", () => {
   assert.deepEqual(heard, ["Escape", "Ctrl+k"]);
 });
 
-test("the space bar presses the button that has the focus, and arrows move in what uses them", () => {
+test("the space bar presses the focused button, and arrow keys go to controls that use them", () => {
   const { keys, heard } = make();
   keys.hear(press(" ", { within: ["button"] }));
   keys.hear(press("ArrowLeft", { shiftKey: true, within: ["[role=application]"] }));
@@ -63,7 +63,7 @@ test("the space bar presses the button that has the focus, and arrows move in wh
   assert.deepEqual(heard, ["Space", "Shift+ArrowLeft"]);
 });
 
-test("what was handled already, and a key that nobody wants, is left to the browser", () => {
+test("handled events and unused keys are left to the browser", () => {
   const { keys, heard } = make();
   keys.hear({ ...press("f"), defaultPrevented: true });
   const other = press("x");
@@ -72,7 +72,7 @@ test("what was handled already, and a key that nobody wants, is left to the brow
   assert.equal(other.prevented, false);
 });
 
-test("keys of one letter can be turned off", () => {
+test("single-letter keys can be turned off", () => {
   const { keys, heard } = make();
   prefs.set("keys", "off");
   keys.hear(press("f"));
@@ -81,7 +81,7 @@ test("keys of one letter can be turned off", () => {
   assert.deepEqual(heard, ["Ctrl+k"]);
 });
 
-test("the list has every key in its group, and those that do the same in one line", () => {
+test("the list has every key in its group, and keys with the same action in one line", () => {
   const { keys } = make();
   keys.add("j, ArrowDown", "next", () => {});
   keys.add("f", "something else", () => {});

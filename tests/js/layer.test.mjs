@@ -15,7 +15,7 @@ const tap = (kind, index = "", more = {}) => ({
   label: `m ${kind} ${index}`,
   ...more,
 });
-test("a call has the number of its label", () => {
+test("a call has the same number as its label", () => {
   assert.equal(WORDS.call("1"), "1");
 });
 
@@ -36,7 +36,7 @@ test("a module with everything gets its output, gradients, update ratio and shar
   );
 });
 
-test("a chart of more tensors than it has lines says how many there are", () => {
+test("a chart with more tensors than lines says how many there are", () => {
   const many = Array.from({ length: 7 }, (_, place) => tap("param_grad", `w${place}`));
   const [gradients] = plansOf(many, NOTHING).filter(({ id }) => id === "gradients");
   assert.equal(gradients.title, "Gradients: norm, 4 of 7");
@@ -52,18 +52,18 @@ test("a module without parameters gets the percentiles of its output instead of 
   );
 });
 
-test("a module that was never called, with gradients of its parameters, gets what there is of those", () => {
+test("a module that was never called but has parameter gradients gets charts of these", () => {
   assert.deepEqual(
     plansOf(LINEAR.slice(0, 2), NOTHING).map(({ id }) => id),
     ["values", "gradients", "percentiles", "shares"],
   );
 });
 
-test("nothing captured is no chart", () => {
+test("without captured tensors there is no chart", () => {
   assert.deepEqual(plansOf([], NOTHING), []);
 });
 
-test("probes have a chart of their own, named by the user", () => {
+test("probes have their own chart, named by the user", () => {
   const probe = { ...LINEAR[0], number: 90, kind: "probe", index: "rank", label: "fc probe [rank]" };
   const plans = plansOf([...LINEAR, probe], NOTHING);
   assert.ok(plans.length <= 4);
@@ -74,12 +74,12 @@ test("probes have a chart of their own, named by the user", () => {
   assert.equal(shortOf(probe), "rank");
 });
 
-test("never are there more than four charts", () => {
+test("there are never more than four charts", () => {
   for (const choice of [NOTHING, ...LINEAR.map(({ kind, index }) => ({ ...NOTHING, kind, index }))])
     assert.ok(plansOf(LINEAR, choice).length <= 4);
 });
 
-test("the address names the tensor; what it does not say, or says wrongly, is the first there is", () => {
+test("the URL names the tensor; missing or invalid parts default to the first one", () => {
   assert.equal(tensorOf(LINEAR, { ...NOTHING, kind: "param_grad", index: "bias" }), LINEAR[1]);
   assert.equal(tensorOf(LINEAR, { ...NOTHING, kind: "param_grad" }), LINEAR[0]);
   assert.equal(tensorOf(LINEAR, { ...NOTHING, kind: "param_grad", index: "gone" }), LINEAR[0]);
@@ -93,7 +93,7 @@ test("call and phase choose among the taps of a kind", () => {
   assert.equal(plansOf(taps, { ...NOTHING, phase: "eval" })[0].parts[0].tap, taps[2]);
 });
 
-test("distributions are of the first tensor of each kind, or of the one that is looked at", () => {
+test("distributions show the first tensor of each kind, or the selected one", () => {
   assert.deepEqual(
     distributionsOf(LINEAR, NOTHING).map(({ kind }) => kind),
     ["output", "output_grad", "param", "param_grad", "update"],
@@ -123,7 +123,7 @@ const series = (mean, more = {}) => ({
   ...more,
 });
 
-test("every stat that a chart's lines are made of is asked for", () => {
+test("every stat used by a chart's lines is requested", () => {
   for (const choice of [NOTHING, ...LINEAR.map(({ kind, index }) => ({ ...NOTHING, kind, index }))]) {
     for (const plan of plansOf(LINEAR, choice)) {
       const used = new Set();
@@ -134,7 +134,7 @@ test("every stat that a chart's lines are made of is asked for", () => {
   }
 });
 
-test("the band of the values is from the tensor's least to its greatest, not of the mean's", () => {
+test("the band goes from the tensor's smallest to its largest value, not over the range of its mean", () => {
   const [plan] = plansOf(LINEAR, NOTHING);
   const [line] = linesOf(plan, (_, stat) => series({ mean: [1, 2], min: [-5, -6], max: [7, 8] }[stat]));
   assert.deepEqual(
@@ -147,7 +147,7 @@ test("the band of the values is from the tensor's least to its greatest, not of 
   );
 });
 
-test("the fan has three bands about the median", () => {
+test("the fan chart has three bands around the median", () => {
   const values = Object.fromEntries(QUANTILES.map((name, place) => [name, series([place, place + 1])]));
   const lines = fanOf((name) => values[name]);
   assert.deepEqual(
@@ -159,7 +159,7 @@ test("the fan has three bands about the median", () => {
   assert.deepEqual(lines[3].mean, [3, 4]);
 });
 
-test("shares of NaN are of all values, and there only where there is one", () => {
+test("shares of NaN are relative to all values, and are shown only if there is one", () => {
   const plan = plansOf([LINEAR[2]], NOTHING).at(-1);
   const of = (nan) =>
     linesOf(plan, (_, stat) => series({ zero_fraction: [0.5, 0.5], nan, inf: [0, 0], count: [10, 10] }[stat]));
@@ -169,7 +169,7 @@ test("shares of NaN are of all values, and there only where there is one", () =>
   assert.equal(lines[1].color, "nan");
 });
 
-test("the way to a neighbor keeps the view and changes the module", () => {
+test("a link to a neighbor keeps the view and changes the module", () => {
   const there = addressOf("http://h/runs/r/layer?module=a.b", "http://h/runs/r/layer?module=x&kind=output&smooth=5");
   assert.equal(there, "http://h/runs/r/layer?module=a.b&kind=output&smooth=5");
   assert.equal(

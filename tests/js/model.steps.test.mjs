@@ -49,7 +49,7 @@ function watched(captured, newest) {
   return { steps, state, follow, shown, cursor, readings };
 }
 
-test("the newest captured step is shown, or the held one and nothing else", () => {
+test("the newest captured step is shown, or else only the held one", () => {
   const { steps, follow, shown, state } = watched([0, 10, 20], 25);
   assert.equal(steps.advance(0), true);
   assert.equal(steps.advance(1), false);
@@ -74,7 +74,7 @@ test("without a captured step, no step is shown", () => {
   assert.deepEqual([steps.step, steps.playing, shown], [null, false, [[null, false]]]);
 });
 
-test("it plays from the shown step, begins again at the last one, and holds where it stops", async () => {
+test("playback starts at the shown step, restarts from the last one, and holds where it stops", async () => {
   const { steps, follow, cursor } = watched([0, 10, 20, 30], 30);
   steps.advance(0);
   const now = performance.now();
@@ -94,7 +94,7 @@ test("it plays from the shown step, begins again at the last one, and holds wher
   assert.deepEqual([steps.playing, follow.held], [false, 30]);
 });
 
-test("who moves the step stops the play", () => {
+test("changing the step stops playback", () => {
   const { steps, follow, shown } = watched([0, 10, 20, 30], 30);
   follow.hold(0);
   steps.advance(0);
@@ -114,7 +114,7 @@ const arrangedAt = (places, [width, height]) =>
     lines: [],
   });
 
-test("what was fitted is fitted again, until the reader moves it", () => {
+test("a fitted picture is fitted again until the user moves it", () => {
   const view = new View();
   view.resize(800, 400);
   const place = new Place(view);
@@ -130,7 +130,7 @@ test("what was fitted is fitted again, until the reader moves it", () => {
   assert.ok(view.isWhole);
 });
 
-test("a box that is unfolded stays where it is, and a linked box is brought into sight", () => {
+test("an unfolded box stays where it is, and a linked box is scrolled into view", () => {
   const view = new View();
   view.resize(800, 400);
   const place = new Place(view);
@@ -171,7 +171,7 @@ test("a box that is unfolded stays where it is, and a linked box is brought into
   assert.equal(place.wanted, null);
 });
 
-test("a picture that nobody sees is fitted when somebody does", () => {
+test("a hidden picture is fitted when it becomes visible", () => {
   const view = new View();
   view.resize(0, 0);
   const place = new Place(view);
@@ -181,7 +181,7 @@ test("a picture that nobody sees is fitted when somebody does", () => {
   assert.ok(view.isWhole);
 });
 
-test("what the find box matches stays bright with what it is in; repeats match by their parts", () => {
+test("matches of the find box and their containers stay bright; repeats match by their parts", () => {
   const box = { kind: "call", call: 0, phase: "train", period: 1, parts: [], edges: [] };
   const tree = new Tree(
     /** @type {any} */ ({

@@ -93,7 +93,7 @@ function assertSound({ sizes, spots, lines, width, height }, edges = /** @type {
 /** @param {number} many @returns {[number, number][]} */
 const chain = (many) => Array.from({ length: many - 1 }, (_, node) => [node, node + 1]);
 
-test("a chain stands in rows, as text does", () => {
+test("a chain is laid out in rows, like text", () => {
   const edges = chain(12);
   const level = placed(12, edges, 500);
   assertSound(level, edges);
@@ -102,7 +102,7 @@ test("a chain stands in rows, as text does", () => {
   assert.ok(level.width <= 560);
 });
 
-test("what runs side by side stands one below the other, and what follows to the right of both", () => {
+test("parallel parts are stacked, and the next part is to the right of both", () => {
   const edges = /** @type {[number, number][]} */ ([
     [1, 3],
     [2, 3],
@@ -114,7 +114,7 @@ test("what runs side by side stands one below the other, and what follows to the
   assert.ok(spots[3].x > spots[1].x);
 });
 
-test("a residual connection leads around the parts between its ends", () => {
+test("a residual connection is drawn around the parts between its ends", () => {
   const edges = /** @type {[number, number][]} */ ([
     [0, 1],
     [1, 2],
@@ -129,13 +129,13 @@ test("a residual connection leads around the parts between its ends", () => {
   for (const y of bends) assert.ok(Math.abs(y - level.spots[1].y) >= 25);
 });
 
-test("without connections, parts stand in their order, row by row", () => {
+test("without connections, parts are placed in order, row by row", () => {
   const level = placed(10, [], 330);
   assertSound(level);
   assert.deepEqual([...new Set(level.spots.slice(1, -1).map(({ y }) => Math.round(y)))].length, 4);
 });
 
-test("networks of any shape have a place for each part and line", () => {
+test("networks of any shape have a position for each part and line", () => {
   for (let seed = 0; seed < 25; seed += 1) {
     const random = dice(seed).chance;
     const many = 3 + Math.floor(random() * 25);
@@ -150,7 +150,7 @@ test("networks of any shape have a place for each part and line", () => {
   }
 });
 
-test("dense blocks and a thousand experts are placed without the library's patience", () => {
+test("dense blocks and a thousand experts are placed without exhausting the layout library", () => {
   const dense = /** @type {[number, number][]} */ ([]);
   for (let node = 1; node < 49; node += 1) for (let source = 0; source < node; source += 1) dense.push([source, node]);
   assertSound(placed(49, dense), dense);
@@ -161,7 +161,7 @@ test("dense blocks and a thousand experts are placed without the library's patie
   assert.ok(level.width < 10 * level.height);
 });
 
-test("boxes lie inside the box around them, and equal ones are arranged alike", () => {
+test("boxes lie inside their container, and equal boxes have the same layout", () => {
   const tree = new Tree(modelOf(GPT));
   const open = new Set(tree.boxes.filter(({ parts }) => parts.length).map(({ number }) => number));
   const shown = tree.shown(open);
@@ -219,7 +219,7 @@ test("boxes lie inside the box around them, and equal ones are arranged alike", 
   }
 });
 
-test("repeats are folded at first, and everything else as long as there is room", () => {
+test("repeats are folded at first, and everything else is unfolded if there is room", () => {
   const tree = new Tree(modelOf(GPT));
   const names = [...tree.openAtFirst()].map((number) => tree.idOf(number));
   assert.deepEqual(names, ["net", "net.tr"]);
@@ -241,7 +241,7 @@ test("names are short inside a box, and a repeat is named by its ends or by its 
   assert.equal(loop.typeOf(repeat.number), "Linear \u00b7 Linear");
 });
 
-test("what is open is in the address as far as it is unusual, whatever the modules are called", () => {
+test("only boxes that differ from the default are in the URL, whatever the modules are called", () => {
   const odd = modelOf([["net,;", ["-a", "x"], ["*r", ["b 1", "x"], ["b 2", "x"], ["b 3", "x"]]]]);
   odd.boxes[2].call = 3;
   odd.boxes[2].phase = "eval";
@@ -254,7 +254,7 @@ test("what is open is in the address as far as it is unusual, whatever the modul
   assert.equal(tree.idOf(2), "net%2C%3B.-a.x;3;e");
 });
 
-test("a box in closed ones is shown by the outermost of them, and revealed by opening all", () => {
+test("a box inside folded ones is represented by the outermost of them, and revealed by unfolding all", () => {
   const tree = new Tree(modelOf(GPT));
   const open = tree.openAtFirst();
   const attn = /** @type {number} */ (tree.numbers.get("net.tr.h.1.attn"));
@@ -264,7 +264,7 @@ test("a box in closed ones is shown by the outermost of them, and revealed by op
   assert.deepEqual(tree.shown(open).includes(attn), false);
 });
 
-test("the circle of an operator says which it is", () => {
+test("the circle of an operator names it", () => {
   assert.deepEqual(["Add", "Mul", "Cat", "UnsafeView", ""].map(signOf), ["+", "\u00d7", "cat", "view", "\u0192"]);
   assert.deepEqual(makerSize("Add"), [20, 20]);
   assert.ok(makerSize("UnsafeView")[0] > 30);

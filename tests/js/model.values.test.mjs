@@ -70,7 +70,7 @@ function chained() {
   );
 }
 
-test("a box is worth its own tensors, and without any what is in it", () => {
+test("a box has the values of its own tensors, or else those of its contents", () => {
   const rows = [row("stem"), row("b.0.in"), row("b.0"), row("b.1"), row("b.2"), row("head", "output", 1), row("")];
   const values = new BoxValues(chained(), rows);
   assert.deepEqual([...values.known], [OWN, OWN, OWN, NONE, OWN, NONE, OWN, NONE, INSIDE, OWN]);
@@ -84,7 +84,7 @@ test("a box is worth its own tensors, and without any what is in it", () => {
   assert.ok(values.bits.every((bits) => bits === MISSING) && values.bad.every((bits) => bits === 0));
 });
 
-test("of several tensors of a call the worst counts, and parameters belong to all calls", () => {
+test("the worst of several tensors of a call counts, and parameters belong to all calls", () => {
   const boxes = [box(0, "a", null), box(1, "a", null, [], { call: 1 }), box(2, "a", null, [], { phase: "eval" })];
   const tree = new Tree(/** @type {any} */ ({ parts: [0, 1, 2], edges: [], boxes, step: 0, steps: [0] }));
   const outputs = new BoxValues(tree, [row("a"), row("a"), row("a", "output", 1), row("a", "output", 0, "eval")]);
@@ -95,7 +95,7 @@ test("of several tensors of a call the worst counts, and parameters belong to al
   assert.deepEqual([...new Float32Array(weights.bits.buffer)], [7, 7, 7]);
 });
 
-test("what isn't finite begins where nothing that went in was bad, forward and backward", () => {
+test("non-finite values start where all inputs were finite, forward and backward", () => {
   const tree = chained();
   const sources = sourcesOf(tree);
   assert.deepEqual(sources[0], []);
@@ -119,7 +119,7 @@ test("what isn't finite begins where nothing that went in was bad, forward and b
   );
 });
 
-test("a box says what it is worth, and what is unknown", () => {
+test("a box shows its value or says that it is unknown", () => {
   const tree = chained();
   const values = new BoxValues(tree, [row("stem"), row("b.0"), row("b.1"), row("b.2")]);
   values.take(bitsOf(0.012345, 2, 30, /** @type {any} */ (undefined)));
@@ -136,7 +136,7 @@ test("a box says what it is worth, and what is unknown", () => {
   );
 });
 
-test("text on a box is read well, and lines are as wide as the gradient", () => {
+test("text on a box is readable, and the width of lines shows the gradient", () => {
   const ink = new Ink(new Scale("log", 0.01, 10), { ...fakePalette() });
   const low = ink.of(bitsOf(0.01)[0]);
   const high = ink.of(bitsOf(10)[0]);
@@ -185,7 +185,7 @@ test("the steps play at any speed, and stop at the end", () => {
   assert.deepEqual([speedWords(1), speedWords(500)], ["1 step a second", "500 steps a second"]);
 });
 
-test("the window fits the picture, keeps it in sight, and zooms about a point", () => {
+test("the view fits the picture, keeps it visible, and zooms around a point", () => {
   const view = new View();
   view.resize(800, 600);
   view.picture = [400, 300];
@@ -208,7 +208,7 @@ test("the window fits the picture, keeps it in sight, and zooms about a point", 
   assert.ok(from < 3900 && to > 3980);
 });
 
-test("the innermost box is hit, and arrows lead to the box that the eye expects", () => {
+test("a click hits the innermost box, and arrow keys move to the nearest box in their direction", () => {
   const rects = [
     { name: "outer", x: 0, y: 0, w: 500, h: 300 },
     { name: "a", x: 10, y: 30, w: 100, h: 50 },
@@ -224,7 +224,7 @@ test("the innermost box is hit, and arrows lead to the box that the eye expects"
   assert.equal(neighbor(boxes, boxes[0], -1, 0), null);
 });
 
-test("sizes and shapes in words", () => {
+test("sizes and shapes are formatted as text", () => {
   assert.deepEqual([0, 999, 1_234_567, 9.87e15].map(flopsWords), ["0 FLOP", "999 FLOP", "1.23 MFLOP", "9.87 PFLOP"]);
   const of = (/** @type {number | null} */ flops, unknown = "") =>
     flopsOf(/** @type {any} */ ({ flops, flops_unknown: unknown }));

@@ -74,7 +74,7 @@ function world(status = 200) {
   return { sockets, page, stream, now: () => sockets[sockets.length - 1] };
 }
 
-test("frames are read without a copy, and what was not sampled is told from NaN", () => {
+test("frames are read without a copy, and missing values are distinguished from NaN", () => {
   const buffer = cells(2, 7, 3, 41, [1.5, NaN, Infinity]);
   new Uint32Array(buffer, 32, 3)[0] = MISSING;
   const frame = decode(buffer);
@@ -86,7 +86,7 @@ test("frames are read without a copy, and what was not sampled is told from NaN"
   assert.throws(() => decode(new ArrayBuffer(64)), /Reload/);
 });
 
-test("it subscribes when the socket is open, for the page's run, and acknowledges after the handlers ran", () => {
+test("it subscribes for the page's run when the socket opens, and acknowledges after the handlers ran", () => {
   const { stream, now } = world();
   /** @type {any[]} */
   const heard = [];
@@ -109,7 +109,7 @@ test("it subscribes when the socket is open, for the page's run, and acknowledge
   );
 });
 
-test("a handler that fails does not keep the stream from going on", () => {
+test("a failing handler does not stop the stream", () => {
   const { stream, now } = world();
   stream.subscribe(
     { view: "heatmap" },
@@ -124,7 +124,7 @@ test("a handler that fails does not keep the stream from going on", () => {
   assert.deepEqual(now().asked[1], { op: "ack", id: 1, sequence: 1 });
 });
 
-test("numbers begin again at one, because zero is no subscription", () => {
+test("numbers wrap around to one, because zero is not a subscription", () => {
   const { stream, now } = world();
   const open = stream.subscribe({ view: "heatmap" }, {});
   now().onopen();
@@ -134,7 +134,7 @@ test("numbers begin again at one, because zero is no subscription", () => {
   assert.equal(open.id, 1);
 });
 
-test("another wish has another number, and what was on its way to the old one reaches nobody", () => {
+test("a changed subscription gets a new number, and messages in flight for the old one are dropped", () => {
   const { stream, now } = world();
   let heard = 0;
   const open = stream.subscribe({ view: "heatmap", stat: "rms" }, { frame: () => (heard += 1) });
@@ -152,7 +152,7 @@ test("another wish has another number, and what was on its way to the old one re
   assert.deepEqual(now().asked.at(-1), { op: "unsubscribe", id: 2 });
 });
 
-test("after a hole it asks for a new snapshot and shows nothing of what lies behind the hole", () => {
+test("after a gap it requests a new snapshot and drops the frames that follow the gap", () => {
   const { stream, now } = world();
   let heard = 0;
   stream.subscribe({ view: "heatmap" }, { frame: () => (heard += 1) });
@@ -171,7 +171,7 @@ test("after a hole it asks for a new snapshot and shows nothing of what lies beh
   );
 });
 
-test("a lost connection comes back, waits longer each time, and everything is subscribed anew", async () => {
+test("a lost connection is retried with growing delays, and everything is subscribed again", async () => {
   mock.timers.enable({ apis: ["setTimeout", "Date"] });
   const { stream, sockets, now } = world();
   /** @type {string[]} */
@@ -204,11 +204,11 @@ test("a lost connection comes back, waits longer each time, and everything is su
   mock.timers.reset();
 });
 
-test("waits are spread, and bounded", () => {
+test("delays are randomized and bounded", () => {
   assert.deepEqual([waitMs(0, 0), waitMs(0, 1), waitMs(20, 0.5)], [375, 625, 8000]);
 });
 
-test("a server that wants a token is not asked again, and the reader is told what to do", async () => {
+test("a server that requires a token is not contacted again, and the page says what to do", async () => {
   mock.timers.enable({ apis: ["setTimeout"] });
   const { stream, sockets, now } = world(401);
   stream.subscribe({ view: "runs" }, {});
@@ -222,7 +222,7 @@ test("a server that wants a token is not asked again, and the reader is told wha
   mock.timers.reset();
 });
 
-test("a hidden page asks for nothing, and for everything anew when it is seen again", () => {
+test("a hidden page subscribes to nothing, and to everything again when it is visible", () => {
   const { stream, page, now } = world();
   stream.subscribe({ view: "heatmap" }, {});
   now().onopen();
@@ -242,7 +242,7 @@ test("a hidden page asks for nothing, and for everything anew when it is seen ag
   );
 });
 
-test("a subscription that fails again and again is given up with the server's words, until there are news", () => {
+test("a subscription that keeps failing is given up with the server's message until something changes", () => {
   mock.timers.enable({ apis: ["setTimeout"] });
   const { stream, now } = world();
   /** @type {string[]} */
@@ -261,7 +261,7 @@ test("a subscription that fails again and again is given up with the server's wo
   mock.timers.reset();
 });
 
-test("a subscription that the server does not know what to do with yet is tried again", () => {
+test("a subscription that the server cannot serve yet is retried", () => {
   mock.timers.enable({ apis: ["setTimeout"] });
   const { stream, now } = world();
   /** @type {string[]} */

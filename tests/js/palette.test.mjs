@@ -14,33 +14,33 @@ const NAMES = [
 const entries = NAMES.map((name) => ({ name }));
 const found = (text, most = 10) => rank(text, entries, most).map(({ name }) => name);
 
-test("what begins with a word comes first, then what has a word that begins so, then the rest", () => {
+test("names that start with the word come first, then names with such a word inside, then the rest", () => {
   assert.deepEqual(found("zoom"), ["Zoom in", "Reset zoom"]);
   assert.deepEqual(found("flow"), ["flow.attn", "Gradient flow"]);
   assert.deepEqual(found("lay"), ["Layer", "Export: Overlay"]);
 });
 
-test("every word must be there, in any order and in upper or lower case", () => {
+test("every word must match, in any order and in upper or lower case", () => {
   assert.deepEqual(found("VIEW copy"), ["Copy a link to this view"]);
   assert.deepEqual(found("view nothing"), []);
 });
 
-test("without words the order stays, and there are no more than wanted", () => {
+test("without words the order stays, and the number of results is limited", () => {
   assert.deepEqual(found("  ", 3), NAMES.slice(0, 3));
 });
 
-test("signs in a text are only signs", () => {
+test("punctuation in a query is literal", () => {
   assert.deepEqual(found("n.a"), []);
   assert.deepEqual(found("w.at"), ["flow.attn"]);
   assert.deepEqual(found("["), []);
 });
 
-test("words of other languages begin words too", () => {
+test("words in other languages match at their start too", () => {
   const names = [{ name: "naïveté" }, { name: "a ïb" }];
   assert.deepEqual(rank("ï", names, 5), [names[1], names[0]]);
 });
 
-test("of the same name the first one stays", () => {
+test("of entries with the same name, the first one stays", () => {
   assert.deepEqual(unique([{ name: "Fold", keys: "o" }, { name: "fold" }, { name: "Fit" }]), [
     { name: "Fold", keys: "o" },
     { name: "Fit" },

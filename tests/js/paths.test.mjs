@@ -14,7 +14,7 @@ test("a long name keeps its ends", () => {
   assert.equal(shortened("abc", fits(0)), "");
 });
 
-test("a short path is without what all paths begin with, and keeps the numbers that tell layers apart", () => {
+test("a short path omits the common prefix, and keeps the numbers that distinguish layers", () => {
   const paths = Array.from(
     { length: 40 },
     (_, number) => `language_model.decoder.layers.${number}.attention.query_${number % 3}`,

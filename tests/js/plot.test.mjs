@@ -29,7 +29,7 @@ const line = (mean, more = {}) => ({
 });
 const page = (values, span = null) => ({ state: { optional: (name) => values[name] ?? "" }, follow: { span } });
 
-test("of more points than can be drawn each extreme stays, and no step is left out", () => {
+test("if there are too many points to draw, every extreme stays, and no step is left out", () => {
   const mean = counted(5000).map((step) => Math.sin(step));
   mean[3333] = 1000;
   mean[4001] = -2000;
@@ -55,7 +55,7 @@ test("one NaN among many points is marked, and so is an infinity by its sign", (
   assert.ok(marks[2].first <= 2500 && marks[2].last >= 2500);
 });
 
-test("a line that counts what was not finite is marked there and nowhere else", () => {
+test("a line with non-finite counts is marked only there", () => {
   const { marks } = drawn(line([1, 2, NaN, 4], { nonfinite: [0, 3, 0, 1], infinite: [0, 1, 0, 0] }), 0, 1000);
   assert.deepEqual(
     marks.map(({ first, sign }) => [first, sign]),
@@ -66,7 +66,7 @@ test("a line that counts what was not finite is marked there and nowhere else", 
   );
 });
 
-test("smoothing sees what is before the window, and all points rather than those that are drawn", () => {
+test("smoothing uses points before the window, and all points rather than only drawn ones", () => {
   const mean = counted(4000).map((step) => (step < 2000 ? 0 : 1));
   const whole = drawn(line(mean), 50, 10_000);
   const part = drawn(line(mean), 50, 500, [2000, 3999]);
@@ -75,7 +75,7 @@ test("smoothing sees what is before the window, and all points rather than those
   assert.ok(part.smooth[0] < 0.2);
 });
 
-test("a log axis says values in round powers of ten", () => {
+test("a log axis labels round powers of ten", () => {
   const axis = axisOf("log", [[1e-6, 3e-2, 0]]);
   assert.equal(axis.kind, "log");
   const texts = axis.ticks(5).map(({ text }) => text);
@@ -87,13 +87,13 @@ test("a log axis says values in round powers of ten", () => {
   assert.ok(Math.abs(axis.place(1e-4) - axis.place(1e-5) - 1) < 1e-9);
 });
 
-test("zero on a log axis stands at its foot, in sight", () => {
+test("zero is drawn at the bottom of a log axis", () => {
   const axis = axisOf("log", [[0, 1e-3, 1]]);
   assert.equal(axis.place(0), axis.range[0]);
   assert.ok(axis.place(1e-3) > axis.range[0]);
 });
 
-test("a log axis of values below zero is one on both sides of zero", () => {
+test("a log axis with negative values is symmetric around zero", () => {
   const axis = axisOf("log", [[-1, 1e-3, 100]]);
   assert.equal(axis.kind, "symlog");
   assert.equal(axis.place(0), 0);
@@ -120,7 +120,7 @@ for (const [low, high] of [
   });
 }
 
-test("an axis of nothing, of one value and of zeros can be drawn", () => {
+test("an axis without values, with one value, or with only zeros can be drawn", () => {
   for (const kind of ["linear", "log", "symlog"]) {
     for (const values of [[], [NaN], [0], [5], [-3, -3]]) {
       const axis = axisOf(kind, [values]);
@@ -130,7 +130,7 @@ test("an axis of nothing, of one value and of zeros can be drawn", () => {
   }
 });
 
-test("a hole parts the line and its band; nothing is drawn across it", () => {
+test("a gap splits the line and its band; nothing is drawn across it", () => {
   const one = line([1, 2, NaN, 4, 5], { min: [0, 1, NaN, 3, 4], max: [2, 3, NaN, 5, 6] });
   const points = drawn(one, 0, 1000);
   const axis = axisOf("linear", [points.min, points.max]);
@@ -147,13 +147,13 @@ test("a hole parts the line and its band; nothing is drawn across it", () => {
   assert.equal(marks.marker.color, COLORS.nan);
 });
 
-test("a band of nothing but NaN is not drawn: a shape without points is an error in SVG", () => {
+test("a band with only NaN is not drawn: a shape without points is an error in SVG", () => {
   const one = line([NaN, NaN], { min: [NaN, NaN], max: [NaN, NaN] });
   const traces = tracesOf([one], [drawn(one, 0, 1000)], axisOf("linear", []), COLORS);
   assert.ok(traces.every(({ fill }) => !fill));
 });
 
-test("NaN and infinities have symbols of their own, at the foot of the axis", () => {
+test("NaN and infinities have their own symbols at the bottom of the axis", () => {
   const one = line([1, NaN, Infinity, -Infinity]);
   const points = drawn(one, 0, 1000);
   const axis = axisOf("linear", [points.raw]);
@@ -169,7 +169,7 @@ test("NaN and infinities have symbols of their own, at the foot of the axis", ()
   assert.ok(marks.every(({ y }) => y[0] < axis.place(1)));
 });
 
-test("smoothed, the line as it came stays behind at 35 %", () => {
+test("behind a smoothed line, the original line is drawn at 35 %", () => {
   const one = line([1, 5, 2, 8]);
   const figure = new LineFigure(page({ smooth: "5" }), { title: "x" });
   figure.lines = [one];
@@ -180,14 +180,14 @@ test("smoothed, the line as it came stays behind at 35 %", () => {
   assert.notDeepEqual(smooth.y, one.mean);
 });
 
-test("a value that stands alone between holes is a dot", () => {
+test("a single value between gaps is a dot", () => {
   const one = line([NaN, 3, NaN, 1, 2]);
   const points = drawn(one, 0, 1000);
   const stroke = tracesOf([one], [points], axisOf("linear", [points.raw]), COLORS).find(({ name }) => name === "x");
   assert.deepEqual(stroke.marker.size, [0, 4, 0, 0, 0]);
 });
 
-test("the address decides the scale, except where the chart has only one", () => {
+test("the URL selects the scale unless the chart has only one", () => {
   const scaleOf = (y, options) => new LineFigure(page({ y }), { title: "x", y: options }).scale;
   assert.equal(scaleOf("", { scale: "log" }), "log");
   assert.equal(scaleOf("linear", { scale: "log" }), "linear");
@@ -195,7 +195,7 @@ test("the address decides the scale, except where the chart has only one", () =>
   assert.equal(scaleOf("nonsense", { scale: "log" }), "log");
 });
 
-test("the steps on the axis are those of the page, whatever a line holds", () => {
+test("the axis shows the page's steps, whatever steps a line has", () => {
   const figure = new LineFigure(page({}, [10, 19]), { title: "x" });
   figure.lines = [line(counted(30))];
   const { layout } = figure.make(COLORS, 600, 300);
@@ -204,7 +204,7 @@ test("the steps on the axis are those of the page, whatever a line holds", () =>
   assert.deepEqual(figure.drawn[0].first, counted(30).slice(10, 20));
 });
 
-test("words say from where to where, and how often it was not finite", () => {
+test("the description names first and last values and counts non-finite ones", () => {
   const one = line([1, NaN, 3]);
   const words = summaryOf([one], [drawn(one, 0, 1000)]);
   assert.equal(words, "Steps 0 to 2. x: 3 at the end, from 1 to 3, non-finite at 1 of 3 points.");
@@ -233,7 +233,7 @@ test("the nearest point is found for any step", () => {
   assert.equal(nearest(points, null), 4);
 });
 
-test("what is not finite is said by its name", () => {
+test("non-finite values are named", () => {
   const one = line([NaN, Infinity, 2], { nonfinite: [1, 0, 1] });
   const points = drawn(one, 0, 1000);
   assert.deepEqual(
@@ -242,7 +242,7 @@ test("what is not finite is said by its name", () => {
   );
 });
 
-test("the range of a point is shown only if it has one, and a point says which steps it stands for", () => {
+test("the range of a point is shown only if it has one, and a point names its steps", () => {
   const one = { ...line([2, 3], { min: [2, 1], max: [2, 5] }), first: [0, 10], last: [0, 19] };
   const points = drawn(one, 0, 1000);
   assert.deepEqual(
@@ -255,14 +255,14 @@ test("the range of a point is shown only if it has one, and a point says which s
   );
 });
 
-test("colors may be short, and those of lines go round", () => {
+test("colors may be abbreviated, and line colors repeat in a cycle", () => {
   assert.equal(faint("#abc", 0.5), "rgba(170,187,204,0.5)");
   assert.equal(faint("#112233", 1), "rgba(17,34,51,1)");
   assert.equal(colorOf({ color: "nan" }, 0, COLORS), COLORS.nan);
   assert.equal(colorOf({}, 4, COLORS), COLORS.line1);
 });
 
-test("CSV puts into quotes what needs it, and has NumPy's words", () => {
+test("CSV quotes only where needed, and writes non-finite values as NumPy does", () => {
   assert.equal(
     csvOf(["-x"], [["=1+1"], ["-1.5"], [-1.5], ["@a"], ["\tb"], ["a=b"]]),
     "'-x\r\n'=1+1\r\n-1.5\r\n-1.5\r\n'@a\r\n'\tb\r\na=b\r\n",
@@ -289,11 +289,11 @@ test("JSON of a table can be read by any parser", () => {
   ]);
 });
 
-test("a file's name has nothing in it that a system refuses", () => {
+test("a file name has no characters that operating systems refuse", () => {
   assert.equal(fileName("my run: a/b", "Gradients: norm", ""), "hookcore_my-run-a-b_Gradients-norm");
 });
 
-test("Python asks for one series as the page does", () => {
+test("the Python script requests one series as the page does", () => {
   const script = pythonOf(
     [{ path: "series", query: { tap: ["layers.0 output"], stat: "rms", from: 3, to: 9, points: 10000, run: "run-1" } }],
     "http://box:1",
@@ -304,7 +304,7 @@ test("Python asks for one series as the page does", () => {
   );
 });
 
-test("Python asks for several by a loop", () => {
+test("the Python script requests several series in a loop", () => {
   const script = pythonOf(
     [{ path: "series", query: { tap: ["a output", "b output"], stat: "min,max", from: null } }],
     "u",
@@ -316,13 +316,13 @@ test("Python asks for several by a loop", () => {
   );
 });
 
-test("what the client has no call for is not offered", () => {
+test("scripts are offered only for data that the client can request", () => {
   assert.ok(hasPython([{ path: "heatmap", query: {} }]));
   assert.ok(!hasPython([{ path: "nonsense", query: {} }]));
   assert.ok(!hasPython([]));
 });
 
-test("a zoom of the values ends with the subject of the chart", () => {
+test("a zoom of the values ends when the chart changes its subject", () => {
   const figure = new LineFigure(page({}), { title: "x" });
   const range = () => figure.make(COLORS, 400, 200).layout.yaxis.range.map(Math.round);
   figure.take([line([0, 100])], "loss");
@@ -342,7 +342,7 @@ test("names are text for Plotly, not tags", () => {
   assert.deepEqual([...new Set(traces.map(({ name }) => name))], ["&lt;b&gt;x&lt;/b&gt;"]);
 });
 
-test("a held step has its own value, and none of a point that it shares with others", () => {
+test("a held step has its own value, and none if its point is merged with others", () => {
   const loss = line(counted(4000));
   const points = drawn(loss, 0, 1000);
   assert.deepEqual(heldWords(loss, points, 1001), ["-", "one point for steps 1,000 to 1,003"]);

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { PREFERENCES, prefs, readPrefs } from "../../app/assets/static/js/prefs.js";
 
-test("each preference is its first choice until another is chosen, and after a reset", () => {
+test("each preference has its first option until another is chosen, and after a reset", () => {
   const told = [];
   const end = prefs.on("change", (name) => told.push(name));
   assert.equal(prefs.get("colors"), "viridis");
@@ -16,7 +16,7 @@ test("each preference is its first choice until another is chosen, and after a r
   assert.deepEqual(told, ["colors", "colors"]);
 });
 
-test("what is exported can be taken again", () => {
+test("exported preferences can be imported", () => {
   prefs.set("rate", "1");
   prefs.set("density", "compact");
   const { text } = prefs;
@@ -26,7 +26,7 @@ test("what is exported can be taken again", () => {
   prefs.reset();
 });
 
-test("a value that a preference cannot have is left out, and a foreign file is refused and changes nothing", () => {
+test("invalid values are left out, and a foreign file is refused and changes nothing", () => {
   assert.deepEqual(readPrefs({ rate: "1000", colors: "cividis", other: "x" }), { colors: "cividis" });
   assert.deepEqual(readPrefs(null), {});
   prefs.set("rate", "4");

@@ -5,7 +5,7 @@ import { labelOf } from "../../app/assets/static/js/heat/rows.js";
 import { isLocal, kindWords } from "../../app/assets/static/js/kinds.js";
 import { bitsOf, mostColumns, rowsOf } from "../../app/assets/static/js/ranks/columns.js";
 
-test("values by rank become columns of bits, and words become what they mean", () => {
+test("values by rank become columns of bits, and non-finite words become numbers", () => {
   const bits = bitsOf([
     [1, "NaN"],
     [2, "Infinity"],
@@ -28,7 +28,7 @@ test("ranks are rows of a heatmap", () => {
   assert.deepEqual(rowsOf([0, 5]).map(labelOf), ["rank 0", "rank 5"]);
 });
 
-test("local gradients are named as such, where the page says so", () => {
+test("local gradients are labeled as such if the page says so", () => {
   assert.equal(kindWords("output_grad"), "activation gradient");
   globalThis.document = { body: { dataset: { local: "output_grad" } } };
   assert.equal(kindWords("output_grad"), "activation gradient (local)");

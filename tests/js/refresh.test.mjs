@@ -133,7 +133,7 @@ test("nothing is requested while the page is hidden or not ready, and changes ar
   assert.equal(world.calls, 2);
 });
 
-test("a waiting reader aborts the running call, whose end changes nothing", async (t) => {
+test("a waiting user aborts the running call, whose end changes nothing", async (t) => {
   const world = new World(t);
   const refresh = world.make();
   refresh.soon();
@@ -151,7 +151,7 @@ test("a waiting reader aborts the running call, whose end changes nothing", asyn
   assert.equal(world.calls, 2);
 });
 
-test("what is closed runs no more, and the page forgets it", async (t) => {
+test("a closed refresh no longer runs, and the page forgets it", async (t) => {
   const world = new World(t);
   const heard = new Set();
   t.mock.method(world, "addEventListener", (_, listener) => heard.add(listener));
@@ -164,7 +164,7 @@ test("what is closed runs no more, and the page forgets it", async (t) => {
   assert.deepEqual([world.calls, heard.size], [0, 0]);
 });
 
-test("who chooses other steps doesn't wait for the pause, and who holds a key down asks a few times a second", async (t) => {
+test("choosing other steps skips the pause, and holding a key down requests a few times a second", async (t) => {
   const world = new World(t);
   const refresh = world.make({ min: 5000 });
   refresh.soon();

@@ -27,7 +27,7 @@ const RUNS = [
   run("c", { lr: 1, act: "relu", seed: 1, extra: true }, { optimizer: "Adam", "optimizer.lr": 1 }, { loss: "NaN" }),
 ];
 
-test("settings that differ are listed once, without what is the same or always differs", () => {
+test("settings that differ are listed once, without equal ones and ones that always differ", () => {
   const names = differing(RUNS).map(({ name }) => name);
   assert.deepEqual(names, ["lr", "act", "extra", "optimizer"]);
   assert.deepEqual(
@@ -36,12 +36,12 @@ test("settings that differ are listed once, without what is the same or always d
   );
 });
 
-test("results are those that most runs have, the recent loss first", () => {
+test("results are the values that most runs have, with the recent loss first", () => {
   assert.deepEqual(resultsOf(RUNS), ["loss", "recent_loss"]);
   assert.deepEqual(resultsOf(RUNS.slice(0, 2)), ["recent_loss", "loss"]);
 });
 
-test("an axis is logarithmic for values of several magnitudes, and names texts in their order", () => {
+test("an axis is logarithmic for values of several magnitudes, and lists texts in order", () => {
   const log = axisOf("lr", [0.001, 0.1, 10]);
   assert.equal(log.kind, "log");
   assert.deepEqual([0.001, 0.1, 10].map(log.at), [0, 0.5, 1]);
@@ -62,7 +62,7 @@ test("an axis is logarithmic for values of several magnitudes, and names texts i
   assert.ok(many.ticks.every(({ at }) => at >= 0 && at <= 1));
 });
 
-test("parallel coordinates have a line for each run, and no text of the user as a tag", () => {
+test("parallel coordinates have a line for each run, and escape the user's text", () => {
   const shown = { runs: RUNS, settings: telling(differing(RUNS)), result: "loss", colorOf: () => "#123456" };
   const figure = parallel(shown);
   const { traces, layout } = figure.make(COLORS, 600, 300);
@@ -79,7 +79,7 @@ test("parallel coordinates have a line for each run, and no text of the user as 
   assert.deepEqual(figure.table().rows[0], ["<b>a</b>", 0.001, "relu", "SGD", 2]);
 });
 
-test("the words of eight narrow axes don't run into each other", () => {
+test("the labels of eight narrow axes don't overlap", () => {
   const names = Array.from({ length: 7 }, (_, place) => `optimizer.a_long_name_${place}`);
   const values = new Map(RUNS.map(({ id }) => [id, `complex64, float32 of ${id}`]));
   const settings = names.map((name) => ({ name, values }));
@@ -105,7 +105,7 @@ test("a scatter plot leaves out runs without the setting or a finite result", ()
   assert.deepEqual(traces[0].y, [1, 0]);
 });
 
-test("groups of numbers have a scale of colors, others have hues of their own", () => {
+test("groups of numbers share a color scale, and other groups have separate hues", () => {
   const scale = colorsOfGroups(["1", "0.1", "10", ""]);
   assert.equal(new Set(scale.values()).size, 4);
   assert.equal(scale.get("0.1"), "#6062d6");

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { evenTicks, percentiles, Range, Scale, ticks } from "../../app/assets/static/js/scale.js";
 import { dice } from "./dice.mjs";
 
-test("places rise with the values, from 0 at the low end to 1 at the high end, and back", () => {
+test("places rise with the values from 0 at the low end to 1 at the high end, and can be inverted", () => {
   const { chance, pick } = dice(2);
   for (let time = 0; time < 500; time += 1) {
     const kind = pick(["log", "linear", "symlog"]);
@@ -18,14 +18,14 @@ test("places rise with the values, from 0 at the low end to 1 at the high end, a
   }
 });
 
-test("a log scale is of the magnitude, zero is at its low end, NaN is nowhere", () => {
+test("a log scale shows magnitudes, zero is at its low end, and NaN has no place", () => {
   const scale = new Scale("log", 1e-3, 10);
   assert.equal(scale.place(-0.1), scale.place(0.1));
   assert.equal(scale.place(0), 0);
   assert.ok(Number.isNaN(scale.place(NaN)));
 });
 
-test("ticks are round, ascend, lie within the range, and are not many more than asked for", () => {
+test("ticks are round, ascend, lie within the range, and are not many more than requested", () => {
   const { chance, pick, whole } = dice(3);
   for (let time = 0; time < 800; time += 1) {
     const kind = pick(["log", "linear", "symlog"]);
@@ -49,7 +49,7 @@ test("steps are counted in whole numbers of 1, 2 and 5", () => {
   assert.deepEqual(evenTicks(0, 1, 5), [0, 0.2, 0.4, 0.6, 0.8, 1]);
 });
 
-test("the range leaves out what is rare, what is not finite, and zeros on a log scale", () => {
+test("the range leaves out rare values, non-finite values, and zeros on a log scale", () => {
   const values = Float64Array.from({ length: 1000 }, (_, place) =>
     place === 5 ? 1e9 : place === 6 ? NaN : place === 7 ? 0 : 1 + place / 100,
   );
@@ -60,7 +60,7 @@ test("the range leaves out what is rare, what is not finite, and zeros on a log 
   assert.ok(least < 3 && most > 3);
 });
 
-test("a range that changes by less than a fifth, or too soon, stays", () => {
+test("a range stays if it would change by less than a fifth or too soon", () => {
   const range = new Range();
   const of = (/** @type {number} */ high) =>
     Float64Array.from({ length: 500 }, (_, place) => 10 ** ((place / 499) * Math.log10(high)));
@@ -71,7 +71,7 @@ test("a range that changes by less than a fifth, or too soon, stays", () => {
   assert.ok(wider[1] > 1e5);
 });
 
-test("a picture that was empty at first takes the range of its first values at once", () => {
+test("an initially empty picture takes the range of its first values immediately", () => {
   const range = new Range();
   range.of([], "log", 0);
   range.of([NaN, 0], "log", 10);

@@ -55,7 +55,7 @@ for (const halfLife of [0.5, 5, 20, 300]) {
   });
 }
 
-test("steps that are not equally far apart count by their distance", () => {
+test("unevenly spaced steps are weighted by their distance", () => {
   const gaps = drawn(300, 3).map((value) => 1 + Math.floor(Math.abs(value) * 40));
   let step = 0;
   const steps = gaps.map((gap) => (step += gap));
@@ -63,7 +63,7 @@ test("steps that are not equally far apart count by their distance", () => {
   close(ema(steps, values, 25), reference(steps, values, 25));
 });
 
-test("what is not finite breaks the line there and counts for nothing behind it", () => {
+test("a non-finite value breaks the line and does not affect later values", () => {
   const values = drawn(200, 5);
   values[40] = NaN;
   values[41] = Infinity;
@@ -75,7 +75,7 @@ test("what is not finite breaks the line there and counts for nothing behind it"
   assert.ok(Number.isFinite(smooth[42]));
 });
 
-test("a constant line stays as it is from its first point on", () => {
+test("a constant line is unchanged from its first point on", () => {
   assert.ok(ema([5, 6, 9, 1000], [3, 3, 3, 3], 10).every((value) => Math.abs(value - 3) < 1e-15));
 });
 
@@ -83,7 +83,7 @@ test("a half-life of zero leaves the values alone", () => {
   assert.deepEqual([...ema([0, 1], [1, NaN], 0)], [1, NaN]);
 });
 
-test("with the lead before the window a point does not depend on where the window begins", () => {
+test("with enough steps before the window, a point does not depend on where the window starts", () => {
   const values = drawn(3000, 9);
   const steps = values.map((_, step) => step);
   const halfLife = 20;

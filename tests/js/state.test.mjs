@@ -6,7 +6,7 @@ import { Emitter } from "../../app/assets/static/js/emitter.js";
 import { changesOf } from "../../app/assets/static/js/hooks/changes.js";
 import { read, State, write } from "../../app/assets/static/js/state.js";
 
-test("an address holds what differs from the defaults, and what is not ours", () => {
+test("a URL has values that differ from the defaults, and foreign parameters", () => {
   const defaults = { f: "", sort: "model", steps: "live:500" };
   assert.equal(write({ f: "", sort: "model", steps: "live:500" }, defaults, "?f=x"), "");
   const query = write({ f: "layers.*", sort: "value", steps: "live:500" }, defaults, "?token=1");
@@ -14,7 +14,7 @@ test("an address holds what differs from the defaults, and what is not ours", ()
   assert.deepEqual(read(query, defaults), { f: "layers.*", sort: "value", steps: "live:500" });
 });
 
-test("a parameter that the page doesn't have is an error, unless a shared chart asks for it", (about) => {
+test("a parameter that the page doesn't have is an error, unless a shared chart reads it", (about) => {
   const before = Object.getOwnPropertyDescriptor(globalThis, "location");
   about.after(() => (before ? Object.defineProperty(globalThis, "location", before) : delete globalThis.location));
   Object.assign(globalThis, { location: { search: "?sort=value" }, addEventListener: () => undefined });
@@ -24,7 +24,7 @@ test("a parameter that the page doesn't have is an error, unless a shared chart 
   assert.equal(state.optional("srot"), "");
 });
 
-test("a field with options is taken when an option is picked or Enter is pressed, before it is left", (about) => {
+test("a field with options is applied when an option is picked or Enter is pressed, before it loses focus", (about) => {
   const before = Object.getOwnPropertyDescriptor(globalThis, "location");
   about.after(() => (before ? Object.defineProperty(globalThis, "location", before) : delete globalThis.location));
   const history = { replaceState() {} };
@@ -47,7 +47,7 @@ test("a field with options is taken when an option is picked or Enter is pressed
   assert.equal(state.get("module"), "re:a");
 });
 
-test("the cursor tells a move once, with who moved it", () => {
+test("the cursor reports a move once, with its source", () => {
   const cursor = new Cursor();
   const told = [];
   const chart = {};
@@ -60,7 +60,7 @@ test("the cursor tells a move once, with who moved it", () => {
   assert.equal(told[1].module, null);
 });
 
-test("who listens can stop, also while it is told", () => {
+test("a listener can unsubscribe, even during a notification", () => {
   const told = new Emitter();
   const heard = [];
   const end = told.on("x", () => {
@@ -73,12 +73,12 @@ test("who listens can stop, also while it is told", () => {
   assert.deepEqual(heard, [1, 2, 2]);
 });
 
-test("numbers of an answer that JSON cannot hold are numbers again", () => {
+test("numbers of an answer that JSON cannot represent are numbers again", () => {
   assert.deepEqual(["NaN", "Infinity", "-Infinity", 1.5, null].map(numberOf), [NaN, Infinity, -Infinity, 1.5, NaN]);
   assert.equal(urlOf("series", { tap: 0, stat: "a b", none: null, empty: "" }), "api/v1/series?tap=0&stat=a+b");
 });
 
-test("only what was changed is asked of the trainer, as the interface takes it", () => {
+test("only changed settings are sent to the trainer, in the format of the API", () => {
   const before = { every: "1", budget: "5", kinds: ["output"], include: "", exclude: "" };
   assert.deepEqual(changesOf(before, before), {});
   assert.deepEqual(changesOf(before, { ...before, every: "01", budget: "5.0", exclude: " \n" }), {});

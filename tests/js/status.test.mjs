@@ -18,7 +18,7 @@ const live = {
   heardAt: "14:02:11",
 };
 
-test("the pill says the step and the rate of a live run", () => {
+test("the pill shows the step and the rate of a live run", () => {
   assert.deepEqual(pillOf(live), { state: "live", words: "live \u00b7 step 12,345 \u00b7 18/s" });
   assert.equal(pillOf({ ...live, rate: null }).words, "live \u00b7 step 12,345");
 });
@@ -33,7 +33,7 @@ test("the pill says that capture is paused, although the run is live", () => {
   assert.equal(pillOf({ ...live, capturePaused: true, run: "ended" }).state, "ended");
 });
 
-test("a held page counts the steps that came since", () => {
+test("a held page counts the steps that arrived since", () => {
   assert.deepEqual(pillOf({ ...live, held: true, waiting: 214 }), {
     state: "paused",
     words: "paused \u00b7 214 new steps",
@@ -42,7 +42,7 @@ test("a held page counts the steps that came since", () => {
   assert.equal(pillOf({ ...live, held: true, step: 40 }).words, "paused \u00b7 step 40");
 });
 
-test("every state of a run has its words", () => {
+test("every state of a run has its own text", () => {
   const words = (run, more) => pillOf({ ...live, run, ...more }).words;
   assert.equal(words("ended"), "ended \u00b7 step 12,345");
   assert.equal(words("crashed"), "crashed \u00b7 step 12,345");
@@ -57,7 +57,7 @@ test("every state of a run has its words", () => {
   });
 });
 
-test("a broken connection is told before all else, with what is shown and when it is tried again", () => {
+test("a broken connection is shown first, with what is displayed and when it is retried", () => {
   const broken = { ...live, broken: true, retryS: 3.2 };
   assert.deepEqual(pillOf(broken), { state: "disconnected", words: "disconnected \u00b7 step 12,345" });
   const { kind, words } = bannerOf(broken);
@@ -67,14 +67,14 @@ test("a broken connection is told before all else, with what is shown and when i
   assert.match(bannerOf({ ...broken, retryS: 0 }).words, /Reconnecting/);
 });
 
-test("a page without a run says of a broken connection only that", () => {
+test("a page without a run says only that the connection is broken", () => {
   assert.equal(
     bannerOf({ ...live, run: "", newest: null, broken: true, retryS: 1 }).words,
     "The dashboard isn't responding. Next attempt in 1 s.",
   );
 });
 
-test("the banner says why the server wants no connection, at which step a run was lost, and that one was removed", () => {
+test("the banner says why the server refuses connections, at which step a run was lost, and that a run was removed", () => {
   assert.deepEqual(bannerOf({ ...live, broken: true, refused: "Log in." }), { kind: "refused", words: "Log in." });
   assert.match(bannerOf({ ...live, run: "lost" }).words, /since step 12,345/);
   assert.equal(bannerOf({ ...live, run: "removed" }).kind, "removed");
@@ -82,7 +82,7 @@ test("the banner says why the server wants no connection, at which step a run wa
   assert.equal(bannerOf({ ...live, run: "ended" }), null);
 });
 
-test("the rate is told by the last ten seconds, and by nothing shorter than one", () => {
+test("the rate is measured over the last ten seconds, and over at least one", () => {
   const rate = new Rate();
   rate.saw(100, 0);
   assert.equal(rate.at(500), null);
@@ -94,7 +94,7 @@ test("the rate is told by the last ten seconds, and by nothing shorter than one"
   assert.equal(rate.at(30_000), 5);
 });
 
-test("a training that stands still has a rate that falls, a slow one has not", () => {
+test("the rate of a stalled training falls, but not that of a slow one", () => {
   const rate = new Rate();
   rate.saw(0, 0);
   rate.saw(10, 2000);
@@ -106,7 +106,7 @@ test("a training that stands still has a rate that falls, a slow one has not", (
   assert.equal(slow.at(15_000), 1 / 8);
 });
 
-test("a run that begins anew has a new rate", () => {
+test("a restarted run has a new rate", () => {
   const rate = new Rate();
   rate.saw(1000, 0);
   rate.saw(2000, 2000);

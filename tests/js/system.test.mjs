@@ -5,7 +5,7 @@ import { lineOf, plansOf } from "../../app/assets/static/js/system/plan.js";
 
 const own = (names) => names.map((name) => `hookcore/system/${name}`);
 
-test("there is a chart for what was sampled, and none for the rest", () => {
+test("there are charts only for sampled values", () => {
   const plans = plansOf(own(["memory/machine", "cpu/process", "memory/process", "something/new"]));
   assert.deepEqual(
     plans.map(({ id }) => id),
@@ -30,7 +30,7 @@ test("GPUs share a chart of each sensor, in the order of their numbers, and have
   ]);
 });
 
-test("a line is in the units of its chart, with a band only where samples were merged", () => {
+test("a line has the units of its chart, with a band only where samples were merged", () => {
   const series = { name: "x", first: [0, 8], mean: [1e9, 3e9], min: [1e9, 2e9], max: [1e9, 4e9] };
   const merged = lineOf({ ...series, last: [0, 15] }, "this process", 1e9);
   assert.deepEqual([merged.name, merged.mean, merged.min, merged.max], ["this process", [1, 3], [1, 2], [1, 4]]);

@@ -6,7 +6,7 @@ import { readNpy } from "../../app/assets/static/js/tensors/npy.js";
 import { indicesOf, isAttention, sliceOf, viewsOf } from "../../app/assets/static/js/tensors/plan.js";
 import { zoomed } from "../../app/assets/static/js/tensors/zoom.js";
 
-test("a tensor is looked at by its shape, and each view asks for what it draws", () => {
+test("the views of a tensor depend on its shape, and each view requests what it draws", () => {
   const first = (/** @type {number[]} */ shape, label = "m output") => viewsOf(shape, label)[0];
   assert.deepEqual([first([8, 16, 32, 32]).name, first([8, 16, 32, 32]).words], ["tiles", "feature maps"]);
   assert.equal(first([8, 4, 65, 65], "blocks.0.attn output [1]").words, "attention heads");
@@ -25,7 +25,7 @@ test("a tensor is looked at by its shape, and each view asks for what it draws",
   assert.ok(!isAttention([4, 64, 64], "attn.qkv param [weight]"));
 });
 
-test("every cell of a view leads to the indices of its values in the tensor", () => {
+test("every cell of a view maps to the indices of its values in the tensor", () => {
   const shape = [3, 4, 5, 6];
   const [tiles, every] = viewsOf(shape);
   assert.deepEqual(indicesOf(shape, tiles, [2], { tile: 3, row: 1, column: 4 }, [1, 1]), ["2", "3", "1", "4"]);
@@ -51,7 +51,7 @@ test("every cell of a view leads to the indices of its values in the tensor", ()
   ]);
 });
 
-test("tiles lie beside each other without touching, inside of the width, and a point finds its cell", () => {
+test("tiles are next to each other without touching, inside the width, and a point finds its cell", () => {
   for (const [tiles, rows, columns] of [
     [1, 256, 64],
     [16, 32, 32],
@@ -74,7 +74,7 @@ test("tiles lie beside each other without touching, inside of the width, and a p
   }
 });
 
-test("signed values get a range that is as wide on both sides, and one outlier does not make all else one color", () => {
+test("signed values get a symmetric range, and one outlier does not make everything else one color", () => {
   assert.deepEqual(rangeOf([-1, 3, NaN, Infinity], true), { low: -3, high: 3, signed: true, clipped: [false, false] });
   const values = Float32Array.from({ length: 10000 }, (_, place) => place / 10000);
   values[77] = 1e6;
@@ -85,7 +85,7 @@ test("signed values get a range that is as wide on both sides, and one outlier d
   assert.ok(rangeOf([NaN]).high > 0);
 });
 
-test("NaN, infinities and what is masked have colors that no value has", () => {
+test("NaN, infinities and masked values have colors that no other value has", () => {
   const palette = {
     table: Uint32Array.from({ length: 256 }, (_, level) => 1000 + level),
     nan: 1,
@@ -103,7 +103,7 @@ test("NaN, infinities and what is masked have colors that no value has", () => {
   assert.equal(pixelsOf(causal, 0, 3, 3, { low: 0, high: 1 }, palette, true)[1], 3);
 });
 
-test("a NumPy file is read, of either width", () => {
+test("a NumPy file of either float width is read", () => {
   for (const [type, Kind] of /** @type {[string, any][]} */ ([
     ["<f4", Float32Array],
     ["<f8", Float64Array],
@@ -129,7 +129,7 @@ test("a NumPy file is read, of either width", () => {
   assert.throws(() => readNpy(new TextEncoder().encode("<html>no</html>").buffer), /not send a NumPy file/);
 });
 
-test("zooming halves and doubles what is seen, stays inside, and ends at the whole", () => {
+test("zooming halves and doubles the view, stays inside, and ends at the whole", () => {
   assert.deepEqual(zoomed([100, 80], null, "in"), { rows: [25, 75], columns: [20, 60] });
   assert.deepEqual(zoomed([100, 80], null, "in", { row: 0, column: 79 }), { rows: [0, 50], columns: [40, 80] });
   assert.deepEqual(zoomed([100, 80], { rows: [25, 75], columns: [20, 60] }, "out"), null);
@@ -140,7 +140,7 @@ test("zooming halves and doubles what is seen, stays inside, and ends at the who
   assert.equal(zoomed([3, 2], null, "in"), null);
 });
 
-test("a cell is called by its tokens and its sample, and several by none", () => {
+test("a cell is labeled with its tokens and its sample, and several merged cells are not", () => {
   const names = {
     axes: [2, 3],
     tokens: [
@@ -162,7 +162,7 @@ test("a cell is called by its tokens and its sample, and several by none", () =>
   assert.equal(wordsAt(names, ["9", "0", "0", "0"]), "");
 });
 
-test("names stand beside the last two dimensions of a picture, from the first cell of its part on", () => {
+test("names are next to the last two dimensions of an image, starting at the first cell of its part", () => {
   const names = { ...NONE, axes: [2, 3], tokens: [["a", "b", "c", "d"]], shared: true };
   const picture = /** @type {any} */ ({ dimensions: 4, sample: 3, cells: [2, 4], factors: [1, 1], part: null });
   assert.deepEqual(besides(names, picture), { rows: ["a", "b"], columns: ["a", "b", "c", "d"] });

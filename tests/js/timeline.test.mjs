@@ -41,7 +41,7 @@ function finished(newest = 699, first = 0) {
   return new Follow(new FakeState({ steps: "all" }), newest, first);
 }
 
-test("steps are all, a live window, or a range, and anything else is what is usual", () => {
+test("steps are all, a live window, or a range, and anything else is the default", () => {
   assert.deepEqual(readSteps("live:200"), { live: 200 });
   assert.deepEqual(readSteps("all"), { live: Infinity });
   assert.deepEqual(readSteps("1000-1500"), { from: 1000, to: 1500 });
@@ -52,14 +52,14 @@ test("steps are all, a live window, or a range, and anything else is what is usu
   }
 });
 
-test("a finished run is shown whole and a live one by its newest steps", () => {
+test("a finished run is shown as a whole, and a live one by its newest steps", () => {
   assert.deepEqual(finished(699, 3).span, [3, 699]);
   assert.deepEqual(new Follow(new FakeState(), 9000).span, [8501, 9000]);
   assert.deepEqual(new Follow(new FakeState(), 20, 4).span, [4, 20]);
   assert.equal(new Follow(new FakeState(), null).span, null);
 });
 
-test("a held page keeps its steps and counts the new ones; back to live it shows them", () => {
+test("a held page keeps its steps and counts the new ones, and shows them when it returns to live", () => {
   const follow = new Follow(new FakeState(), 100);
   assert.equal(follow.paused, false);
   follow.hold();
@@ -75,7 +75,7 @@ test("a held page keeps its steps and counts the new ones; back to live it shows
   assert.deepEqual([follow.paused, follow.range, follow.state.get("steps")], [false, null, "live:500"]);
 });
 
-test("values are of the held step, of the chosen range, or the newest ones", () => {
+test("values are those of the held step, of the chosen range, or the newest ones", () => {
   const follow = finished();
   assert.deepEqual(follow.values, {});
   follow.zoom(100, 200);
@@ -88,7 +88,7 @@ test("values are of the held step, of the chosen range, or the newest ones", () 
   assert.deepEqual([follow.values, follow.span, follow.paused], [{}, [0, 699], false]);
 });
 
-test("a step that is held outside of the range moves the range, and a range without the step lets it go", () => {
+test("holding a step outside the range moves the range, and a range without the held step releases it", () => {
   const follow = finished();
   follow.zoom(100, 200);
   follow.hold(250);
@@ -108,7 +108,7 @@ test("a range from the first to the newest step is the whole run", () => {
   assert.deepEqual([follow.state.get("steps"), follow.range, follow.span], ["all", null, [5, 699]]);
 });
 
-test("a step or a range in the address that the run doesn't have is cut", () => {
+test("a step or a range in the URL that the run doesn't have is clamped", () => {
   const follow = finished();
   follow.state.set({ steps: "600-9000", step: "" });
   assert.deepEqual(follow.range, [600, 699]);
@@ -118,7 +118,7 @@ test("a step or a range in the address that the run doesn't have is cut", () => 
   assert.equal(follow.held, null);
 });
 
-test("a change of both steps and step is told once", () => {
+test("a change of both range and held step is reported once", () => {
   const follow = finished();
   let told = 0;
   follow.on("change", () => {
@@ -131,7 +131,7 @@ test("a change of both steps and step is told once", () => {
   assert.equal(told, 2);
 });
 
-test("a page that was opened held shows the step it is held at, and what came until it was opened", () => {
+test("a page opened at a held step shows that step and the steps that arrived before it was opened", () => {
   const state = new FakeState();
   state.values.step = "30";
   assert.deepEqual(new Follow(state, 59).span, [0, 59]);
@@ -146,7 +146,7 @@ test("a page about certain steps is neither held nor live, and shows these", () 
   assert.equal(follow.held, 40);
 });
 
-test("every step has its place, and every place its step", () => {
+test("every step has a place, and every place has a step", () => {
   const strip = new Strip(10, 19);
   for (let step = 10; step <= 19; step += 1) assert.equal(strip.step(strip.place(step)), step);
   assert.deepEqual([strip.step(-1), strip.step(2), strip.place(0), strip.place(99)], [10, 19, 0, 1]);
@@ -161,7 +161,7 @@ test("every step has its place, and every place its step", () => {
 
 const ROWS = { first: [0, 8, 27, 54], last: [0, 15, 27, 54] };
 
-test("a pointer means the nearest captured step in reach, or the one it is at", () => {
+test("a pointer selects the nearest captured step in reach, or the step under it", () => {
   assert.equal(snapped(ROWS, 25, 3), 27);
   assert.equal(snapped(ROWS, 25, 1), 25);
   assert.equal(snapped(ROWS, 12, 3), 12, "a merged row holds it");
@@ -170,18 +170,18 @@ test("a pointer means the nearest captured step in reach, or the one it is at", 
   assert.equal(snapped({ first: [], last: [] }, 7, 100), 7);
 });
 
-test("a step further is the next captured one, whether or not the step itself was captured", () => {
+test("moving one step goes to the next captured one, whether or not the current step was captured", () => {
   assert.deepEqual([further(ROWS, 27, 1), further(ROWS, 27, -1), further(ROWS, 27, -2)], [54, 8, 0]);
   assert.deepEqual([further(ROWS, 30, 1), further(ROWS, 30, -1), further(ROWS, 30, -2)], [54, 27, 8]);
   assert.deepEqual([further(ROWS, 12, 1), further(ROWS, 12, -1)], [27, 0]);
   assert.deepEqual([further(ROWS, 54, 1), further(ROWS, 0, -1), further(ROWS, 60, 1)], [null, null, null]);
 });
 
-test("marks are walked in the order of their steps", () => {
+test("keys visit marks in the order of their steps", () => {
   assert.deepEqual([nextMark([3, 9], 3, 1), nextMark([3, 9], 3, -1), nextMark([3, 9], 20, -1)], [9, null, 9]);
 });
 
-test("a step is read however it is written, and nothing else is one", () => {
+test("a step is parsed in any notation, and everything else is rejected", () => {
   assert.deepEqual(["120", " 1,234 ", "1.234", "30 144", "1\u00a0000"].map(readStep), [120, 1234, 1234, 30144, 1000]);
   assert.deepEqual(["", "-5", "1e3", "abc", "12x", "9".repeat(20)].map(readStep), [null, null, null, null, null, null]);
 });
@@ -222,7 +222,7 @@ test("arrow keys stop at captured steps and at the ends", async () => {
   assert.equal(asked.length, 1);
 });
 
-test("of a run with too many captured steps, those nearby are asked for", async () => {
+test("in a run with too many captured steps, nearby ones are requested", async () => {
   const { ask, asked } = server(3_000_000);
   const captured = new Captured({ run: "r", follow: { newest: 3_000_000, first: 0 } }, { ask, now: () => 0 });
   assert.equal(await captured.further(1_500_000, 1), 1_500_003);
@@ -239,12 +239,12 @@ test("without a server the keys still move by steps", async () => {
 
 const SHARED = { steps: "100-200", step: "150", by: "time", range: [100, 200] };
 
-test("links of the frame show what the page shows", () => {
+test("links in the page header and sidebar keep the page's steps", () => {
   assert.equal(kept("runs/a/flow?step=3", SHARED), "runs/a/flow?step=150&steps=100-200&by=time");
   assert.equal(kept("runs/a?steps=1-2&step=1&by=samples#x", { steps: "", step: "", by: "", range: null }), "runs/a#x");
 });
 
-test("other links keep their own step, and the range only around it", () => {
+test("other links keep their own step, and keep the range only if it contains that step", () => {
   assert.equal(added("runs/a/layer?module=x", SHARED), "runs/a/layer?module=x&steps=100-200&step=150&by=time");
   assert.equal(added("runs/a/layer?module=x&step=120", SHARED), "runs/a/layer?module=x&step=120&steps=100-200&by=time");
   assert.equal(added("runs/a/layer?module=x&step=300", SHARED), "runs/a/layer?module=x&step=300&by=time");
@@ -267,7 +267,7 @@ test("a link follows the held step each time it is pointed at, and keeps a step 
   assert.equal(links.added(own, href, at("200")), "runs/a/flow?step=3");
 });
 
-test("an incident opens at its own steps, and other runs and pages at theirs", () => {
+test("links to incidents, other runs and other pages don't take the steps of this page", () => {
   const of = (href) => isOfRun(href, "runs/a");
   assert.deepEqual([of("runs/a"), of("runs/a?x=1"), of("runs/a/events#mutes")], [true, true, true]);
   assert.deepEqual(
@@ -286,7 +286,7 @@ function points(steps, values, merged = 0) {
   };
 }
 
-test("a step is where its time is, between known steps and a little beyond them", () => {
+test("a step is placed at its time, between known steps and slightly beyond them", () => {
   const knots = timeKnots(points([0, 10, 20], [100, 200, 230]));
   assert.deepEqual(
     [0, 5, 10, 15, 20].map((step) => valueAt(knots, step)),
@@ -297,7 +297,7 @@ test("a step is where its time is, between known steps and a little beyond them"
   assert.equal(timeKnots(points([4], [1])), null);
 });
 
-test("of merged steps the first and the last time are known, and a clock that was set back turns nothing around", () => {
+test("merged steps have a first and a last time, and a clock that was set back does not reverse the order", () => {
   const merged = timeKnots(points([0, 8], [0, 80], 7));
   assert.deepEqual(
     [merged.steps, merged.values],
@@ -310,7 +310,7 @@ test("of merged steps the first and the last time are known, and a clock that wa
   assert.ok(values.every((value, place) => place === 0 || value > values[place - 1]));
 });
 
-test("samples are steps times the rows of the batch, also if these change", () => {
+test("samples are steps times batch size, even if the batch size changes", () => {
   const same = sampleKnots(points([9, 19], [320, 640]), points([9, 19], [10, 20]), 0, 29);
   assert.deepEqual([valueAt(same, 0), valueAt(same, 9), valueAt(same, 29)], [32, 320, 960]);
   const other = sampleKnots(points([9, 19], [320, 160]), points([9, 19], [10, 20]), 0, 19);
@@ -362,7 +362,7 @@ async function settled() {
   for (let turn = 0; turn < 10; turn += 1) await Promise.resolve();
 }
 
-test("charts by time have their steps at their times, and say so if times are unknown", async (about) => {
+test("charts by time place steps at their times, and say so if times are unknown", async (about) => {
   const before = globalThis.document;
   globalThis.document = new Emitter();
   about.after(() => {
@@ -382,7 +382,7 @@ test("charts by time have their steps at their times, and say so if times are un
   assert.deepEqual([none.by, none.why, none.text(1234, [0, 2000]), none.beside(5)], ["step", "", "1,234", ""]);
 });
 
-test("a time since the start is written as long as the distance between two ticks asks for", () => {
+test("the precision of a time since the start depends on the distance between ticks", () => {
   const texts = (from, to, many) => elapsedTicks(from, to, many).map(({ text }) => text);
   assert.deepEqual(texts(0, 1, 4), ["0 s", "0.5 s", "1 s"]);
   assert.deepEqual(texts(0, 90, 4), ["0:00", "0:30", "1:00", "1:30"]);
@@ -391,7 +391,7 @@ test("a time since the start is written as long as the distance between two tick
   assert.equal(elapsedText(3 * 86_400 + 4 * 3600 + 65, 1), "76:01:05");
 });
 
-test("lines of several runs stand where their own time or samples are, on the steps of the longest run", async (about) => {
+test("lines of several runs are placed by their own times or samples on the steps of the longest run", async (about) => {
   const before = globalThis.document;
   globalThis.document = new Emitter();
   about.after(() => {
@@ -440,7 +440,7 @@ test("lines of several runs stand where their own time or samples are, on the st
   assert.deepEqual([clock.by, clock.why, of("slow").first], ["step", "", [0, 50]]);
 });
 
-test("a zoomed axis shows a part, and what lies outside keeps its place", () => {
+test("a zoomed axis shows a part, and values outside keep their places", () => {
   const axis = new Axis("linear", 0, 100);
   const [outside, inside] = [axis.place(90), axis.place(20)];
   axis.zoom([10, 30]);
@@ -457,7 +457,7 @@ test("a zoomed axis shows a part, and what lies outside keeps its place", () => 
   );
 });
 
-test("a part of a histogram's axis is that part at full height", () => {
+test("a zoomed part of a histogram's axis fills the whole height", () => {
   const axis = new SignedLog({ small: 0.01, negative: 10, positive: 10 });
   const part = new AxisPart(axis, [0.1, 10]);
   assert.deepEqual([part.place(0.1), part.place(10)], [0, 1]);
@@ -466,7 +466,7 @@ test("a part of a histogram's axis is that part at full height", () => {
   assert.deepEqual(part.ticks(3), [0.1, 1, 10]);
 });
 
-test("the nearest snapshot is shown, and said to be another step's", () => {
+test("the nearest snapshot is shown with its own step", () => {
   const kept = [{ step: 130 }, { step: 96 }, { step: 40 }];
   assert.equal(nearestOf(kept, { from: 120, to: 120 }).step, 130);
   assert.equal(nearestOf(kept, { from: 100, to: 110 }).step, 96);
@@ -483,7 +483,7 @@ test("the nearest snapshot is shown, and said to be another step's", () => {
   );
 });
 
-test("keys show half of the values or twice as many, move along them, and end with all", () => {
+test("keys zoom in and out by a factor of two, move the view, and reset it", () => {
   const axis = new Axis("log", 1, 100);
   axis.zoom([1, 100]);
   const near = (found, ...wanted) => found.forEach((each, i) => assert.ok(Math.abs(each / wanted[i] - 1) < 1e-9));

@@ -33,7 +33,7 @@ for (let block = 0; block < 6; block += 1) {
   if (block === 3) blocks.push({ path: `layers.${block}.extra`, type: "Linear" });
 }
 
-test("rows are the modules in their order, each as deep as its parents are many", () => {
+test("rows are the modules in order, each indented by its number of parents", () => {
   for (let seed = 1; seed <= 30; seed += 1) {
     const modules = random(seed);
     const shown = rowsOf(grow(modules), all);
@@ -47,7 +47,7 @@ test("rows are the modules in their order, each as deep as its parents are many"
   }
 });
 
-test("a module whose parent is not listed stands below the nearest one that is; without parents the path tells", () => {
+test("a module whose parent is not listed is below its nearest listed ancestor; without parents, its path decides", () => {
   const roots = grow([{ path: "a" }, { path: "a.b.c.d" }, { path: "x.y" }, { path: "GAN/left.0" }]);
   assert.deepEqual(
     roots.map(({ path }) => path),
@@ -60,7 +60,7 @@ test("a module whose parent is not listed stands below the nearest one that is; 
   assert.equal(grow([{ path: "GAN" }, { path: "GAN/left" }, { path: "GAN/left.0" }]).length, 1);
 });
 
-test("what is closed hides exactly what is below it", () => {
+test("a closed group hides exactly its descendants", () => {
   const modules = random(5);
   for (const { path } of modules) {
     const shown = paths(rowsOf(grow(modules), { ...all, closed: new Set([path]) }));
@@ -72,7 +72,7 @@ test("what is closed hides exactly what is below it", () => {
   }
 });
 
-test("what is found is shown with the groups it is in, and counted without them", () => {
+test("matches are shown with their groups, and counted without them", () => {
   for (let seed = 1; seed <= 20; seed += 1) {
     const modules = random(seed);
     const wanted = (module) => module.type === "B";
@@ -89,7 +89,7 @@ test("what is found is shown with the groups it is in, and counted without them"
   }
 });
 
-test("place and size among the siblings are those of what is shown", () => {
+test("position and set size are counted among the visible siblings", () => {
   const { rows } = rowsOf(grow(blocks), { ...all, test: ({ type }) => type === "mlp" });
   const groups = rows.filter(({ level }) => level === 3);
   assert.deepEqual(
@@ -98,7 +98,7 @@ test("place and size among the siblings are those of what is shown", () => {
   );
 });
 
-test("blocks that are built alike are folded, and the one that is not stays between them", () => {
+test("identical blocks are folded, and a different one stays between them", () => {
   const folded = fold(grow(blocks));
   const rows = rowsOf(folded, all).rows.map(({ node }) => [node.path, node.members.length]);
   assert.deepEqual(rows, [
@@ -120,7 +120,7 @@ test("blocks that are built alike are folded, and the one that is not stays betw
   ]);
 });
 
-test("folding loses no module and invents none", () => {
+test("folding neither loses nor adds modules", () => {
   for (let seed = 1; seed <= 30; seed += 1) {
     const modules = random(seed);
     const members = nodesOf(fold(grow(modules))).flatMap((node) => node.members.map(({ path }) => path));
@@ -128,7 +128,7 @@ test("folding loses no module and invents none", () => {
   }
 });
 
-test("a closed group tells of its worst child, and so does a folded row", () => {
+test("a closed group shows the state of its worst child, and so does a folded row", () => {
   const rank = (module) => Number(module.bad ?? false);
   const roots = grow(blocks);
   const worst = worstBelow(roots, rank);
@@ -138,7 +138,7 @@ test("a closed group tells of its worst child, and so does a folded row", () => 
   assert.equal(worstBelow(folded, rank).get(at).module.path, "layers.4.mlp");
 });
 
-test("the worst of a node is the largest rank of it and all below it", () => {
+test("the worst rank of a node is the largest among itself and its descendants", () => {
   const modules = random(11);
   const rank = ({ path }) => (path.length * 7919) % 101;
   const roots = grow(modules);
@@ -147,7 +147,7 @@ test("the worst of a node is the largest rank of it and all below it", () => {
     assert.equal(worst.get(node).rank, Math.max(...nodesOf([node]).map((each) => rank(each.members[0]))));
 });
 
-test("opened to what is marked, everything marked is seen and no open group is without it", () => {
+test("when groups open to marked modules, all of them are visible and every open group contains one", () => {
   const roots = grow(blocks);
   const marked = (module) => module.bad === true;
   const { rows } = rowsOf(roots, { ...all, closed: closedBut(roots, marked) });
@@ -156,7 +156,7 @@ test("opened to what is marked, everything marked is seen and no open group is w
     if (expanded) assert.ok(nodesOf(node.children).some((each) => marked(each.members[0])));
 });
 
-test("sorted it is a list: numbers by size, NaN above all, what is missing last either way", () => {
+test("sorting gives a list: numbers by size, NaN first, and missing values last in either direction", () => {
   const values = [3, NaN, undefined, -1, Infinity, "", 0];
   const modules = values.map((value, place) => ({ path: `m${place}`, value }));
   const sorted = (descending) =>
@@ -168,7 +168,7 @@ test("sorted it is a list: numbers by size, NaN above all, what is missing last 
   assert.ok(compare("layers.2", "layers.10") < 0);
 });
 
-test("ten thousand modules grow, fold and show completely", () => {
+test("ten thousand modules are built, folded and shown completely", () => {
   const many = random(3, 10_000);
   assert.equal(rowsOf(grow(many), all).rows.length, 10_000);
   assert.ok(rowsOf(fold(grow(many)), all).rows.length <= 10_000);

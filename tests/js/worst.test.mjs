@@ -20,7 +20,7 @@ function rank(bits) {
   return Number.isFinite(float[0]) ? Math.abs(float[0]) : Number.MAX_VALUE;
 }
 
-test("the order of bits is: not sampled, small, large, infinite, NaN", () => {
+test("bits are ordered from missing over small, large and infinite to NaN", () => {
   const { pick } = dice(1);
   const values = [MISSING, NAN, INFINITE, bitsOf(-Infinity), ...[0, -0, 1e-40, -1e-30, 3, -3.5, 1e38].map(bitsOf)];
   for (let time = 0; time < 3000; time += 1) {
@@ -30,7 +30,7 @@ test("the order of bits is: not sampled, small, large, infinite, NaN", () => {
   }
 });
 
-test("rows that share pixels lose no NaN, no infinity and no spike, and invent nothing", () => {
+test("rows that share pixels keep every NaN, infinity and spike, and add nothing", () => {
   for (let seed = 0; seed < 200; seed += 1) {
     const { whole, chance, pick } = dice(seed);
     const rows = 1 + whole(60);
