@@ -98,7 +98,7 @@ def test_only_identically_connected_blocks_fold(
 
 
 @given(st.text("ab", max_size=40), st.lists(st.tuples(st.integers(-1, 39), st.integers(-1, 39)), max_size=40))
-def test_runs_are_disjoint_and_of_equal_units(kinds: str, ends: list[tuple[int, int]]) -> None:
+def test_runs_are_disjoint_and_have_equal_units(kinds: str, ends: list[tuple[int, int]]) -> None:
     last = 0
     level: Any = dict.fromkeys((one, other) for one, other in ends if max(one, other) < len(kinds))
     for run in runs_of(kinds, range(len(kinds)), level):

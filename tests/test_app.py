@@ -245,7 +245,7 @@ def test_the_page_reloads_itself_only_on_request(client: TestClient) -> None:
         assert "http-equiv" not in client.get("/runs/one", params={"refresh": wrong}).text
 
 
-def test_the_page_shows_what_was_not_captured_and_what_the_store_holds(client: TestClient) -> None:
+def test_the_page_shows_uncaptured_modules_and_the_contents_of_the_store(client: TestClient) -> None:
     text = client.get("/runs/one").text
     assert "net.2 (Identity): not called" in text
     assert "of 4 MB" in text

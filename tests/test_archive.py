@@ -256,7 +256,7 @@ def test_a_killed_process_leaves_every_finished_part(tmp_path: Path, delay: floa
         assert frame.stats.tobytes() == make_frame(frame.step).stats.tobytes()
 
 
-def test_a_full_disk_stops_the_writing_is_reported_once_and_retried(
+def test_a_full_disk_stops_writing_and_is_reported_once_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(tmp_path)
@@ -395,7 +395,7 @@ def test_records_that_the_disk_cannot_keep_up_with_are_lost_and_counted(
 
 @pytest.mark.parametrize("table", ["steps", "stats", "sketches", "scalars", "events"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "noise", "foreign"])
-def test_a_damaged_part_costs_only_itself(tmp_path: Path, table: str, damage: str) -> None:
+def test_a_damaged_part_loses_only_itself(tmp_path: Path, table: str, damage: str) -> None:
     kept = Kept(tmp_path)
     for step in range(4):
         kept.take(make_frame(step))

@@ -165,7 +165,7 @@ def test_the_size_of_a_run_is_that_of_its_files_after_an_outage(
     assert kept.progress.nbytes == sum(path.stat().st_size for path in files)
 
 
-def test_a_damaged_part_neither_stops_the_writing_nor_raises_when_read(tmp_path: Path) -> None:
+def test_a_damaged_part_neither_stops_writing_nor_raises_on_reading(tmp_path: Path) -> None:
     kept, store = writer(tmp_path)
     write_each(kept, store, range(3))
     sorted((kept.folder / "stats").iterdir())[1].write_bytes(b"noise")

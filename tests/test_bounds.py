@@ -124,7 +124,7 @@ class Cached(nn.Module):
         return self.kept
 
 
-def test_a_tensor_that_is_returned_again_and_again_is_counted_once_a_step() -> None:
+def test_a_tensor_that_is_returned_repeatedly_is_counted_once_per_step() -> None:
     seed_all()
     model, x = nn.Sequential(Cached(), nn.Linear(4, 2)), noise(5, 6)
     optimizer = sgd(model[1].parameters())

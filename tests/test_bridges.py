@@ -251,7 +251,7 @@ def test_a_bridge_that_cannot_be_opened_is_reported_once_and_the_run_continues(
     assert [record.message.startswith("hookcore: the bridge failed") for record in caplog.records] == [True]
 
 
-def test_a_step_that_cannot_be_written_costs_no_other_step() -> None:
+def test_a_step_that_cannot_be_written_loses_no_other_step() -> None:
     class Failing(Recording):
         def write(self, step: int, time_s: float, numbers: Mapping[str, float]) -> None:
             if step == 1:
@@ -289,7 +289,7 @@ def test_a_stuck_bridge_drops_steps_and_delays_nothing(monkeypatch: pytest.Monke
     assert writer.steps == {step: {"loss": float(step)} for step in (0, 1, 2, 7)}
 
 
-def test_a_dropped_step_costs_the_bridge_no_other_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_step_loses_no_other_step_of_the_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tee, "MAX_WAITING", 1)
     writer = Stuck()
     sink = TeeSink(StoreSink(Store(16_000_000)), lambda: writer, lambda where, error: None)

@@ -82,7 +82,7 @@ def line_of(found: Replay) -> str:
     return found.culprit.line.code
 
 
-def test_after_an_explosion_a_later_step_is_saved_that_says_what_it_is() -> None:
+def test_a_later_step_is_saved_after_an_explosion_and_says_so() -> None:
     seed_all()
     model = make_model()
     with watch(model) as watcher:

@@ -41,7 +41,7 @@ def test_an_incident_fails_at_its_severity_and_above(tmp_path: Path, capsys: pyt
     assert main(["check", path, "--fail-on", "never"]) == 0
 
 
-def test_json_is_what_rest_answers_and_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_includes_everything_that_rest_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", save_layer(tmp_path, bad=40), "--format", "json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["fails"], told["newest_step"]) == (True, 59)

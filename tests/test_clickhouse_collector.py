@@ -414,7 +414,7 @@ def test_nothing_is_lost_if_the_disk_or_clickhouse_refuses_while_a_segment_is_cu
     assert sorted(refused) == ["ClickHouse", "the disk"]
 
 
-def test_a_trainer_that_goes_to_another_process_and_comes_back_is_stored_once(
+def test_a_trainer_that_switches_to_another_collector_and_returns_is_stored_once(
     tmp_path: Path, url: str, server: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer repeats whatever wasn't answered, so several spools have the same items."""
@@ -476,7 +476,7 @@ def test_a_process_that_returns_after_a_takeover_inserts_only_missing_items(
     count_once(server.nodes, database_of(url), {"run": 9})
 
 
-def test_a_collector_that_is_killed_again_and_again_loses_and_doubles_nothing(
+def test_a_collector_that_is_killed_repeatedly_loses_and_duplicates_nothing(
     tmp_path: Path, url: str, server: Nodes
 ) -> None:
     port = free_port()
@@ -491,7 +491,7 @@ def test_a_collector_that_is_killed_again_and_again_loses_and_doubles_nothing(
     count_once(server.nodes, database_of(url), frames)
 
 
-def test_clickhouse_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_clickhouse_that_is_killed_repeatedly_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     with running() as nodes:
         (node,) = nodes.nodes
         port = free_port()
@@ -506,7 +506,7 @@ def test_clickhouse_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp
         count_once([node], DATABASE, frames)
 
 
-def test_clickhouse_that_hangs_while_it_inserts_doubles_nothing(
+def test_clickhouse_that_hangs_during_an_insert_duplicates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clickhouse_client, "INSERT_S", 0.3)

@@ -777,7 +777,7 @@ def test_a_rank_that_stores_late_is_in_answers_from_then_on(cluster: Cluster) ->
     assert found.stored_until() == -1, "a rank that joins late is waited for"
 
 
-def test_a_part_is_not_taken_for_the_whole_if_a_rank_captured_a_tensor_rarely(cluster: Cluster) -> None:
+def test_a_part_is_not_mistaken_for_the_whole_if_a_rank_captured_a_tensor_rarely(cluster: Cluster) -> None:
     shard, rarely = cluster.shards[0], {5000: (1,), 10_000: (1,)}
     for rank, skipped in ((0, None), (1, 10_000)):
         made = [

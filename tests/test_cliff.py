@@ -65,6 +65,6 @@ def test_a_smaller_fall_and_a_fall_to_zero_are_not_cliffs() -> None:
     assert not vanishing(net(0.0))  # other rules report gradients of zero
 
 
-def test_networks_that_do_not_feed_each_other_are_not_compared() -> None:
+def test_unconnected_networks_are_not_compared() -> None:
     seed_all()
     assert not vanishing(Towers())

@@ -754,7 +754,7 @@ class Process:
 
 
 @pytest.mark.slow
-def test_a_collector_that_is_killed_again_and_again_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_a_collector_that_is_killed_repeatedly_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     """Eight ranks send while the collector is killed; the server is killed too, without losing its disk."""
     receiver = Receiver()
     with serving(receiver) as url:

@@ -90,7 +90,7 @@ def test_machines_with_a_shared_home_have_separate_folders(tmp_path: Path) -> No
     assert home({"HOME": str(tmp_path / "me")}) == tmp_path / "me/.local/state/hookcore" / name
 
 
-def test_it_stops_on_request_and_another_can_replace_it(environment: dict[str, str]) -> None:
+def test_a_dashboard_stops_on_request_and_another_can_replace_it(environment: dict[str, str]) -> None:
     assert stop_dashboard(environment) == "no dashboard is running"
     first = join_or_start(environment)
     _answers(first.url)
@@ -113,7 +113,7 @@ def test_a_killed_dashboard_leaves_nothing_stale(environment: dict[str, str]) ->
     assert _answers(second.url)
 
 
-def test_it_outlives_its_starter_and_is_not_in_its_session(environment: dict[str, str]) -> None:
+def test_a_dashboard_outlives_its_starter_and_is_not_in_its_session(environment: dict[str, str]) -> None:
     code = "from hookcore.delivery.dashboard.process import join_or_start; print(join_or_start().url)"
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], check=True, capture_output=True, text=True, env=environment

@@ -54,7 +54,7 @@ def first_of(model: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "least"), [("cnn", 94), ("transformer", 85)])
-def test_it_learns_to_recognize_unseen_digits(model: str, least: float) -> None:
+def test_the_demo_learns_to_recognize_unseen_digits(model: str, least: float) -> None:
     told: list[str] = []
     watcher = train(Demo(model, steps=300, most_per_s=0), told.append)
     progress = [line for line in told if line.startswith("step")]
@@ -143,7 +143,7 @@ def test_the_error_for_an_invalid_flag_lists_the_valid_ones(
 
 
 @pytest.mark.slow
-def test_it_prints_its_address_then_its_progress_and_exits_cleanly_on_ctrl_c(tmp_path: Path) -> None:
+def test_the_demo_prints_its_address_then_its_progress_and_exits_cleanly_on_ctrl_c(tmp_path: Path) -> None:
     command = [python(), "-m", "hookcore_app.cli", "demo", "--server", "thread", "--most-per-s", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path

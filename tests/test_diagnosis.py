@@ -101,7 +101,7 @@ def test_a_failing_training_has_findings(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RANKED)
-def test_a_fault_in_one_rank_is_blamed_on_its_layer_in_the_run_of_that_rank(name: str) -> None:
+def test_a_fault_in_one_rank_is_blamed_on_its_layer_in_that_ranks_run(name: str) -> None:
     outcomes = judge_ranks(name)
     assert (outcomes[BAD].named, outcomes[BAD].waited) == ("2", 0)
     others = [each for rank, each in enumerate(outcomes) if rank != BAD]
@@ -144,7 +144,7 @@ def test_the_layer_that_produced_a_nan_is_named_after_merging_and_after_reopenin
     assert [told(each) for each in findings_of(reopened)] == [told(each) for each in findings_of(kept)] == [expected]
 
 
-def test_a_nan_of_one_step_lasts_one_step_in_its_layer_and_longer_downstream() -> None:
+def test_a_nan_in_one_step_lasts_one_step_in_its_layer_and_longer_downstream() -> None:
     store = Store(2**24)
     chain(store, 800, bad=100, heals=False)
     (found,) = findings_of(store)

@@ -158,7 +158,7 @@ def test_a_tap_without_values_in_one_of_the_samples_is_not_compared() -> None:
     assert (found.compared, found.not_compared) == (1, 2)
 
 
-def test_nothing_is_compared_with_no_steps() -> None:
+def test_without_steps_nothing_is_compared() -> None:
     rng = np.random.default_rng(7)
     found = _compare(_store([[_normal(rng)] for _ in range(5)]), None, None)
     assert (found.outside.steps, found.compared, found.not_compared, found.layers) == (0, 0, 1, ())

@@ -40,7 +40,7 @@ def test_the_server_gets_all_dependencies_except_those_of_trainers() -> None:
     assert len(needed) - len([line for line in told if line]) == 1
 
 
-def test_a_server_imports_neither_torch_nor_what_only_notifications_need() -> None:
+def test_a_server_imports_neither_torch_nor_modules_for_notifications() -> None:
     code = (
         "import sys, hookcore_app.cli, hookcore_app.serving.server\n"
         "import hookcore_app.main, hookcore_app.runs, hookcore_app.settings as s\n"

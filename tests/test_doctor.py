@@ -44,7 +44,7 @@ def test_the_table_of_tested_pairs_matches_the_readme() -> None:
     ("version", "level", "words"),
     [("2.13.5+cpu", "ok", "full test suite"), ("2.6.0", "note", "eager"), ("2.99.0", "note", "not run with Python")],
 )
-def test_it_says_whether_the_installed_pair_was_tested(
+def test_doctor_says_whether_the_installed_pair_was_tested(
     monkeypatch: pytest.MonkeyPatch, version: str, level: str, words: str
 ) -> None:
     monkeypatch.setattr(tested.metadata, "version", lambda _name: version)
@@ -53,7 +53,7 @@ def test_it_says_whether_the_installed_pair_was_tested(
     assert (found.level, words in found.text) == (level, True)
 
 
-def test_it_names_the_settings_that_variables_set(well: dict[str, str]) -> None:
+def test_doctor_names_the_settings_that_variables_set(well: dict[str, str]) -> None:
     assert "HOOKCORE_EVERY=10" in levels(well | {"HOOKCORE_EVERY": "10"})["settings"].text
     wrong = levels(well | {"HOOKCORE_EVERY": "often"})["settings"]
     assert wrong.level == "wrong"
@@ -71,7 +71,7 @@ def test_the_check_of_the_kernel_ignores_the_settings_of_trainings(
     assert training._kernel().level != "wrong"
 
 
-def test_it_writes_no_files_where_a_training_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_writes_no_files_where_a_training_would(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOOKCORE_KEEP", str(tmp_path / "runs"))
     monkeypatch.setenv("HOOKCORE_BRIDGE", f"tensorboard:{tmp_path / 'board'}")
     training._kernel()
@@ -79,7 +79,7 @@ def test_it_writes_no_files_where_a_training_would(monkeypatch: pytest.MonkeyPat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_never_shows_a_token(well: dict[str, str]) -> None:
+def test_doctor_never_shows_a_token(well: dict[str, str]) -> None:
     told = as_text(machine.examine(well | {"HOOKCORE_TOKEN": TOKEN}))
     assert TOKEN not in told
     assert "HOOKCORE_TOKEN is set" in told
@@ -111,7 +111,7 @@ def test_a_port_in_use_is_reported(well: dict[str, str]) -> None:
     assert "next free port" in found.text
 
 
-def test_it_asks_a_server_whether_it_accepts_the_token(well: dict[str, str]) -> None:
+def test_doctor_asks_a_server_whether_it_accepts_the_token(well: dict[str, str]) -> None:
     with served() as server:
         told = well | {"HOOKCORE_URL": server.url}
         assert levels(told | {"HOOKCORE_TOKEN": TOKEN})["server"].level == "ok"
@@ -123,7 +123,9 @@ def test_it_asks_a_server_whether_it_accepts_the_token(well: dict[str, str]) -> 
     assert "doesn't answer" in gone.text
 
 
-def test_it_works_without_torch_and_says_what_is_missing(well: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_works_without_torch_and_says_what_is_missing(
+    well: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "hookcore.commands.doctor.training", None)
     (found,) = (each for each in examine("", well) if each.about == "torch")
     assert found.level == "note"
@@ -164,14 +166,14 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("models")
-def test_for_a_model_with_inputs_it_says_what_was_captured_and_why_the_rest_was_not() -> None:
+def test_a_check_of_a_model_with_inputs_lists_captured_modules_and_reasons_for_the_rest() -> None:
     told = as_text(training.examine_model("models_of_a_user:make_with_inputs"))
     assert "2 of 4 modules were captured in one step" in told
     assert "unused: not called in any captured step (direct calls to .forward() bypass hooks)" in told
 
 
 @pytest.mark.usefixtures("models")
-def test_for_a_model_without_inputs_it_says_what_the_settings_select(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_of_a_model_without_inputs_lists_the_selected_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOOKCORE_EXCLUDE", "unused")
     told = as_text(training.examine_model("models_of_a_user:make"))
     assert "3 of 4 modules would be captured" in told
@@ -196,7 +198,9 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_its_reason(name: str, wo
 
 
 @pytest.mark.slow
-def test_it_tries_the_features_of_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tries_the_features_of_torch(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = {each.about: each for each in training.examine()}
     assert found["kernel"].level == found["torch.compile"].level == "ok"
     monkeypatch.setattr(training, "_compiler", lambda: Finding("wrong", "torch.compile", "is ill"))

@@ -280,7 +280,7 @@ def test_a_sink_that_fails_for_a_while_loses_only_those_frames(
 
 
 @pytest.mark.parametrize("place", ["build_frames", "_resolve"])
-def test_a_batch_that_cannot_be_built_is_counted_and_costs_no_tap_its_name(
+def test_a_batch_that_cannot_be_built_is_counted_and_every_tap_keeps_its_name(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     owner = shipping_code if place == "build_frames" else shipping_code.Shipper
@@ -300,7 +300,7 @@ def test_a_batch_that_cannot_be_built_is_counted_and_costs_no_tap_its_name(
     assert (event.count, event.message) == (1, "1 frame was dropped: building or sending failed")
 
 
-def test_rows_that_cannot_be_packed_cost_no_tap_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tap_keeps_its_name_if_rows_cannot_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, calls = CpuArena.pack, []
 
     def fails_at_first(self: CpuArena, used: int) -> Any:

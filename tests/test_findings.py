@@ -250,7 +250,7 @@ def test_a_gradient_that_became_zero_vanishes() -> None:
     assert found.message == "the activation gradient has been zero since step 80"
 
 
-def test_a_gradient_that_is_zero_between_its_turns_does_not_vanish_until_it_misses_some() -> None:
+def test_an_alternating_gradient_does_not_vanish_until_it_misses_several_turns() -> None:
     for turn in (3, 5, 6, 12):
         rms = steady(200)
         rms[np.arange(200) % turn != 0, 4] = 0.0  # as for a generator that takes one step for several of its critic

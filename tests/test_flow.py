@@ -289,7 +289,7 @@ class Part(nn.Module):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_module_that_returns_a_part_of_its_input_does_not_feed_what_gets_all_of_it(frozen: bool) -> None:
+def test_a_module_that_returns_part_of_its_input_does_not_feed_consumers_of_the_whole(frozen: bool) -> None:
     model = Selects()
     for layer in (model.a, model.first):
         layer.requires_grad_(not frozen)
@@ -346,7 +346,7 @@ class EarlyExit(nn.Module):
         return self.head(x if self.exits else self.b(x))
 
 
-def test_it_is_learned_once_and_again_when_other_modules_run() -> None:
+def test_the_flow_is_learned_once_and_again_when_other_modules_run() -> None:
     model = EarlyExit()
     turns = iter([False] * 6 + [True] * 6 + [False] * 6)
 
@@ -361,7 +361,7 @@ def test_it_is_learned_once_and_again_when_other_modules_run() -> None:
     assert 6 < second.step < 12
 
 
-def test_it_is_learned_again_when_the_tree_changes() -> None:
+def test_the_flow_is_learned_again_when_the_tree_changes() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     steps = iter(range(100))
 

@@ -74,7 +74,7 @@ def test_a_refusal_names_all_offered_formats() -> None:
     assert all(MEDIA_TYPES[name] in raised.value.detail for name in ("json", "csv"))
 
 
-def test_json_is_what_the_standard_library_reads() -> None:
+def test_the_standard_library_can_read_the_json() -> None:
     assert json.loads(json_of({1: [np.int64(2)], "x": None})) == {"1": [2], "x": None}
 
 

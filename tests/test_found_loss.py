@@ -49,7 +49,7 @@ def assert_found(watcher: Watcher, own: list[float]) -> None:
     assert len(own) == STEPS
 
 
-def test_the_loss_is_what_backward_was_called_on() -> None:
+def test_the_loss_is_the_tensor_on_which_backward_was_called() -> None:
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
         for _ in range(STEPS):
             optimizer.zero_grad()
@@ -165,7 +165,7 @@ def test_a_backward_pass_that_reaches_no_watched_parameter_is_not_the_loss() -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_it_is_read_in_any_precision(dtype: torch.dtype) -> None:
+def test_the_loss_is_read_in_any_precision(dtype: torch.dtype) -> None:
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[float]:
         model.to(dtype)
         for _ in range(STEPS):
@@ -317,7 +317,7 @@ def test_a_loss_without_data_or_inside_a_transform_is_unknown() -> None:
     assert finder.take(FIRST_STEPS, 0) == {}
 
 
-def test_a_scale_of_zero_costs_no_frame() -> None:
+def test_a_scale_of_zero_loses_no_frame() -> None:
     assert Sum([3.0, 1.0]).resolve(0.0) == 4.0
 
 

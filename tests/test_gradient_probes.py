@@ -364,7 +364,7 @@ def test_the_noise_scale_changes_no_bit() -> None:
     assert probed == outcome(lambda _: None, passes=3)
 
 
-def test_a_failing_probe_of_passes_is_reported_and_switched_off() -> None:
+def test_a_failing_pass_probe_is_reported_and_switched_off() -> None:
     class Bad:
         def begin_pass(self, parameters: list[Tensor]) -> None:
             raise ValueError("no")

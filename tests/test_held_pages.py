@@ -107,7 +107,7 @@ def trained() -> Trained:
     return found
 
 
-def test_rest_has_what_the_training_computed(trained: Trained) -> None:
+def test_rest_returns_the_values_that_the_training_computed(trained: Trained) -> None:
     world = trained.world
     said = world.json("series", run="real", tap=[" output"], stat="rms", points=1000)["series"][0]
     assert set(said["first_step"]) >= set(range(0, STEPS, EVERY))

@@ -275,7 +275,7 @@ def test_a_removed_end_is_not_called_and_a_dropped_one_is() -> None:
     assert calls == ["dropped"]
 
 
-def test_outside_a_backward_there_is_no_end_to_wait_for() -> None:
+def test_outside_a_backward_pass_there_is_no_end_to_wait_for() -> None:
     with pytest.raises(HookError, match=r"No backward is running.*expected a call from inside one.*Pass `of=model`"):
         hooks.on_backward_end(nothing)
 

@@ -206,7 +206,7 @@ def test_an_old_proof_is_invalid(tmp_path: Path) -> None:
         assert TOKEN.encode() not in other.heard
 
 
-def test_a_server_that_hangs_up_after_its_proof_gets_no_token_on_a_new_connection() -> None:
+def test_a_server_that_disconnects_after_its_proof_gets_no_token_on_a_new_connection() -> None:
     receiver = Receiver()
     receiver.tokens = (TOKEN,)
     receiver.hangs_up = True

@@ -208,7 +208,7 @@ def test_the_graph_is_that_of_the_structure_in_the_first_step() -> None:
     assert "m1" not in _states(replace(_in_flow(), first_step=25), FLOW, later)
 
 
-def test_there_is_no_graph_without_a_flow_or_around_a_module_that_is_alone() -> None:
+def test_there_is_no_graph_without_a_flow_or_around_an_unconnected_module() -> None:
     assert graph_of(_in_flow(), _reader()) is None
     assert graph_of(_in_flow(culprit=4, chain=()), _reader(FLOW)) is None
     assert graph_of(replace(_in_flow(), culprit=Link(9, Tap("other", "output"), 11)), _reader(FLOW)) is None

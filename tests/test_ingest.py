@@ -487,7 +487,7 @@ def test_small_bodies_that_unpack_to_millions_of_values_take_little_memory() -> 
         assert server.runs.all() == []
 
 
-def test_with_many_large_batches_at_once_some_are_asked_to_retry() -> None:
+def test_some_of_many_concurrent_large_batches_are_asked_to_retry() -> None:
     head = (
         f"POST /api/v1/ingest HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
         f"Content-Type: {wire.CONTENT_TYPE}\r\nContent-Length: 100000\r\n\r\n"
@@ -547,7 +547,7 @@ def test_a_trainer_that_returns_after_a_silence_is_an_event() -> None:
     assert _events(world) == [("reconnected", "the trainer is back after 12 s without a message", 1)]
 
 
-def test_a_trainer_that_comes_from_another_server_is_an_event_once(world: World) -> None:
+def test_a_trainer_that_switches_servers_is_one_event(world: World) -> None:
     counters = wire.DeliveryCounters(produced=8, acknowledged=7, in_flight=1)
     for step in (7, 8):
         world.take(make_batch(INFO, [step], first=step == 7, counters=counters))

@@ -458,7 +458,7 @@ def test_a_new_rank_that_is_the_first_of_a_restarted_training_begins_it(ranks: R
     assert ranks.joint.assembly.absences.incomplete == 0
 
 
-def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_the_others(ranks: Ranks) -> None:
+def test_a_rank_that_restarts_alone_does_not_take_the_run_from_the_others(ranks: Ranks) -> None:
     ranks.all(range(3))
     ranks.restarted.add(1)
     ranks.send(1, range(2))
@@ -494,7 +494,7 @@ def alone(ranks: Ranks) -> None:
     ranks.joint.tick()
 
 
-def test_a_rank_that_starts_again_alone_does_not_continue_the_run_of_others_that_have_ended(ranks: Ranks) -> None:
+def test_a_rank_that_restarts_alone_does_not_continue_the_run_of_ended_ranks(ranks: Ranks) -> None:
     alone(ranks)
     for rank in (0, 2, 3):
         ranks.send(rank, [14])
@@ -505,7 +505,7 @@ def test_a_rank_that_starts_again_alone_does_not_continue_the_run_of_others_that
     assert (ranks.joint.end.step, ranks.joint.shift, ranks.events("restarted")) == (14, 0, [])
 
 
-def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_others_that_are_silent(ranks: Ranks) -> None:
+def test_a_rank_that_restarts_alone_does_not_take_the_run_from_silent_ranks(ranks: Ranks) -> None:
     alone(ranks)  # the others have been silent for long
     ranks.send(1, range(3, 5))
     for step in (14, 15):
@@ -516,9 +516,7 @@ def test_a_rank_that_starts_again_alone_does_not_take_the_run_from_others_that_a
 
 
 @pytest.mark.parametrize("is_readable", [True, False])
-def test_a_rank_that_starts_again_alone_stays_out_after_a_restart_of_the_server(
-    tmp_path: Path, is_readable: bool
-) -> None:
+def test_a_rank_that_restarts_alone_stays_out_after_a_restart_of_the_server(tmp_path: Path, is_readable: bool) -> None:
     with saved(tmp_path) as ranks:
         alone(ranks)
         before, others = ranks.series(), {"sent": ranks.sent, "restarted": ranks.restarted}
@@ -552,7 +550,7 @@ def test_ranks_that_all_restart_lose_no_step_in_any_order(ranks: Ranks) -> None:
     assert (ranks.joint.assembly.absences.incomplete, ranks.events("rank-alone")) == (0, [])
 
 
-def test_a_rank_that_started_again_twice_takes_part_with_its_newest_run() -> None:
+def test_a_rank_that_restarted_twice_participates_with_its_newest_run() -> None:
     """First alone, and then with the others, whichever is first, and in whatever order runs are found on disk."""
     started = {
         "0a": 1.0,
@@ -828,7 +826,7 @@ def everything(ranks: Ranks) -> list[Any]:
     ]
 
 
-def test_after_a_restart_the_run_is_what_it_was(tmp_path: Path) -> None:
+def test_a_run_is_unchanged_after_a_restart(tmp_path: Path) -> None:
     with saved(tmp_path) as ranks:
         ranks.all(range(20))
         for rank in range(WORLD):
@@ -1009,7 +1007,7 @@ def test_a_rank_that_joins_while_the_run_is_read_does_not_change_it(
         assert joint.store.usage().max_bytes > 2**20
 
 
-def test_the_attempts_are_distinguished_after_a_restart(tmp_path: Path) -> None:
+def test_attempts_are_distinguished_after_a_restart(tmp_path: Path) -> None:
     with saved(tmp_path) as ranks:
         ranks.all(range(3))
         for attempt in (1, 2):

@@ -233,7 +233,7 @@ def test_the_result_does_not_depend_on_the_number_of_threads(threads: int) -> No
 
 
 @on_cpu
-def test_a_team_of_fewer_threads_than_asked_for_measures_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_team_with_fewer_threads_than_requested_measures_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
     # As OpenMP does under OMP_THREAD_LIMIT=1, one thread runs the function.
     work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     fork = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(

@@ -51,7 +51,7 @@ def test_gradients_whose_common_norm_never_changes_are_clipped() -> None:
     ],
     ids=["varies", "a tenth is below the limit", "each is constant", "zero"],
 )
-def test_gradients_that_only_look_clipped(norms: Values) -> None:
+def test_gradients_that_only_appear_to_be_clipped_are_not_reported(norms: Values) -> None:
     assert clipped(norms, 60) == []
 
 

@@ -140,7 +140,7 @@ def test_the_picture_of_a_run_on_a_server_comes_from_that_server(monkeypatch: py
         assert image_in(page.named("img")[0]["src"]).size == (3, 5)
 
 
-def test_for_a_server_that_does_not_answer_only_the_link_is_shown() -> None:
+def test_only_the_link_is_shown_if_the_server_does_not_respond() -> None:
     info = RunInfo(id="one", key="key", name="gone", started_s=0.0)
     gone = Delivery(info, StoreSink(Store(16_000_000)), None, "http://127.0.0.1:9", "http://127.0.0.1:9/runs/one")
     gone.address = Address("http://127.0.0.1:9")

@@ -247,7 +247,7 @@ def test_nothing_that_is_logged_or_shown_contains_an_address(
 
 
 @pytest.mark.usefixtures("own_process")
-def test_a_message_leaves_the_process_as_it_was(hook: Webhook) -> None:
+def test_sending_a_message_leaves_the_process_unchanged(hook: Webhook) -> None:
     told = notifier_of(hook)
     before = random_state(), threading.active_count()
     assert told.test()

@@ -145,12 +145,12 @@ def test_a_band_is_the_mean_over_steps_and_contains_every_value() -> None:
     assert (rough.low.tolist(), rough.high.tolist()) == ([0.5, 4.0], [12.0, 4.0])
 
 
-def test_as_many_long_ids_fit_as_an_address_holds(world: World) -> None:
+def test_as_many_long_ids_are_listed_as_fit_in_a_url(world: World) -> None:
     ids = ",".join(f"{place:03}".ljust(MAX_RUN_ID, "x") for place in range(39))
     assert "".ljust(MAX_RUN_ID - 3, "x") in ask(world, 404, runs=ids, scalar="loss")["error"]
 
 
-def test_a_loss_behind_a_hundred_other_values_is_known(world: World) -> None:
+def test_a_loss_after_a_hundred_other_values_is_known(world: World) -> None:
     run = open_run(world.runs, "many")
     for step in range(10):
         append(run.store, step, [], scalars={**{f"a{place:03}": 1.0 for place in range(150)}, "z/loss": float(step)})

@@ -338,7 +338,7 @@ def test_findings_of_custom_rules_are_sent() -> None:
     assert [each.key for each in Lookout(world.runs).news() if each.key[0] == "run-1"] == [("run-1", "own-large-0-1")]
 
 
-def test_a_fault_in_hookcore_itself_costs_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_hookcore_itself_loses_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: OwnRules, given: Frame, taps: Any) -> Frame:
         raise RuntimeError("oops")
 

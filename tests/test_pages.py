@@ -78,7 +78,7 @@ def _names(client: TestClient, query: str = "") -> list[str]:
     return re.findall(r'data-run="\w+" data-name="([^"]+)"', client.get(f"/{query}").text)
 
 
-def test_no_page_of_an_ended_run_promises_what_cannot_come(world: World) -> None:
+def test_no_page_of_an_ended_run_promises_new_data(world: World) -> None:
     _open(world, "bare").end = End(0)
     for run in ("new", "bare"):
         for name in [place.page for place in frame.PLACES if place.key]:

@@ -31,7 +31,7 @@ def test_any_name_matches_the_star_and_nothing_else_raises(name: str) -> None:
     assert matching.expression("(?s).*")(name)
 
 
-def test_half_a_surrogate_pair_in_a_name_is_no_error() -> None:
+def test_half_a_surrogate_pair_in_a_name_is_not_an_error() -> None:
     assert matching.glob("a*")("a\udc80")
     assert not matching.glob("\udc80b")("a")
 

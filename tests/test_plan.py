@@ -169,7 +169,7 @@ def test_data_on_disk_is_that_of_rows_and_of_their_sums() -> None:
     assert MODEL.sizes.disk_bytes(demand, 100.0) == pytest.approx(rows * 100 + rolled * 200 + 100 * 50)
 
 
-def test_a_collector_that_takes_longer_to_make_a_segment_makes_fewer() -> None:
+def test_a_collector_that_is_slower_at_making_segments_makes_fewer() -> None:
     demand, layout = Demand(500, 5, 2, 0.1), Layout(2, 2)
     settled = MODEL.settled(demand, layout)
     assert settled.cut_s > 0

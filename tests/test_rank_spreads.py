@@ -59,7 +59,7 @@ def test_the_spread_of_ranks_is_known_for_the_largest_numbers() -> None:
     assert spreads_in(np.array([[3.0], [np.nan]])).present.tolist() == [1]
 
 
-def test_values_of_merged_steps_are_those_of_the_asked_step_and_say_their_steps() -> None:
+def test_values_of_merged_steps_are_those_of_the_requested_step_and_name_their_steps() -> None:
     many, steps = 60, 600  # wide steps, so that a small store soon merges them
     taps = tuple(Tap(f"layers.{number}", "output") for number in range(many))
     stores = [Store(2**20) for _ in range(3)]  # all ranks, and two of them

@@ -206,7 +206,7 @@ def no_memory(*arguments: object, **named: object) -> NoReturn:
     raise torch.OutOfMemoryError("no memory left")
 
 
-def test_memory_that_was_refused_is_asked_for_again_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_memory_is_requested_again_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     arena, asked = DeviceArena(CPU, 1000, None), []
     arena.begin_step()
     arena.observe(torch.ones(3), 0)

@@ -412,7 +412,7 @@ def norm_of_gradients(rows: Rows, step: int) -> float:
 
 
 @pytest.mark.slow
-def test_ranks_own_their_activations_and_the_first_one_owns_what_all_have(measured: Measured) -> None:
+def test_ranks_own_their_activations_and_the_first_one_owns_shared_tensors(measured: Measured) -> None:
     for world in (2, 4):
         for rank, rows in enumerate(measured[world]["with_ddp"]):
             for (_, tap), (owner, _, _) in rows.items():

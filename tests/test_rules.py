@@ -228,7 +228,7 @@ def test_an_incident_that_became_worse_is_as_serious_at_a_step_as_it_was_then() 
     assert incident.as_of(25).as_of(15).severity == "info"
 
 
-def test_an_incident_is_over_if_two_looks_do_not_find_it_and_may_come_back() -> None:
+def test_an_incident_ends_if_two_checks_do_not_find_it_and_may_come_back() -> None:
     first = (10, [found(0, 4)])
     assert [each.recovered for each in looked(first, (100, []))] == [None]
     assert [each.recovered for each in looked(first, (100, []), (101, []))] == [100]
@@ -265,7 +265,7 @@ def test_incidents_without_room_are_counted_once() -> None:
     assert (len(incidents.all()), incidents.dropped) == (MAX_STANDING, 5)
 
 
-def test_a_failing_rule_costs_no_frame_and_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_rule_loses_no_frame_and_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ValueError("no such column")
 

@@ -125,7 +125,7 @@ def test_any_text_is_a_query_or_an_error_that_says_why(text: str) -> None:
         assert find_runs(text, []) == []
 
 
-def test_an_unknown_name_is_no_error_while_there_are_no_runs() -> None:
+def test_an_unknown_name_is_not_an_error_while_there_are_no_runs() -> None:
     assert find_runs("lr>0.1", []) == []
 
 

@@ -336,7 +336,7 @@ def test_a_server_that_asks_for_a_pause_gets_one(receiver: Receiver, url: str, s
     assert 20 < rest <= retries.MAX_PAUSE_S  # the server asked for a day; this is the most that any server can get
 
 
-def test_a_frame_that_is_refused_repeatedly_is_dropped_alone(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_only_the_repeatedly_refused_frame_is_dropped(receiver: Receiver, url: str, sink: HttpSink) -> None:
     receiver.before = lambda batch: 422 if any(getattr(item, "step", 0) == 3 for item in batch.items) else None
     _send(sink, range(8))
     sink.start(Address(url))
@@ -345,7 +345,7 @@ def test_a_frame_that_is_refused_repeatedly_is_dropped_alone(receiver: Receiver,
     assert sink.counters == DeliveryCounters(produced=8, acknowledged=7, dropped={"refused": 1})
 
 
-def test_a_frame_that_cannot_be_encoded_is_dropped_alone(receiver: Receiver, url: str, sink: HttpSink) -> None:
+def test_only_the_frame_that_cannot_be_encoded_is_dropped(receiver: Receiver, url: str, sink: HttpSink) -> None:
     sink.send(a_frame(0, (TAP,)))
     bad = a_frame(1)
     bad.labels["optimizer"] = {1j}  # type: ignore[assignment]
@@ -553,7 +553,7 @@ def test_many_senders_at_once_lose_and_duplicate_nothing(receiver: Receiver, url
     assert sorted(receiver.stored) == sorted(list(range(40)) * 8)
 
 
-def test_the_books_balance_at_every_moment(receiver: Receiver, url: str) -> None:
+def test_the_delivery_counters_add_up_at_every_moment(receiver: Receiver, url: str) -> None:
     answers = iter([500, 0, None, 429, None, 422, 0, None, 503] * 30)
     receiver.after = lambda batch: next(answers, None)
     sink = HttpSink(a_run(), max_items=20, close_s=1.0)

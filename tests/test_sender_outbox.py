@@ -307,7 +307,7 @@ def test_items_in_doubt_are_sent_after_items_the_receiver_lost() -> None:
     assert [entry.number for entry in outbox.next_parcel().entries] == [0]
 
 
-def test_one_refused_frame_costs_no_other(outbox: Outbox) -> None:
+def test_one_refused_frame_loses_no_others(outbox: Outbox) -> None:
     for step in range(5):
         outbox.put(a_frame(step))
     arrived: list[int] = []

@@ -182,7 +182,7 @@ class Mixed(nn.Module):
     ],
     ids=["mlp", "resnet", "attention", "encoder", "cell", "by hand", "mixed"],
 )
-def test_the_sum_is_what_the_counter_of_torch_finds(
+def test_the_sum_agrees_with_torchs_counter(
     model: nn.Module, make: Callable[[], Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # torch's counter doesn't know the attention kernel for CPUs, so the plain operators run here.
@@ -211,7 +211,7 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Ten
     return (q @ k.transpose(-1, -2)).softmax(-1) @ v
 
 
-def test_gpt2_has_what_the_counter_finds_and_each_part_its_own() -> None:
+def test_gpt2_and_each_of_its_parts_agree_with_the_counter() -> None:
     config = transformers.GPT2Config(
         n_layer=2, n_head=2, n_embd=8, vocab_size=16, n_positions=8, use_cache=False, attn_implementation="eager"
     )

@@ -103,7 +103,7 @@ def test_the_extremes_of_double_precision_have_the_outer_bins() -> None:
     assert bins_of(values).tolist() == expected
 
 
-def test_edges_ascend_and_the_bins_between_them_are_mirrored() -> None:
+def test_edges_ascend_and_their_bins_are_symmetric() -> None:
     edges = sketch.EDGES
     assert len(edges) == sketch.BINS
     assert (np.diff(edges[1:-1]) >= 0).all()

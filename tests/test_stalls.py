@@ -224,7 +224,7 @@ def test_a_young_run_is_not_judged_for_stalls(steps: int) -> None:
         assert world.told == []
 
 
-def test_a_pause_or_an_evaluation_is_no_stall_and_starts_the_time_again() -> None:
+def test_a_pause_or_an_evaluation_is_not_a_stall_and_restarts_the_timer() -> None:
     with training(waits_in_loop) as world:
         world.rests = True
         world.pass_time(20 * MIN_S)
@@ -235,7 +235,7 @@ def test_a_pause_or_an_evaluation_is_no_stall_and_starts_the_time_again() -> Non
         assert world.names == [STALLED]
 
 
-def test_a_process_that_was_stopped_starts_the_time_again() -> None:
+def test_a_suspended_process_restarts_the_timer() -> None:
     with training(waits_in_loop) as world:
         world.pass_time(MIN_S)
         world.now += 10_000.0  # SIGSTOP, or a laptop that sleeps

@@ -246,7 +246,7 @@ def test_loading_in_an_evaluation_is_part_of_the_evaluation(world: SimpleNamespa
     assert (parts["loading"], parts["before"], parts["other"]) == (600_000.0, 1.0 + spent, 50000.0 + spent)
 
 
-def test_a_model_without_gradients_that_helps_the_training_takes_no_batch_from_it(world: SimpleNamespace) -> None:
+def test_a_helper_model_without_gradients_does_not_count_as_a_batch(world: SimpleNamespace) -> None:
     def call(inputs: Tensor) -> Tensor:
         with torch.no_grad():
             world.model(inputs)  # a teacher

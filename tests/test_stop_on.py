@@ -168,7 +168,7 @@ def test_all_ranks_stop_in_the_same_step_after_an_incident_on_one(tmp_path: Path
     assert AGREE_EVERY - 1 <= first < STEPS
 
 
-def test_a_rank_that_watches_nothing_takes_part_in_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_watches_nothing_participates_in_the_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     exchanged = []
 
     def all_reduce(stop: torch.Tensor, _op: object) -> None:

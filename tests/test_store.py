@@ -467,7 +467,7 @@ def test_the_store_imports_neither_torch_nor_numba_nor_a_web_library() -> None:
             assert not {name.split(".")[0] for name in names} & {"torch", "numba", "starlette", "fastapi", "httpx"}
 
 
-def test_coverage_never_calls_captured_what_the_store_refused() -> None:
+def test_coverage_never_reports_refused_tensors_as_captured() -> None:
     store = Store(2**20)
     kinds = ("output", "output_grad")
     taps = tuple(Tap(f"m{number}", kind) for number in range(300) for kind in kinds)

@@ -310,7 +310,7 @@ def _said(message: Message) -> Any:
 # -- every route is requested ------------------------------------------------------------------------------------------
 
 
-def test_every_route_and_page_is_asked_of_both_stores_or_there_is_a_reason_why_not() -> None:
+def test_every_route_and_page_is_tested_with_both_stores_or_exempt_for_a_reason() -> None:
     routes = [*routes_of(make_world(unhurried).app.routes)]
     asked = {("SOCKET", "/api/v1/socket")}
     asked |= {("GET", f"/api/v1/{each.format(run='one')}") for each in (*OF_A_RUN, *OF_SEVERAL, *STREAMED)}

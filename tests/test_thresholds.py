@@ -45,7 +45,7 @@ def rules_in(store: Store) -> set[str]:
     return {each.rule for each in findings_of(store)}
 
 
-def test_every_threshold_is_in_its_range_and_means_something() -> None:
+def test_every_threshold_is_in_its_range_and_has_help() -> None:
     assert set(THRESHOLDS) <= set(get_args(RuleName)) == set(RULES)
     for rule, thresholds in THRESHOLDS.items():
         for each in thresholds:

@@ -139,7 +139,7 @@ def test_the_culprit_and_the_step_stay(trained: Trained, tmp_path: Path) -> None
     assert f"<code>{blamed or '(root)'}</code>" in report
 
 
-def test_it_stays_named_after_it_is_merged_and_read_again(trained: Trained) -> None:
+def test_a_culprit_stays_named_after_merging_and_rereading(trained: Trained) -> None:
     rule, modules = TOLD[trained.trouble]
     store = trained.store
     known = {each.id: each for each in store.incidents()}

@@ -315,7 +315,7 @@ def test_evaluation_is_captured_only_on_request() -> None:
         assert all(stats["parts"] == 1 for stats in read_step(watcher, 1).values())
 
 
-def test_a_watcher_with_little_memory_does_not_call_captured_what_its_store_refused() -> None:
+def test_a_watcher_with_little_memory_does_not_report_refused_tensors_as_captured() -> None:
     model = nn.Sequential(*(nn.Identity() for _ in range(700)))
     watcher = hookcore.watch(model, server=None, budget=None, memory=2**21, kinds=("output",))
     model(torch.ones(2, requires_grad=True))

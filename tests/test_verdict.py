@@ -92,7 +92,7 @@ def test_a_verdict_without_differences_says_how_much_was_compared() -> None:
     ]
 
 
-def test_it_is_stated_if_no_logged_value_was_compared() -> None:
+def test_a_verdict_says_if_no_logged_value_was_compared() -> None:
     verdict = verdict_of(run_of({0: [1.0, 2.0]}, {0: 1.0}), run_of({0: [1.0, 2.0]}))
     assert verdict.say()[-1] == "Neither loss nor any other logged value was compared: the runs share none."
 

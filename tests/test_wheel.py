@@ -158,7 +158,7 @@ def test_the_installed_kernel_is_the_compiled_one(python: Path, user: Path) -> N
     assert told.startswith("'' <built-in"), told
 
 
-def test_it_works_next_to_a_users_own_app(python: Path, user: Path) -> None:
+def test_the_wheel_works_next_to_a_users_own_app(python: Path, user: Path) -> None:
     code = (
         "import app, hookcore, hookcore_app.main as server, hookcore.hooks, hookcore.hooks.compiled\n"
         "from hookcore_app.runs import Runs\n"

@@ -66,7 +66,7 @@ def test_the_server_finds_the_same_as_the_find_box_and_reports_invalid_input(pat
     assert "encoder.layers.0.linear1" in page("type=Linear")
 
 
-def test_by_default_the_first_bad_layers_are_at_the_top_and_the_order_can_be_changed(visit: Open, paths: Paths) -> None:
+def test_the_first_bad_layers_are_at_the_top_by_default_and_the_order_can_be_changed(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["flow"] + "?kind=output&stat=rms&rows=read")
         opened(tab.page)

@@ -56,7 +56,7 @@ def test_the_saved_step_is_explained_here_too(visit: Open, paths: Paths) -> None
         expect(cause).to_contain_text("weight encoder.layers.1.linear1.weight already had", timeout=60_000)
 
 
-def test_it_is_acknowledged_and_that_is_undone(visit: Open, paths: Paths) -> None:
+def test_an_incident_is_acknowledged_and_unacknowledged(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["incident"])
         button = tab.page.locator("#about [data-seen]")
@@ -66,7 +66,7 @@ def test_it_is_acknowledged_and_that_is_undone(visit: Open, paths: Paths) -> Non
         expect(button).to_have_attribute("aria-pressed", "false")
 
 
-def test_it_fits_a_phone_passes_axe_and_needs_no_script(visit: Open, paths: Paths) -> None:
+def test_the_incident_page_fits_a_phone_passes_axe_and_needs_no_script(visit: Open, paths: Paths) -> None:
     with visit(theme="light") as tab:
         tab.goto(paths("bad")["incident"])
         expect(tab.page.locator("#chart .main-svg").first).to_be_attached()

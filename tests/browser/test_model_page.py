@@ -99,7 +99,7 @@ def test_nan_is_drawn_from_the_box_where_it_begins(visit: Open, paths: Paths) ->
         expect(page.locator("#model .card-table tbody tr", has_text="features.0").first).not_to_contain_text("NaN")
 
 
-def test_it_plays_to_the_end_and_holds_there(visit: Open, paths: Paths) -> None:
+def test_playback_runs_to_the_end_and_holds_there(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["model"] + "?speed=100")
         page = opened(tab.page)

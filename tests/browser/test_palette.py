@@ -65,7 +65,9 @@ def test_marks_stay_when_an_answer_arrives(visit: Open, paths: Paths) -> None:
         expect(options.last).to_have_attribute("aria-selected", "true")
 
 
-def test_it_can_be_closed_says_if_nothing_is_found_and_passes_axe_on_a_phone(visit: Open, paths: Paths) -> None:
+def test_the_palette_can_be_closed_says_if_nothing_is_found_and_passes_axe_on_a_phone(
+    visit: Open, paths: Paths
+) -> None:
     with visit(theme="dark", size=(390, 844)) as tab:
         tab.goto(paths("bad")["flow"])
         page = tab.page

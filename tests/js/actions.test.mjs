@@ -96,7 +96,7 @@ test("selected runs are written to the URL, up to the limit of the charts, and r
   assert.equal(state.get("runs"), "b,a,c");
   selection.set(["b"], false);
   assert.deepEqual(ids(), ["a", "c"]);
-  assert.deepEqual(told, [], "a hand's own change is no news");
+  assert.deepEqual(told, [], "a selection does not announce its own changes to itself");
   state.set({ runs: "c" });
   assert.deepEqual(told, [["c"]]);
   const many = Array.from({ length: MAX_OVERLAID_RUNS + 6 }, (_, place) => `r${place}`);

@@ -175,7 +175,7 @@ test("heights of a profile ascend with the share, and the newest step is always 
   assert.deepEqual(picked(3, 12), [0, 1, 2]);
   assert.equal(picked(500, 12).at(-1), 499);
   assert.deepEqual(picked(1, 12), [0]);
-  assert.deepEqual(picked(9, 3, 7), [0, 7, 8], "the one that is read out is among them");
+  assert.deepEqual(picked(9, 3, 7), [0, 7, 8], "the selected one is among them");
   assert.deepEqual(picked(9, 3, 4), [0, 4, 8]);
 });
 
@@ -214,7 +214,7 @@ test("a held step has a column only if it was captured", () => {
     [0, 5, 10, 12, 15, 20, 21].map((step) => columnOf(shape, step)),
     [0, -1, 1, 1, -1, 2, -1],
   );
-  assert.equal(columnAt(shape, endsOf(shape), 5), 0, "a pointer between two columns is in the drawn one");
+  assert.equal(columnAt(shape, endsOf(shape), 5), 0, "a pointer between two columns selects the drawn one");
 });
 
 test("a held page requests bars of its step only, however many steps are shown", () => {

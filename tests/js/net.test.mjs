@@ -197,7 +197,7 @@ test("a lost connection is retried with growing delays, and everything is subscr
   );
   now().says(json(now().asked[0].id, 1, { type: "state" }));
   now().onclose({ code: 1006 });
-  assert.equal(stream.retryAt, Date.now() + 500, "what was heard of is trusted again");
+  assert.equal(stream.retryAt, Date.now() + 500, "after a message, the connection is trusted again");
   stream.retry();
   assert.equal(stream.state, "connecting");
   assert.deepEqual(states.slice(0, 4), ["connecting", "open", "waiting", "connecting"]);
@@ -270,7 +270,7 @@ test("a subscription that the server cannot serve yet is retried", () => {
   now().onopen();
   now().says(json(1, 0, { type: "error", error: "unknown run" }));
   assert.deepEqual(heard, ["unknown run"]);
-  assert.equal(now().asked.length, 1, "nothing is acknowledged that is over");
+  assert.equal(now().asked.length, 1, "an ended subscription is not acknowledged");
   mock.timers.tick(1000);
   assert.deepEqual([now().asked.length, now().asked[1].op, now().asked[1].id], [2, "subscribe", 2]);
   now().says(json(2, 0, { type: "error", error: "unknown run" }));

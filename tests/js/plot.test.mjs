@@ -352,6 +352,6 @@ test("a held step has its own value, and none if its point is merged with others
   const old = { name: "x", first: [1000], last: [1007], mean: [5], min: [4], max: [6] };
   assert.deepEqual(heldWords(loss, points, 1001, [old]), ["5 (4 to 6)", "at steps 1,000 to 1,007"]);
   const few = drawn(line([1, 2, 3]), 10, 1000);
-  assert.deepEqual(heldWords(line([1, 2, 3]), few, 2), ["3", ""], "a smoothed value has other steps in it");
+  assert.deepEqual(heldWords(line([1, 2, 3]), few, 2), ["3", ""], "a smoothed value includes other steps");
   assert.deepEqual(heldWords(line([1, 2, 3]), few, 7), ["-", ""]);
 });

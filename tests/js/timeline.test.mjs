@@ -293,7 +293,7 @@ test("a step is placed at its time, between known steps and slightly beyond them
     [100, 150, 200, 215, 230],
   );
   for (const step of [0, 3, 10, 17, 20]) assert.ok(Math.abs(stepOf(knots, valueAt(knots, step)) - step) < 1e-9);
-  assert.equal(valueAt(knots, 22), 243, "at the pace of all");
+  assert.equal(valueAt(knots, 22), 243, "extrapolated at the average pace");
   assert.equal(timeKnots(points([4], [1])), null);
 });
 
@@ -448,7 +448,7 @@ test("a zoomed axis shows a part, and values outside keep their places", () => {
   assert.deepEqual([axis.place(90), axis.place(20)], [outside, inside]);
   assert.ok(axis.ticks().every(({ at }) => at >= 10 && at <= 30));
   axis.zoom([5, 5]);
-  assert.deepEqual(axis.range, [10, 30], "nothing is no part");
+  assert.deepEqual(axis.range, [10, 30], "an empty zoom changes nothing");
   const log = new Axis("log", 1e-3, 1e3);
   log.zoom(log.values([-1, 1]));
   assert.deepEqual(

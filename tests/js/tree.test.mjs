@@ -80,7 +80,7 @@ test("matches are shown with their groups, and counted without them", () => {
     assert.equal(shown.matching, modules.filter(wanted).length);
     for (const { node, matches, expanded } of shown.rows) {
       assert.equal(matches, wanted(node.members[0]));
-      assert.ok(matches || expanded, "a group that is not found is there for what is in it");
+      assert.ok(matches || expanded, "a group without a match is shown for the matches in it");
     }
     assert.deepEqual(
       shown.rows.filter((row) => row.matches).map((row) => row.node.path),
