@@ -348,7 +348,7 @@ def test_a_folder_that_does_not_respond_is_reported_once_until_it_does(tmp_path:
         writer.write_part()  # it responds again
 
 
-def test_runs_are_written_in_turns_and_a_hurried_one_alone() -> None:
+def test_runs_are_written_in_turn_and_an_urgent_one_alone() -> None:
     class Part:
         """A run with a part to write, followed by its last part."""
 

@@ -205,7 +205,7 @@ def test_a_dimension_is_named_only_if_it_is_unambiguous() -> None:
     assert other.tokens_of(3) == ()
 
 
-def test_names_are_there_after_a_restart(tmp_path: Path) -> None:
+def test_names_survive_a_restart(tmp_path: Path) -> None:
     model = Reader()
     with hookcore.watch(model, server=None, budget=None, keep=tmp_path) as watcher:
         train(watcher, model, WORDS)

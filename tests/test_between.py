@@ -45,7 +45,7 @@ def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
 EACH = {step: float(step) for step in range(20)}
 
 
-def test_a_value_is_of_its_step_wherever_in_the_loop_it_is_logged(loop: Loop) -> None:
+def test_a_value_belongs_to_its_step_wherever_in_the_loop_it_is_logged(loop: Loop) -> None:
     log = loop.watcher.log
     for step in range(20):
         log(top=step)
@@ -57,7 +57,7 @@ def test_a_value_is_of_its_step_wherever_in_the_loop_it_is_logged(loop: Loop) ->
     assert loop.watcher.store.steps().newest == 19
 
 
-def test_values_after_the_step_that_are_logged_now_and_then(loop: Loop) -> None:
+def test_values_logged_occasionally_after_the_step_belong_to_it(loop: Loop) -> None:
     for step in range(20):
         loop.update(loop.forward())
         if step % 5 == 4:
@@ -97,7 +97,7 @@ def test_micro_batches_share_the_step_that_they_make(loop: Loop) -> None:
     assert [loop.logged(f"part {part}") for part in range(3)] == [EACH] * 3
 
 
-def test_values_between_steps_that_the_user_ends_are_of_the_next_one(loop: Loop) -> None:
+def test_values_between_steps_that_the_user_ends_belong_to_the_next_one(loop: Loop) -> None:
     for step in range(20):
         loop.forward().backward()
         loop.watcher.log(before=step)
@@ -107,7 +107,7 @@ def test_values_between_steps_that_the_user_ends_are_of_the_next_one(loop: Loop)
     assert loop.logged("after") == {step: step for step in range(1, 21)}
 
 
-def test_values_in_a_closure_are_of_the_step_that_runs_it() -> None:
+def test_values_in_a_closure_belong_to_the_step_that_runs_it() -> None:
     loop = Loop(every=3)
     loop.optimizer = torch.optim.LBFGS(loop.model.parameters(), max_iter=2)
     for step in range(10):
@@ -125,7 +125,7 @@ def test_values_in_a_closure_are_of_the_step_that_runs_it() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_values_in_a_loop_without_an_optimizer_are_of_their_step(every: int) -> None:
+def test_values_in_a_loop_without_an_optimizer_belong_to_their_step(every: int) -> None:
     """After two steps, it is known how the steps of the loop end."""
     loop = Loop(every=every)
     for step in range(20):
@@ -145,7 +145,7 @@ def test_values_in_a_loop_without_an_optimizer_are_of_their_step(every: int) -> 
 
 @pytest.mark.parametrize("skipped", [1, 2])
 @pytest.mark.parametrize("resets_late", [False, True])
-def test_values_after_first_steps_that_a_scaler_skips_are_of_their_step(skipped: int, resets_late: bool) -> None:
+def test_values_after_initially_skipped_steps_belong_to_their_step(skipped: int, resets_late: bool) -> None:
     loop, scaler = Loop(), torch.amp.GradScaler("cpu", init_scale=4.0)
     for step in range(20):
         if not resets_late:

@@ -237,7 +237,7 @@ def test_the_server_asks_once_after_the_first_error(world: World) -> None:
     assert not occasions_in(world.take(batch([6, 7, 8], bad=9, first=False, commands_done=done)))
 
 
-def test_a_muted_incident_requests_nothing(world: World) -> None:
+def test_a_muted_incident_requests_no_capsule(world: World) -> None:
     world.take(batch([0, 1, 2], bad=9))
     run = world.runs.get("one")
     assert run is not None

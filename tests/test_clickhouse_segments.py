@@ -216,7 +216,7 @@ def by_step(answer: Answer, lane: int) -> dict[int, dict[str, float]]:
 
 @settings(max_examples=60)
 @given(seeds)
-def test_each_lane_has_the_value_in_each_step_that_a_store_has(seed: int) -> None:
+def test_each_lane_has_the_same_value_per_step_as_a_store(seed: int) -> None:
     made = frames(seed)
     store, answer = a_store(made), table_of([a_piece(as_items(made))], ROWS)
     for number in range(len(TAPS)):
@@ -303,7 +303,7 @@ def test_sketches_of_all_levels_count_every_value_that_a_store_has(seed: int) ->
     assert found == counted
 
 
-def test_parts_of_a_step_are_kept_as_they_came_and_merged_for_queries() -> None:
+def test_parts_of_a_step_are_kept_as_received_and_merged_for_queries() -> None:
     parts = [frame(5, np.full((1, len(STATS)), float(part + 1)), time_s=part, scalars={"lr": part}) for part in (0, 1)]
     answer = table_of([a_piece(as_items(parts))], ROWS)
     roles = defaultdict(list)

@@ -61,7 +61,7 @@ STATS = ("rms", "min", "max", "count", "nonfinite", "ratio")
     st.sets(st.integers(0, 45)),
     st.integers(1, 1 << LEAF),
 )
-def test_every_step_of_a_span_is_covered_once_or_left(
+def test_every_step_of_a_span_is_covered_once_or_left_out(
     first: int, length: int, level: int, leaves: set[int], in_last: int
 ) -> None:
     last = first + length
@@ -304,7 +304,7 @@ def leaves_of(attempt: Attempt, table: SumTable = RANK_ROLLUPS) -> list[int]:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_steps_that_lack_something_are_not_stored_and_the_others_are(cluster: object, shards: Sequence[Shard]) -> None:  # noqa: F811
+def test_incomplete_steps_are_not_stored_and_the_others_are(cluster: object, shards: Sequence[Shard]) -> None:  # noqa: F811
     shard, runs = shards[0], ("lacking-0", "lacking-1")
     for rank, run in enumerate(runs):
         lost = {"rows": 0} if rank else {}

@@ -120,7 +120,7 @@ def test_each_collector_has_its_own_spool_and_a_port_for_trainers() -> None:
 
 
 @pytest.mark.parametrize("folder", [ROOT / "docker" / "cluster", MANIFESTS], ids=["compose", "kubernetes"])
-def test_clickhouse_asks_the_keepers_that_exist(folder: Path) -> None:
+def test_clickhouse_uses_the_existing_keepers(folder: Path) -> None:
     clickhouse, keeper = (ElementTree.parse(folder / f"{name}.xml").getroot() for name in ("clickhouse", "keeper"))
     asked = {each.findtext("host"): each.findtext("port") for each in clickhouse.iter("node")}
     members = {each.findtext("hostname") for each in keeper.iter("server")}

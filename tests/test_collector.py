@@ -404,7 +404,7 @@ def cutting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cutting
     made.lanes.close()
 
 
-def test_newest_steps_that_take_all_the_memory_of_a_segment_stop_nothing_and_cut_nothing(cutting: Cutting) -> None:
+def test_newest_steps_that_fill_a_segment_neither_block_nor_truncate_anything(cutting: Cutting) -> None:
     for step in range(6):
         for run in range(8):
             cutting.send(run, step)

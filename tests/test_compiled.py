@@ -823,7 +823,7 @@ def test_blocks_compiled_one_by_one_still_share_their_graphs(in_place: bool) -> 
     assert graphs(True) == graphs(False)
 
 
-def test_copies_and_checkpoints_of_a_model_seen_inside_are_not_seen() -> None:
+def test_copies_and_checkpoints_of_a_model_watched_inside_are_not_watched() -> None:
     model = Mlp()
     inside, recording, _ = watch_inside(model)
     file = io.BytesIO()

@@ -306,7 +306,7 @@ def test_schedulers_are_found_although_optimizers_do_not_refer_to_them() -> None
     assert steps == {"scheduler": "MultiStepLR", "scheduler.milestones": "[3, 9]", "scheduler.gamma": 0.1}
 
 
-def test_a_scheduler_of_several_is_one_with_parts() -> None:
+def test_a_composite_scheduler_is_one_scheduler_with_parts() -> None:
     def make(optimizer: torch.optim.Optimizer) -> object:
         parts: list[Any] = [lr_scheduler.LinearLR(optimizer), lr_scheduler.CosineAnnealingLR(optimizer, 10)]
         return lr_scheduler.SequentialLR(optimizer, parts, [5])

@@ -69,7 +69,7 @@ def some_of(cases: dict[str, Case]) -> list[Any]:
     return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in cases]
 
 
-def test_there_are_enough_trainings_of_both_sorts() -> None:
+def test_there_are_enough_trainings_of_both_kinds() -> None:
     assert len(HEALTHY) >= 30
     assert len(SICK) >= 40
     assert set(QUICK) <= {*HEALTHY, *SICK}

@@ -68,7 +68,7 @@ def test_the_dashboard_of_compose_has_the_name_that_its_training_uses() -> None:
     assert world.client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
-def test_compose_uses_the_stages_and_asks_for_a_token() -> None:
+def test_compose_uses_the_stages_and_requires_a_token() -> None:
     compose = (ROOT / "compose.yaml").read_text()
     stages = set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.MULTILINE))
     assert set(re.findall(r"target: (\w+)", compose)) == {"dashboard", "training"} <= stages

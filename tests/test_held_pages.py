@@ -148,7 +148,7 @@ def test_all_numbers_of_a_step_are_on_the_page_of_its_layer(trained: Trained) ->
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_range_shows_the_newest_numbers_in_it(trained: Trained, path: str) -> None:
+def test_a_range_shows_its_newest_numbers(trained: Trained, path: str) -> None:
     html = trained.page(path, steps="12-20")
     shown = {text(value) for value in DATA.findall(html)}
     assert trained.unknown(shown, 18, 20) == set()
@@ -168,6 +168,6 @@ def part_of(path: str) -> str:
 
 
 @pytest.mark.parametrize(("step", "near"), [(30, 45), (20, 9), (9, 9), (2, 9), (59, 45)])
-def test_tensors_are_those_of_the_nearest_snapshot_which_is_named(trained: Trained, step: int, near: int) -> None:
+def test_tensors_come_from_the_nearest_snapshot_and_name_it(trained: Trained, step: int, near: int) -> None:
     html = trained.page("/tensors?module=0", step=step)
     assert f"step {near}" in html

@@ -296,7 +296,7 @@ def test_every_end_of_a_backward_through_something_is_called_once(what: str) -> 
     assert not any(parameter._backward_hooks for parameter in model.parameters())
 
 
-def test_a_backward_that_raises_has_no_end_and_the_next_one_has() -> None:
+def test_end_hooks_are_skipped_for_a_backward_that_raises_and_called_for_the_next() -> None:
     x = torch.ones(2, requires_grad=True)
     y = x * 2
     ends: list[int] = []

@@ -84,7 +84,7 @@ def test_a_trainer_accepts_commands_after_a_server_whose_clock_was_ahead(world: 
     assert world.take(make_batch(INFO, [], first=False, commands_done=done + 3)).commands == tuple(asked[3:])
 
 
-def test_commands_that_no_trainer_fetches_are_dropped_from_the_oldest_on_and_counted(world: World) -> None:
+def test_unfetched_commands_are_dropped_oldest_first_and_counted(world: World) -> None:
     world.take(make_batch(INFO, []))
     run = world.runs.get("one")
     assert run is not None

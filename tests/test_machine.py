@@ -319,7 +319,7 @@ def test_a_batch_is_counted_with_its_parts_and_keywords_and_not_in_evaluation() 
     assert [root.samples for root in other._recorder.models.roots] == [5]
 
 
-def test_throughput_is_of_the_model_that_was_given_the_fewest_samples() -> None:
+def test_throughput_counts_the_samples_of_the_model_that_received_the_fewest() -> None:
     step = 0
     roots = [SimpleNamespace(samples=samples, tokens=0) for samples in (64, 32, 0)]
     speed = Throughput(lambda: step, lambda: roots)  # type: ignore[arg-type, return-value]

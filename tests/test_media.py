@@ -71,7 +71,7 @@ RAMP = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     ],
     ids=["uint8", "tensor", "channels first", "floats", "bfloat16", "bool", "alpha"],
 )
-def test_an_image_has_its_own_pixels(image: Any, expected: Any) -> None:
+def test_an_image_keeps_its_exact_pixels(image: Any, expected: Any) -> None:
     content = image_content(image)
     assert (pixels_of(content.data) == expected).all()
     assert content.whole == len(content.data)
@@ -92,7 +92,7 @@ def test_anything_but_an_image_is_refused(image: Any) -> None:
         image_content(image)
 
 
-def test_a_text_is_cut_between_letters() -> None:
+def test_a_text_is_cut_between_characters() -> None:
     content = text_content("ä" * MAX_BYTES)
     assert content.data.decode() == "ä" * (MAX_BYTES // 2)
     assert content.whole == 2 * MAX_BYTES
@@ -178,7 +178,7 @@ def test_logged_media_belong_to_their_step_and_are_read_from_memory_and_disk(tmp
     assert again == [(each.number, each.name, each.step, reader.media_content(each.number)) for each in found]
 
 
-def test_older_ones_make_room_and_keep_their_numbers() -> None:
+def test_the_oldest_media_are_dropped_and_the_others_keep_their_numbers() -> None:
     store = Store(2**21)
     for step in range(20):
         values = np.full(10_000, step, np.uint8)

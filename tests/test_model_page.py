@@ -84,7 +84,7 @@ def test_the_find_box_selects_rows_and_says_if_there_are_none(world: World) -> N
     assert "matches no module" in page(world, "model?f=nowhere&part=boxes")
 
 
-def test_a_link_shows_the_box_in_which_the_first_nan_was(world: World) -> None:
+def test_a_link_shows_the_box_with_the_first_nan(world: World) -> None:
     text = page(world, "model?part=onset").replace("<wbr>", "")
     assert re.search(r"First NaN or infinity: .*2\.inner.* at step 20", text)
     assert re.search(rf"step={BAD}&amp;kind=output&amp;box=2\.inner", text)
@@ -121,7 +121,7 @@ def test_the_picture_says_why_all_its_boxes_are_gray(world: World) -> None:
     assert "Updates were not captured" in page(world, "model?kind=update&part=why")
 
 
-def test_a_box_is_named_as_the_scripts_name_it() -> None:
+def test_box_ids_are_the_same_as_in_the_scripts() -> None:
     assert box_id(Tap("", "output")) == "."
     assert box_id(Tap("a/b c.d", "output", call=2)) == "a%2Fb%20c.d;2"
     assert box_id(Tap("a", "param", call=2)) == "a"

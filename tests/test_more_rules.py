@@ -87,7 +87,7 @@ def test_a_weight_without_a_gradient_under_an_output_with_one_gets_only_zeros() 
     assert with_zeros(lambda _: {("first", "param_grad"): 1.0}, 15) == []
 
 
-def test_zeros_that_have_another_reason_are_not_those_of_inputs() -> None:
+def test_zeros_with_another_cause_are_not_blamed_on_inputs() -> None:
     unused = {("second", "param_grad"): 1.0, ("second", "output_grad"): 1.0}
     assert with_zeros(lambda _: unused) == []  # nothing depends on it, as in `loss + 0 * branch.sum()`
     dead = {("first", "output"): 1.0, ("second", "param_grad"): 1.0}
@@ -179,7 +179,7 @@ def equal(
     return of_rule(store, "poor-weight-initialization")
 
 
-def test_matrices_in_a_row_whose_values_begin_equal() -> None:
+def test_consecutive_weight_matrices_with_equal_initial_values_are_found() -> None:
     (told,) = equal([0.0, 0.0, 1.0])
     assert (told.module, told.severity, told.value, told.since_step) == ("first", "warning", 0.1, 0)
     assert [each.severity for each in equal([0.0, 0.0, 0.0], loss=lambda step: 1 / (1 + step))] == ["info"]

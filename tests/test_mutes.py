@@ -117,7 +117,7 @@ def test_a_page_held_at_a_step_says_that_incidents_were_dropped(world: World) ->
     assert claim.endswith("5 other incidents (5 of them warnings or errors) dropped from memory may touch it.")
 
 
-def test_a_note_touches_its_step(world: World) -> None:
+def test_a_note_is_counted_at_its_step(world: World) -> None:
     run = open_run(world.runs, "run-2")
     append(run.store, 0, [1.0], TAPS[:1])
     run.store.judge([Found("odd", "info", 0, 1.0, 0.0, 0, 0, "odd", ((0, 0),))])
@@ -161,7 +161,7 @@ def test_muted_incidents_are_not_sent(world: World) -> None:
     assert "run-1" in told(world)
 
 
-def test_followers_learn_of_a_mute(world: World) -> None:
+def test_followers_receive_mutes(world: World) -> None:
     edits, tag = run_of(world).edits.count, world.get("incidents").headers["etag"]
     change(world, "POST", rule="nonfinite")
     assert run_of(world).edits.count == edits + 1

@@ -45,7 +45,7 @@ def test_a_notice_is_an_orphan_when_its_lock_is_free(environment: dict[str, str]
     assert take_orphans(environment) == []
 
 
-def test_an_answered_notice_is_gone(environment: dict[str, str]) -> None:
+def test_an_answered_notice_disappears(environment: dict[str, str]) -> None:
     notice = post_notice(a_run("one"), environment)
     notice.remove()
     notice.remove()

@@ -40,7 +40,7 @@ def test_numbers_are_formatted_as_in_the_table(name: str, value: Any, words: str
     assert WRITERS[name](float(value) if isinstance(value, str) else value) == words
 
 
-def test_a_count_of_one_has_its_noun_in_the_singular() -> None:
+def test_a_count_of_one_uses_a_singular_noun() -> None:
     found = [counted(many, "layer") for many in (0, 1, 2000)]
     assert found == ["0 layers", "1 layer", "2,000 layers"]  # as in format.test.mjs
 

@@ -154,7 +154,9 @@ def test_the_arguments_of_torchrun_say_whether_machines_may_come_and_go() -> Non
             agent.kill()
 
 
-def test_a_launcher_that_starts_independent_tasks_is_believed_with_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_of_independent_tasks_is_trusted_if_there_is_a_process_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for variable in [name for name in os.environ if name.startswith(("SLURM", "RANK", "WORLD", "MASTER"))]:
         monkeypatch.delenv(variable)
     for variable, text in SLURM.items():
@@ -172,7 +174,7 @@ def test_a_launcher_that_starts_independent_tasks_is_believed_with_a_group(monke
     assert places.place_in_group("1", 1, 2, ("file", "/no/such/file")) is None
 
 
-def test_a_file_where_the_ranks_met_counts_more_than_an_address_in_variables(
+def test_a_rendezvous_file_takes_precedence_over_an_address_in_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A launcher may give all processes the same rank, and an address that they don't use."""

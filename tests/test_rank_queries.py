@@ -50,7 +50,7 @@ def test_the_list_has_one_run_for_all_ranks(client: hookcore.Client) -> None:
     assert (member.rank, member.joint, member.ranks) == (1, "ranks-4f2a", None)
 
 
-def test_the_table_of_ranks(client: hookcore.Client) -> None:
+def test_the_table_of_ranks_lists_steps_durations_and_throughput(client: hookcore.Client) -> None:
     found = client.ranks()
     assert (found.steps, found.incomplete, found.waiting) == (STEPS, 0, 0)
     assert [(each.rank, each.run, each.newest_step, each.behind) for each in found.ranks] == [
@@ -126,7 +126,7 @@ def test_gradients_of_each_ranks_own_loss_are_called_local(server: Served) -> No
     )
 
 
-def test_a_query_with_a_rank_is_about_that_rank(client: hookcore.Client, server: Served) -> None:
+def test_a_query_with_a_rank_is_limited_to_that_rank(client: hookcore.Client, server: Served) -> None:
     path = "/api/v1/series?run=ranks-4f2a&tap=0&stat=mean&rank=2"
     assert '"run":"4f2a-2"' in text(server, path)
     assert "rank 7 of ranks-4f2a has sent nothing yet; seen were 0, 1, 2" in text(server, path.replace("=2", "=7"))

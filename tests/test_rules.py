@@ -147,7 +147,7 @@ def test_no_gradient_fades_in_a_solved_training() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_a_gate_is_silent_within_the_usual_range_and_loud_outside(data: st.DataObject) -> None:
+def test_a_gate_stays_closed_within_the_usual_range_and_opens_outside(data: st.DataObject) -> None:
     gate, lanes = Gate(), np.arange(8)
     scale = 10.0 ** data.draw(st.integers(-12, 12))
     seed, rare = data.draw(st.integers(0, 99)), data.draw(st.booleans())

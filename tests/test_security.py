@@ -84,7 +84,9 @@ def test_two_host_headers_or_none_are_refused() -> None:
      "http://127.0.0.1:8642.evil.com", "http://user@127.0.0.1:8642"],
 )  # fmt: skip
 @pytest.mark.parametrize("path", [LINK, "/api/v1/ingest", "/login", "/healthz"])
-def test_a_page_of_another_origin_can_change_nothing_even_with_a_token(local: World, origin: str, path: str) -> None:
+def test_a_page_of_another_origin_cannot_change_anything_even_with_a_token(
+    local: World, origin: str, path: str
+) -> None:
     response = local.client.post(path, headers={"origin": origin, **BEARER})
     assert response.status_code == 403
     assert "cross-origin" in response.json()["error"]
@@ -92,7 +94,7 @@ def test_a_page_of_another_origin_can_change_nothing_even_with_a_token(local: Wo
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
 @pytest.mark.parametrize("path", ["/api/v1/live", "/api/v1/socket"])
-def test_a_page_of_another_origin_can_follow_nothing(local: World, origin: str, path: str) -> None:
+def test_a_page_of_another_origin_cannot_subscribe(local: World, origin: str, path: str) -> None:
     assert local.client.get(path, headers={"origin": origin, **BEARER}).status_code == 403
 
 

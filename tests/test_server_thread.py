@@ -56,7 +56,7 @@ def test_sent_frames_are_immediately_in_the_store_and_on_the_page(server: server
     assert sink.run.end.step == 3
 
 
-def test_commands_reach_the_trainer_even_those_from_before_it_listened(server: server_thread.Embedded) -> None:
+def test_commands_reach_the_trainer_even_if_sent_before_it_listened(server: server_thread.Embedded) -> None:
     sink = server.open_run(make_info(), MEMORY)
     told: list[Command] = []
     first = sink.run.ask("inventory")

@@ -78,7 +78,7 @@ def test_typing_filters_the_live_page_and_explains_what_it_cannot_read(browser: 
         expect(tab.page.locator("#flow-count")).to_have_text("4 layers")
 
 
-def test_an_answer_that_comes_late_does_not_win(browser: Browser, world: Served) -> None:
+def test_a_late_answer_does_not_replace_a_newer_one(browser: Browser, world: Served) -> None:
     with visiting(browser, world.url) as tab:
         held: list[Route] = []
         tab.page.route("**/find?f=slow*", lambda route: held.append(route))
@@ -106,7 +106,7 @@ def test_a_lost_connection_keeps_the_result_and_says_so_until_it_is_back(browser
         expect(tab.page.locator("#find-problem")).to_be_hidden()
 
 
-def test_layers_that_come_later_are_found(browser: Browser, world: Served) -> None:
+def test_layers_added_later_are_found(browser: Browser, world: Served) -> None:
     run = open_run(world.runs, "growing")
     run.store.append(make_frame(0, [1.0, 1.0], new_taps=(Tap("old.a", "output"), Tap("old.b", "output"))))
     with visiting(browser, world.url) as tab:

@@ -279,7 +279,7 @@ def test_nothing_moves_with_reduced_motion(visit: Open, paths: Paths) -> None:
         assert tab.page.evaluate(moving) == 0
 
 
-def test_everything_in_the_header_is_large_enough_to_hit(visit: Open, paths: Paths) -> None:
+def test_everything_in_the_header_is_large_enough_to_click(visit: Open, paths: Paths) -> None:
     with visit(size=(390, 844)) as tab:
         tab.goto(paths("live")["hooks"])
         expect(tab.page.locator("#follow")).to_be_visible()

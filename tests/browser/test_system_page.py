@@ -72,7 +72,7 @@ def test_a_held_page_has_the_values_of_its_step(visit: Open, gpus: dict[str, Any
         expect(tab.page).to_have_url(re.compile(rf"steps=0-{sampled[1]}"))
 
 
-def test_a_live_run_brings_new_samples_by_itself(visit: Open, paths: Paths) -> None:
+def test_new_samples_of_a_live_run_appear_automatically(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["overview"])
         tab.page.keyboard.press("g")

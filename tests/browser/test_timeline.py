@@ -80,7 +80,7 @@ def ready(page: Page) -> None:
     expect(page.get_by_role("slider", name="To step")).to_be_attached()
 
 
-def test_a_drag_is_a_range_a_click_is_a_step_and_both_can_be_cleared(visit: Open) -> None:
+def test_a_drag_selects_a_range_a_click_selects_a_step_and_both_can_be_cleared(visit: Open) -> None:
     with visit() as tab:
         page = tab.page
         tab.goto(RUN)
