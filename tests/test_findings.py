@@ -379,7 +379,7 @@ def test_taps_that_are_added_later_are_judged_too() -> None:
 @pytest.mark.parametrize("after", range(1, 5))
 @pytest.mark.parametrize("read", ["steps", "taps", "incidents", "masks", "nonfinite_taps", "peaks", "latest", "events"])
 @pytest.mark.parametrize("values", [(math.nan, math.inf), (math.inf, 1.0)], ids=["bad", "mask"])
-def test_tensors_that_come_while_the_rules_read_the_store_disturb_no_rule(
+def test_tensors_that_arrive_while_rules_read_the_store_do_not_disturb_them(
     monkeypatch: pytest.MonkeyPatch, read: str, after: int, values: tuple[float, float]
 ) -> None:
     """Pages ask for findings in threads of their own, while frames arrive."""

@@ -161,7 +161,7 @@ def test_ranks_are_one_run_with_the_values_of_all(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize(("page", "reads"), [("/ranks", "is_silent"), ("", "late")])
-def test_pages_can_be_made_while_ranks_join(
+def test_pages_can_be_rendered_while_ranks_join(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, page: str, reads: str
 ) -> None:
     ranks.send(0, [0])
@@ -176,7 +176,7 @@ def test_pages_can_be_made_while_ranks_join(
     assert answer.status_code == 200, answer.text
 
 
-def test_the_ranks_of_an_attempt_are_still_known_if_the_next_one_begins(
+def test_the_ranks_of_an_attempt_stay_known_when_the_next_one_begins(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks.all(range(2))
