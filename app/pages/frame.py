@@ -25,7 +25,7 @@ from ..serving.guard.security import may_change
 from .filters import FILTERS
 from .views.event_list import Line, alert_lines
 from .views.span import SHARED, Shared, usual_steps
-from .views.verdict import ending_of
+from .views.verdict import ending_of, stop_of
 
 THEMES: Final = ("system", "light", "dark")
 THEME_COOKIE: Final = "hookcore-theme"
@@ -277,6 +277,7 @@ def render(
         "run_path": address_of(run) if run is not None else "",
         "steps": steps,
         "status": status_of(run) if run is not None else "",
+        "stop": stop_of(run) if run is not None else None,
         "ending": ending_of(run) if run is not None else None,
         "ranks_to_pick": ranks_to_pick(run, page) if run is not None else None,
         "alerts": alerts_of(run) if run is not None else Alerts(),

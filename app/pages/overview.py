@@ -27,7 +27,7 @@ from .views.moment import nothing_in
 from .views.overview import SHOWN_SCALARS, ScalarLine, scalar_lines, shown_alerts, tiles_of, why_empty
 from .views.saved_steps import capsules_of
 from .views.system import summary_of
-from .views.verdict import claim_of, progress_of, stop_of
+from .views.verdict import claim_of, progress_of
 
 ROWS: Final = 50  # of the table on one page
 NEWS: Final = 6
@@ -163,7 +163,6 @@ class OverviewPage(RunPage):
         return {
             "tiles": tiles_of(run, figures, self.span),
             "progress": progress_of(run),
-            "stop": stop_of(run),
             "labels": {name: text for name, text in run.labels.items() if not name.startswith(MACHINE_LABEL)},
             "machine": summary_of(run, *self.values_in),
             "empty": why_empty(run, figures, self.span),

@@ -45,7 +45,8 @@ def stop_of(run: Run) -> Stop | None:
     failure = run.end.failure
     if failure is None:
         return None
-    return Stop(f"{_STATES[failure.outcome]} at step {failure.step:,}", failure.error, failure.traceback)
+    how = "crashed" if failure.outcome == "crashed" else "was interrupted"
+    return Stop(f"The training {how} in step {failure.step:,}", failure.error, failure.traceback)
 
 
 @dataclass(frozen=True, slots=True)
