@@ -297,6 +297,22 @@ def test_a_run_whose_server_was_killed_continues_as_one_run(tmp_path: Path, is_l
     assert [frame.step for frame in archive.frames()] == expected
 
 
+def test_the_list_shows_all_steps_on_disk_of_a_run_whose_server_was_killed(tmp_path: Path) -> None:
+    settings = ServerSettings(keep=str(tmp_path))
+    world = start(settings, 0)
+    world.take(batch(INFO, range(10), first=True))
+    (writer,) = (writer for _, writer in world.app.state.keeper._writers.values())
+    (folder,) = wait_for(lambda: [each for each in kept_in(tmp_path) if (each / "page.json").exists()])
+    for steps in ((10, 11, 12), (20, 21)):  # after the summary, which is written again only later
+        world.take(batch(INFO, steps))
+        writer.write()
+    assert json.loads((folder / "page.json").read_bytes())["summary"]["steps"] <= 10
+    world.take(batch(INFO, (30,)))  # not on disk
+    die(world)
+    (run,) = start(settings, 1).client.get("/api/v1/runs").json()["runs"]
+    assert (run["in_memory"], run["steps"], run["first_step"], run["newest_step"]) == (False, 15, 0, 21)
+
+
 def test_only_the_trainer_that_started_a_run_can_continue_it(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     world = start(settings, 0)

@@ -89,7 +89,8 @@ def test_a_server_that_is_killed_right_after_a_run_has_ended_loses_nothing_of_it
     server.start()
     with server.client() as client:
         (listed,) = client.runs()
-        run = client.run(listed.id)  # read from disk: the summary for the list may be older
+        run = client.run(listed.id)
+        assert (listed.state, listed.steps) == (run.state, run.steps)
         assert (run.state, run.steps) == ("ended", counted["steps"])
         assert not client.events(name="cut-off").events
 

@@ -110,12 +110,20 @@ def apply_folder(run: Run, path: Path, archive: Archive) -> None:
     """Apply what a run's folder contains: its names, notes, acknowledgements, mutes, annotations, and end."""
     run.saved.folder, run.saved.key_hash = path, archive.key_hash
     apply_page(run, read_json(path / PAGE_FILE))
-    newest, end = archive.last_step, end_of(archive)
+    end = end_of(archive)
     if run.loaded:
         run.end = end
     else:
-        first, count = (_whole(run.saved.summary.get(name)) for name in ("first_step", "steps"))
-        run.outline(StepRange(first if newest is not None else None, newest, count or 0), end)
+        run.outline(_steps_of(run, archive), end)
+
+
+def _steps_of(run: Run, archive: Archive) -> StepRange:
+    """Return the steps of a run on disk. Those of its summary may be older, if its server was killed."""
+    newest, said = archive.last_step, {"first_step": archive.first_step, "steps": archive.steps}
+    if archive.steps is None:  # an earlier version wrote it
+        said = run.saved.summary
+    first, count = (_whole(said.get(name)) for name in ("first_step", "steps"))
+    return StepRange(first if newest is not None else None, newest, count or 0)
 
 
 def end_of(archive: Archive) -> End:

@@ -15,6 +15,7 @@ from hookcore.delivery.archive.files import last_frame, merge_parts, remove_unfi
 from hookcore.delivery.archive.layout import FORMAT, RUN_FILE, TABLES, part_name, parts_in
 from hookcore.delivery.archive.state import DiskCounters, hold, key_hash
 from hookcore.records.wire import EndItem, RunInfo
+from hookcore.store import StepRange
 
 _ORDER: Final = ("events", "snapshots", "flows", "scalars", "sketches", "stats", "steps")
 
@@ -80,7 +81,7 @@ class RunFolder:
         self,
         counters: DiskCounters,
         end: EndItem | None,
-        last_step: int | None,
+        steps: StepRange,
         labels: Mapping[str, str],
         finished: bool,
     ) -> None:
@@ -96,7 +97,9 @@ class RunFolder:
             "acknowledged": counters.acknowledged,
             "written": counters.written,
             "key_hash": key_hash(self.info.key),
-            "last_step": last_step,
+            "first_step": steps.first,
+            "last_step": steps.newest,
+            "steps": steps.count,
             "lost": counters.lost,
             "labels": labels,
             "run": json.loads(msgspec.json.encode(info)),

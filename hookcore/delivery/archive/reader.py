@@ -78,6 +78,8 @@ class Archive:
     damages: list[str] = field(default_factory=list)
     has_sketches: bool = True  # in this version's bins; others are left out
     is_cut: bool = False  # whether its writer hasn't finished
+    first_step: int | None = None
+    steps: int | None = None  # how many are on disk; None if an earlier version wrote it
     _merges: int = 0  # parts that a writer merged into others while they were about to be read
 
     def taps(self) -> tuple[Tap, ...]:
@@ -248,7 +250,9 @@ def read_archive(folder: str | Path) -> Archive:
         if not _ID.fullmatch(info.id):
             raise ArgumentError(f"{path} has an invalid run id: {info.id[:80]!r}")
         labels = msgspec.convert(content.get("labels", {}), dict[str, str])
-        last_step = msgspec.convert(content.get("last_step"), int | None)
+        first_step, last_step, steps = (
+            msgspec.convert(content.get(name), int | None) for name in ("first_step", "last_step", "steps")
+        )
         lost = msgspec.convert(content.get("lost", 0), int)
         failure = msgspec.convert(content.get("failure"), Failure | None)
         state = failure.outcome if failure is not None else "ended" if content.get("state") == "ended" else "lost"
@@ -262,7 +266,7 @@ def read_archive(folder: str | Path) -> Archive:
         ) from None
     has_sketches = content["format"] not in OTHER_BINS
     about = path, info, state, last_step, lost, labels, failure, hashed
-    return Archive(*about, has_sketches=has_sketches, is_cut=is_cut)
+    return Archive(*about, has_sketches=has_sketches, is_cut=is_cut, first_step=first_step, steps=steps)
 
 
 def _common_ranges(folder: Path) -> list[tuple[int, int]]:

@@ -284,7 +284,7 @@ class ArchiveWriter:
 
     def _write_run_file(self, more: int = 0, finished: bool = False) -> None:
         counters, steps = self._disk_counters(more), self._store.steps()
-        self._files.write_run_file(counters, self._end_on_disk, steps.newest, self._store.labels(), finished)
+        self._files.write_run_file(counters, self._end_on_disk, steps, self._store.labels(), finished)
 
 
 @dataclass(frozen=True, slots=True)
