@@ -17,7 +17,7 @@ from hookcore.records.vocabulary import KIND_WORDS, SAMPLES_RATE, STEPS_RATE, SY
 from hookcore_app import assets
 from hookcore_app.analysis import overlay
 from hookcore_app.api import overlay as overlays
-from hookcore_app.api import params, runs, series
+from hookcore_app.api import params, runs, saved, series
 from hookcore_app.clickhouse.cluster import partial
 from hookcore_app.live import requests
 from hookcore_app.main import create_app
@@ -37,6 +37,7 @@ WORDS: Final[dict[str, tuple[str | int | tuple[str, ...], str]]] = {
     "LIVE_STEPS": (span.LIVE_STEPS, "How many steps of a live run are shown"),
     "NO_COLUMNS": (run_columns.NONE, "No column of the list of runs, in an address"),
     "AUTO_COLUMNS": (run_columns.AUTO, "Those columns that differ, also for a browser that remembers others"),
+    "VIEW_NAMES": (" ".join(saved.RunsView.model_fields), "What of the address of the Runs page a view has"),
     "THEMES": (frame.THEMES, "The themes, in turn"),
     "THEME_COOKIE": (frame.THEME_COOKIE, "The cookie with the chosen theme"),
     "PARTIAL": (partial.HEADER, "The header that says what is missing in an answer"),

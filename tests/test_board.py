@@ -31,6 +31,41 @@ def test_a_chart_is_pinned_replaced_shown_for_every_run_and_unpinned(world: Worl
     assert "Nothing is pinned" in world.client.get(f"/runs/{world.run.id}/board").text
 
 
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("tap=head+output&stat=nrm", "did you mean 'norm'?"),
+        ("tap=head+output", "stat: Field required"),
+        ("stat=norm", "use either tap=, or match= and kind="),
+        ("match=re:(&stat=norm", "is not a regular expression"),
+        ("kind=outptu&stat=norm", "kind: Input should be 'output'"),
+        ("kind=output&stat=norm&limit=1000", "limit: Input should be less than or equal to 100"),
+        ("kind=output&limit=100&stat=norm,rms", "200 series of 1000 points are too many"),
+        ("tap=a&stat=norm&run=run-1", "unknown parameter 'run'"),
+        ("tap=a&stat=norm&stat=rms", "stat= is given 2 times"),
+    ],
+)
+def test_a_chart_that_no_run_can_show_is_not_pinned(world: World, query: str, says: str) -> None:
+    answer = world.client.put("/api/v1/board", json={"name": "x", "path": "series", "query": query})
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]
+    assert world.client.get("/api/v1/board").json() == {"charts": []}
+
+
+def test_a_chart_and_a_view_that_were_stored_unchecked_say_what_is_wrong_and_can_be_removed(world: World) -> None:
+    world.runs.board.save("old", "series?tap=a&stat=nrm&format=csv")
+    world.runs.views.save("old", "f=(")
+    page = world.client.get(f"/runs/{world.run.id}/board").text
+    assert "This chart can't be shown: unknown parameter &#39;format&#39;" in page
+    assert 'aria-label="Unpin old"' in page
+    page = world.client.get("/").text
+    assert "a condition is missing at the end" in page
+    assert 'aria-label="Delete the view old"' in page
+    assert "?f=(" not in page
+    for kept in ("board", "views"):
+        assert world.client.delete(f"/api/v1/{kept}", params={"name": "old"}).status_code == 204
+
+
 @pytest.mark.parametrize("wrong", [{"path": "runs"}, {"name": ""}, {"query": "a#b"}, {"more": 1}])
 def test_only_charts_of_values_over_steps_are_pinned(world: World, wrong: dict[str, object]) -> None:
     chart = {"name": "loss", "path": "scalars", "query": "name=loss", **wrong}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
 from hookcore.errors import ArgumentError
+from hookcore_app import assets
+from hookcore_app.api.saved import RunsView
 from hookcore_app.pages.views.run_groups import groupings_of, groups_of
 from hookcore_app.pages.views.run_lines import line_of
 from hookcore_app.runs.traits import Traits
@@ -73,6 +76,33 @@ def test_views_are_saved_listed_and_deleted(world: World) -> None:
     assert world.client.delete("/api/v1/views", params={"name": view["name"]}).status_code == 204
     assert world.client.get("/api/v1/views").json() == {"views": []}
     assert world.client.put("/api/v1/views", json={"name": "", "query": ""}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("f=lr>", "a value is missing after lr>"),
+        ("f=" + "a" * 1001, "f: String should have at most 1000 characters"),
+        ("metric=(layer)&tap=head+output&stat=nrm", "did you mean 'norm'?"),
+        ("srot=loss", "did you mean 'sort'?"),
+        ("sort=loss&sort=name", "sort= is given 2 times"),
+        ("y=lgo", "y: Input should be '' or 'log'"),
+    ],
+)
+def test_a_view_that_the_page_cannot_show_is_not_saved(world: World, query: str, says: str) -> None:
+    answer = world.client.put("/api/v1/views", json={"name": "x", "query": query})
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]
+    assert world.client.get("/api/v1/views").json() == {"views": []}
+
+
+def test_a_view_keeps_all_that_the_page_has_in_its_address(world: World) -> None:
+    parts = {"f": "lr>1", "columns": ["lr", "*"], "group": "lr", "metric": "loss", "band": "1", "smooth": "20"}
+    query = urlencode({**parts, "runs": "run-1,run-2", "y": "log", "by": "time", "steps": "100-200"}, doseq=True)
+    assert world.client.put("/api/v1/views", json={"name": "x", "query": query}).status_code == 200
+    script = (assets.FOLDER / "js/pages/runs.js").read_text()
+    (defaults,) = re.findall(r"open\({(.*?)}\)", script, re.DOTALL)
+    assert set(re.findall(r"(\w+): \"", defaults)) <= set(RunsView.model_fields)
 
 
 def test_views_survive_a_restart_and_a_damaged_file_loses_only_them(tmp_path: Path) -> None:

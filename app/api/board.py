@@ -10,6 +10,7 @@ from ..formats import StrictJson
 from ..runs import Runs
 from .bodies import ChartToPin
 from .params import NameParam, RunsParam, answered, described, forget, problems
+from .saved import check_chart
 
 router = APIRouter()
 
@@ -27,7 +28,8 @@ def board(runs: RunsParam) -> Response:
 
 @router.put("/board", summary="Pin a chart", responses=answered(answers.Board))
 def pin(runs: RunsParam, chart: ChartToPin) -> Response:
-    """Pin a chart, instead of the one of the same name."""
+    """Pin a chart, instead of the one of the same name. A query that no run could answer is refused."""
+    check_chart(chart.path, chart.query)
     runs.board.save(chart.name, f"{chart.path}?{chart.query}")
     return StrictJson(answers.Board(charts_of(runs)))
 

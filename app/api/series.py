@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
@@ -54,6 +55,7 @@ TapNumbers = Annotated[
         description="numbers of taps, separated by commas",
     ),
 ]
+ScalarNames = list[Annotated[str, Query(max_length=1000)]]
 SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="maximum number of series in this answer")]
 
 
@@ -72,15 +74,7 @@ def series(
     format: Format = None,
 ) -> Response:
     """Return stats of some taps, or of up to 100 that match `match` and `kind`, each in a limited number of points."""
-    if (tap is None) == (match is None and kind is None):
-        raise ArgumentError("use either tap=, or match= and kind=")
-    stats = list(dict.fromkeys(stat.split(",")))
-    for each in stats:
-        quantile_of(each)
-    many = len(stats) * (len(tap) if tap is not None else limit)
-    if many > MAX_SERIES or many * points > MAX_NUMBERS:
-        at_most = f"at most {MAX_SERIES} series and {MAX_NUMBERS} points in all"
-        raise ArgumentError(f"{many} series of {points} points are too many: ask for fewer, {at_most}")
+    stats = asked_stats(tap, match, kind, stat, limit, points)
     reader = run.reader
     if tap is not None:
         wanted, limit = [reader.find(each) for each in tap], MAX_SERIES
@@ -93,6 +87,22 @@ def series(
         return answers.SeriesList(**page, run=run.id, stat=stat, series=tuple(found))
 
     return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
+
+
+def asked_stats(
+    tap: Sequence[str] | None, match: str | None, kind: str | None, stat: str, limit: int, points: int
+) -> list[str]:
+    """Return the stats that are asked for. Raises ArgumentError for an unknown one, and if the answer is too large."""
+    if (tap is None) == (match is None and kind is None):
+        raise ArgumentError("use either tap=, or match= and kind=")
+    stats = list(dict.fromkeys(stat.split(",")))
+    for each in stats:
+        quantile_of(each)
+    many = len(stats) * (len(tap) if tap is not None else limit)
+    if many > MAX_SERIES or many * points > MAX_NUMBERS:
+        at_most = f"at most {MAX_SERIES} series and {MAX_NUMBERS} points in all"
+        raise ArgumentError(f"{many} series of {points} points are too many: ask for fewer, {at_most}")
+    return stats
 
 
 @router.get("/heatmap", summary="A stat of many taps over time", responses=described(answers.Heatmap, ARRAYS))
@@ -236,7 +246,7 @@ def scalars(
     reply: ReplyParam,
     span: SpanParam,
     name: Annotated[
-        list[Annotated[str, Query(max_length=1000)]] | None,
+        ScalarNames | None,
         Query(
             max_length=MAX_SCALARS,
             description=f"a scalar whose series to return; can be repeated up to {MAX_SCALARS} times",

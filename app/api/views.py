@@ -10,6 +10,7 @@ from ..formats import StrictJson
 from ..runs import Runs
 from .bodies import ViewToSave
 from .params import NameParam, RunsParam, answered, described, forget, problems
+from .saved import check_view
 
 router = APIRouter()
 
@@ -26,7 +27,11 @@ def list_views(runs: RunsParam) -> Response:
 
 @router.put("/views", summary="Save a view", responses=answered(answers.Views))
 def save_view(runs: RunsParam, view: ViewToSave) -> Response:
-    """Save what the Runs page shows with a query string, instead of the view of the same name."""
+    """Save what the Runs page shows with a query string, instead of the view of the same name.
+
+    A query string that the page can't show is refused.
+    """
+    check_view(view.query)
     runs.views.save(view.name, view.query)
     return _views_of(runs)
 

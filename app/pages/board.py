@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..api.board import charts_of
+from ..api.saved import problem_of_chart
 from .page import RunPage
 
 
@@ -16,5 +17,5 @@ class BoardPage(RunPage):
     name = "board"
 
     def values(self) -> dict[str, Any]:
-        """Return each pinned chart with the page and the query that it was pinned from."""
-        return {"charts": charts_of(self.runs)}
+        """Return each pinned chart, and why it can't be shown, if an earlier version has stored it unchecked."""
+        return {"charts": [(chart, problem_of_chart(chart)) for chart in charts_of(self.runs)]}

@@ -12,6 +12,7 @@ from fastapi import Query
 from hookcore.errors import ArgumentError
 from hookcore.reading.answers.live import RunNews
 
+from ..api.saved import problem_of_view
 from ..formats import script_json
 from ..live.marks import mark_of
 from ..live.views import news_of
@@ -76,7 +77,7 @@ class RunsPage(Page):
             "runs": shown,
             "groups": groups_of(shown, {each.run.id: each for each in found}, self.group),
             "groupings": groupings_of(known, self.group),
-            "views": runs.views.all(),
+            "views": [(name, query, problem_of_view(query)) for name, query in runs.views.all().items()],
             "columns": columns,
             "cells": cells,
             "about": {each.run.id: each.run for each in found},

@@ -75,6 +75,10 @@ test("a view has its own columns, even if they show the settings that differ", (
   assert.equal(viewOf("?columns=lr"), "columns=lr");
 });
 
+test("a view leaves out what the page doesn't know, and the held step", () => {
+  assert.equal(viewOf("?columns=lr&fbclid=x&step=3&steps=all&y=log"), "columns=lr&steps=all&y=log");
+});
+
 function selected(runs) {
   const values = { runs };
   const state = Object.assign(new Emitter(), {

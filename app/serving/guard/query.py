@@ -6,7 +6,7 @@ Routers of the API have `ONLY_KNOWN`. Those of pages don't, so that a shared lin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, get_args, get_origin
 
 from fastapi import Depends
@@ -40,11 +40,21 @@ async def _check(connection: HTTPConnection) -> None:
     dependant: Dependant = connection.scope["route"].dependant
     known = parameters_of(dependant)
     strange = [name for name in given if name not in known]
+    wrong = (_misplaced(strange, dependant) if strange else "") or what_is_wrong(given, known)
+    if wrong:
+        raise HTTPException(422, wrong)
+
+
+def what_is_wrong(given: Mapping[str, int], known: Mapping[str, bool]) -> str:
+    """Return why parameters are refused, by how often each is given; "" if they aren't.
+
+    `known` are the allowed ones, and whether each can be repeated.
+    """
+    strange = [name for name in given if name not in known]
     if strange:
-        raise HTTPException(422, _misplaced(strange, dependant) or _unknown(strange, known))
-    for name, times in given.items():
-        if times > 1 and not known[name]:
-            raise HTTPException(422, f"{name}= is given {times} times: only one value is allowed. Give it once")
+        return _unknown(strange, known)
+    often = next((name for name, times in given.items() if times > 1 and not known[name]), None)
+    return "" if often is None else f"{often}= is given {given[often]} times: only one value is allowed. Give it once"
 
 
 def _misplaced(names: list[str], dependant: Dependant) -> str:

@@ -10,7 +10,9 @@ import { toast } from "../toast.js";
 const page = open({ smooth: "0" });
 const place = byId("charts");
 reveal(place);
-const shown = new Map([...figures()].map((figure) => [figure, new PinnedChart(page, figure)]));
+// An earlier version stored charts unchecked. One that can't be shown says why, and can only be unpinned.
+const isSound = (/** @type {HTMLElement} */ figure) => !("problem" in figure.dataset);
+const shown = new Map([...figures()].filter(isSound).map((figure) => [figure, new PinnedChart(page, figure)]));
 
 place.addEventListener("click", (/** @type {MouseEvent} */ event) => {
   const button = /** @type {HTMLElement} */ (event.target).closest("[data-unpin]");
@@ -24,9 +26,11 @@ async function remove(figure) {
   if (!(await unpin(name))) return;
   shown.get(figure)?.remove();
   shown.delete(figure);
+  figure.remove();
   /** @type {HTMLElement | null} */ (document.querySelector("[data-unpin]"))?.focus(); // not lost with its button
-  byId("board-empty").hidden = shown.size > 0;
-  toast(`Unpinned ${name}`, { undo: () => void pin({ name, path, query }).then((done) => done && location.reload()) });
+  byId("board-empty").hidden = figures().length > 0;
+  const undo = () => void pin({ name, path, query }).then((done) => done && location.reload());
+  toast(`Unpinned ${name}`, isSound(figure) ? { undo } : {});
 }
 
 /** @returns {NodeListOf<HTMLElement>} */

@@ -4,12 +4,14 @@ import { send } from "../api.js";
 import { byId } from "../dom.js";
 import { closeOutside } from "../popup.js";
 import { toast } from "../toast.js";
-import { AUTO_COLUMNS } from "../vocabulary.js";
+import { AUTO_COLUMNS, VIEW_NAMES } from "../vocabulary.js";
 
-/** What a view of this address is. Its columns are its own, even if they are those that differ: else a browser that
- * remembers others would show these. @param {string} search of the address */
+/** What a view of this address is, without what a chat added to a link. Its columns are its own, even if they are those
+ * that differ: else a browser that remembers others would show these. @param {string} search of the address */
 export function viewOf(search) {
-  const query = new URLSearchParams(search);
+  const query = new URLSearchParams(
+    [...new URLSearchParams(search)].filter(([name]) => VIEW_NAMES.split(" ").includes(name)),
+  );
   if (!query.get("columns")) query.set("columns", AUTO_COLUMNS);
   return query.toString();
 }
@@ -56,12 +58,12 @@ export function startViews(refresh) {
     const button = /** @type {HTMLElement} */ (event.target).closest("[data-do=view-delete]");
     const name = button?.getAttribute("data-name") ?? "";
     if (!name) return;
-    const query = queryOf(box, name) ?? "";
+    const query = queryOf(box, name); // null if it can't be shown, so that it couldn't be saved again
     const undo = () => change("Restoring", () => send("PUT", "views", { name, query }));
     void change(
       "Deleting",
       () => send("DELETE", "views", undefined, { name }),
-      () => toast(`Deleted the view ${name}.`, { undo }),
+      () => toast(`Deleted the view ${name}.`, query === null ? {} : { undo }),
     );
   });
   closeOutside(box);
