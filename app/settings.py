@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,16 +44,14 @@ class ServerSettings:
     certfile: str = _setting("", "TLS certificate file (PEM)")
     keyfile: str = _setting("", "TLS private key file (PEM)")
     root_path: str = _setting("", "path prefix of the reverse proxy, for example /hookcore")
-    memory: int = _setting(2_000_000_000, "memory limit for all runs together, in bytes")
+    memory: int = _setting(2_000_000_000, "memory limit for all runs together")
     max_runs: int = _setting(64, "maximum number of runs in the list; the oldest ended run makes room for a new one")
     idle_stop_s: float = _setting(0.0, "stop after this many seconds without trainers and browsers; 0 means never")
     lost_after_s: float = _setting(15.0, "show a run as lost after this many seconds without a message from it")
     keep: str = _setting(
         "auto", "folder for saved runs; `auto` is the user's data folder, `none` keeps runs in memory only"
     )
-    keep_limit: int = _setting(
-        10_000_000_000, "disk limit for saved runs, in bytes; the oldest runs move to the trash first"
-    )
+    keep_limit: int = _setting(10_000_000_000, "disk limit for saved runs; the oldest runs move to the trash first")
     store: str = _setting(
         "",
         "address of ClickHouse (clickhouse://...): show the runs that collectors insert there, instead of accepting "
@@ -63,7 +61,7 @@ class ServerSettings:
         "", "with a store: delete runs that have sent nothing for this many days, such as 30d; by default, keep all"
     )
     max_clients: int = _setting(64, "maximum number of live streams")
-    max_body: int = _setting(64 * 2**20, "maximum size of a decompressed request, in bytes")
+    max_body: int = _setting(64 * 2**20, "maximum size of a decompressed request")
     receive_s: float = _setting(10.0, "maximum time to receive a request, in seconds")
     max_connections: int = _setting(1000, "maximum number of open connections")
     notify: tuple[str, ...] = _setting(
@@ -173,6 +171,16 @@ def _sync_of(raw: Any) -> float:
 
 def _items(name: str, text: str) -> list[str]:
     return addresses_of(text) if name == "notify" else text.split(",")
+
+
+def default_of(setting: Field[Any]) -> str:
+    """Return the default of a setting as a flag or a variable gives it; empty if there is none."""
+    default: Any = setting.default
+    if isinstance(default, tuple):
+        return ",".join(default)
+    if setting.name in _SIZES:
+        return f"{default // 10**9}GB" if default % 10**9 == 0 else f"{default // 2**20}MiB"
+    return f"{default:g}" if isinstance(default, float) else str(int(default) if isinstance(default, bool) else default)
 
 
 def allowed_of(name: str, default: Any) -> str:

@@ -13,7 +13,7 @@ import hookcore
 from hookcore.config import SETTINGS
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
-from hookcore_app.cli import flags, table
+from hookcore_app.cli import collect, flags, table
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = (
@@ -97,6 +97,28 @@ def test_every_setting_of_watch_has_a_flag_with_the_meaning_of_its_variable(comm
         "HOOKCORE_SERVER": "none",
     }
     assert {f"watch_{each.name}" for each in SETTINGS} <= set(vars(given))
+
+
+@pytest.mark.parametrize("command", ["run", "demo"])
+def test_the_help_says_what_each_setting_means_and_its_default_as_a_flag(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "The share of a step's time that watching may cost" in told
+    assert "default: output,output_grad,param_grad)" in told
+    assert "A pattern (docs/patterns.md) is a path or a glob" in told
+    assert "None" not in told
+    assert "](" not in told
+
+
+def test_the_help_of_a_collector_shows_its_own_port_and_sizes_with_units(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["collect", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"HOOKCORE_PORT; default: {collect.PORT})" in told
+    assert "default: 10GB)" in told
 
 
 def test_an_invalid_flag_of_watch_is_refused_before_anything_starts() -> None:

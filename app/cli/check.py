@@ -93,7 +93,12 @@ def add(commands: Commands) -> None:
         default="error",
         help="the lowest severity that leads to exit code 1 (default: error)",
     )
-    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")
+    parser.add_argument(
+        "--format",
+        choices=tuple(FORMATS),
+        default="text",
+        help="how to print the incidents; junit is XML for CI (default: text)",
+    )
     parser.set_defaults(run=_check)
 
 

@@ -31,7 +31,8 @@ def add(commands: Commands) -> None:
         EXAMPLES,
     )
     add_flags(parser, fields(CollectorSettings))
-    add_server_flags(parser, SETTINGS)
+    add_server_flags(parser, SETTINGS, {"port": PORT})
+    parser.usage = "hookcore collect --to ADDRESS [flags]"
     parser.set_defaults(run=_collect)
 
 

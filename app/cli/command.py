@@ -38,9 +38,9 @@ EXAMPLES: Final = """examples:
   hookcore run train.py --epochs 3                 watch your own script, unchanged
   hookcore status                                  show where your dashboard is
   hookcore stop                                    stop it
-  hookcore open runs/2026-05-01                    show a saved run
+  hookcore open runs/x.hookcore                    show a saved run
   hookcore report                                  write the newest run as one HTML file
-  hookcore check runs/2026-05-01 --fail-on error   fail if something went wrong in a run
+  hookcore check runs/x.hookcore --fail-on error   fail if something went wrong in a run
   hookcore serve --host 0.0.0.0                    run a server for other machines too
   HOOKCORE_URL=http://box:8642 python train.py     send a training to it
 

@@ -29,12 +29,21 @@ def add(commands: Commands) -> None:
         "digits, without a download, until Ctrl+C.",
         EXAMPLES,
     )
+    demo.usage = "hookcore demo [flags]"
     demo.add_argument("--model", choices=MODELS, default=MODELS[0], help=f"network to train (default: {MODELS[0]})")
     demo.add_argument("--trouble", choices=TROUBLES, default="", help="problem to simulate (default: none)")
-    demo.add_argument("--at", type=_count, default=100, help="step at which the problem begins (default: 100)")
-    demo.add_argument("--steps", type=_count, default=0, help="stop after this number of steps (default: 0, never)")
     demo.add_argument(
-        "--most-per-s", type=_rate, default=25.0, help="maximum steps per second, 0 for no limit (default: 25)"
+        "--at", type=_count, default=100, metavar="STEP", help="step at which the problem begins (default: 100)"
+    )
+    demo.add_argument(
+        "--steps", type=_count, default=0, metavar="N", help="stop after this number of steps (default: 0, never)"
+    )
+    demo.add_argument(
+        "--most-per-s",
+        type=_rate,
+        default=25.0,
+        metavar="N",
+        help="maximum steps per second, 0 for no limit (default: 25)",
     )
     add_watch_flags(demo)
     demo.set_defaults(run=_demo)

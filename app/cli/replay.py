@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
         "This runs code from the capsule: replay only those that you trust.",
         EXAMPLES,
     )
-    replay.add_argument("capsule", help="file that `hookcore.capsules.record` wrote")
+    replay.add_argument("capsule", help="file with the step; its name ends in .capsule")
     replay.add_argument("--above", type=float, default=None, metavar="X", help="also report magnitudes above X")
     replay.add_argument(
         "--memory",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hookcore.errors import ArgumentError
 
+from ..settings import ServerSettings
 from .flags import Commands, add_command, add_server_flags, server_settings_of
 
 if TYPE_CHECKING:
@@ -31,15 +32,20 @@ OPEN_EXAMPLES: Final = """
   hookcore open runs/2026-05-01.hookcore           one run
   hookcore open runs/*.hookcore --port 0           several runs, on any free port
 """
+OF_TRAINERS: Final = frozenset(  # settings for receiving runs
+    ("lost_after_s", "keep", "keep_limit", "store", "retain", "notify", "rules_file", "dashboard")
+)
 
 
 def add(commands: Commands) -> None:
     serve = add_command(commands, "serve", "Receive runs from trainers and serve them, until Ctrl+C.", SERVE_EXAMPLES)
+    serve.usage = "hookcore serve [flags]"
     add_server_flags(serve)
     serve.set_defaults(run=_serve)
     show = add_command(commands, "open", "Serve saved runs, until Ctrl+C.", OPEN_EXAMPLES)
-    show.add_argument("file", nargs="+", type=Path, help="saved run, or folder with runs")
-    add_server_flags(show)
+    show.usage = "hookcore open [flags] RUN ..."
+    show.add_argument("file", nargs="+", type=Path, metavar="RUN", help="saved run, or folder with runs")
+    add_server_flags(show, {each.name for each in fields(ServerSettings)} - OF_TRAINERS)
     show.set_defaults(run=_open)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from hookcore.config import SETTINGS
 
-from ..settings import TABLES, allowed_of
+from ..settings import TABLES, allowed_of, default_of
 
 # Variables without a flag or an argument. The code that needs one reads it by name.
 VARIABLES: Final = {
@@ -39,8 +39,7 @@ def _of_trainings() -> Iterator[tuple[str, ...]]:
 def _of_processes() -> Iterator[tuple[str, ...]]:
     for of, settings in TABLES.items():
         for each in fields(settings):
-            default = ",".join(each.default) if isinstance(each.default, tuple) else each.default
-            shown = "" if default == "" else f"`{int(default) if isinstance(default, bool) else default}`"
+            shown = f"`{default}`" if (default := default_of(each)) else ""
             text, variable = str(each.metadata["help"]), f"`HOOKCORE_{each.name.upper()}`"
             sentence = f"{text[0].upper()}{text[1:]}."
             yield of, "", _flag(each.name), variable, shown, allowed_of(each.name, each.default), sentence

@@ -225,7 +225,7 @@ SETTINGS: Final = (
         None,
         "thresholds by rule, a function, a list of these, or None",
         "[Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}` (False switches "
-        "a rule off), and functions as your own rules. In a variable: `loss-spike.factor=20,dead-relu=off`.",
+        "a rule off), and functions as your own rules. As a flag or a variable: `loss-spike.factor=20,dead-relu=off`.",
         read_rules,
         rules_of_text,
     ),
@@ -242,8 +242,8 @@ SETTINGS: Final = (
         "a mapping, a namespace, a dataclass, or None",
         "[The configuration](runs.md#configuration) of the training, such as `{'lr': 0.1, 'model': {'width': 64}}`. "
         f"The list of runs shows, sorts, and finds its values, at most {MAX_VALUES}. Without it, hookcore takes the "
-        "options on the script's command line, as in `train.py --lr 0.1`. In a variable: `lr=0.1,model.width=64`, or "
-        "JSON.",
+        "options on the script's command line, as in `train.py --lr 0.1`. As a flag or a variable: "
+        "`lr=0.1,model.width=64`, or JSON.",
         read_config,
         config_of_text,
         of_run=True,
