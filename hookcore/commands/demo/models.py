@@ -97,6 +97,7 @@ class DigitsTransformer(nn.Module):
 
 
 MODELS: Final = {"cnn": DigitsCNN, "transformer": DigitsTransformer}
+CALLED: Final = {"cnn": "CNN", "transformer": "transformer"}
 
 
 def _start(model: nn.Module) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hookcore.commands.demo.digits import Digits, batches, load
-from hookcore.commands.demo.models import MODELS
+from hookcore.commands.demo.models import CALLED, MODELS
 from hookcore.commands.demo.troubles import TROUBLES, Trouble
 from hookcore.config import WatchSettings
 from hookcore.errors import HookcoreError
@@ -70,7 +70,7 @@ def _settings(demo: Demo) -> WatchSettings:
 
 def _opening(demo: Demo, trouble: Trouble, model: nn.Module) -> str:
     count = sum(parameter.numel() for parameter in model.parameters())
-    lines = [f"A {demo.model} with {count:,} weights learns to read digits. Ctrl+C stops it."]
+    lines = [f"A {CALLED[demo.model]} with {count:,} weights learns to read digits. Ctrl+C stops it."]
     if trouble.story:
         lines.append(f"At step {demo.at}, the trouble begins: {trouble.story}.")
     return "\n".join(lines)
