@@ -230,7 +230,7 @@ def test_two_collectors_do_not_share_a_spool(tmp_path: Path) -> None:
 
 
 class _Disk:
-    durable = -1
+    durable, given_up = -1, ""
 
     def miss(self, count: int) -> None:
         pass

@@ -46,7 +46,7 @@ def _batch(parcel: Parcel) -> Batch:
 class _Disk:
     """The items on the receiver's disk."""
 
-    durable = -1
+    durable, given_up = -1, ""
     frames = missing = missing_saved = 0
 
     def miss(self, count: int) -> None:

@@ -24,6 +24,10 @@ class OnDisk(Protocol):
     def durable(self) -> int:
         """The highest number on the wire that is on disk, that of the end included."""
 
+    @property
+    def given_up(self) -> str:
+        """Why the rest of an ended run was not written; empty if it was, or may still be."""
+
     def miss(self, count: int) -> None:
         """Count what an earlier server had acknowledged, and lost when it was killed."""
 
@@ -68,6 +72,11 @@ class Saved:
     def durable(self) -> int | None:
         """The highest number on the wire that a restart can't lose; None if nothing is saved."""
         return None if self.on_disk is None else self.on_disk.durable
+
+    @property
+    def given_up(self) -> str:
+        """Why the rest of the ended run is not on disk; empty if it is, or may still be."""
+        return "" if self.on_disk is None else self.on_disk.given_up
 
     def remember(self, store: Store) -> None:
         """Note what has been read: it happened before this server, and isn't news."""

@@ -206,6 +206,7 @@ class Run(RunState):
             incidents=self.store.incidents_version,
             durable=(durable := self.saved.durable),
             saved=durable is None or durable >= self.received.acknowledged,
+            given_up=self.saved.given_up,
         )
 
     def _notice(self, counters: DeliveryCounters, is_last: bool) -> None:

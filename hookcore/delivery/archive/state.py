@@ -49,6 +49,17 @@ class DiskCounters:
         return cls(*(int(said.get(name, default)) for name, default in asdict(cls()).items()))
 
 
+@dataclass(frozen=True, slots=True)
+class WriteProgress:
+    """Counters of received, written, and lost frames and snapshots, and the bytes on disk."""
+
+    taken: int
+    written: int
+    lost: int
+    nbytes: int
+    stopped: str  # why nothing is being written; empty if all is well
+
+
 def key_hash(key: str) -> str:
     """Return a hash of a run's key: enough to recognize its trainer, useless to anyone else."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest() if key else ""

@@ -15,7 +15,7 @@ from typing import Final
 from hookcore.delivery.archive.folder import RunFolder
 from hookcore.delivery.archive.layout import folder_name
 from hookcore.delivery.archive.scribe import PART_S, Scribe
-from hookcore.delivery.archive.state import DiskCounters
+from hookcore.delivery.archive.state import DiskCounters, WriteProgress
 from hookcore.delivery.archive.tables import frame_tables, records_table, snapshots_table, taps_table
 from hookcore.delivery.sizes import size_of
 from hookcore.records import Event, Frame, Snapshot
@@ -30,17 +30,6 @@ DEFAULT_LIMIT: Final = 10_000_000_000
 CLOSE_S: Final = 2.0
 
 Tell = Callable[[str, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class WriteProgress:
-    """Counters of received, written, and lost frames and snapshots, and the bytes on disk."""
-
-    taken: int
-    written: int
-    lost: int
-    nbytes: int
-    stopped: str  # why nothing is being written; empty if all is well
 
 
 class ArchiveWriter:
@@ -170,6 +159,11 @@ class ArchiveWriter:
     def durable(self) -> int:
         """The highest number on the wire that is on disk, that of the end included; earlier losses are counted."""
         return self._durable
+
+    @property
+    def given_up(self) -> str:
+        """Why the rest of an ended run was not written; empty if it was, or may still be."""
+        return self._stopped if self._finished.is_set() else ""
 
     def miss(self, count: int) -> None:
         """Count the records that an earlier, killed server had acknowledged and lost."""

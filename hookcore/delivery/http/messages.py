@@ -25,15 +25,18 @@ def absence_message(trouble: str) -> str:
     )
 
 
-def loss_message(counters: DeliveryCounters, trouble: str, answered: bool, unsaved: int | None) -> str:
+def loss_message(
+    counters: DeliveryCounters, trouble: str, answered: bool, unsaved: int | None, given_up: str = ""
+) -> str:
     """Return a warning about the data of an ended run that is or may be lost, or an empty string if all of it is saved.
 
     `unsaved`: the number of items that the server acknowledged but may not have saved; 0 if only the end is unsaved.
+    `given_up`: why the server will not save them.
     """
     parts = [(count, _LOSSES[reason]) for reason, count in counters.dropped.items() if count]
     parts += [(counters.in_flight, "sent without an answer")] if counters.in_flight else []
     if not parts and answered:
-        return "" if unsaved is None else _unsaved_message(counters, trouble, unsaved)
+        return "" if unsaved is None else _unsaved_message(counters, trouble, unsaved, given_up)
     why = ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was not sent"
     also = f" Of those that did, the server may not have saved the last {unsaved:,}." if unsaved else ""
     return (
@@ -42,9 +45,15 @@ def loss_message(counters: DeliveryCounters, trouble: str, answered: bool, unsav
     )
 
 
-def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int) -> str:
+def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int, given_up: str) -> str:
     last = f"the last {unsaved:,} of the {counters.acknowledged:,} frames and snapshots that it acknowledged"
+    what = last if unsaved else "how it ended"
+    if given_up:
+        return (
+            f"hookcore: the run has ended, but the server couldn't save {what}: {given_up}. That data is lost when the "
+            "server stops."
+        )
     return (
         f"hookcore: the run has ended, but the server didn't confirm in time ({trouble or _WRITES}) that it saved "
-        f"{last if unsaved else 'how it ended'}. If the server was killed or its disk is full, that data is lost."
+        f"{what}. If the server was killed or its disk is full, that data is lost."
     )

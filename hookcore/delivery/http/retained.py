@@ -15,6 +15,7 @@ class Retained:
     def __init__(self, max_bytes: int) -> None:
         self.arrived = -1  # the highest number that the receiver has
         self.is_saved = True  # whether it would lose none of its data
+        self.given_up = ""  # why it will save no more of the ended run; empty if it may
         self._durable = -1  # the highest number that is on its disk
         self._max_bytes = max_bytes
         self._entries: deque[Entry] = deque()
@@ -43,4 +44,5 @@ class Retained:
             self._nbytes -= lost[0].size
         # An older server doesn't say it, and its `durable` never counts the end.
         self.is_saved = not self._entries if answer.saved is None else answer.saved
+        self.given_up = "" if self.is_saved else answer.given_up
         return list(lost)

@@ -143,7 +143,8 @@ class HttpSink(Sink):
 
     def _tell_losses(self) -> None:
         """Warn at the end if parts of the run didn't reach the server, or may not be saved there."""
-        message = loss_message(self.counters, self.trouble, self._sender.answered, self._outbox.unsaved)
+        outbox = self._outbox
+        message = loss_message(self.counters, self.trouble, self._sender.answered, outbox.unsaved, outbox.given_up)
         if message and self._sender.was_started and not self._told_losses:
             self._told_losses = True
             logger.warning("%s%s", message, self._sender.advice)

@@ -152,6 +152,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     incidents: int = 0  # the version of the run's incidents; another number means that they have changed
     durable: int | None = None  # the highest item that a restart can't lose; None: the sender needn't retain any
     saved: bool | None = None  # whether a restart can lose nothing, not even the end; None: see `durable`
+    given_up: str = ""  # why the rest of an ended run will not be saved, such as a full disk; empty if it may be
 
 
 def keep_text(folder: str) -> str:
