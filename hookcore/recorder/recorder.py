@@ -44,6 +44,7 @@ from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
 from hookcore.recorder.steptimes import StepTimes
 from hookcore.recorder.throughput import sampler_of
+from hookcore.recorder.unused import UnusedForwards
 from hookcore.recorder.worker import Worker
 from hookcore.records import Command, Coverage
 
@@ -118,7 +119,18 @@ class Recorder:
         # The recorder's thread
         table, step_clock = statistics.table, self.steps.clock
         self.shipper = Shipper(
-            sink, queue, table, observers.flows, cadence, jumps, self.keeping, step_clock, errors, emit, examine
+            sink,
+            queue,
+            table,
+            observers.flows,
+            cadence,
+            jumps,
+            self.keeping,
+            step_clock,
+            errors,
+            emit,
+            UnusedForwards(plans),
+            examine,
         )
         problems = Problems(plans, statistics, models, emit, infeasible)
         problems.emit_new()  # facts known from the start belong to the first frame

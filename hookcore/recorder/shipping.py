@@ -22,6 +22,7 @@ from hookcore.recorder.keeping import Keeping
 from hookcore.recorder.queue import FrameQueue
 from hookcore.recorder.scalars import number_of
 from hookcore.recorder.taps import TapTable
+from hookcore.recorder.unused import UnusedForwards
 from hookcore.records import STATS, Event, Frame, Tap, escaped_in
 from hookcore.records.flow import Flow
 from hookcore.records.masks import Masks, no_masks
@@ -47,6 +48,7 @@ class Shipper:
     _clock: Clock
     _errors: ErrorLog
     _emit: Callable[[str, str, Any], None]
+    _unused: UnusedForwards
     _examine: Examine | None = None  # runs the user's own rules
     _was_bad: bool = field(default=False, init=False)
     _masks: Masks = field(default_factory=Masks, init=False)
@@ -74,7 +76,7 @@ class Shipper:
                 self._table.saw_frame(frame.step, frame.taps)
                 self._flows.saw_frame(frame)
                 self._alarm_if_bad(frame)
-                self._send(frame)
+                self._send(self._with_unused(frame))
                 sent += 1
         except Exception:
             for raw in raws[sent:]:
@@ -123,6 +125,14 @@ class Shipper:
         bad = dict(zip(frame.taps[rows].tolist(), no_masks(frame.stats[rows]).tolist(), strict=True))
         fine = np.delete(frame.taps, rows).tolist
         return bool(self._masks.harmful(frame.step, bad, fine, lambda number: taps[number].kind, self._known))
+
+    def _with_unused(self, frame: Frame) -> Frame:
+        try:
+            events = self._unused.find(frame, self._table.shown_taps())
+        except Exception as error:  # never a reason to lose a frame
+            self._errors.record("recorder thread", error)
+            return frame
+        return replace(frame, events=frame.events + events) if events else frame
 
     def _send(self, frame: Frame) -> None:
         if self._failed or self._queue.dropped > self._reported_drops:
