@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -93,3 +94,31 @@ def test_a_scaler_that_is_added_later_is_found_in_its_first_step() -> None:
         assert watcher.current_step == 75
         _check(watcher, truth, first=70)
         assert _skipped(watcher) == [72]
+
+
+@pytest.mark.parametrize("scalers", [1, 2])
+@pytest.mark.parametrize("together", [True, False])
+def test_no_flag_of_a_scaler_lives_after_its_step_because_it_is_watched(together: bool, scalers: int) -> None:
+    models, flags = [_net(), _net()], []
+    optimizers = [sgd(model.parameters()) for model in models]
+    scaling = [torch.amp.GradScaler("cpu", init_scale=2.0) for _ in range(scalers)] * (3 - scalers)
+    with watch(nn.ModuleList(models)) as watcher:
+        for _ in range(4):
+            for model, scaler in zip(models, scaling, strict=True):
+                scaler.scale(mean_square(model(noise(5, 4)))).backward()
+                if not together:
+                    _step(scaler, optimizers[models.index(model)], flags)
+                    scaler.update()
+            for scaler, optimizer in zip(scaling, optimizers, strict=True) if together else ():
+                _step(scaler, optimizer, flags)
+            for scaler in {id(each): each for each in scaling}.values() if together else ():
+                scaler.update()
+            watcher.flush()
+            assert len(flags) > 0
+            assert [flag() for flag in flags if flag() is not None] == []
+            flags.clear()
+
+
+def _step(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, flags: list[Any]) -> None:
+    scaler.step(optimizer)
+    flags += map(weakref.ref, scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())

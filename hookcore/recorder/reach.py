@@ -94,3 +94,5 @@ class Reach:
             self._passed_in.discard(threading.get_ident())
         if self._keys:
             self._keys.clear()
+            for owner in self._owners:
+                owner.scaler.forget_pass()

@@ -66,10 +66,14 @@ class ScalerLink:
             self._states = scaler._per_optimizer_states
             self._stage = _stage_in(self._states, optimizer)
 
+    def forget_pass(self) -> None:
+        """Forget the last pass, because its step has ended: the table would keep the scaler's tensors alive."""
+        self._states = None
+
     def attempts(self, optimizer: Optimizer | None) -> Attempt:
         """Return whether the scaler tried to step since the last pass, by traces that need no look at a device."""
         scaler = self.live()
-        if scaler is None:
+        if scaler is None or self._states is None:
             return Attempt.NONE
         states = scaler._per_optimizer_states
         is_new = states is not self._states
