@@ -107,6 +107,19 @@ def test_parts_that_are_called_directly_belong_to_their_owner() -> None:
         assert "not called" in reasons["Net"]
 
 
+def test_a_part_that_was_taken_out_of_its_model_is_a_model_of_its_own() -> None:
+    with watch() as watcher:
+        model = Net()
+        step_of(model, noise(5, 6))
+        encoder, model.encoder = model.encoder, nn.Identity()
+        step_of(model, noise(5, 4))
+        step_of(encoder, noise(5, 6))
+        assert watcher.flush()
+        step = read_step(watcher, 2)
+        assert ("Linear", "output", "", 0) in step
+        assert {key[0].partition("/")[0] for key in step} == {"Linear"}
+
+
 def test_losses_and_metrics_are_not_models() -> None:
     with watch() as watcher:
         model, criterion = Net(), nn.MSELoss()

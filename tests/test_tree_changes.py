@@ -148,6 +148,70 @@ def test_a_removed_module_is_in_the_coverage_with_the_reason() -> None:
     assert coverage["2"].captured
 
 
+class Idle(nn.Module):
+    """A model with parts that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(4, 4), nn.Tanh()
+        self.idle = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Any:
+        return self.other(self.layer(x))
+
+
+def _removed(model: Idle) -> tuple[Any, str]:
+    removed = model.idle
+    del model.idle
+    return removed, "no longer part of the model"
+
+
+def _replaced(model: Idle) -> tuple[Any, str]:
+    removed, model.idle = model.idle, nn.ModuleList()
+    return removed[0], "no longer part of the model"
+
+
+def _moved(model: Idle) -> tuple[Any, str]:
+    model.other = nn.Sequential(nn.Tanh(), nn.Identity())
+    model.other.append(model.idle.pop(0))  # type: ignore[operator]
+    return None, "called other.2 since then"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("change", [_removed, _replaced, _moved])
+def test_a_module_that_has_left_is_not_said_to_be_uncalled(
+    change: Callable[[Idle], tuple[Any, str]], held: bool, asked: bool
+) -> None:
+    model = Idle()
+    with watch(model) as watcher:
+        for step in range(3):
+            if step == 1:
+                if asked:
+                    watcher.coverage()
+                removed, reason = change(model)
+                if not held:
+                    del removed
+            model(torch.ones(2, 4)).sum().backward()
+            watcher.step()
+        coverage = {item.path: item for item in watcher.coverage()}
+    assert coverage["idle.0"].reason == reason
+    assert not coverage["idle.0"].captured
+    if change is _removed:
+        assert coverage["idle"].reason == reason
+
+
+def test_a_freed_module_is_said_to_have_left_at_once_and_keeps_what_was_captured() -> None:
+    model = net()
+    with watch(model) as watcher:
+        model(torch.ones(5, 4)).sum().backward()
+        watcher.step()
+        del model[2]
+        (left,) = [item for item in watcher.coverage() if item.path == "2"]
+    assert left.captured
+    assert left.reason == "no longer part of the model"
+
+
 class Tied(nn.Module):
     """A model with one layer at two paths."""
 

@@ -155,7 +155,7 @@ def _coverage_of(plan: Plan, world: World, before: Plan | None) -> Coverage:
         and any(key[0] == "output_grad" and slot >= 0 for key, slot in slots.items())
     ):
         reasons.append("no gradient arrived: its output is unused, detached, or a view that was changed in place")
-    if not plan.history.seen and not captured:
+    if not plan.history.seen and not captured and not plan.history.left:
         reasons.append(why_unseen(plan, world))
     reason = plan.skipped_by or "; ".join(reasons)
     if not reason and not filled:

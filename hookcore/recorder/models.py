@@ -131,7 +131,6 @@ class Models:
         for key, plan in mine:
             module, path = plan.ref(), paths.get(key)
             if module is None or path is None:
-                plan.note_reason("no longer part of the model")
                 self._departed(key, None)
             elif joined(root.name, path) != plan.path:
                 self._rename(plan, joined(root.name, path), selection.reason(path, module))
@@ -213,6 +212,8 @@ class Models:
         if plan is not None:
             self._gone[plan.path] = plan.counts.training
             self._parameters.forget(plan)
+            if plan.root.ref() is not None:
+                plan.leave("no longer part of the model")
             self.plans.departed.append(plan)
 
     # -- finding ----------------------------------------------------------------------------------------------------

@@ -45,12 +45,11 @@ class Counts:
 
     def add(self, phase: Phase) -> int:
         """Count a call and return its number."""
-        number = self.next(phase)
         if phase == "eval":
             self.evaluation += 1
-        else:
-            self.training += 1
-        return number
+            return self.evaluation - 1
+        self.training += 1
+        return self.training - 1
 
     def add_traced(self, index: str) -> int:
         """Count a call in a compiled graph by one of its outputs and return its number."""
@@ -107,7 +106,7 @@ class Rows:
 class History:
     """A module's past, for its coverage."""
 
-    __slots__ = ("got_gradients", "reasons", "seen", "why_unseen", "without_gradient")
+    __slots__ = ("got_gradients", "left", "reasons", "seen", "why_unseen", "without_gradient")
 
     def __init__(self) -> None:
         self.seen = False  # whether it ever ran
@@ -115,10 +114,11 @@ class History:
         self.without_gradient = 0  # how often one that requires a gradient was stepped without, since the last
         self.reasons: dict[str, int] = {}  # why something of it was not captured, and how often
         self.why_unseen = ""  # why no call of it was observed, the last time this was asked
+        self.left = False  # whether its model is still there without it, or has it in another place
 
     def absorb(self, later: History) -> None:
         """Add the history of another module that had the same place."""
-        self.seen = self.seen or later.seen
+        self.seen, self.left = self.seen or later.seen, self.left or later.left
         for reason, times in later.reasons.items():
             self.reasons[reason] = self.reasons.get(reason, 0) + times
 
@@ -161,8 +161,7 @@ class Plan:
         self.ref = weakref.ref(module, when_gone)
         self.root = root
         self.is_model = root.ref() is module  # whether the training itself calls it
-        self.muted = False  # after too many errors
-        self._errors = 0
+        self.muted, self._errors = False, 0  # muted after too many errors
         self._children = fingerprint(module)
         self.counts, self.rows, self.history = Counts(), Rows(), History()
         self.choose(kinds, skipped_by)
@@ -200,8 +199,13 @@ class Plan:
         old = copy.copy(self)
         self.path, self.rows, self.history = path, Rows(), History()
         self.counts.forget_outputs()
-        old.note_reason(f"called {path} since then")
+        old.leave(f"called {path} since then")
         return old
+
+    def leave(self, reason: str) -> None:
+        """Note why its path is no longer that of a module of the model."""
+        self.history.left = True
+        self.note_reason(reason)
 
     def release(self) -> None:
         """Let go of the hooks of a module that is gone."""

@@ -37,6 +37,8 @@ class Registrations:
             child, owner = known[0](), known[1]()
             if child is not module or owner is None or id(owner) in seen:
                 break
+            if all(part is not module for part in owner._modules.values()):  # it was taken out
+                break
             seen.add(id(owner))
             module = owner
         return module

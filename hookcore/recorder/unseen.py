@@ -16,6 +16,7 @@ from hookcore.recorder.roots import joined
 from hookcore.recorder.taps import TapTable
 
 NOT_CALLED = "not called in any captured step (direct calls to .forward() bypass hooks)"
+GONE = "no call of it was seen before it was deleted"
 COMPILED_UNSEEN = (
     "not called where hooks can see it: attach='module' can't see inside torch.compile; with attach='global', the "
     "boundary of compiled regions is captured"
@@ -48,7 +49,7 @@ def why_unseen(plan: Plan, world: World) -> str:
     """Return why no call of this module was observed; for a deleted one, what was known about it."""
     if plan.ref() is not None:
         plan.history.why_unseen = _why_unseen_now(plan, world)
-    return plan.history.why_unseen or NOT_CALLED
+    return plan.history.why_unseen or GONE
 
 
 def _why_unseen_now(plan: Plan, world: World) -> str:
