@@ -197,6 +197,77 @@ def test_gradients_of_autograd_grad_are_not_mistaken_for_those_of_backward() -> 
     assert_stats(stats["1", "output_grad", "", 0], [2 * out.detach() / out.numel()])
 
 
+class Equilibrium(nn.Module):
+    """Solves its backward pass by an iteration with `autograd.grad`, as a deep equilibrium model does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = (self.cell(x) / 4).tanh()
+        start = state.detach().requires_grad_()
+        again = (self.cell(start) / 4).tanh()
+
+        def solve(gradient: Tensor) -> Tensor:
+            found = gradient
+            for _ in range(5):
+                found = gradient + torch.autograd.grad(again, start, found, retain_graph=True)[0]
+            return found
+
+        state.register_hook(solve)
+        return state
+
+
+class Remembers(torch.autograd.Function):
+    """A checkpoint whose backward pass uses `autograd.grad`, as in some diffusion models."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Tensor], Tensor], x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.run, ctx.weights = run, weights
+        ctx.save_for_backward(x)
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            return (None, *torch.autograd.grad(ctx.run(x), (x, *ctx.weights), grads))
+
+
+def test_an_iteration_by_autograd_grad_inside_a_backward_pass_brings_no_gradients() -> None:
+    seed_all()
+    model = nn.Sequential(Equilibrium(), nn.Linear(3, 1))
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        out = model(noise(5, 3))
+        mean_square(out).backward()
+        optimizer.step()
+        assert watcher.flush()
+        stats = read_step(watcher, 0)
+        assert watcher.error_count == 0
+    assert stats["0.cell", "output_grad", "", 0]["parts"] == 1
+    assert ("0.cell", "output_grad", "", 1) not in stats
+    assert_stats(stats["1", "output_grad", "", 0], [2 * out.detach() / 5])
+
+
+def test_a_checkpoint_that_uses_autograd_grad_has_its_gradients() -> None:
+    seed_all()
+    inner, last, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 1), noise(5, 3)
+    optimizer = sgd([*inner.parameters(), *last.parameters()])
+    with watch(nn.ModuleList([inner, last])) as watcher:
+        mean_square(last(Remembers.apply(inner, x, *inner.parameters()))).backward()
+        assert all(parameter.grad is not None for parameter in inner.parameters())
+        before = inner(x).detach().requires_grad_()
+        mean_square(last(before)).backward()
+        optimizer.step()
+        assert watcher.flush()
+        stats = read_step(watcher, 0)
+    assert before.grad is not None
+    assert_stats(stats["0.1", "output_grad", "", 0], [before.grad])
+    assert stats["0.0", "output_grad", "", 0]["parts"] == 1
+
+
 def test_a_failed_forward_or_backward_uses_up_no_call_number() -> None:
     class Fails(torch.autograd.Function):
         @staticmethod

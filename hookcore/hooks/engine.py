@@ -16,7 +16,7 @@ from hookcore.hooks.observing import ObserverHandle, Observers
 
 
 class BackwardObserver(Protocol):
-    """Called around every outermost backward pass, in the thread that started it. Must not raise."""
+    """Called around every backward pass, in the thread that started it. Must not raise."""
 
     def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
         """Handle the start of a pass from these tensors, weighted by these gradients.
@@ -27,19 +27,32 @@ class BackwardObserver(Protocol):
     def backward_ended(self, accumulates: bool, raised: bool) -> None:
         """Handle the end of a pass, even if it raised."""
 
+    def inner_begins(self, accumulates: bool) -> bool:
+        """Handle the start of a pass inside a pass. Return whether its end matters."""
+
+    def inner_ended(self) -> None:
+        """Handle the end of such a pass, even if it raised."""
+
 
 _replaced: Any = None  # torch's own engine, while ours replaces it
 
 
 class ObservedEngine(Engine):
-    """Torch's engine, which also calls the observers around each outermost pass."""
+    """Torch's engine, which also calls the observers around each pass."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the pass as torch does."""
         observers = _observers.now
-        if not observers or current_graph_task() != -1:
+        if not observers:
             return super().run_backward(*args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", True)
+        if current_graph_task() != -1:
+            awaiting = [observer for observer in observers if observer.inner_begins(accumulates)]
+            try:
+                return super().run_backward(*args, **kwargs)
+            finally:
+                for observer in awaiting:
+                    observer.inner_ended()
         tensors, weights = args[0] if args else (), args[1] if len(args) > 1 else ()
         for observer in observers:
             observer.backward_begins(accumulates, tensors, weights)
@@ -54,7 +67,7 @@ class ObservedEngine(Engine):
 
 
 def observe_backward(observer: BackwardObserver) -> ObserverHandle[BackwardObserver]:
-    """Call the observer around every outermost backward pass of this process."""
+    """Call the observer around every backward pass of this process."""
     return _observers.add(observer)
 
 

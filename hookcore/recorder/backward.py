@@ -71,6 +71,14 @@ class BackwardPasses(EndsSteps):
         if pending:
             self._scale.note_pass(self.clock.owners.scalers())
 
+    def inner_begins(self, accumulates: bool) -> bool:
+        """Note that a pass starts inside a pass."""
+        return self._current.begin_inner(accumulates)
+
+    def inner_ended(self) -> None:
+        """Note that a pass inside a pass ended whose gradients don't count."""
+        self._current.end_inner()
+
     def saw_pending_call(self) -> None:
         """Check whether a step has ended: a module is about to run, after a pass that may have been the last one."""
         with self._lock, DisableTorchFunction():

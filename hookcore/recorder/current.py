@@ -36,6 +36,7 @@ class CurrentStep:
         "number",
         "pending",
         "reached",
+        "repeated",
         "running",
     )
 
@@ -46,7 +47,8 @@ class CurrentStep:
         self.reached = False  # whether the running pass has reached a watched tensor
         self.began_backward = False  # whether a gradient arrived in this step
         self.running: set[int] = set()  # threads that run a pass
-        self.ignoring: set[int] = set()  # those of them whose pass is torch.autograd.grad's
+        self.ignoring: set[int] = set()  # threads in `torch.autograd.grad`, the pass or one inside it
+        self.repeated = False  # whether a checkpoint has run a module again, for the next pass inside a pass
         self.pending = False  # a pass has ended, so the next call of a module may belong to another step
         self.meter: Meter | None = None  # set while the step is timed
         self.clock: Callable[[], float] | None = None  # set while arriving gradients are timed
@@ -90,6 +92,23 @@ class CurrentStep:
         self.backwards += 1
         return True
 
+    def begin_inner(self, accumulates: bool) -> bool:
+        """Note the start of a pass inside a pass, in this thread. Return whether its gradients are ignored.
+
+        There, `torch.autograd.grad` brings gradients of the loss only for a checkpoint that has run modules again.
+        Otherwise it solves an equation, as in a deep equilibrium model.
+        """
+        repeated, self.repeated = self.repeated, False
+        ident = threading.get_ident()
+        if accumulates or repeated or ident in self.ignoring:
+            return False
+        self.ignoring.add(ident)
+        return True
+
+    def end_inner(self) -> None:
+        """Note the end of a pass whose gradients are ignored."""
+        self.ignoring.discard(threading.get_ident())
+
     def reach(self) -> bool:
         """Note that a gradient arrived. Return whether it is a gradient of the loss."""
         self.reached = True
@@ -105,7 +124,7 @@ class CurrentStep:
         """Return whether arriving gradients are those of `torch.autograd.grad`."""
         ident = threading.get_ident()
         # On a GPU, they arrive in a thread of the engine, which stands for the one that started the pass.
-        return ident in self.ignoring if ident in self.running else self.ignoring == self.running
+        return ident in self.ignoring or (ident not in self.running and self.ignoring == self.running)
 
     def take_backwards(self) -> int:
         """Return the number of passes in the step, and reset it."""

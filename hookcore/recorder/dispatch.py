@@ -228,6 +228,7 @@ class Dispatcher:
             with DisableTorchFunction():
                 call = self._new_call(plan, output) if current_graph_task() == -1 else _call_again(plan, output)
                 if call is not None:
+                    self.current.repeated = call.again
                     for observer in self._observers:
                         observer.saw_outputs(call)
         except Exception as error:
@@ -254,6 +255,7 @@ class Dispatcher:
     def saw_traced_output(self, plan: Plan, index: str, output: Tensor) -> int:
         """Report one output of a call. Return a ticket for its gradient, negative if it isn't needed."""
         if current_graph_task() != -1:  # a checkpoint repeats calls: only the gradient is new
+            self.current.repeated = True
             return self.statistics.ticket(plan, index, plan.counts.repeat_traced(index))
         plan.history.seen = True
         number = plan.counts.add_traced(index)
