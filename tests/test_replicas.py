@@ -211,6 +211,19 @@ def with_ddp_in_two_passes(rank: int, world: int) -> Rows:
     return rows
 
 
+def with_ddp_around_parts(rank: int, world: int) -> Rows:
+    """Train a model of which two parts have a wrapper each, and the whole has none."""
+    model = make()
+    first, last = DistributedDataParallel(model[0]), DistributedDataParallel(model[2])
+    with recorded(model) as rows:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for each in shares(rank, world):
+            optimizer.zero_grad()
+            last(first(each).relu()).square().mean().backward()
+            optimizer.step()
+    return rows
+
+
 def with_ddp_unreduced(rank: int, world: int) -> Rows:
     """Train with gradients that aren't reduced."""
     model = make()
@@ -324,6 +337,7 @@ WAYS: Final = {
     2: (
         with_ddp,
         with_ddp_in_two_passes,
+        with_ddp_around_parts,
         with_ddp_unreduced,
         with_all_reduce,
         with_own_hook,
@@ -420,6 +434,13 @@ def test_ranks_own_their_activations_and_the_first_one_owns_shared_tensors(measu
     for rank, rows in enumerate(measured[4]["with_hsdp"]):
         for (_, tap), (owner, _, _) in rows.items():
             assert owner == (rank % 2 if tap.kind in OF_PARAMETERS else rank), tap
+
+
+@pytest.mark.slow
+def test_each_part_with_a_wrapper_of_its_own_is_known_to_be_reduced(measured: Measured) -> None:
+    for rank, rows in enumerate(measured[2]["with_ddp_around_parts"]):
+        owners = {(tap.module, tap.kind in OF_PARAMETERS): owner for (_, tap), (owner, _, _) in rows.items()}
+        assert owners == {("0", True): 0, ("2", True): 0, ("0", False): rank, ("2", False): rank}
 
 
 @pytest.mark.slow

@@ -143,7 +143,8 @@ class Replicas:
 
     def _find_reducers(self, roots: dict[int, Root]) -> Iterator[DistributedDataParallel]:
         found: dict[int, Any] = {}
-        for module in [*(root.wrapper() for root in roots.values()), *(plan.ref() for plan in self._plans.live())]:
+        around = [each() for root in roots.values() for each in root.wrappers]
+        for module in [*around, *(plan.ref() for plan in self._plans.live())]:
             if isinstance(module, DistributedDataParallel):
                 found[id(module)] = module
         yield from found.values()
@@ -187,7 +188,7 @@ class Replicas:
 
 def _state_of(root: Root) -> tuple[object, ...]:
     """Return what changes when a model is wrapped or split; `fully_shard` gives it another class."""
-    return id(root), id(root.wrapper()), type(root.ref())
+    return id(root), tuple(id(each()) for each in root.wrappers), type(root.ref())
 
 
 def _reducer_of(module: DistributedDataParallel) -> _Reducer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Container
 from itertools import count
 from typing import Any
 
@@ -13,10 +13,6 @@ from torch import Tensor, nn
 from hookcore.hooks.internals import active_wrapper, keywords_of
 from hookcore.recorder.outputs import find_tensors
 from hookcore.records import Phase
-
-
-def _nothing() -> None:
-    """Return no wrapper."""
 
 
 def _first_tensor(args: Any, module: nn.Module) -> Tensor | None:
@@ -43,7 +39,7 @@ class Root:
         "samples",
         "tokens",
         "trained",
-        "wrapper",
+        "wrappers",
     )
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -53,7 +49,8 @@ class Root:
         self.passed_in_training: bool | None = None  # its mode in the last backward pass of the running step
         self.entered_with_grad = False  # whether it is running, and was called with gradients enabled
         self.depth = 0  # at which its modules are called by the training: 1 if that calls parts, never the whole
-        self.wrapper: Callable[[], object] = _nothing  # the `DistributedDataParallel` around it in its last call
+        # The `DistributedDataParallel`s that have called it or parts of it, the newest first.
+        self.wrappers: tuple[weakref.ref[object], ...] = ()
         self.called = False  # whether one of them was, in this captured step
         self.rehearses = False  # whether it is running, and its values mean nothing
         self.samples = 0  # rows that it was given in its newest captured step, with gradients enabled; 0 if unknown
@@ -97,8 +94,9 @@ class Root:
     def note_wrapper(self) -> None:
         """Remember which `DistributedDataParallel` is calling it, or a part of it."""
         wrapper = active_wrapper()
-        if wrapper is not None and wrapper is not self.wrapper():
-            self.wrapper = weakref.ref(wrapper)
+        if wrapper is not None and all(each() is not wrapper for each in self.wrappers):
+            others = (each for each in self.wrappers if each() is not None)
+            self.wrappers = (weakref.ref(wrapper), *others)
 
     def leave(self) -> None:
         """Handle the end of the call."""
