@@ -221,6 +221,17 @@ def test_a_second_part_is_added_to_its_step(ranks: Ranks) -> None:
     assert ranks.series() == {0: 1.5, 1: 1.5}
 
 
+def test_an_update_that_comes_after_the_rest_of_its_step_is_relative_to_the_parts_of_all_ranks(ranks: Ranks) -> None:
+    for rank in range(WORLD):
+        ranks.post(rank, [frame(0, of_rank(rank, 0).stats[1:], numbers=[1], owners=np.array([0], np.int32))])
+    for rank in range(WORLD):
+        part = stats_of(1, count=4, norm=1.0 + rank, ratio=0.1 * (1 + rank))  # of weights whose norm is 10
+        ranks.post(rank, [frame(0, part, numbers=[0], owners=np.array([rank], np.int32))])
+    assert ranks.series(0, "count") == {0: 4.0 * WORLD}
+    assert ranks.series(0, "norm") == pytest.approx({0: np.sqrt(30)})
+    assert ranks.series(0, "ratio") == pytest.approx({0: np.sqrt(30) / np.sqrt(400)})
+
+
 def test_the_throughput_is_the_sum_of_the_ranks_that_have_batches_of_their_own(ranks: Ranks) -> None:
     rate = {SAMPLES_RATE: 100.0}
     for rank in (0, 1, 2):

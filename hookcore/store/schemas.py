@@ -54,6 +54,16 @@ def merge_stats(known: Floats, new: Floats) -> Floats:
     return merged
 
 
+def merge_ranks(known: Floats, new: Floats) -> Floats:
+    """Merge the stats of parts of a step in which ranks have parts of weights: an update is relative to all of them."""
+    merged = merge_stats(known, new)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        weights = np.hypot(known[_NORM] / known[_RATIO], new[_NORM] / new[_RATIO])
+        ratio = np.where(merged[_NORM] == 0, 0.0, merged[_NORM] / weights)
+    merged[_RATIO] = np.where(np.isnan(known[_RATIO]) | np.isnan(new[_RATIO]), merged[_RATIO], ratio)
+    return merged
+
+
 def later_wins(known: Floats, new: Floats) -> Floats:
     """Merge scalars: the later value of a step wins."""
     return new

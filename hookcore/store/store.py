@@ -36,7 +36,7 @@ from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Parts
 from hookcore.store.past import Past
 from hookcore.store.queries import Queries
 from hookcore.store.scalars import scalars_of
-from hookcore.store.schemas import SKIPPED_STEP, merge_stats
+from hookcore.store.schemas import SKIPPED_STEP, merge_ranks, merge_stats
 from hookcore.store.segments import Floats, Lanes, Steps
 
 DEFAULT_BYTES: Final = 512 * 2**20
@@ -254,7 +254,7 @@ class Store(Queries):
             if is_shared(taps):
                 self._last = taps, lanes
         if ladder.newest == step:
-            ladder.merge_newest(lanes, stats.T, merge_stats)
+            ladder.merge_newest(lanes, stats.T, merge_ranks if self.of_ranks else merge_stats)
         else:
             ladder.append(step, lanes, stats.T)
         self._parts.sketches.append(step, taps, block)
