@@ -55,6 +55,15 @@ def test_typing_filters_the_list_and_changes_the_url(visit: Open) -> None:
         expect(tab.page.locator("main")).to_contain_text("3 are hidden")
 
 
+def test_an_alert_is_not_cut_where_there_is_room(visit: Open) -> None:
+    with visit(size=(1920, 900)) as tab:
+        tab.goto("?columns=-")
+        message = tab.page.locator("#runs .message").first
+        expect(message).to_contain_text("in encoder.layers.1")
+        assert message.evaluate("(each) => each.scrollWidth - each.clientWidth") <= 0
+        assert tab.page.locator("[data-part=list]").evaluate("(each) => each.scrollWidth - each.clientWidth") <= 0
+
+
 def test_a_click_on_a_column_header_sorts_and_back_undoes_it(visit: Open) -> None:
     with visit() as tab:
         tab.goto("")
