@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import pathlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from fastapi import Depends, Path, Query, Request, Response
 from starlette.exceptions import HTTPException
 
@@ -27,6 +24,7 @@ from ..formats import ARRAYS, MEDIA_TYPES, Table, choose, json_of
 from ..runs import Run, Runs, why_gone
 from ..runs.ranked import rank_of
 from ..runs.views import MAX_NAME, Views
+from .examples import example_of
 
 MAX_CELLS: Final = 2_000_000  # of a map
 MAX_STEP: Final = 2**53
@@ -271,14 +269,7 @@ def answered(kind: type[Any], status: int = 200, *codes: int) -> dict[int | str,
 
 
 def _json_of(kind: type[Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": ref_to(kind), "example": examples()[kind.__name__]}}
-
-
-@cache
-def examples() -> dict[str, Any]:
-    """Return an example of each answer, by the name of its class."""
-    found: dict[str, Any] = msgspec.json.decode(pathlib.Path(__file__).with_name("examples.json").read_bytes())
-    return found
+    return {"application/json": {"schema": ref_to(kind), "example": example_of(kind)}}
 
 
 _BYTES: Final[dict[str, dict[str, str]]] = {
