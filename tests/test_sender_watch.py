@@ -26,6 +26,7 @@ from hookcore.delivery.dashboard.process import find, join_or_start, status, sto
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.watcher import NullWatcher, Watcher
+from hookcore.watcher.feeding import FedRun
 from hookcore_app.serving import server_thread
 from tests.ports import free_port
 from tests.receiver import Receiver, a_run, serving
@@ -225,6 +226,14 @@ def test_copies_of_a_watched_model_send_nothing(receiver: Receiver, url: str) ->
     assert len(receiver.runs.all()) == 1
 
 
+def test_a_copy_of_a_watcher_takes_all_that_a_model_gives_to_one() -> None:
+    given = {name for kind in (FedRun, Watcher) for name in vars(kind) if not name.startswith("_")}
+    assert {"log", "tokens", "labels", "request_snapshot"} <= given
+    assert [name for name in sorted(given) if not callable(getattr(NullWatcher(), name, None))] == []
+    NullWatcher().tokens(["a"])
+    NullWatcher().request_snapshot("0", index="1")
+
+
 def test_a_paused_run_stays_live(receiver: Receiver, url: str) -> None:
     model = _model()
     with hookcore.watch(model, server=url, budget=None) as watcher:
@@ -237,6 +246,12 @@ def test_a_paused_run_stays_live(receiver: Receiver, url: str) -> None:
         (run,) = receiver.runs.all()
         assert run.store.steps().count == 6
         assert run.store.steps().newest == 8
+
+
+def test_a_paused_watcher_says_so() -> None:
+    with hookcore.watch(_model(), server=None) as watcher:
+        watcher.pause()
+        assert "Watcher paused" in repr(watcher)
 
 
 def test_a_server_in_this_process_shows_the_store(monkeypatch: pytest.MonkeyPatch) -> None:

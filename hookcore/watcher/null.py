@@ -20,52 +20,25 @@ class NullWatcher:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def step(self) -> None:
+    def _do_nothing(self, /, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    def log(self, /, **scalars: float | Tensor) -> None:
-        """Do nothing."""
-
-    def log_image(self, name: str, image: Any) -> None:
-        """Do nothing."""
-
-    def log_text(self, name: str, text: str) -> None:
-        """Do nothing."""
-
-    def log_table(self, name: str, table: Any) -> None:
-        """Do nothing."""
-
-    def log_figure(self, name: str, figure: Any) -> None:
-        """Do nothing."""
+    step = log = log_image = log_text = log_table = log_figure = tokens = labels = _do_nothing
+    request_snapshot = probe = capsule = pause = resume = close = _do_nothing
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         return tensor
-
-    def pause(self) -> None:
-        """Do nothing."""
-
-    def resume(self) -> None:
-        """Do nothing."""
 
     def flush(self, timeout_s: float = 0.0) -> bool:
         """Return True, because nothing waits."""
         return True
 
-    def probe(self, name: str, function: Callable[..., Any], **how: Any) -> None:
-        """Do nothing."""
-
     def sharpness(self, model: Any, loss: Callable[..., Any]) -> Tensor:
         """Return NaN, without calling the loss."""
         return torch.tensor(float("nan"))
-
-    def capsule(self) -> None:
-        """Do nothing."""
 
     def on_incident(
         self, callback: Callable[..., Any] | None = None, *, at: str = "found", severity: str = "warning"
     ) -> Any:
         """Return the callback, which is never called."""
         return (lambda given: given) if callback is None else callback
-
-    def close(self) -> None:
-        """Do nothing."""

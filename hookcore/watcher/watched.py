@@ -129,6 +129,6 @@ class WatchedRun:
         return self._recorder.control.paused
 
     def __repr__(self) -> str:
-        state = "closed" if self._recorder.closed else "detached" if self.paused else "watching"
+        state = "closed" if self._recorder.closed else "paused" if self.paused else "watching"
         modules = len(self._recorder.models.plans.by_id)
         return f"<hookcore.Watcher {state}, {counted(modules, 'module')}, step {self.current_step}>"
