@@ -60,11 +60,13 @@ def _store(world: Served) -> Any:
 def test_store_and_client_take_the_same_tap_names_and_make_the_same_data_frames(world: Served, client: Client) -> None:
     store = _store(world)
     for tap in client.taps().taps[1:]:
-        for name in (tap.number, tap.label, tap.record):
+        for name in (tap.number, tap.label, tap.record.words, tap.record, tap):
             for reader in (store, client):
                 _require_equal_frames(reader.series(name, "rms"), store.series(tap.number, "rms"))
                 _require_equal_frames(reader.histograms(name), store.histograms(tap.number))
-        _require_equal_frames(client.series(tap, "rms"), store.series(tap.number, "rms"))
+        for name in (tap.label, tap.record.words, tap.record, tap):
+            [line] = client.overlay(["one"], tap=name).lines
+            np.testing.assert_array_equal(line.mean, store.series(tap.number, "rms", points=500).mean)
     _require_equal_frames(client.heatmap("output", "rms"), store.heatmap("output", "rms"))
     _require_equal_frames(client.latest(sort="rms"), store.latest(sort="rms"))
     _require_equal_frames(client.scalars("loss")["loss"], store.scalars("loss"))
@@ -400,7 +402,7 @@ def test_later_pages_are_of_the_run_of_the_first_one_even_if_a_newer_run_starts(
             return kind(2, None if len(asked) > 1 else 1, run, ())
 
     reader = RemoteReader(Newer())  # type: ignore[arg-type]
-    for ask in (reader.coverage, reader.taps, reader.hooks, reader.scalars, lambda: reader.many_histograms(range(51))):
+    for ask in (reader.coverage, reader.taps, reader.hooks, reader.scalars, lambda: reader.many_histograms(range(52))):
         asked.clear()
         ask()
         assert asked == [None, "run 1"]

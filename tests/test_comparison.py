@@ -165,6 +165,13 @@ def test_layers_come_in_the_requested_order(world: World) -> None:
     assert order == {"model": [0, 1, 2, 3, 4], "share": [1, 3, 4, 0, 2], "step": [4, 3, 1, 0, 2]}
 
 
+def test_one_module_is_compared_by_its_path(world: World) -> None:
+    other_run(world, {})
+    layers = world.json("compare", runs="one,two", module="layers.1")["layers"]
+    assert {layer["tap"]["module"] for layer in layers} == {"layers.1"}
+    assert world.json("compare", runs="one,two", module="layers.*")["layers"] == []
+
+
 def test_a_meaningless_comparison_is_refused(world: World) -> None:
     other_run(world, {})
     assert "cells" in world.error("compare/heatmap", 400, runs="one,two", columns=5000, rows=5000)

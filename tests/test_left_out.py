@@ -63,7 +63,7 @@ def test_every_table_is_available_in_every_format() -> None:
         ("series", {"tap": "0", "stat": "rms,p50"}),
         ("heatmap", {"kind": "output", "stat": "rms"}),
         ("histograms", {"tap": "0"}),
-        ("histograms", {"taps": "0,1"}),
+        ("histograms", {"tap": ["0", "1"]}),
         ("channels", {}),
         ("latest", {}),
         ("scalars", {"name": "loss"}),

@@ -88,10 +88,11 @@ def test_the_norm_of_all_gradients_is_that_of_the_parts_together(world: World) -
 
 def test_a_layers_stat_is_overlaid_too_and_runs_without_it_are_named(world: World) -> None:
     open_run(world.runs, "other", name="other")
-    found = ask(world, runs="run-1,run-2,other", tap=OUTPUT.label, stat="rms")
-    assert [line["mean"][3] for line in found["lines"]] == pytest.approx([3.0, 0.3])
-    assert found["without"] == ["other"]
-    assert found["what"] == "0 output rms"
+    for name in (OUTPUT.label, OUTPUT.words):
+        found = ask(world, runs="run-1,run-2,other", tap=name, stat="rms")
+        assert [line["mean"][3] for line in found["lines"]] == pytest.approx([3.0, 0.3])
+        assert found["without"] == ["other"]
+        assert found["what"] == f"{name} rms"
 
 
 @pytest.mark.parametrize(

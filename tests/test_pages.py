@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 from dataclasses import replace
 from functools import partial
+from html import unescape
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from starlette.testclient import TestClient
 
 from hookcore.config import SETTINGS
 from hookcore.findings import RULES
+from hookcore.reading import StoreReader
 from hookcore.records import KINDS, STAT_COLUMN, Event, Failure, ModuleRecord, Tap
 from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES, Store
@@ -300,6 +303,23 @@ def test_menus_name_kinds_in_words_and_keep_their_names_as_values(path: str) -> 
     run_id = "ranks-many" if path == "/ranks" else "live"
     page = world.client.get(f"/runs/{run_id}{path}", headers=HTML).text
     _expect_words(page)
+
+
+@pytest.mark.parametrize("path", ["a", "", "my layer", "a[0].b*", "!a", 'say "ж"'])
+def test_the_channels_of_a_layer_are_asked_for_by_a_pattern_that_matches_it_alone(path: str) -> None:
+    world = make_world()
+    run = _open(world, "live", (1.0,))
+    others = [ModuleRecord(each, "Linear", "" if path == "" else None) for each in ("a0.b", "layer", "b")]
+    run.store.describe([ModuleRecord(path, "Linear", None), *others])
+    text = world.client.get("/runs/live/layer", params={"module": path}, headers=HTML).text
+    pattern = unescape(text.split('data-pattern="')[1].split('"')[0])
+    assert [each.path for each in StoreReader(run.store).modules(pattern)] == [path]
+    code = unescape(text.split('id="channel-code">')[1].split("</code>")[0])
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    assert [ast.literal_eval(each.value) for call in calls for each in call.keywords if each.arg == "include"] == [
+        pattern,
+        pattern,
+    ]
 
 
 def test_the_menu_of_the_comparison_names_kinds_in_words(client: TestClient) -> None:

@@ -140,7 +140,7 @@ def test_errors_name_what_is_wrong(client: hookcore.Client) -> None:
         client.rank_map(name="never")
     with pytest.raises(ServerError, match="either tap= or name="):
         client.rank_map(TAPS[0], name="loss")
-    with pytest.raises(ServerError, match="there is no tap 'nothing output'"):
+    with pytest.raises(ServerError, match="unknown tap 'nothing output'"):
         client.rank_map("nothing output")
     with pytest.raises(ServerError, match="unknown stat"):
         client.rank_map(TAPS[0], "meen")
@@ -156,7 +156,7 @@ def test_the_pages_link_from_all_ranks_to_one_and_back(server: Served) -> None:
     assert "Samples/s" not in text(server, "/runs/ranks-4f2a/ranks?step=2")  # it shows the present
     assert 'href="runs/4f2a-2/ranks"' in page
     assert "Rank 2 is late:" in page
-    assert "there is no tap &#39;never&#39;" in text(server, "/runs/ranks-4f2a/ranks?value=never")
+    assert "unknown tap &#39;never&#39;" in text(server, "/runs/ranks-4f2a/ranks?value=never")
     assert 'id="rank-spreads"' in text(server, "/runs/ranks-4f2a/layer?module=layers.0")
     assert 'id="rank-spreads"' not in text(server, "/runs/4f2a-0/layer?module=layers.0")
     assert 'href="runs/ranks-4f2a/flow"' in text(server, "/runs/4f2a-2/flow")

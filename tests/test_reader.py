@@ -83,7 +83,7 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     },
     "histograms": {"tap": taps, "columns": points, "bins": st.integers(5, 30), **steps},
     "many_histograms": {
-        "taps": st.lists(st.integers(0, TAPS - 1), min_size=1, max_size=4),
+        "taps": st.lists(taps, max_size=4),
         "columns": points,
         "bins": st.integers(5, 30),
         **steps,
@@ -96,7 +96,7 @@ QUESTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "stat": maybe(st.sampled_from(STAT_NAMES)),
         "sort": maybe(st.sampled_from(["rms", "-norm", "nonfinite"])),
         "limit": points,
-        "taps": maybe(st.lists(st.integers(0, TAPS - 1), max_size=4)),
+        "taps": maybe(st.lists(taps, max_size=4)),
         **steps,
     },
     "scalars": {

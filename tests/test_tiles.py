@@ -106,17 +106,16 @@ def test_statistics_neither_overflow_nor_vanish() -> None:
 
 
 def test_histograms_of_several_taps_equal_those_of_each(world: World) -> None:
-    said = world.json("histograms", taps="2,0", columns=6, bins=9)["histograms"]
+    said = world.json("histograms", tap=["2", TAPS[0].label], columns=6, bins=9)["histograms"]
     for each, tap in zip(said, (2, 0), strict=True):
         alone = world.json("histograms", tap=tap, columns=6, bins=9)
         assert each == {name: value for name, value in alone.items() if name != "run"}
-    rows = csv_columns(world.get("histograms", "text/csv", taps="2,0").content)
+    rows = csv_columns(world.get("histograms", "text/csv", tap=["2", "0"]).content)
     assert sum(map(int, rows["count"])) == sum(
         sum(map(sum, world.json("histograms", tap=tap)["counts"])) for tap in (2, 0)
     )
     assert set(rows["tap"]) == {"0", "2"}
-    assert "use either tap= for one tap, or taps=" in world.error("histograms", 400)
-    assert "use either tap= for one tap, or taps=" in world.error("histograms", 400, tap=1, taps="1,2")
-    assert "99" in world.error("histograms", 400, taps="1,99")
-    assert world.get("histograms", status=422, taps="1,x")
-    assert "bins: request fewer" in world.error("histograms", 400, taps=",".join(["1"] * 50), columns=2000, bins=80)
+    assert "tap" in world.error("histograms", 422)
+    assert "99" in world.error("histograms", 400, tap=["1", "99"])
+    assert "unknown tap 'x'" in world.error("histograms", 400, tap=["1", "x"])
+    assert "bins: request fewer" in world.error("histograms", 400, tap=["1"] * 50, columns=2000, bins=80)

@@ -105,6 +105,26 @@ def test_every_shown_label_finds_its_tap(world: World) -> None:
             assert (series["tap"]["number"], series["tap"]["label"]) == (number, tap.label)
 
 
+ODD = (
+    Tap("layers.0 [b] output", "output", "c] call 2"),
+    Tap("layers.0 [b] output", "input"),
+    Tap("my layer", "output", "a, b", 3),
+    Tap("\u0436.'quoted\"", "output_grad", "[0]", phase="eval"),
+    Tap("!is:root", "param", "re:*?"),
+)
+
+
+@pytest.mark.parametrize("tap", ODD, ids=lambda tap: tap.module)
+def test_whatever_a_module_is_called_every_shown_name_of_its_tap_finds_it(world: World, tap: Tap) -> None:
+    world.run.store.announce(ODD)
+    number = len(TAPS) + ODD.index(tap)
+    for label in (tap.label, tap.words, tap.name):
+        for path in ("series", "histograms", "latest"):
+            asked = {"stat": "rms"} if path != "histograms" else {}
+            assert world.client.get(f"/api/v1/{path}", params={"tap": label, **asked}).status_code == 200
+        assert world.json("series", tap=label, stat="rms")["series"][0]["tap"]["number"] == number
+
+
 def test_an_ambiguous_label_without_a_kind_gets_the_labels_of_the_taps(world: World) -> None:
     world.run.store.announce((Tap("both", "output"), Tap("both", "output_grad")))
     said = world.error("series", 400, tap="both", stat="rms")

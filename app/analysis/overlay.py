@@ -42,8 +42,11 @@ def find_series(
 ) -> Series | None:
     """Return the wanted values of a run in some steps, or None if it has none at all."""
     if wanted.tap:
-        tap = next((tap for tap in store.taps().taps if tap.label == wanted.tap), None)
-        return None if tap is None else store.series(tap, wanted.stat, first, last, points)
+        try:
+            tap = store.find_tap(wanted.tap)[1]
+        except ArgumentError:
+            return None
+        return store.series(tap, wanted.stat, first, last, points)
     name = name_of(wanted.scalar, store.scalar_names())
     if name is not None:
         return store.scalars(name, first, last, points)

@@ -11,6 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Query, Response
 from msgspec.structs import replace
 
+from hookcore.config.patterns import literal
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
@@ -30,6 +31,7 @@ from .params import (
     Format,
     MatchParam,
     OfKind,
+    OfModule,
     ReplyParam,
     RunsParam,
     SpanParam,
@@ -68,6 +70,7 @@ def _two_runs(
 def _asked(
     span: SpanParam,
     match: MatchParam,
+    module: OfModule = None,
     stat: StatName = "rms",
     kind: OfKind = None,
     tolerance: Annotated[
@@ -85,6 +88,7 @@ def _asked(
 ) -> ComparisonQuery:
     require("stat", stat, STAT_NAMES)
     renamer(rename)
+    match = match if module is None else literal(module)
     return ComparisonQuery(stat, kind, match, span.first, span.last, tolerance, rename)
 
 

@@ -47,14 +47,6 @@ Points = Annotated[int, Query(ge=1, le=MAX_POINTS, description="maximum points p
 TapText = Annotated[
     str, Query(max_length=2100, description="a tap's number or its label", examples=["0", "layers.0 output"])
 ]
-TapNumbers = Annotated[
-    str | None,
-    Query(
-        max_length=1000,
-        pattern=rf"^\d{{1,9}}(,\d{{1,9}}){{0,{MAX_HISTOGRAMS - 1}}}$",
-        description="numbers of taps, separated by commas",
-    ),
-]
 ScalarNames = list[Annotated[str, Query(max_length=1000)]]
 SeriesLimit = Annotated[int, Query(ge=1, le=MAX_SERIES, description="maximum number of series in this answer")]
 
@@ -141,26 +133,25 @@ def histograms(
     run: RunParam,
     reply: ReplyParam,
     span: SpanParam,
-    tap: Annotated[TapText | None, Query()] = None,
-    taps: TapNumbers = None,
+    tap: Annotated[
+        list[TapText], Query(min_length=1, max_length=MAX_HISTOGRAMS, description="can be repeated, for a list")
+    ],
     columns: Annotated[
         int, Query(ge=1, le=MAX_HISTOGRAM_COLUMNS, description="maximum number of columns (equal spans of steps)")
     ] = 200,
     bins: Annotated[int, Query(ge=5, le=BINS, description="maximum number of bins")] = 80,
     format: Format = None,
 ) -> Response:
-    """Return exact sums of sketches, on edges that all columns of a tap share. `taps` selects up to 50 at once."""
-    if (tap is None) == (taps is None):
-        raise ArgumentError("use either tap= for one tap, or taps=1,2,3 for several")
-    wanted = [run.reader.find(each) for each in ([tap] if tap is not None else str(taps).split(","))]
+    """Return exact sums of sketches, on edges that all columns of a tap share."""
+    wanted = [run.reader.find(each) for each in tap]
     if len(wanted) * columns * bins > MAX_BINS:
-        told = f"{len(wanted)} taps of {columns} columns and {bins} bins"
-        raise ArgumentError(f"{told} are more than {MAX_BINS} bins: request fewer")
+        many = f"{len(wanted)} taps of {columns} columns and {bins} bins"
+        raise ArgumentError(f"{many} are more than {MAX_BINS} bins: request fewer")
 
     def content() -> answers.Histograms | answers.HistogramsList:
         asked = span.first, span.last, columns, bins
-        if tap is not None:
-            return run.reader.histograms(tap, *asked)
+        if len(wanted) == 1:
+            return run.reader.histograms(wanted[0], *asked)
         return answers.HistogramsList(run.id, tuple(run.reader.many_histograms(wanted, *asked)))
 
     def table() -> Table:
@@ -215,13 +206,8 @@ def latest(
         Query(max_length=50, description="a stat: non-finite first, then largest; with - before it, smallest"),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LATEST, description="maximum number of taps in this answer")] = 1000,
-    taps: Annotated[
-        str | None,
-        Query(
-            max_length=10 * MAX_CHOSEN,
-            pattern=r"^(\d{1,9}(,\d{1,9})*)?$",
-            description=f"only these taps: at most {MAX_CHOSEN} numbers, separated by commas",
-        ),
+    tap: Annotated[
+        list[TapText] | None, Query(max_length=MAX_CHOSEN, description="only these taps; can be repeated")
     ] = None,
     format: Format = None,
 ) -> Response:
@@ -232,10 +218,9 @@ def latest(
     for given in (stat, sort.removeprefix("-") if sort else None):
         if given is not None:
             require("stat", given, STAT_NAMES)
-    chosen = None if taps is None else [int(each) for each in taps.split(",") if each]
 
     def content() -> answers.Latest:
-        return run.reader.latest(match, kind, stat, sort, limit, span.first, span.last, chosen)
+        return run.reader.latest(match, kind, stat, sort, limit, span.first, span.last, tap)
 
     return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
 

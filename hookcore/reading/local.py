@@ -57,9 +57,7 @@ class StoreReader(Reader):
 
     def find(self, tap: TapName) -> answers.Tap:
         """Return the tap with a number (which may be text) or a label."""
-        if isinstance(tap, answers.Tap):
-            tap = tap.record
-        elif isinstance(tap, str) and tap.isascii() and tap.isdigit():
+        if isinstance(tap, str) and tap.isascii() and tap.isdigit():
             tap = int(tap[:20])
         return answers.Tap.of(*self._store.find_tap(tap))
 
@@ -166,11 +164,11 @@ class StoreReader(Reader):
         limit: int = 1000,
         first: int | None = None,
         last: int | None = None,
-        taps: Sequence[int] | None = None,
+        taps: Sequence[TapName] | None = None,
     ) -> answers.Latest:
         wanted = self._store.taps(match, kind)
         if taps is not None:
-            chosen = [self._store.find_tap(each)[0] for each in taps]
+            chosen = [int(self.find(each).number or 0) for each in taps]
             wanted = wanted.at(np.flatnonzero(np.isin(wanted.numbers, chosen)).tolist())
         return answers.Latest.of(self._run, self._store.newest(None, stat, sort, limit, first, last, wanted))
 

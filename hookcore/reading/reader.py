@@ -84,9 +84,14 @@ class Reader(Protocol):
         """Return the distribution of a tap over time."""
 
     def many_histograms(
-        self, taps: Sequence[int], first: int | None = None, last: int | None = None, columns: int = 200, bins: int = 80
+        self,
+        taps: Sequence[TapName],
+        first: int | None = None,
+        last: int | None = None,
+        columns: int = 200,
+        bins: int = 80,
     ) -> list[answers.Histograms]:
-        """Return the distributions of several taps by their numbers; each has its own edges."""
+        """Return the distributions of several taps; each has its own edges."""
 
     def channels(
         self, tap: TapName, first: int | None = None, last: int | None = None, columns: int = 240, rows: int = 512
@@ -105,11 +110,11 @@ class Reader(Protocol):
         limit: int = 1000,
         first: int | None = None,
         last: int | None = None,
-        taps: Sequence[int] | None = None,
+        taps: Sequence[TapName] | None = None,
     ) -> answers.Latest:
         """Return the newest values in some steps; `sort` is a stat, non-finite and largest first ("-rms": smallest).
 
-        `taps` are numbers of taps: only these are returned. A server takes at most 500.
+        Of `taps`, only these are returned. A server takes at most 500.
         """
 
     def scalars(

@@ -139,7 +139,7 @@ class RemoteReader(Reader):
 
     def many_histograms(
         self,
-        taps: Sequence[int],
+        taps: Sequence[TapName],
         first: int | None = None,
         last: int | None = None,
         columns: int = 200,
@@ -148,9 +148,11 @@ class RemoteReader(Reader):
     ) -> list[answers.Histograms]:
         found: list[answers.Histograms] = []
         for start in range(0, len(taps), MAX_HISTOGRAMS):
-            some = ",".join(str(tap) for tap in taps[start : start + MAX_HISTOGRAMS])
-            asked = {"taps": some, "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
-            answer = self._get(answers.HistogramsList, "/api/v1/histograms", asked)
+            some = taps[start : start + MAX_HISTOGRAMS]
+            if len(some) == 1:
+                return [*found, replace(self.histograms(some[0], first, last, columns, bins, run), run="")]
+            asked = {"tap": list(map(name_of, some)), "from": first, "to": last, "columns": columns, "bins": bins}
+            answer = self._get(answers.HistogramsList, "/api/v1/histograms", {**asked, "run": run})
             found, run = [*found, *answer.histograms], answer.run  # the newest run may change in the meantime
         return found
 
@@ -178,12 +180,14 @@ class RemoteReader(Reader):
         limit: int = 1000,
         first: int | None = None,
         last: int | None = None,
-        taps: Sequence[int] | None = None,
+        taps: Sequence[TapName] | None = None,
         run: str | None = None,
     ) -> answers.Latest:
         asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "from": first, "to": last}
-        numbers = None if taps is None else ",".join(map(str, taps))
-        return self._get(answers.Latest, "/api/v1/latest", asked | {"taps": numbers, "run": run})
+        names = list(map(name_of, taps or ()))
+        if taps is not None and not names:  # which a query can't say
+            return replace(self.latest(match, kind, stat, sort, 1, first, last, run=run), taps=(), total=0)
+        return self._get(answers.Latest, "/api/v1/latest", {**asked, "tap": names, "run": run})
 
     def scalars(
         self,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from hookcore.reading import answers
+from hookcore.reading.reader import TapName
+from hookcore.reading.remote import name_of
 from hookcore.reading.steering import RemoteRun
 from hookcore.records import Kind
 
@@ -18,7 +20,7 @@ class RemoteRuns(RemoteRun):
         runs: Sequence[str],
         scalar: str | None = None,
         *,
-        tap: str | None = None,
+        tap: TapName | None = None,
         stat: str = "rms",
         group_by: str | None = None,
         band: bool = False,
@@ -31,7 +33,8 @@ class RemoteRuns(RemoteRun):
         With `group_by`, a value of the runs such as "lr", each line has its group. With `band`, there is a line for
         each group: the mean of its runs, with their smallest and largest value.
         """
-        asked = {"runs": ",".join(runs), "scalar": scalar, "tap": tap, "stat": stat, "group_by": group_by}
+        label = None if tap is None else name_of(tap)
+        asked = {"runs": ",".join(runs), "scalar": scalar, "tap": label, "stat": stat, "group_by": group_by}
         return self._get(
             answers.Overlay, "/api/v1/overlay", {**asked, "from": first, "to": last, "band": band, "points": points}
         )
@@ -103,7 +106,7 @@ class RemoteRuns(RemoteRun):
 
     def rank_map(
         self,
-        tap: Any = None,
+        tap: TapName | None = None,
         stat: str = "rms",
         name: str | None = None,
         first: int | None = None,
@@ -112,7 +115,7 @@ class RemoteRuns(RemoteRun):
         run: str | None = None,
     ) -> answers.RankMap:
         """Return a tap's stat, a logged value, or the seconds per step: the mean by rank and column of steps."""
-        label = None if tap is None else getattr(tap, "label", str(tap))
+        label = None if tap is None else name_of(tap)
         asked = {"run": run, "tap": label, "stat": stat, "name": name, "from": first, "to": last, "columns": columns}
         return self._get(answers.RankMap, "/api/v1/ranks/map", asked)
 

@@ -14,11 +14,6 @@ from hookcore.store.schemas import STAT_SCHEMA
 
 _SHOWN = 20
 _QUANTILE: Final = re.compile(r"p(\d{1,2}(?:\.\d{1,6})?|100)")
-_LABEL: Final = re.compile(
-    rf"(?P<module>.*?)(?: (?P<kind>{'|'.join(KINDS)}))?(?: \[(?P<index>.*)\])?(?: call (?P<call>\d{{1,9}}))?"
-    r"(?: \((?P<phase>eval|train)\))?",
-    re.DOTALL,
-)
 
 
 def require(what: str, given: object, allowed: Sequence[str]) -> None:
@@ -62,27 +57,19 @@ def quantile_of(stat: str) -> float | None:
 
 
 def find_tap(taps: Iterable[tuple[int, Tap]], text: str) -> tuple[int, Tap]:
-    """Return the tap that a label names, and its number. The kind may be left out if only one tap fits."""
+    """Return the tap that a label names, and its number. The kind may be left out if only one tap fits.
+
+    Module paths and indices may contain anything, so a label isn't taken apart: labels are compared as a whole.
+    """
     taps = list(taps)
-    found = _LABEL.fullmatch(text)
-    assert found is not None  # it may be a module's path alone
-    modules = {found["module"], "" if found["module"] == ROOT else found["module"]}
-    rest = found["index"] or "", int(found["call"] or 0), found["phase"] or "train"
-    fitting = [
-        (number, tap)
-        for number, tap in taps
-        if tap.module in modules and (tap.index, tap.call, tap.phase) == rest and found["kind"] in (None, tap.kind)
+    own = [each for each in taps if text.startswith(each[1].module or ROOT)]  # few, and labels take time
+    fitting = [each for each in own if text in (each[1].label, each[1].words)] or [
+        each for each in own if text == each[1].name
     ]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         several = ", ".join(f"{tap.label!r} ({number})" for number, tap in fitting)
         raise ArgumentError(f"tap={text[:200]!r} names {len(fitting)} taps: give one of {several}")
-    own = [tap.label for _, tap in taps if tap.module in modules]
-    if own:
-        raise ArgumentError(unknown("tap", text[:200], own))
-    known = sorted({tap.module or ROOT for _, tap in taps})
-    raise ArgumentError(
-        f"there is no tap {text[:200]!r}: {unknown('module', found['module'][:200], known)}. Give its number, or its "
-        "label such as 'layers.0 output [1] call 2'"
-    )
+    known = [tap.label for _, tap in own or taps]
+    raise ArgumentError(unknown("tap", text[:200], known))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -17,7 +17,15 @@ from hookcore.store.answers import StepRange, TapList
 from hookcore.store.facts import facts_of
 from hookcore.store.parts import Parts
 
-TapName = int | str | Tap  # a tap by its number, its label, or itself
+
+class OfTap(Protocol):
+    """A tap in an answer of `hookcore.reading`."""
+
+    @property
+    def record(self) -> Tap: ...
+
+
+TapName = int | str | Tap | OfTap  # a tap by its number, its label, or itself
 UNREPORTED: Final = "not reported by the trainer yet"
 
 
@@ -206,6 +214,8 @@ class Contents:
     def find_tap(self, tap: TapName) -> tuple[int, Tap]:
         """Return a tap's number and the tap."""
         taps = self._parts.taps
+        if not isinstance(tap, str | int | np.integer | Tap):
+            tap = tap.record
         if isinstance(tap, str):
             return checks.find_tap(enumerate(taps[:]), tap)
         if isinstance(tap, Tap):

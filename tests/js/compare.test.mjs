@@ -1,13 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
-import { patternOf } from "../../app/assets/static/js/api.js";
 import { INFINITE, MISSING, NAN } from "../../app/assets/static/js/canvas/worst.js";
 import { bitsOf } from "../../app/assets/static/js/compare/bits.js";
-
-test("the pattern of a module matches only that module, even the root", () => {
-  assert.equal(patternOf(""), "is:root");
-  assert.equal(patternOf("a[0].b*"), "a[[]0].b[*]");
-});
 
 test("cells become columns, and NaN and missing values stay different", () => {
   const bits = bitsOf(

@@ -316,6 +316,12 @@ test("the Python script requests several series in a loop", () => {
   );
 });
 
+test("the Python script requests the histograms of one tap, or of several", () => {
+  const script = (taps) => pythonOf([{ path: "histograms", query: { tap: taps, bins: 60 } }], "u");
+  assert.ok(script([3]).endsWith("histograms = client.histograms(3, bins=60)\n"));
+  assert.ok(script([3, 4]).endsWith("histograms = client.many_histograms([3, 4], bins=60)\n"));
+});
+
 test("scripts are offered only for data that the client can request", () => {
   assert.ok(hasPython([{ path: "heatmap", query: {} }]));
   assert.ok(!hasPython([{ path: "nonsense", query: {} }]));

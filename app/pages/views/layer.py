@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass
 from typing import Final
 
+from hookcore.config.patterns import literal
 from hookcore.reading import Reader
 from hookcore.reading.answers import Module
 from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Tap
@@ -19,7 +19,6 @@ from .event_list import Line, all_lines
 
 SHOWN_STATS: Final = ("count", "mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nan", "inf", "ratio")
 MAX_NEAR: Final = 8
-_SPECIAL: Final = re.compile(r"[\[*?]")  # in patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class LayerView:
     @property
     def pattern(self) -> str:
         """A pattern that matches this module alone."""
-        return _SPECIAL.sub(r"[\g<0>]", self.module.path) or "is:root"
+        return literal(self.module.path)
 
     @property
     def kinds(self) -> tuple[str, ...]:

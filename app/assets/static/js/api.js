@@ -74,11 +74,6 @@ export function only(path) {
   return path ? { module: path } : { match: "is:root" };
 }
 
-/** Returns a pattern that matches one module. @param {string} path "" is the root */
-export function patternOf(path) {
-  return path ? path.replace(/[[*?]/g, "[$&]") : "is:root";
-}
-
 /** @param {"POST" | "PATCH" | "DELETE" | "PUT"} method @param {string} path @param {any} [body]
  * @param {Record<string, any>} [query] @param {AbortSignal} [signal] @returns {Promise<any>} */
 export async function send(method, path, body, query, signal) {

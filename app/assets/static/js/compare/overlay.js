@@ -1,6 +1,6 @@
 // @ts-check
 /** A layer, and the loss, of both runs in one chart: A as a line, B as a dashed one. */
-import { get, numberOf, patternOf } from "../api.js";
+import { get, numberOf, only } from "../api.js";
 import { kindWords, streamWords } from "../kinds.js";
 import { LineChart } from "../plot/index.js";
 import { ROOT } from "../vocabulary.js";
@@ -59,7 +59,7 @@ export class Overlay {
     const about = `${module || ROOT}: ${stat} of ${kindWords(kind)}`;
     this.heading.textContent = about;
     try {
-      const query = { ...this.asked(), match: patternOf(module), points: 1, limit: MAX_TAPS };
+      const query = { ...this.asked(), match: null, ...only(module), points: 1, limit: MAX_TAPS };
       const { layers } = await get("compare", query, signal);
       signal.throwIfAborted();
       this.#numbers = [0, 1].map((place) => layers.map((layer) => layer.numbers[place]));

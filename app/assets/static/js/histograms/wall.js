@@ -188,9 +188,9 @@ export class Wall {
     const wanted = this.#missing.slice(0, MAX_HISTOGRAMS);
     if (!wanted.length) return;
     const said = await get("histograms", this.query(wanted), signal);
-    if (!("histograms" in said)) return;
-    for (const each of said.histograms) this.#keep(each, at);
-    this.span = this.#spanOf(said.histograms);
+    const found = "histograms" in said ? said.histograms : [said];
+    for (const each of found) this.#keep(each, at);
+    this.span = this.#spanOf(found);
     this.#share();
     for (const tile of this.seen) this.#fill(tile);
     if (this.#missing.length) this.refresh.soon();
@@ -202,7 +202,7 @@ export class Wall {
     const { span } = follow;
     const steps =
       state.get("view") === "bars" ? barsOf(follow, COLUMNS) : { from: span?.[0], to: span?.[1], columns: COLUMNS };
-    return { run, taps: taps.join(","), ...steps, bins: BINS };
+    return { run, tap: taps, ...steps, bins: BINS };
   }
 
   /** The steps on the axis. While the page follows, it ends at the newest step that was received.

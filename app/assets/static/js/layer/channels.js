@@ -1,6 +1,6 @@
 // @ts-check
 /** The channels of a module: what probes with several numbers computed, or how to get that. */
-import { get, patternOf } from "../api.js";
+import { get } from "../api.js";
 import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
 import { Card } from "../card.js";
 import { copyText } from "../copy.js";
@@ -29,11 +29,11 @@ export class ChannelView {
   /** The probe that the picture is of. */
   #drawn = "";
 
-  /** @param {import("../page.js").Page} page @param {string} module */
-  constructor(page, module) {
+  /** @param {import("../page.js").Page} page */
+  constructor(page) {
     this.page = page;
-    this.module = module;
     this.card = byId("channels");
+    this.pattern = /** @type {string} */ (this.card.dataset.pattern);
     this.picker = /** @type {HTMLSelectElement} */ (byId("channel-probe"));
     this.words = byId("channel-words");
     this.caption = byId("channel-caption");
@@ -67,7 +67,7 @@ export class ChannelView {
     const paint = () => this.#paintLegend();
     prefs.on("colors", paint);
     onTheme(paint);
-    void new Refresh(startSwitch(page, module)).now();
+    void new Refresh(startSwitch(page, this.pattern)).now();
     byId("copy-probe").addEventListener("click", () => void this.#copy());
   }
 
@@ -92,7 +92,7 @@ export class ChannelView {
   /** @param {AbortSignal} signal */
   async #load(signal) {
     try {
-      const listed = await get("channels", { run: this.page.run, match: patternOf(this.module) }, signal);
+      const listed = await get("channels", { run: this.page.run, match: this.pattern }, signal);
       if ("taps" in listed) this.#list(listed.taps);
       if (!this.tap) return;
       const { path, query } = this.#query(COLUMNS, ROWS);

@@ -1,14 +1,13 @@
 // @ts-check
 /** The button that turns the capture of a module's channels on and off while the training runs. */
-import { get, patternOf, send } from "../api.js";
+import { get, send } from "../api.js";
 import { byId } from "../dom.js";
 import { applied, eventsNow } from "../hooks/applied.js";
 
-/** @param {import("../page.js").Page} page @param {string} module
+/** @param {import("../page.js").Page} page @param {string} pattern that matches the module alone
  * @returns {() => Promise<void>} looks at the setting */
-export function startSwitch(page, module) {
+export function startSwitch(page, pattern) {
   const [place, button, told] = [byId("channel-switch"), byId("capture-channels"), byId("channel-told")];
-  const pattern = patternOf(module);
   const run = /** @type {string} */ (page.run);
   const chosen = async () => {
     const { settings, state } = await get("settings", { run });

@@ -37,7 +37,7 @@ function start(module) {
   let known = null;
   const charts = new Charts(page);
   const distributions = new Distributions(page, module);
-  const channels = new ChannelView(page, module);
+  const channels = new ChannelView(page);
   const parts = new Parts(page, "layer");
   const showPickers = startPickers(page, () => taps);
   const show = () => {

@@ -11,6 +11,7 @@ const CALLS = {
   many_series: { method: "many_series", answer: "many", bare: ["match"], drop: ["limit", "after"] },
   heatmap: { method: "heatmap", answer: "heatmap", bare: [], drop: ["counts"] },
   histograms: { method: "histograms", answer: "histograms", bare: ["tap"] },
+  many_histograms: { method: "many_histograms", answer: "histograms", bare: ["tap"] },
   latest: { method: "latest", answer: "latest", bare: [] },
   scalars: { method: "scalars", answer: "scalars", bare: ["name"], drop: ["limit", "after"] },
   events: { method: "events", answer: "events", bare: [], drop: ["limit"] },
@@ -29,7 +30,9 @@ function literal(value) {
 
 /** @param {Query} asked */
 function callOf({ path, query }) {
-  const name = path === "series" && !("tap" in query) ? "many_series" : path;
+  const taps = [query.tap ?? []].flat();
+  const isMany = (path === "series" && !taps.length) || (path === "histograms" && taps.length > 1);
+  const name = isMany ? `many_${path}` : path;
   const { method, answer, bare, drop = [] } = CALLS[name];
   const given = Object.entries(query).filter(
     ([key, value]) => value !== null && value !== undefined && value !== "" && !drop.includes(key),
@@ -37,7 +40,7 @@ function callOf({ path, query }) {
   /** @type {[string, string[]][]} */
   const lists = name.endsWith("series")
     ? [
-        ["tap", [query.tap ?? []].flat()],
+        ["tap", taps],
         ["stat", String(query.stat ?? "").split(",")],
       ]
     : [];
