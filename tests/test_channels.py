@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import hookcore
 from hookcore import probes
 from hookcore.delivery.archive import load_into, read_archive
 from hookcore.errors import PatternError
+from hookcore.recorder import channels
+from hookcore.recorder.errorlog import ErrorLog
 from hookcore.records import Command, Frame, Snapshot, Tap
 from hookcore.store import Store
 from hookcore.store.channels import MAX_COLUMNS
@@ -108,6 +111,18 @@ def test_the_channels_of_the_last_step_are_sent_before_the_end() -> None:
         model(torch.randn(2, 1, 8, 8)).sum().backward()
         store = watcher.store
     assert store.channels("act probe [size]").first_step.tolist() == [0, 1]
+
+
+def test_columns_that_find_too_many_waiting_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "MAX_WAITING", 2)
+    errors = ErrorLog(SimpleNamespace(number=7))  # type: ignore[arg-type]
+    columns = channels.ChannelColumns(errors)
+    for place in range(5):
+        columns.note(Tap(f"act{place}", "probe", "size"), 7, 3, torch.ones(3))
+    columns.end_step()
+    [event] = errors.news()
+    assert (event.name, event.step, event.count) == ("channels-dropped", 7, 3)
+    assert event.message.startswith("3 columns of channels dropped")
 
 
 def test_channels_survive_on_disk(tmp_path: Path) -> None:

@@ -132,13 +132,17 @@ def test_figures_are_recognized_by_their_methods() -> None:
 
 
 def test_media_beyond_the_queue_limit_are_left_out_and_counted() -> None:
-    events: list[str] = []
-    queue = MediaQueue(ErrorLog(None), lambda name, *_: events.append(name))  # type: ignore[arg-type]
+    errors = ErrorLog(SimpleNamespace(number=7))  # type: ignore[arg-type]
+    queue = MediaQueue(errors)
     for step in range(MAX_WAITING + 3):
         queue.put("x", step, "text/plain", b"x", 1)
     sent: list[Snapshot] = []
     queue.ship(sent.append)  # type: ignore[arg-type]
-    assert (len(sent), queue.dropped, events) == (MAX_WAITING, 3, ["media-dropped"])
+    assert len(sent) == MAX_WAITING
+    [event] = errors.news()
+    assert (event.name, event.step, event.count) == ("media-dropped", 7, 3)
+    assert event.message.startswith("3 logged items dropped")
+    assert not errors.news(is_last=True)
     queue.put("x", 0, "text/plain", b"x", 1)
     assert queue.waiting
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from hookcore.observe.copies import Copy, take_copy
 from hookcore.observe.plain import unseen
 from hookcore.recorder.errorlog import ErrorLog
-from hookcore.recorder.snapshot_copies import Emit
 from hookcore.records import Snapshot, Tap
 
 MAX_WAITING: Final = 4096  # columns
+_DROPPED: Final = "of channels dropped: too many results of probes were waiting for the recorder's thread"
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +25,6 @@ class ChannelColumns:
     """The columns of one watcher. Of several micro-batches, the largest value of each channel is kept, or NaN."""
 
     _errors: ErrorLog
-    _emit: Emit
-    dropped: int = 0
     _held: dict[Tap, tuple[int, int, Tensor]] = field(default_factory=dict)  # of this step: step, channels, values
     _waiting: deque[tuple[Tap, int, float, Copy]] = field(default_factory=deque)
 
@@ -43,7 +41,7 @@ class ChannelColumns:
         held, self._held = self._held, {}
         for tap, (step, channels, values) in held.items():
             if len(self._waiting) >= MAX_WAITING:
-                self._note_drop()
+                self._errors.count_loss("channels-dropped", "column", _DROPPED)
                 continue
             try:
                 copy = take_copy(values, (channels,))
@@ -52,12 +50,6 @@ class ChannelColumns:
             else:
                 if isinstance(copy, Copy):
                     self._waiting.append((tap, step, time.time(), copy))
-
-    def _note_drop(self) -> None:
-        self.dropped += 1
-        if self.dropped == 1:
-            why = f"{MAX_WAITING:,} results of probes wait for the recorder's thread"
-            self._emit("channels-dropped", f"{why}, so the channels of some steps are missing", "warning", "")
 
     @property
     def waiting(self) -> bool:

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 
 from hookcore.recorder.errorlog import ErrorLog
-from hookcore.recorder.snapshot_copies import Emit
 from hookcore.records import Snapshot, Tap
 
 MAX_WAITING: Final = 256  # items
@@ -21,11 +20,9 @@ MAX_WAITING_BYTES: Final = 32 << 20
 
 @dataclass(slots=True, eq=False)
 class MediaQueue:
-    """Items in the order in which they were logged. If too many wait, newer ones are left out and counted."""
+    """Items in the order in which they were logged. If too many wait, newer ones are dropped and counted."""
 
     _errors: ErrorLog
-    _emit: Emit
-    dropped: int = 0
     _waiting: deque[Snapshot] = field(default_factory=deque)
     _bytes: int = 0
     _count: threading.Lock = field(default_factory=threading.Lock)  # both threads change the number of bytes
@@ -33,14 +30,7 @@ class MediaQueue:
     def put(self, name: str, step: int, media_type: str, data: bytes, whole: int) -> None:
         """Add an item. Called with the recorder's lock."""
         if len(self._waiting) >= MAX_WAITING or self._bytes + len(data) > MAX_WAITING_BYTES:
-            self.dropped += 1
-            if self.dropped == 1:
-                self._emit(
-                    "media-dropped",
-                    f"{len(self._waiting)} logged items were already waiting to be sent, so newer ones were dropped",
-                    "warning",
-                    "",
-                )
+            self._errors.count_loss("media-dropped", "logged item", "dropped: too many were waiting to be sent")
             return
         with self._count:
             self._bytes += len(data)

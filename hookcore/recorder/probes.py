@@ -52,7 +52,7 @@ class Probes:
     _of_channels: tuple[Probe, ...] = ()  # of the setting
 
     def __post_init__(self) -> None:
-        self.channels = ChannelColumns(self._errors, self._emit)
+        self.channels = ChannelColumns(self._errors)
         self.passes = PassProbes(self._plans, self._statistics, self._emit)
 
     def add(self, probe: Probe) -> bool:

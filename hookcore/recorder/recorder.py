@@ -112,7 +112,7 @@ class Recorder:
             lock,
             clock,
         )
-        media, jumps = MediaQueue(errors, emit), Jumps(cadence)
+        media, jumps = MediaQueue(errors), Jumps(cadence)
         self.given = Given(self.steps, dispatcher, collector, models, media, jumps, queue.put, lock)
         self.requests = Requests(self.steps, commands, self.control, observers, self.placement, lock)
 

@@ -84,7 +84,7 @@ class Watcher(FedRun):
         self._notifier = Notifier(targets, report.not_notified)
         try:
             if open_bridge is not None:
-                self._tee = TeeSink(self._delivery.sink, open_bridge, self._errors.record)
+                self._tee = TeeSink(self._delivery.sink, open_bridge, self._errors.record, self._errors.count_loss)
                 self._recorder.send_to(self._tee)
             self._recorder.models.watch(model)
             self._recorder.models.check_patterns(settings.channels)

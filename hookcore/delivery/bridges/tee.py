@@ -28,6 +28,7 @@ FLUSH_S: Final = 2.0
 CLOSE_S: Final = 2.0
 
 Failed = Callable[[str, Exception], None]
+Lost = Callable[[str, str, str], None]  # the name of an event, what was lost, and why
 
 
 class TeeSink(Sink):
@@ -36,10 +37,9 @@ class TeeSink(Sink):
     Commands, and the reason of the end, don't pass through it: the recorder and the watcher know the next sink.
     """
 
-    def __init__(self, sink: Sink, open_writer: Callable[[], Writer], failed: Failed) -> None:
-        self.dropped = 0
+    def __init__(self, sink: Sink, open_writer: Callable[[], Writer], failed: Failed, lost: Lost) -> None:
         self._sink = sink
-        self._open, self._failed = open_writer, failed
+        self._open, self._failed, self._lost = open_writer, failed, lost
         self._warned = False
         self._summary = Summary()
         self._steps: queue.Queue[Step | None] = queue.Queue(MAX_WAITING)
@@ -61,9 +61,7 @@ class TeeSink(Sink):
             try:
                 self._steps.put_nowait(step)
             except queue.Full:
-                self.dropped += 1
-                if self.dropped == 1:  # reported, not raised: that would leave the summary with half a step
-                    self._report(RuntimeError(f"{MAX_WAITING} steps are waiting to be written: later ones are dropped"))
+                self._lost("bridge-dropped", "step", "dropped: too many were waiting for the bridge")
 
     def describe(
         self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
