@@ -239,7 +239,7 @@ class Shard:
 
     @property
     def trouble(self) -> str:
-        """What each server said last."""
+        """The last error of each server."""
         return "; ".join(f"{node.address.name}: {node.trouble or 'not asked'}" for node in self.nodes)
 
     def close(self) -> None:

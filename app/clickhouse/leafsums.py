@@ -41,7 +41,7 @@ Steps = tuple[int, int]
 
 
 class LeafSums:
-    """Makes them. `note` is told why they lack something; `pause` is called now and then."""
+    """Makes them. `note` gets the reason if something is missing; `pause` is called now and then."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class LeafSums:
         self._marks = Marks()
 
     def most_leaves(self, table: SumTable, attempt: Attempt, taps: int, rows_of_tap: float) -> float:
-        """Return how many leaves can be added up together, if a tap has about so many rows in each."""
+        """Return how many leaves can be added up together, given the approximate number of rows of a tap in each."""
         most, ranks = MOST[table.name], len(attempt.ranks)
         if table is RANK_ROLLUPS:
             logged_values = _LEAF * ranks * count_scalars(attempt) / 4  # of which few columns are read

@@ -20,7 +20,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much is read of one lane: at least so many buckets, at most so many exact rows, or so many buckets."""
+    """Limits of what is read of one lane: the fewest buckets, the most exact rows, and the most buckets."""
 
     least: int
     exact: int

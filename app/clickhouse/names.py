@@ -1,4 +1,4 @@
-"""The numbers that stand for runs and lanes in the tables. They are computed from the names, not assigned."""
+"""The numbers of runs and lanes in the tables. They are computed from the names, not assigned."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class RankLogged:
 
 
 def _logged(attempt: Attempt, name: str, steps: tuple[int, int], most: int) -> Logged:
-    """Return what the ranks of an attempt said of a scalar, by step and rank."""
+    """Return the values of a scalar that the ranks of an attempt logged, by step and rank."""
     lane = lane_of_scalar(name)
     where = f"lane = {lane} AND {in_steps(*steps)} AND role > {PART}"
     asked = [(shard, f"FROM rows WHERE {of_runs(ranks)} AND {where}") for shard, ranks in by_shard(attempt.ranks)]

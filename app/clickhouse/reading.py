@@ -98,7 +98,7 @@ def events_of(shard: Shard, run: int, before: int, most: int) -> list[Event]:
 
 
 def end_of(shard: Shard, run: int, last: int) -> EndItem | None:
-    """Return how a run ended, if its items up to `last` say so."""
+    """Return how a run ended, if an item up to `last` contains it."""
     where = f"run = {run} AND kind = {END} AND number < {last + 1}"
     heads = shard.read(f"SELECT head FROM items WHERE {where} ORDER BY number DESC LIMIT 1").texts("head")
     item = item_of(heads[0], b"") if heads else None

@@ -35,7 +35,7 @@ class Sketched:
 
 
 def sketches_of(frames: Sequence[FrameItem], taps: int, before: int) -> Sketched:
-    """Return the sketches of valid frames of a rank that has so many taps; `before` as for `rows_of`."""
+    """Return the sketches of a rank's valid frames; `taps` and `before` are those of `rows_of`."""
     sketched = [
         (frame, is_late) for frame, is_late in zip(frames, late_in(frames, before).tolist(), strict=True) if frame.bins
     ]

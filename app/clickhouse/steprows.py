@@ -70,7 +70,7 @@ def late_in(frames: Sequence[FrameItem], before: int) -> NDArray[np.bool_]:
 
 
 def rows_of(frames: Sequence[FrameItem], rank: int, taps: int, before: int) -> StepRows:
-    """Return the rows of valid frames of a rank that has so many taps; `before` is the newest step of earlier ones."""
+    """Return the rows of a rank's valid frames; it has `taps` taps, and `before` is the newest earlier step."""
     late = late_in(frames, before)
     return _with_steps(StepRows.join([_of_taps(frames, late, rank, taps), _of_scalars(frames, late, rank)]))
 

@@ -99,7 +99,7 @@ def count_scalars(attempt: Attempt) -> int:
 
 
 def logged(attempt: Attempt, steps: tuple[int, int]) -> tuple[NDArray[np.uint64], Logged]:
-    """Return what the ranks said of all scalars, by lane, step, and rank, with the lanes."""
+    """Return the values of all scalars that the ranks logged, by lane, step, and rank, with the lanes."""
     where = f"lane BETWEEN {SCALARS} AND {MARK - 1} AND {in_steps(*steps)} AND role > {PART}"
     found = [
         shard.read(f"SELECT lane, rank, step, mean FROM rows WHERE {of_runs(ranks)} AND {where}")

@@ -165,14 +165,14 @@ def names_block(names: Sequence[Names]) -> bytes:
 
 
 def descriptions_block(described: Sequence[tuple[int, int, Description]]) -> bytes:
-    """Return the block with the descriptions of runs' models: run, day, and what is said."""
+    """Return the block with the descriptions of runs' models: run, day, and content."""
     runs, days, said = zip(*described, strict=True)
     about = {"day": days, "run": np.array(runs, np.uint64), "version": [each.version for each in said]}
     return block_of(DESCRIPTIONS, {**about, "content": list(map(_encoder.encode, said))})
 
 
 def signs_block(signs: Sequence[tuple[int, int, int, Sign]]) -> bytes:
-    """Return the block with signs of life: run, day, version, and what is said. A run's highest version counts."""
+    """Return the block with signs of life: run, day, version, and content. A run's highest version counts."""
     runs, days, versions, said = zip(*signs, strict=True)
     about = {
         "day": days,

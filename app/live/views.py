@@ -61,7 +61,7 @@ def concern(spec: ViewSpec, mark: Any) -> Any:
 
 
 def make(selections: TapCache, run: Run | None, spec: ViewSpec, told: Any, now: Any) -> Made:
-    """Return the frames that bring a reader from `told` (None: it has nothing) to `now`."""
+    """Return the frames that bring a reader from `told` (None: it has nothing) up to `now`."""
     if run is None:
         return Made((json_body(RunsMessage(tuple(news_of(*each) for each in now))),), spec)
     if spec.view == "events":

@@ -100,7 +100,7 @@ class Membership(Run):
         return " ".join(dict.fromkeys(filter(None, (own, *(each.run.away for each in list(self.members.values()))))))
 
     def follow_edit(self, run: Run) -> None:
-        """Take edits from elsewhere, if this rank stands for all."""
+        """Apply edits made elsewhere, if this rank represents all ranks."""
         if self.members and run is self.current()[0].run:
             before, self.name = self.rules, OF_RANK.sub("", run.name)
             self.edits.follow(run.edits)

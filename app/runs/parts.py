@@ -86,7 +86,7 @@ class Saved:
 
 @dataclass(slots=True)
 class Signs:
-    """When a run's trainer was heard of, and its readers were."""
+    """When a run's trainer last sent something, and when it was last read."""
 
     clock: Callable[[], float] = time.monotonic
     lost_after_s: float = 15.0
@@ -95,7 +95,7 @@ class Signs:
     is_gone: bool = False  # its process has ended, as far as can be seen from here
 
     def see(self) -> None:
-        """Note that the trainer was heard of now."""
+        """Note that the trainer has just sent something."""
         self.seen_at, self.is_gone = self.clock(), False
 
     def look(self) -> None:
@@ -104,7 +104,7 @@ class Signs:
 
     @property
     def silent_s(self) -> float:
-        """The time since the trainer was heard of."""
+        """The time since the trainer last sent something."""
         return self.clock() - self.seen_at
 
 
@@ -129,7 +129,7 @@ class End:
 
     @property
     def is_known(self) -> bool:
-        """Whether its trainer said that it ended."""
+        """Whether its trainer reported the end."""
         return self.step is not None or self.failure is not None
 
 

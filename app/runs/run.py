@@ -87,7 +87,7 @@ class Run(RunState):
         self.swap(Store.outline(steps), loaded=False)
 
     def fill(self, store: Store, acknowledged: int, end: End, *, beginning: str, behind: str) -> None:
-        """Use a store that was filled up to an item. `beginning` and `behind` say what it lacks."""
+        """Use a store that was filled up to an item. `beginning` and `behind` describe what it lacks."""
         self.received.acknowledged, self.end = acknowledged, end
         self.received.beginning, self.received.behind = beginning, behind
         self.swap(store, loaded=True)

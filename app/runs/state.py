@@ -86,7 +86,7 @@ class RunState:
 
     @property
     def trained(self) -> int | None:
-        """How many steps it trained, captured or not, as far as its trainer has said so at the end."""
+        """The number of steps that it trained, captured or not, if its trainer reported it at the end."""
         said = self.info.facts.get(TRAINED)
         return said if isinstance(said, int) else None
 

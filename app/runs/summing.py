@@ -290,7 +290,7 @@ class Summing(Membership):
 
 
 def shifted(frame: Frame, steps: int) -> Frame:
-    """Return a frame so many steps later."""
+    """Return a frame that is moved by some steps."""
     if not steps:
         return frame
     flow = None if frame.flow is None else replace(frame.flow, step=frame.flow.step + steps)

@@ -77,7 +77,7 @@ class Views:
         self._changed()
 
     def delete(self, name: str) -> bool:
-        """Delete a view. Return False if there is none of this name."""
+        """Delete a view. Return False if there is no view of this name."""
         with self._lock:
             newest = self._newest()
             if name not in newest:
@@ -87,7 +87,7 @@ class Views:
         return True
 
     def keep_in(self, kept: Kept) -> None:
-        """Keep them elsewhere from now on. Whoever knows of changes there calls `follow`."""
+        """Store them elsewhere from now on. Changes made there are passed to `follow`."""
         with self._lock:
             self._kept, self._views = kept, {}
 

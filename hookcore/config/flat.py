@@ -148,7 +148,7 @@ def cut_text(text: str, most: int) -> str:
 
 
 def _rest_of(value: object, seen: int) -> int:
-    """Return how many parts of a value were not looked at."""
+    """Return how many parts of a value were not read."""
     try:
         return max(1, len(value) - seen)  # type: ignore[arg-type]
     except Exception:

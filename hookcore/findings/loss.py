@@ -115,7 +115,7 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
 
 
 def last_output(taps: TapList) -> int:
-    """Return the place of the model's last output, which stands for the loss."""
+    """Return the place of the model's last output, which is used in place of the loss."""
     outputs = [place for place, tap in enumerate(taps.taps) if tap.kind == "output" and tap.phase == "train"]
     roots = [place for place in outputs if not taps.taps[place].module]
     return roots[0] if roots else outputs[-1] if outputs else 0

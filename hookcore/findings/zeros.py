@@ -35,7 +35,7 @@ def find_dead(store: Store, outputs: TapList) -> list[Finding]:
 
 
 def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
-    """Return one finding if so many parameter gradients are zero that most layers no longer learn."""
+    """Return one finding if the gradients of most layers' parameters are zero, so that these layers no longer learn."""
     if not _any_zero(store, gradients):
         return []  # most looks end here
     zeros = zeros_of(store, gradients, "no-gradient")

@@ -116,7 +116,7 @@ def keywords_of(module: nn.Module) -> dict[str, Any] | None:
 
 
 def pipeline_call() -> int | None:
-    """Return the number of the micro-batch that a pipeline of torch's passes to the running call; None without one.
+    """Return the number of the micro-batch that a torch pipeline passes to the running call; None without a pipeline.
 
     A stage gets several before their backward passes begin, and nothing else tells them from several calls in a pass.
     Before the first one, it runs once to learn the shapes, with values that mean nothing: REHEARSAL.

@@ -65,7 +65,7 @@ class CpuArena:
         self._threads_seen = torch.get_num_threads()
 
     def begin_step(self) -> None:
-        """Move the sampling stride to another place, and follow a change of torch's number of threads."""
+        """Move the sampling stride to another place, and adapt to a change of torch's number of threads."""
         self._control[cpu.JITTER] = self._random.getrandbits(30)
         if torch.get_num_threads() != self._threads_seen:
             self._use_threads()

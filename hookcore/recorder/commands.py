@@ -137,7 +137,7 @@ class Commands:
 
     @property
     def waits_for_a_step(self) -> bool:
-        """Return whether the end of a step is needed for everything that waits."""
+        """Return whether everything that waits needs the end of a step."""
         return all(_OF_HOOKS.issuperset(change.values) for change in list(self.changes))
 
 

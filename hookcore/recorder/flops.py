@@ -67,7 +67,7 @@ def _forward_of(module: nn.Module) -> Any:
 def work_of_module(
     module: nn.Module, inputs: Sequence[Shape], outputs: Sequence[Shape], has_calls: bool
 ) -> Work | None:
-    """Return the operations of one of torch's own modules by its shapes; None if it isn't one that this is known of.
+    """Return the operations of a built-in torch module by its shapes; None if the formula of its class isn't known.
 
     `inputs` may be what a hook of the user has changed since, so it is only used if it fits. `has_calls` says whether
     other modules were called inside.

@@ -285,7 +285,7 @@ class PlanTable:
         return list(found.values())
 
     def enter(self, model: Plan, module: nn.Module) -> bool:
-        """Note that a model is called. Return whether its last call raised: the training repeats that, or goes on."""
+        """Note that a model is called. Return whether its last call raised an exception."""
         thread = get_ident()
         raised = model.counts.runs_in == thread and not runs_already(module)
         model.counts.runs_in = thread

@@ -133,7 +133,7 @@ def _frames(frame: FrameType | None, skips: bool = True) -> Iterator[FrameType]:
 
 
 def _until_library(frames: list[FrameType]) -> list[FrameType]:
-    """Return the frames before the first one of torch, of ours, or of Python itself, which may move while it waits."""
+    """Return the frames before the first one of torch, hookcore, or Python itself, which may move during a wait."""
     for place, frame in enumerate(frames):
         name = frame.f_code.co_filename
         if name.startswith((_TORCH, _OURS)) or (

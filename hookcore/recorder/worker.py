@@ -23,7 +23,7 @@ class Duties(Protocol):
         """Make a round: look after everything else."""
 
     def end(self) -> None:
-        """Queue what is to be sent last."""
+        """Queue the last items to send."""
 
     @property
     def has_more(self) -> bool:

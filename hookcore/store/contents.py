@@ -43,7 +43,7 @@ class Contents:
         self._find_dead: Callable[[], Collection[str]] = _find_no_dead
 
     def find_dead_by(self, find: Callable[[], Collection[str]]) -> None:
-        """Let a function return the paths of the modules that `is:dead` means: only findings know them."""
+        """Set the function that returns the paths of the modules that match `is:dead`, which only findings know."""
         self._find_dead = find
 
     def steps(self) -> StepRange:

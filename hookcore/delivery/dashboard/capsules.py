@@ -32,7 +32,7 @@ _NAME: Final = re.compile(r"step-\d{9,20}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A capsule of a run: its file, its description, and what a replay said, as JSON."""
+    """A capsule of a run: its file, its description, and the result of a replay, as JSON."""
 
     path: Path
     about: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Notices of runs that have started, for a dashboard that hasn't heard from them yet.
+"""Notices of runs that have started, for a dashboard that hasn't received anything from them yet.
 
 A dashboard takes a second or two to start, and a trainer can be killed before that. Therefore each trainer leaves a
 file in the user's private folder and locks it until the dashboard has answered. The kernel releases the lock of a

@@ -52,7 +52,7 @@ class _State:
     told_slow: bool = False
 
     def label(self, where: str) -> str:
-        """Return what readers are told about it."""
+        """Return the rule's facts for readers."""
         mean_ms = 1000 * self.seconds / max(1, self.calls)
         counts = {"calls": self.calls, "faults": self.faults}
         times = {"mean_ms": round(mean_ms, 3), "worst_ms": round(1000 * self.worst_s, 3)}

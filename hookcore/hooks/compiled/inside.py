@@ -185,7 +185,7 @@ def _fake_saw_gradient(gradient: Tensor, address: Tensor, ticket: Tensor, index:
 
 
 def _vmap_saw_output(info: Any, dims: Any, *arguments: Any) -> tuple[Tensor, None]:
-    """See nothing: one call there stands for many."""
+    """Record nothing, because one call under vmap represents many."""
     return _ticket(-1), None
 
 

@@ -30,7 +30,7 @@ class HasIncidents(Protocol):
 
 @dataclass(slots=True)
 class FirstError:
-    """Finds the first incident of severity error that isn't muted, once: it, or a growing tensor behind it."""
+    """Finds, once, the first unmuted incident of severity error: that incident, or a growing tensor that caused it."""
 
     _seen: int = 0  # the version of the incidents that were looked at
     _found: bool = False
