@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 import pytest
 
 from hookcore.findings import key_figures_of
 from hookcore.reading import StoreReader
 from hookcore.records import KINDS, Tap
+from hookcore.records import ROOT as ROOT_NAME
 from hookcore.records.vocabulary import (
     ELAPSED,
     KIND_TITLES,
@@ -95,6 +98,18 @@ def test_a_label_names_the_root_and_equals_the_scripts() -> None:
         "(root) output [1] call 2 (eval)",
         "(root) [1] call 2 (eval)",
     )  # as in heat.test.mjs
+
+
+def test_the_name_of_the_root_is_written_once_in_python_and_once_in_scripts() -> None:
+    files = [file for folder in ("hookcore", "app") for file in (ROOT / folder).rglob("*.py")]
+    trees = {str(file.relative_to(ROOT)): ast.parse(file.read_text()) for file in files}
+    texts = {
+        name: [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)] for name, tree in trees.items()
+    }
+    found = {name for name, written in texts.items() if ROOT_NAME in written}
+    scripts = (ROOT / "app/assets/static/js").rglob("*.js")
+    found |= {file.name for file in scripts if f'"{ROOT_NAME}"' in file.read_text()}
+    assert found == {"hookcore/records/__init__.py", "vocabulary.js"}
 
 
 def test_every_shown_label_finds_its_tap(world: World) -> None:

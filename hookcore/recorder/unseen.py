@@ -14,6 +14,7 @@ from hookcore.hooks.internals import no_forward
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.roots import joined
 from hookcore.recorder.taps import TapTable
+from hookcore.records import ROOT
 
 NOT_CALLED = "not called in any captured step (direct calls to .forward() bypass hooks)"
 GONE = "no call of it was seen before it was deleted"
@@ -68,7 +69,7 @@ def _why_unseen_now(plan: Plan, world: World) -> str:
         return f"not called where hooks can see it; it may run inside a compiled function ({functions})"
     tied = _tied_to(plan, world)
     if tied is not None:
-        return f"not called: its weight is tied to {tied or 'the root'}, and using a weight directly calls no module"
+        return f"not called: its weight is tied to {tied or ROOT}, and using a weight directly calls no module"
     if not plan.history.got_gradients:
         return NOT_CALLED
     if functions:

@@ -13,7 +13,7 @@ from hookcore.findings import Finding, KeyFigures, Reading
 from hookcore.findings.keyfigures import newest_of
 from hookcore.reading import Reader
 from hookcore.reading.answers import Capsule, Series
-from hookcore.records import Tap
+from hookcore.records import ROOT, Tap
 from hookcore.records.vocabulary import EFFECTIVE_COST, KIND_TITLES, OWN, counted, loss_rank
 
 from ...analysis.cost import cost_of
@@ -121,7 +121,7 @@ def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, 
     if found is None or found.tap is None:
         return tile
     address = layer_address(run, found.tap)
-    where = f"{found.tap.module or '(root)'}{_older(found, span)}"
+    where = f"{found.tap.module or ROOT}{_older(found, span)}"
     return _number(Tile(which, tile.title, "", where, address, help=tile.help), found.value)
 
 
@@ -151,7 +151,7 @@ def _nonfinite(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
     detail = ""
     if found:
         first = None if held else next((each for each in run.findings.current() if each.rule == "nonfinite"), None)
-        detail = _few(found) if first is None else f"first: {first.module or '(root)'}"
+        detail = _few(found) if first is None else f"first: {first.module or ROOT}"
         if first is not None and first.unseen:
             detail += " or another layer"
     elif figures.newest_step is not None:
@@ -161,7 +161,7 @@ def _nonfinite(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
 
 def _few(paths: tuple[str, ...]) -> str:
     more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-    return f"{paths[0] or '(root)'}{more}"
+    return f"{paths[0] or ROOT}{more}"
 
 
 def _watched(run: Run, figures: KeyFigures, span: Span | None) -> Tile:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings import Finding
-from hookcore.records import STAT_COLUMN, Kind, Tap
+from hookcore.records import ROOT, STAT_COLUMN, Kind, Tap
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Store, TapList
 from hookcore.store.incidents import Evidence, Incident, Link, Rank, rank_of
@@ -181,7 +181,7 @@ def _before(around: _Around, incident: Incident, place: int) -> str:
     known = [source for source in sources if seen[source]]
     bad = [around.taps.taps[source] for source in known if is_bad[source]]
     if bad:
-        return f"Its {words} was non-finite: the {KIND_WORDS[bad[0].kind]} of {bad[0].module or '(root)'}."
+        return f"Its {words} was non-finite: the {KIND_WORDS[bad[0].kind]} of {bad[0].module or ROOT}."
     if known:
         return f"Its {words} was finite in that step" + ("." if incident.unseen else ": it began here.")
     return f"Its {words} was not captured. {_earlier(around, incident, place)}"
