@@ -10,7 +10,13 @@ import { escaped, svgOf } from "../../app/assets/static/js/heat/pen.js";
 import { dice } from "./dice.mjs";
 
 /** @param {string} module @param {string} [index] */
-const row = (module, index = "") => ({ number: 0, module, kind: "output", index, call: 0, phase: "train", group: 1 });
+const row = (module, index = "") => ({
+  number: 0,
+  module,
+  kind: "output",
+  label: `${module} output${index && ` [${index}]`}`,
+  group: 1,
+});
 /** @param {number[]} values */
 const bitsOf = (...values) => new Uint32Array(Float32Array.of(...values).buffer);
 const PAGE = {

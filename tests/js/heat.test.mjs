@@ -235,7 +235,7 @@ test("the block of a module is the first part of its path, with a number if ther
     { name: "layers.1", from: 3, to: 4 },
     { name: "head", from: 4, to: 5 },
   ]);
-  assert.equal(labelOf({ ...row("", 0), index: "1", call: 2, phase: "eval" }), "(root) [1] call 2 (eval)");
+  assert.equal(labelOf({ ...row("", 0), label: "(root) output [1] call 2 (eval)" }), "(root) [1] call 2 (eval)");
   assert.deepEqual(groupsOf(["rank 0", "rank 1"].map(row), identity(2)), []);
   const deep = ["a.b.c.7.x", "a.b.c.7.y", "a.b.c.8.x"].map(row);
   assert.deepEqual(groupsOf(deep, identity(3), 3)[0], { name: "a.b.c.7", from: 0, to: 2 });

@@ -5,17 +5,17 @@ import { badness, INFINITE, startOf } from "../canvas/worst.js";
 import { ROOT } from "../vocabulary.js";
 
 /**
- * @typedef {{number: number | null, module: string, kind: string, index: string, call: number, phase: string, type?:
- * string, group: number}} Row
+ * @typedef {{number: number | null, module: string, kind: string, index: string, call: number, phase: string, label?:
+ * string, type?: string, group: number}} Row
  */
 /** @typedef {"model" | "value" | "change" | "bad"} Sort */
 /** @typedef {{name: string, from: number, to: number}} Group rows of the picture, the last one excluded */
 
-/** A row's name: its module, and what else identifies it. @param {Row} row */
-export function labelOf(row) {
-  const index = row.index ? ` [${row.index}]` : "";
-  const call = row.call ? ` call ${row.call}` : "";
-  return `${row.module || ROOT}${index}${call}${row.phase === "eval" ? " (eval)" : ""}`;
+/** A row's name: the label of its tap without the kind. A row that is no tap has only a module.
+ * @param {{module: string, kind: string, label?: string}} row */
+export function labelOf({ module, kind, label = "" }) {
+  const name = module || ROOT;
+  return name + label.slice(`${name} ${kind}`.length);
 }
 
 /** The block of the model that contains a module: the first names of its path, up to a number if there are several.
