@@ -93,7 +93,7 @@ def test_a_later_step_is_saved_after_an_explosion_and_says_so() -> None:
         assert not watcher.errors
     assert (incident.severity, incident.first_step) == ("error", BAD)
     step = kept.about["step"]
-    assert incident.told < step == event.step
+    assert incident.found_step < step == event.step
     said = f"requested after the incident {incident.id} of step {BAD}"
     assert said in event.message
     assert kept.about["reason"] == f"{said}; this is step {step}, with the weights before the update"
@@ -267,12 +267,12 @@ class Kept:
 
 def incident(kind: Kind = "output", rule: str = "exploding", **others: Any) -> Incident:
     link = Link(3, Tap("layers.1", kind), 40)
-    about = {"value": 1e6, "usual": 1.0, "told": 60, "recovered": None, "message": "it grew", **others}
+    about = {"value": 1e6, "usual": 1.0, "found_step": 60, "recovered": None, "message": "it grew", **others}
     return Incident(rule, link, first_step=40, last_step=60, steps=20, **about)
 
 
 def test_the_first_error_is_the_earliest_found() -> None:
-    early, late = incident(rule="dead", told=50), incident(rule="stalled")
+    early, late = incident(rule="dead", found_step=50), incident(rule="stalled")
     occasion = FirstError().news(Kept(late, early))
     assert occasion is not None
     assert occasion.incident == "dead-40-3"
@@ -406,7 +406,7 @@ def test_a_server_asks_a_real_trainer_and_its_page_shows_the_step(monkeypatch: p
             assert not watcher.errors
         (found,) = (each for each in client.incidents() if each.id == kept.incident)
         assert (found.rule, found.first_step) == ("exploding", BAD)
-        assert kept.step > found.told
+        assert kept.step > found.found_step
         page = server.get(f"/runs/{watcher._delivery.run.id}/incident?id={found.id}").decode()
     assert f"requested after the incident {found.id} of step {BAD}; this is step {kept.step}" in page
     assert f'data-explain="{kept.id}"' in page

@@ -144,7 +144,15 @@ def test_an_incident_is_shown_as_it_was_known_at_a_step(world: World) -> None:
 def test_a_message_that_was_found_later_says_when() -> None:
     tap = Tap("layers.1", "output")
     incident = Incident(
-        "exploding", Link(1, tap, 60), 50.0, 60, 90, None, 30, told=70, message="the output has grown since step 60"
+        "exploding",
+        Link(1, tap, 60),
+        50.0,
+        60,
+        90,
+        None,
+        30,
+        found_step=70,
+        message="the output has grown since step 60",
     )
     assert incident.as_of(65).sentence.startswith("Found at step 70: the output has grown since step 60")
     assert incident.as_of(70).sentence.startswith("The output has grown since step 60")

@@ -97,7 +97,7 @@ def test_a_loss_that_becomes_non_finite_is_reported_in_the_same_step() -> None:
         append(store, step, noise(step), loss=math.nan if step >= 77 else 1.0)
         assert bool(store.incidents()) == (step >= 77)
     (incident,) = store.incidents()
-    assert (incident.rule, incident.first_step, incident.told) == ("loss", 77, 77)
+    assert (incident.rule, incident.first_step, incident.found_step) == ("loss", 77, 77)
     assert incident.sentence == "Loss has been non-finite since step 77."
 
 
@@ -212,7 +212,7 @@ def test_an_incident_keeps_its_culprit_first_step_and_message() -> None:
     )
     assert (incident.id, incident.culprit.number, incident.first_step) == ("exploding-4-1", 1, 4)
     assert {link.number: link.first_step for link in incident.chain} == {2: 5, 0: 4}
-    assert (incident.severity, incident.last_step, incident.told, incident.is_over) == ("error", 30, 10, False)
+    assert (incident.severity, incident.last_step, incident.found_step, incident.is_over) == ("error", 30, 10, False)
 
 
 def test_an_incident_that_became_worse_is_as_serious_at_a_step_as_it_was_then() -> None:

@@ -147,7 +147,7 @@ def test_a_culprit_stays_named_after_merging_and_rereading(trained: Trained) -> 
     module = incident.culprit.tap.module
     assert module in modules
     assert AT <= incident.first_step <= AT + 30
-    assert incident.told <= incident.first_step + 40
+    assert incident.found_step <= incident.first_step + 40
     assert incident.evidence is not None
     assert incident.evidence.steps[0] < incident.first_step
 

@@ -53,7 +53,9 @@ class Lookout:
 
     def _of_incidents(self, run: Run) -> list[Note]:
         muting = run.edits.quiet.muting(run.store)
-        new = (each for each in run.store.incidents() if each.severity in TOLD and each.told > run.saved.known_until)
+        new = (
+            each for each in run.store.incidents() if each.severity in TOLD and each.found_step > run.saved.known_until
+        )
         heard = (each for each in new if muting(each.rule, each.culprit.tap.module) is None)
         return [note_about(each, run.id, run.name, self._page_of(run)) for each in heard]
 

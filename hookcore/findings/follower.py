@@ -137,7 +137,7 @@ class Follower:
         for event in frame.events:
             self.hear(event)
         if self._has_own and self._store.taps_known:
-            self._store.judge(list(self._own.values()), told=True)
+            self._store.judge(list(self._own.values()), per_frame=True)
 
     def hold(self, rule: str, found: Found | None) -> None:
         """Take what another part of the server finds in the next frame, under the name of a rule; None: nothing."""

@@ -38,7 +38,7 @@ def _since(store: Store, rule: RuleName, number: int, event: Event) -> int:
     """Return the first step of the problem, as far as the captured steps show it."""
     steps = store.steps()
     since = min(event.step, steps.newest or 0)
-    if since <= RULES[rule].limits.get("first_told", -1):  # it was so from the start
+    if since <= RULES[rule].limits.get("first_report", -1):  # it was so from the start
         return steps.first or 0
     if rule != FROZEN:
         return since

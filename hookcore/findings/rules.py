@@ -91,7 +91,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "of the model are. If only the first layers are left out, as when fine-tuning a head, it is an event "
                 "instead. The trainer checks this at steps 24, 48, 96, and 192, then every 128 steps, and reports what "
                 "it finds twice.",
-                first_told=48,
+                first_report=48,
             ),
             _rule(
                 "frozen-by-mistake",
@@ -100,7 +100,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "Parameters are in an optimizer and require gradients, and their modules run, but they get no gradient "
                 "or no longer get one, while later layers do: the graph is cut after the named layer. An unused branch "
                 "isn't reported. The trainer checks this at a few steps, and reports what it finds twice.",
-                first_told=48,
+                first_report=48,
             ),
             _rule(
                 "duplicate-in-optimizers",
@@ -108,7 +108,7 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "In two optimizers",
                 "A parameter is in more than one optimizer that takes steps, so each step changes it twice. "
                 "The trainer checks this at a few steps, and reports what it finds twice.",
-                first_told=48,
+                first_report=48,
             ),
             _rule(
                 "overfit",

@@ -108,7 +108,7 @@ def counted(many: int, noun: str) -> str:
     return f"{many:,} {noun}{'' if many == 1 else 's'}"
 
 
-def is_told(rule: str) -> bool:
+def is_per_frame(rule: str) -> bool:
     """Return whether each frame brings a rule's findings as events, so that no look at many steps is needed."""
     return rule == DESYNC or rule.startswith(OWN_RULE)
 

@@ -138,10 +138,10 @@ class Store(Queries):
             with self._writer:
                 self.follower.hear(event)
 
-    def judge(self, found: Sequence[Found], told: bool = False) -> None:
+    def judge(self, found: Sequence[Found], per_frame: bool = False) -> None:
         """Follow the findings of the rules about all steps so far, or the findings about each frame."""
         if self._parts.steps.newest is not None:
-            self._parts.incidents.judge(self._parts.steps.newest, found, told)
+            self._parts.incidents.judge(self._parts.steps.newest, found, per_frame)
 
     def name_ranks(self, whose: Callable[[int, int], str]) -> None:
         """Let incidents say in which ranks the values of a tap, by its number, were not finite in a step."""

@@ -35,7 +35,7 @@ class Incident(Answer, frozen=True):
     first_step: int
     last_step: Annotated[int, Meta(description="the newest step in which it was found")]
     recovered: Annotated[int | None, Meta(description="the step in which it was over; null while it lasts")]
-    told: Annotated[int, Meta(description="the newest step when the incident was found")]
+    found_step: Annotated[int, Meta(description="the newest step when the incident was found")]
     steps: Annotated[int, Meta(description="affected steps: captured ones of NaN or infinity, or from first to last")]
     unseen: Annotated[int, Meta(description="uncaptured steps right before the first one")]
     skipped: Annotated[bool, Meta(description="whether a gradient scaler skipped one of the steps")]
@@ -110,7 +110,7 @@ class Incidents(Answer, frozen=True):
 
 def _fields_of(found: incidents.Incident) -> dict[str, Any]:
     same = "id", "key", "rule", "severity", "sentence", "first_step", "last_step", "recovered", "steps", "unseen"
-    return {name: getattr(found, name) for name in (*same, "told", "skipped", "loss", "taps", "modules")} | {
+    return {name: getattr(found, name) for name in (*same, "found_step", "skipped", "loss", "taps", "modules")} | {
         "culprit": _link(found.culprit),
         "value": Number(found.value),
         "usual": Number(found.usual),

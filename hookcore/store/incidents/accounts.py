@@ -43,7 +43,7 @@ class Accounts:
             loss=incident.loss,
             known=incident.known,
             version=incident.version,
-            told=incident.begin,
+            found_step=incident.begin,
         )
         return self._with_chain(about, affected, incident.onset[affected], incident.gathering)
 
@@ -64,7 +64,7 @@ class Accounts:
             level=standing.severity,
             milder=standing.milder,
             usual=found.usual,
-            told=standing.told,
+            found_step=standing.found_step,
             short=found.is_short,
         )
         numbers = np.array(list(standing.onsets), np.int64)

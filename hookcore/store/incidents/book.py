@@ -185,12 +185,12 @@ class Incidents:
         self.without_evidence += 1
         return None
 
-    def judge(self, step: int, found: Sequence[Found], told: bool = False) -> None:
+    def judge(self, step: int, found: Sequence[Found], per_frame: bool = False) -> None:
         """Follow the findings of the rules about the steps up to this one, or the findings about each frame."""
         if not found and not self._standings.open:
             return
         with self._lock:
-            changed, ended = self._standings.look(step, found, told)
+            changed, ended = self._standings.look(step, found, per_frame)
             for each in {id(each): each for each in (*changed, *ended)}.values():
                 self._note_change(each)
             back = {self._accounts.of_rule(each).about.id for each in changed}

@@ -103,7 +103,7 @@ class Incident:
     level: Severity = "error"  # the worst so far
     milder: tuple[tuple[int, Severity], ...] = ()  # its earlier severities, each with the step until which it held
     usual: float = float("nan")  # what the value was before; NaN if unknown
-    told: int = -1  # the newest step when it was found
+    found_step: int = -1  # the newest step when it was found
     short: bool = False  # it is about single steps, of which there may be several
 
     @property
@@ -134,7 +134,7 @@ class Incident:
 
         A message from a later step says so, because its numbers are those of that step.
         """
-        late = self.message and not self.short and self.told > step
+        late = self.message and not self.short and self.found_step > step
         later = self.last_step > step
         chain = tuple(link for link in self.chain if link.first_step <= step)
         others = {link.tap.module for link in chain} - {self.culprit.tap.module}
@@ -148,7 +148,7 @@ class Incident:
             chain=chain,
             taps=len(chain) if later else self.taps,
             modules=(len(others) if later else self.modules) if known else 0,
-            message=f"found at step {self.told:,}: {self.message}" if late else self.message,
+            message=f"found at step {self.found_step:,}: {self.message}" if late else self.message,
             level=next((before for until, before in self.milder if step < until), self.level),
             milder=tuple(each for each in self.milder if each[0] <= step),
         )

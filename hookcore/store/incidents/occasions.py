@@ -47,21 +47,21 @@ class FirstError:
         heard = [each for each in heads if not is_muted(each)]
         errors = [each for each in heard if each.severity == "error"]
         self._found = bool(errors)
-        first = min(errors, key=_told, default=None)
+        first = min(errors, key=_order, default=None)
         # Trainers notice non-finite values themselves, in the step itself, unless they have a gradient scaler.
         if first is None or (first.rule == NONFINITE and not first.skipped):
             return None
         return occasion_of(_cause_of(first, heard))
 
 
-def _told(incident: Incident) -> tuple[int, int]:
-    return incident.told, incident.first_step
+def _order(incident: Incident) -> tuple[int, int]:
+    return incident.found_step, incident.first_step
 
 
 def _cause_of(error: Incident, others: Sequence[Incident]) -> Incident:
     """Return what explains an error better: a tensor that grows, which is often a warning when the loss is an error."""
     growing = [each for each in others if each.rule in _MAGNITUDES and not each.is_over and each.severity != "info"]
-    return error if error.rule == NONFINITE else min(growing, key=_told, default=error)
+    return error if error.rule == NONFINITE else min(growing, key=_order, default=error)
 
 
 def occasion_of(incident: Incident) -> Occasion:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hookcore.records import SEVERITIES, Severity
-from hookcore.records.vocabulary import is_told
+from hookcore.records.vocabulary import is_per_frame
 from hookcore.store.incidents.evidence import Gathering
 from hookcore.store.incidents.incident import Found
 
@@ -28,7 +28,7 @@ class Standing:
 
     found: Found
     severity: Severity
-    told: int  # the newest step when it was found first
+    found_step: int  # the newest step when it was found first
     last: int  # the newest step of a look that found it
     onsets: dict[int, int]
     gathering: Gathering | None
@@ -85,7 +85,7 @@ class Standings:
         """The number of these that were warnings or errors."""
         return sum(severity != "info" for severity in list(self._refused.values()))  # another thread may add one
 
-    def look(self, step: int, found: Sequence[Found], told: bool = False) -> tuple[list[Standing], list[Standing]]:
+    def look(self, step: int, found: Sequence[Found], per_frame: bool = False) -> tuple[list[Standing], list[Standing]]:
         """Follow the findings at a step. Return the incidents that changed, and those that are over.
 
         Findings about single frames end only incidents of that kind; findings about many steps end only the others.
@@ -106,7 +106,7 @@ class Standings:
                 fresh.append(standing)
             if (news or begun) and standing not in changed:
                 changed.append(standing)
-        ended = [each for each in self.open if is_told(each.found.rule) == told and _ends(each, step)]
+        ended = [each for each in self.open if is_per_frame(each.found.rule) == per_frame and _ends(each, step)]
         self.open = [each for each in self.open if each.over is None]
         self._over.extend(ended)
         return changed, ended
