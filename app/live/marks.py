@@ -44,7 +44,7 @@ class Cursor(NamedTuple):
     run: str
     store: str
     frames: Steps = Steps()
-    logs: Steps = Steps()
+    scalars: Steps = Steps()
     events: int = 0
     taps: int = 0
     incidents: int = 0
@@ -52,7 +52,7 @@ class Cursor(NamedTuple):
 
     def as_text(self) -> str:
         """Return the id of an event."""
-        steps = (".".join(map(str, each)) for each in (self.frames, self.logs))
+        steps = (".".join(map(str, each)) for each in (self.frames, self.scalars))
         return ":".join(
             [self.run, self.store, *steps, str(self.events), str(self.taps), str(self.incidents), self.state]
         )
@@ -105,19 +105,19 @@ def token_of(store: Store) -> str:
     return _tokens.setdefault(store, secrets.token_hex(4))
 
 
-def events_between(run: Run, told: int, now: int) -> tuple[answers.Event, ...]:
+def events_between(run: Run, sent: int, now: int) -> tuple[answers.Event, ...]:
     """Return the events after one cursor up to another; later ones are sent next time."""
-    taken, events = run.store.events_after(told)
+    taken, events = run.store.events_after(sent)
     return run.reader.events_of(events[: max(0, len(events) - max(0, taken - now))])
 
 
-def new_steps(told: Steps, now: Steps) -> tuple[int, int] | None:
+def new_steps(sent: Steps, now: Steps) -> tuple[int, int] | None:
     """Return the first and last step that are new to a follower.
 
     If more frames than steps arrived, the newest sent step may have another part, so it is sent again.
     """
-    if now.frames == told.frames or now.newest < 0:
+    if now.frames == sent.frames or now.newest < 0:
         return None
-    again = told.newest >= 0 and now.frames - told.frames > now.different - told.different
-    first = told.newest if again else told.newest + 1
+    again = sent.newest >= 0 and now.frames - sent.frames > now.different - sent.different
+    first = sent.newest if again else sent.newest + 1
     return (first, now.newest) if first <= now.newest else None

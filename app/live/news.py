@@ -34,26 +34,26 @@ class StreamQuery:
     hz: float
 
 
-def begin(run: Run, told: Cursor | None) -> Cursor:
+def begin(run: Run, sent: Cursor | None) -> Cursor:
     """Return the point at which a reader continues in a run: after its last item, or at the newest step."""
     token = token_of(run.store)
-    if told is not None and told.run == run.id:
-        if told.store == token:
-            return told
+    if sent is not None and sent.run == run.id:
+        if sent.store == token:
+            return sent
         # The server was restarted: the steps continue, but its counts started again.
         newest = mark_of(run).steps.newest
-        seen = min(told.frames.newest, newest), min(told.logs.newest, newest)
-        frames, logs = (Steps(step) for step in seen)
-        return Cursor(run.id, token, frames, logs)
+        seen = min(sent.frames.newest, newest), min(sent.scalars.newest, newest)
+        frames, scalars = (Steps(step) for step in seen)
+        return Cursor(run.id, token, frames, scalars)
     now = mark_of(run)
     steps = now.steps
     before = Steps(max(-1, steps.newest - 1), max(0, steps.different - 1), max(0, steps.frames - 1))
     return Cursor(run.id, token, before, before, now.events, incidents=now.incidents)
 
 
-def is_told(told: Cursor, now: Mark) -> bool:
+def has_all(sent: Cursor, now: Mark) -> bool:
     """Return whether there is no news."""
-    return (told.frames, told.logs, told.events, told.taps, told.incidents, told.state) == (
+    return (sent.frames, sent.scalars, sent.events, sent.taps, sent.incidents, sent.state) == (
         now.steps,
         now.steps,
         now.events,
@@ -63,54 +63,54 @@ def is_told(told: Cursor, now: Mark) -> bool:
     )
 
 
-def make_blocks(publisher: Publisher, run: Run, query: StreamQuery, told: Cursor, now: Mark) -> tuple[bytes, Cursor]:
+def make_blocks(publisher: Publisher, run: Run, query: StreamQuery, sent: Cursor, now: Mark) -> tuple[bytes, Cursor]:
     """Return everything between the follower's progress and now, and the new cursor."""
     made = []
-    for name, content, cursor in _news_of(publisher, run, query, told, now):
+    for name, content, cursor in _news_of(publisher, run, query, sent, now):
         if content is not None:
             made.append(block(name, {"run": run.id, **content} if isinstance(content, dict) else content, cursor))
     return b"".join(made), Cursor(
-        told.run, told.store, now.steps, now.steps, max(now.events, told.events), now.taps, now.incidents, now.state
+        sent.run, sent.store, now.steps, now.steps, max(now.events, sent.events), now.taps, now.incidents, now.state
     )
 
 
 def _news_of(
-    publisher: Publisher, run: Run, query: StreamQuery, told: Cursor, now: Mark
+    publisher: Publisher, run: Run, query: StreamQuery, sent: Cursor, now: Mark
 ) -> Iterator[tuple[str, dict[str, Any] | FrameNews | None, Cursor]]:
     """Yield each kind of news, or None, with its new cursor. A change to `ended` comes last, after all other news."""
     state = {"state": now.state, "last_step": now.steps.newest if now.steps.newest >= 0 else None}
-    if now.state == "live" and told.state != "live":
-        told = told._replace(state=now.state)
-        yield "state", state, told
-    content = _new_taps(publisher, run, query, told, now)
-    told = told._replace(taps=now.taps)
-    yield "taps", content, told
-    events = events_between(run, told.events, now.events)
-    told = told._replace(events=max(now.events, told.events))
-    yield "event", {"events": events} if events else None, told
-    changed = incidents_of(run, told.incidents) if told.incidents != now.incidents else ()
-    told = told._replace(incidents=now.incidents)
-    yield "incident", {"incidents": changed} if changed else None, told
-    content = _new_logs(run, told.logs, now.steps)
-    told = told._replace(logs=now.steps)
-    yield "scalars", content, told
-    frame = _new_frame(publisher, run, query, told.frames, now.steps)
-    told = told._replace(frames=now.steps)
-    yield "frame", frame, told
-    if now.state != told.state:
-        yield "state", state, told._replace(state=now.state)
+    if now.state == "live" and sent.state != "live":
+        sent = sent._replace(state=now.state)
+        yield "state", state, sent
+    content = _new_taps(publisher, run, query, sent, now)
+    sent = sent._replace(taps=now.taps)
+    yield "taps", content, sent
+    events = events_between(run, sent.events, now.events)
+    sent = sent._replace(events=max(now.events, sent.events))
+    yield "event", {"events": events} if events else None, sent
+    changed = incidents_of(run, sent.incidents) if sent.incidents != now.incidents else ()
+    sent = sent._replace(incidents=now.incidents)
+    yield "incident", {"incidents": changed} if changed else None, sent
+    content = _new_scalars(run, sent.scalars, now.steps)
+    sent = sent._replace(scalars=now.steps)
+    yield "scalars", content, sent
+    frame = _new_frame(publisher, run, query, sent.frames, now.steps)
+    sent = sent._replace(frames=now.steps)
+    yield "frame", frame, sent
+    if now.state != sent.state:
+        yield "state", state, sent._replace(state=now.state)
 
 
-def _new_taps(publisher: Publisher, run: Run, query: StreamQuery, told: Cursor, now: Mark) -> dict[str, Any] | None:
-    if told.taps >= now.taps:
+def _new_taps(publisher: Publisher, run: Run, query: StreamQuery, sent: Cursor, now: Mark) -> dict[str, Any] | None:
+    if sent.taps >= now.taps:
         return None
     found = publisher.selections.get(run.store, query.kind, query.match)
-    first, last = np.searchsorted(found.numbers, [told.taps, now.taps]).tolist()
+    first, last = np.searchsorted(found.numbers, [sent.taps, now.taps]).tolist()
     return {"taps": [answers.Tap.of(*each) for each in found.at(range(first, last))]} if first < last else None
 
 
-def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:
-    span = new_steps(told, now)
+def _new_scalars(run: Run, sent: Steps, now: Steps) -> dict[str, Any] | None:
+    span = new_steps(sent, now)
     if span is None:
         return None
     names = [name for name in run.store.scalar_names() if not name.startswith(OWN)]
@@ -123,8 +123,8 @@ def _new_logs(run: Run, told: Steps, now: Steps) -> dict[str, Any] | None:
     return {"first_step": span[0], "last_step": span[1], "left_out": left_out, "scalars": listed}
 
 
-def _new_frame(publisher: Publisher, run: Run, query: StreamQuery, told: Steps, now: Steps) -> FrameNews | None:
-    span = new_steps(told, now)
+def _new_frame(publisher: Publisher, run: Run, query: StreamQuery, sent: Steps, now: Steps) -> FrameNews | None:
+    span = new_steps(sent, now)
     if span is None:
         return None
     wanted = publisher.selections.get(run.store, query.kind, query.match)

@@ -52,7 +52,7 @@ class Subscription:
     def __init__(self, session: Session, number: int, run: Run | None, spec: ViewSpec, hz: float, rank: str) -> None:
         self._session, self._number, self._run, self._spec, self._hz = session, number, run, spec, hz
         self._rank = rank  # a run that the list of runs doesn't have
-        self._told: Any = None
+        self._sent: Any = None
         self._sequence = self._acknowledged = 0
         self._history: OrderedDict[int, Any] = OrderedDict()
         self._resume: Any = _NOTHING
@@ -83,30 +83,30 @@ class Subscription:
                 if self._has_news(ticker.now):
                     async with self._session.sending:
                         await self._tell(ticker.now)
-                elif getattr(self._told, "state", "") == "removed":
+                elif getattr(self._sent, "state", "") == "removed":
                     return
                 else:
                     await wake.wait()
 
     def _go_back(self) -> None:
         if self._resume is not _NOTHING:
-            self._told, self._resume = self._resume, _NOTHING
+            self._sent, self._resume = self._resume, _NOTHING
             self._acknowledged = self._sequence
 
     def _has_news(self, now: Any) -> bool:
         if self._sequence - self._acknowledged >= MAX_UNACKNOWLEDGED:
             return False
-        return self._told is None or concern(self._spec, now) != concern(self._spec, self._told)
+        return self._sent is None or concern(self._spec, now) != concern(self._spec, self._sent)
 
     async def _tell(self, now: Any) -> None:
-        publisher, run, spec, told = self._session.publisher, self._run, self._spec, self._told
+        publisher, run, spec, sent = self._session.publisher, self._run, self._spec, self._sent
         about = (token_of(run.store), run.edits.count) if run else ()
-        key = ("socket", about, spec, told, now)
-        made = await self._session.made(key, lambda: make(publisher.selections, run, spec, told, now))
+        key = ("socket", about, spec, sent, now)
+        made = await self._session.made(key, lambda: make(publisher.selections, run, spec, sent, now))
         for body in made.bodies:
             self._sequence += 1
             await self._session.send(body.frame(self._number, self._sequence, time.time()))
-        self._spec, self._told = made.spec, now
+        self._spec, self._sent = made.spec, now
         self._history[self._sequence] = now
         while len(self._history) > MAX_HISTORY:
             self._history.popitem(last=False)

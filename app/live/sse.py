@@ -18,7 +18,7 @@ from hookcore.store import STAT_NAMES, checks
 
 from ..runs import Run
 from .marks import Cursor, Mark
-from .news import StreamQuery, begin, block, is_told, make_blocks
+from .news import StreamQuery, begin, block, has_all, make_blocks
 from .publisher import ChangeTicker, Publisher, publisher_of, reader_of
 from .requests import check_match
 
@@ -113,8 +113,8 @@ async def _stream(
             with publisher.following(run, query.hz, wake) as ticker:
                 follower = _Follower(publisher, run, query, cursor, run_id is None)
                 async with aclosing(follower.follow(ticker, wake)) as blocks:
-                    async for told in blocks:
-                        yield told
+                    async for data in blocks:
+                        yield data
             if run_id is not None:
                 return
             cursor = None
@@ -156,15 +156,15 @@ class _Follower:
                 await _hear(wake, NEWER_RUN_S)
 
     async def _news(self, now: Mark) -> bytes:
-        told, run, query = self._cursor, self._run, self._query
-        if is_told(told, now):
+        sent, run, query = self._cursor, self._run, self._query
+        if has_all(sent, now):
             return b""
         publisher = self._publisher
 
         def make() -> tuple[bytes, Cursor]:
-            return make_blocks(publisher, run, query, told, now)
+            return make_blocks(publisher, run, query, sent, now)
 
-        key = ("sse", query, told, now, run.edits.count)
+        key = ("sse", query, sent, now, run.edits.count)
         data, self._cursor = await publisher.shared.get(key, make, lambda made: len(made[0]))
         return bytes(data)
 

@@ -60,25 +60,25 @@ def concern(spec: ViewSpec, mark: Any) -> Any:
     return (mark.steps, mark.state) if spec.view == "scalars" else (mark.steps, mark.taps, mark.state)
 
 
-def make(selections: TapCache, run: Run | None, spec: ViewSpec, told: Any, now: Any) -> Made:
-    """Return the frames that bring a reader from `told` (None: it has nothing) up to `now`."""
+def make(selections: TapCache, run: Run | None, spec: ViewSpec, sent: Any, now: Any) -> Made:
+    """Return the frames that bring a reader from `sent` (None: it has nothing) up to `now`."""
     if run is None:
         return Made((json_body(RunsMessage(tuple(news_of(*each) for each in now))),), spec)
     if spec.view == "events":
-        bodies = _events(run, spec, told, now)
+        bodies = _events(run, spec, sent, now)
     elif spec.view == "incidents":
-        bodies = _incidents(run, told, now)
+        bodies = _incidents(run, sent, now)
     elif spec.view == "scalars":
-        bodies = _scalars(run, spec, told, now)
+        bodies = _scalars(run, spec, sent, now)
     else:
         wanted, every = _wanted(selections, run, spec)
-        if told is not None and len(wanted.numbers) and wanted.numbers[-1] >= told.taps:
-            told = None  # the reader doesn't have some of the rows
-        if told is not None and not len(wanted.numbers) and told.steps.newest < 0 <= now.steps.newest:
-            told = None  # the reason for having no rows has changed
+        if sent is not None and len(wanted.numbers) and wanted.numbers[-1] >= sent.taps:
+            sent = None  # the reader doesn't have some of the rows
+        if sent is not None and not len(wanted.numbers) and sent.steps.newest < 0 <= now.steps.newest:
+            sent = None  # the reason for having no rows has changed
         show = _heatmap if spec.view == "heatmap" else _latest
-        bodies, spec = show(every, run, spec, wanted, told, now)
-    if told is None or told.state != now.state:
+        bodies, spec = show(every, run, spec, wanted, sent, now)
+    if sent is None or sent.state != now.state:
         last = now.steps.newest if now.steps.newest >= 0 else None
         bodies.append(json_body(StateMessage(run.id, now.state, last), last or 0))
     return Made(tuple(bodies), spec)
@@ -98,12 +98,12 @@ def _wanted(selections: TapCache, run: Run, spec: ViewSpec) -> tuple[TapList, in
 
 
 def _heatmap(
-    every: int, run: Run, spec: ViewSpec, wanted: TapList, told: Mark | None, now: Mark
+    every: int, run: Run, spec: ViewSpec, wanted: TapList, sent: Mark | None, now: Mark
 ) -> tuple[list[Body], ViewSpec]:
     how, rows, _ = read_rows(spec.rows, spec.view) if spec.rows is not None else ("all", 0, 0)
     most = rows if how == "fit" else None
-    span = _span(spec, told, now)
-    if told is not None:
+    span = _span(spec, sent, now)
+    if sent is not None:
         if span is None:
             return [], spec
         length = span[1] - span[0] + 1
@@ -112,7 +112,7 @@ def _heatmap(
         columns = spec.columns
     first, last = span or (0, -1)
     heat = run.store.heatmap(str(spec.kind), spec.stats[0], None, first, last, columns, most, wanted)
-    if told is not None:
+    if sent is not None:
         return ([_cells(DELTA, heat, spec)] if len(heat.first_step) else []), spec
     if spec.dtype == "u8" and spec.scale is None:
         spec = replace(spec, scale=scale_for(spec.scale_kind, heat.worst))
@@ -127,11 +127,11 @@ def _starts(rows: int, most: int | None) -> Any:
     return -(-np.arange(number, dtype=np.int64) * rows // number) if number else np.empty(0, np.int64)
 
 
-def _span(spec: ViewSpec, told: Mark | None, now: Mark) -> tuple[int, int] | None:
+def _span(spec: ViewSpec, sent: Mark | None, now: Mark) -> tuple[int, int] | None:
     newest = now.steps.newest
     last = newest if spec.last is None else min(newest, spec.last)
-    if told is not None:
-        fresh = new_steps(told.steps, now.steps)
+    if sent is not None:
+        fresh = new_steps(sent.steps, now.steps)
         return (fresh[0], min(fresh[1], last)) if fresh is not None and fresh[0] <= last else None
     first = spec.first or 0
     return (first if first >= 0 else max(0, last + 1 + first), last) if newest >= 0 else None
@@ -152,31 +152,31 @@ def _values(kind: int, values: Any, heat: Heatmap) -> Body:
 
 
 def _latest(
-    every: int, run: Run, spec: ViewSpec, wanted: TapList, told: Mark | None, now: Mark
+    every: int, run: Run, spec: ViewSpec, wanted: TapList, sent: Mark | None, now: Mark
 ) -> tuple[list[Body], ViewSpec]:
-    span = _span(spec, told, now) or (None if told is not None else (0, 0))
+    span = _span(spec, sent, now) or (None if sent is not None else (0, 0))
     if span is None:
         return [], spec
     asked = spec.first if spec.first is not None and spec.first >= 0 else None
-    found = run.store.latest(first=span[0] if told is not None else asked, last=span[1], wanted=wanted)
+    found = run.store.latest(first=span[0] if sent is not None else asked, last=span[1], wanted=wanted)
     places = np.searchsorted(wanted.numbers, found.numbers)
     columns = [STAT_NAMES.index(stat) for stat in spec.stats]
     values = np.full((len(columns), len(wanted.taps)), np.nan)
     values[:, places] = _flagged(found.values, columns).T
     absent = np.ones(values.shape, bool)
     absent[:, places] = False
-    if spec.last is not None and told is None and absent.any():
+    if spec.last is not None and sent is None and absent.any():
         begin_at = span[1] if asked is None else asked
         _fill_from_merged(run, spec, wanted, (begin_at, span[1]), values, absent)
     bad = int((found.values[:, STAT_NAMES.index("nonfinite")] > 0).sum())
-    if told is not None and span[0] < span[1]:
+    if sent is not None and span[0] < span[1]:
         heat = run.store.heatmap("", "nan", None, *span, columns=1, wanted=wanted)
         bad = int((heat.nonfinite > 0).sum())
     begin, end = (np.full(len(columns), step, np.int64) for step in span)
     body = values_body(
-        SNAPSHOT if told is None else DELTA, as_f4(values, absent), begin, end, np.full(len(columns), bad)
+        SNAPSHOT if sent is None else DELTA, as_f4(values, absent), begin, end, np.full(len(columns), bad)
     )
-    if told is not None:
+    if sent is not None:
         return [body], spec
     each = np.arange(len(wanted.taps))
     about = _rows(every, run, spec, wanted, each, np.ones(len(each), np.int64))
@@ -220,35 +220,35 @@ def _rows(every: int, run: Run, spec: ViewSpec, wanted: TapList, starts: Any, gr
     return RowsMessage(run.id, spec.view, spec.kind, spec.stats, every, rows, why, spec.scale)
 
 
-def _events(run: Run, spec: ViewSpec, told: Mark | None, now: Mark) -> list[Body]:
-    before = told.events if told is not None else 0
+def _events(run: Run, spec: ViewSpec, sent: Mark | None, now: Mark) -> list[Body]:
+    before = sent.events if sent is not None else 0
     events = events_between(run, before, now.events)[-spec.columns :]
-    if not events and told is not None:
+    if not events and sent is not None:
         return []
-    message = EventsMessage(run.id, told is None, now.events, events)
+    message = EventsMessage(run.id, sent is None, now.events, events)
     return [json_body(message, now.steps.newest)]
 
 
-def _incidents(run: Run, told: Mark | None, now: Mark) -> list[Body]:
-    changed = incidents_of(run, told.incidents if told is not None else 0)
-    if not changed and told is not None:
+def _incidents(run: Run, sent: Mark | None, now: Mark) -> list[Body]:
+    changed = incidents_of(run, sent.incidents if sent is not None else 0)
+    if not changed and sent is not None:
         return []
-    return [json_body(IncidentsMessage(run.id, told is None, changed), now.steps.newest)]
+    return [json_body(IncidentsMessage(run.id, sent is None, changed), now.steps.newest)]
 
 
-def _scalars(run: Run, spec: ViewSpec, told: Mark | None, now: Mark) -> list[Body]:
-    span = _span(spec, told, now)
-    if span is None and told is not None:
+def _scalars(run: Run, spec: ViewSpec, sent: Mark | None, now: Mark) -> list[Body]:
+    span = _span(spec, sent, now)
+    if span is None and sent is not None:
         return []
     known = run.store.scalar_names()
     chosen = [name for name in known if name in spec.stats] if spec.stats else known
     first, last = span or (0, -1)
     found = [run.store.scalars(name, first, last, spec.columns) for name in chosen[:MAX_SCALARS]]
     listed = tuple(answers.Series.of(series) for series in found if len(series.first_step))
-    if not listed and told is not None:
+    if not listed and sent is not None:
         return []
     left_out = len(chosen) - len(found)
-    return [json_body(ScalarsMessage(run.id, told is None, first, last, left_out, listed), first)]
+    return [json_body(ScalarsMessage(run.id, sent is None, first, last, left_out, listed), first)]
 
 
 def news_of(run_id: str, name: str, mark: Mark) -> RunNews:
