@@ -6,6 +6,7 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from hookcore.hooks.compiled import (
     is_region,
     unwrap,
 )
+from hookcore.recorder.backward import BackwardPasses
 from hookcore.records import Tap
 
 pytestmark = [  # warnings of torch, with or without hookcore
@@ -509,6 +511,18 @@ def test_graphs_made_by_dynamo_are_distinguished_from_graphs_of_the_user() -> No
 def test_guarding_an_object_without_code_says_what_is_accepted() -> None:
     with pytest.raises(TypeError, match="plain Python function"):
         guard_functions(len)
+
+
+def test_a_torch_that_cannot_skip_the_frames_below_skips_what_decorators_call_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    skipped: list[CodeType] = []
+    monkeypatch.setattr(internals, "SKIPS_BELOW", False)
+    monkeypatch.setattr(torch._C._dynamo.eval_frame, "skip_code", skipped.append, raising=False)
+    guard_functions(train_with_a_compiled_optimizer)
+    decorated: Any = BackwardPasses.backward_begins
+    assert decorated.__code__ in skipped
+    assert decorated.__wrapped__.__code__ in skipped
 
 
 def test_forgetting_returns_whether_there_was_anything_to_forget() -> None:

@@ -45,8 +45,9 @@ def _own_codes() -> Iterator[CodeType]:
         for each in list(vars(module).values()):
             for member in (each, *(vars(each).values() if isinstance(each, type) else ())):
                 function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-                if isinstance(function, FunctionType):
+                while isinstance(function, FunctionType):
                     yield from _nested_codes(function.__code__)
+                    function = getattr(function, "__wrapped__", None)  # what a decorator calls
 
 
 def _nested_codes(code: CodeType) -> Iterator[CodeType]:
