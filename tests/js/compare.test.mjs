@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { INFINITE, MISSING, NAN } from "../../app/assets/static/js/canvas/worst.js";
-import { bitsOf } from "../../app/assets/static/js/compare/bits.js";
+import { cellsOf } from "../../app/assets/static/js/compare/differences.js";
 
 test("cells become columns, and NaN and missing values stay different", () => {
-  const bits = bitsOf(
+  const bits = cellsOf(
     [
       [0.5, "NaN", 0],
       ["NaN", "NaN", 2],
@@ -22,10 +22,10 @@ test("cells become columns, and NaN and missing values stay different", () => {
 });
 
 test("NaN in both runs is neither equal nor a difference", () => {
-  assert.deepEqual([...bitsOf([[0, 0]], [[3, 1]])], [INFINITE, 0]);
+  assert.deepEqual([...cellsOf([[0, 0]], [[3, 1]])], [INFINITE, 0]);
 });
 
 test("empty input gives empty output", () => {
-  assert.equal(bitsOf([], []).length, 0);
-  assert.equal(bitsOf([[], []], [[], []]).length, 0);
+  assert.equal(cellsOf([], []).length, 0);
+  assert.equal(cellsOf([[], []], [[], []]).length, 0);
 });

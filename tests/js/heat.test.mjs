@@ -11,10 +11,9 @@ import { moveBy } from "../../app/assets/static/js/heat/keys.js";
 import { boxOf, layOut, pixelAt, ROW_PX, stepAt, xOf } from "../../app/assets/static/js/heat/layout.js";
 import { shortened } from "../../app/assets/static/js/heat/marks.js";
 import { Painter } from "../../app/assets/static/js/heat/paint.js";
-import { Pointing } from "../../app/assets/static/js/heat/pointing.js";
+import { Pointing, wordsOf } from "../../app/assets/static/js/heat/pointing.js";
 import { relativeTo, usualOf } from "../../app/assets/static/js/heat/relative.js";
 import { blockOf, groupsOf, labelOf, onsets, sorted, startsOf } from "../../app/assets/static/js/heat/rows.js";
-import { wordsOf } from "../../app/assets/static/js/heat/tip.js";
 import { Scale } from "../../app/assets/static/js/scale.js";
 import { dice } from "./dice.mjs";
 

@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { stopAt } from "../../app/assets/static/js/canvas/stops.js";
-import { heightOf, heightsOf, picked } from "../../app/assets/static/js/histograms/heights.js";
 import { driftOf, ordered } from "../../app/assets/static/js/histograms/order.js";
 import { levelOf, paint, STRIP } from "../../app/assets/static/js/histograms/paint.js";
+import { heightOf, heightsOf, picked } from "../../app/assets/static/js/histograms/profile.js";
 import { binAt, say, tableOf } from "../../app/assets/static/js/histograms/say.js";
 import {
   barsOf,

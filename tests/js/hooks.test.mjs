@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { Emitter } from "../../app/assets/static/js/emitter.js";
 import { applied } from "../../app/assets/static/js/hooks/applied.js";
-import { hooksOf } from "../../app/assets/static/js/hooks/files.js";
+import { hooksOf } from "../../app/assets/static/js/hooks/inventory.js";
 
 /** A server whose trainer gets command 7 after some requests, with these events.
  * @param {import("node:test").TestContext} about @param {{name: string, message: string}[]} events

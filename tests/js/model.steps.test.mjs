@@ -3,11 +3,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Emitter } from "../../app/assets/static/js/emitter.js";
 import { Follow } from "../../app/assets/static/js/follow.js";
-import { brightOf, matchesOf } from "../../app/assets/static/js/model/matches.js";
-import { Place } from "../../app/assets/static/js/model/place.js";
 import { Steps } from "../../app/assets/static/js/model/steps.js";
-import { Tree } from "../../app/assets/static/js/model/tree.js";
-import { View } from "../../app/assets/static/js/model/view.js";
+import { brightOf, matchesOf, Tree } from "../../app/assets/static/js/model/tree.js";
+import { Place, View } from "../../app/assets/static/js/model/view.js";
 
 /** The part of a page's state that these tests need. */
 class Address extends Emitter {

@@ -2,7 +2,6 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { isBad, MISSING } from "../../app/assets/static/js/canvas/worst.js";
 import { valueWords } from "../../app/assets/static/js/model/boxes.js";
-import { originsOf, reversed, sourcesOf } from "../../app/assets/static/js/model/feeding.js";
 import { Ink, isDarkPixel, strokeOf } from "../../app/assets/static/js/model/ink.js";
 import {
   beginOf,
@@ -13,7 +12,7 @@ import {
   speedAt,
   speedWords,
 } from "../../app/assets/static/js/model/play.js";
-import { Tree } from "../../app/assets/static/js/model/tree.js";
+import { originsOf, reversed, sourcesOf, Tree } from "../../app/assets/static/js/model/tree.js";
 import { BoxValues, INSIDE, NONE, OWN, spreadOf } from "../../app/assets/static/js/model/values.js";
 import { hit, neighbor, View } from "../../app/assets/static/js/model/view.js";
 import { flopsOf, flopsWords, formsOf } from "../../app/assets/static/js/model/words.js";

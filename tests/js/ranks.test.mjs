@@ -3,10 +3,10 @@ import { test } from "node:test";
 import { INFINITE, MISSING } from "../../app/assets/static/js/canvas/worst.js";
 import { labelOf } from "../../app/assets/static/js/heat/rows.js";
 import { isLocal, kindWords } from "../../app/assets/static/js/kinds.js";
-import { bitsOf, mostColumns, rowsOf } from "../../app/assets/static/js/ranks/columns.js";
+import { cellsOf, mostColumns, rowsOf } from "../../app/assets/static/js/ranks/map.js";
 
 test("values by rank become columns of bits, and non-finite words become numbers", () => {
-  const bits = bitsOf([
+  const bits = cellsOf([
     [1, "NaN"],
     [2, "Infinity"],
     [-3, 0.5],
@@ -14,7 +14,7 @@ test("values by rank become columns of bits, and non-finite words become numbers
   const floats = new Float32Array(bits.buffer);
   assert.deepEqual([...floats.subarray(0, 3)], [1, 2, -3]);
   assert.deepEqual([bits[3], bits[4], floats[5]], [MISSING, INFINITE, 0.5]);
-  assert.equal(bitsOf([]).length, 0);
+  assert.equal(cellsOf([]).length, 0);
 });
 
 test("many ranks get fewer columns", () => {

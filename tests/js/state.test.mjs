@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { numberOf, urlOf } from "../../app/assets/static/js/api.js";
 import { Cursor } from "../../app/assets/static/js/cursor.js";
 import { Emitter } from "../../app/assets/static/js/emitter.js";
-import { changesOf } from "../../app/assets/static/js/hooks/changes.js";
+import { changesOf } from "../../app/assets/static/js/hooks/capture.js";
 import { read, State, write } from "../../app/assets/static/js/state.js";
 
 test("a URL has values that differ from the defaults, and foreign parameters", () => {

@@ -1,7 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Rate } from "../../app/assets/static/js/frame/rate.js";
-import { bannerOf, pillOf } from "../../app/assets/static/js/frame/status.js";
+import { bannerOf, pillOf, Rate } from "../../app/assets/static/js/frame/status.js";
 
 const live = {
   run: "live",

@@ -4,7 +4,7 @@ import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "../../a
 import { besides, NONE, strideOf, wordsAt } from "../../app/assets/static/js/tensors/names.js";
 import { readNpy } from "../../app/assets/static/js/tensors/npy.js";
 import { indicesOf, isAttention, sliceOf, viewsOf } from "../../app/assets/static/js/tensors/plan.js";
-import { zoomed } from "../../app/assets/static/js/tensors/zoom.js";
+import { zoomed } from "../../app/assets/static/js/tensors/viewer.js";
 
 test("the views of a tensor depend on its shape, and each view requests what it draws", () => {
   const first = (/** @type {number[]} */ shape, label = "m output") => viewsOf(shape, label)[0];

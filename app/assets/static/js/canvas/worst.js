@@ -45,3 +45,21 @@ export function worstOf(column, from, to, order = null) {
 export function startOf(pixel, rows, pixels) {
   return Math.ceil((pixel * rows) / pixels);
 }
+
+/** The bits of float32, column by column. @param {(number | string)[][]} values [row][column]
+ * @param {(value: number, row: number, column: number) => number | null} signOf the bits of a cell that is no finite
+ *   number; null of one that is @returns {Uint32Array} */
+export function bitsOf(values, signOf) {
+  const [n, k] = [values.length, values[0]?.length ?? 0];
+  const bits = new Uint32Array(n * k);
+  const floats = new Float32Array(bits.buffer);
+  for (let row = 0; row < n; row += 1) {
+    for (let column = 0; column < k; column += 1) {
+      const [place, value] = [column * n + row, Number(values[row][column])];
+      const sign = signOf(value, row, column);
+      if (sign === null) floats[place] = value;
+      else bits[place] = sign;
+    }
+  }
+  return bits;
+}

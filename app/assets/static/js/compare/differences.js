@@ -1,11 +1,11 @@
 // @ts-check
 /** How far two runs are apart, layer by step, as a heatmap. */
 import { get } from "../api.js";
+import { bitsOf, INFINITE, MISSING, NAN } from "../canvas/worst.js";
 import { Finder } from "../finder.js";
 import { count, counted } from "../format.js";
 import { Heat } from "../heat/index.js";
 import { failedWords } from "../live/failed.js";
-import { bitsOf } from "./bits.js";
 
 const COLUMNS = 300;
 const ROWS = 2000;
@@ -38,7 +38,7 @@ export class Differences {
       const { rows, first_step: first, last_step: last, worst, state } = await get("compare/heatmap", query, signal);
       signal.throwIfAborted();
       this.heat.setRows(rows, [Math.max(1, first.length), 1], "difference");
-      this.heat.take({ kind: "snapshot", k: first.length, n: rows.length, bits: bitsOf(worst, state), first, last });
+      this.heat.take({ kind: "snapshot", k: first.length, n: rows.length, bits: cellsOf(worst, state), first, last });
       this.arrange();
       this.finder.renew();
     } catch (error) {
@@ -56,4 +56,11 @@ export class Differences {
       shown.length < rows.length ? `${count(shown.length)} of ${counted(rows.length, "row")}` : "";
     this.heat.draw();
   }
+}
+
+/** The bits of the cells. Three states are no numbers: not compared, finite in one run only (NaN), and NaN or infinite in
+ * both (infinity). @param {(number | string)[][]} worst [row][column] @param {number[][]} state the same */
+export function cellsOf(worst, state) {
+  const signs = [MISSING, null, NAN, INFINITE];
+  return bitsOf(worst, (_, row, column) => signs[state[row][column]]);
 }

@@ -6,19 +6,17 @@ import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { count } from "../format.js";
 import { drawMarks } from "../heat/pen.js";
+import { labelOf } from "../heat/rows.js";
 import { colors, onTheme } from "../theme.js";
 import { barsIn, barsOf, decadesOf } from "./bars.js";
 import { Hand } from "./hand.js";
 import { blockMarks, boxesOf, panelMarks } from "./marks.js";
-import { merged } from "./order.js";
 import { pngOf, svgOf, tableOf, wordOf } from "./output.js";
 import { Values } from "./values.js";
 
 const TITLES = ["Activations", "Gradients"];
 const LINES = ["line1", "line2"];
 const TABLE_MS = 500; // it is read, not watched
-
-/** @typedef {import("./order.js").Layer} Layer */
 
 export class Profile {
   /** @type {Layer[]} all of them, from input to output */
@@ -168,4 +166,38 @@ export class Profile {
     );
     return `step ${count(this.step)} \u00b7 ${parts.join(", ")}`;
   }
+}
+
+/** @typedef {import("../heat/rows.js").Row} Row */
+/**
+ * @typedef {{label: string, module: string, type: string, rows: [number, number]}} Layer rows of activations and of
+ * gradients; -1: none
+ */
+
+/** Activations come in the order of their calls. A gradient without an activation follows the layer that is before it
+ * among the gradients.
+ * @param {readonly Row[]} outputs @param {readonly Row[]} gradients @returns {Layer[]} */
+export function merged(outputs, gradients) {
+  /** @type {Map<string, Layer>} */
+  const known = new Map(outputs.map((row, place) => [labelOf(row), layerOf(row, [place, -1])]));
+  /** @type {Map<string, Layer[]>} */
+  const behind = new Map();
+  let before = "";
+  for (const [place, row] of gradients.entries()) {
+    const label = labelOf(row);
+    const layer = known.get(label);
+    if (layer) {
+      layer.rows[1] = place;
+      before = label;
+    } else behind.set(before, [...(behind.get(before) ?? []), layerOf(row, [-1, place])]);
+  }
+  return [
+    ...(behind.get("") ?? []),
+    ...[...known.values()].flatMap((layer) => [layer, ...(behind.get(layer.label) ?? [])]),
+  ];
+}
+
+/** @param {Row} row @param {[number, number]} rows @returns {Layer} */
+function layerOf(row, rows) {
+  return { label: labelOf(row), module: row.module, type: row.type ?? "", rows };
 }

@@ -1,19 +1,25 @@
 // @ts-check
 /** The live frame around every page: status, follow, link, theme, keys, banner. Its words are in status.js. */
 
+import { ApiError, reach } from "../api.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
 import { count } from "../format.js";
-import { startBadge } from "../live/badge.js";
+import { Parts } from "../live/parts.js";
+import { Refresh } from "../live/refresh.js";
 import { openPalette } from "../palette/index.js";
 import { setTheme, theme } from "../theme.js";
-import { startTimeline } from "../timeline/late.js";
+import { Timeline } from "../timeline/index.js";
 import { toast } from "../toast.js";
 import { startTour } from "../tour/index.js";
 import { THEMES } from "../vocabulary.js";
 import { showKeys } from "./keylist.js";
 import { addNavigation, addStepping } from "./navigation.js";
 import { Status } from "./statusline.js";
+
+/** Every page has a badge, so at most a twentieth of the time is spent on it. */
+const BADGE = { min: 4000, max: 60_000, share: 20 };
+const PAUSE_MS = 5000; // between requests for the whole page, until it has a timeline
 
 /** @param {import("../page.js").Page} page */
 export function startFrame(page) {
@@ -112,4 +118,38 @@ function startFollow(page) {
   follow.on("newest", show);
   page.events.on("run", show);
   show();
+}
+
+/** The badge of the Events entry: unacknowledged warnings and errors. @param {import("../page.js").Page} page */
+function startBadge(page) {
+  const root = /** @type {HTMLElement} */ (document.querySelector("nav.side"));
+  const badge = new Parts(page, "events", { root, query: () => "", ...BADGE });
+  page.events.on("run", () => badge.soon());
+  page.events.on("acknowledged", () => badge.now());
+}
+
+/** The timeline; if the page was opened before the first step, as soon as there is one.
+ * @param {import("../page.js").Page} page */
+function startTimeline(page) {
+  if (document.getElementById("timeline")) {
+    new Timeline(page);
+    return;
+  }
+  const refresh = new Refresh(
+    async (signal) => {
+      const answer = await reach(location.href, { headers: { Accept: "text/html" }, signal });
+      if (!answer.ok) throw new ApiError(answer.status, "");
+      const said = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const bar = said.getElementById("timeline");
+      if (!bar || document.getElementById("timeline")) return;
+      end();
+      page.follow.first = Number(said.body.dataset.first);
+      document.querySelector("header.top")?.after(document.adoptNode(bar));
+      page.state.bind(bar);
+      page.notes.read();
+      new Timeline(page);
+    },
+    { min: PAUSE_MS },
+  );
+  const end = page.follow.on("newest", () => refresh.soon());
 }

@@ -5,8 +5,7 @@ import { byId, write } from "../dom.js";
 import { count } from "../format.js";
 import { prefs } from "../prefs.js";
 import { toast } from "../toast.js";
-import { Rate } from "./rate.js";
-import { bannerOf, pillOf } from "./status.js";
+import { bannerOf, pillOf, Rate } from "./status.js";
 
 const CALM_MS = 1000;
 

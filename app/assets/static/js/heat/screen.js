@@ -1,13 +1,16 @@
 // @ts-check
 /** The elements of a heatmap, and when what of it is drawn: cells that are new, all cells, or all that stands around
  * them. */
+
+import { paletteOf } from "../canvas/colors.js";
 import { h } from "../dom.js";
 import { prefs } from "../prefs.js";
+import { Range, Scale } from "../scale.js";
 import { colors, onTheme } from "../theme.js";
-import { Coloring } from "./coloring.js";
 import { Grid } from "./grid.js";
 import { layOut, ROW_PX } from "./layout.js";
 import { widthOf } from "./marks.js";
+import { Painter } from "./paint.js";
 import { drawScene, Texture } from "./picture.js";
 import { Pointing } from "./pointing.js";
 import { relativeTo, usualOf } from "./relative.js";
@@ -178,4 +181,32 @@ export class Screen {
 function tellDrawn(step, ms) {
   if (!performance.getEntriesByName("hookcore:live").length) performance.mark("hookcore:live");
   document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind: "heat", step, ms } }));
+}
+
+const MIN_DECADES = 0.3; // of a relative scale: a factor of two to each side
+
+/** The current colors: the range of the shown values, stable under small changes; the scale; the map. */
+class Coloring {
+  /** The one that was chosen last; null where the colors are others. @type {Painter | null} */
+  painter = null;
+  #range = new Range();
+
+  /** Another quantity: the earlier range no longer applies. */
+  forget() {
+    this.#range.forget();
+  }
+
+  /** The painter of now; the same one as long as its colors hold.
+   * @param {import("./index.js").Heat} heat @param {import("./grid.js").Grid} grid @param {number} now */
+  choose({ kind, range, relative }, grid, now) {
+    const shown = relative ? "linear" : kind;
+    const found = range ?? this.#range.held(now) ?? this.#range.of(grid.sample(), shown, now);
+    const signed = relative || (shown !== "log" && found[0] < 0 && found[1] > 0);
+    const most = Math.max(relative ? MIN_DECADES : 0, Math.abs(found[0]), Math.abs(found[1]));
+    const scale = signed ? new Scale(shown, -most, most) : new Scale(shown, ...found);
+    if (this.painter?.scale.equals(scale)) return this.painter;
+    const map = /** @type {import("../canvas/colors.js").MapName} */ (prefs.get("colors"));
+    this.painter = new Painter(scale, paletteOf(signed ? "diverging" : map));
+    return this.painter;
+  }
 }

@@ -1,11 +1,12 @@
 // @ts-check
 /** The channels of a module: what probes with several numbers computed, or how to get that. */
-import { get } from "../api.js";
+import { get, send } from "../api.js";
 import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
 import { Card } from "../card.js";
 import { copyText } from "../copy.js";
 import { byId, h } from "../dom.js";
 import { number } from "../format.js";
+import { applied, eventsNow } from "../hooks/applied.js";
 import { MAX_CHANNEL_ROWS } from "../limits.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
@@ -14,7 +15,6 @@ import { onTheme } from "../theme.js";
 import { toast } from "../toast.js";
 import { ChannelMap } from "./channelmap.js";
 import { captionOf, channelsOf, columnOf, tableOf } from "./channelshape.js";
-import { startSwitch } from "./channelswitch.js";
 import { shortOf } from "./plan.js";
 
 const MIN_MS = 2000;
@@ -158,4 +158,41 @@ export class ChannelView {
 /** @param {Tap} tap */
 function nameOf(tap) {
   return `${shortOf(tap)}${tap.call ? ` call ${tap.call}` : ""}`;
+}
+
+/** The button that turns the capture of a module's channels on and off while the training runs.
+ * @param {import("../page.js").Page} page @param {string} pattern that matches the module alone
+ * @returns {() => Promise<void>} looks at the setting */
+function startSwitch(page, pattern) {
+  const [place, button, told] = [byId("channel-switch"), byId("capture-channels"), byId("channel-told")];
+  const run = /** @type {string} */ (page.run);
+  const chosen = async () => {
+    const { settings, state } = await get("settings", { run });
+    place.hidden = state !== "live" || !page.mayChange || !("channels" in settings);
+    return /** @type {string[]} */ (settings.channels ?? []);
+  };
+  const look = async () => {
+    const on = (await chosen()).includes(pattern);
+    button.textContent = on ? "Stop capturing channels" : "Capture channels of this layer";
+  };
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    try {
+      const before = await chosen();
+      const channels = before.includes(pattern) ? before.filter((each) => each !== pattern) : [...before, pattern];
+      const from = await eventsNow(run);
+      const { number } = await send("PATCH", "settings", { channels }, { run });
+      told.textContent = "Waiting for the next step \u2026";
+      await applied(page, { number, names: ["channels"], from }, (why) => {
+        told.textContent = why;
+      });
+      told.textContent = "Applied.";
+      await look();
+    } catch (error) {
+      told.textContent = /** @type {Error} */ (error).message;
+    } finally {
+      button.disabled = false;
+    }
+  });
+  return look;
 }

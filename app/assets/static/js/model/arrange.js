@@ -17,7 +17,7 @@ import { HEAD, PAD } from "./sizes.js";
  * @typedef {{width: number, height: number, rects: Rect[], lines: Line[]}} Arranged
  */
 
-/** @typedef {{w: number, h: number, enters: number, leaves: number, placed: import("./lines.js").Placed | null}} Shape */
+/** @typedef {{w: number, h: number, enters: number, leaves: number, placed: import("./level.js").Placed | null}} Shape */
 
 const OUTSIDE = -1;
 const ASPECT = 2.2; // of a box whose parts don't fit the window

@@ -1,7 +1,6 @@
 // @ts-check
 /** Draws the picture. What is outside of the window is skipped, and what would be too small to be seen is left out:
  * names first, then borders. Lines of one color and width are one path. */
-
 import { isBad, worstOf } from "../canvas/worst.js";
 import { drawBox, drawCircle, drawFrame, markFrame, NAMES } from "./boxes.js";
 import { timesOf } from "./tree.js";
@@ -33,7 +32,7 @@ const TURN = 7; // the radius of corners
  */
 
 /** @param {CanvasRenderingContext2D} pen for CSS pixels @param {Scene} scene @param {number} ratio device pixels of one
- * @param {import("./ground.js").Ground} ground */
+ * @param {Ground} ground */
 export function drawModel(pen, scene, ratio, ground) {
   const { view, arranged, open, page } = scene;
   const { scale, x, y } = view;
@@ -176,4 +175,28 @@ function arrows(pen, lines, width) {
     pen.closePath();
   }
   pen.fill();
+}
+
+/** What lies below the boxes, as a picture: frames and lines. While the steps are played, it seldom changes, and most of
+ * the time of a drawing would be spent on it. */
+export class Ground {
+  #canvas = document.createElement("canvas");
+  #pen = /** @type {CanvasRenderingContext2D} */ (this.#canvas.getContext("2d"));
+  /** What the picture shows. @type {readonly unknown[]} */
+  #shown = [];
+
+  /** Puts the picture on another canvas, and draws it before if it is about other things.
+   * @param {CanvasRenderingContext2D} pen @param {readonly unknown[]} about compared one by one
+   * @param {(pen: CanvasRenderingContext2D) => void} draw */
+  put(pen, about, draw) {
+    const { width, height } = pen.canvas;
+    const now = [width, height, ...about];
+    if (now.length !== this.#shown.length || now.some((each, place) => each !== this.#shown[place])) {
+      this.#shown = now;
+      Object.assign(this.#canvas, { width, height }); // also clears it
+      draw(this.#pen);
+    }
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.drawImage(this.#canvas, 0, 0);
+  }
 }

@@ -8,16 +8,14 @@ import { Finder } from "../finder.js";
 import { imageOf } from "../plot/files.js";
 import { prefs } from "../prefs.js";
 import { colors, onTheme } from "../theme.js";
-import { drawModel } from "./draw.js";
-import { Ground } from "./ground.js";
-import { brightOf, matchesOf } from "./matches.js";
+import { drawModel, Ground } from "./draw.js";
 import { Minimap } from "./minimap.js";
-import { Place } from "./place.js";
 import { addPointing } from "./pointing.js";
 import { Readings } from "./readings.js";
 import { Steps } from "./steps.js";
 import { Structure } from "./structure.js";
-import { View } from "./view.js";
+import { brightOf, matchesOf } from "./tree.js";
+import { Place, View } from "./view.js";
 import { tableOf } from "./words.js";
 
 const OTHER_PX = 40; // difference in width at which the boxes are rearranged

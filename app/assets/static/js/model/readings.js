@@ -5,9 +5,9 @@ import { isBad, MISSING } from "../canvas/worst.js";
 import { Emitter } from "../emitter.js";
 import { prefs } from "../prefs.js";
 import { Range, Scale } from "../scale.js";
-import { originsOf, reversed, sourcesOf } from "./feeding.js";
 import { Ink, strokeOf } from "./ink.js";
 import { Source } from "./source.js";
+import { originsOf, reversed, sourcesOf } from "./tree.js";
 import { BoxValues } from "./values.js";
 
 const SAMPLED = 24; // columns, for the range of the colors

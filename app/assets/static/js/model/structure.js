@@ -3,7 +3,6 @@
 import { get } from "../api.js";
 import { Emitter } from "../emitter.js";
 import { Refresh } from "../live/refresh.js";
-import { Arranger } from "./arranger.js";
 import { makerSize, sizeOf } from "./sizes.js";
 import { OUTSIDE, readFolds, Tree, writeFolds } from "./tree.js";
 
@@ -141,4 +140,36 @@ function levelOf(tree, number) {
     .map(({ source, target }) => /** @type {[number, number]} */ ([source ?? -1, target ?? -1]));
   const maker = box?.computes && box.parts.length ? makerSize(box.made_by) : null;
   return [number, { parts: [...tree.partsOf(number)], edges, maker }];
+}
+
+/** @typedef {import("./arrange.js").Arranged} Arranged @typedef {import("./arrange.js").Wanted} Wanted */
+/** The places, or why they can't be found; neither if there is a newer question.
+ * @typedef {{arranged: Arranged | null, problem: string}} Answer */
+
+/** Asks the worker where the boxes stand. The newest question counts. */
+class Arranger {
+  #asked = 0;
+  /** @type {(answer: Answer) => void} */
+  #answer = () => {};
+
+  /** @param {string} folder of the static files */
+  constructor(folder) {
+    this.worker = new Worker(new URL(`${folder}/joined/workers/layout.js`, document.baseURI));
+    this.worker.addEventListener("message", ({ data: { id, arranged = null, problem = "" } }) => {
+      if (id === this.#asked) this.#answer({ arranged, problem });
+    });
+    this.worker.addEventListener("error", () => {
+      this.#answer({ arranged: null, problem: "the script that does it did not load" });
+    });
+  }
+
+  /** @param {Wanted} wanted @returns {Promise<Answer>} */
+  ask(wanted) {
+    this.#answer({ arranged: null, problem: "" });
+    this.#asked += 1;
+    this.worker.postMessage({ id: this.#asked, wanted });
+    return new Promise((answer) => {
+      this.#answer = answer;
+    });
+  }
 }

@@ -187,3 +187,38 @@ export function readFolds(tree, text) {
   }
   return open;
 }
+
+/** The sources of each box. For a box with parts, these are the sources of its outputs. @param {Tree} tree @returns {number[][]} */
+export function sourcesOf(tree) {
+  return tree.boxes.map((box) => {
+    const edges = box.parts.length ? box.edges : tree.edgesOf(box.inside ?? -1);
+    const target = box.parts.length ? null : box.number;
+    const found = edges.filter((edge) => edge.target === target).flatMap(({ carries }) => carries);
+    return [...new Set(found)].filter((source) => source !== box.number);
+  });
+}
+
+/** The other way round: for each box, those that got its output. @param {number[][]} sources @returns {number[][]} */
+export function reversed(sources) {
+  const found = /** @type {number[][]} */ (sources.map(() => []));
+  for (const [box, given] of sources.entries()) for (const source of given) found[source].push(box);
+  return found;
+}
+
+/** The bad boxes that got nothing bad. @param {number[][]} sources @param {(box: number) => boolean} isBad
+ * @returns {number[]} */
+export function originsOf(sources, isBad) {
+  return sources.flatMap((given, box) => (isBad(box) && !given.some(isBad) ? [box] : []));
+}
+
+/** The boxes of modules that match, in the order of execution. @param {Tree} tree
+ * @param {(module: string) => boolean} fits @returns {number[]} */
+export function matchesOf(tree, fits) {
+  return tree.fromInside.filter((number) => tree.boxes[number].kind !== "repeat" && fits(tree.boxes[number].module));
+}
+
+/** The boxes that stay bright: matching boxes, and the boxes around them. @param {Tree} tree
+ * @param {readonly number[]} matches */
+export function brightOf(tree, matches) {
+  return new Set(matches.flatMap((number) => [number, ...tree.around(number)]));
+}

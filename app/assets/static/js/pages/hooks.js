@@ -2,8 +2,7 @@
 import { ApiError, send } from "../api.js";
 import { byId } from "../dom.js";
 import { Capture } from "../hooks/capture.js";
-import { startFiles } from "../hooks/files.js";
-import { startInventory } from "../hooks/inventory.js";
+import { startFiles, startInventory } from "../hooks/inventory.js";
 import { load, makeTree } from "../hooks/modules.js";
 import { listenToRules } from "../hooks/rules.js";
 import { Parts } from "../live/parts.js";

@@ -1,10 +1,82 @@
 // @ts-check
 import { send } from "../api.js";
 import { copyText } from "../copy.js";
-import { byId, reveal } from "../dom.js";
+import { byId, h, reveal } from "../dom.js";
 import { open } from "../page.js";
-import { startPreferences } from "../settings/preferences.js";
+import { PREFERENCES, prefs } from "../prefs.js";
+import { setTheme, theme } from "../theme.js";
 import { toast } from "../toast.js";
+
+const THEME = {
+  words: "Theme",
+  help: "Light, dark, or the same as your system.",
+  choices: [
+    ["system", "system"],
+    ["light", "light"],
+    ["dark", "dark"],
+  ],
+};
+
+function startPreferences() {
+  const form = byId("prefs");
+  const changeTheme = (/** @type {string} */ value) => setTheme(value);
+  const fields = [field("theme", THEME, theme(), changeTheme)];
+  for (const [name, preference] of Object.entries(PREFERENCES))
+    fields.push(field(name, preference, prefs.get(name), (value) => prefs.set(name, value)));
+  form.replaceChildren(...fields);
+  form.addEventListener("submit", (/** @type {Event} */ event) => event.preventDefault());
+  prefs.on("change", (name) => (byId(`pref-${name}`).value = prefs.get(name)));
+  byId("theme").addEventListener("click", () => (byId("pref-theme").value = theme()));
+  byId("prefs-deeds").hidden = false;
+  byId("prefs-reset").addEventListener("click", reset);
+  byId("prefs-export").addEventListener("click", save);
+  byId("prefs-file").addEventListener("change", take);
+}
+
+/** @param {string} name @param {{words: string, help: string, choices: string[][]}} about @param {string} chosen
+ * @param {(value: string) => void} change */
+function field(name, about, chosen, change) {
+  const options = about.choices.map(([value, words]) => h("option", { value, selected: value === chosen }, words));
+  const id = `pref-${name}`;
+  const select = h(
+    "select",
+    { id, "aria-describedby": `${id}-help`, onchange: (/** @type {any} */ event) => change(event.target.value) },
+    ...options,
+  );
+  return h(
+    "div",
+    { class: "field" },
+    h("label", { for: id }, about.words),
+    select,
+    h("p", { class: "quiet small", id: `${id}-help` }, about.help),
+  );
+}
+
+function reset() {
+  const before = prefs.text;
+  prefs.reset();
+  toast("Settings reset to their defaults", { undo: () => prefs.take(before) });
+}
+
+function save() {
+  const url = URL.createObjectURL(new Blob([prefs.text], { type: "application/json" }));
+  h("a", { href: url, download: "hookcore-settings.json" }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+/** @param {any} event */
+async function take(event) {
+  const [file] = event.target.files;
+  event.target.value = "";
+  if (!file) return;
+  const before = prefs.text;
+  try {
+    const taken = prefs.take(await file.text());
+    toast(`Imported ${taken} ${taken === 1 ? "setting" : "settings"}`, { undo: () => prefs.take(before) });
+  } catch (error) {
+    toast(`${file.name}: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+  }
+}
 
 open();
 reveal(document);

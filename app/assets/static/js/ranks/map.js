@@ -1,11 +1,11 @@
 // @ts-check
 /** The heatmap of one value by rank and step. */
 import { get } from "../api.js";
+import { bitsOf, INFINITE, MISSING } from "../canvas/worst.js";
 import { breakable, byId, write } from "../dom.js";
 import { Heat } from "../heat/index.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
-import { bitsOf, mostColumns, rowsOf } from "./columns.js";
 
 const ROW_PX = 14;
 const AROUND_PX = 52; // axis and legend
@@ -79,7 +79,7 @@ export class RankMap {
       Object.assign(this.heat.options, { title: this.words, stat: this.words });
       this.heat.card?.rename(this.words);
       this.heat.setRows(rowsOf(ranks), [mostColumns(ranks.length) + 1, 1], this.words);
-      const bits = bitsOf(values);
+      const bits = cellsOf(values);
       this.heat.take({ kind: "snapshot", k: first.length, n: ranks.length, bits, first, last });
     } catch (error) {
       if (signal.aborted) return;
@@ -103,4 +103,31 @@ export class RankMap {
     address.searchParams.set("step", String(step));
     location.assign(address);
   }
+}
+
+const MAX_CELLS = 60_000;
+const MAX_COLUMNS = 400;
+
+/** The largest number of columns for a number of ranks. @param {number} ranks */
+export function mostColumns(ranks) {
+  return Math.max(20, Math.min(MAX_COLUMNS, Math.floor(MAX_CELLS / Math.max(1, ranks))));
+}
+
+/** The bits of the cells. NaN is no value; an infinity stands for a value that is not finite.
+ * @param {(number | string)[][]} values [rank][column] */
+export function cellsOf(values) {
+  return bitsOf(values, (value) => (Number.isFinite(value) ? null : Number.isNaN(value) ? MISSING : INFINITE));
+}
+
+/** Ranks as the rows of a heatmap. @param {readonly number[]} ranks @returns {import("../heat/rows.js").Row[]} */
+export function rowsOf(ranks) {
+  return ranks.map((rank) => ({
+    number: rank,
+    module: `rank ${rank}`,
+    kind: "",
+    index: "",
+    call: 0,
+    phase: "",
+    group: 1,
+  }));
 }
