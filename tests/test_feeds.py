@@ -8,7 +8,7 @@ from hookcore.reading import StoreReader
 from hookcore.records import ModuleRecord
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.store import Store
-from hookcore_app.pages.views.feeds import Feed, feeds_of
+from hookcore_app.pages.views.layer import Feed, feeds_of
 from tests.api_world import World, fill, open_run
 
 from .build import frame, stats_of_magnitudes

@@ -12,7 +12,7 @@ import pytest
 from hookcore.errors import ArgumentError
 from hookcore_app import assets
 from hookcore_app.api.saved import RunsView
-from hookcore_app.pages.views.run_groups import groupings_of, groups_of
+from hookcore_app.pages.views.run_columns import groupings_of, groups_of
 from hookcore_app.pages.views.run_lines import line_of
 from hookcore_app.runs.traits import Traits
 from hookcore_app.runs.views import MAX_VIEWS, VIEWS_FILE, Views

@@ -13,7 +13,7 @@ from hookcore.reading.answers import Number
 
 from ..analysis.modulerows import rows_of
 from ..analysis.selection import Patterns, Switch, first_found, found_by, preview
-from ..formats import StrictJson
+from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Gone, Run, why_gone
 from ..runs.answering import run_of
 from ..runs.query import find_runs
@@ -22,6 +22,7 @@ from .bodies import RunChanges, SelectionDraft
 from .params import (
     RUN_PATTERN,
     After,
+    Format,
     Limit,
     ListedRun,
     MatchParam,
@@ -250,3 +251,18 @@ def require_live(run: Run) -> None:
 def accepted(run: Run, number: int, look: str) -> Response:
     """Return the answer for a command that was sent."""
     return StrictJson(answers.Accepted(run.id, number, look), 202, {"Location": look})
+
+
+@router.get("/model", summary="The model as a picture", responses=described(answers.Model, ARRAYS))
+def model(
+    run: RunParam,
+    reply: ReplyParam,
+    step: Annotated[int | None, Query(ge=0, le=2**53, description="as it was known in this step; default: now")] = None,
+    format: Format = None,
+) -> Response:
+    """Return the model as boxes in boxes with what flows between them: calls, or modules until the flow is known."""
+
+    def content() -> answers.Model:
+        return run.reader.model(step)
+
+    return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))

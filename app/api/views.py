@@ -1,4 +1,4 @@
-"""Saved views of the list of runs."""
+"""What readers keep by name: views of the list of runs, and charts on the board."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hookcore.reading import answers
 
 from ..formats import StrictJson
 from ..runs import Runs
-from .bodies import ViewToSave
+from .bodies import ChartToPin, ViewToSave
 from .params import NameParam, RunsParam, answered, described, forget, problems
-from .saved import check_view
+from .saved import check_chart, check_view
 
 router = APIRouter()
 
@@ -40,3 +40,28 @@ def save_view(runs: RunsParam, view: ViewToSave) -> Response:
 def delete_view(runs: RunsParam, name: NameParam) -> None:
     """Delete a saved view."""
     forget(runs.views, name)
+
+
+def charts_of(runs: Runs) -> tuple[answers.PinnedChart, ...]:
+    parts = ((name, *said.partition("?")[::2]) for name, said in runs.board.all().items())
+    return tuple(answers.PinnedChart(*each) for each in parts)
+
+
+@router.get("/board", summary="Pinned charts", responses=described(answers.Board))
+def board(runs: RunsParam) -> Response:
+    """Return the charts that were pinned on any page."""
+    return StrictJson(answers.Board(charts_of(runs)))
+
+
+@router.put("/board", summary="Pin a chart", responses=answered(answers.Board))
+def pin(runs: RunsParam, chart: ChartToPin) -> Response:
+    """Pin a chart, instead of the one of the same name. A query that no run could answer is refused."""
+    check_chart(chart.path, chart.query)
+    runs.board.save(chart.name, f"{chart.path}?{chart.query}")
+    return StrictJson(answers.Board(charts_of(runs)))
+
+
+@router.delete("/board", summary="Unpin a chart", status_code=204, response_class=Response, responses=problems())
+def unpin(runs: RunsParam, name: NameParam) -> None:
+    """Take a chart off the board."""
+    forget(runs.board, name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..api.board import charts_of
 from ..api.saved import problem_of_chart
+from ..api.views import charts_of
 from .page import RunPage
 
 

@@ -13,8 +13,7 @@ from hookcore.records import KINDS, Phase
 
 from .page import PartsPage
 from .tensors import nearest_of
-from .views.drawer import box_of, call_of, snapshots_of
-from .views.layer import LayerView, layer_of, lines_of, placement_note, values_of
+from .views.layer import LayerView, box_of, call_of, layer_of, lines_of, placement_note, snapshots_of, values_of
 from .views.model import flops_words, forms_words
 
 

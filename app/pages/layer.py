@@ -21,8 +21,7 @@ from ..runs.ranked import is_unsure, read_every
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, Short, first_row_of_page
 from .views.event_list import SIGNS
-from .views.feeds import feeds_of
-from .views.layer import SHOWN_STATS, LayerView, hooks_of, layer_of, lines_of, near, placement_note, values_of
+from .views.layer import SHOWN_STATS, LayerView, feeds_of, hooks_of, layer_of, lines_of, near, placement_note, values_of
 from .views.moment import nothing_in
 from .views.span import SHARED
 from .views.words import KIND_WORDS, STAT_WORDS

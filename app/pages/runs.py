@@ -20,8 +20,7 @@ from ..runs import Run
 from ..runs.query import EXAMPLE, find_runs, names_in
 from ..runs.traits import Traits
 from .page import Page, Text
-from .views.run_columns import Cells, Column, cells_of, columns_of, order_of
-from .views.run_groups import groupings_of, groups_of
+from .views.run_columns import Cells, Column, cells_of, columns_of, groupings_of, groups_of, order_of
 from .views.run_lines import SORTS, RunLine, line_of, sorted_lines
 
 MAX_GONE_SHOWN: Final = 5

@@ -14,11 +14,10 @@ from hookcore.store.copies import Difference, Rows
 from hookcore.store.rankstep import Repeated, StepOfRanks
 
 from .absences import LATE_S, Absences
-from .badranks import BadRanks
 from .logged import Logged
 from .pending import Backlog, Pending, RankProgress, bytes_of, without_rows
 from .rankwords import events_of
-from .shares import Shares
+from .shares import BadRanks, Shares
 from .tapnumbers import TapNumbers
 
 GRACE_S: Final = 10.0  # to wait for ranks that have sent nothing yet

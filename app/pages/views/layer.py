@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.config.patterns import literal
-from hookcore.reading import Reader
-from hookcore.reading.answers import Module
-from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Tap
+from hookcore.reading import Reader, answers
+from hookcore.reading.answers import Flow, FlowCall, Model, ModelBox, Module, Snapshot
+from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Coverage, HookRecord, Phase, Tap
 from hookcore.store import TapList
 
 from ...runs import JointRun, Run
@@ -173,3 +173,81 @@ def near(reader: Reader, path: str) -> list[str]:
     paths = [each.path for each in reader.coverage()]
     inside = [each for each in paths if path.lower() in each.lower()] if path else []
     return list(dict.fromkeys([*difflib.get_close_matches(path, paths, MAX_NEAR, 0.5), *inside]))[:MAX_NEAR]
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A module at the other end. `guessed` says that only the order of execution is known."""
+
+    path: str
+    guessed: bool
+
+    @property
+    def name(self) -> str:
+        """The path, or "(root)"."""
+        return self.path or ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class Feeds:
+    """The modules outside of one whose outputs go into it or something in it, and those that get an output of these."""
+
+    fed_by: tuple[Feed, ...]
+    feeds: tuple[Feed, ...]
+
+
+def feeds_of(reader: Reader, path: str, step: int | None = None) -> Feeds | None:
+    """Return what feeds a module, in the newest structure up to a step in which it ran; None if that isn't known."""
+    flow = reader.flow(step)
+    while not any(_is_in(call, path) for call in flow.calls):
+        earlier = [each for each in flow.steps if flow.step is not None and each < flow.step]
+        if not earlier:
+            return None
+        flow = reader.flow(earlier[-1])
+    return _feeds(flow, path)
+
+
+def _feeds(flow: Flow, path: str) -> Feeds:
+    inside = [_is_in(call, path) for call in flow.calls]
+    fed_by: dict[str, bool] = {}
+    feeds: dict[str, bool] = {}
+    for place, call in enumerate(flow.calls):
+        for source in call.fed_by:
+            if inside[place] != inside[source]:
+                ends, other = (fed_by, flow.calls[source]) if inside[place] else (feeds, call)
+                ends[other.module] = ends.get(other.module, True) and call.how == "order"
+    return Feeds(*(tuple(Feed(name, guessed) for name, guessed in each.items()) for each in (fed_by, feeds)))
+
+
+def _is_in(call: FlowCall, path: str) -> bool:
+    return not path or call.module == path or call.module.startswith((f"{path}.", f"{path}/"))
+
+
+def box_of(model: Model, module: str, call: int, phase: str) -> ModelBox | None:
+    """Return the box of a call of a module, or of the module."""
+    boxes = [box for box in model.boxes if box.module == module and box.kind != "repeat"]
+    exact = (box for box in boxes if (box.call, box.phase) == (call, phase))
+    return next(exact, boxes[0] if boxes else None)
+
+
+def call_of(taps: TapList, call: int, phase: Phase) -> TapList:
+    """Return the taps of one call of a module, and of the module's parameters."""
+    return taps.at([place for place, tap in enumerate(taps.taps) if _belongs(tap, call) and _is_of_phase(tap, phase)])
+
+
+def snapshots_of(reader: Reader, module: str, call: int) -> list[Snapshot]:
+    """Return the snapshots of a call's tensors and of the module's parameters, newest step first."""
+    found = [each for each in reader.snapshots() if each.tap.module == module and _belongs(each.tap, call)]
+    return sorted(found, key=lambda each: -each.step)
+
+
+def _belongs(tap: Tap | answers.Tap, call: int) -> bool:
+    return _is_of_parameters(tap) or tap.call == call
+
+
+def _is_of_phase(tap: Tap, phase: Phase) -> bool:
+    return _is_of_parameters(tap) or tap.phase == phase
+
+
+def _is_of_parameters(tap: Tap | answers.Tap) -> bool:
+    return tap.kind.startswith(("param", "update"))
