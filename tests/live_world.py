@@ -23,6 +23,7 @@ from hookcore.errors import HookcoreError
 from hookcore.records import Event, Frame, Tap
 from hookcore_app import live
 from hookcore_app.runs import Run, Runs
+from hookcore_app.serving.protocol import WriteDeadline
 from hookcore_app.settings import ServerSettings
 from tests import build
 from tests.build import stats_of_magnitudes
@@ -31,11 +32,11 @@ from tests.waiting import wait_for
 PATIENCE_S = 30.0
 
 
-class Http(live.WriteDeadline, HttpToolsProtocol):
+class Http(WriteDeadline, HttpToolsProtocol):
     """An HTTP protocol that waits for slow readers."""
 
 
-class Socket(live.WriteDeadline, WebSocketsSansIOProtocol):
+class Socket(WriteDeadline, WebSocketsSansIOProtocol):
     """A WebSocket protocol that waits for slow readers."""
 
 

@@ -13,7 +13,7 @@ import hookcore
 from hookcore.config import SETTINGS
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
-from hookcore_app.cli import collect, flags, table
+from hookcore_app.cli import flags, servers, table
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = (
@@ -117,7 +117,7 @@ def test_the_help_of_a_collector_shows_its_own_port_and_sizes_with_units(capsys:
     with pytest.raises(SystemExit):
         cli.main(["collect", "--help"])
     told = " ".join(capsys.readouterr().out.split())
-    assert f"HOOKCORE_PORT; default: {collect.PORT})" in told
+    assert f"HOOKCORE_PORT; default: {servers.COLLECTOR_PORT})" in told
     assert "default: 10GB)" in told
 
 

@@ -20,7 +20,7 @@ from hookcore.store import Store
 from hookcore.store.heatmap import Columns
 from hookcore.store.past import Past
 from hookcore.store.together import RowsOf, rows_of_all
-from hookcore_app.clickhouse import adding, asked, past, rankspast, runpast
+from hookcore_app.clickhouse import asked, past, rankshares, rankspast, runpast
 from hookcore_app.clickhouse.address import ClusterAddress
 from hookcore_app.clickhouse.attempts import Attempt, RankRun
 from hookcore_app.clickhouse.client import Cluster, Shard, UnreachableError
@@ -522,8 +522,8 @@ def ranks(all_ranks: Ranks) -> Ranks:
 def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adding, "PORTION", 2000)
-    monkeypatch.setattr(adding, "SKETCH_PORTION", 1000)
+    monkeypatch.setattr(rankshares, "PORTION", 2000)
+    monkeypatch.setattr(rankshares, "SKETCH_PORTION", 1000)
     asked = reads_of(ranks, monkeypatch)
     assert ranks.small.usage().merged["stats"] > 100
     assert ranks.whole.usage().merged["stats"] == 0
@@ -545,7 +545,7 @@ def test_the_sum_of_all_ranks_is_the_same_to_the_bit_as_the_one_in_memory(
     assert len(one) > 100
     assert sum(each.counts.sum() for each in one) == sum(each.counts.sum() for each in other)
     asked.clear()
-    monkeypatch.setattr(adding, "PORTION", 500)
+    monkeypatch.setattr(rankshares, "PORTION", 500)
     ranks.past.rows("mean", list(range(len(names))), (0, 149), 1000)
     uneven = [sql for sql in asked if "groupUniqArray" in sql]
     assert len({*uneven}) == len(uneven) > 1, "skipped steps are queried in portions"

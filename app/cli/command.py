@@ -13,7 +13,7 @@ import hookcore
 from hookcore.config import did_you_mean
 from hookcore.errors import HookcoreError
 
-from . import check, collect, dashboards, demo, doctor, replay, report, run, servers
+from . import check, dashboards, demo, doctor, replay, report, run, servers
 
 OTHER_NAMES: Final = {"--url": "--server"}  # HOOKCORE_URL is also called HOOKCORE_SERVER
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -25,7 +25,6 @@ FAMILIES: Final = (
     demo.add,
     run.add,
     servers.add,
-    collect.add,
     dashboards.add,
     report.add,
     check.add,

@@ -1,4 +1,4 @@
-"""`serve` and `open`: servers that run until Ctrl+C."""
+"""`serve`, `open`, and `collect`: servers that run until Ctrl+C."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from hookcore.errors import ArgumentError
 
-from ..settings import ServerSettings
-from .flags import Commands, add_command, add_server_flags, server_settings_of
+from ..settings import CollectorSettings, ServerSettings
+from .flags import Commands, add_command, add_flags, add_server_flags, server_settings_of
 
 if TYPE_CHECKING:
     from ..runs import Runs
@@ -35,6 +35,17 @@ OPEN_EXAMPLES: Final = """
 OF_TRAINERS: Final = frozenset(  # settings for receiving runs
     ("lost_after_s", "keep", "keep_limit", "store", "retain", "notify", "rules_file", "dashboard")
 )
+COLLECT_EXAMPLES: Final = """
+  hookcore collect --to http://box:8642            for the trainings on this machine
+  hookcore collect --to https://box:8642 --host 0.0.0.0 --spool /var/spool/hookcore --spool-limit 50GB
+                                                   for those on other machines, too
+  HOOKCORE_URL=http://127.0.0.1:8643 HOOKCORE_TOKEN=... python train.py
+                                                   sends a training to it
+"""
+COLLECTOR_FLAGS: Final = frozenset(
+    ("host", "port", "token", "allowed_hosts", "certfile", "keyfile", "max_body", "receive_s", "max_connections")
+)
+COLLECTOR_PORT: Final = "8643"  # so that it fits next to a server on the same machine
 
 
 def add(commands: Commands) -> None:
@@ -47,6 +58,16 @@ def add(commands: Commands) -> None:
     show.add_argument("file", nargs="+", type=Path, metavar="RUN", help="saved run, or folder with runs")
     add_server_flags(show, {each.name for each in fields(ServerSettings)} - OF_TRAINERS)
     show.set_defaults(run=_open)
+    collect = add_command(
+        commands,
+        "collect",
+        "Receive data from trainers, keep it on disk, and send it to a server, until Ctrl+C.",
+        COLLECT_EXAMPLES,
+    )
+    add_flags(collect, fields(CollectorSettings))
+    collect.usage = "hookcore collect --to ADDRESS [flags]"
+    add_server_flags(collect, COLLECTOR_FLAGS, {"port": COLLECTOR_PORT})
+    collect.set_defaults(run=_collect)
 
 
 def _serve(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
@@ -75,4 +96,13 @@ def _open(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
         run(replace(server_settings_of(given, environment), dashboard=False, keep="", store=""), environment, fill)
     finally:
         stopping.set()
+    return ""
+
+
+def _collect(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    from ..collector.service import run  # only a collector needs it
+
+    if given.port is None and not environment.get("HOOKCORE_PORT"):
+        given.port = COLLECTOR_PORT
+    run(server_settings_of(given, environment), CollectorSettings.of(vars(given), environment))
     return ""

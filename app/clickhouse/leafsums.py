@@ -12,7 +12,6 @@ from hookcore.records import STAT_COLUMN, STATS, Tap
 from hookcore.records.sketch import places_of
 from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 
-from .adding import sums_of
 from .asked import Asked, Part
 from .attempts import Attempt, Progress, RankRun
 from .groups import begins_of
@@ -22,7 +21,7 @@ from .names import lane_of_scalar, lane_of_sum
 from .questions import OfRun, sketches_sql
 from .rankrates import RATES
 from .rankrows import Logged, Sums, merge_scalar
-from .rankshares import RankShares
+from .rankshares import RankShares, sums_of
 from .steprows import StepRows
 from .sums import Buckets, SketchBuckets, rollups_of
 from .sumstore import MOST, count_frames, count_scalars, logged

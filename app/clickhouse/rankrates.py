@@ -1,22 +1,28 @@
-"""The throughput of all ranks of a training: the sum of those with batches of their own, as in memory."""
+"""What all ranks of a training have logged, as one value for each step; also their throughput, as in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from hookcore.records import ACTIVATION_KINDS, Tap
-from hookcore.records.vocabulary import SAMPLES_RATE, TOKENS_RATE
+from hookcore.records.vocabulary import GRAD_SCALE, SAMPLES_RATE, TIME, TOKENS_RATE
+from hookcore.store.rows import Rows
 from hookcore.store.segments import Floats, Steps
 
 from .attempts import Attempt, Progress, RankRun, by_shard, of_runs
+from .levels import Budget
 from .names import SCALARS, lane_of_scalar
+from .questions import in_steps
+from .rankanswers import in_time, rows_of_scalar
 from .rankrows import Logged, merge_scalar
-from .ranksums import number_of_sum
+from .rankshares import RankShares
+from .ranksums import OfAttempt, RankSums, number_of_sum
 from .tables import CHUNK, FRAME, PART
+from .toomany import check
 
 RATES: Final = (SAMPLES_RATE, TOKENS_RATE)
 _FIRST: Final = 8  # captured steps of each rank, which show of which taps it has values of its own
@@ -119,3 +125,38 @@ def _before(attempt: Attempt, name: str, first: int) -> dict[int, Floats]:
         values = found.numbers("value").astype(np.float64)[:, None]
         before |= dict(zip(found.numbers("rank").tolist(), values, strict=True))
     return before
+
+
+@dataclass(frozen=True, slots=True)
+class RankLogged:
+    """Reads it: sums over steps where they are stored, and what each rank has logged elsewhere."""
+
+    shares: RankShares
+    sums: RankSums
+    rates: RankRates
+
+    def rows(self, name: str, within: Iterable[OfAttempt], budget: Budget, most: int) -> Rows:
+        """Return the rows of some steps. Raises TooManyError if more than `most` values would have to be added up."""
+        lane = lane_of_scalar(name)
+        parts, left = ([], [*within]) if name in RATES else self.sums.rows("mean", [lane], within, budget, most)
+        for attempt, steps in left:
+            said = self.shares.without_lost(attempt.ranks, steps, _logged(attempt, name, steps, most))
+            if name in RATES:
+                at, value = self.rates.add_up(name, attempt, steps[0], said)
+            else:
+                frames = _logged(attempt, TIME, steps, most) if name == GRAD_SCALE else said
+                at, value = merge_scalar(name, said, np.unique(frames.step, return_counts=True))
+            parts.append(rows_of_scalar(at + attempt.shift, value))
+        return in_time(parts, 1)
+
+
+def _logged(attempt: Attempt, name: str, steps: tuple[int, int], most: int) -> Logged:
+    """Return the values of a scalar that the ranks of an attempt logged, by step and rank."""
+    lane = lane_of_scalar(name)
+    where = f"lane = {lane} AND {in_steps(*steps)} AND role > {PART}"
+    asked = [(shard, f"FROM rows WHERE {of_runs(ranks)} AND {where}") for shard, ranks in by_shard(attempt.ranks)]
+    check(sum(shard.read(f"SELECT count() AS found {rest}").one("found") for shard, rest in asked), most, "values")
+    found = [shard.read(f"SELECT rank, step, mean {rest}") for shard, rest in asked]
+    rank, step = (np.concatenate([each.numbers(name) for each in found]).astype(np.int64) for name in ("rank", "step"))
+    value = np.concatenate([each.numbers("mean") for each in found]).astype(np.float64)
+    return Logged.of(rank, step, value)

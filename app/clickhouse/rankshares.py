@@ -1,4 +1,4 @@
-"""Finds ranks that lack a step that others have: they captured other steps, or ClickHouse lacks their data."""
+"""Adds up what ranks have stored, and finds ranks that lack a step: they captured others, or ClickHouse lacks it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import STAT_COLUMN, SketchBlock, Tap
+from hookcore.records import STAT_COLUMN, STATS, SketchBlock, Tap
 from hookcore.store.segments import Steps
 
 from .asked import Asked, Part
@@ -16,7 +16,7 @@ from .attempts import Progress, RankRun, by_shard, uneven
 from .client import Shard
 from .losses import ALL_VALUES, HISTOGRAMS, LOGGED, VALUES, Losses, Sent, are_whole, have_all
 from .questions import in_lanes
-from .rankrows import Logged, RankRows, Shares, lacking
+from .rankrows import Logged, RankRows, Shares, Sums, add_up, lacking
 from .tables import CHUNK, FRAME, PART
 
 MAX_KNOWN: Final = 256  # spans that are known to have all rows
@@ -164,3 +164,26 @@ class RankShares:
                 f"ORDER BY number {order} LIMIT 1"
             )
             yield found.one("step") >> CHUNK
+
+
+PORTION: Final = 250_000  # rows that are read at once
+SKETCH_PORTION: Final = 20_000
+
+
+def sums_of(asked: Asked, columns: Sequence[str], shares: RankShares, with_sketches: bool = False) -> Iterator[Sums]:
+    """Yield the sums of some taps over the ranks in portions, oldest first. Steps are those of the attempt."""
+    portions = -(-asked.rows // PORTION)
+    if with_sketches:
+        portions = max(portions, -(-asked.sketches // SKETCH_PORTION))
+    needed = STATS if asked.has_unowned else columns  # rows without an owner count once if all are equal
+    for steps in _divided(asked.steps, portions):
+        if (rows := asked.read(needed, steps)) is not None:
+            block = asked.read_sketches(rows, steps) if with_sketches else None
+            yield add_up(rows, shares.of(asked, steps, rows, block), block)
+
+
+def _divided(steps: tuple[int, int], portions: int) -> Iterator[tuple[int, int]]:
+    first, last = steps
+    width = -(-(last - first + 1) // portions)
+    for begin in range(first, last + 1, width):
+        yield begin, min(begin + width - 1, last)

@@ -18,7 +18,6 @@ from hookcore.store.rows import Rows
 from hookcore.store.segments import Floats, Steps
 from hookcore.store.sketches import SketchRows
 
-from .adding import sums_of
 from .asked import Asked
 from .attempts import Attempt, RankRun, by_shard
 from .levels import Budget
@@ -26,10 +25,9 @@ from .marks import Marks
 from .names import lane_of_sum
 from .past import TROUBLED_S, Found
 from .rankanswers import add_cells, in_time, moved, nbytes_of, placed, rows_in, rows_over, sketches_in
-from .ranklogged import RankLogged
-from .rankrates import RankRates
+from .rankrates import RankLogged, RankRates
 from .rankrows import Sums
-from .rankshares import RankShares
+from .rankshares import RankShares, sums_of
 from .ranksteps import RanksSteps
 from .ranksums import OfAttempt, RankSums
 from .recent import Recent

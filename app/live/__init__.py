@@ -9,7 +9,6 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from ..serving.guard.query import ONLY_KNOWN
-from .deadline import WriteDeadline
 from .publisher import Publisher, publisher_of
 from .socket import router as _socket
 from .sse import router as _sse
@@ -18,4 +17,4 @@ router = APIRouter(dependencies=[ONLY_KNOWN])
 router.include_router(_sse)
 router.include_router(_socket)
 
-__all__ = ["Publisher", "WriteDeadline", "publisher_of", "router"]
+__all__ = ["Publisher", "publisher_of", "router"]
