@@ -31,32 +31,16 @@ export function onTheme(listener) {
   return () => listeners.delete(listener);
 }
 
-const NAMES = [
-  "paper",
-  "card",
-  "ink",
-  "quiet",
-  "line",
-  "band",
-  "accent",
-  "good",
-  "warn",
-  "bad",
-  "nan",
-  "inf",
-  "missing",
-];
-const LINES = ["line-1", "line-2", "line-3", "line-4"];
+const NAMES = "paper card ink quiet line band accent good warn bad nan inf missing line-1 line-2 line-3 line-4".split(
+  " ",
+);
 
 /** The colors of the page for what CSS does not reach: canvas and Plotly. line1 to line4 are those of lines.
  * @returns {Record<string, string>} */
 export function colors() {
   if (known) return known;
   const style = getComputedStyle(document.documentElement);
-  const entries = [...NAMES, ...LINES].map((name) => [
-    name.replace("-", ""),
-    style.getPropertyValue(`--${name}`).trim(),
-  ]);
+  const entries = NAMES.map((name) => [name.replace("-", ""), style.getPropertyValue(`--${name}`).trim()]);
   known = Object.fromEntries(entries);
   return /** @type {Record<string, string>} */ (known);
 }

@@ -7,32 +7,10 @@ export const STEPS = 256;
 
 /** Anchors, evenly spaced. Lightness rises all the way; the diverging one is lightest, or darkest, in its middle. */
 const ANCHORS = {
-  viridis: [
-    "#440154",
-    "#482878",
-    "#3e4989",
-    "#31688e",
-    "#26828e",
-    "#1f9e89",
-    "#35b779",
-    "#6ece58",
-    "#b5de2b",
-    "#fde725",
-  ],
-  cividis: [
-    "#00224e",
-    "#123570",
-    "#3b496c",
-    "#575d6d",
-    "#707173",
-    "#8a8678",
-    "#a59c74",
-    "#c3b369",
-    "#e1cc55",
-    "#fee838",
-  ],
-  light: ["#123f7a", "#2d6fb4", "#86b3da", "#ecebe6", "#e5a877", "#bf5b1d", "#7a2c05"],
-  dark: ["#9cc9ff", "#4f93d8", "#2b5c92", "#2a2f37", "#8f4d1e", "#d98443", "#ffc894"],
+  viridis: "#440154 #482878 #3e4989 #31688e #26828e #1f9e89 #35b779 #6ece58 #b5de2b #fde725",
+  cividis: "#00224e #123570 #3b496c #575d6d #707173 #8a8678 #a59c74 #c3b369 #e1cc55 #fee838",
+  light: "#123f7a #2d6fb4 #86b3da #ecebe6 #e5a877 #bf5b1d #7a2c05",
+  dark: "#9cc9ff #4f93d8 #2b5c92 #2a2f37 #8f4d1e #d98443 #ffc894",
 };
 
 /** @typedef {"viridis" | "cividis" | "diverging"} MapName */
@@ -82,7 +60,7 @@ export function tableOf(name, dark = false) {
   const key = name === "diverging" ? (dark ? "dark" : "light") : name in ANCHORS ? name : "viridis";
   const found = made.get(key);
   if (found) return found;
-  const anchors = ANCHORS[/** @type {keyof typeof ANCHORS} */ (key)].map(pixelOf);
+  const anchors = ANCHORS[/** @type {keyof typeof ANCHORS} */ (key)].split(" ").map(pixelOf);
   const table = Uint32Array.from({ length: STEPS }, (_, place) => {
     const at = (place / (STEPS - 1)) * (anchors.length - 1);
     const left = Math.min(anchors.length - 2, Math.floor(at));

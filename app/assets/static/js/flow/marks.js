@@ -1,6 +1,7 @@
 // @ts-check
 /** The bars of one step as marks: two panels above each other, one axis of layers below both. Pure. */
 import { number } from "../format.js";
+import { rect, words } from "../heat/marks.js";
 import { groupsOf } from "../heat/rows.js";
 import { sharedBy, shortPath } from "../paths.js";
 import { ROOT } from "../vocabulary.js";
@@ -44,22 +45,15 @@ function frameMarks(box, { title, decades, bars }, page) {
   const [low, high] = decades;
   const every = Math.max(1, Math.ceil((high - low) / Math.max(1, box.h / 26)));
   /** @type {Mark[]} */
-  const marks = [{ kind: "text", x: box.x, y: box.y - 9, text: title, fill: page.ink, align: "left" }];
+  const marks = [words(box.x, box.y - 9, title, page.ink, "left")];
   for (let power = low; power <= high; power += 1) {
     if ((high - power) % every) continue;
     const y = box.y + box.h * (1 - (power - low) / (high - low));
-    marks.push({ kind: "rect", x: box.x, y: y - 0.5, w: box.w, h: 1, fill: page.line });
-    marks.push({
-      kind: "text",
-      x: box.x - 6,
-      y,
-      text: number(Number(`1e${power}`), { digits: 3, style: "auto" }),
-      fill: page.quiet,
-      align: "right",
-    });
+    const text = number(Number(`1e${power}`), { digits: 3, style: "auto" });
+    marks.push(rect(box.x, y - 0.5, box.w, 1, page.line), words(box.x - 6, y, text, page.quiet, "right"));
   }
-  const words = wordsOf(bars);
-  if (words) marks.push({ kind: "text", x: box.x + box.w, y: box.y - 9, text: words, fill: page.ink, align: "right" });
+  const counted = wordsOf(bars);
+  if (counted) marks.push(words(box.x + box.w, box.y - 9, counted, page.ink, "right"));
   return marks;
 }
 
@@ -68,12 +62,12 @@ function wordsOf(bars) {
   const counts = { nan: 0, inf: 0, zero: 0 };
   for (const { state } of bars) if (state in counts) counts[/** @type {"nan"} */ (state)] += 1;
   const shared = bars.some(({ from, to }) => to - from > 1) ? " (of the bars)" : "";
-  const words = [
+  const parts = [
     counts.nan && `\u2715 NaN ${counts.nan}`,
     counts.inf && `\u25b2 Inf ${counts.inf}`,
     counts.zero && `\u25cb zero ${counts.zero}`,
   ].filter(Boolean);
-  return words.length ? words.join("  ") + shared : "";
+  return parts.length ? parts.join("  ") + shared : "";
 }
 
 /** @param {Box} box @param {Bar} bar @param {number} place @param {Panel} panel @param {Record<string, string>} page
@@ -84,32 +78,18 @@ function barMarks(box, bar, place, { bars, decades, color }, page) {
   const x = box.x + place * pitch + (pitch - w) / 2;
   const middle = x + w / 2;
   const bottom = box.y + box.h;
-  const signs = w >= SIGN_PX;
-  if (bar.state === "missing") return [{ kind: "rect", x, y: bottom - 2, w, h: 2, fill: page.missing }];
-  if (bar.state === "zero")
-    return [
-      { kind: "rect", x, y: bottom - 3, w, h: 3, fill: page.warn },
-      ...sign("\u25cb", middle, bottom - 9, page.warn, signs),
-    ];
-  if (bar.state === "nan")
-    return [
-      { kind: "rect", x, y: box.y, w, h: box.h, fill: page.nan, ...(w < HATCHED_PX ? {} : { hatch: page.card }) },
-      ...sign("\u2715", middle, box.y + 8, page.card, signs),
-    ];
-  if (bar.state === "inf")
-    return [
-      { kind: "rect", x, y: box.y, w, h: box.h, fill: page.inf },
-      ...sign("\u25b2", middle, box.y + 8, page.card, signs),
-    ];
+  /** @param {string} text @param {number} y @param {string} fill */
+  const sign = (text, y, fill) => (w >= SIGN_PX ? [words(middle, y, text, fill, "center")] : []);
+  if (bar.state === "missing") return [rect(x, bottom - 2, w, 2, page.missing)];
+  if (bar.state === "zero") return [rect(x, bottom - 3, w, 3, page.warn), ...sign("\u25cb", bottom - 9, page.warn)];
+  if (bar.state === "nan") {
+    const hatch = w < HATCHED_PX ? undefined : page.card;
+    return [rect(x, box.y, w, box.h, page.nan, hatch), ...sign("\u2715", box.y + 8, page.card)];
+  }
+  if (bar.state === "inf") return [rect(x, box.y, w, box.h, page.inf), ...sign("\u25b2", box.y + 8, page.card)];
   const share = (Math.log10(Math.abs(bar.value)) - decades[0]) / (decades[1] - decades[0]);
   const h = Math.max(2, Math.min(1, share) * box.h);
-  return [{ kind: "rect", x, y: bottom - h, w, h, fill: color }];
-}
-
-/** @param {string} text @param {number} x @param {number} y @param {string} fill @param {boolean} fits
- * @returns {Mark[]} */
-function sign(text, x, y, fill, fits) {
-  return fits ? [{ kind: "text", x, y, text, fill, align: "center" }] : [];
+  return [rect(x, bottom - h, w, h, color)];
 }
 
 /** The blocks of the model under the bars, or their layers if each is a block of its own.
@@ -126,32 +106,13 @@ export function blockMarks(box, layers, page) {
   let free = -Infinity;
   for (const [place, { name, from, to }] of [...groups, ...alone].entries()) {
     const [left, right] = [from, to].map((each) => box.x + (each / layers.length) * box.w);
-    if (groups.length)
-      marks.push({
-        kind: "rect",
-        x: left,
-        y,
-        w: Math.max(1, right - left - 1),
-        h: 3,
-        fill: place % 2 ? page.quiet : page.line,
-      });
+    if (groups.length) marks.push(rect(left, y, Math.max(1, right - left - 1), 3, place % 2 ? page.quiet : page.line));
     const letters = Math.floor(Math.max(LABEL_PX, right - left) / 6.1);
     const text = shortPath(name || ROOT, ({ length }) => length <= letters, shared);
-    if (
-      (left + right) / 2 - text.length * 3.1 > free &&
-      (left + right) / 2 + text.length * 3.1 < box.x + box.w + RIGHT
-    ) {
-      marks.push({
-        kind: "text",
-        x: (left + right) / 2,
-        y: y + 11,
-        text,
-        fill: page.quiet,
-        align: "center",
-        mono: true,
-      });
-      free = (left + right) / 2 + text.length * 3.1 + 8;
-    }
+    const [middle, half] = [(left + right) / 2, text.length * 3.1];
+    if (middle - half <= free || middle + half >= box.x + box.w + RIGHT) continue;
+    marks.push(words(middle, y + 11, text, page.quiet, "center", { mono: true }));
+    free = middle + half + 8;
   }
   return marks;
 }

@@ -21,6 +21,18 @@ const STEP_TICK_PX = 90;
  * @typedef {import("./layout.js").Layout} Layout
  */
 
+/** @param {number} x @param {number} y @param {number} w @param {number} h @param {string} fill @param {string} [hatch]
+ * @returns {Mark} */
+export function rect(x, y, w, h, fill, hatch) {
+  return { kind: "rect", x, y, w, h, fill, ...(hatch === undefined ? {} : { hatch }) };
+}
+
+/** @param {number} x @param {number} y its middle @param {string} text @param {string} fill
+ * @param {"left" | "right" | "center"} align @param {{mono?: boolean, bold?: boolean}} [how] @returns {Mark} */
+export function words(x, y, text, fill, align, how) {
+  return { kind: "text", x, y, text, fill, align, ...how };
+}
+
 /** @param {string} text @param {number} width @param {number} [shared] how many names all paths begin with */
 export function shortened(text, width, shared = 0) {
   const letters = Math.max(3, Math.floor(width / LETTER));
@@ -43,17 +55,10 @@ export function rowMarks(layout, rows, grouped, page) {
   const marks = [];
   const shared = sharedBy(rows);
   /** @param {string} text @param {number} y @param {boolean} [bold] */
-  const name = (text, y, bold = false) =>
-    marks.push({
-      kind: "text",
-      x: labels,
-      y,
-      text: shortened(text, labels - 4, shared),
-      fill: bold ? page.ink : page.quiet,
-      align: "right",
-      mono: true,
-      bold,
-    });
+  const name = (text, y, bold = false) => {
+    const short = shortened(text, labels - 4, shared);
+    marks.push(words(labels, y, short, bold ? page.ink : page.quiet, "right", { mono: true, bold }));
+  };
   for (let place = 0; place < pinned; place += 1) {
     const box = boxOf(layout, place);
     name(labelOf(rows[shown[place]]), box.y + box.h / 2, true);
@@ -63,14 +68,8 @@ export function rowMarks(layout, rows, grouped, page) {
   const groups = grouped ? groupsOf(rows, rest, shared) : [];
   for (const [place, group] of groups.entries()) {
     const [top, end] = [boxOf(layout, pinned + group.from), boxOf(layout, pinned + group.to - 1)];
-    marks.push({
-      kind: "rect",
-      x: gutter.x,
-      y: top.y,
-      w: gutter.w - 2,
-      h: Math.max(1, end.y + end.h - top.y - 1),
-      fill: place % 2 ? page.quiet : page.line,
-    });
+    const tall = Math.max(1, end.y + end.h - top.y - 1);
+    marks.push(rect(gutter.x, top.y, gutter.w - 2, tall, place % 2 ? page.quiet : page.line));
   }
   const readable = boxOf(layout, pinned).h >= LINE_PX - 2;
   const named =
@@ -102,8 +101,8 @@ export function stepMarks(layout, span, page, clock) {
     const x = xOf(layout, span, step + 0.5);
     const near = x > plot.x + plot.w - 20 ? "right" : x < plot.x + 16 ? "left" : "center";
     return [
-      { kind: "rect", x: x - 0.5, y: bottom, w: 1, h: 4, fill: page.quiet },
-      { kind: "text", x, y: bottom + 12, text: clock?.text(step, span) ?? count(step), fill: page.quiet, align: near },
+      rect(x - 0.5, bottom, 1, 4, page.quiet),
+      words(x, bottom + 12, clock?.text(step, span) ?? count(step), page.quiet, near),
     ];
   });
 }
@@ -119,33 +118,14 @@ export function barMarks(layout, scale, palette, relative, page) {
   const each = bar.h / SHADES;
   for (let shade = 0; shade < SHADES; shade += 1) {
     const color = palette.table[Math.round((shade / (SHADES - 1)) * (STEPS - 1))];
-    marks.push({
-      kind: "rect",
-      x: bar.x,
-      y: bar.y + bar.h - (shade + 1) * each,
-      w: bar.w,
-      h: each + 0.6,
-      fill: cssOf(color),
-    });
+    marks.push(rect(bar.x, bar.y + bar.h - (shade + 1) * each, bar.w, each + 0.6, cssOf(color)));
   }
   for (const value of ticks(scale, Math.max(2, bar.h / 55))) {
-    const y = Math.min(bar.y + bar.h - 5, Math.max(bar.y + 5, bar.y + (1 - scale.place(value)) * bar.h));
-    marks.push({
-      kind: "rect",
-      x: bar.x + bar.w,
-      y: bar.y + (1 - scale.place(value)) * bar.h - 0.5,
-      w: 4,
-      h: 1,
-      fill: page.quiet,
-    });
-    marks.push({
-      kind: "text",
-      x: bar.x + bar.w + 6,
-      y,
-      text: relative ? timesOf(value) : number(value, { digits: 3, style: "auto" }),
-      fill: page.quiet,
-      align: "left",
-    });
+    const at = bar.y + (1 - scale.place(value)) * bar.h;
+    const y = Math.min(bar.y + bar.h - 5, Math.max(bar.y + 5, at));
+    const text = relative ? timesOf(value) : number(value, { digits: 3, style: "auto" });
+    marks.push(rect(bar.x + bar.w, at - 0.5, 4, 1, page.quiet));
+    marks.push(words(bar.x + bar.w + 6, y, text, page.quiet, "left"));
   }
   return marks;
 }
@@ -158,10 +138,10 @@ function timesOf(decades) {
 }
 
 /** What no scale holds.
- * @param {Layout} layout @param {string} words what the colors are of
+ * @param {Layout} layout @param {string} about what the colors are of
  * @param {import("../canvas/colors.js").Palette} palette @param {Record<string, string>} page
  * @param {boolean} lumped whether NaN and infinities are one kind @returns {Mark[]} */
-export function legendMarks(layout, words, palette, page, lumped = false) {
+export function legendMarks(layout, about, palette, page, lumped = false) {
   const y = layout.plot.y + layout.plot.h + 33;
   const entries = /** @type {[string, number, number | null][]} */ ([
     ...(lumped ? [] : [["NaN", palette.nan, palette.nanHatch]]),
@@ -172,28 +152,13 @@ export function legendMarks(layout, words, palette, page, lumped = false) {
   const marks = [];
   let x = layout.plot.x + layout.plot.w;
   for (const [text, fill, hatch] of entries.reverse()) {
-    marks.push({ kind: "text", x, y, text, fill: page.quiet, align: "right" });
+    marks.push(words(x, y, text, page.quiet, "right"));
     x -= text.length * 5.6 + 20;
-    marks.push({
-      kind: "rect",
-      x,
-      y: y - 5,
-      w: 12,
-      h: 10,
-      fill: cssOf(fill),
-      ...(hatch === null ? {} : { hatch: cssOf(hatch) }),
-    });
+    marks.push(rect(x, y - 5, 12, 10, cssOf(fill), hatch === null ? undefined : cssOf(hatch)));
     x -= 12;
   }
   const room = Math.floor((x - layout.plot.x - 8) / 6);
-  if (room > 12)
-    marks.push({
-      kind: "text",
-      x: layout.plot.x,
-      y,
-      text: words.length > room ? `${words.slice(0, room - 1)}\u2026` : words,
-      fill: page.quiet,
-      align: "left",
-    });
+  const fitting = about.length > room ? `${about.slice(0, room - 1)}\u2026` : about;
+  if (room > 12) marks.push(words(layout.plot.x, y, fitting, page.quiet, "left"));
   return marks;
 }

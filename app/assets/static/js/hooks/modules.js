@@ -22,11 +22,18 @@ export async function load(run, steps, signal) {
   return /** @type {any} */ (await get(`runs/${encodeURIComponent(run)}/module-rows`, steps, signal));
 }
 
+/** A column of counts, of which zeros are left out.
+ * @param {"calls" | "values" | "hooks"} key @param {string} title @param {number} width @param {string} help
+ * @returns {import("../tree/index.js").Column} */
+function counts(key, title, width, help) {
+  const value = (/** @type {Seen} */ module) => module[key];
+  return { key, title, width, number: true, value, words: (many) => (many ? count(many) : ""), rank: value, help };
+}
+
 /** @param {import("../page.js").Page} page @param {HTMLElement} figure
  * @param {import("./capture.js").Capture | null} capture */
 export function makeTree(page, figure, capture) {
   const place = /** @type {HTMLElement} */ (figure.querySelector("#tree"));
-  const many = (/** @type {number} */ value) => (value ? count(value) : "");
   /** @type {import("../tree/index.js").Column[]} */
   const columns = [
     { key: "type", title: "Type", width: 140, value: ({ type }) => type },
@@ -40,36 +47,9 @@ export function makeTree(page, figure, capture) {
       help: "If not, the reason. A collapsed group shows the first uncaptured module in it.",
     },
     { key: "kinds", title: "Kinds", width: 230, value: ({ kinds }) => kinds.map(kindWords).join(", ") },
-    {
-      key: "calls",
-      title: "Calls",
-      width: 62,
-      number: true,
-      value: ({ calls }) => calls,
-      words: many,
-      rank: ({ calls }) => calls,
-      help: "Calls per step",
-    },
-    {
-      key: "values",
-      title: "Values",
-      width: 84,
-      number: true,
-      value: ({ values }) => values,
-      words: many,
-      rank: ({ values }) => values,
-      help: "Values read in the newest captured step, or in the chosen steps",
-    },
-    {
-      key: "hooks",
-      title: "Hooks",
-      width: 72,
-      number: true,
-      value: ({ hooks }) => hooks,
-      words: many,
-      rank: ({ hooks }) => hooks,
-      help: "Hooks on the module and its parameters that are not from hookcore",
-    },
+    counts("calls", "Calls", 62, "Calls per step"),
+    counts("values", "Values", 84, "Values read in the newest captured step, or in the chosen steps"),
+    counts("hooks", "Hooks", 72, "Hooks on the module and its parameters that are not from hookcore"),
   ];
   if (capture)
     columns.unshift({

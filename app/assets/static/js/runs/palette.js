@@ -2,18 +2,7 @@
 /** The colors of runs, and of groups of runs. Pure. */
 
 /** Ten hues that are distinguishable on light and dark backgrounds, also for most color-blind readers. */
-export const HUES = [
-  "#2f7ed8",
-  "#e07b17",
-  "#1f9d55",
-  "#b0479c",
-  "#d03b3b",
-  "#16a2b8",
-  "#8d6e1f",
-  "#7b61d9",
-  "#7a8794",
-  "#c2558a",
-];
+export const HUES = "#2f7ed8 #e07b17 #1f9d55 #b0479c #d03b3b #16a2b8 #8d6e1f #7b61d9 #7a8794 #c2558a".split(" ");
 const LOW = [96, 98, 214];
 const MIDDLE = [28, 155, 135];
 const HIGH = [226, 122, 22];
