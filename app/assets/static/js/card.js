@@ -3,7 +3,7 @@
 
 import { pin, pinOf } from "./board/pin.js";
 import { copyText } from "./copy.js";
-import { h } from "./dom.js";
+import { h, makeButton } from "./dom.js";
 import { count, number } from "./format.js";
 import { csvOf, download, fetchFile, fileName, jsonOf } from "./plot/files.js";
 import { Menu } from "./plot/menu.js";
@@ -41,29 +41,17 @@ export class Card {
       "aria-label": `${options.title}, as a table`,
       hidden: true,
     });
-    this.toggle = h(
-      "button",
-      {
-        class: "button small toggle",
-        type: "button",
-        "aria-pressed": "false",
-        "aria-label": `Table: ${options.title}`,
-        onclick: () => this.showTable(Boolean(this.table.hidden)),
-      },
-      "Table",
-    );
-    this.pin = h(
-      "button",
-      {
-        class: "button small",
-        type: "button",
-        "aria-label": `Pin to the board: ${options.title}`,
-        title: "Pin to the board, which shows it of every run",
-        hidden: true,
-        onclick: () => void pin(pinOf(this.queries, this.options.title)),
-      },
-      "Pin",
-    );
+    this.toggle = makeButton("Table", () => this.showTable(Boolean(this.table.hidden)), {
+      class: "button small toggle",
+      "aria-pressed": "false",
+      "aria-label": `Table: ${options.title}`,
+    });
+    this.pin = makeButton("Pin", () => void pin(pinOf(this.queries, this.options.title)), {
+      class: "button small",
+      "aria-label": `Pin to the board: ${options.title}`,
+      title: "Pin to the board, which shows it of every run",
+      hidden: true,
+    });
     this.menu = new Menu("Export", options.title, () => this.items());
     this.heading = element.querySelector(":scope > header :is(h2, h3)");
     const header = element.querySelector(":scope > header") ?? h("header", {}, h("h2", {}, options.title));

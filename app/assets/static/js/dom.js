@@ -14,6 +14,12 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** A button that sends no form. @param {string} words @param {((event: any) => unknown) | null} onclick
+ * @param {Record<string, any>} [attributes] */
+export function makeButton(words, onclick, attributes = {}) {
+  return h("button", { class: "button", type: "button", onclick, ...attributes }, words);
+}
+
 /** A text whose paths wrap between words: what `breakable` is in templates. @param {string} text @returns {Node[]} */
 export function breakable(text) {
   const parts = text.split(/(?<=[/_=:\\])(?=\w)|(?<=\w\.)(?=[A-Za-z_])|(?<=[A-Za-z_]\.)(?=\d)/);

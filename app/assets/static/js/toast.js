@@ -1,6 +1,6 @@
 // @ts-check
 /** A short message at the edge of the page, with an Undo button if the action can be undone, or a link. */
-import { h } from "./dom.js";
+import { h, makeButton } from "./dom.js";
 
 const SHORT_MS = 4000;
 const LONG_MS = 8000;
@@ -35,10 +35,8 @@ export function toast(text, { undo, done, kind, link } = {}) {
     h("span", {}, text),
   );
   if (link) element.append(h("a", { href: link.href }, link.words));
-  if (undo) element.append(h("button", { class: "button", type: "button", onclick: () => end(undo) }, "Undo"));
-  element.append(
-    h("button", { class: "button icon", type: "button", "aria-label": "Close", onclick: leave }, "\u00d7"),
-  );
+  if (undo) element.append(makeButton("Undo", () => end(undo)));
+  element.append(makeButton("\u00d7", leave, { class: "button icon", "aria-label": "Close" }));
   // It stays while the pointer or the focus is on it.
   for (const begin of ["mouseenter", "focusin"]) element.addEventListener(begin, () => clearTimeout(timer));
   for (const over of ["mouseleave", "focusout"]) element.addEventListener(over, wait);

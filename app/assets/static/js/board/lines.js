@@ -3,7 +3,7 @@
 import { tapWords } from "../kinds.js";
 import { fanOf } from "../layer/lines.js";
 import { shortOf } from "../layer/plan.js";
-import { Curve } from "../live/curve.js";
+import { lineOf as curveOf } from "../live/curve.js";
 import { lineOf as machineLineOf, plansOf } from "../system/plan.js";
 
 /** @typedef {import("../answers.js").Series} Series */
@@ -55,9 +55,7 @@ function nameOf({ name, tap }, taps, stats, inside) {
 
 /** @param {Series} series @returns {Line} */
 function lineOf(series) {
-  const curve = new Curve();
-  curve.take(series, true);
-  const line = curve.line(series.name);
+  const line = curveOf(series);
   const merged = Array.from(line.first).some((first, place) => first !== line.last[place]);
   return merged ? line : { ...line, min: undefined, max: undefined };
 }

@@ -1,7 +1,8 @@
 // @ts-check
 /** A layer, and the loss, of both runs in one chart: A as a line, B as a dashed one. */
-import { get, numberOf, only } from "../api.js";
+import { get, only } from "../api.js";
 import { kindWords, streamWords } from "../kinds.js";
+import { lineOf as curveOf } from "../live/curve.js";
 import { LineChart } from "../plot/index.js";
 import { ROOT } from "../vocabulary.js";
 
@@ -14,17 +15,7 @@ const MAX_TAPS = 4; // of one layer: parameters, calls
 /** @param {import("../answers.js").Series} series @param {Side} side @param {boolean} dashed @param {string} more
  * @returns {import("../plot/thin.js").Line} */
 function lineOf(series, side, dashed, more) {
-  const numbers = (/** @type {"mean" | "min" | "max"} */ name) => series[name].map(numberOf);
-  return {
-    name: `${dashed ? "B" : "A"}: ${side.name}${more}`,
-    first: series.first_step,
-    last: series.last_step,
-    mean: numbers("mean"),
-    min: numbers("min"),
-    max: numbers("max"),
-    nonfinite: series.nonfinite ?? undefined,
-    dashed,
-  };
+  return { ...curveOf(series), name: `${dashed ? "B" : "A"}: ${side.name}${more}`, dashed };
 }
 
 export class Overlay {

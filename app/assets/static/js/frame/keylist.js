@@ -1,6 +1,6 @@
 // @ts-check
 /** The dialog with all keys, as they are at this moment on this page. */
-import { h } from "../dom.js";
+import { h, makeButton } from "../dom.js";
 import { openDialog } from "../popup.js";
 
 /** @type {Record<string, string>} */
@@ -38,7 +38,7 @@ export function showKeys(keys) {
       ),
     ),
   );
-  const close = h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close");
+  const close = makeButton("Close", () => dialog.close());
   const help = h("a", { href: "help#keys-list" }, "More help");
   const dialog = openDialog(
     { class: "keylist", "aria-labelledby": "keylist-title" },

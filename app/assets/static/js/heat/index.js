@@ -4,7 +4,7 @@
 import { Columns } from "../canvas/columns.js";
 import { stopAt } from "../canvas/stops.js";
 import { Card } from "../card.js";
-import { h } from "../dom.js";
+import { makeButton } from "../dom.js";
 import { kindWords } from "../kinds.js";
 import { LIVE_STEPS } from "../vocabulary.js";
 import { pngOf, svgOf, tableOf } from "./export.js";
@@ -57,8 +57,7 @@ export class Heat {
     this.page = page;
     this.options = options;
     this.screen = new Screen(page, this, /** @type {HTMLElement} */ (element.querySelector(".plot") ?? element));
-    this.reset = h("button", { class: "button small", type: "button", hidden: true }, "Reset zoom");
-    this.reset.addEventListener("click", () => this.zoomRows(null));
+    this.reset = makeButton("Reset zoom", () => this.zoomRows(null), { class: "button small", hidden: true });
     const query = options.query ? { query: options.query } : {};
     this.card = element.matches("figure")
       ? new Card(page, element, {

@@ -2,7 +2,7 @@
 /** One layer's histograms over steps: signed-log values upwards, and the share of a step's values as the color. */
 import { paletteOf, pixelOf } from "../canvas/colors.js";
 import { hideTip, showTip } from "../canvas/tip.js";
-import { h } from "../dom.js";
+import { makeButton } from "../dom.js";
 import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
 import { BOTTOM, drawValues, LEFT, topOf } from "./axes.js";
@@ -36,10 +36,9 @@ export class HistMap extends StepMap {
   constructor(page, element, { title, height = 160, module, onOpen, zoomed = null }) {
     const keys = `Arrow keys move the cursor${onOpen ? ", Enter opens the layer" : ""}`;
     super(page, element, { label: `${title}: histograms over steps. ${keys}`, name: "histmap", height, high: true });
-    this.reset = h("button", { class: "button small reset-zoom", type: "button", hidden: true }, "Reset zoom");
-    this.reset.addEventListener("click", () => this.#zoomTo(null));
+    const look = { class: "button small reset-zoom", hidden: zoomed === null };
+    this.reset = makeButton("Reset zoom", () => this.#zoomTo(null), look);
     this.zoomed = zoomed;
-    this.reset.hidden = zoomed === null;
     element.append(this.reset);
     this.onClose(() => this.reset.remove());
     this.module = module;

@@ -52,13 +52,7 @@ function ofTensor(tap) {
   const size =
     tap.kind === "update"
       ? ratioOf(one("ratio"))
-      : {
-          id: "size",
-          title: "Size: rms and norm",
-          y: { title: "rms, norm", scale: /** @type {const} */ ("log") },
-          stats: ["rms", "norm"],
-          parts: [...one("rms"), ...one("norm")],
-        };
+      : plan("size", "Size: rms and norm", log("rms, norm"), ["rms", "norm"], [...one("rms"), ...one("norm")]);
   return [valuesOf(one("values"), "Mean, min, and max"), size, percentilesOf(one("fan")), sharesOf(one("shares"))];
 }
 
@@ -77,13 +71,7 @@ function atAGlance(taps) {
   const plans = [];
   if (shown.length) plans.push(valuesOf(parts(shown, "values"), `${wordOf(shown[0])}: mean, min, and max`));
   if (gradients.length)
-    plans.push({
-      id: "gradients",
-      title: title("Gradients: norm", gradients),
-      y: { title: "norm", scale: /** @type {const} */ ("log") },
-      stats: ["norm"],
-      parts: parts(gradients, "norm"),
-    });
+    plans.push(plan("gradients", title("Gradients: norm", gradients), log("norm"), ["norm"], parts(gradients, "norm")));
   if (updates.length) plans.push(ratioOf(parts(updates, "ratio"), title("Update-to-weight ratio", updates)));
   else if (shown.length) plans.push(percentilesOf(parts(shown, "fan"), `${wordOf(shown[0])}: percentiles`));
   if (probes.length)
@@ -92,36 +80,36 @@ function atAGlance(taps) {
   return plans;
 }
 
-/** @param {Part[]} parts @param {string} title @returns {Plan} */
+/** @param {string} id @param {string} title @param {Plan["y"]} y @param {string[]} stats @param {Part[]} parts
+ * @returns {Plan} */
+function plan(id, title, y, stats, parts) {
+  return { id, title, y, stats, parts };
+}
+
+/** @param {string} title @returns {Plan["y"]} */
+function log(title) {
+  return { title, scale: "log" };
+}
+
+/** @param {Part[]} parts @param {string} title */
 function valuesOf(parts, title) {
-  return { id: "values", title, y: { title: "value", scale: "linear" }, stats: ["mean", "min", "max"], parts };
+  return plan("values", title, { title: "value", scale: "linear" }, ["mean", "min", "max"], parts);
 }
 
-/** @param {Part[]} parts @param {string} [title] @returns {Plan} */
+/** @param {Part[]} parts @param {string} [title] */
 function percentilesOf(parts, title = "Percentiles") {
-  return { id: "percentiles", title, y: { title: "value", scale: "linear" }, stats: QUANTILES, parts };
+  return plan("percentiles", title, { title: "value", scale: "linear" }, QUANTILES, parts);
 }
 
-/** @param {Part[]} parts @returns {Plan} */
+/** @param {Part[]} parts */
 function sharesOf(parts) {
-  return {
-    id: "shares",
-    title: "Share of zeros, NaN, and infinities",
-    y: { title: "share of the values", scale: "linear", fixed: true, low: 0, high: 1 },
-    stats: SHARES,
-    parts,
-  };
+  const y = { title: "share of the values", scale: /** @type {const} */ ("linear"), fixed: true, low: 0, high: 1 };
+  return plan("shares", "Share of zeros, NaN, and infinities", y, SHARES, parts);
 }
 
-/** @param {Part[]} parts @param {string} [title] @returns {Plan} */
+/** @param {Part[]} parts @param {string} [title] */
 function ratioOf(parts, title = "Update-to-weight ratio") {
-  return {
-    id: "ratio",
-    title,
-    y: { title: "norm of the update / norm of the weight", scale: "log" },
-    stats: ["ratio"],
-    parts,
-  };
+  return plan("ratio", title, log("norm of the update / norm of the weight"), ["ratio"], parts);
 }
 
 /** The tensors whose distribution is shown: the one that is looked at, or the first of each kind.

@@ -58,10 +58,14 @@ export class Curve {
  * @returns {Line | null} */
 export function lineIn(found, name, tap = null) {
   const series = found.find((each) => each.name === name && (each.tap?.number ?? null) === tap);
-  if (!series) return null;
+  return series ? lineOf(series) : null;
+}
+
+/** @param {import("../answers.js").Series} series */
+export function lineOf(series) {
   const curve = new Curve();
   curve.take(series, true);
-  return curve.line(name);
+  return curve.line(series.name);
 }
 
 function empty() {

@@ -2,7 +2,7 @@
 /** The Histograms page: which layers, in which order, and in which view. */
 import { ApiError } from "../api.js";
 import { Card } from "../card.js";
-import { byId, h } from "../dom.js";
+import { byId, h, makeButton } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { count, counted } from "../format.js";
@@ -85,7 +85,7 @@ function whyEmpty() {
       layers.length === 1
         ? "The one layer doesn\u2019t match the filter. "
         : `None of ${count(layers.length)} layers matches the filter. `,
-      h("button", { class: "button", type: "button", onclick: () => state.set({ f: "" }) }, "Clear filter"),
+      makeButton("Clear filter", () => state.set({ f: "" })),
     ];
   const live = page.runState === "live";
   if (follow.newest === null)

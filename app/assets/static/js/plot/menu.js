@@ -1,6 +1,6 @@
 // @ts-check
 /** A button with a menu: opened by click or key, walked with the arrows, closed by Escape, a choice, or leaving it. */
-import { h } from "../dom.js";
+import { h, makeButton } from "../dom.js";
 
 /** @typedef {{words: string, action: () => void}} Item */
 
@@ -12,18 +12,13 @@ export class Menu {
   constructor(words, label, items) {
     made += 1;
     this.items = items;
-    this.button = h(
-      "button",
-      {
-        class: "button small",
-        type: "button",
-        "aria-haspopup": "menu",
-        "aria-expanded": "false",
-        "aria-label": `${words}: ${label}`,
-        "aria-controls": `menu-${made}`,
-      },
-      words,
-    );
+    this.button = makeButton(words, () => (this.list.hidden ? this.open() : this.close()), {
+      class: "button small",
+      "aria-haspopup": "menu",
+      "aria-expanded": "false",
+      "aria-label": `${words}: ${label}`,
+      "aria-controls": `menu-${made}`,
+    });
     this.list = h("div", {
       class: "menu",
       id: `menu-${made}`,
@@ -32,7 +27,6 @@ export class Menu {
       hidden: true,
     });
     this.element = h("span", { class: "menu-place" }, this.button, this.list);
-    this.button.addEventListener("click", () => (this.list.hidden ? this.open() : this.close()));
     this.element.addEventListener("keydown", (event) => this.#hear(event));
     this.element.addEventListener("focusout", (event) => {
       if (!document.hasFocus()) return; // the whole window lost it

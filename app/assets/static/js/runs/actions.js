@@ -1,7 +1,7 @@
 // @ts-check
 /** The actions on runs in the list: edit, archive, delete. */
 import { get, send } from "../api.js";
-import { h } from "../dom.js";
+import { h, makeButton } from "../dom.js";
 import { toast } from "../toast.js";
 
 /** @typedef {{run: string, name: string}} Chosen a run and its name */
@@ -40,12 +40,7 @@ export async function edit(row, refresh) {
       toast(`Saving failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
     }
   };
-  const buttons = h(
-    "div",
-    {},
-    h("button", { class: "button main" }, "Save"),
-    h("button", { class: "button", type: "button", onclick: end }, "Cancel"),
-  );
+  const buttons = h("div", {}, h("button", { class: "button main" }, "Save"), makeButton("Cancel", end));
   const form = h("form", { class: "edit", onsubmit: save }, name, tags, group, notes, buttons);
   form.addEventListener("keydown", (event) => {
     if (event.key === "Escape") end();

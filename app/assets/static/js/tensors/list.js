@@ -1,7 +1,7 @@
 // @ts-check
 /** The list of snapshots: to select one, and another one to compare. */
 import { getAll } from "../api.js";
-import { byId, h } from "../dom.js";
+import { byId, h, makeButton } from "../dom.js";
 import { count } from "../format.js";
 import { tapWords } from "../kinds.js";
 import { MAX_PAGE } from "../limits.js";
@@ -61,17 +61,11 @@ function lineOf(page, each, chosen) {
   const alike = chosen && !current && same(chosen, each);
   const beside =
     alike &&
-    h(
-      "button",
-      {
-        class: "button toggle",
-        type: "button",
-        "aria-pressed": String(besides),
-        "aria-label": `Compare: ${tapWords(each.tap)}, step ${each.step}`,
-        onclick: () => state.set({ beside: besides ? "" : number }),
-      },
-      "Compare",
-    );
+    makeButton("Compare", () => state.set({ beside: besides ? "" : number }), {
+      class: "button toggle",
+      "aria-pressed": String(besides),
+      "aria-label": `Compare: ${tapWords(each.tap)}, step ${each.step}`,
+    });
   return h("li", { "aria-current": current ? "true" : null }, link, beside || null);
 }
 

@@ -18,57 +18,34 @@ function isWeight(label) {
   return / (param|param_grad|update)\b/.test(label);
 }
 
+/** @param {string} name @param {string} words @param {View["pickers"]} pickers @param {View["draws"]} [draws]
+ * @returns {View} */
+function view(name, words, pickers, draws = "tiles") {
+  return { name, words, pickers, draws };
+}
+
 /** The ways to look at a tensor, the best first.
  * @param {number[]} shape @param {string} [label] of the tap @returns {View[]} */
 export function viewsOf(shape, label = "") {
   const many = shape.length;
-  if (!many) return [{ name: "trace", words: "value", pickers: [], draws: "trace" }];
+  if (!many) return [view("trace", "value", [], "trace")];
   const weight = isWeight(label);
   const first = weight ? "output channel" : "sample";
   const pick = (/** @type {number} */ count, /** @type {string[]} */ words) =>
     shape.slice(0, count).map((size, axis) => ({ axis, size, words: words[axis] ?? `dimension ${axis}` }));
-  /** @type {Record<string, () => View>} */
-  const views = {
-    tiles: () => ({
-      name: "tiles",
-      words: wordsOf(shape, label),
-      pickers: many > 3 ? pick(many - 3, [first]) : [],
-      draws: "tiles",
-    }),
-    every: () => ({ name: "every", words: weight ? "all filters" : "all samples", pickers: [], draws: "tiles" }),
-    matrix: () => ({
-      name: "matrix",
-      words: many === 3 && !isAttention(shape, label) ? "sequence: positions by channels" : "matrix",
-      pickers: pick(many - 2, [first, weight ? "input channel" : many > 3 ? "channel" : "row"]),
-      draws: "tiles",
-    }),
-    trace: () => ({
-      name: "trace",
-      words: "line along the last dimension",
-      pickers: pick(many - 1, [first, "row", "row"]),
-      draws: "trace",
-    }),
-    channel: () => ({
-      name: "channel",
-      words: "line of one channel",
-      pickers: [
-        { axis: 0, words: first, size: shape[0] },
-        { axis: 2, words: "channel", size: shape[2] },
-      ],
-      draws: "trace",
-    }),
-  };
-  const order =
-    many === 1
-      ? ["trace"]
-      : many === 2
-        ? ["matrix", "trace"]
-        : many === 3
-          ? isAttention(shape, label) || weight
-            ? ["tiles", "matrix", "trace"]
-            : ["matrix", "channel", "tiles", "trace"]
-          : ["tiles", "every", "matrix", "trace"];
-  return order.map((name) => views[name]());
+  const isMap = isAttention(shape, label);
+  const row = weight ? "input channel" : many > 3 ? "channel" : "row";
+  const picks = [pick(1, [first])[0], { axis: 2, words: "channel", size: shape[2] }];
+  const views = [
+    view("tiles", wordsOf(shape, label), many > 3 ? pick(many - 3, [first]) : []),
+    view("every", weight ? "all filters" : "all samples", []),
+    view("matrix", many === 3 && !isMap ? "sequence: positions by channels" : "matrix", pick(many - 2, [first, row])),
+    view("trace", "line along the last dimension", pick(many - 1, [first, "row", "row"]), "trace"),
+    view("channel", "line of one channel", picks, "trace"),
+  ];
+  const ofThree = isMap || weight ? ["tiles", "matrix", "trace"] : ["matrix", "channel", "tiles", "trace"];
+  const order = [["trace"], ["matrix", "trace"], ofThree][many - 1] ?? ["tiles", "every", "matrix", "trace"];
+  return order.flatMap((name) => views.filter((each) => each.name === name));
 }
 
 /** @param {number[]} shape @param {string} label */

@@ -1,7 +1,7 @@
 // @ts-check
 /** The selected snapshot, and another one to compare: one view, one part, one scale for both. */
 import { Card } from "../card.js";
-import { byId, h } from "../dom.js";
+import { byId, h, makeButton } from "../dom.js";
 import { tapWords } from "../kinds.js";
 import { failedWords, isPassing } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
@@ -154,16 +154,7 @@ export class Viewer {
   #pages({ after }) {
     const total = this.sides[0].total;
     const go = (/** @type {number} */ to, /** @type {string} */ words, /** @type {boolean} */ off) =>
-      h(
-        "button",
-        {
-          class: "button",
-          type: "button",
-          disabled: off,
-          onclick: () => this.page.state.set({ after: to > 0 ? String(to) : "" }),
-        },
-        words,
-      );
+      makeButton(words, () => this.page.state.set({ after: to > 0 ? String(to) : "" }), { disabled: off });
     byId("pages").hidden = total <= TILES;
     byId("pages").replaceChildren(
       go(after - TILES, "Previous", after <= 0),

@@ -1,7 +1,7 @@
 // @ts-check
 /** What readers noted at steps: the server draws it on the timeline, where charts find it. */
 import { send } from "../api.js";
-import { h } from "../dom.js";
+import { h, makeButton } from "../dom.js";
 import { Emitter } from "../emitter.js";
 import { count } from "../format.js";
 import { MAX_NOTE } from "../limits.js";
@@ -51,7 +51,7 @@ export function writeNote(page, step, done) {
   );
   area.value = text;
   const problem = h("p", { class: "error", role: "alert", hidden: true });
-  const remove = h("button", { class: "button", type: "button", onclick: () => change("DELETE") }, "Remove");
+  const remove = makeButton("Remove", () => change("DELETE"));
   const form = h(
     "form",
     { method: "dialog" },
@@ -63,7 +63,7 @@ export function writeNote(page, step, done) {
       { class: "toolbar" },
       h("button", { class: "button main" }, "Save"),
       text ? remove : null,
-      h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Cancel"),
+      makeButton("Cancel", () => dialog.close()),
     ),
   );
   /** @param {"POST" | "DELETE"} method */

@@ -1,6 +1,6 @@
 // @ts-check
 /** A tour of five steps over the pages of a run. Its step is in the address, so going back and reloading work. */
-import { byId, h } from "../dom.js";
+import { byId, h, makeButton } from "../dom.js";
 import { visit } from "../timeline/keep.js";
 
 /** A stop of the tour: its page, its target, and its text. @typedef {{place: string, target: string, title: string, text: string}} Stop */
@@ -83,25 +83,15 @@ function draw(page, at) {
   const { target, title, text } = STOPS[at];
   const end = () => page.state.set({ tour: "" });
   const last = at === STOPS.length - 1;
-  const next = h(
-    "button",
-    { class: "button main", type: "button", onclick: () => (last ? end() : go(page, at + 1)) },
-    last ? "Done" : "Next",
-  );
-  const back = h("button", { class: "button", type: "button", onclick: () => go(page, at - 1) }, "Back");
+  const next = makeButton(last ? "Done" : "Next", () => (last ? end() : go(page, at + 1)), { class: "button main" });
+  const back = makeButton("Back", () => go(page, at - 1));
   const card = h(
     "section",
     { class: "tour card", role: "dialog", "aria-labelledby": "tour-title", "aria-describedby": "tour-text" },
     h("p", { class: "quiet small" }, `Tour, ${at + 1} of ${STOPS.length}`),
     h("h2", { id: "tour-title" }, title),
     h("p", { id: "tour-text" }, text),
-    h(
-      "p",
-      { class: "toolbar" },
-      next,
-      at ? back : null,
-      last ? null : h("button", { class: "button", type: "button", onclick: end }, "End the tour"),
-    ),
+    h("p", { class: "toolbar" }, next, at ? back : null, last ? null : makeButton("End the tour", end)),
   );
   card.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;

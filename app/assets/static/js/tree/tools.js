@@ -1,7 +1,7 @@
 // @ts-check
 /** What stands above a tree: open and close, fold, the filter by type, and how much is found. And its headings. */
 
-import { h, write } from "../dom.js";
+import { h, makeButton, write } from "../dom.js";
 import { count, counted } from "../format.js";
 import { noModules } from "./nothing.js";
 
@@ -13,7 +13,7 @@ export class Tools {
     this.tree = tree;
     this.said = h("span", { class: "quiet small tree-said", role: "status" });
     const button = (/** @type {string} */ words, /** @type {() => void} */ onclick) =>
-      h("button", { class: "button small", type: "button", onclick }, words);
+      makeButton(words, onclick, { class: "button small" });
     this.types = /** @type {HTMLSelectElement} */ (
       h("select", { "aria-label": "Type of module", onchange: () => this.#chooseType() })
     );
@@ -67,11 +67,7 @@ export class Tools {
   nothing() {
     const all = this.tree.modules.length;
     if (!all) return h("p", {}, noModules(this.tree.page));
-    const clear = h(
-      "button",
-      { class: "button", type: "button", onclick: () => this.tree.page.state.set({ f: "" }) },
-      "Clear filter",
-    );
+    const clear = makeButton("Clear filter", () => this.tree.page.state.set({ f: "" }));
     return h(
       "div",
       {},
