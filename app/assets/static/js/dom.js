@@ -26,6 +26,15 @@ export function breakable(text) {
   return parts.flatMap((part, place) => (place ? [h("wbr"), new Text(part)] : [new Text(part)]));
 }
 
+/** Hears clicks on the elements that a selector finds when they are clicked.
+ * @param {string} selector @param {(element: any, event: MouseEvent) => unknown} hear @param {Element | Document} [root] */
+export function onClick(selector, hear, root = document) {
+  root.addEventListener("click", (event) => {
+    const element = /** @type {Element} */ (event.target).closest(selector);
+    if (element) hear(element, /** @type {MouseEvent} */ (event));
+  });
+}
+
 /** The element with this id; a page without it is a bug. @param {string} id @returns {any} */
 export function byId(id) {
   const found = document.getElementById(id);

@@ -5,6 +5,18 @@ import { h, makeButton } from "./dom.js";
 const SHORT_MS = 4000;
 const LONG_MS = 8000;
 
+/** Does something, and tells the reader if it failed. @param {string} failed begins the sentence
+ * @param {() => Promise<unknown>} work @returns {Promise<boolean>} whether it worked */
+export async function attempt(failed, work) {
+  try {
+    await work();
+    return true;
+  } catch (error) {
+    toast(`${failed}: ${/** @type {Error} */ (error).message}`, { kind: "error" });
+    return false;
+  }
+}
+
 /** @param {string} text
  * @param {{undo?: () => void, done?: () => void, kind?: "error", link?: {words: string, href: string}}} [how] `done` is
  * called if it was not undone: when the message or the page closes */

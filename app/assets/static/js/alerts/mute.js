@@ -1,20 +1,18 @@
 // @ts-check
 /** Muting a rule in some modules, and undoing it. */
+
 import { send } from "../api.js";
-import { toast } from "../toast.js";
+import { onClick } from "../dom.js";
+import { attempt, toast } from "../toast.js";
 
 /** Handles all forms with `data-mute` and buttons with `data-unmute` (a rule, or the name of events).
  * @param {import("../page.js").Page} page @param {() => void} renew called when the server has saved it */
 export function listenToMute(page, renew) {
   /** @param {string} rule @param {string} match @param {boolean} muted */
   const change = async (rule, match, muted) => {
-    try {
-      const about = { run: page.run, rule, match };
-      await (muted ? send("POST", "mutes", about) : send("DELETE", "mutes", undefined, about));
-    } catch (error) {
-      toast(`${muted ? "Muting" : "Unmuting"} failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-      return;
-    }
+    const about = { run: page.run, rule, match };
+    const ask = () => (muted ? send("POST", "mutes", about) : send("DELETE", "mutes", undefined, about));
+    if (!(await attempt(`${muted ? "Muting" : "Unmuting"} failed`, ask))) return;
     page.events.emit("acknowledged");
     renew();
     if (muted) toast("Muted. It stays in the list without alerting you.", { undo: () => change(rule, match, false) });
@@ -25,8 +23,5 @@ export function listenToMute(page, renew) {
     event.preventDefault();
     change(form.dataset.mute, String(new FormData(form).get("match") ?? "").trim(), true);
   });
-  document.addEventListener("click", (event) => {
-    const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-unmute]"));
-    if (button) change(button.dataset.unmute ?? "", button.dataset.match ?? "", false);
-  });
+  onClick("[data-unmute]", ({ dataset }) => change(dataset.unmute, dataset.match ?? "", false));
 }

@@ -3,7 +3,7 @@
 import { get, send } from "../api.js";
 import { shorten } from "../format.js";
 import { MAX_CHART_NAME, MAX_CHART_QUERY } from "../limits.js";
-import { toast } from "../toast.js";
+import { attempt, toast } from "../toast.js";
 import { SYSTEM } from "../vocabulary.js";
 
 const PATHS = ["series", "scalars"];
@@ -57,25 +57,15 @@ export function freeName({ name, path, query }, charts) {
 /** Keeps a chart. @param {Pin | null} wanted @returns {Promise<boolean>} whether it worked */
 export async function pin(wanted) {
   if (!wanted) return false;
-  try {
+  return attempt("Pinning failed", async () => {
     const name = freeName(wanted, (await get("board")).charts);
-    if (name !== null) await send("PUT", "board", { ...wanted, name });
-    if (name === null) toast("This chart is on the board already.");
-    else toast(`Pinned to the board: ${name}`, { undo: () => void unpin(name) });
-    return true;
-  } catch (error) {
-    toast(`Pinning failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-    return false;
-  }
+    if (name === null) return toast("This chart is on the board already.");
+    await send("PUT", "board", { ...wanted, name });
+    toast(`Pinned to the board: ${name}`, { undo: () => void unpin(name) });
+  });
 }
 
 /** Takes a chart off. @param {string} name @returns {Promise<boolean>} whether it worked */
-export async function unpin(name) {
-  try {
-    await send("DELETE", "board", undefined, { name });
-    return true;
-  } catch (error) {
-    toast(`Unpinning failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-    return false;
-  }
+export function unpin(name) {
+  return attempt("Unpinning failed", () => send("DELETE", "board", undefined, { name }));
 }

@@ -1,6 +1,6 @@
 // @ts-check
 /** The names of layers open the drawer: links to the page Layer, and rows of heatmaps. What is open is in the address. */
-import { byId } from "../dom.js";
+import { byId, onClick } from "../dom.js";
 import { late } from "../late.js";
 import { sharedOf } from "../timeline/keep.js";
 import { added } from "../timeline/links.js";
@@ -13,10 +13,9 @@ const drawers = late(() => import("./index.js"));
  * as well: with Ctrl, in the middle, on a button, and in the drawer.
  * @param {import("../page.js").Page} page @param {(layer: Layer, link: HTMLElement) => boolean} open */
 export function listenToNames(page, open) {
-  document.addEventListener("click", (event) => {
-    const link = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("main a[href]"));
+  onClick("main a[href]", (link, event) => {
     const isPlain = !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
-    if (!link || !isPlain || event.defaultPrevented || link.matches(".button, [data-set], [target]")) return;
+    if (!isPlain || event.defaultPrevented || link.matches(".button, [data-set], [target]")) return;
     const layer = layerIn(link.getAttribute("href") ?? "", page);
     if (layer && open(layer, link)) event.preventDefault();
   });

@@ -5,7 +5,7 @@ import { byId } from "../dom.js";
 import { MAX_PAGE } from "../limits.js";
 import { nextNews } from "../live/news.js";
 import { csvOf, download, fileName } from "../plot/files.js";
-import { toast } from "../toast.js";
+import { attempt } from "../toast.js";
 
 const PATIENCE_MS = 20_000;
 
@@ -54,13 +54,10 @@ export function startFiles(page) {
   for (const format of /** @type {const} */ (["csv", "json"])) {
     byId(`hooks-${format}`).addEventListener("click", async (/** @type {Event} */ event) => {
       event.preventDefault();
-      try {
+      await attempt(`Exporting the hooks as ${format.toUpperCase()} failed`, async () => {
         const [text, type] = textOf(await hooksOf(page.run), format);
         download(new Blob([text], { type }), `${fileName(page.runName, "hooks")}.${format}`);
-      } catch (error) {
-        const words = /** @type {Error} */ (error).message;
-        toast(`Exporting the hooks as ${format.toUpperCase()} failed: ${words}`, { kind: "error" });
-      }
+      });
     });
   }
 }

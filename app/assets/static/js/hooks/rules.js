@@ -1,7 +1,9 @@
 // @ts-check
 /** The rules of a run: its forms change thresholds, and switch rules off and on. */
+
 import { send } from "../api.js";
-import { toast } from "../toast.js";
+import { onClick } from "../dom.js";
+import { attempt, toast } from "../toast.js";
 
 /** @param {HTMLFormElement} form @returns {Record<string, number> | boolean} */
 function chosenIn(form) {
@@ -15,12 +17,8 @@ function chosenIn(form) {
 export function listenToRules(run, root, renew) {
   /** @param {HTMLFormElement} form @param {Record<string, number> | boolean} chosen */
   const change = async (form, chosen) => {
-    try {
-      await send("POST", "rules", { run, rules: { [form.dataset.rule ?? ""]: chosen } });
-    } catch (error) {
-      toast(`The rule was not changed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-      return;
-    }
+    const rules = { [form.dataset.rule ?? ""]: chosen };
+    if (!(await attempt("The rule was not changed", () => send("POST", "rules", { run, rules })))) return;
     toast("Rule updated. It applies from the next step.");
     await renew();
     form.reset(); // the fields show the server's values, not the entered ones
@@ -30,8 +28,5 @@ export function listenToRules(run, root, renew) {
     event.preventDefault();
     change(form, chosenIn(form));
   });
-  root.addEventListener("click", (event) => {
-    const form = /** @type {Element} */ (event.target).closest("[data-default]")?.closest("form");
-    if (form) change(form, true);
-  });
+  onClick("[data-default]", (button) => change(button.closest("form"), true), root);
 }

@@ -1,27 +1,20 @@
 // @ts-check
 /** Acknowledging findings and events, and undoing it. */
 import { send } from "../api.js";
-import { byId } from "../dom.js";
-import { toast } from "../toast.js";
+import { byId, onClick } from "../dom.js";
+import { attempt, toast } from "../toast.js";
 
 /** Handles clicks on all buttons with `data-seen` (a key). @param {import("../page.js").Page} page
  * @param {() => void} renew called when the server has saved it */
 export function listenToSeen(page, renew) {
   /** @param {string} key @param {boolean} yes */
-  const note = async (key, yes) => {
-    try {
+  const note = (key, yes) =>
+    attempt("Acknowledging failed", async () => {
       await send("POST", "acknowledgements", { run: page.run, key, acknowledged: yes });
       page.events.emit("acknowledged");
       renew();
-      return true;
-    } catch (error) {
-      toast(`Acknowledging failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-      return false;
-    }
-  };
-  document.addEventListener("click", async (event) => {
-    const button = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-seen]"));
-    if (!button) return;
+    });
+  onClick("[data-seen]", async (button) => {
     const { seen: key = "", undone } = button.dataset;
     const line = button.closest("li, tr");
     const next = /** @type {HTMLElement} */ (

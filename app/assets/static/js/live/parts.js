@@ -2,7 +2,7 @@
 /** The parts of a page that the server renders, also when something has changed: requested while they are in view, and
  * put in place without disturbing the reader. */
 import { ApiError, numberOf, reach } from "../api.js";
-import { byId, reveal, write } from "../dom.js";
+import { byId, onClick, reveal, write } from "../dom.js";
 import { number } from "../format.js";
 import { notePartial } from "../partial.js";
 import { morph } from "./morph.js";
@@ -117,11 +117,10 @@ export class Parts {
 /** Handles clicks on links with `data-set` (`name=value`): they change the page's state, not the address of the page.
  * @param {import("../page.js").Page} page @param {(name: string) => unknown} [then] */
 export function listenToLinks(page, then = () => {}) {
-  document.addEventListener("click", (event) => {
-    const link = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-set]"));
-    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  onClick("[data-set]", (link, event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
-    const [name, ...value] = (link.dataset.set ?? "").split("=");
+    const [name, ...value] = link.dataset.set.split("=");
     page.state.set({ [name]: value.join("=") }, { push: name !== "event" });
     then(name);
   });

@@ -3,7 +3,7 @@
 
 import { pin, unpin } from "../board/pin.js";
 import { PinnedChart } from "../board/pinned.js";
-import { byId, reveal } from "../dom.js";
+import { byId, onClick, reveal } from "../dom.js";
 import { open } from "../page.js";
 import { toast } from "../toast.js";
 
@@ -14,11 +14,7 @@ reveal(place);
 const isSound = (/** @type {HTMLElement} */ figure) => !("problem" in figure.dataset);
 const shown = new Map([...figures()].filter(isSound).map((figure) => [figure, new PinnedChart(page, figure)]));
 
-place.addEventListener("click", (/** @type {MouseEvent} */ event) => {
-  const button = /** @type {HTMLElement} */ (event.target).closest("[data-unpin]");
-  const figure = /** @type {HTMLElement | null} */ (button?.closest("figure"));
-  if (figure) void remove(figure);
-});
+onClick("[data-unpin]", (button) => remove(button.closest("figure")), place);
 
 /** @param {HTMLElement} figure */
 async function remove(figure) {

@@ -1,6 +1,6 @@
 // @ts-check
 /** The Runs page. The server renders its parts, also when something has changed. */
-import { byId } from "../dom.js";
+import { byId, onClick } from "../dom.js";
 import { newsInPage } from "../live/news.js";
 import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
@@ -49,10 +49,7 @@ let charts = null;
 page.stream.subscribe({ view: "runs", hz: 2 }, { json: hear });
 if (list) start(list);
 byId("gone").addEventListener("renewed", announceGone);
-document.addEventListener("click", (event) => {
-  const run = /** @type {HTMLElement} */ (event.target).closest("[data-restore]")?.getAttribute("data-restore");
-  if (run) restore(run, gone, refresh);
-});
+onClick("[data-restore]", ({ dataset }) => restore(dataset.restore, gone, refresh));
 
 /** @param {import("../answers.js").Message} said */
 function hear(said) {

@@ -2,7 +2,7 @@
 /** The actions on runs in the list: edit, archive, delete. */
 import { get, send } from "../api.js";
 import { h, makeButton } from "../dom.js";
-import { toast } from "../toast.js";
+import { attempt, toast } from "../toast.js";
 
 /** @typedef {{run: string, name: string}} Chosen a run and its name */
 
@@ -28,17 +28,13 @@ export async function edit(row, refresh) {
   };
   const save = async (/** @type {Event} */ asked) => {
     asked.preventDefault();
-    try {
-      await send("PATCH", path, {
-        name: name.value.trim(),
-        ...(typed.has(tags) ? { tags: tagsOf(tags.value) } : {}),
-        ...(typed.has(group) ? { group: group.value.trim() } : {}),
-        ...(typed.has(notes) ? { notes: notes.value } : {}),
-      });
-      end();
-    } catch (error) {
-      toast(`Saving failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-    }
+    const changes = {
+      name: name.value.trim(),
+      ...(typed.has(tags) ? { tags: tagsOf(tags.value) } : {}),
+      ...(typed.has(group) ? { group: group.value.trim() } : {}),
+      ...(typed.has(notes) ? { notes: notes.value } : {}),
+    };
+    if (await attempt("Saving failed", () => send("PATCH", path, changes))) end();
   };
   const buttons = h("div", {}, h("button", { class: "button main" }, "Save"), makeButton("Cancel", end));
   const form = h("form", { class: "edit", onsubmit: save }, name, tags, group, notes, buttons);
@@ -147,10 +143,6 @@ export async function tag(runs, tags, refresh) {
 /** Brings a removed run back. @param {string} run @param {Set<string>} gone @param {() => void} refresh */
 export async function restore(run, gone, refresh) {
   gone.delete(run);
-  try {
-    await send("POST", `removed-runs/${run}/restore`);
-  } catch (error) {
-    toast(`Restoring failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-  }
+  await attempt("Restoring failed", () => send("POST", `removed-runs/${run}/restore`));
   refresh();
 }

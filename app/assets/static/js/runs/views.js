@@ -1,9 +1,9 @@
 // @ts-check
 /** Saved views of the list of runs: links to its addresses, kept by the server. */
 import { send } from "../api.js";
-import { byId } from "../dom.js";
+import { byId, onClick } from "../dom.js";
 import { closeOutside } from "../popup.js";
-import { toast } from "../toast.js";
+import { attempt, toast } from "../toast.js";
 import { AUTO_COLUMNS, VIEW_NAMES } from "../vocabulary.js";
 
 /** What a view of this address is, without what a chat added to a link. Its columns are its own, even if they are those
@@ -28,13 +28,9 @@ export function startViews(refresh) {
   const box = /** @type {HTMLDetailsElement} */ (byId("views"));
   /** @param {string} what @param {() => Promise<unknown>} ask @param {() => void} [done] called if the server did it */
   const change = async (what, ask, done = () => {}) => {
-    try {
-      await ask();
-      done();
-      refresh();
-    } catch (error) {
-      toast(`${what} the view failed: ${/** @type {Error} */ (error).message}`, { kind: "error" });
-    }
+    if (!(await attempt(`${what} the view failed`, ask))) return;
+    done();
+    refresh();
   };
   box.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -54,10 +50,7 @@ export function startViews(refresh) {
       },
     );
   });
-  box.addEventListener("click", (event) => {
-    const button = /** @type {HTMLElement} */ (event.target).closest("[data-do=view-delete]");
-    const name = button?.getAttribute("data-name") ?? "";
-    if (!name) return;
+  const forget = (/** @type {string} */ name) => {
     const query = queryOf(box, name); // null if it can't be shown, so that it couldn't be saved again
     const undo = () => change("Restoring", () => send("PUT", "views", { name, query }));
     void change(
@@ -65,6 +58,7 @@ export function startViews(refresh) {
       () => send("DELETE", "views", undefined, { name }),
       () => toast(`Deleted the view ${name}.`, query === null ? {} : { undo }),
     );
-  });
+  };
+  onClick("[data-do=view-delete]", ({ dataset: { name } }) => forget(name), box);
   closeOutside(box);
 }

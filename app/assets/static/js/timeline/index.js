@@ -1,7 +1,7 @@
 // @ts-check
 /** The timeline under the header: what is chosen on it, and the hand that changes it. The server draws the line and the
  * marks, also when the run goes on; here are the band of the range, the line of the step, and their handles. */
-import { byId, h, reveal } from "../dom.js";
+import { byId, h, onClick, reveal } from "../dom.js";
 import { count } from "../format.js";
 import { Parts } from "../live/parts.js";
 import { Drag } from "./drag.js";
@@ -66,12 +66,12 @@ export class Timeline {
     byId("step-on").addEventListener("click", () => this.move("step", { steps: 1 }));
     this.#listenToBox();
     document.getElementById("annotate")?.addEventListener("click", () => this.#annotate());
-    this.element.addEventListener("click", (event) => {
-      const link = /** @type {HTMLElement | null} */ (/** @type {Element} */ (event.target).closest("[data-hold]"));
-      if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    const hold = (/** @type {HTMLElement} */ link, /** @type {MouseEvent} */ event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
       page.follow.hold(Number(link.dataset.hold));
-    });
+    };
+    onClick("[data-hold]", hold, this.element);
     this.#addKeys();
   }
 
