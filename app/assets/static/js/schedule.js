@@ -49,8 +49,9 @@ export class Schedule {
   }
 
   /** Begins to watch whether an element can be seen; it gets the event "seen" when it comes into view.
-   * @param {Element} element */
-  watch(element) {
+   * @param {Element} element @param {() => unknown} seen hears that event */
+  watch(element, seen) {
+    element.addEventListener("seen", seen);
     this.#watch.observe(element);
   }
 

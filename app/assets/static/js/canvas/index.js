@@ -44,8 +44,7 @@ export class CanvasChart {
     const again = () => this.draw();
     const sized = new ResizeObserver(again);
     sized.observe(element);
-    page.schedule.watch(this.canvas);
-    this.canvas.addEventListener("seen", again);
+    page.schedule.watch(this.canvas, again);
     this.onClose(() => sized.disconnect(), onTheme(again), prefs.on("colors", again));
     this.canvas.addEventListener("pointermove", ({ clientX, clientY }) => this.point(clientX, clientY));
     for (const gone of ["pointerleave", "blur"]) this.canvas.addEventListener(gone, () => this.leave());

@@ -70,8 +70,7 @@ export class Profile {
     });
     this.hand = new Hand(page, this);
     new ResizeObserver(() => this.soon()).observe(this.plot);
-    page.schedule.watch(this.plot);
-    this.plot.addEventListener("seen", () => this.soon());
+    page.schedule.watch(this.plot, () => this.soon());
     onTheme(() => this.soon());
   }
 

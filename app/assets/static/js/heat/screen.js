@@ -49,8 +49,7 @@ export class Screen {
     this.pointing = new Pointing(page, heat, this);
     new ResizeObserver(() => this.arrange()).observe(plot);
     this.pad.addEventListener("scroll", () => this.arrange());
-    page.schedule.watch(plot);
-    plot.addEventListener("seen", () => this.soon());
+    page.schedule.watch(plot, () => this.soon());
     onTheme(() => this.#recolor());
     prefs.on("colors", () => this.#recolor());
   }

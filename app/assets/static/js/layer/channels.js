@@ -56,10 +56,9 @@ export class ChannelView {
       png: () => this.map.image(),
       query: () => this.#query(FULL_COLUMNS, MAX_CHANNEL_ROWS),
     });
-    page.schedule.watch(place);
     const ready = () => page.follow.span !== null && page.schedule.isSeen(place);
     this.refresh = new Refresh((signal) => this.#load(signal), { min: MIN_MS, ready });
-    place.addEventListener("seen", () => this.refresh.soon());
+    page.schedule.watch(place, () => this.refresh.soon());
     page.follow.on("change", () => this.refresh.now());
     page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
     this.picker.addEventListener("change", () => page.state.set({ channels: this.picker.value }));

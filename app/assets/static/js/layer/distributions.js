@@ -25,10 +25,9 @@ export class Distributions {
     this.page = page;
     this.module = module;
     this.place = byId("histograms");
-    page.schedule.watch(this.place);
     const ready = () => page.follow.span !== null && page.schedule.isSeen(this.place);
     this.refresh = new Refresh((signal) => this.#load(signal), { min: MIN_MS, ready });
-    this.place.addEventListener("seen", () => this.refresh.soon());
+    page.schedule.watch(this.place, () => this.refresh.soon());
     page.follow.on("change", () => this.refresh.now());
     page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
   }

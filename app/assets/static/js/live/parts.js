@@ -23,8 +23,7 @@ export class Parts {
     this.refresh = new Refresh((signal) => this.#ask(signal), { ready: () => this.#wanted.length > 0, ...how });
     this.elements = /** @type {HTMLElement[]} */ ([...root.querySelectorAll("[data-part]")]);
     for (const element of this.elements) {
-      page.schedule.watch(element);
-      element.addEventListener("seen", () => this.#old.has(element) && this.refresh.soon());
+      page.schedule.watch(element, () => this.#old.has(element) && this.refresh.soon());
       dress(element);
     }
     reveal(root);

@@ -71,8 +71,7 @@ export class Picture extends Emitter {
     const { page, structure, readings } = this;
     const again = () => this.draw();
     new ResizeObserver(() => this.#resize()).observe(this.plot);
-    page.schedule.watch(this.plot);
-    this.plot.addEventListener("seen", again);
+    page.schedule.watch(this.plot, again);
     onTheme(() => readings.repaint());
     prefs.on("colors", () => readings.repaint());
     prefs.on("numbers", again);

@@ -52,8 +52,7 @@ export class FreeChart {
       draw();
     }).observe(this.plot);
     onTheme(draw);
-    page.schedule.watch(this.plot);
-    this.plot.addEventListener("seen", draw);
+    page.schedule.watch(this.plot, draw);
     plotly().then(draw, (error) => this.say(error.message));
     addEventListener("pagehide", () => this.#purge());
   }

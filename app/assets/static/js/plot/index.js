@@ -68,9 +68,8 @@ export class LineChart {
     this.card.tools.prepend(this.panel.reset);
     this.panel.reset.addEventListener("click", () => this.resetZoom());
     const { plot } = this.panel;
-    page.schedule.watch(plot);
     plot.addEventListener("keydown", (event) => this.#hear(event));
-    plot.addEventListener("seen", () => this.ask(true));
+    page.schedule.watch(plot, () => this.ask(true));
     const again = () => this.ask(true);
     this.ends = [
       onTheme(again),

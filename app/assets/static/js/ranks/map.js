@@ -30,8 +30,7 @@ export class RankMap {
     });
     this.heat.setScale("linear");
     this.refresh = new Refresh((signal) => this.load(signal), { ready: () => page.schedule.isSeen(figure) });
-    page.schedule.watch(figure);
-    figure.addEventListener("seen", () => this.refresh.soon());
+    page.schedule.watch(figure, () => this.refresh.soon());
     page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
     page.follow.on("change", () => this.refresh.now());
     for (const name of ["value", "stat"]) page.state.on(name, () => this.refresh.now());
