@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hookcore.findings.rule import OF_LOSS
 from hookcore.reading import answers
-from hookcore.records import ROOT, SEVERITIES, Event, Severity, Tap
+from hookcore.records import ROOT, SEVERITIES, Severity, Tap
 from hookcore.records.vocabulary import ELAPSED, OWN, is_loss, loss_rank
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
@@ -152,7 +152,8 @@ def _all_of(run: Run) -> Iterable[_Happened]:
             yield _of_incident(incident)
     for event in run.store.events_after(0)[1]:
         if muting(event.name, event.module) is None:
-            yield _of_event(event)
+            happened = event.step, event.severity, title_of(event.name), event.module, event.count
+            yield _Happened(*happened, event=event.key)
 
 
 def _of_incident(incident: Incident) -> _Happened:
@@ -165,7 +166,3 @@ def _of_incident(incident: Incident) -> _Happened:
         incident=incident.id,
         event=f"{incident.key}@{incident.first_step}",
     )
-
-
-def _of_event(event: Event) -> _Happened:
-    return _Happened(event.step, event.severity, title_of(event.name), event.module, event.count, event=event.key)

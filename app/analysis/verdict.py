@@ -74,7 +74,8 @@ class Verdict:
 
     def say(self) -> list[str]:
         """Return the verdict in sentences, the most important one first."""
-        return [self._headline(), *(sentence for sentence in self._details() if sentence)]
+        about = self._tolerated(), self._layers(), self._rest(), *self._values(), self._nonfinite(), self._left_out()
+        return [self._headline(), *filter(None, about)]
 
     def _headline(self) -> str:
         layer, logged = self.parting, self.logged_first
@@ -86,9 +87,6 @@ class Verdict:
         if self.outcome == "no difference":
             return f"No difference in the {counted(self.extent.compared, 'step')} that both runs captured."
         return "Nothing was compared: " + ("no step was captured by both runs." if self.pairs.taps else _NO_PAIR)
-
-    def _details(self) -> list[str]:
-        return [self._tolerated(), self._layers(), self._rest(), *self._values(), self._nonfinite(), self._left_out()]
 
     def _tolerated(self) -> str:
         """Say what doesn't count as a difference."""

@@ -25,7 +25,6 @@ from ..clickhouse.address import shown
 from ..runs import AwayError, JointRun, Run, Runs, limits
 from ..runs.keep import WrongKeyError
 from ..serving.guard.query import ONLY_KNOWN
-from ..settings import ServerSettings
 from .metrics import Metric
 
 RETRY_S: Final = 5
@@ -118,7 +117,8 @@ def _file(request: Request, body: bytearray, encoding: str) -> Response:
     try:
         with intake.busy:
             data = unpack(body, encoding, state.settings.max_body)
-            batch = wire.decode_batch(data, most_decoded(state.settings))
+            most = min(wire.MAX_DECODED_BYTES, 2 * state.settings.max_body + state.settings.memory // 8)
+            batch = wire.decode_batch(data, most)
             batch = msgspec.structs.replace(batch, run=limits.shortened(batch.run))
             limits.check(batch)
     except OverflowError as error:
@@ -195,11 +195,6 @@ def refuse_runs(state: Any, _batch: wire.Batch, _data: bytearray, _own: bool) ->
 def is_empty(run: Run) -> bool:
     """Return whether nothing was received for a run yet."""
     return run.received.acknowledged < 0 and run.received.described < 0 and not run.store.taps_announced
-
-
-def most_decoded(settings: ServerSettings) -> int:
-    """Return the maximum memory of a decoded batch, in bytes."""
-    return min(wire.MAX_DECODED_BYTES, 2 * settings.max_body + settings.memory // 8)
 
 
 def unpack(body: bytearray, encoding: str, limit: int) -> bytearray:

@@ -191,7 +191,8 @@ class Reply:
         """Reply with the result of the maker for the chosen format, or 304 if the client's copy is current."""
         name = chosen or choose(self._request.headers.get("accept"), offered)
         # The version is read before the answer is made, so an answer is never older than its tag says.
-        return self._unless_known(self._tag(name, versions), makers[name], _media_type(name))
+        media_type = MEDIA_TYPES[name] + ("; charset=utf-8; header=present" if name == "csv" else "")
+        return self._unless_known(self._tag(name, versions), makers[name], media_type)
 
     def content(self, data: bytes, media_type: str) -> Response:
         """Reply with data as it was received. Item numbers restart with each run, so the data itself is the version."""
@@ -208,10 +209,6 @@ class Reply:
         url = self._request.url
         text = "\n".join([_SALT, name, url.path, url.query, *versions])
         return f'W/"{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"'
-
-
-def _media_type(name: str) -> str:
-    return MEDIA_TYPES[name] + ("; charset=utf-8; header=present" if name == "csv" else "")
 
 
 def _knows(given: str, tag: str) -> bool:

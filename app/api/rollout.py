@@ -36,7 +36,8 @@ def request_maps(run: RunParam, match: MatchParam) -> Response:
     store = run.store
     taps = taps_like_attention(store, match)
     if not taps:
-        raise HTTPException(404, f"{_none(match)}; {_HELP}")
+        among = f" among the modules that fit {match!r}" if match else ""
+        raise HTTPException(404, f"no output of this run looks like attention{among}; {_HELP}")
     known = set(store.latest("output_grad").taps)  # the existing ones: weights that don't affect the loss have none
     gradients = [gradient_of(tap) for tap in taps if gradient_of(tap) in known]
     wanted = [*taps, *gradients][:MAX_ASKED]
@@ -54,10 +55,6 @@ _HELP: Final = (
     "they must be outputs of modules: use need_weights=True with nn.MultiheadAttention, in transformers "
     'attn_implementation="eager", and a softmax module in your own attention'
 )
-
-
-def _none(match: str | None) -> str:
-    return "no output of this run looks like attention" + (f" among the modules that fit {match!r}" if match else "")
 
 
 @router.get("/attention-rollout", summary="Attention over all layers", responses=described(answers.Rollout, ARRAYS))

@@ -14,7 +14,7 @@ from hookcore.reading.answers import Number
 from ..analysis.modulerows import rows_of
 from ..analysis.selection import Patterns, Switch, first_found, found_by, preview
 from ..formats import ARRAYS, StrictJson, Table
-from ..runs import Gone, Run, why_gone
+from ..runs import Run, why_gone
 from ..runs.answering import run_of
 from ..runs.query import find_runs
 from ..runs.traits import Traits
@@ -106,12 +106,9 @@ def change_run(runs: RunsParam, run: ListedRun, changes: RunChanges) -> Response
 @router.get("/removed-runs", summary="The runs that were removed", responses=described(answers.RemovedRuns))
 def list_removed(runs: RunsParam) -> Response:
     """Return the runs that were deleted or had to make room, newest removal first."""
-    gone = tuple(_removed_of(each) for each in runs.gone())
+    every = runs.gone()
+    gone = tuple(answers.RemovedRun(run.id, run.name, Number(run.at_s), run.why, run.run is not None) for run in every)
     return StrictJson(answers.RemovedRuns(len(gone), gone))
-
-
-def _removed_of(gone: Gone) -> answers.RemovedRun:
-    return answers.RemovedRun(gone.id, gone.name, Number(gone.at_s), gone.why, gone.run is not None)
 
 
 @router.post(

@@ -62,7 +62,7 @@ class HooksPage(RunPage):
 
     def values(self) -> dict[str, Any]:
         """Return the table and the settings of the whole page."""
-        return {} if self.part else self._table() | self._switches()
+        return {} if self.part else self._table() | {"trainer": trainer_settings(self.run)}
 
     def _table(self) -> dict[str, Any]:
         fits = finder_of(self.run, self.f).fits
@@ -70,9 +70,6 @@ class HooksPage(RunPage):
         first = first_row_of_page(self.row, len(rows), ROWS)
         shown = rows[first : first + ROWS]
         return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS}
-
-    def _switches(self) -> dict[str, Any]:
-        return {"trainer": trainer_settings(self.run)}
 
     def part_rules(self) -> dict[str, Any]:
         """Return the rules with their thresholds."""

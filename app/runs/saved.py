@@ -87,15 +87,10 @@ def show_all(runs: Runs, path: Path) -> list[Run]:
         return [show(runs, path)]
     shown: list[Run] = []
     for folder in folders:
-        call_logged(folder, lambda folder: shown.append(list_run(runs, folder)), runs.unlisted.unread)
+        call_logged(folder, lambda folder: shown.append(runs.add_known(make_known(runs, folder))), runs.unlisted.unread)
     if not shown:
         raise ArgumentError(f"{path} contains no readable run: give a folder with runs (*{SUFFIX}), or one of them")
     return shown
-
-
-def list_run(runs: Runs, path: Path) -> Run:
-    """Put a run on disk into the list, unless it is listed already."""
-    return runs.add_known(make_known(runs, path))
 
 
 def make_known(runs: Runs, path: Path, archive: Archive | None = None) -> Run:
@@ -160,7 +155,9 @@ def apply_page(run: Run, said: Mapping[str, Any]) -> None:
     run.name = _text(said.get("name")) or run.name
     edits.notes, edits.group = (_text(said.get(name, getattr(edits, name))) for name in ("notes", "group"))
     edits.archived = said.get("archived") is True
-    edits.tags = tags_of(said.get("tags", edits.tags))
+    tags = said.get("tags", edits.tags)
+    listed = tags if isinstance(tags, list | tuple) else ()
+    edits.tags = tuple(each for each in listed if isinstance(each, str))[:MAX_TAGS]
     edits.quiet = Quiet.of(said)
     edits.annotations = annotations_in(said.get("annotations"))
     edits.rule_changes = changes_in(said.get("rules")) or edits.rule_changes
@@ -193,11 +190,6 @@ def _add_event(store: Store, name: str, message: str, severity: Severity) -> Non
 
 def _text(said: object) -> str:
     return said[:MAX_NOTES] if isinstance(said, str) else ""
-
-
-def tags_of(said: object) -> tuple[str, ...]:
-    """Return tags from a JSON file, without what isn't one."""
-    return tuple(each for each in said if isinstance(each, str))[:MAX_TAGS] if isinstance(said, list | tuple) else ()
 
 
 def _whole(said: object) -> int | None:
