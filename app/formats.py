@@ -160,6 +160,11 @@ class Table:
     columns: Mapping[str, NDArray[Any] | list[str]]
     matrix: NDArray[Any] | None = None
 
+    @classmethod
+    def of(cls, answer: Any, matrix: str = "") -> Table:
+        """Return the columns of an answer, with the matrix that has this name, if there is one."""
+        return cls(answer.columns(), getattr(answer, matrix, None) if matrix else None)
+
     def encode(self, name: str) -> bytes:
         """Encode the table in one of ARRAYS except JSON."""
         return {"arrow": self.as_arrow, "csv": self.as_csv, "npy": self.as_npy}[name]()

@@ -117,11 +117,7 @@ def heatmap(
     def content() -> answers.Heatmap:
         return run.reader.heatmap(kind, stat, match, span.first, span.last, columns, rows, counts=counts)
 
-    def table() -> Table:
-        found = content()
-        return Table(found.columns(), found.worst)
-
-    return reply.arrays(format, [version_of(run)], content, table)
+    return reply.arrays(format, [version_of(run)], content, lambda: Table.of(content(), "worst"))
 
 
 @router.get(
@@ -154,11 +150,7 @@ def histograms(
             return run.reader.histograms(wanted[0], *asked)
         return answers.HistogramsList(run.id, tuple(run.reader.many_histograms(wanted, *asked)))
 
-    def table() -> Table:
-        found = content()
-        return Table(found.columns(), found.counts if isinstance(found, answers.Histograms) else None)
-
-    return reply.arrays(format, [version_of(run)], content, table)
+    return reply.arrays(format, [version_of(run)], content, lambda: Table.of(content(), "counts"))
 
 
 @router.get(
@@ -186,11 +178,7 @@ def channels(
             return run.reader.channel_taps(match)
         return run.reader.channels(tap, span.first, span.last, columns, rows)
 
-    def table() -> Table:
-        found = content()
-        return Table(found.columns(), found.values if isinstance(found, answers.Channels) else None)
-
-    return reply.arrays(format, [version_of(run)], content, table)
+    return reply.arrays(format, [version_of(run)], content, lambda: Table.of(content(), "values"))
 
 
 @router.get("/latest", summary="The newest values", responses=described(answers.Latest, ARRAYS))

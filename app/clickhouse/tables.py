@@ -56,6 +56,11 @@ class Inlet:
     select: str = field(repr=False)
 
 
+def _columns(text: str) -> dict[str, str]:
+    """Return columns that are written as in SQL."""
+    return dict(each.split(" ", 1) for each in text.split(", "))
+
+
 def _rolled(kinds: Mapping[str, str]) -> dict[str, str]:
     return {f"{stat}_{part}": kind for stat in STAT_NAMES for part, kind in kinds.items()}
 
@@ -74,14 +79,7 @@ def _select_rollups() -> str:
 # A row for each tap and frame, and for each scalar, whose value is the mean. Lanes are described in `lanes`.
 ROWS: Final = Table(
     "rows",
-    {
-        **_OF_STEP,
-        "rank": "UInt32",
-        "attempt": "UInt32",
-        "owner": "Int32",
-        "role": "UInt8",
-        **dict.fromkeys(STATS, "Float64"),
-    },
+    {**_OF_STEP, **_columns("rank UInt32, attempt UInt32, owner Int32, role UInt8"), **dict.fromkeys(STATS, "Float64")},
     "run, chunk, lane, step",
     granularity=1024,
     marked="step",
@@ -100,9 +98,8 @@ ROLLUPS_IN: Final = Inlet(
     "rollups_in",
     {
         **_OF_BUCKET,
-        "steps": "UInt32",
-        "bad_steps": "UInt32",
-        **_rolled({"s": "Float64", "c": "UInt32", "l": "Float64", "h": "Float64"}),
+        **_columns("steps UInt32, bad_steps UInt32"),
+        **_rolled(_columns("s Float64, c UInt32, l Float64, h Float64")),
     },
     ROLLUPS,
     _select_rollups(),
@@ -111,10 +108,8 @@ RANK_ROLLUPS: Final = SumTable(
     "rank_rollups",
     {
         **_OF_BUCKET,
-        "version": "UInt64",
-        "present": "UInt32",
-        "bad": "UInt32",
-        **_rolled({"sum": "Float64", "n": "UInt32", "lo": "Float64", "hi": "Float64"}),
+        **_columns("version UInt64, present UInt32, bad UInt32"),
+        **_rolled(_columns("sum Float64, n UInt32, lo Float64, hi Float64")),
     },
     "run, level, lane, bucket",
     "ReplacingMergeTree",
@@ -152,16 +147,8 @@ ITEMS: Final = Table(
     "items",
     {
         **_RUN,
-        "number": "UInt64",
-        "kind": "UInt8",
-        "step": "UInt64",
-        "rows": "UInt32",
-        "sketches": "UInt32",
-        "rank": "UInt32",
-        "attempt": "UInt32",
-        "spool": "UInt64",
-        "head": "String",
-        "content": "String",
+        **_columns("number UInt64, kind UInt8, step UInt64, rows UInt32, sketches UInt32, rank UInt32"),
+        **_columns("attempt UInt32, spool UInt64, head String, content String"),
     },
     "run, number",
     granularity=1024,
