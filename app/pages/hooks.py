@@ -35,16 +35,6 @@ class Reason:
     examples: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Errors in hooks, lost records, and memory of a run."""
-
-    errors: int
-    dropped: int
-    nbytes: int
-    max_bytes: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class HooksPage(RunPage):
     """The captured modules, their cost, and all hooks. The table and the settings aren't live."""
@@ -82,13 +72,16 @@ class HooksPage(RunPage):
         }
 
     def part_figures(self) -> dict[str, Any]:
-        """Return the coverage, the cost, and the errors."""
+        """Return the coverage, the cost, the memory, and the errors."""
+        share = share_of(self.run)
         return {
             "captured": sum(each.captured for each in self.coverage),
             "modules": len(self.coverage),
             "coverage_tag": blake2b(repr(self.coverage).encode("utf-8", "replace"), digest_size=8).hexdigest(),
             "cost": cost_of(self.run),
-            "health": health_of(self.run),
+            "hook_errors": sum(event.count for event in every_event(self.run.reader, "hook-error")),
+            "share": share,
+            "lost": sum(share.dropped.values()),
         }
 
     def part_reasons(self) -> dict[str, Any]:
@@ -142,14 +135,3 @@ def whose(hooks: Iterable[HookRecord]) -> tuple[int, int]:
     """Return how many hooks are hookcore's, and how many are not."""
     counted = Counter(each.ours for each in hooks)
     return counted[True], counted[False]
-
-
-def health_of(run: Run) -> Health:
-    """Return what the trainer and the store last reported about errors, losses, and memory."""
-    share = share_of(run)
-    return Health(
-        errors=sum(event.count for event in every_event(run.reader, "hook-error")),
-        dropped=sum(share.dropped.values()),
-        nbytes=share.nbytes,
-        max_bytes=share.max_bytes,
-    )
