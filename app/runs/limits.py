@@ -187,14 +187,11 @@ def _is_plain(value: Any, depth: int) -> bool:
 def _check_counters(counters: DeliveryCounters) -> None:
     _require(len(counters.dropped) <= MAX_REASONS, f"{len(counters.dropped)} reasons for dropped data")
     _check_texts(counters.dropped)
-    numbers = (
-        counters.produced,
-        counters.acknowledged,
-        counters.waiting,
-        counters.in_flight,
-        *counters.dropped.values(),
+    sent = counters.produced, counters.acknowledged, counters.waiting, counters.in_flight
+    _require(
+        all(0 <= number < WHOLE for number in (*sent, *counters.dropped.values())),
+        "counters with a number that is out of range",
     )
-    _require(all(0 <= number < WHOLE for number in numbers), "counters with a number that is out of range")
 
 
 def _check_tap(tap: Tap) -> None:

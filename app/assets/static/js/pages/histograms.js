@@ -1,18 +1,22 @@
 // @ts-check
 /** The Histograms page: which layers, in which order, and in which view. */
 import { ApiError } from "../api.js";
+import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
+import { pixelRatio } from "../canvas/index.js";
 import { Card } from "../card.js";
 import { byId, h, makeButton } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
-import { count, counted } from "../format.js";
-import { pngOf } from "../histograms/export.js";
+import { count, counted, percent } from "../format.js";
 import { addDrift, layersOf, modulesOf } from "../histograms/layers.js";
-import { histLegend } from "../histograms/legend.js";
 import { ordered } from "../histograms/order.js";
+import { SHARES } from "../histograms/paint.js";
 import { Wall } from "../histograms/wall.js";
 import { Refresh } from "../live/refresh.js";
 import { open } from "../page.js";
+import { imageOf } from "../plot/files.js";
+import { prefs } from "../prefs.js";
+import { colors } from "../theme.js";
 import { toast } from "../toast.js";
 
 const LIVE_MS = 2000;
@@ -160,3 +164,57 @@ page.keys.add(
   { group: "Charts" },
 );
 void loading.now();
+
+/** Returns a bar of shares, and the signs of values outside of all bins. */
+function histLegend() {
+  const bar = makeBar("dark: few of a step's values; bright: many");
+  const draw = () => paintBar(bar, prefs.get("colors"));
+  draw();
+  prefs.on("colors", draw);
+  const ends = [`\u2264${100 * SHARES[0]}%`, `\u2265 ${percent(SHARES[1]).replace(".0", "")}`];
+  return h(
+    "span",
+    { class: "hist-legend" },
+    h("span", { class: "scale" }, "share of a step's values: ", ends[0], bar, ends[1]),
+    swatch("nan", "NaN"),
+    swatch("inf", "infinite"),
+    swatch("missing", "not captured"),
+  );
+}
+
+const [GAP, NAME, HEAD] = [14, 20, 30];
+
+/** @param {import("../histograms/wall.js").Wall} wall @param {string} title @param {string} of @returns {Promise<Blob>} */
+async function pngOf(wall, title, of) {
+  const tiles = wall.seen.filter((tile) => tile.map?.shape?.columns);
+  if (!tiles.length) throw new Error("no tile is visible");
+  const boxes = tiles.map((tile) => tile.element.getBoundingClientRect());
+  const [left, top] = [Math.min(...boxes.map((box) => box.left)), Math.min(...boxes.map((box) => box.top))];
+  const [right, bottom] = [Math.max(...boxes.map((box) => box.right)), Math.max(...boxes.map((box) => box.bottom))];
+  const ratio = pixelRatio();
+  const canvas = document.createElement("canvas");
+  canvas.width = (right - left + 2 * GAP) * ratio;
+  canvas.height = (bottom - top + 2 * GAP + HEAD) * ratio;
+  const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const page = colors();
+  pen.scale(ratio, ratio);
+  pen.fillStyle = page.card;
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.fillStyle = page.ink;
+  pen.font = "600 15px system-ui, sans-serif";
+  pen.fillText(`${title} \u00b7 ${of}`, GAP, 24);
+  pen.font = "600 12px system-ui, sans-serif";
+  for (const [place, tile] of tiles.entries()) {
+    const [x, y] = [boxes[place].left - left + GAP, boxes[place].top - top + GAP + HEAD];
+    pen.fillText(`${tile.layer.module} ${tile.layer.type}`, x, y + NAME - 6, boxes[place].width);
+    const picture = /** @type {HTMLCanvasElement} */ (tile.map?.canvas);
+    pen.drawImage(
+      picture,
+      x,
+      y + (picture.getBoundingClientRect().top - boxes[place].top),
+      picture.clientWidth,
+      picture.clientHeight,
+    );
+  }
+  return imageOf(canvas);
+}
