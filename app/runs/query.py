@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from hookcore.config import did_you_mean, value_of_text
 from hookcore.errors import ArgumentError
@@ -40,63 +39,7 @@ _ORDERS: Final[dict[str, Callable[[float, float], bool]]] = {
 }
 
 
-class Query(Protocol):
-    """A part of a query, or all of it."""
-
-    def fits(self, run: Traits) -> bool:
-        """Return whether a run is wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Word:
-    text: str
-
-    def fits(self, run: Traits) -> bool:
-        return any(self.text in text.casefold() for text in run.texts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tag:
-    tag: str
-    equal: bool
-
-    def fits(self, run: Traits) -> bool:
-        return (self.tag in (tag.casefold() for tag in run.tags)) == self.equal
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    name: str
-    sign: str
-    text: str
-
-    def fits(self, run: Traits) -> bool:
-        name = run.find(self.name)
-        return name is not None and _compare(run.value(name), self.sign, self.text)
-
-
-@dataclass(frozen=True, slots=True)
-class _Not:
-    part: Query
-
-    def fits(self, run: Traits) -> bool:
-        return not self.part.fits(run)
-
-
-@dataclass(frozen=True, slots=True)
-class _All:
-    parts: Sequence[Query]
-
-    def fits(self, run: Traits) -> bool:
-        return all(part.fits(run) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Any:
-    parts: Sequence[Query]
-
-    def fits(self, run: Traits) -> bool:
-        return any(part.fits(run) for part in self.parts)
+Query = Callable[[Traits], bool]  # a part of a query, or all of it: whether a run is wanted
 
 
 def _compare(value: Value, sign: str, text: str) -> bool:
@@ -126,7 +69,7 @@ def find_runs(text: str, runs: Iterable[Traits]) -> list[Traits]:
             known = dict.fromkeys(each for run in all_runs for each in (*run.names(), *_last_parts(run)))
             hint = did_you_mean(name, [*known, "state", "group", "tag", "steps"])
             raise ArgumentError(f"no run has a value {name!r}.{hint} To search for text, put it in quotes.")
-    return [run for run in all_runs if query.fits(run)]
+    return [run for run in all_runs if query(run)]
 
 
 def names_in(text: str) -> frozenset[str]:
@@ -155,7 +98,7 @@ class _Parser:
 
     def read(self) -> Query:
         if not self._tokens:
-            return _All(())
+            return lambda run: True
         query = self._read_any()
         if self._place < len(self._tokens):
             raise ArgumentError("unmatched parenthesis ): remove it, or put the text in quotes")
@@ -165,18 +108,19 @@ class _Parser:
         parts = [self._read_all()]
         while self._take("or"):
             parts.append(self._read_all())
-        return parts[0] if len(parts) == 1 else _Any(parts)
+        return parts[0] if len(parts) == 1 else lambda run: any(part(run) for part in parts)
 
     def _read_all(self) -> Query:
         parts = [self._read_one()]
         while self._place < len(self._tokens) and self._word() not in ("or", ")"):
             self._take("and")
             parts.append(self._read_one())
-        return parts[0] if len(parts) == 1 else _All(parts)
+        return parts[0] if len(parts) == 1 else lambda run: all(part(run) for part in parts)
 
     def _read_one(self) -> Query:
         if self._take("not"):
-            return self._deeper(lambda: _Not(self._read_one()))
+            negated = self._deeper(self._read_one)
+            return lambda run: not negated(run)
         if self._take("("):
             query = self._deeper(self._read_any)
             if not self._take(")"):
@@ -202,7 +146,8 @@ class _Parser:
         if token["odd"]:
             raise ArgumentError(f"unclosed quote {token['odd']}: add another one")
         if token["word"]:
-            return _Word(_unquoted(token["word"]).casefold())
+            text = _unquoted(token["word"]).casefold()
+            return lambda run: any(text in each.casefold() for each in run.texts)
         name, sign = token["name"], token["sign"].replace("==", "=")
         if token["value"] is None:
             raise ArgumentError(f"a value is missing after {name}{sign}: write, for example, {EXAMPLE}")
@@ -214,12 +159,18 @@ class _Parser:
         if name in ("tag", "tags"):
             if sign in _ORDERS:
                 raise ArgumentError(f"{name}{sign}{text} is invalid: write tag:{text}")
-            return _Tag(text.casefold(), sign != "!=")
+            tag, is_wanted = text.casefold(), sign != "!="
+            return lambda run: (tag in map(str.casefold, run.tags)) == is_wanted
         if name == "state" and text not in STATES:
             hint = did_you_mean(text, STATES)
             raise ArgumentError(f"state{sign}{text} is invalid: use one of {', '.join(STATES)}.{hint}")
         self.names.append(name)
-        return _Comparison(name, sign, text)
+
+        def fits(run: Traits) -> bool:
+            found = run.find(name)
+            return found is not None and _compare(run.value(found), sign, text)
+
+        return fits
 
     def _word(self) -> str:
         """Return the next token if it may be a keyword or a parenthesis, "" at the end."""
