@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal, cast
 from urllib.parse import urlencode
 
@@ -36,41 +36,10 @@ from .views.run_lines import model_of
 MAX_LAYERS: Final = 200  # in the table
 MAX_ALONE: Final = 50
 LABEL_LETTERS: Final = 48
+ASKED: Final = ("a", "b", "kind", "stat", "tolerance", "rename", "f", "sort")
 CHANGING: Final = ("name", "server", "stride", "cost", "effective_cost")  # settings that say nothing about the run
 
 RunId = Annotated[str, Query(max_length=MAX_RUN_ID)]
-
-
-@dataclass(frozen=True, slots=True)
-class CompareQuery:
-    """The query of the page; a form also sends its empty fields."""
-
-    a: str
-    b: str
-    kind: str
-    stat: str
-    tolerance: str
-    rename: str
-    f: str
-    sort: str
-
-    def query(self, **changes: str) -> str:
-        """Return the query string of this view, with changes."""
-        asked = {name: getattr(self, name) for name in self.__slots__} | changes
-        return urlencode({name: value for name, value in asked.items() if value})
-
-    @property
-    def share(self) -> float:
-        """The tolerance as a fraction."""
-        try:
-            share = float(self.tolerance or 0)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 2:
-            raise ArgumentError(
-                f"tolerance={self.tolerance[:40]!r} is invalid: use a number from 0 to 2, for example 0.01"
-            )
-        return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +83,30 @@ class ComparePage(Page):
     f: Text = ""
     sort: Annotated[Literal["", "model", "step"], Query()] = ""
 
+    def query(self, **changes: str) -> str:
+        """Return the query string of this view, with changes. A form also sends its empty fields."""
+        asked = {name: getattr(self, name) for name in ASKED} | changes
+        return urlencode({name: value for name, value in asked.items() if value})
+
+    @property
+    def share(self) -> float:
+        """The tolerance as a fraction."""
+        try:
+            share = float(self.tolerance or 0)
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 2:
+            raise ArgumentError(
+                f"tolerance={self.tolerance[:40]!r} is invalid: use a number from 0 to 2, for example 0.01"
+            )
+        return share
+
     def values(self) -> dict[str, Any]:
         """Return the two runs and how they differ, or the problem with the query."""
         every = self.runs.all()
         one, two, missing = _chosen(self.runs, every, self.a, self.b)
         ids = (one.id if one else "", two.id if two else "")
-        kind, stat = self.kind or "output", self.stat or "rms"
-        wanted = CompareQuery(*ids, kind, stat, self.tolerance, self.rename, self.f, self.sort)
+        wanted = replace(self, a=ids[0], b=ids[1], kind=self.kind or "output", stat=self.stat or "rms")
         # First, so that what the page shows is at least as new.
         news = [] if self.part else [news_of(run.id, run.name, mark_of(run)) for run in (one, two) if run is not None]
         values: dict[str, Any] = {
@@ -186,7 +172,7 @@ def _like(given: Run, every: list[Run]) -> Run | None:
     return next((run for run in others if model and model_of(run) == model), next(iter(others), None))
 
 
-def _result(one: Run, two: Run, wanted: CompareQuery) -> dict[str, Any]:
+def _result(one: Run, two: Run, wanted: ComparePage) -> dict[str, Any]:
     if wanted.kind not in KINDS or wanted.stat not in STAT_NAMES:
         raise ArgumentError(
             f"there is no {wanted.stat[:40]!r} of {wanted.kind[:40]!r}: select a stat and a kind from the lists"
