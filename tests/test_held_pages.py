@@ -109,7 +109,7 @@ def trained() -> Trained:
 
 def test_rest_returns_the_values_that_the_training_computed(trained: Trained) -> None:
     world = trained.world
-    said = world.json("series", run="real", tap=[" output"], stat="rms", points=1000)["series"][0]
+    said = world.json("series", run="real", tap=["(root) output"], stat="rms", points=1000)["series"][0]
     assert set(said["first_step"]) >= set(range(0, STEPS, EVERY))
     for step, value in zip(said["first_step"], said["mean"], strict=True):
         if step != BAD:

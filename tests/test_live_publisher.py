@@ -18,6 +18,7 @@ from hookcore_app.live.marks import Steps, mark_of, new_steps
 from hookcore_app.live.publisher import ChangeTicker, MessageCache, Publisher, TapCache
 from hookcore_app.live.socket import Pace
 from hookcore_app.runs import Changes, Runs
+from hookcore_app.serving.protocol import WriteDeadline
 from hookcore_app.settings import ServerSettings
 from tests.build import open_run
 from tests.live_world import (
@@ -216,7 +217,7 @@ class Peer:
         self.aborted.set()
 
 
-class Protocol(live.WriteDeadline, Base):
+class Protocol(WriteDeadline, Base):
     write_s = 0.01
 
     def __init__(self, peer: Any) -> None:

@@ -103,5 +103,5 @@ def judge(case: Case, diagnosis: Diagnosis, store: Store) -> Outcome:
     if not named:
         return Outcome(named=", ".join(f"{each.rule} {each.culprit.tap.module}" for each in incidents))
     right = named[0] in case.culprits if case.culprits else None
-    waited = max(0, (mine[0].told if mine[0].told >= 0 else mine[0].first_step) - case.at) if mine else None
+    waited = max(0, (mine[0].found_step if mine[0].found_step >= 0 else mine[0].first_step) - case.at) if mine else None
     return Outcome((), True, right, waited, named[0])

@@ -71,7 +71,7 @@ def test_a_crash_leads_to_its_traceback(browser: Browser) -> None:
         expect(tab.page.get_by_role("alert")).to_contain_text("The training crashed at step 1.")
         tab.page.get_by_role("link", name="Show the traceback").click()
         expect(tab.page.locator("main h1")).to_have_text("one")
-        expect(tab.page.locator(".stop")).to_contain_text("Traceback")
+        expect(tab.page.locator(".failure-banner")).to_contain_text("Traceback")
     server.stop()
 
 
