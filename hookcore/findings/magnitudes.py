@@ -97,7 +97,7 @@ def _vanishing(window: MagnitudeWindow) -> Shift:
     beside, alike, least = np.full((3, len(now)), np.nan)
     for kind in np.unique(kinds[is_gradient]):
         same = kinds == kind
-        beside[same], alike[same], least[same] = _middle(now[same]), _middle(fall[same]), _least(fall[same])
+        beside[same], alike[same], least[same] = _ranked(now[same], 2), _ranked(fall[same], 2), _ranked(fall[same], 10)
     fell = fall > np.maximum(np.log10(limits["factor"]), limits["spreads"] * spread)
     shrinks = fall > np.maximum(np.log10(limits["shrinks"]), 3 * spread)
     tiny = now < beside - np.log10(limits["beside_factor"])
@@ -133,16 +133,10 @@ def _is_often_zero(sizes: NDArray[np.float64]) -> bool:
     return len(runs) > 1 and bool(runs[-1] <= 2 * runs[:-1].max())
 
 
-def _middle(values: Logs) -> float:
-    """Return the median of the known values."""
+def _ranked(values: Logs, part: int) -> float:
+    """Return the known value above one in `part` of them: the median for 2, the smallest but for a tenth for 10."""
     known = values[~np.isnan(values)]
-    return float(np.sort(known)[len(known) // 2]) if len(known) else float("nan")
-
-
-def _least(values: Logs) -> float:
-    """Return the smallest of the known values, except a tenth of them."""
-    known = values[~np.isnan(values)]
-    return float(np.sort(known)[len(known) // 10]) if len(known) else float("nan")
+    return float(np.sort(known)[len(known) // part]) if len(known) else float("nan")
 
 
 def _onsets(window: MagnitudeWindow, places: NDArray[np.intp], usual: Logs, above: bool) -> list[int]:

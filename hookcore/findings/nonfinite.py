@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import isnan
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,7 @@ STAT: Final = "rms"
 Spark = Callable[[int], tuple[float, ...]]  # the newest finite values of a tap, by its number
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
+class _Record(NamedTuple):
     """The ledger's record of an incident's culprit."""
 
     first_step: int
@@ -36,15 +34,7 @@ class _Record:
     @classmethod
     def of(cls, known: NonfiniteTaps, number: int) -> _Record:
         place = int(np.searchsorted(known.numbers, number))
-        return cls(
-            int(known.first_step[place]),
-            int(known.last_step[place]),
-            int(known.streaks[place]),
-            int(known.steps[place]),
-            int(known.nan[place]),
-            int(known.inf[place]),
-            bool(known.is_over[place]),
-        )
+        return cls(*(getattr(known, name)[place].item() for name in cls._fields))
 
 
 def find_nonfinite(store: Store, window_first: int, spark: Spark) -> list[Finding]:
@@ -76,25 +66,8 @@ def _find_masks(store: Store, masks: Mapping[int, int], known: NonfiniteTaps, sp
         f"in the first such step, all other captured values were finite{more}"
     )
     until = record.last_step if record.is_over else None
-    infinity, unknown = float("inf"), float("nan")
-    return [
-        Finding(
-            "nonfinite",
-            "info",
-            number,
-            first,
-            STAT,
-            infinity,
-            unknown,
-            masks[number],
-            until,
-            message,
-            spark(number),
-            others,
-            None,
-            0,
-        )
-    ]
+    about = STAT, float("inf"), float("nan"), masks[number], until, message, spark(number), others
+    return [Finding("nonfinite", "info", number, first, *about)]
 
 
 def _finding(store: Store, incident: Incident, record: _Record, window_first: int, spark: tuple[float, ...]) -> Finding:
