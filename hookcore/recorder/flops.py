@@ -57,7 +57,7 @@ def _is_plain(module: nn.Module, forward: Any) -> bool:
     return getattr(forward, "__module__", "").startswith("torch.nn.modules.") and not isinstance(module, counts)
 
 
-def _forward_of(module: nn.Module) -> Any:
+def forward_of(module: nn.Module) -> Any:
     """Return the forward that a module's class has, without asking the class; None if the module has its own."""
     if "forward" in module.__dict__:
         return None
@@ -72,7 +72,7 @@ def work_of_module(
     `inputs` may be what a hook of the user has changed since, so it is only used if it fits. `has_calls` says whether
     other modules were called inside.
     """
-    forward = _forward_of(module)
+    forward = forward_of(module)
     if _is_plain(module, forward):
         return 0 if has_calls or not module._modules else None  # of a compiled one, no call inside is seen
     weight = module._parameters.get("weight")

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hookcore.hooks.internals import no_forward
+from hookcore.recorder.flops import forward_of
 from hookcore.recorder.plans import Plan
 from hookcore.recorder.roots import joined
 from hookcore.recorder.taps import TapTable
@@ -86,7 +87,7 @@ def _why_unseen_now(plan: Plan, world: World) -> str:
 def _why_out_of_sight(plan: Plan, world: World) -> str:
     """Return the reason that follows from what the module is or belongs to, or ""."""
     module, parent = plan.ref(), _parent_of(plan, world)
-    if module is not None and _is_container(module):
+    if module is not None and forward_of(module) is no_forward:
         return f"a container ({plan.type_name}), which is not called: see its children"
     for path in world.regions:
         if path != plan.path and (path == "" or plan.path.startswith((f"{path}.", f"{path}/"))):
@@ -101,14 +102,6 @@ def _why_out_of_sight(plan: Plan, world: World) -> str:
             return f"inside the compiled forward of {parent.path or 'the model'}, whose boundary is captured"
         parent = _parent_of(parent, world)
     return ""
-
-
-def _is_container(module: nn.Module) -> bool:
-    """Return whether neither the class nor the object has its own forward."""
-    if "forward" in module.__dict__:
-        return False
-    found = next((base.__dict__["forward"] for base in type(module).__mro__ if "forward" in base.__dict__), None)
-    return found is no_forward
 
 
 def _has_compiled_forward(plan: Plan) -> bool:
