@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
+from hookcore.delivery.dashboard.lives import lives
+
 _UNFINISHED: Final = re.compile(r"\.(.+)\.(\d{1,10})\.\d{1,20}\.unfinished", re.ASCII)
 
 
@@ -47,21 +49,11 @@ def remove_orphans(folder: Path, name: str = "") -> int:
 
 def _is_orphan(path: Path, writer: int) -> bool:
     """Return whether a writer is surely dead: no process here has its number, and no process anywhere its lock."""
-    if _is_alive(writer):
+    if lives(writer):
         return False
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # locked by a writer on another machine, or not to be locked: left alone
         return False
-    return True
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # another user's
-        pass
     return True
