@@ -33,16 +33,7 @@ class Rows:
 
     def take(self, lanes: NDArray[np.intp]) -> Rows:
         """Return some lanes, in this order."""
-        return Rows(
-            self.first,
-            self.last,
-            self.mean[:, lanes],
-            self.low[:, lanes],
-            self.high[:, lanes],
-            self.finite[:, lanes],
-            self.present[:, lanes],
-            self.nonfinite[:, lanes],
-        )
+        return Rows(self.first, self.last, *(getattr(self, item.name)[:, lanes] for item in fields(self)[2:]))
 
     def since(self, row: int) -> Rows:
         """Return the rows from one on."""
