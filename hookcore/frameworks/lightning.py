@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from typing_extensions import Unpack
-
-from hookcore.config import WatchSettings
 from hookcore.frameworks.logs import LightningLog
 from hookcore.frameworks.stopping import Stopping
-
-if TYPE_CHECKING:
-    from hookcore.records import Severity
 
 if find_spec("lightning") is not None:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -26,9 +20,6 @@ class HookcoreCallback(Stopping, LightningLog, Callback):  # type: ignore[misc]
     Values that the module logs become scalars: in training at the step in which they were logged, others when they are
     known.
     """
-
-    def __init__(self, *, stop_on: Severity | None = None, **settings: Unpack[WatchSettings]) -> None:
-        super().__init__(stop_on=stop_on, **settings)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.forget()

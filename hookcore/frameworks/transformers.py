@@ -23,11 +23,7 @@ class HookcoreCallback(Stopping, TrainerCallback):  # type: ignore[misc]
     """
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start a run."""
         self.begin(kwargs.get("model"), _UNFINISHED)
