@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from hookcore.errors import ArgumentError
 from hookcore.records import Coverage, Event, HookRecord, ModuleRecord, Snapshot, Tap
@@ -29,13 +29,13 @@ SHARES: Final = {  # of max_bytes
     "sketches": 0.29,
     "snapshots": 0.10,
     "media": 0.04,
-    "scalars": 0.04,
     "channels": 0.02,
+    "scalars": 0.04,
+    "system": 0.005,
     "events": 0.02,
     "ledger": 0.01,
-    "incidents": 0.02,
     "scalar_ledger": 0.005,
-    "system": 0.005,
+    "incidents": 0.02,
 }
 # Taps, scalars, modules, coverage, hooks, and labels don't compete with values, because values without names are
 # worthless. This limit is for senders of nonsense; a model of 100,000 modules stays far below it.
@@ -139,48 +139,29 @@ class Parts:
         """Return where a scalar is, by its name."""
         return self.system if name.startswith(SYSTEM) else self.scalars
 
+    def _ladders(self) -> dict[str, Ladder | SketchLadder]:
+        """Return the parts whose values are merged to make room."""
+        logs = {"scalars": self.scalars.ladder, "system": self.system.ladder}
+        return {"stats": self.stats, "sketches": self.sketches, **logs}
+
     def shrink(self, max_bytes: int) -> None:
         """Reduce the memory of the values, at a coarser resolution. Events, snapshots, and names stay."""
         self.max_bytes = min(self.max_bytes, max_bytes)
-        ladders: dict[str, Ladder | SketchLadder] = {
-            "stats": self.stats,
-            "scalars": self.scalars.ladder,
-            "system": self.system.ladder,
-            "sketches": self.sketches,
-        }
-        for part, ladder in ladders.items():
+        for part, ladder in self._ladders().items():
             ladder.shrink(max(int(max_bytes * SHARES[part]), ladder.least_bytes))
 
     def usage(self) -> Usage:
         """Return the size and limit of each part, and the counters of dropped and merged data."""
         catalogues = (self.modules, self.coverage, self.labels, self.scalars.lanes, self.system.lanes)
-        taken = {
-            "stats": self.stats.nbytes,
-            "sketches": self.sketches.nbytes,
-            "snapshots": self.snapshots.nbytes,
-            "media": self.media.nbytes,
-            "channels": self.channels.nbytes,
-            "scalars": self.scalars.ladder.nbytes,
-            "system": self.system.ladder.nbytes,
-            "events": self.events.nbytes,
-            "ledger": self.ledger.nbytes,
-            "scalar_ledger": self.scalar_ledger.nbytes,
-            "incidents": self.incidents.nbytes,
-            "names": self.names.nbytes,
-        }
-        logs = {"scalars": self.scalars.ladder, "system": self.system.ladder}
-        limits = {part: logs.get(part, getattr(self, part)).max_bytes for part in taken}
-        parts = {part: PartUsage(nbytes, limits[part]) for part, nbytes in taken.items()}
+        ladders = self._ladders()
+        sized: dict[str, Any] = {part: ladders.get(part, getattr(self, part)) for part in (*SHARES, "names")}
+        parts = {part: PartUsage(each.nbytes, each.max_bytes) for part, each in sized.items()}
         dropped = Counter(self.dropped)
         dropped["scalars_refused"] = self.scalars.refused + self.system.refused
         dropped["sketches_refused"] = self.sketches.refused
         dropped["events_dropped"] = self.events.dropped + self.events.refused
-        dropped["snapshots_dropped"] = self.snapshots.dropped
-        dropped["snapshots_refused"] = self.snapshots.refused
-        dropped["media_dropped"] = self.media.dropped
-        dropped["media_refused"] = self.media.refused
-        dropped["channels_dropped"] = self.channels.dropped
-        dropped["channels_refused"] = self.channels.refused
+        for part in ("snapshots", "media", "channels"):
+            dropped[f"{part}_dropped"], dropped[f"{part}_refused"] = sized[part].dropped, sized[part].refused
         dropped["names_refused"] = sum(each.refused for each in catalogues)
         merged = {
             "stats": self.stats.merged_rows,
@@ -191,4 +172,4 @@ class Parts:
             "incidents": self.incidents.dropped,
             "evidence": self.incidents.without_evidence,
         }
-        return Usage(self.max_bytes, sum(taken.values()), parts, dict(dropped), merged)
+        return Usage(self.max_bytes, sum(each.nbytes for each in parts.values()), parts, dict(dropped), merged)
