@@ -20,7 +20,6 @@ from hookcore.store import Store, TapList
 _FIRST: Final = 3  # results that show the usual value
 
 Floats = NDArray[np.float64]
-Steps = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
