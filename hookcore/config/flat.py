@@ -93,9 +93,7 @@ def read_config(given: object) -> Flat:
 
 
 def config_of_text(text: str) -> object:
-    """Parse `lr=0.1,model.width=8`, or an object in JSON; "none" is None."""
-    if text.lower() == "none":
-        return None
+    """Parse `lr=0.1,model.width=8`, or an object in JSON."""
     if text.startswith("{"):
         return json.loads(text)
     parts = [part.partition("=") for part in text.split(",") if part.strip()]

@@ -229,11 +229,6 @@ def addresses_of(text: str) -> list[str]:
     return list(filter(None, _ADDRESSES.split(text.strip())))
 
 
-def addresses_or_none(text: str) -> object:
-    """Parse addresses, with "none" as None."""
-    return None if text.lower() == "none" else addresses_of(text)
-
-
 def read_name(given: object) -> str:
     """Read the name of a run; the default is the script's name."""
     if given is None:
@@ -279,21 +274,11 @@ def _name_of_the_script() -> str:
     return name[:MAX_NAME] if name and not name.startswith("-") else "python"
 
 
-def or_none(text: str) -> object:
-    """Return the text of a variable, with "none" as None."""
-    return None if text.lower() == "none" else text
+def or_none(parse: Callable[[str], object] = str) -> Callable[[str], object]:
+    """Return a function that parses the text of a variable, with "none" as None."""
+    return lambda text: None if text.lower() == "none" else parse(text)
 
 
-def integer_or_none(text: str) -> object:
-    """Parse an integer, with "none" as None."""
-    return None if text.lower() == "none" else int(text)
-
-
-def number_or_none(text: str) -> object:
-    """Parse a number, with "none" as None."""
-    return None if text.lower() == "none" else float(text)
-
-
-def as_list(text: str) -> object:
-    """Parse a comma-separated list, with "none" as None."""
-    return None if text.lower() == "none" else [each.strip() for each in text.split(",") if each.strip()]
+def items_of(text: str) -> list[str]:
+    """Parse a comma-separated list."""
+    return [each.strip() for each in text.split(",") if each.strip()]

@@ -40,9 +40,7 @@ def read_rules(given: object) -> GivenRules:
 
 
 def rules_of_text(text: str) -> object:
-    """Parse `spike.factor=20,dead=off`, with "none" as None."""
-    if text.lower() == "none":
-        return None
+    """Parse `spike.factor=20,dead=off`."""
     found: dict[str, Any] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, value = part.partition("=")

@@ -13,10 +13,8 @@ from hookcore.config.readers import (
     MAX_WORDS,
     MIN_MEMORY_BYTES,
     MIN_SKETCH_VALUES,
-    addresses_or_none,
-    as_list,
-    integer_or_none,
-    number_or_none,
+    addresses_of,
+    items_of,
     or_none,
     read_bridge,
     read_budget,
@@ -52,6 +50,7 @@ _PHASES: Final = get_args(Phase)
 _ATTACH: Final = get_args(Attach)
 _COMPILED: Final = get_args(Compiled)
 _CAPSULE: Final = get_args(Capsule)
+_LIST: Final = or_none(items_of)  # how a variable has one
 _PATTERNS_HELP: Final = (
     "[A pattern](patterns.md) is a path or a glob, such as `blocks.*.attn` (`*` also matches dots); `re:` with a "
     "regular expression; `type:Linear`; `is:leaf`; `depth:2`; or a class. `!` negates a pattern."
@@ -64,7 +63,7 @@ SETTINGS: Final = (
         "a pattern, a list of patterns, or None for every module",
         f"The modules to watch. {_PATTERNS_HELP}",
         read_include,
-        as_list,
+        _LIST,
         "hooks",
     ),
     Setting(
@@ -73,7 +72,7 @@ SETTINGS: Final = (
         "a pattern, a list of patterns, or None",
         "The modules to leave out of those that `include` matches. Takes the same patterns.",
         read_patterns,
-        as_list,
+        _LIST,
         "hooks",
     ),
     Setting(
@@ -82,7 +81,7 @@ SETTINGS: Final = (
         f"one or more of {_listed(TENSOR_KINDS)}",
         "The tensors to capture for each module: activations, gradients, parameters, and parameter updates.",
         read_set(TENSOR_KINDS),
-        as_list,
+        _LIST,
         "hooks",
     ),
     Setting(
@@ -92,7 +91,7 @@ SETTINGS: Final = (
         "The modules whose output channels are captured: the root mean square and the share of zeros of each channel, "
         "in every tenth captured step. See [Probes](probes.md).",
         read_patterns,
-        as_list,
+        _LIST,
         "probes",
     ),
     Setting(
@@ -111,7 +110,7 @@ SETTINGS: Final = (
         "The share of a step's time that watching may cost, as measured in the run. If watching costs more, fewer "
         "steps are captured.",
         read_budget,
-        number_or_none,
+        or_none(float),
         "cadence",
     ),
     Setting(
@@ -144,7 +143,7 @@ SETTINGS: Final = (
         f"one or more of {_listed(_PHASES)}",
         "Which calls to capture: with gradients (`train`), without (`eval`), or both. The two are recorded separately.",
         read_set(_PHASES),
-        as_list,
+        _LIST,
     ),
     Setting(
         "calls",
@@ -161,7 +160,7 @@ SETTINGS: Final = (
         "How many values of a tensor its histogram counts. Larger tensors are sampled. All other stats use every "
         "value.",
         read_sketch_values,
-        integer_or_none,
+        or_none(int),
     ),
     Setting(
         "server",
@@ -171,7 +170,7 @@ SETTINGS: Final = (
         "running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this "
         "process. None: only to `watcher.store`. `HOOKCORE_URL` is an alias of `HOOKCORE_SERVER`.",
         read_server,
-        or_none,
+        or_none(),
     ),
     Setting(
         "keep",
@@ -181,7 +180,7 @@ SETTINGS: Final = (
         "dashboard uses a private folder, and a run without a server stays in memory. None: write no files. A "
         "server at an address has its own `--keep`.",
         read_keep,
-        or_none,
+        or_none(),
     ),
     Setting(
         "capsule",
@@ -207,7 +206,7 @@ SETTINGS: Final = (
         "Another tool that also receives each step's scalars, the norm of all gradients, and the number of modules "
         "with non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
         read_bridge,
-        or_none,
+        or_none(),
     ),
     Setting(
         "notify",
@@ -217,7 +216,7 @@ SETTINGS: Final = (
         "[Notifications](notifications.md). It is a secret: the variable keeps it out of process lists. In "
         "distributed training, only rank 0 sends messages.",
         read_notify,
-        addresses_or_none,
+        or_none(addresses_of),
         secret=True,
     ),
     Setting(
@@ -227,7 +226,7 @@ SETTINGS: Final = (
         "[Thresholds of rules](rules.md), such as `{'loss-spike': {'factor': 20}, 'dead-relu': False}` (False switches "
         "a rule off), and functions as your own rules. As a flag or a variable: `loss-spike.factor=20,dead-relu=off`.",
         read_rules,
-        rules_of_text,
+        or_none(rules_of_text),
     ),
     Setting(
         "name",
@@ -245,7 +244,7 @@ SETTINGS: Final = (
         "options on the script's command line, as in `train.py --lr 0.1`. As a flag or a variable: "
         "`lr=0.1,model.width=64`, or JSON.",
         read_config,
-        config_of_text,
+        or_none(config_of_text),
         of_run=True,
     ),
     Setting(
@@ -254,7 +253,7 @@ SETTINGS: Final = (
         f"a string, or a list of at most {MAX_TAGS} strings of 1 to {MAX_TAG} characters",
         "Words for finding the run. You can change them in the dashboard.",
         read_tags,
-        as_list,
+        _LIST,
         of_run=True,
     ),
     Setting(
@@ -263,7 +262,7 @@ SETTINGS: Final = (
         f"a string of at most {MAX_NAME} characters, or None",
         "The group of runs that this one belongs to, such as a sweep.",
         read_text(MAX_NAME),
-        or_none,
+        or_none(),
         of_run=True,
     ),
     Setting(
@@ -272,7 +271,7 @@ SETTINGS: Final = (
         f"a string of at most {MAX_WORDS} characters, or None",
         "Notes about the run. You can change them in the dashboard.",
         read_text(MAX_WORDS),
-        or_none,
+        or_none(),
         of_run=True,
     ),
 )
