@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "config.patterns": {"errors", "config"},
     "store.incidents": {"records"},
     "store": {"errors", "records", "config", "config.patterns", "store.incidents"},
-    "findings": {"errors", "records", "store.incidents", "store"},
+    "findings": {"errors", "records", "config", "store.incidents", "store"},
     "delivery": {
         "store.incidents",
         "errors",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from hookcore.config import did_you_mean
 from hookcore.errors import ArgumentError, shown
 from hookcore.findings.advice import ADVICE
 from hookcore.findings.thresholds import THRESHOLDS, defaults_of
@@ -54,7 +54,7 @@ def _choose(
             known = list(dict.fromkeys(each.name for rule in rules for each in THRESHOLDS.get(rule, ())))
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise ArgumentError(
-                f"{shown(key)} is not a threshold of the rule {name}: {has}.{_nearest(str(key), known)}"
+                f"{shown(key)} is not a threshold of the rule {name}: {has}.{did_you_mean(str(key), known)}"
             )
         for rule, threshold in having:
             mine = dict(_numbers(chosen.get(rule)))
@@ -78,7 +78,7 @@ def rules_named(name: object) -> list[str]:
     found = [wanted] if wanted in ADVICE else [rule for rule in ADVICE if wanted in aliases_of(rule)]
     if not found:
         raise ArgumentError(
-            f"{shown(name)} is not a rule: the rules are {', '.join(ADVICE)}.{_nearest(wanted, [*_names()])}"
+            f"{shown(name)} is not a rule: the rules are {', '.join(ADVICE)}.{did_you_mean(wanted, [*_names()])}"
         )
     return found
 
@@ -93,11 +93,6 @@ def _names() -> Iterator[str]:
     for rule in ADVICE:
         yield rule
         yield from aliases_of(rule)
-
-
-def _nearest(given: str, options: list[str]) -> str:
-    near = difflib.get_close_matches(given.lower(), options, n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def chosen_in(said: object) -> tuple[Choices, str]:
