@@ -28,20 +28,11 @@ class About(Protocol):
     """The part of an incident that a note is made of."""
 
     @property
-    def id(self) -> str:
-        """The id in the run."""
-
+    def id(self) -> str: ...
     @property
-    def rule(self) -> str:
-        """The rule that found it."""
-
+    def severity(self) -> Severity: ...
     @property
-    def severity(self) -> Severity:
-        """How serious it is."""
-
-    @property
-    def sentence(self) -> str:
-        """What happened."""
+    def sentence(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
