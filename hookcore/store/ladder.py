@@ -73,15 +73,6 @@ class Ladder:
         with self._lock:
             self._fallen_steps, self._fallen = steps.copy(), values.copy()
 
-    def levels(self) -> list[tuple[int, int, int]]:
-        """Return rows, bytes, and the limit of each level, the exact one first."""
-        with self._lock:
-            rows = [sum(part.used for part in self._exact)]
-            rows += [sum(part.used for part in level) for level in self._merged]
-            latest = self._fallen.nbytes + self._fallen_steps.nbytes  # belongs to the exact rows that it came from
-            used = [self._bytes[0] + latest, *self._bytes[1:]]
-            return list(zip(rows, used, self._limits, strict=True))
-
     def grow(self, lanes: int) -> None:
         """Set the number of lanes, at most `max_lanes`."""
         if lanes > self._lanes:

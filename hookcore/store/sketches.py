@@ -71,11 +71,6 @@ class SketchLadder:
                 return whole_since or None
             return max(whole_since, self._levels[0][0].first if self._levels[0] else FAR)
 
-    def levels(self) -> list[tuple[int, int, int]]:
-        """Return entries, bytes, and the limit of each level, the one of single steps first."""
-        with self._lock:
-            return list(zip((len(level) for level in self._levels), self._bytes, self._limits, strict=True))
-
     @property
     def least_bytes(self) -> int:
         """The limit below which sketches are cut instead of merged. Sums have more bins than single steps."""
