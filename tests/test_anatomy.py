@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 import hookcore
 from hookcore.reading import StoreReader, answers
-from hookcore.reading.anatomy.levels import OUTSIDE, levels_of
-from hookcore.reading.anatomy.repeats import Run, runs_of
+from hookcore.reading.anatomy.levels import OUTSIDE, Run, levels_of, runs_of
 from hookcore.records import ModuleRecord
 from hookcore.records.flow import CallSize, Flow, FlowCall
 from tests.flow_world import BasicBlock, Residual, batch, watch

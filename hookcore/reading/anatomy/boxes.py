@@ -6,8 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from hookcore.reading.anatomy.levels import OUTSIDE, Fed, Level, levels_of
-from hookcore.reading.anatomy.repeats import runs_of
+from hookcore.reading.anatomy.levels import OUTSIDE, Fed, Level, levels_of, runs_of
 from hookcore.records import ModuleRecord, Phase
 from hookcore.records.flow import CallSize, Flow, How, TensorForm
 
