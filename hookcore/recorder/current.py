@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,39 +22,23 @@ _NEVER = float("inf")
 _UNKNOWN = float("nan")
 
 
+@dataclass(slots=True, eq=False)
 class CurrentStep:
     """The running step's state for all hooks. Graphs keep it alive, so it refers to no recorder or model."""
 
-    __slots__ = (
-        "_leaf_handles",
-        "arrived_s",
-        "backwards",
-        "began_backward",
-        "captured",
-        "clock",
-        "ignoring",
-        "meter",
-        "number",
-        "pending",
-        "reached",
-        "repeated",
-        "running",
-    )
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.captured = False
-        self.backwards = 0  # passes of this step that have ended and reached a watched tensor
-        self.reached = False  # whether the running pass has reached a watched tensor
-        self.began_backward = False  # whether a gradient arrived in this step
-        self.running: set[int] = set()  # threads that run a pass
-        self.ignoring: set[int] = set()  # threads in `torch.autograd.grad`, the pass or one inside it
-        self.repeated = False  # whether a checkpoint has run a module again, for the next pass inside a pass
-        self.pending = False  # a pass has ended, so the next call of a module may belong to another step
-        self.meter: Meter | None = None  # set while the step is timed
-        self.clock: Callable[[], float] | None = None  # set while arriving gradients are timed
-        self.arrived_s = _UNKNOWN  # by that clock, when the last one had arrived; infinite if one is on a device
-        self._leaf_handles: list[hooks.HookHandle] = []
+    number: int = 0
+    captured: bool = False
+    backwards: int = 0  # passes of this step that have ended and reached a watched tensor
+    reached: bool = False  # whether the running pass has reached a watched tensor
+    began_backward: bool = False  # whether a gradient arrived in this step
+    running: set[int] = field(default_factory=set)  # threads that run a pass
+    ignoring: set[int] = field(default_factory=set)  # threads in `torch.autograd.grad`, the pass or one inside it
+    repeated: bool = False  # whether a checkpoint has run a module again, for the next pass inside a pass
+    pending: bool = False  # a pass has ended, so the next call of a module may belong to another step
+    meter: Meter | None = None  # set while the step is timed
+    clock: Callable[[], float] | None = None  # set while arriving gradients are timed
+    arrived_s: float = _UNKNOWN  # by that clock, when the last one had arrived; infinite if one is on a device
+    _leaf_handles: list[hooks.HookHandle] = field(default_factory=list)
 
     def begin(self, number: int, captured: bool) -> None:
         """Start a step and forget the previous one."""

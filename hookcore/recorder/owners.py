@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from torch import Tensor
@@ -22,57 +23,35 @@ ALL_WITNESSES: Final = 128  # of all optimizers together, unless one needs more
 RECENT: Final = 256  # steps after which an optimizer that stopped stepping counts no more
 
 
+@dataclass(slots=True, eq=False)
 class Owner:
     """An optimizer and its steps."""
 
-    __slots__ = (
-        "_gap",
-        "_last_step",
-        "inner_passes",
-        "inside",
-        "late",
-        "owned",
-        "owns",
-        "ref",
-        "scaler",
-        "settled",
-        "state",
-        "steps",
-        "was_sought",
-        "witnesses",
-    )
-
-    def __init__(self, ref: weakref.ref[Optimizer]) -> None:
-        self.ref = ref
-        self.owns = False  # whether any of its parameters is watched
-        self.was_sought = False  # whether a model that it steps was looked for after the closure of its first step
-        self.owned: list[Parameter] | None = None  # these, while it makes a step whose values are read
-        self.settled = -1  # the version of the parameters that has been read completely
-        self.witnesses = Witnesses()
-        self.scaler = ScalerLink()
-        self.late = False  # whether it steps with the gradients of the step that ended last
-        self.inner_passes = False  # whether its step was given a closure, which computes the gradients
-        self.inside = False  # whether it steps inside the backward pass
-        self.steps = 0
-        self._last_step = -1
-        self._gap = 1  # steps from one of its steps to the next
-        self.state: tuple[Any, ...] = ()  # of its parameters, when it was last looked up what it owns
+    ref: weakref.ref[Optimizer]
+    owns: bool = False  # whether any of its parameters is watched
+    was_sought: bool = False  # whether a model that it steps was looked for after the closure of its first step
+    owned: list[Parameter] | None = None  # these, while it makes a step whose values are read
+    settled: int = -1  # the version of the parameters that has been read completely
+    witnesses: Witnesses = field(default_factory=Witnesses)
+    scaler: ScalerLink = field(default_factory=ScalerLink)
+    late: bool = False  # whether it steps with the gradients of the step that ended last
+    inner_passes: bool = False  # whether its step was given a closure, which computes the gradients
+    inside: bool = False  # whether it steps inside the backward pass
+    steps: int = 0
+    last_step: int = -1  # the step of the run to which its last step belongs
+    state: tuple[Any, ...] = ()  # of its parameters, when it was last looked up what it owns
+    _gap: int = 1  # steps from one of its steps to the next
 
     def count(self, step: int) -> None:
         """Count a step of its own, which belongs to this step of the run."""
-        gap = step - self._last_step
-        self._gap = gap if gap > 1 and self._last_step >= 0 else 1
-        self._last_step = step
+        gap = step - self.last_step
+        self._gap = gap if gap > 1 and self.last_step >= 0 else 1
+        self.last_step = step
         self.steps += 1
-
-    @property
-    def last_step(self) -> int:
-        """The step of the run to which its last step belongs, or -1."""
-        return self._last_step
 
     def gap(self, step: int) -> int:
         """Return the steps from one of its steps to the next, 1 if it is no longer at work."""
-        return self._gap if self.steps and step - self._last_step <= RECENT else 1
+        return self._gap if self.steps and step - self.last_step <= RECENT else 1
 
 
 class Owners:

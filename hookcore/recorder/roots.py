@@ -24,24 +24,6 @@ def _first_tensor(args: Any, module: nn.Module) -> Tensor | None:
 class Root:
     """A model: the outermost module of a tree."""
 
-    __slots__ = (
-        "__weakref__",
-        "_given",
-        "_tokens_given",
-        "batch",
-        "called",
-        "depth",
-        "entered_with_grad",
-        "name",
-        "passed_in_training",
-        "ref",
-        "rehearses",
-        "samples",
-        "tokens",
-        "trained",
-        "wrappers",
-    )
-
     def __init__(self, module: nn.Module, name: str) -> None:
         self.ref = weakref.ref(module)
         self.name = name
