@@ -37,19 +37,15 @@ class _Outputs:
                 rows.setdefault((tap.module, tap.index), []).append(row)
         both = [key for key in outputs if key in gradients]
         self.plans = [plans[path] for path, _ in both]
-        self._outputs = _numbered([outputs[key] for key in both])
-        self._gradients = _numbered([gradients[key] for key in both])
+        places = [[(row, 1.0) for row in outputs[key]] + [(row, -1.0) for row in gradients[key]] for key in both]
+        pairs = np.array([pair for place in places for pair in place]).reshape(-1, 2)
+        self._rows, self._signs = pairs[:, 0].astype(np.intp), pairs[:, 1].copy()
+        self._first = np.cumsum([0, *map(len, places)])[:-1]  # of each place
 
     def lacking(self, parts: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return at which places fewer gradients arrived than tensors were returned."""
-        many, (returned, outputs), (arrived, gradients) = len(self.plans), self._outputs, self._gradients
-        return np.bincount(returned, parts[outputs], many) > np.bincount(arrived, parts[gradients], many)
-
-
-def _numbered(groups: list[list[int]]) -> NDArray[np.intp]:
-    """Return the number of each row's group, and the rows."""
-    pairs = [(place, row) for place, rows in enumerate(groups) for row in rows]
-    return np.ascontiguousarray(np.array(pairs, np.intp).reshape(-1, 2).T)
+        missing: NDArray[np.float64] = np.add.reduceat(parts[self._rows] * self._signs, self._first)
+        return missing > 0
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +63,7 @@ class UnusedForwards:
         if not outputs.plans:
             return ()
         lacking = outputs.lacking(frame.stats[:, _PARTS])
-        if not lacking.any():
+        if not np.count_nonzero(lacking):  # which takes a fraction of what `any` takes for so few
             self._before.clear()
             return ()
         return tuple(self._tell(frame, outputs.plans, lacking.tolist()))
