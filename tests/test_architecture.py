@@ -426,6 +426,23 @@ def test_no_file_is_longer_than_it_should_be_or_was() -> None:
     assert not short, f"these are no longer long, so take them out of LONG: {short}"
 
 
+MAX_COLUMNS = 120  # as in Python, where ruff checks it
+URL = re.compile(r"https?://\S+")
+
+
+def test_no_line_of_a_script_or_a_style_sheet_is_too_long_unless_its_url_is() -> None:
+    ours = [path for folder in ("app/assets", "tests") for path in (ROOT / folder).rglob("*.*")]
+    files = [path for path in ours if path.suffix in (".js", ".mjs", ".css") and "vendor" not in path.parts]
+    assert len(files) > 200
+    long = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(URL.sub("", line)) > MAX_COLUMNS
+    ]
+    assert not long, f"these lines have more than {MAX_COLUMNS} columns: {', '.join(long)}"
+
+
 def test_there_are_no_star_imports() -> None:
     for file in _files("hookcore") + _files("app"):
         assert not [name for name in _imports(file) if name.endswith(".*")], file

@@ -1,6 +1,6 @@
 /**
- * What doesn't fit on a page, one line each: text that leaves its box, is cut without a way to read it, or breaks inside
- * a word; controls that overlap, or that can't be reached because they are outside of the page.
+ * What doesn't fit on a page, one line each: text that leaves its box, is cut without a way to read it, or breaks
+ * inside a word; controls that overlap, or that can't be reached because they are outside of the page.
  */
 () => {
   const CONTROLS = "a[href], button, input:not([type=hidden]), select, textarea, summary, meter, [role=slider]";
@@ -19,10 +19,10 @@
     }
     return parts.join(" > ");
   };
-  const say = (what, element, more = "") =>
-    faults.add(
-      `${what}: ${nameOf(element)} ${more} ${JSON.stringify((element.textContent || element.value || "").trim().slice(0, 60))}`,
-    );
+  const say = (what, element, more = "") => {
+    const text = (element.textContent || element.value || "").trim().slice(0, 60);
+    faults.add(`${what}: ${nameOf(element)} ${more} ${JSON.stringify(text)}`);
+  };
 
   const styles = new Map();
   const styleOf = (element) => {

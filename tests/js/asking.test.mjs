@@ -19,7 +19,7 @@ test("a request is sent, pending, answered, or impossible", () => {
   assert.equal(fateOfAll(["came", "gone"]), "gone");
 });
 
-test("the reason for a missing tensor is the one given since the request, whatever the trainer's clock says", async (about) => {
+test("the reason for a missing tensor is given since the request, whatever the trainer's clock says", async (about) => {
   const missed = [
     { time_s: 100, module: "a", message: "a, long ago" },
     { time_s: 5, module: "a", message: "a, now" }, // its clock was set back

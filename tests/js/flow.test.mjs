@@ -31,7 +31,7 @@ const PAGE = {
   line1: "#00f",
 };
 
-test("layers are ordered from input to output, and a gradient without an activation follows the layer before it", () => {
+test("layers are ordered from input to output, and a gradient without activation follows the layer before it", () => {
   const layers = merged(
     ["a", "b", "c"].map((name) => row(name)),
     [row("a"), row("extra"), row("c")],

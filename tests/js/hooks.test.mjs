@@ -30,7 +30,7 @@ function serve(about, events, { waits = 0, later = [], states = [] } = {}) {
 const page = { run: "one", events: new Emitter() };
 const command = { number: 7, names: ["every", "budget"], from: 0 };
 
-test("a change is recognized as applied after any number of events, and if its parts are applied one by one", async (about) => {
+test("a change is recognized as applied after any number of events, even if applied in parts", async (about) => {
   const events = Array.from({ length: 12_500 }, () => ({ name: "nonfinite", message: "loss: NaN" }));
   events.push({ name: "settings-changed", message: "every: 1 -> 2" });
   events.push({ name: "settings-changed", message: "budget: 0.05 -> null; kinds: [] -> []" });
@@ -38,7 +38,7 @@ test("a change is recognized as applied after any number of events, and if its p
   await applied(page, command, () => {});
 });
 
-test("a refusal belongs to a change if it names the same settings and the change is no longer pending", async (about) => {
+test("a refusal belongs to a change if it names its settings and the change is no longer pending", async (about) => {
   const refused = (/** @type {string} */ names) => ({ name: "settings-refused", message: `${names}: no` });
   const done = { name: "settings-changed", message: "every: 1 -> 2; budget: 0.05 -> null" };
   serve(about, [refused("include"), refused("every"), done]);

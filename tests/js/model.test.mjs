@@ -11,7 +11,8 @@ import { dice } from "./dice.mjs";
 const vendored = new URL("../../app/assets/static/vendor/dagre.min.js", import.meta.url);
 const dagre = runInThisContext(`${readFileSync(vendored, "utf8")};dagre`);
 
-/** Boxes from a nested list: `["name", ...parts]`, or a name. @param {any[]} nested @param {Record<string, any>} [more] */
+/** Boxes from a nested list: `["name", ...parts]`, or a name. @param {any[]} nested
+ * @param {Record<string, any>} [more] */
 function modelOf(nested, more = {}) {
   const boxes = /** @type {any[]} */ ([]);
   const add = (/** @type {any} */ each, /** @type {number | null} */ inside, /** @type {string} */ path) => {

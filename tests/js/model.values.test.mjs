@@ -27,7 +27,8 @@ const bitsOf = (...values) =>
 /** @param {string} module @param {string} [kind] @param {number} [call] @param {string} [phase] */
 const row = (module, kind = "output", call = 0, phase = "train") => ({ module, kind, index: "", call, phase });
 
-/** @param {number} number @param {string} module @param {number | null} inside @param {number[]} parts @param {any} [more] */
+/** @param {number} number @param {string} module @param {number | null} inside @param {number[]} parts
+ * @param {any} [more] */
 const box = (number, module, inside, parts = [], more = {}) => ({
   number,
   kind: "call",

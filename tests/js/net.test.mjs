@@ -31,7 +31,8 @@ function json(id, sequence, content) {
   return buffer;
 }
 
-/** @param {ArrayBuffer} buffer @param {number} kind @param {number} dtype @param {number} id @param {number} sequence @param {number} k @param {number} n */
+/** @param {ArrayBuffer} buffer @param {number} kind @param {number} dtype @param {number} id @param {number} sequence
+ * @param {number} k @param {number} n */
 function head(buffer, kind, dtype, id, sequence, k, n) {
   const view = new DataView(buffer);
   view.setUint8(0, kind);
@@ -42,7 +43,8 @@ function head(buffer, kind, dtype, id, sequence, k, n) {
   view.setUint32(20, n, true);
 }
 
-/** One column. @param {number} kind @param {number} id @param {number} sequence @param {number} step @param {number[]} values */
+/** One column. @param {number} kind @param {number} id @param {number} sequence @param {number} step
+ * @param {number[]} values */
 function cells(kind, id, sequence, step, values) {
   const about = 32 + Math.ceil((values.length * 4) / 8) * 8;
   const buffer = new ArrayBuffer(about + 20);

@@ -300,7 +300,8 @@ test("the Python script requests one series as the page does", () => {
   );
   assert.equal(
     script,
-    'import hookcore\n\nclient = hookcore.Client("http://box:1")\nseries = client.series("layers.0 output", stat="rms", first=3, last=9, points=10000, run="run-1")\n',
+    'import hookcore\n\nclient = hookcore.Client("http://box:1")\n' +
+      'series = client.series("layers.0 output", stat="rms", first=3, last=9, points=10000, run="run-1")\n',
   );
 });
 
@@ -311,7 +312,8 @@ test("the Python script requests several series in a loop", () => {
   );
   assert.ok(
     script.includes(
-      '(tap, stat): client.series(tap, stat=stat)\n    for tap in ["a output", "b output"]\n    for stat in ["min", "max"]\n',
+      "(tap, stat): client.series(tap, stat=stat)\n" +
+        '    for tap in ["a output", "b output"]\n    for stat in ["min", "max"]\n',
     ),
   );
 });

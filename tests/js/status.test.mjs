@@ -73,7 +73,7 @@ test("a page without a run says only that the connection is broken", () => {
   );
 });
 
-test("the banner says why the server refuses connections, at which step a run was lost, and that a run was removed", () => {
+test("the banner says why the server refuses connections, when a run was lost, and that a run was removed", () => {
   assert.deepEqual(bannerOf({ ...live, broken: true, refused: "Log in." }), { kind: "refused", words: "Log in." });
   assert.match(bannerOf({ ...live, run: "lost" }).words, /since step 12,345/);
   assert.equal(bannerOf({ ...live, run: "removed" }).kind, "removed");

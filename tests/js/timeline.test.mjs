@@ -391,7 +391,7 @@ test("the precision of a time since the start depends on the distance between ti
   assert.equal(elapsedText(3 * 86_400 + 4 * 3600 + 65, 1), "76:01:05");
 });
 
-test("lines of several runs are placed by their own times or samples on the steps of the longest run", async (about) => {
+test("lines of several runs are placed by their times or samples on the steps of the longest run", async (about) => {
   const before = globalThis.document;
   globalThis.document = new Emitter();
   about.after(() => {

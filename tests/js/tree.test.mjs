@@ -47,7 +47,7 @@ test("rows are the modules in order, each indented by its number of parents", ()
   }
 });
 
-test("a module whose parent is not listed is below its nearest listed ancestor; without parents, its path decides", () => {
+test("a module without its parent is below its nearest listed ancestor; without parents, its path decides", () => {
   const roots = grow([{ path: "a" }, { path: "a.b.c.d" }, { path: "x.y" }, { path: "GAN/left.0" }]);
   assert.deepEqual(
     roots.map(({ path }) => path),

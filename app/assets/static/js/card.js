@@ -102,14 +102,10 @@ export class Card {
         ),
       ),
     );
+    const which = /^steps?\b/.test(columns[0]) ? "the newest " : "";
+    const words = `Showing ${which}${count(MAX_ROWS)} of ${count(rows.length)} rows.`;
     const more =
-      rows.length > MAX_ROWS
-        ? h(
-            "p",
-            { class: "quiet small" },
-            `Showing ${/^steps?\b/.test(columns[0]) ? "the newest " : ""}${count(MAX_ROWS)} of ${count(rows.length)} rows. Exported files contain all rows.`,
-          )
-        : "";
+      rows.length > MAX_ROWS ? h("p", { class: "quiet small" }, `${words} Exported files contain all rows.`) : "";
     this.table.replaceChildren(
       h(
         "table",

@@ -27,7 +27,8 @@ export function breakable(text) {
 }
 
 /** Hears clicks on the elements that a selector finds when they are clicked.
- * @param {string} selector @param {(element: any, event: MouseEvent) => unknown} hear @param {Element | Document} [root] */
+ * @param {string} selector @param {(element: any, event: MouseEvent) => unknown} hear
+ * @param {Element | Document} [root] */
 export function onClick(selector, hear, root = document) {
   root.addEventListener("click", (event) => {
     const element = /** @type {Element} */ (event.target).closest(selector);

@@ -109,7 +109,8 @@ export function pace(perSecond) {
   return `${perSecond >= 10 ? count(Math.round(perSecond)) : Number(perSecond.toPrecision(2))}/s`;
 }
 
-/** A text that is cut in its middle, because names often differ at their ends. @param {string} text @param {number} [most] */
+/** A text that is cut in its middle, because names often differ at their ends. @param {string} text
+ * @param {number} [most] */
 export function shorten(text, most = 18) {
   const end = Math.floor((most - 1) * 0.6);
   return text.length > most ? `${text.slice(0, most - 1 - end)}\u2026${text.slice(-end)}` : text;

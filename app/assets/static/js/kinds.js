@@ -13,12 +13,14 @@ export function ofParameters(kind) {
   return kind.startsWith("param") || kind === "update";
 }
 
-/** What a tensor is within its module, as `stream` in templates. @param {{module: string, kind: string, label: string}} tap */
+/** What a tensor is within its module, as `stream` in templates.
+ * @param {{module: string, kind: string, label: string}} tap */
 export function streamWords({ module, kind, label }) {
   return kindWords(kind) + label.slice(`${module || ROOT} ${kind}`.length);
 }
 
-/** The same with its module, as `Tap.words` of the server. @param {{module: string, kind: string, label: string}} tap */
+/** The same with its module, as `Tap.words` of the server.
+ * @param {{module: string, kind: string, label: string}} tap */
 export function tapWords(tap) {
   return `${tap.module || ROOT} ${streamWords(tap)}`;
 }

@@ -3,8 +3,8 @@
 import { byId } from "./dom.js";
 import { PARTIAL } from "./vocabulary.js";
 
-/** @param {Response} response @param {{isWhole?: boolean}} [how] `isWhole`: it is the page itself, so without the header
- *   nothing is missing */
+/** @param {Response} response
+ * @param {{isWhole?: boolean}} [how] `isWhole`: it is the page itself, so without the header nothing is missing */
 export function notePartial(response, { isWhole = false } = {}) {
   const words = response.headers.get(PARTIAL) ?? "";
   if (!words && !isWhole) return;

@@ -2,7 +2,8 @@
 /** What opens over a page, and how it closes. */
 import { h } from "./dom.js";
 
-/** Shows a dialog that is gone when it closes. @param {Record<string, any>} attributes @param {...HTMLElement} children */
+/** Shows a dialog that is gone when it closes. @param {Record<string, any>} attributes
+ * @param {...HTMLElement} children */
 export function openDialog(attributes, ...children) {
   const dialog = /** @type {HTMLDialogElement} */ (h("dialog", attributes, ...children));
   dialog.addEventListener("close", () => dialog.remove());

@@ -6,14 +6,17 @@
   const Plotly = /** @type {any} */ (globalThis).Plotly;
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const pairs = /** @type {[string, string][]} */ (JSON.parse(document.getElementById("colors")?.textContent ?? "[]"));
-  const rgb = (/** @type {string} */ color) => [1, 3, 5].map((place) => parseInt(color.slice(place, place + 2), 16)).join(",");
+  const rgb = (/** @type {string} */ color) =>
+    [1, 3, 5].map((place) => parseInt(color.slice(place, place + 2), 16)).join(",");
   /** @type {Set<Element>} */
   const drawn = new Set();
 
   /** A figure in the colors of the day or the night. @param {string} text */
   function themed(text) {
     if (!dark.matches) return JSON.parse(text);
-    const known = new Map(pairs.flatMap(([day, night]) => [[`"${day}"`, `"${night}"`], [`rgba(${rgb(day)},`, `rgba(${rgb(night)},`]]));
+    const known = new Map(
+      pairs.flatMap(([day, night]) => [[`"${day}"`, `"${night}"`], [`rgba(${rgb(day)},`, `rgba(${rgb(night)},`]]),
+    );
     return JSON.parse(text.replace(/"#[0-9a-f]{6}"|rgba\(\d+,\d+,\d+,/g, (found) => known.get(found) ?? found));
   }
 
@@ -30,7 +33,8 @@
       layout.margin = { ...layout.margin, l: 36 };
     }
     figure.classList.add("drawn");
-    Plotly.react(plot, data, layout, { responsive: true, displaylogo: false, showSendToCloud: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+    const bar = { displaylogo: false, showSendToCloud: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+    Plotly.react(plot, data, layout, { responsive: true, ...bar });
   }
 
   const seen = new IntersectionObserver((entries) => {

@@ -37,7 +37,8 @@ function nameOf(path, about, title) {
   return shorten(`${layer}${more}: ${title}`, MAX_CHART_NAME);
 }
 
-/** A query string as an object; a repeated parameter becomes a list. Pure. @param {string} text @returns {Record<string, string[]>} */
+/** A query string as an object; a repeated parameter becomes a list. Pure. @param {string} text
+ * @returns {Record<string, string[]>} */
 export function queryOf(text) {
   const given = new URLSearchParams(text);
   return Object.fromEntries([...new Set(given.keys())].map((name) => [name, given.getAll(name)]));

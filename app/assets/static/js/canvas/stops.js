@@ -7,8 +7,8 @@
  *   doesn't begin after a step, or -1; `last` is the last step of a column
  */
 
-/** The captured step that a step stands for, or the one so many columns further: the last one of its column. Between two
- * columns, that is the one before. It stays in the steps that are shown, if any of them was captured.
+/** The captured step that a step stands for, or the one so many columns further: the last one of its column. Between
+ * two columns, that is the one before. It stays in the steps that are shown, if any of them was captured.
  * @param {Stops} stops @param {number} step @param {[number, number]} shown @param {number} [by] columns */
 export function stopAt(stops, step, shown, by = 0) {
   const [begin, last] = shown.map((end) => stops.find(end));

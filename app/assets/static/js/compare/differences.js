@@ -58,8 +58,8 @@ export class Differences {
   }
 }
 
-/** The bits of the cells. Three states are no numbers: not compared, finite in one run only (NaN), and NaN or infinite in
- * both (infinity). @param {(number | string)[][]} worst [row][column] @param {number[][]} state the same */
+/** The bits of the cells. Three states are no numbers: not compared, finite in one run only (NaN), and NaN or infinite
+ * in both (infinity). @param {(number | string)[][]} worst [row][column] @param {number[][]} state the same */
 export function cellsOf(worst, state) {
   const signs = [MISSING, null, NAN, INFINITE];
   return bitsOf(worst, (_, row, column) => signs[state[row][column]]);

@@ -10,7 +10,8 @@ const POINTS = 1000;
 const MAX_TAPS = 4; // of one layer: parameters, calls
 
 /** @typedef {{id: string, name: string}} Side */
-/** @typedef {import("../page.js").Page & {clock: import("../timeline/runsclock.js").RunsClock}} Page whose axis is that of runs */
+/** @typedef {import("../page.js").Page & {clock: import("../timeline/runsclock.js").RunsClock}} Page
+ * whose axis is that of runs */
 
 /** @param {import("../answers.js").Series} series @param {Side} side @param {boolean} dashed @param {string} more
  * @returns {import("../plot/thin.js").Line} */

@@ -12,14 +12,15 @@ import { Side } from "../tensors/side.js";
 import { DrawerCharts } from "./charts.js";
 
 /**
- * @typedef {{module: string, call: number, phase: string, kind: string, step?: number | null}} Layer the shown layer; `kind` is
- * that of the histogram, and `step` the one that the values are of, unless the page is held at another one */
+ * @typedef {{module: string, call: number, phase: string, kind: string, step?: number | null}} Layer the shown layer;
+ * `kind` is that of the histogram, and `step` the one that the values are of, unless the page is held at another one */
 
 export class Drawer {
   /** @type {Layer | null} */
   layer = null;
 
-  /** @param {import("../page.js").Page} page @param {HTMLElement} element @param {() => void} [onClose] the reader closed it */
+  /** @param {import("../page.js").Page} page @param {HTMLElement} element
+   * @param {() => void} [onClose] the reader closed it */
   constructor(page, element, onClose = () => {}) {
     this.page = page;
     this.element = element;

@@ -1,5 +1,6 @@
 // @ts-check
-/** The names of layers open the drawer: links to the page Layer, and rows of heatmaps. What is open is in the address. */
+/** The names of layers open the drawer: links to the page Layer, and rows of heatmaps. What is open is in the
+ * address. */
 import { byId, onClick } from "../dom.js";
 import { late } from "../late.js";
 import { sharedOf } from "../timeline/keep.js";

@@ -1,5 +1,6 @@
 // @ts-check
-/** The reader's hand on the bars of one step: the values under the pointer, one cursor with the other charts, and picking. */
+/** The reader's hand on the bars of one step: the values under the pointer, one cursor with the other charts, and
+ * picking. */
 import { penOf } from "../canvas/index.js";
 import { hideTip, showTip } from "../canvas/tip.js";
 import { MISSING, startOf, worse } from "../canvas/worst.js";

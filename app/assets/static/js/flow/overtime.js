@@ -22,7 +22,8 @@ export class OverTime {
 
   /**
    * @param {import("../page.js").Page} page
-   * @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void, ofHeatmap: Partial<import("../heat/index.js").HeatOptions>}} options
+   * @param {{fits: Fits, onPick: (row: Row, step: number) => void, onRows: () => void,
+   *   ofHeatmap: Partial<import("../heat/index.js").HeatOptions>}} options
    */
   constructor(page, options) {
     this.page = page;
@@ -113,7 +114,8 @@ export class OverTime {
   /** @param {number} shown */
   #say(shown) {
     const { rows } = this.heat;
-    const hidden = `The filter matches nothing: ${rows.length === 1 ? "1 layer is" : `${count(rows.length)} layers are`} hidden.`;
+    const layers = rows.length === 1 ? "1 layer is" : `${count(rows.length)} layers are`;
+    const hidden = `The filter matches nothing: ${layers} hidden.`;
     const none = rows.length ? `${hidden} Clear the find box, or select all types.` : this.#why;
     const why = rows.length && shown ? "" : none;
     write(this.empty, why);

@@ -97,7 +97,8 @@ export function shownValue(heat, value) {
   return heat.options.lumped && value !== null && !Number.isFinite(value) ? "NaN or Inf" : value;
 }
 
-/** @param {import("../canvas/columns.js").Columns} columns @param {number} row @returns {[number | null, number | null]} */
+/** @param {import("../canvas/columns.js").Columns} columns @param {number} row
+ * @returns {[number | null, number | null]} */
 function extremes(columns, row) {
   let [low, high] = [Infinity, -Infinity];
   for (let i = 0; i < columns.length; i += 1) {

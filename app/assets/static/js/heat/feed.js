@@ -44,7 +44,8 @@ export function capacityOf(follow, rows = 0) {
  * @typedef {object} Taker
  * @property {ArrayLike<unknown>} rows
  * @property {{capacity: number, width: number} | null} [columns]
- * @property {(rows: readonly import("../answers.js").LiveRow[], capacity: [number, number], quantity: string) => void} setRows
+ * @property {(rows: readonly import("../answers.js").LiveRow[], capacity: [number, number],
+ *   quantity: string) => void} setRows
  * @property {(frame: import("../live/frames.js").Frame) => void} take
  */
 

@@ -24,7 +24,8 @@ import { Screen } from "./screen.js";
  * @property {string} [merged] what a value of several steps is; "largest magnitude" if not given
  * @property {(row: Row, step: number) => void} [onPick] a click on a layer
  * @property {(row: Row) => void} [onName] a click on the name of a layer; as `onPick` if not given
- * @property {(row: Row, step: number | null) => void} [onAside] a click that asks for another tab, without a step on a name
+ * @property {(row: Row, step: number | null) => void} [onAside] a click that asks for another tab, without a step on a
+ * name
  * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
  * @property {() => {path: string, query: Record<string, any>}} [query] the same numbers, asked of the server; for the
  * export

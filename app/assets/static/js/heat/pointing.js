@@ -1,5 +1,6 @@
 // @ts-check
-/** The reader's hand on a heatmap: the cell under the pointer, one cursor with the other charts, picking, and zooming. */
+/** The reader's hand on a heatmap: the cell under the pointer, one cursor with the other charts, picking, and
+ * zooming. */
 import { hideTip, showTip } from "../canvas/tip.js";
 import { worse } from "../canvas/worst.js";
 import { isAside } from "../dom.js";

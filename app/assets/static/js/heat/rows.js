@@ -27,7 +27,8 @@ export function blockOf(path, shared = 0) {
 }
 
 /** Neighboring rows of one block; none if each row is a block of its own.
- * @param {readonly {module: string}[]} rows @param {ArrayLike<number>} order @param {number} [shared] @returns {Group[]} */
+ * @param {readonly {module: string}[]} rows @param {ArrayLike<number>} order @param {number} [shared]
+ * @returns {Group[]} */
 export function groupsOf(rows, order, shared = 0) {
   /** @type {Group[]} */
   const groups = [];
@@ -96,8 +97,8 @@ function changeOf(before, after) {
 }
 
 /** Rows in the order that is asked for: those of the model's order that stay equal keep it.
- * @param {number[]} shown rows, in the model's order @param {Sort} sort @param {import("../canvas/columns.js").Columns |
- * null} columns @returns {Int32Array} */
+ * @param {number[]} shown rows, in the model's order @param {Sort} sort
+ * @param {import("../canvas/columns.js").Columns | null} columns @returns {Int32Array} */
 export function sorted(shown, sort, columns) {
   if (sort === "model" || columns === null) return Int32Array.from(shown);
   if (sort === "bad") {

@@ -53,8 +53,8 @@ export class HistProfile extends CanvasChart {
     return this.shape ? numbersOf(this.shape) : { columns: ["step"], rows: [] };
   }
 
-  /** The column that is read out: the held step, or the newest. Bars are those of the step under the cursor, if there is
-   * one. -1 if it wasn't captured. */
+  /** The column that is read out: the held step, or the newest. Bars are those of the step under the cursor, if there
+   * is one. -1 if it wasn't captured. */
   get column() {
     const { shape, page, mode } = this;
     if (!shape) return -1;

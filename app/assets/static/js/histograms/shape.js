@@ -76,7 +76,8 @@ export function columnAt(shape, ends, step) {
   return column >= 0 && step < ends[column] ? column : -1;
 }
 
-/** The column that contains a step itself; -1 if the step was not captured. @param {Shape} shape @param {number} step */
+/** The column that contains a step itself; -1 if the step was not captured. @param {Shape} shape
+ * @param {number} step */
 export function columnOf({ first, last, columns }, step) {
   for (let column = 0; column < columns; column += 1) if (first[column] <= step && step <= last[column]) return column;
   return -1;

@@ -24,8 +24,9 @@ const HEIGHTS = /** @type {Record<string, number>} */ ({ s: 84, m: 128, l: 210 }
 
 /** @typedef {import("./order.js").Layer} Layer */
 /**
- * @typedef {{layer: Layer, element: HTMLElement, name: HTMLElement, plot: HTMLElement, map: HistMap | HistProfile | null,
- *   zoomed: [number, number] | null}} Tile `zoomed` are the values between which the reader zoomed in */
+ * @typedef {{layer: Layer, element: HTMLElement, name: HTMLElement, plot: HTMLElement,
+ *   map: HistMap | HistProfile | null, zoomed: [number, number] | null}} Tile
+ * `zoomed` are the values between which the reader zoomed in */
 
 /** @typedef {import("../answers.js").Histograms} Histograms */
 

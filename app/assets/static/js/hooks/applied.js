@@ -11,8 +11,9 @@ export async function eventsNow(run) {
 }
 
 /** Throws if the trainer refused the command, or if the run ended before it.
- * @param {Pick<import("../page.js").Page, "run" | "events">} page @param {{number: number, names: string[], from: number}} command its number, the settings that
- *   it changes, and how many events there were before it was sent
+ * @param {Pick<import("../page.js").Page, "run" | "events">} page
+ * @param {{number: number, names: string[], from: number}} command its number, the settings that it changes, and
+ * how many events there were before it was sent
  * @param {(why: string) => void} wait called with the reason for a longer wait */
 export async function applied(page, { number, names, from }, wait) {
   const { run } = page;

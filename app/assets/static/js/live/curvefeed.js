@@ -18,7 +18,8 @@ export class CurveFeed extends Emitter {
   loaded = null;
 
   /** @param {import("../page.js").Page} page
-   * @param {(range: Range, signal: AbortSignal) => Promise<{series: Series[]}>[]} request the shown curves, for some steps
+   * @param {(range: Range, signal: AbortSignal) => Promise<{series: Series[]}>[]} request the shown curves, for some
+   * steps
    * @param {(series: Series) => string} keyOf @param {{min: number, share?: number}} pause as in Refresh */
   constructor(page, request, keyOf, pause) {
     super();

@@ -41,7 +41,8 @@ export class Parts {
     return this.refresh.now();
   }
 
-  /** Updates parts without the usual pause, because the reader chose other steps. @param {string[]} [names] these only */
+  /** Updates parts without the usual pause, because the reader chose other steps.
+   * @param {string[]} [names] these only */
   promptly(names) {
     this.#mark(names);
     this.refresh.promptly();

@@ -40,8 +40,8 @@ export class Stream extends Emitter {
   /** @type {any} */
   #timer = null;
 
-  /** @param {{connect?: () => WebSocket, page?: any, chance?: () => number, allowed?: () => Promise<number>}} [world] given
-   * by tests */
+  /** @param {{connect?: () => WebSocket, page?: any, chance?: () => number, allowed?: () => Promise<number>}} [world]
+   * given by tests */
   constructor({ connect = openSocket, page = globalThis.document, chance = Math.random, allowed = askStatus } = {}) {
     super();
     this.connect = connect;

@@ -10,14 +10,15 @@ import { HEAD, PAD } from "./sizes.js";
  */
 
 /**
- * What it answers. A line belongs to an edge of a level; one with `at` -1 leads from what an open box computes itself to its
- * border, and `maker` is where that is.
+ * What it answers. A line belongs to an edge of a level; one with `at` -1 leads from what an open box computes itself
+ * to its border, and `maker` is where that is.
  * @typedef {{level: number, at: number, points: number[], turns: boolean, around: number[]}} Line
  * @typedef {{number: number, x: number, y: number, w: number, h: number, maker: {x: number, y: number} | null}} Rect
  * @typedef {{width: number, height: number, rects: Rect[], lines: Line[]}} Arranged
  */
 
-/** @typedef {{w: number, h: number, enters: number, leaves: number, placed: import("./level.js").Placed | null}} Shape */
+/** @typedef {{w: number, h: number, enters: number, leaves: number,
+ *   placed: import("./level.js").Placed | null}} Shape */
 
 const OUTSIDE = -1;
 const ASPECT = 2.2; // of a box whose parts don't fit the window
@@ -45,7 +46,8 @@ export function arrange({ levels, sizes, width }, dagre) {
   return out;
 }
 
-/** @param {number} part @param {Map<number, [number, number]>} closed @param {Map<number, Shape>} shapes @returns {Shape} */
+/** @param {number} part @param {Map<number, [number, number]>} closed @param {Map<number, Shape>} shapes
+ * @returns {Shape} */
 function shapeOf(part, closed, shapes) {
   const open = shapes.get(part);
   if (open)
@@ -60,7 +62,8 @@ function shapeOf(part, closed, shapes) {
   return { w, h, enters: h / 2, leaves: h / 2, placed: null };
 }
 
-/** @param {Level} level @param {Shape[]} parts @param {number} room @param {Map<string, Shape>} known @param {any} dagre */
+/** @param {Level} level @param {Shape[]} parts @param {number} room @param {Map<string, Shape>} known
+ * @param {any} dagre */
 function placeParts({ parts: numbers, edges, maker }, parts, room, known, dagre) {
   const last = parts.length + 1;
   const places = new Map(numbers.map((number, place) => [number, place + 1]));

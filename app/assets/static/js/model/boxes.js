@@ -54,7 +54,8 @@ function body(pen, { x, y, w, h }) {
   pen.roundRect(x, y, w, h, RADIUS);
 }
 
-/** Cards below the first one. @param {CanvasRenderingContext2D} pen @param {Record<string, string>} page @param {Rect} rect */
+/** Cards below the first one. @param {CanvasRenderingContext2D} pen @param {Record<string, string>} page
+ * @param {Rect} rect */
 function stack(pen, page, { x, y, w, h }) {
   pen.lineWidth = 1;
   for (const by of [6, 3]) {
@@ -67,7 +68,8 @@ function stack(pen, page, { x, y, w, h }) {
   }
 }
 
-/** The units of a repeat, each with its color. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect @param {number} times */
+/** The units of a repeat, each with its color. @param {CanvasRenderingContext2D} pen @param {Scene} scene
+ * @param {Rect} rect @param {number} times */
 function strip(pen, { tree, values, ink, page }, { number, x, y, w, h }, times) {
   const { parts, period } = tree.boxes[number];
   const cells = cellsOf(times);
@@ -103,7 +105,8 @@ function hatch(pen, { x, y, w, h }) {
   pen.restore();
 }
 
-/** @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect @param {string} color @param {number} times */
+/** @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect @param {string} color
+ * @param {number} times */
 function words(pen, { tree, values }, { number, x, y, w }, color, times) {
   const left = x + 8;
   const room = w - 16;
@@ -124,7 +127,8 @@ function words(pen, { tree, values }, { number, x, y, w }, color, times) {
   pen.fillText(valueWords(values, tree, number), left, y + 12 + 2 * LINE);
 }
 
-/** What a box is worth, in words. @param {import("./values.js").BoxValues} values @param {import("./tree.js").Tree} tree @param {number} number */
+/** What a box is worth, in words. @param {import("./values.js").BoxValues} values
+ * @param {import("./tree.js").Tree} tree @param {number} number */
 export function valueWords(values, tree, number) {
   if (values.known[number] === NONE) return "";
   const bits = values.bits[number];
@@ -138,7 +142,8 @@ export function valueWords(values, tree, number) {
   return `\u2264 ${format(value, DIGITS)}`;
 }
 
-/** A mark on a box in which something isn't finite, though it is itself. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
+/** A mark on a box in which something isn't finite, though it is itself. @param {CanvasRenderingContext2D} pen
+ * @param {Scene} scene @param {Rect} rect */
 function flag(pen, { values, page }, { number, x, y, w }) {
   pen.beginPath();
   pen.arc(x + w - 2, y + 2, 6, 0, 2 * Math.PI);
@@ -156,7 +161,8 @@ function flag(pen, { values, page }, { number, x, y, w }) {
   pen.stroke();
 }
 
-/** What is selected, under the pointer, or where what isn't finite begins. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
+/** What is selected, under the pointer, or where what isn't finite begins. @param {CanvasRenderingContext2D} pen
+ * @param {Scene} scene @param {Rect} rect */
 function outline(pen, { selected, pointed, origins, page, view }, { number, x, y, w, h }) {
   const is = number === selected ? "selected" : number === pointed ? "pointed" : "";
   const thick = Math.max(1, 1 / view.scale);
@@ -188,7 +194,8 @@ export function drawFrame(pen, { tree, page, view }, rect) {
   pen.setLineDash([]);
 }
 
-/** What of a frame depends on the step: its value, and its outline. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
+/** What of a frame depends on the step: its value, and its outline. @param {CanvasRenderingContext2D} pen
+ * @param {Scene} scene @param {Rect} rect */
 export function markFrame(pen, scene, rect) {
   const { number, x, y } = rect;
   const { tree, values, ink, view } = scene;
@@ -223,7 +230,8 @@ function heading(pen, { tree, values, page }, { number, x, y, w }, left) {
   );
 }
 
-/** The operator of an open box that computes something itself. @param {CanvasRenderingContext2D} pen @param {Scene} scene @param {Rect} rect */
+/** The operator of an open box that computes something itself. @param {CanvasRenderingContext2D} pen
+ * @param {Scene} scene @param {Rect} rect */
 export function drawCircle(pen, { tree, page, view }, { number, maker }) {
   if (!maker || view.scale < BORDERS) return;
   const sign = signOf(tree.boxes[number].made_by);

@@ -10,7 +10,8 @@ const ARROWS = 0.45;
 const ARROW = 5;
 const TURN = 7; // the radius of corners
 
-/** @typedef {import("./tree.js").Tree} Tree @typedef {import("./arrange.js").Arranged} Arranged @typedef {import("./arrange.js").Rect} Rect */
+/** @typedef {import("./tree.js").Tree} Tree @typedef {import("./arrange.js").Arranged} Arranged
+ * @typedef {import("./arrange.js").Rect} Rect */
 
 /**
  * What is drawn.
@@ -64,10 +65,13 @@ function isSeen({ x, y, w, h }, [left, top, right, bottom]) {
   return x < right && y < bottom && x + w > left && y + h > top;
 }
 
-/** Lines that are drawn alike. @typedef {{number: number, width: number, color: string, dashed: boolean, lines: import("./arrange.js").Line[]}} Group */
+/** Lines that are drawn alike.
+ * @typedef {{number: number, width: number, color: string, dashed: boolean,
+ *   lines: import("./arrange.js").Line[]}} Group */
 
 /** The lines in the window by how they look, and how all of them look, as a text.
- * @param {Scene} scene @param {[number, number, number, number]} seen @returns {{groups: Map<string, Group>, looks: string}} */
+ * @param {Scene} scene @param {[number, number, number, number]} seen
+ * @returns {{groups: Map<string, Group>, looks: string}} */
 function groupsOf(scene, [left, top, right, bottom]) {
   const { arranged, view, page } = scene;
   const least = 0.7 / view.scale;
@@ -111,7 +115,8 @@ function drawLines(pen, { view, page }, groups) {
   pen.globalAlpha = 1;
 }
 
-/** As wide as the gradient; where what flows forward isn't finite, that is what the line shows. @param {Scene} scene @param {readonly number[]} carries */
+/** As wide as the gradient; where what flows forward isn't finite, that is what the line shows. @param {Scene} scene
+ * @param {readonly number[]} carries */
 function strokeOf({ values, gradients, stroke, forward }, carries) {
   const found = stroke(worstOf(gradients, 0, carries.length, carries));
   if (!forward) return found;
@@ -122,7 +127,8 @@ function strokeOf({ values, gradients, stroke, forward }, carries) {
 
 const OWN = { carries: /** @type {number[]} */ ([]), guessed: false };
 
-/** The edge of a line; the last one of an open box carries its own results. @param {Tree} tree @param {import("./arrange.js").Line} line */
+/** The edge of a line; the last one of an open box carries its own results. @param {Tree} tree
+ * @param {import("./arrange.js").Line} line */
 function edgeOf(tree, { level, at }) {
   if (at >= 0) return tree.edgesOf(level)[at];
   OWN.carries = [level];
@@ -177,8 +183,8 @@ function arrows(pen, lines, width) {
   pen.fill();
 }
 
-/** What lies below the boxes, as a picture: frames and lines. While the steps are played, it seldom changes, and most of
- * the time of a drawing would be spent on it. */
+/** What lies below the boxes, as a picture: frames and lines. While the steps are played, it seldom changes, and most
+ * of the time of a drawing would be spent on it. */
 export class Ground {
   #canvas = document.createElement("canvas");
   #pen = /** @type {CanvasRenderingContext2D} */ (this.#canvas.getContext("2d"));

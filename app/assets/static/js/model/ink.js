@@ -42,7 +42,8 @@ export function isDarkPixel(pixel) {
   return 0.2126 * channel(0) + 0.7152 * channel(8) + 0.0722 * channel(16) < 0.179;
 }
 
-/** How lines are drawn: one of a few widths, or as what isn't finite. @typedef {{width: number, state: "plain" | "nan" | "inf" | "unknown"}} Stroke */
+/** How lines are drawn: one of a few widths, or as what isn't finite.
+ * @typedef {{width: number, state: "plain" | "nan" | "inf" | "unknown"}} Stroke */
 
 /** @param {number} bits of the largest gradient @param {Scale | null} scale @returns {Stroke} */
 export function strokeOf(bits, scale) {

@@ -27,7 +27,8 @@ export function addKeys(picture) {
   page.keys.add("k", "previous match of the find box", () => next(picture, -1));
 }
 
-/** @param {import("./picture.js").Picture} picture @param {KeyboardEvent} event @returns {boolean} whether it was of use */
+/** @param {import("./picture.js").Picture} picture @param {KeyboardEvent} event
+ * @returns {boolean} whether it was of use */
 function press(picture, event) {
   const [right, down] = ARROWS[event.key] ?? [0, 0];
   if (right || down) {
@@ -58,7 +59,8 @@ function walk(picture, right, down) {
   return found ? mark(picture, found.number) : true;
 }
 
-/** Selects a box without opening the drawer. @param {import("./picture.js").Picture} picture @param {number | undefined} number */
+/** Selects a box without opening the drawer. @param {import("./picture.js").Picture} picture
+ * @param {number | undefined} number */
 function mark(picture, number) {
   const { tree } = picture.structure;
   if (number === undefined || !tree) return false;

@@ -9,7 +9,8 @@ const MAX_BENDS = 300; // that dagre has to place in one part of a level; it tak
 /** @typedef {[number, number]} Size @typedef {[number, number]} Edge source and target */
 /** @typedef {{x: number, y: number, points?: never}} Spot the middle of a part */
 /** Where lines enter a part and leave it, below its middle. @typedef {[number, number]} Port */
-/** @typedef {{top: number, bottom: number, right: number, nodes: Map<number, Spot>, bends: Map<number, number[]>}} Row */
+/** @typedef {{top: number, bottom: number, right: number, nodes: Map<number, Spot>,
+ *   bends: Map<number, number[]>}} Row */
 
 /** Places nodes that are given in the order of execution: 0 is where everything enters, and the last one where it
  * leaves.
@@ -44,7 +45,8 @@ function calmed(many, edges, forward) {
   return calm;
 }
 
-/** Edges that aren't drawn: what gets nothing from a part, and comes before everything that does, stands at the beginning.
+/** Edges that aren't drawn: what gets nothing from a part, and comes before everything that does, stands at the
+ * beginning.
  * @param {number} many @param {Edge[]} edges @returns {Edge[]} */
 function guidesOf(many, edges) {
   const fed = new Set(edges.map(([, target]) => target));
@@ -68,7 +70,8 @@ function cutsOf(many, edges) {
   return cuts;
 }
 
-/** @param {Size[]} sizes @param {Port[]} ports @param {Edge[]} edges @param {boolean[]} calm @param {Edge[]} guides @param {number[]} cuts
+/** @param {Size[]} sizes @param {Port[]} ports @param {Edge[]} edges @param {boolean[]} calm @param {Edge[]} guides
+ * @param {number[]} cuts
  * @param {number} width @param {any} dagre @returns {Row[]} */
 function rowsOf(sizes, ports, edges, calm, guides, cuts, width, dagre) {
   const within = groupsOf(edges, calm, cuts);
@@ -105,7 +108,8 @@ function bend(row, at, points, start) {
   row.bottom = Math.max(row.bottom, ...heights.map((y) => y + ROOM));
 }
 
-/** Whether nodes are seen: the first and the last one stand for the outside. @param {number} many @param {Edge[]} edges */
+/** Whether nodes are seen: the first and the last one stand for the outside. @param {number} many
+ * @param {Edge[]} edges */
 function usedOf(many, edges) {
   const used = new Array(many).fill(true);
   used[0] = edges.some(([source]) => source === 0);
@@ -147,7 +151,8 @@ const ASIDE = 9; // how far a line leads beside its box before it turns
  * @typedef {{at: number, points: number[], turns: boolean}} Line */
 /** @typedef {{width: number, height: number, spots: Spot[], lines: Line[]}} Placed */
 
-/** @param {Size[]} sizes @param {Port[]} ports @param {Edge[]} edges @param {boolean[]} calm @param {Row[]} rows @returns {Placed} */
+/** @param {Size[]} sizes @param {Port[]} ports @param {Edge[]} edges @param {boolean[]} calm @param {Row[]} rows
+ * @returns {Placed} */
 function finish(sizes, ports, edges, calm, rows) {
   const rowOf = new Int32Array(sizes.length);
   for (const [place, row] of rows.entries()) for (const node of row.nodes.keys()) rowOf[node] = place;
@@ -185,7 +190,8 @@ function finish(sizes, ports, edges, calm, rows) {
   return { width, height: y - ROW_GAP, spots, lines };
 }
 
-/** A line that leads along another height. @param {number[]} start @param {number} right @param {number} y @param {number} left @param {number[]} end */
+/** A line that leads along another height. @param {number[]} start @param {number} right @param {number} y
+ * @param {number} left @param {number[]} end */
 function turned(start, right, y, left, end) {
   return [...start, right, start[1], right, y, left, y, left, end[1], ...end];
 }

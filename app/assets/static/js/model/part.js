@@ -6,7 +6,8 @@ const BETWEEN = 12; // parts one below the other
 const MAX_PARTS = 250; // that dagre gets at once
 const COLUMN = 12; // parts one below the other, where there are too many for dagre
 
-/** @typedef {import("./level.js").Size} Size @typedef {import("./level.js").Edge} Edge @typedef {import("./level.js").Spot} Spot */
+/** @typedef {import("./level.js").Size} Size @typedef {import("./level.js").Edge} Edge
+ * @typedef {import("./level.js").Spot} Spot */
 
 /** What lies between two cuts, around the middle of the first one.
  * @param {Size[]} sizes @param {Edge[]} edges @param {number[]} group @param {Edge[]} guides @param {number} from

@@ -21,7 +21,8 @@ import { tableOf } from "./words.js";
 const OTHER_PX = 40; // difference in width at which the boxes are rearranged
 const CALM_MS = 120;
 const LABEL =
-  "The model. Arrow keys move between boxes, Enter opens the drawer, Space folds and unfolds, plus and minus zoom, 0 shows all.";
+  "The model. Arrow keys move between boxes, Enter opens the drawer, Space folds and unfolds, " +
+  "plus and minus zoom, 0 shows all.";
 
 /** Emits "ink" when colors have changed, "select" with the box that was selected, "open" with one to look at, and
  * "found" when other boxes match. */

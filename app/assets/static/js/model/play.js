@@ -25,7 +25,8 @@ export function speedWords(speed) {
   return speed === 1 ? "1 step a second" : `${speed.toLocaleString("en")} steps a second`;
 }
 
-/** The place to play from: the shown one; from the last one, it begins again. @param {number} many @param {number} place */
+/** The place to play from: the shown one; from the last one, it begins again. @param {number} many
+ * @param {number} place */
 export function beginOf(many, place) {
   return place >= many - 1 ? 0 : Math.max(0, place);
 }

@@ -58,8 +58,8 @@ function click(picture, x, y, twice) {
 const CLICK_PX = 4;
 const WHEEL = 0.0022;
 
-/** @typedef {{view: import("./view.js").View, moved: () => void, point: (x: number, y: number) => void, leave: () => void,
- *   click: (x: number, y: number, twice: boolean) => void}} Holder */
+/** @typedef {{view: import("./view.js").View, moved: () => void, point: (x: number, y: number) => void,
+ *   leave: () => void, click: (x: number, y: number, twice: boolean) => void}} Holder */
 
 /** @param {HTMLElement} pad @param {Holder} holder */
 function listen(pad, holder) {
@@ -117,7 +117,8 @@ function listen(pad, holder) {
   );
 }
 
-/** @param {Holder} holder @param {{x: number, y: number}} other @param {{x: number, y: number}} before @param {{x: number, y: number}} now */
+/** @param {Holder} holder @param {{x: number, y: number}} other @param {{x: number, y: number}} before
+ * @param {{x: number, y: number}} now */
 function pinch({ view }, other, before, now) {
   const [from, to] = [before, now].map(({ x, y }) => Math.max(1, Math.hypot(x - other.x, y - other.y)));
   view.zoom(to / from, (now.x + other.x) / 2, (now.y + other.y) / 2);

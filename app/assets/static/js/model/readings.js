@@ -15,8 +15,8 @@ const GRADIENT = { kind: "output_grad", stat: "norm" };
 
 /** @typedef {import("../scale.js").Kind} Kind */
 
-/** Emits "data" when values have arrived, "rows" when what was captured is another, and "blank" at each step at which no box
- * has a value, and at the first one after it. */
+/** Emits "data" when values have arrived, "rows" when what was captured is another, and "blank" at each step at which
+ * no box has a value, and at the first one after it. */
 export class Readings extends Emitter {
   /** @type {BoxValues | null} */
   values = null;
@@ -92,7 +92,8 @@ export class Readings extends Emitter {
     this.emit("data");
   }
 
-  /** Takes the values of a step. @param {number | null} step @param {boolean} held whether they must be of this very step */
+  /** Takes the values of a step. @param {number | null} step
+   * @param {boolean} held whether they must be of this very step */
   show(step, held) {
     const { values, gradients } = this;
     if (!values || !gradients) return;

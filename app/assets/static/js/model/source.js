@@ -26,7 +26,8 @@ export class Source {
     this.feed = new Feed(page, this, whole, told);
   }
 
-  /** As a heatmap takes them. @param {readonly Row[]} rows @param {[number, number]} [capacity] @param {string} [quantity] */
+  /** As a heatmap takes them. @param {readonly Row[]} rows @param {[number, number]} [capacity]
+   * @param {string} [quantity] */
   setRows(rows, capacity = [LIVE_STEPS + 1, 1], quantity = "") {
     const [many, width] = this.capacity ?? capacity;
     const { columns } = this;

@@ -56,7 +56,8 @@ export class Steps extends Emitter {
     this.#taken = undefined;
   }
 
-  /** Finds the step to show, and its values. @param {number} now @returns {boolean} whether they are others than before */
+  /** Finds the step to show, and its values. @param {number} now
+   * @returns {boolean} whether they are others than before */
   advance(now) {
     const { player, readings, page } = this;
     const { held } = page.follow;

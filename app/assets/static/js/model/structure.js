@@ -8,7 +8,8 @@ import { OUTSIDE, readFolds, Tree, writeFolds } from "./tree.js";
 
 const MIN_MS = 2000;
 
-/** Emits "model" when there are other boxes, and "arranged" when they stand elsewhere. What is shown changes at once. */
+/** Emits "model" when there are other boxes, and "arranged" when they stand elsewhere. What is shown changes at
+ * once. */
 export class Structure extends Emitter {
   /** @type {Tree | null} */
   tree = null;

@@ -125,7 +125,8 @@ export class Tree {
       .join(" \u00b7 ");
   }
 
-  /** Boxes that are open at first: all on one level, from the outside, as long as few are shown. Repeats stay folded. */
+  /** Boxes that are open at first: all on one level, from the outside, as long as few are shown. Repeats stay
+   * folded. */
   openAtFirst() {
     const open = /** @type {Set<number>} */ (new Set());
     let shown = this.model.parts.length;
@@ -158,7 +159,8 @@ export class Tree {
     return closed.at(-1) ?? number;
   }
 
-  /** Opens the boxes around some boxes, unless these are too many. @param {number[]} numbers @param {Set<number>} open */
+  /** Opens the boxes around some boxes, unless these are too many. @param {number[]} numbers
+   * @param {Set<number>} open */
   reveal(numbers, open) {
     const next = new Set(open);
     for (const number of numbers.slice(0, MAX_LISTED)) for (const box of this.around(number)) next.add(box);
@@ -188,7 +190,8 @@ export function readFolds(tree, text) {
   return open;
 }
 
-/** The sources of each box. For a box with parts, these are the sources of its outputs. @param {Tree} tree @returns {number[][]} */
+/** The sources of each box. For a box with parts, these are the sources of its outputs. @param {Tree} tree
+ * @returns {number[][]} */
 export function sourcesOf(tree) {
   return tree.boxes.map((box) => {
     const edges = box.parts.length ? box.edges : tree.edgesOf(box.inside ?? -1);

@@ -65,7 +65,8 @@ export class View {
     this.#keep();
   }
 
-  /** Brings a point of the picture to where another one was. @param {[number, number]} now @param {[number, number]} before */
+  /** Brings a point of the picture to where another one was. @param {[number, number]} now
+   * @param {[number, number]} before */
   anchor([x, y], [beforeX, beforeY]) {
     this.move((beforeX - x) * this.scale, (beforeY - y) * this.scale);
   }

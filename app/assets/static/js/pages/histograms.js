@@ -184,7 +184,8 @@ function histLegend() {
 
 const [GAP, NAME, HEAD] = [14, 20, 30];
 
-/** @param {import("../histograms/wall.js").Wall} wall @param {string} title @param {string} of @returns {Promise<Blob>} */
+/** @param {import("../histograms/wall.js").Wall} wall @param {string} title @param {string} of
+ * @returns {Promise<Blob>} */
 async function pngOf(wall, title, of) {
   const tiles = wall.seen.filter((tile) => tile.map?.shape?.columns);
   if (!tiles.length) throw new Error("no tile is visible");

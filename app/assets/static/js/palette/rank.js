@@ -21,7 +21,8 @@ function fitOf(name, word) {
 }
 
 /** The entries whose names have all words of a text, best first, and in their order if they are as good.
- * @template {{name: string}} E @param {string} text @param {readonly E[]} entries @param {number} most @returns {E[]} */
+ * @template {{name: string}} E @param {string} text @param {readonly E[]} entries @param {number} most
+ * @returns {E[]} */
 export function rank(text, entries, most) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const scored = entries.flatMap((entry) => {

@@ -23,7 +23,8 @@ export class FreeChart {
   #height = 0;
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure
-   * @param {{title: string, onPick?: (key: string) => void}} options `onPick` gets the `customdata` of the clicked point */
+   * @param {{title: string, onPick?: (key: string) => void}} options `onPick` gets the `customdata` of the clicked
+   * point */
   constructor(page, element, options) {
     made += 1;
     this.page = page;

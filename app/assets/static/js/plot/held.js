@@ -1,5 +1,6 @@
 // @ts-check
-/** What a line says at the step that the page is held at: nothing of another step, however few points are drawn. Pure. */
+/** What a line says at the step that the page is held at: nothing of another step, however few points are drawn.
+ * Pure. */
 import { drawn } from "./thin.js";
 import { covering, stepsAt, valueWords } from "./words.js";
 

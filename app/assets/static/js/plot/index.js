@@ -99,7 +99,8 @@ export class LineChart {
     this.ask();
   }
 
-  /** Asks for the values of the held step if it shares a point with others. Until they are there, the legend has none. */
+  /** Asks for the values of the held step if it shares a point with others. Until they are there, the legend has
+   * none. */
   async #askHeld() {
     const { figure, page } = this;
     const { held } = page.follow;

@@ -31,11 +31,12 @@ export class LineFigure {
   axis = null;
   /** What the lines are of. */
   about = "";
-  /** The lines of the held step alone, once they were asked for. @type {{step: number, lines?: import("./thin.js").Line[]} | null} */
+  /** The lines of the held step alone, once they were asked for.
+   * @type {{step: number, lines?: import("./thin.js").Line[]} | null} */
   exact = null;
 
-  /** @param {{state: {optional(name: string): string}, follow: {span: [number, number] | null, range?: [number, number] | null}, clock?:
-   * import("../timeline/clock.js").Clock}} page
+  /** @param {{state: {optional(name: string): string}, clock?: import("../timeline/clock.js").Clock,
+   *   follow: {span: [number, number] | null, range?: [number, number] | null}}} page
    * @param {{title: string, y?: YAxis, legend?: boolean}} options */
   constructor(page, options) {
     this.page = page;
@@ -99,7 +100,8 @@ export class LineFigure {
     this.drawn = this.lines.map((line) => drawn(line, halfLife, MAX_POINTS, this.#span));
   }
 
-  /** The steps on the axis; null is all of the lines. Those of another run may reach farther than the steps of the page.
+  /** The steps on the axis; null is all of the lines. Those of another run may reach farther than the steps of the
+   * page.
    * @returns {[number, number] | null} */
   get #span() {
     const { span, range = null } = this.page.follow;

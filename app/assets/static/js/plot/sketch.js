@@ -14,7 +14,8 @@ const SYMBOLS = {
 
 /** @typedef {(value: number) => number} To pixels */
 
-/** @param {string} tag @param {Record<string, string | number | undefined>} attributes @param {...(Node | string)} children */
+/** @param {string} tag @param {Record<string, string | number | undefined>} attributes
+ * @param {...(Node | string)} children */
 function svg(tag, attributes, ...children) {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes))
@@ -23,7 +24,8 @@ function svg(tag, attributes, ...children) {
   return element;
 }
 
-/** The path of a line with holes. Pure. @param {ArrayLike<number | null>} xs @param {ArrayLike<number | null>} ys @param {To} toX
+/** The path of a line with holes. Pure. @param {ArrayLike<number | null>} xs @param {ArrayLike<number | null>} ys
+ * @param {To} toX
  * @param {To} toY */
 export function pathOf(xs, ys, toX, toY) {
   let path = "";

@@ -7,8 +7,8 @@ import { ema } from "./smooth.js";
  * @property {string} name
  * @property {ArrayLike<number>} first each point speaks of the steps first[i] to last[i]
  * @property {ArrayLike<number>} last
- * @property {{first: ArrayLike<number>, last: ArrayLike<number>}} [steps] the steps themselves, if `first` and `last` are those
- *   of another run, whose axis it is (timeline/runsclock.js)
+ * @property {{first: ArrayLike<number>, last: ArrayLike<number>}} [steps] the steps themselves, if `first` and `last`
+ * are those of another run, whose axis it is (timeline/runsclock.js)
  * @property {ArrayLike<number>} [mean] without it there is only a band
  * @property {ArrayLike<number>} [min]
  * @property {ArrayLike<number>} [max]

@@ -73,7 +73,8 @@ function named(runs) {
 }
 
 /** Asks the same for each of some runs, and says which ones failed.
- * @param {Chosen[]} runs @param {string} what @param {(run: Chosen) => Promise<unknown>} ask @returns the failed ones */
+ * @param {Chosen[]} runs @param {string} what @param {(run: Chosen) => Promise<unknown>} ask
+ * @returns the failed ones */
 async function forEach(runs, what, ask) {
   const done = await Promise.allSettled(runs.map(ask));
   const failed = runs.filter((_, place) => done[place].status === "rejected");

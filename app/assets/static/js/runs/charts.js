@@ -99,8 +99,9 @@ export class RunCharts {
   }
 
   #say() {
+    const why = `because only the newest ${count(MAX_LISTED_RUNS)} are read`;
     const older = this.#older
-      ? `; settings and results of ${counted(this.#older, "older run")} are missing, because only the newest ${count(MAX_LISTED_RUNS)} are read`
+      ? `; settings and results of ${counted(this.#older, "older run")} are missing, ${why}`
       : "";
     const words = this.#words + older;
     write(byId("charts-about"), words);
@@ -304,8 +305,9 @@ export class RunCharts {
     const rows = settings.slice(0, MAX_ROWS);
     const { result } = this;
     byId("config-differences").hidden = this.#runs.length < 2;
+    const cut = settings.length > rows.length ? `; showing ${count(rows.length)}` : "";
     byId("differences-about").textContent = settings.length
-      ? `${counted(settings.length, "setting")}${settings.length > rows.length ? `; showing ${count(rows.length)}` : ""}`
+      ? `${counted(settings.length, "setting")}${cut}`
       : "nothing in the configuration";
     const head = h(
       "tr",

@@ -45,7 +45,8 @@ export function rememberColumns(page) {
     event.preventDefault();
     move(button, by);
   });
-  /** The button that moved a column: the list that comes of it may take its focus. @type {{id: string, by: number} | null} */
+  /** The button that moved a column: the list that comes of it may take its focus.
+   * @type {{id: string, by: number} | null} */
   let again = null;
   box.closest("[data-part]")?.addEventListener("renewed", () => {
     const item = again && document.getElementById(again.id);

@@ -157,9 +157,12 @@ export function scatter({ runs, result, colorOf }, setting) {
           y: there.map((run) => up.at(resultOf(run, result))),
           customdata: there.map((run) => run.id),
           marker: { color: there.map(colorOf), size: 10, line: { color: colors.card, width: 1 } },
-          hovertext: there.map(
-            (run) =>
-              `<b>${escaped(shorten(nameOf(run), 40))}</b><br>${escaped(setting.name)}: ${escaped(wordsOf(setting.values.get(run.id)))}<br>${escaped(result)}: ${number(resultOf(run, result))}`,
+          hovertext: there.map((run) =>
+            [
+              `<b>${escaped(shorten(nameOf(run), 40))}</b>`,
+              `${escaped(setting.name)}: ${escaped(wordsOf(setting.values.get(run.id)))}`,
+              `${escaped(result)}: ${number(resultOf(run, result))}`,
+            ].join("<br>"),
           ),
           hoverinfo: "text",
         },

@@ -7,8 +7,8 @@ import { ticks as evenly, Scale } from "../scale.js";
 /** @typedef {import("../answers.js").Run} Run */
 /** @typedef {boolean | number | string | null | undefined} Value */
 /** @typedef {{name: string, source: "config" | "facts", values: Map<string, Value>}} Setting values by run */
-/** @typedef {{name: string, kind: "linear" | "log" | "words", ticks: {at: number, text: string}[], at: (value: Value) => number | null}} Axis
- *   `at` is from 0 to 1, null for a missing value */
+/** @typedef {{name: string, kind: "linear" | "log" | "words", ticks: {at: number, text: string}[],
+ *   at: (value: Value) => number | null}} Axis `at` is from 0 to 1, null for a missing value */
 
 /** Facts that differ between any two runs, or only say the same again. */
 const NOISE = /^(arguments|git\.|version\.|steps\.|job|launcher|batch\d*\.(shape|dtype)|optimizer\d*\.initial_lr)/;
@@ -36,8 +36,8 @@ function settingsOf(runs, source) {
     .filter(({ values }) => new Set([...values.values()].map((value) => JSON.stringify(value ?? null))).size > 1);
 }
 
-/** The settings that tell runs apart in a picture: at least two of the runs have different ones, besides those that have
- * none. @param {Setting[]} settings @returns {Setting[]} */
+/** The settings that tell runs apart in a picture: at least two of the runs have different ones, besides those that
+ * have none. @param {Setting[]} settings @returns {Setting[]} */
 export function telling(settings) {
   return settings.filter(
     ({ values }) =>

@@ -11,7 +11,8 @@ const GB = 1e9;
 const MB = 1e6;
 const MS = 1e-3;
 
-/** The machine's own: the name of each line, and its words. @type {[string, string, number, [string, string, string?][]][]} */
+/** The machine's own: the name of each line, and its words.
+ * @type {[string, string, number, [string, string, string?][]][]} */
 const MACHINE = [
   ["samples", "Samples per second", 1, [["rate/samples", "samples per second"]]],
   ["tokens", "Tokens per second", 1, [["rate/tokens", "tokens per second"]]],

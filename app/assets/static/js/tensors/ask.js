@@ -44,7 +44,8 @@ export async function missedWords(run, module, after) {
 }
 
 /**
- * @typedef {{numbers: number[], label: string, module: string | null, after: number, line: HTMLElement, words: HTMLElement}}
+ * @typedef {{numbers: number[], label: string, module: string | null, after: number, line: HTMLElement,
+ *   words: HTMLElement}}
  * Request
  */
 

@@ -21,7 +21,8 @@ const ENDS = {
 
 /**
  * @param {import("../page.js").Page} page
- * @param {{look: () => Promise<Snapshot[]>, chosen: () => Snapshot | null | undefined, show: (number: number) => void}} tensors */
+ * @param {{look: () => Promise<Snapshot[]>, chosen: () => Snapshot | null | undefined,
+ *   show: (number: number) => void}} tensors */
 export function addFollowing(page, { look, chosen, show }) {
   const { run, state } = page;
   const button = /** @type {HTMLButtonElement} */ (byId("follow-tensor"));

@@ -128,10 +128,11 @@ export class Rolled {
     const differ = layers.every((layer) => layer.gradient !== null);
     byId("gradient-row").hidden = !differ && this.page.state.get("gradient") !== "1";
     const named = `${layers.length} ${layers.length === 1 ? "layer" : "layers"} (${namesOf(layers)})`;
+    const of = `sample ${sample} of ${samples}${label && ` (${label})`}`;
     const { follow, state } = this.page;
     byId("rollout-about").textContent = [
       ...[aboutStep("Maps", step ?? NaN, follow.values, state.get("rollout") !== "")].filter(Boolean),
-      `${named}, ${counted(heads, "head")}, ${counted(size, "position")}, sample ${sample} of ${samples}${label && ` (${label})`}.`,
+      `${named}, ${counted(heads, "head")}, ${counted(size, "position")}, ${of}.`,
       "Each row shows what a position of the last layer attends to before the first; rows sum to 1.",
       "Discard drops the smallest weights of each row, but never those of the first position.",
       ...(differ ? [] : ["Gradient weighting isn\u2019t available: no gradient reaches these weights."]),
@@ -186,9 +187,8 @@ export class Rolled {
 
   /** @param {{row: number, column: number} | null} cell */
   #say(cell) {
-    const words = cell
-      ? `position ${this.#called(cell.row)} \u2192 ${this.#called(cell.column)}: ${number(this.said?.matrix[cell.row]?.[cell.column])}`
-      : "\u00a0";
+    const weight = cell && number(this.said?.matrix[cell.row]?.[cell.column]);
+    const words = cell ? `position ${this.#called(cell.row)} \u2192 ${this.#called(cell.column)}: ${weight}` : "\u00a0";
     byId("rollout-words").textContent = words;
     if (cell && this.figure.contains(document.activeElement)) this.page.announce(words);
   }

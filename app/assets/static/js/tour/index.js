@@ -3,7 +3,8 @@
 import { byId, h, makeButton } from "../dom.js";
 import { visit } from "../timeline/keep.js";
 
-/** A stop of the tour: its page, its target, and its text. @typedef {{place: string, target: string, title: string, text: string}} Stop */
+/** A stop of the tour: its page, its target, and its text.
+ * @typedef {{place: string, target: string, title: string, text: string}} Stop */
 
 /** @type {readonly Stop[]} */
 const STOPS = [
@@ -20,24 +21,24 @@ const STOPS = [
     target: "#findings",
     title: "What is wrong, and since when",
     text:
-      "Rules look at every captured step. A finding names the layer where it began, its usual causes, and what to try. " +
-      "Click one to see the steps around it.",
+      "Rules look at every captured step. A finding names the layer where it began, its usual causes, and what to " +
+      "try. Click one to see the steps around it.",
   },
   {
     place: "model",
     target: "#model",
     title: "The model as a picture",
     text:
-      "Colors are activations, lines are gradients. Press a to play the steps: a NaN spreads from the box where it began. " +
-      "Click a box for its lines, histogram, and tensor.",
+      "Colors are activations, lines are gradients. Press a to play the steps: a NaN spreads from the box where it " +
+      "began. Click a box for its lines, histogram, and tensor.",
   },
   {
     place: "flow",
     target: "#flow",
     title: "Every layer over all steps",
     text:
-      "One row for each layer, one column for each step. A vertical line is a bad step, a band that fades is a vanishing " +
-      "gradient, a wedge is a NaN that spreads.",
+      "One row for each layer, one column for each step. A vertical line is a bad step, a band that fades is a " +
+      "vanishing gradient, a wedge is a NaN that spreads.",
   },
   {
     place: "",
