@@ -14,7 +14,9 @@ from hookcore.reading.answers.base import Answer, decode
 from hookcore.records import Snapshot, Tap
 from hookcore.store import STAT_NAMES
 from hookcore_app.api.examples import example_of
+from hookcore_app.api.steady import ATTEMPTS
 from hookcore_app.formats import json_of
+from hookcore_app.runs import Run
 from tests.api_world import (
     COVERAGE,
     HOOKS,
@@ -597,6 +599,51 @@ def test_snapshots_of_the_script_and_of_requests_are_both_found(world: World) ->
     assert [(each["number"], each["asked"]) for each in listed] == [(0, False), (1234567890123, True)]
     for each in listed:
         assert world.json(f"snapshots/{each['number']}")["step"] == each["step"]
+
+
+STEADY: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("latest", {}),
+    ("incidents", {}),
+    ("series", {"tap": "1", "stat": "rms"}),
+    ("histograms", {"tap": "1"}),
+    ("heatmap", {"kind": "output", "stat": "rms"}),
+    ("figure", {"chart": "series", "tap": "1"}),
+)
+
+
+@pytest.mark.parametrize(("path", "asked"), STEADY)
+def test_an_answer_is_the_same_if_its_run_leaves_memory_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch, path: str, asked: dict[str, Any]
+) -> None:
+    expected = world.json(path, **asked)
+    leaving = _Leaving(world, monkeypatch, times=1)
+    assert world.json(path, **asked) == expected
+    assert leaving.times == 0
+
+
+def test_an_answer_whose_run_never_stays_in_memory_is_to_be_asked_for_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving = _Leaving(world, monkeypatch, times=ATTEMPTS)
+    answer = world.get("series", status=503, tap="1", stat="rms")
+    assert int(answer.headers["Retry-After"]) > 0
+    assert leaving.times == 0
+
+
+class _Leaving:
+    """Lets a run leave memory right after each of its first reads, and lets the server read it again from "disk"."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        self.times, self._run, self._read, self._store = times, world.run, world.runs.read, world.run.store
+        monkeypatch.setattr(world.runs, "read", self._read_and_leave)
+        monkeypatch.setattr(world.runs.disk, "load", lambda run: run.swap(self._store, loaded=True))
+
+    def _read_and_leave(self, run: Run) -> Run:
+        self._read(run)
+        if self.times:
+            self.times -= 1
+            run.outline(self._store.steps(), run.end)
+        return run
 
 
 def test_rows_of_the_hooks_page_count_calls_values_and_other_hooks(world: World) -> None:

@@ -13,8 +13,9 @@ from ..formats import StrictJson
 from ..runs.explaining import BusyError, Explainer
 from .params import RunParam, answered, described
 from .runs import accepted, require_live
+from .steady import SteadyRoute
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 CapsuleId = Annotated[str, Path(max_length=100, description="its `id`", examples=["step-000000100"])]
 
 

@@ -42,11 +42,12 @@ from .params import (
     run_named,
     version_of,
 )
+from .steady import SteadyRoute
 
 MAX_ALONE: Final = 1000
 MAX_NUMBERS: Final = 500_000
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 def _two_runs(

@@ -28,10 +28,11 @@ from .params import (
     run_named,
     version_of,
 )
+from .steady import SteadyRoute
 
 MAX_LAYERS: Final = 200
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 OtherRun = Annotated[str | None, Query(pattern=RUN_PATTERN, description="another run to compare with")]
 OtherStep = Annotated[

@@ -35,6 +35,7 @@ from .params import (
     version_of,
 )
 from .series import TapText
+from .steady import SteadyRoute
 
 if TYPE_CHECKING:
     from ..analysis.figures import Style
@@ -44,7 +45,7 @@ MAX_LINES: Final = 50
 MAX_VALUES: Final = 500_000
 FAN: Final = ("p1", "p5", "p25", "p50", "p75", "p95", "p99")
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 
 from .params import ReplyParam, RunParam, SpanParam, described, version_of
+from .steady import SteadyRoute
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.get("/incidents", summary="Incidents", responses=described(answers.Incidents))

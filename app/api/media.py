@@ -11,13 +11,14 @@ from hookcore.reading import answers
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
 
 from .params import After, Limit, ReplyParam, RunParam, SpanParam, described, page_of, problems, version_of
+from .steady import SteadyRoute
 
 # Nothing else is sent as it came: a trainer's word for it must not make a browser run it.
 TYPES = {kind: kind for kind in (IMAGE_TYPE, TABLE_TYPE, FIGURE_TYPE)} | {TEXT_TYPE: "text/plain; charset=utf-8"}
 
 _TABLE = {TABLE_TYPE: {"example": {"columns": ["loss"], "rows": [[0.5]], "total": 1}}}
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.get("/media", summary="Images, texts, tables, and figures", responses=described(answers.MediaList))

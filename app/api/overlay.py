@@ -29,10 +29,11 @@ from .params import (
     listed_run,
     version_of,
 )
+from .steady import SteadyRoute
 
 MAX_RUNS: Final = 200  # of an answer; their ids fit into an address
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.get("/overlay", summary="The same values of many runs", responses=described(answers.Overlay, ARRAYS))

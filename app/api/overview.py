@@ -17,11 +17,12 @@ from ..analysis.coverage import losses_of
 from ..runs import Run
 from ..runs.answering import findings_of, reading_of, scope_of
 from .params import ReplyParam, RunParam, SpanParam, described, version_of
+from .steady import SteadyRoute
 
 MAX_FINDINGS: Final = 1000
 _MAX_MODULES: Final = 100
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.get("/findings", summary="What is wrong in the run", responses=described(answers.Findings))

@@ -37,8 +37,9 @@ from .params import (
     version_of,
 )
 from .series import TapText
+from .steady import SteadyRoute
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.get("/ranks", summary="The ranks of a training", responses=described(answers.Ranks, ARRAYS))

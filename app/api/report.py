@@ -7,8 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from .params import MAX_STEP, RunParam, SpanParam, problems
+from .steady import SteadyRoute
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 # The file is saved, not shown. If it is opened anyway, the page has no origin. It has its own policy too.
 _POLICY = (

@@ -18,10 +18,11 @@ from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
 from .params import MAX_STEP, Format, MatchParam, ReplyParam, RunParam, answered, described, version_of
 from .runs import require_live
+from .steady import SteadyRoute
 
 MAX_ASKED: Final = 64  # snapshots that a trainer remembers
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.post(

@@ -16,8 +16,9 @@ from ..runs.muting import add_mute, mutes_of, remove_mute
 from ..runs.rules import rules_of
 from .bodies import Acknowledgement, Mute, RuleChanges
 from .params import ReplyParam, RunParam, RunsParam, answered, described, run_named, version_of
+from .steady import SteadyRoute
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.get("/rules", summary="Rules and thresholds", responses=described(answers.RunRules))

@@ -40,10 +40,11 @@ from .params import (
     problems,
     version_of,
 )
+from .steady import SteadyRoute
 
 MAX_LISTED: Final = 1000  # runs of an answer
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.get("/runs", summary="The runs", responses=described(answers.Runs))

@@ -33,6 +33,7 @@ from .params import (
     page_of,
     version_of,
 )
+from .steady import SteadyRoute
 
 MAX_POINTS: Final = 10_000
 MAX_BINS: Final = 3_000_000  # bins of all columns of all histograms of an answer
@@ -41,7 +42,7 @@ MAX_LATEST: Final = 100_000
 MAX_HISTOGRAM_COLUMNS: Final = 2000
 MAX_CHANNEL_ROWS: Final = 4096
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 Points = Annotated[int, Query(ge=1, le=MAX_POINTS, description="maximum points per series; extremes are kept")]
 TapText = Annotated[

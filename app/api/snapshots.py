@@ -26,11 +26,12 @@ from ..runs import Run
 from .bodies import SnapshotRequest
 from .params import After, Limit, MatchParam, OfKind, ReplyParam, RunParam, answered, described, page_of, version_of
 from .runs import accepted, require_live
+from .steady import SteadyRoute
 
 MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV, PNG, or tiles; npy and safetensors have no limit
 MAX_TILES: Final = 1024
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 Part = Annotated[str, Query(alias="slice", max_length=500, description="a slice as in NumPy, such as 0,:,3:7")]
 Number = Annotated[int, Path(ge=0, le=2**62, description="the number from the list or the request", examples=[0])]

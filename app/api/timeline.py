@@ -15,8 +15,9 @@ from ..runs import Run
 from ..runs.annotating import annotate, remove_annotation
 from .bodies import Annotation
 from .params import MAX_STEP, ReplyParam, RunParam, RunsParam, SpanParam, answered, described, run_named, version_of
+from .steady import SteadyRoute
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.get("/timeline", summary="A run at a glance", responses=described(answers.Timeline))

@@ -16,8 +16,9 @@ from ..formats import plain
 from .bodies import SettingsChanges
 from .params import MAX_STEP, Limit, ReplyParam, RunParam, SpanParam, answered, described, version_of
 from .runs import accepted, require_live
+from .steady import SteadyRoute
 
-router = APIRouter()
+router = APIRouter(route_class=SteadyRoute)
 
 
 @router.get("/events", summary="Events", responses=described(answers.Events))

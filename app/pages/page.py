@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from inspect import Parameter, Signature
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from ..api.steady import SteadyRoute
 from ..formats import words_of
 from ..runs import Run, Runs
 from .frame import address_of, path_of, render, run_of
@@ -165,7 +166,7 @@ def first_row_of_page(row: int, many: int, a_page: int) -> int:
 
 
 def router_of(pages: Sequence[type[Page]]) -> APIRouter:
-    router = APIRouter(include_in_schema=False)
+    router = APIRouter(include_in_schema=False, route_class=SteadyRoute)
     for page in pages:
         path = f"/runs/{{run_id}}{path_of(page.name)}" if issubclass(page, RunPage) else page.path
         router.get(path, response_class=HTMLResponse, name=f"{page.name}_page")(_route_to(page))
@@ -179,8 +180,7 @@ def _route_to(page: type[Page]) -> Any:
         hints["part"] = Annotated[list[Literal[page.parts]] | None, Query(max_length=9)]  # type: ignore[name-defined]
 
     def respond(**given: Any) -> Response:
-        made = page(**given)
-        return _respond_steadily(made) if isinstance(made, RunPage) else made.respond()
+        return page(**given).respond()
 
     parameters = [
         Parameter(
@@ -194,17 +194,3 @@ def _route_to(page: type[Page]) -> Any:
     ]
     respond.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return respond
-
-
-def _respond_steadily(page: RunPage) -> Response:
-    """Render a page; once more if its run was unloaded or read again meanwhile, and so has another store now."""
-    store = page.run.store
-    try:
-        answer = page.respond()
-        if page.run.store is store:
-            return answer
-    except Exception:
-        if page.run.store is store:
-            raise
-    page.runs.read(page.run)
-    return replace(page).respond()

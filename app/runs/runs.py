@@ -27,6 +27,7 @@ from .memory import MIN_RUN_BYTES, Memory
 from .parts import Edits, Signs
 from .removed import Removals
 from .run import Run
+from .steady import note_read
 from .unlisted import Unlisted
 from .views import BOARD_FILE, Views
 
@@ -97,8 +98,7 @@ class Runs:
 
     def find(self, run_id: str) -> Run | None:
         """Return a run by its id, loaded from disk if needed. Not for the event loop."""
-        run = self.look_up(run_id)
-        return None if run is None else self.read(run)
+        return None if (run := self.look_up(run_id)) is None else self.read(run)
 
     def read(self, run: Run) -> Run:
         """Return the run with all its values in memory."""
@@ -108,7 +108,7 @@ class Runs:
                 if not run.loaded:
                     self.disk.load(run)
             self.balance(spare=run)
-        return run
+        return note_read(run)
 
     def open(self, info: RunInfo) -> Run | None:
         """Return a trainer's run, created if needed; None if the server is full of live runs."""
