@@ -144,6 +144,11 @@ def test_the_page_shows_the_incident_and_an_unknown_one_says_what_to_do() -> Non
         missing = client.get("/runs/run-1/incident?id=nonfinite-8", headers={"Accept": "text/html"})
         assert missing.status_code == 404
         assert "Events page lists the others" in missing.text
+        assert '<a class="button" href="runs/run-1/events">Its events</a>' in missing.text
+        nameless = client.get("/runs/run-1/incident", headers={"Accept": "text/html"})
+        assert nameless.status_code == 422
+        assert "This address lacks the id of an incident." in nameless.text
+        assert '<a class="button" href="runs/run-1/events">Its events</a>' in nameless.text
         link = re.search(
             r'href="(runs/run-1/incident\?id=nonfinite-9)"',
             client.get("/runs/run-1/events?name=nonfinite&event=nonfinite%3Alayers.1+output+%5Bpast.1%5D+call+2").text,

@@ -32,6 +32,7 @@ def error_page(request: Request, sentence: str, status: int, headers: Mapping[st
     runs: Runs = request.app.state.runs
     newest = next(iter(runs.all()), None)
     run_id = request.path_params.get("run_id", "")
+    run = runs.get(run_id)
     page = render(
         request,
         "error",
@@ -41,8 +42,9 @@ def error_page(request: Request, sentence: str, status: int, headers: Mapping[st
         if sentence == "Not Found"
         else f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}.",
         newest=address_of(newest) if newest is not None else "",
+        here=address_of(run) if run is not None else "",
         # Readers follow a trainer's link before its first batch has arrived.
-        awaited=run_id if status == 404 and runs.get(run_id) is None and not why_gone(runs.gone(), run_id) else "",
+        awaited=run_id if status == 404 and run is None and not why_gone(runs.gone(), run_id) else "",
     )
     page.status_code = status
     page.headers.update(headers or {})

@@ -30,12 +30,16 @@ class IncidentPage(RunPage):
     name = "incident"
     parts = ("about", "cause", "graph", "tensors", "chain")
 
-    id: Annotated[str, Query(max_length=200, description="of the incident")]
+    id: Annotated[str, Query(max_length=200, description="of the incident")] = ""
     stat: Annotated[str, Query(max_length=20, description="the stat that is shown; empty: the usual one")] = ""
 
     @cached_property
     def incident(self) -> Incident:
         """The incident with that id. Raises HTTPException if the run has none."""
+        if not self.id:
+            raise HTTPException(
+                422, "This address lacks the id of an incident. The Events page lists the run's incidents"
+            )
         found = next((each for each in self.run.store.incidents() if each.id == self.id), None)
         if found is None:
             dropped = "It may have been dropped to make room for later ones"
