@@ -250,3 +250,15 @@ def test_a_filter_over_more_layers_than_a_page_holds_says_how_many_it_searches(
         )
         tab.page.fill("#find", "")
         expect(tab.page.locator("#model-cut")).to_be_hidden()
+
+
+def test_a_held_page_says_that_its_run_has_ended(browser: Browser, empty_site: Site) -> None:
+    empty_site.train("short", "--steps", "60", "--pause", "0.1")
+    run = empty_site.run("short", 3)["id"]
+    with visiting(browser, empty_site.url) as tab:
+        tab.goto(f"runs/{run}")
+        tab.wait_until_started()
+        expect(tab.page.locator("#figures")).to_contain_text("Live: steps 0 to")
+        tab.page.keyboard.press("Space")
+        expect(tab.page.locator("#follow-words")).to_have_text("Jump to live")
+        expect(tab.page.locator("#figures")).to_contain_text("Ended: steps 0 to 59")

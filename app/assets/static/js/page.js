@@ -64,9 +64,9 @@ export function create(defaults = {}) {
     schedule: new Schedule(),
     stream: new Stream(),
     keys: new Keys(),
-    /** Emits "run" when the run has news, "news" if these are more than steps, and "acknowledged" when the reader
-     * acknowledged a finding or an event.
-     * @type {Emitter<{run: RunNews, news: RunNews, acknowledged: undefined}>} */
+    /** Emits "run" when the run has news, "news" if these are more than steps, "state" if the run's state changed, and
+     * "acknowledged" when the reader acknowledged a finding or an event.
+     * @type {Emitter<{run: RunNews, news: RunNews, state: RunNews, acknowledged: undefined}>} */
     events: new Emitter(),
     /** The address of a page of this run, or of a page without a run, relative to the base.
      * @param {string} place "" is the overview @param {Record<string, string | number>} [query] */

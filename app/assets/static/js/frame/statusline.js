@@ -55,6 +55,7 @@ export class Status {
       this.rate.saw(mine.last_step, performance.now());
       page.follow.saw(mine.last_step);
     }
+    if (mine && mine.state !== before) page.events.emit("state", mine);
     this.tell(mine, before);
     if (before === "live" && page.runState === "crashed")
       toast(`The training crashed at step ${count(page.follow.newest)}.`, {
