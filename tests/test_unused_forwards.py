@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.recorder.unused import MAX_TOLD, UNUSED
 from hookcore.records import Event
+from hookcore_app.analysis.modulerows import calls_of, rows_of
 from tests.harness import assert_stats, read_step, seed_all, watch
 from tests.zoo.case import mean_square, mlp, noise, sgd
 
@@ -70,6 +71,23 @@ def test_a_pass_whose_loss_is_given_up_is_an_event_and_keeps_its_values_apart(ho
     assert ("1", "output_grad", "", 0) not in stats
     assert event.step == 2
     assert all(told[path].captured and told[path].reason == UNUSED for path in MODEL)
+
+
+def test_calls_per_step_are_those_of_the_newest_step_not_of_one_with_such_a_pass() -> None:
+    model = net()
+    optimizer = sgd(model.parameters())
+    with watch(model) as watcher:
+        for number in range(5):
+            loss = mean_square(model(noise(5, 4)))
+            if number != 2:
+                loss.backward()
+                optimizer.step()
+        assert watcher.flush()
+        store = watcher.store
+    assert [calls_of(store, store.taps(), *steps)["1"] for steps in ((), (2, 2), (3, 3))] == [1, 2, 1]
+    rows = {each.path: (each.calls, each.values) for each in rows_of(store)}
+    assert rows["1"] == (1, 2 * 5 * 3), "of one call: its output and its gradient"
+    assert {each.path: each.calls for each in rows_of(store, 2, 2)}["1"] == 2
 
 
 def test_a_skipped_micro_batch_is_an_event() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from hookcore.reading import Reader
-from hookcore.records import HookRecord, Kind
-from hookcore.store import Store
+from hookcore.records import HookRecord, Kind, Phase, Tap
+from hookcore.store import Latest, Store, TapList
 
 ON_MODEL: Final = frozenset({"module", "parameter"})
 
@@ -39,7 +39,8 @@ def rows_of(store: Store, first: int | None = None, last: int | None = None) -> 
     """Return a row for each module, in the model's order. With bounds, values are counted in these steps."""
     coverage = store.coverage()
     parents = {module.path: module.parent for module in store.modules()}
-    calls, values = _counts(store, first, last)
+    latest = store.newest(stat="count", first=first, last=last)
+    calls, values = _calls_in(latest), _values_in(latest)
     paths = {each.path for each in coverage}
     foreign = Counter(_module_of(each, paths) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
     return [
@@ -58,16 +59,38 @@ def rows_of(store: Store, first: int | None = None, last: int | None = None) -> 
     ]
 
 
-def _counts(store: Store, first: int | None, last: int | None) -> tuple[Counter[str], Counter[str]]:
-    """Return each module's calls per step, and its number of values in its newest step."""
-    calls: Counter[str] = Counter()
-    for tap in store.taps().taps:
-        calls[tap.module] = max(calls[tap.module], tap.call + 1 if tap.kind == "output" else 0)
+def calls_of(store: Store, taps: TapList, first: int | None = None, last: int | None = None) -> Counter[str]:
+    """Return how often each module of these taps was called in its newest captured step, up to the limit of calls."""
+    return _calls_in(store.newest(stat="count", first=first, last=last, wanted=taps))
+
+
+def _fresh(latest: Latest) -> Iterator[tuple[Tap, float]]:
+    """Yield the taps and values of each module's newest step.
+
+    Earlier steps may have had more calls: the forward pass of a loss that was given up belongs to the next step.
+    """
+    newest: dict[tuple[str, str, str], int] = {}
+    every = [*zip(latest.taps, latest.steps.tolist(), latest.values[:, 0].tolist(), strict=True)]
+    for tap, step, _ in every:
+        key = tap.module, tap.kind, tap.phase
+        newest[key] = max(step, newest.get(key, step))
+    return ((tap, value) for tap, step, value in every if step == newest[tap.module, tap.kind, tap.phase])
+
+
+def _calls_in(latest: Latest) -> Counter[str]:
+    """Return the number of each module's calls in training, or in evaluation if it had none in training."""
+    calls: dict[Phase, Counter[str]] = {"train": Counter(), "eval": Counter()}
+    for tap, _ in _fresh(latest):
+        if tap.kind == "output":
+            calls[tap.phase][tap.module] = max(calls[tap.phase][tap.module], tap.call + 1)
+    return Counter({**calls["eval"], **calls["train"]})
+
+
+def _values_in(latest: Latest) -> Counter[str]:
     values: Counter[str] = Counter()
-    latest = store.newest(stat="count", first=first, last=last)
-    for tap, (count,) in zip(latest.taps, latest.values.tolist(), strict=True):
+    for tap, count in _fresh(latest):
         values[tap.module] += 0 if math.isnan(count) else int(count)
-    return calls, values
+    return values
 
 
 def _module_of(hook: HookRecord, paths: Iterable[str]) -> str:

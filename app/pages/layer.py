@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from hookcore.store import STAT_NAMES
 
+from ..analysis.modulerows import calls_of
 from ..analysis.rankstores import stores_at
 from ..analysis.selection import finder_of
 from ..analysis.spreads import layers_of, spreads_of
@@ -80,7 +81,8 @@ class LayerPage(RunPage):
         step = None if self.span is None else self.span.step
         feeds = feeds_of(self.run.reader, path, step) if path else None
         spread = {"placements": self.shown.module.placements, "placement_note": placement_note(self.run, self.shown)}
-        return {"shapes": self.shown.module.shapes, "feeds": feeds, **spread}
+        calls = calls_of(self.run.store, self.shown.taps, *self.values_in)[path]
+        return {"shapes": self.shown.module.shapes, "calls": calls, "feeds": feeds, **spread}
 
     def part_values(self) -> dict[str, Any]:
         """Return the newest values, or those of the steps that the page is about."""

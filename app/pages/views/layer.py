@@ -71,11 +71,6 @@ class LayerView:
         return tuple(kind for kind in KINDS if any(tap.kind == kind for tap in self.taps.taps))
 
     @property
-    def calls(self) -> int:
-        """The number of calls per step, up to the limit of separate calls."""
-        return max((tap.call + 1 for tap in self.taps.taps if tap.kind == "output"), default=0)
-
-    @property
     def frozen(self) -> bool:
         """Whether it has parameters but none of them is trainable."""
         return bool(self.module.parameters) and not self.module.trainable
