@@ -309,8 +309,15 @@ def test_the_list_shows_all_steps_on_disk_of_a_run_whose_server_was_killed(tmp_p
     assert json.loads((folder / "page.json").read_bytes())["summary"]["steps"] <= 10
     world.take(batch(INFO, (30,)))  # not on disk
     die(world)
-    (run,) = start(settings, 1).client.get("/api/v1/runs").json()["runs"]
+    again = start(settings, 1)
+    (run,) = again.client.get("/api/v1/runs").json()["runs"]
     assert (run["in_memory"], run["steps"], run["first_step"], run["newest_step"]) == (False, 15, 0, 21)
+    noted = json.loads((folder / "page.json").read_bytes())["summary"]["newest_step"]
+    assert f"at step {noted}</span>" in again.client.get("/").text, "the loss and the alerts are older"
+    again.runs.find(INFO.id)
+    assert "at step" not in again.client.get("/").text
+    assert json.loads((folder / "page.json").read_bytes())["summary"]["newest_step"] == 21
+    assert "at step" not in start(settings, 1).client.get("/").text
 
 
 def test_only_the_trainer_that_started_a_run_can_continue_it(tmp_path: Path) -> None:

@@ -167,9 +167,9 @@ class Keeper:
     def load(self, run: Run) -> None:
         """Read a run that is on disk into memory."""
         if isinstance(run, JointRun):
-            run.read_all()
-        else:
-            load(self._runs, run)
+            return run.read_all()
+        load(self._runs, run)
+        self._pages.renew(run)
 
     @property
     def partial(self) -> str:

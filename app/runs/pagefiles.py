@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from hookcore.delivery.archive import is_held
+
 from .run import Run, emit_event
-from .saved import page_of, steps_of
+from .saved import noted_at, page_of, steps_of
 from .shelf import PAGE_FILE, read_json, write_page
 
 logger = logging.getLogger("hookcore")
@@ -37,6 +39,11 @@ class PageFiles:
             self.note(run)
         if is_last:
             self._noted_at.pop(run.id)
+
+    def renew(self, run: Run) -> None:
+        """Write it for a run that was just read, if its server was killed before it wrote the last summary."""
+        if noted_at(run) is not None and run.saved.folder is not None and not is_held(run.saved.folder):
+            self.note(run)
 
     def save_edit(self, run: Run) -> None:
         """Write what a reader has changed of a run, or say on its pages that this isn't possible."""

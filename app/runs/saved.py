@@ -149,6 +149,12 @@ def steps_of(run: Run) -> dict[str, Any]:
     return {"first_step": steps.first, "newest_step": steps.newest, "steps": steps.count}
 
 
+def noted_at(run: Run) -> int | None:
+    """Return the newest step of a run's summary if the run has later ones, because its server was killed."""
+    noted, newest = _whole(run.saved.summary.get("newest_step")), run.store.steps().newest
+    return noted if noted is not None and newest is not None and noted < newest else None
+
+
 def apply_page(run: Run, said: Mapping[str, Any]) -> None:
     """Apply what `page_of` returned earlier. Parts that can't be read are left out."""
     edits = run.edits

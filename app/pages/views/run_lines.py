@@ -23,6 +23,7 @@ from ...analysis.figures.spark import Spark, spark_of
 from ...formats import word_of
 from ...runs import STATES, JointRun, Run
 from ...runs.ranked import summary_of as summary_of_ranks
+from ...runs.saved import noted_at
 from ...runs.traits import Traits, results_of
 from ..frame import Alerts, address_of, alerts_of
 
@@ -57,6 +58,7 @@ class RunLine:
     loss: Loss | None
     spark: Spark | None
     alerts: Alerts
+    noted_at: int | None  # the step up to which loss and alerts are known, if the run on disk has later ones
     script: str
     host: str
     started_s: float
@@ -130,6 +132,7 @@ def _line(
         loss,
         None if points is None else spark_of(*points),
         alerts,
+        None if run.loaded else noted_at(run),
         run.info.script,
         run.info.host,
         run.info.started_s,
