@@ -23,6 +23,7 @@ from hookcore.records.vocabulary import SAMPLES_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore.store.copies import Difference
+from hookcore_app.analysis.ranks import ranks_of
 from hookcore_app.analysis.rankstores import stores_of
 from hookcore_app.runs import Changes, JointRun, Run
 from hookcore_app.runs.absences import LATE_S
@@ -455,6 +456,23 @@ def test_a_restarted_training_continues_the_same_run(ranks: Ranks) -> None:
     ranks.send(1, [3])  # from the attempt before
     assert list(ranks.series()) == list(range(5))
     assert "rank 1 of an earlier attempt" in ranks.events("rank-of-before")[0]
+
+
+def test_ranks_of_an_attempt_that_the_sum_has_not_begun_are_not_paired_with_what_is_known_of_the_one_before(
+    ranks: Ranks,
+) -> None:
+    ranks.all(range(3))
+    joint = ranks.joint
+    before = {each.place.rank: each.run for each in joint.current()}
+    before[0].received.sent = before[0].received.acknowledged + 1  # its last step is still on its way
+    for rank in range(WORLD):
+        ranks.send(rank, range(2), attempt=1)
+    assert stores_of(joint) == []
+    assert {each.newest_step for each in ranks_of(joint).ranks} == {None}
+    before[0].received.sent = before[0].received.acknowledged
+    ranks.all([2], attempt=1)
+    assert [each.shift for each in stores_of(joint)] == [3] * WORLD
+    assert {each.newest_step for each in ranks_of(joint).ranks} == {5}
 
 
 def test_a_new_rank_that_is_the_first_of_a_restarted_training_begins_it(ranks: Ranks) -> None:

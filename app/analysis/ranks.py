@@ -13,7 +13,7 @@ from hookcore.records.vocabulary import ELAPSED, SAMPLES_RATE, TOKENS_RATE
 from hookcore.store import Store
 
 from ..runs import JointRun
-from ..runs.ranked import summary_of
+from ..runs.ranked import shift_of, summary_of
 from ..runs.rounds import Member
 from .rankstores import stores_of
 from .stragglers import Waits, waits_of
@@ -62,8 +62,8 @@ def _waits_of(waits: Waits | None) -> answers.RankWaits | None:
 def _rank_of(
     joint: JointRun, member: Member, newest: int | None, farthest: int | None, waits: Waits | None
 ) -> answers.Rank:
-    place, run = member.place, member.run
-    progress = joint.assembly.ranks.get(place.rank)
+    place, run, shift = member.place, member.run, shift_of(joint, member)
+    progress = joint.assembly.ranks.get(place.rank) if run.id in joint.joined else None
     at = None if waits is None else waits.of(place.rank)
 
     def waited(name: str) -> Number:
@@ -77,7 +77,7 @@ def _rank_of(
         device=place.device,
         local_rank=place.local_rank,
         axes=dict(place.axes),
-        newest_step=None if newest is None else newest + joint.shift,
+        newest_step=None if newest is None or shift is None else newest + shift,
         behind=None if newest is None or farthest is None else farthest - newest,
         seconds_per_step=Number(pace_of(run.store)),
         wait_s=waited("wait_s"),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hookcore.store import Store
 
 from ..runs import JointRun
-from ..runs.ranked import members_at
+from ..runs.ranked import members_at, shift_of
 
 NO_LANE: Final = np.iinfo(np.int64).max  # of a tap that the run of all ranks doesn't have
 
@@ -27,12 +27,14 @@ class OfRank:
 
 
 def stores_of(joint: JointRun) -> list[OfRank]:
-    """Return the stores of the ranks of the newest attempt, by rank."""
+    """Return the stores of the ranks of the newest attempt, by rank, as far as the sum of all ranks has begun it."""
+    joined = joint.joined  # first: until a rank's new run has joined, what is known of the rank is about its last one
     known = joint.assembly.ranks
     return [
-        OfRank(rank, each.run.store, joint.shift, known[rank].lanes)
+        OfRank(rank, each.run.store, shift, known[rank].lanes)
         for each in joint.current()
-        if each.run.loaded and (rank := each.place.rank) in known
+        if each.run.loaded and each.run.id in joined and (rank := each.place.rank) in known
+        if (shift := shift_of(joint, each)) is not None
     ]
 
 

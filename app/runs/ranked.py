@@ -40,6 +40,11 @@ def members_at(joint: JointRun, step: int) -> tuple[list[Member], int]:
     return [by_rank[rank] for rank in sorted(by_rank)], begun[turn]
 
 
+def shift_of(joint: JointRun, member: Member) -> int | None:
+    """Return by how much the steps of a rank's run are shifted; None if the sum has not begun its round."""
+    return joint.shifts.get(member.round, None if joint.shifts else 0)
+
+
 def rank_of(run: Run, rank: int) -> Run:
     """Return the run of one rank. Raises ArgumentError if there is none."""
     joint = joint_of(run)

@@ -37,7 +37,7 @@ class Summing(Membership):
     unread: set[str] = field(default_factory=set)  # runs of ranks that are saved, and can't be read
     _round: int = NO_ROUND  # the one whose steps are added up
     _structures: Structures = field(default_factory=Structures)
-    _joined: dict[str, int] = field(default_factory=dict)  # ranks of the runs that the assembly expects
+    joined: dict[str, int] = field(default_factory=dict)  # ranks of the runs that the assembly expects; replaced, too
     _held: dict[str, Held] = field(default_factory=dict)  # by run: what ranks sent that were started again
     _follows: bool = False  # frames of trainers were taken, besides what is on disk
     _counted_at: float = float("-inf")
@@ -49,7 +49,7 @@ class Summing(Membership):
     def _begin(self) -> None:
         self.assembly = Assembly(self._store_step, max(self.store.usage().max_bytes // _SHARE, 2**22), self.signs.clock)
         self.store.name_ranks(self._words_of_bad)
-        self.shifts, self._round, self._joined, self._held = {}, NO_ROUND, {}, {}
+        self.shifts, self._round, self.joined, self._held = {}, NO_ROUND, {}, {}
         self._follows = False
 
     @property
@@ -95,7 +95,7 @@ class Summing(Membership):
 
     def _let_go(self) -> None:
         """Don't wait for ranks that have ended, or are gone."""
-        for run_id, rank in list(self._joined.items()):
+        for run_id, rank in list(self.joined.items()):
             member = self.members.get(run_id)
             if member is None:
                 self.assembly.leave(rank, is_gone=True)
@@ -181,7 +181,7 @@ class Summing(Membership):
             return None
         if member.round > self._round:
             self._begin_round(member.round)
-        if member.run.id not in self._joined:
+        if member.run.id not in self.joined:
             self._join(member, step)
         return member.place.rank
 
@@ -194,12 +194,12 @@ class Summing(Membership):
                 f"{self.shifts[number]:,} here, but count from 0 in the ranks' own runs"
             )
             emit_event(self, "restarted", message)
-        self._round, self._joined = number, {}
+        self._round, self.joined = number, {}
         self.end = End()
         for member in self.rounds.of(number):
             held = self._held.pop(member.run.id, None)
             for frame in () if held is None else held.frames:
-                if member.run.id not in self._joined:
+                if member.run.id not in self.joined:
                     self._join(member, frame.step)
                 self.assembly.take(member.place.rank, shifted(frame, self.shift))
 
@@ -209,7 +209,7 @@ class Summing(Membership):
         first = run.store.steps().first
         is_late = step is not None and first is not None and first < step
         begins = step + self.shift if step is not None and (is_late or run.id in self.unread) else 0
-        self._joined[run.id] = rank
+        self.joined = {**self.joined, run.id: rank}
         self.assembly.join(rank, member.place.world, lambda: run.store.taps().taps, begins)
         if is_late:
             message = (
@@ -254,14 +254,14 @@ class Summing(Membership):
         )
 
     def _end(self) -> None:
-        current = [each for each in self.current() if each.run.id in self._joined]
+        current = [each for each in self.current() if each.run.id in self.joined]
         if self.end.failure is None:
             failed = ((each.run.end.failure, each.place.rank) for each in current)
             failure, rank = next((each for each in failed if each[0] is not None), (None, 0))
             if failure is not None:
                 error = f"rank {rank}: {failure.error}"
                 self.end = replace(self.end, failure=replace(failure, step=failure.step + self.shift, error=error))
-        silent = any(each.run.id not in self._joined and not self._is_over(each.run) for each in self.current())
+        silent = any(each.run.id not in self.joined and not self._is_over(each.run) for each in self.current())
         if self._follows and (silent or self.missing()) and self.assembly.is_patient:
             return  # others may have trained, too, and be slower to arrive
         if current and all(self._is_over(each.run) for each in current) and self.end.step is None:
