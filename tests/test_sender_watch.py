@@ -26,6 +26,7 @@ from hookcore.delivery.dashboard.process import find, join_or_start, status, sto
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.watcher import NullWatcher, Watcher
+from hookcore.watcher.asking import AskedRun
 from hookcore.watcher.feeding import FedRun
 from hookcore_app.serving import server_thread
 from tests.ports import free_port
@@ -227,7 +228,7 @@ def test_copies_of_a_watched_model_send_nothing(receiver: Receiver, url: str) ->
 
 
 def test_a_copy_of_a_watcher_takes_all_that_a_model_gives_to_one() -> None:
-    given = {name for kind in (FedRun, Watcher) for name in vars(kind) if not name.startswith("_")}
+    given = {name for kind in (FedRun, AskedRun, Watcher) for name in vars(kind) if not name.startswith("_")}
     assert {"log", "tokens", "labels", "request_snapshot"} <= given
     assert [name for name in sorted(given) if not callable(getattr(NullWatcher(), name, None))] == []
     NullWatcher().tokens(["a"])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hookcore
+from hookcore.errors import ArgumentError
 from hookcore.hooks import internals
 from hookcore.observe import copies
 from hookcore.recorder import snapshot_copies
@@ -360,6 +361,22 @@ def test_a_missing_tap_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPat
         assert not watcher._recorder._observers.snapshots.active
     assert "did not arrive within 5 steps: there is no output '7'; the module has ''" in said
     assert "there is no parameter 'wieght'; the module has 'weight', 'bias'" in said
+
+
+def test_a_script_requests_a_tensor_by_its_label_or_by_its_module() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model) as watcher:
+        step(model, optimizer, torch.ones(3, 4))
+        watcher.request_snapshot(tap="2 output_grad")
+        watcher.request_snapshot("0", "param_grad", "weight")
+        step(model, optimizer, torch.ones(3, 4))
+        assert [each.tap.label for each in taken(watcher)] == ["2 output_grad", "0 param_grad [weight]"]
+        with pytest.raises(ArgumentError, match="did you mean '2 output_grad'"):
+            watcher.request_snapshot(tap="2 outputgrad")
+        for given in ({}, {"module": "0", "tap": "0 output"}):
+            with pytest.raises(ArgumentError, match="give either"):
+                watcher.request_snapshot(**given)
 
 
 def test_an_unknown_module_is_refused_immediately_with_the_nearest_name() -> None:

@@ -114,10 +114,10 @@ class Recorder:
         )
         media, jumps = MediaQueue(errors), Jumps(cadence)
         self.given = Given(self.steps, dispatcher, collector, models, media, jumps, queue.put, lock)
-        self.requests = Requests(self.steps, commands, self.control, observers, self.placement, lock)
+        table, step_clock = statistics.table, self.steps.clock
+        self.requests = Requests(self.steps, commands, self.control, observers, self.placement, table, lock)
 
         # The recorder's thread
-        table, step_clock = statistics.table, self.steps.clock
         self.shipper = Shipper(
             sink,
             queue,

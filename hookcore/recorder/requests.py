@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from hookcore.recorder.observers import Observers
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.probe import Probe
 from hookcore.recorder.steps import Steps
+from hookcore.recorder.taps import TapTable
 from hookcore.records import Tap
 
 
@@ -24,7 +26,13 @@ class Requests:
     _control: Control
     _observers: Observers
     _placement: Placement
+    _table: TapTable
     _lock: AbstractContextManager[Any]
+
+    @property
+    def taps(self) -> Sequence[Tap]:
+        """The taps that were captured so far, by their numbers."""
+        return self._table.shown_taps()
 
     def take_snapshot(self, tap: Tap) -> None:
         """Take a snapshot at the tensor's next call."""

@@ -9,37 +9,35 @@ import os
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, TypeVar, overload
+from typing import Final, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 import hookcore
 from hookcore.capsules.keeper import CapsuleKeeper, CapsulePlan
-from hookcore.config import Flat, Pattern, Settings
+from hookcore.config import Flat, Settings
 from hookcore.delivery.bridges import TeeSink, bridge_for
 from hookcore.delivery.dashboard.capsules import folder_of
 from hookcore.delivery.delivery import deliver, to_the_store
 from hookcore.delivery.facts import learn_commit
 from hookcore.delivery.failures import Ending, keep_interrupted, uncaught
 from hookcore.delivery.notify import Notifier
-from hookcore.errors import ArgumentError, ClosedError, ServerError
+from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings.ownrules import OwnRules, own_rules
 from hookcore.hooks.compiled import guard_functions
 from hookcore.probes import sharpness
 from hookcore.recorder import Recorder
 from hookcore.recorder.facts import Facts
 from hookcore.recorder.options import options_of_script
-from hookcore.recorder.probe import probe_of
-from hookcore.recorder.probes import MAX_PROBES
 from hookcore.recorder.ranks import Ranks
-from hookcore.records import Kind, Severity, Tap
+from hookcore.records import Severity
+from hookcore.watcher.asking import AskedRun
 from hookcore.watcher.callbacks import At, Callback, Callbacks, WatcherReport
-from hookcore.watcher.feeding import FedRun
 from hookcore.watcher.notifying import note_failure, noting, targets_for
 from hookcore.watcher.null import NullWatcher
 
@@ -52,7 +50,7 @@ _numbers: Final[defaultdict[str, Iterator[int]]] = defaultdict(partial(itertools
 _watchers: set[Watcher] = set()  # open ones; a watcher keeps running without references to it
 
 
-class Watcher(FedRun):
+class Watcher(AskedRun):
     """A running watch. Captured data is at `.url` or in `.store`, errors inside hookcore in `.errors`."""
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
@@ -128,32 +126,6 @@ class Watcher(FedRun):
             self._guarded("step", self._recorder.steps.end_by_user)
             self._recorder.steps.boundary.run()
 
-    def request_snapshot(self, module: str, kind: Kind = "output", index: str = "", call: int = 0) -> None:
-        """Capture the raw tensor of this tap at its next call, and store it with the run's frames."""
-        self._check_open()
-        self._recorder.requests.take_snapshot(Tap(module, kind, index, call))
-
-    def probe(
-        self,
-        name: str,
-        function: Callable[[Tensor], Any] | type,
-        *,
-        include: Pattern | Iterable[Pattern] | None = None,
-        kinds: Kind | Iterable[Kind] = "output",
-        every: int = 100,
-    ) -> None:
-        """Add a probe: `function(tensor)` returns a number, or a 1-D tensor of numbers.
-
-        It is called for tensors of these kinds ("output", "output_grad", "param", "param_grad") of the modules that
-        `include` matches, in the first captured step of every `every` steps. Its results are taps of the kind "probe".
-        If `function` is a class, each tensor gets its own object, which remembers a few steps (docs/probes.md).
-        """
-        self._check_open()
-        probe = probe_of(name, function, include, kinds, every)
-        self._recorder.models.check_patterns(probe.include)
-        if not self._recorder.requests.add_probe(probe):
-            raise ArgumentError(f"a watcher has at most {MAX_PROBES} probes: remove one")
-
     def sharpness(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Tensor:
         """Log the curvature of a loss along its gradient as the scalar "sharpness", and return it.
 
@@ -165,21 +137,6 @@ class Watcher(FedRun):
             value = sharpness(model, loss)
         self.log(sharpness=value)
         return value
-
-    def capsule(self) -> None:
-        """Save the next step to a capsule, for `hookcore replay`. An event says where it is, or why not."""
-        self._check_open()
-        self._recorder.keeping.ask()
-
-    def pause(self) -> None:
-        """Stop capturing until `resume()`. Steps are still counted."""
-        self._check_open()
-        self._recorder.requests.pause()
-
-    def resume(self) -> None:
-        """Resume capturing."""
-        self._check_open()
-        self._recorder.requests.resume()
 
     def close(self) -> None:
         """Remove every hook, send the rest, end the threads, and release the model. The store stays readable.
@@ -238,10 +195,6 @@ class Watcher(FedRun):
         self._check_open()
         self._callbacks.add(callback, at, severity)
         return callback
-
-    def _check_open(self) -> None:
-        if self._recorder.closed:
-            raise ClosedError("this watcher was closed; call hookcore.watch(model) for a new one")
 
     def __enter__(self) -> Watcher:
         return self
