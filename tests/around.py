@@ -60,6 +60,7 @@ def pytest_collection_finish() -> None:
     _imported = len(sys.modules)
     gc.collect()
     gc.freeze()
+    gc.enable()  # conftest.py disabled it
 
 
 def pytest_runtest_logfinish() -> None:

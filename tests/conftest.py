@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -30,4 +31,5 @@ pytest.register_assert_rewrite("tests.around")
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures around every test, but not in a process that only hands out tests: torch takes seconds."""
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        gc.disable()  # imports leave no garbage, but looking for it takes a third of the time; see tests/around.py
         config.pluginmanager.register(import_module("tests.around"))

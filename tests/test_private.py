@@ -27,6 +27,7 @@ from hookcore.delivery.dashboard.process import find, join_or_start, status, sto
 from hookcore.delivery.http import HttpSink
 from hookcore.errors import ServerError
 from tests.waiting import wait_for
+from tests.warm import python
 
 FILES = ("dashboard.lock", "dashboard.json", "dashboard.log")
 
@@ -55,7 +56,7 @@ def _mode(path: Path) -> int:
 
 def _run(code: str, environment: dict[str, str], **others: str) -> str:
     ran = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, env={**environment, **others}
+        [python(), "-c", code], check=True, capture_output=True, text=True, env={**environment, **others}
     )
     return ran.stdout + ran.stderr
 
