@@ -64,8 +64,8 @@ def test_a_module_that_is_imported_late_shares_all_others_with_the_page(tmp_path
     files = {
         "main.js": '/** The page. */\nimport { once } from "./once.js";\n  // Later.\n'
         'const late = () => import("./of/late.js");\n'
-        'late().then(({ b, twice }) => console.log(once.length, twice("// b"), b === once));\n'
-        'import("./early.js").then(({ early }) => console.log(early));\n',
+        'late().then(({ b, twice }) => console.log(once.length, twice("// b"), b === once))\n'
+        '  .then(() => import("./early.js")).then(({ early }) => console.log(early));\n',
         "once.js": "/**\n * Comments **are**\n * left out. */\nexport const once = [1];",
         "early.js": "export const early = 3;",
         "of/late.js": 'import { twice } from "./deep.js";\nimport { once } from "../once.js";\n'

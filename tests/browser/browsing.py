@@ -100,6 +100,7 @@ class Visit:
 
         This isn't Playwright's idle network, which Firefox never reports for a page with an open socket.
         """
+        self.page.evaluate("() => { delete globalThis.answered; }")  # what an earlier call counted
         self.page.wait_for_function(SAME_REQUESTS, polling=QUIET_MS)
 
     def wait_for(self, holds: Callable[[], Any], what: str) -> None:
