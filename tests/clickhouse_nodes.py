@@ -39,7 +39,7 @@ _CONFIG: Final = """<yandex>
 </yandex>
 """
 _CLUSTERED: Final = """<zookeeper>
-<node><host>127.0.0.1</host><port>{port}</port></node><session_timeout_ms>2000</session_timeout_ms>
+<node><host>127.0.0.1</host><port>{port}</port></node><session_timeout_ms>5000</session_timeout_ms>
 </zookeeper>
 <macros><shard>{shard}</shard><replica>{replica}</replica></macros>"""
 _USERS: Final = f"""<yandex>

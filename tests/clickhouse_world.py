@@ -218,8 +218,9 @@ class Trainers:
         self._stopping.set()
         for thread in self._threads:
             thread.join()
-        for sink in self.sinks.values():
-            sink.abandon()
+        for sink in self.sinks.values():  # `finish` has closed them, unless the test failed
+            sink.limit_close_time(0.0)
+            sink.close()
 
     def _send(self, run: str) -> None:
         while not self._stopping.wait(self.every_s):
