@@ -82,6 +82,8 @@ def test_the_palette_can_be_closed_says_if_nothing_is_found_and_passes_axe_on_a_
         page.route(re.compile(r"/api/v1/runs(/[^/]+/find)?\?"), lambda route: route.abort())
         page.keyboard.type(", or the server is away")
         expect(page.locator("dialog.palette [role=status]")).to_contain_text("reach the dashboard")
+        page.unroute_all()
+        expect(page.locator("dialog.palette [role=status]")).to_contain_text("No results")
         page.keyboard.press("Enter")
         page.keyboard.press("Control+k")
         expect(page.locator("dialog")).to_have_count(0)

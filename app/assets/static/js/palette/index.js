@@ -13,6 +13,7 @@ import { ROOT } from "../vocabulary.js";
 import { rank, unique } from "./rank.js";
 
 const TYPED_MS = 100;
+const AGAIN_MS = 2000; // after a request that failed
 const MAX_ACTIONS = 40;
 
 class Palette {
@@ -125,6 +126,7 @@ class Palette {
     const failed = answers.filter((each) => each.status === "rejected" && isPassing(each.reason));
     this.#problem = failed.length ? "Can\u2019t reach the dashboard, so layers and runs aren\u2019t listed." : "";
     this.#show();
+    if (failed.length) this.#timer = setTimeout(() => void this.#ask(), AGAIN_MS);
   }
 
   /** What was marked stays marked if it is still there. */
