@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE =
 # tests, nearly all do: each process begins with a third of them, and takes over others when it has finished.
 AT_ONCE ?= 3
 TORCH ?= 2.13.0
-AGAIN ?= --reruns 2 --rerun-except 'from pytest-timeout' -rfER
+AGAIN ?= --reruns 2 --rerun-except 'from pytest-timeout' -rfER --rerun-show-tracebacks
 # Of the pages' tests: chromium, or firefox, which is Debian's. Not taken from the environment, where it means something else.
 BROWSER := chromium
 SCHEMA := tests/test_api_schema.py
@@ -56,9 +56,11 @@ test:  ## everything that CI checks, including all setup
 	$(MAKE) --no-print-directory --jobs 2 --output-sync $(STAMP) lint-scripts types-scripts scripts
 	$(MAKE) --no-print-directory --jobs 2 --output-sync pages others
 
-# One after the other, the quickest answers first.
+# In this order: what is one process, while the pages' browsers take most of a core; the slow tests, many of which wait
+# for other processes; and beside them, once the pages are done, the quick tests. These are shared out one by one, so
+# all cores are busy until the end, while the end of the slow ones may be a single file.
 others:
-	$(MAKE) --no-print-directory lint-python types-python quick slow schema
+	$(MAKE) --no-print-directory lint-python types-python schema slow quick
 
 lint: lint-python lint-scripts types-scripts  ## style of Python, scripts, and styles; tsc over the scripts
 
