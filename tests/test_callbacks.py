@@ -73,6 +73,8 @@ def train_with_lightning(*callbacks: Any, wrong_at: int = -1, epochs: int = 2) -
                 raise TroubleError
             loss = mean_square(self.net(batch[0]))
             self.log("mine", float(self.global_step), on_step=True, on_epoch=True)
+            if index == 1:
+                self.log("rare", float(self.global_step))
             return loss
 
         def validation_step(self, batch: Any, index: int) -> None:
@@ -97,6 +99,7 @@ def test_lightning_trains_the_same_and_its_metrics_arrive_at_their_steps() -> No
     assert weights_of(train_with_lightning) == weights_of(lambda: train_with_lightning(callback))
     found = scalars_of(callback)
     assert found["mine_step"] == [(step, float(step)) for step in range(6)]
+    assert found["rare"] == [(1, 1.0), (4, 4.0)]  # Lightning passes it on in the next steps, too
     assert steps_of(found["loss"]) == list(range(6))
     assert all(math.isfinite(loss) for _, loss in found["loss"])
     assert steps_of(found["val_loss"]) == [2, 5]  # logged when validation ended, and not again at every later step

@@ -7,6 +7,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
+from torch import Tensor
+
 from hookcore.frameworks.watching import log_behind
 from hookcore.watcher import Watcher
 
@@ -41,9 +43,16 @@ class LightningLog:
 
     def _log_news(self, metrics: dict[str, Any]) -> None:
         """Log new metrics only: Lightning keeps a metric until there is a newer one, which is another tensor."""
-        news = {name: value for name, value in metrics.items() if self._told.get(name) is not value}
+        news = {name: value for name, value in metrics.items() if not _is_same(self._told.get(name), value)}
         self._told |= news
         self.log_numbers(news)
+
+
+def _is_same(told: object, value: object) -> bool:
+    """Return whether this is the metric that was logged before, maybe detached once more."""
+    if isinstance(told, Tensor) and isinstance(value, Tensor):
+        return told.data_ptr() == value.data_ptr()
+    return told is value
 
 
 def follow_lightning(connector: ModuleType, watcher: Watcher) -> None:
