@@ -423,6 +423,17 @@ def test_coverage_says_which_modules_are_inside_a_region() -> None:
     assert not any("_orig_mod" in path for path in coverage)
 
 
+def test_coverage_of_a_model_that_is_compiled_in_the_middle_of_its_training_says_so() -> None:
+    model, batches = make("mlp")
+    with watch(model) as watcher:
+        train(model, batches)
+        train(compile_model(model, "wrapped", "eager"), batches)
+        coverage = {entry.path: entry for entry in watcher.coverage()}
+    inside = [entry for path, entry in coverage.items() if path]
+    assert all(entry.captured and "inside the compiled region" in entry.reason for entry in inside)
+    assert not coverage[""].reason
+
+
 # --- Inside: hookcore.watch(compiled="inside") ------------------------------------------------------------------------
 
 

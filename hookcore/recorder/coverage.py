@@ -14,10 +14,14 @@ from hookcore.recorder.selecting import paths_of
 from hookcore.recorder.shards import is_shard, words_of
 from hookcore.recorder.sources import source_of
 from hookcore.recorder.taps import TapTable
-from hookcore.recorder.unseen import World, why_unseen
+from hookcore.recorder.unseen import World, why_compiled, why_unseen
 from hookcore.records import Coverage, Kind, ModuleRecord
 
 NO_ROOM = "no room for its values: give hookcore more memory, or watch fewer modules"
+NO_GRADIENT_ARRIVED = (
+    "no gradient arrived: its output is unused, detached, only used by torch.autograd.grad, or a view that was changed "
+    "in place"
+)
 _ON_MODULES = "attach='module' can't see inside torch.compile. Use attach='global'."
 _IN_FUNCTIONS = (
     "they run inside a compiled function ({}), or only .forward() is called. Compile the model instead of the "
@@ -154,12 +158,12 @@ def _coverage_of(plan: Plan, world: World, before: Plan | None) -> Coverage:
         and "output_grad" not in filled
         and any(key[0] == "output_grad" and slot >= 0 for key, slot in slots.items())
     ):
-        reasons.append("no gradient arrived: its output is unused, detached, or a view that was changed in place")
+        reasons.append(NO_GRADIENT_ARRIVED)
     if not plan.history.seen and not captured and not plan.history.left:
         reasons.append(why_unseen(plan, world))
     reason = plan.skipped_by or "; ".join(reasons)
     if not reason and not filled:
         reason = "no step has ended since it ran"
     if not reason and captured and not any(filled[kind] for kind in asked if kind in filled):
-        reason = f"not reached in step {table.newest_step}, the last one captured"
+        reason = why_compiled(plan, world) or f"not reached in step {table.newest_step}, the last one captured"
     return Coverage(plan.path, plan.type_name, captured, tuple(sorted(filled)), reason)

@@ -75,7 +75,7 @@ def work_of_module(
     forward = forward_of(module)
     if _is_plain(module, forward):
         return 0 if has_calls or not module._modules else None  # of a compiled one, no call inside is seen
-    weight = module._parameters.get("weight")
+    weight = dict(module._parameters.items()).get("weight")  # those of a scripted module are no dictionary
     if not isinstance(weight, Tensor) or len(outputs) != 1:
         return None
     return _product_of(forward, tuple(weight.shape), inputs[0] if inputs else (), outputs[0])

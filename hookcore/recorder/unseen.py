@@ -65,7 +65,7 @@ def _why_unseen_now(plan: Plan, world: World) -> str:
         if plan.history.got_gradients:
             return (
                 "its weights got gradients, but no call of it was seen: it runs inside a compiled function "
-                f"({functions}), or only its .forward() is called"
+                f"({functions}), only its .forward() is called, or the script sets them"
             )
         return f"not called where hooks can see it; it may run inside a compiled function ({functions})"
     tied = _tied_to(plan, world)
@@ -76,11 +76,11 @@ def _why_unseen_now(plan: Plan, world: World) -> str:
     if functions:
         return (
             "not called where hooks can see it, but its weights got gradients: its parent uses them directly or calls "
-            f".forward(), or it runs inside a compiled function ({functions})"
+            f".forward(), it runs inside a compiled function ({functions}), or the script sets them"
         )
     return (
-        "not called, but its weights got gradients: its parent uses them directly, or calls .forward(), which "
-        "bypasses hooks"
+        "not called, but its weights got gradients: its parent uses them directly or calls .forward(), which bypasses "
+        "hooks, or the script sets the gradients"
     )
 
 
@@ -89,14 +89,22 @@ def _why_out_of_sight(plan: Plan, world: World) -> str:
     module, parent = plan.ref(), _parent_of(plan, world)
     if module is not None and forward_of(module) is no_forward:
         return f"a container ({plan.type_name}), which is not called: see its children"
-    for path in world.regions:
-        if path != plan.path and (path == "" or plan.path.startswith((f"{path}.", f"{path}/"))):
-            return f"inside the compiled region {path or '(the whole model)'}, whose boundary is captured"
+    if inside := why_compiled(plan, world):
+        return inside
     owner = parent.ref() if parent is not None else None
     if parent is not None and isinstance(owner, torch.jit.ScriptModule):
         return f"inside TorchScript ({parent.path or 'the whole model'}), which calls no hooks"
     if isinstance(owner, nn.MultiheadAttention) and plan.path.endswith("out_proj"):
         return "its parent (MultiheadAttention) uses its weight directly and doesn't call it"
+    return ""
+
+
+def why_compiled(plan: Plan, world: World) -> str:
+    """Return what the module is compiled with, so that its calls aren't observed, or ""."""
+    for path in world.regions:
+        if path != plan.path and (path == "" or plan.path.startswith((f"{path}.", f"{path}/"))):
+            return f"inside the compiled region {path or '(the whole model)'}, whose boundary is captured"
+    parent = _parent_of(plan, world)
     while parent is not None:
         if _has_compiled_forward(parent):
             return f"inside the compiled forward of {parent.path or 'the model'}, whose boundary is captured"
