@@ -277,6 +277,26 @@ def test_no_parameter_outlives_its_model_because_the_watcher_is_kept(steps: int,
         assert watcher.errors == []
 
 
+def test_optimizers_that_raised_leave_no_copies_of_the_weights() -> None:
+    class Full(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise RuntimeError("out of memory")
+
+    model = nn.Linear(13, 17, bias=False)
+    with watch(model, kinds={"update"}) as watcher:
+        for _ in range(3):
+            optimizer = Full(model.parameters(), 0.1)
+            model(torch.ones(2, 13)).sum().backward()
+            with pytest.raises(RuntimeError):
+                optimizer.step()
+            del optimizer
+            model.zero_grad()
+        gc.collect()
+        alike = [each for each in gc.get_objects() if type(each) in (Tensor, nn.Parameter) and each.shape == (17, 13)]
+        assert len(alike) == 1
+        assert watcher.errors == []
+
+
 class Shows(nn.Module):
     """Keeps the watcher, and passes it a tensor inside its forward."""
 

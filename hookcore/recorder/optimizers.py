@@ -48,11 +48,11 @@ class OptimizerSteps(EndsSteps):
         if with_gradients and not owner.late and self._current.clock is not None:
             self._waiting.before_step()
         self._times.enter(TIME_OPTIMIZER)
-        owner.owned = None
+        owner.owned, owner.copies = None, []
         self._scale.read(owner.scaler.live(), optimizer)
         if self.last_captured if owner.late else self._current.captured:
             owned = owner.owned = self._find_owned(owner, optimizer)
-            self._parameters.before_step(owned, with_gradients, id(optimizer))
+            owner.copies = self._parameters.before_step(owned, with_gradients)
             if owned:
                 self._observers.before_step(owned, with_gradients)
             self._keeping.look("before an optimizer's step", self.clock)
@@ -74,7 +74,7 @@ class OptimizerSteps(EndsSteps):
         if owner is None:
             return
         self._times.leave(TIME_OPTIMIZER)
-        owned, owner.owned = owner.owned, None
+        owned, copies, owner.owned, owner.copies = owner.owned, owner.copies, None, []
         has_closure = owner.inner_passes and _closure(args, kwargs) is not None
         if has_closure and not owner.steps:
             # Its model may have been discovered inside this step, so the beginning was ignored.
@@ -84,7 +84,7 @@ class OptimizerSteps(EndsSteps):
                 self._scale.read(owner.scaler.live(), optimizer)
                 self._parameters.read_gradients(owned)
                 self._observers.read_gradients(owned)
-            self._parameters.after_step(id(optimizer))
+            self._parameters.after_step(copies)
             if owned:
                 self._observers.after_step(owned)
         self._count(owner, captured=owned is not None)

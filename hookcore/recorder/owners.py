@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from hookcore.recorder.instances import instances_of
-from hookcore.recorder.parameters import Parameter, Parameters
+from hookcore.recorder.parameters import Copies, Parameter, Parameters
 from hookcore.recorder.scalers import ScalerLink
 from hookcore.recorder.witnesses import Witnesses, spread, tensors_of
 
@@ -31,6 +31,7 @@ class Owner:
     owns: bool = False  # whether any of its parameters is watched
     was_sought: bool = False  # whether a model that it steps was looked for after the closure of its first step
     owned: list[Parameter] | None = None  # these, while it makes a step whose values are read
+    copies: Copies = field(default_factory=list)  # of its weights, during such a step or since one raised
     settled: int = -1  # the version of the parameters that has been read completely
     witnesses: Witnesses = field(default_factory=Witnesses)
     scaler: ScalerLink = field(default_factory=ScalerLink)

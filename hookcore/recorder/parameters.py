@@ -57,6 +57,9 @@ class Parameter:
             self.norm_slot = self._hidden_slot
 
 
+Copies = list[tuple[Parameter, Tensor]]
+
+
 class Parameters:
     """The watched parameters, found by identity in an optimizer's groups."""
 
@@ -71,8 +74,6 @@ class Parameters:
         self.adopted = 0  # grows with every new parameter
         self.version = 0  # grows whenever something new may have to be read of any of them
         self.when_gone: Callable[[Set[int]], None] = lambda _: None  # is called with the ids of a dead module's
-        # By optimizer, because several may step at once in several threads.
-        self._before: dict[int, list[tuple[Parameter, Tensor]]] = {}
         self.read = False  # whether this step's gradients have been read
 
     def begin_step(self) -> None:
@@ -157,22 +158,24 @@ class Parameters:
         known = self._known
         return [found for tensor in tensors if (found := known.get(id(tensor))) is not None and found.tensor is tensor]
 
-    def before_step(self, owned: list[Parameter], with_gradients: bool, stepper: int) -> None:
-        """Read weights, and gradients unless the step computes them, as the optimizer is about to use them."""
+    def before_step(self, owned: list[Parameter], with_gradients: bool) -> Copies:
+        """Read weights, and gradients unless the step computes them, as the optimizer is about to use them.
+
+        Return copies of the weights whose updates are measured.
+        """
         self._read_weights(owned)
-        if self._wants_updates:
-            self._before[stepper] = self._copies(owned)
+        copies = self._copies(owned) if self._wants_updates else []
         if with_gradients:
             self.read_gradients(owned)
+        return copies
 
     def _read_weights(self, owned: list[Parameter]) -> None:
         for parameter in owned if self._wanted else ():
             if parameter.norm_slot >= 0 and (tensor := parameter.tensor) is not None:
                 self._statistics.add_safely(parameter.plan, tensor, parameter.norm_slot)
 
-    def _copies(self, owned: list[Parameter]) -> list[tuple[Parameter, Tensor]]:
-        """Return copies of the weights whose updates are measured."""
-        copies: list[tuple[Parameter, Tensor]] = []
+    def _copies(self, owned: list[Parameter]) -> Copies:
+        copies: Copies = []
         with unseen():
             for parameter in owned:
                 if parameter.update_slot >= 0 and (tensor := parameter.tensor) is not None:
@@ -200,10 +203,9 @@ class Parameters:
             if parameter.grad_slot >= 0:
                 self._statistics.add_safely(parameter.plan, tensor.grad, parameter.grad_slot)
 
-    def after_step(self, stepper: int) -> None:
+    def after_step(self, before: Copies) -> None:
         """Observe the changes made by the step."""
-        before = self._before.pop(stepper, None)
-        if before is None:
+        if not before:
             return
         with unseen():
             for parameter, old in before:
