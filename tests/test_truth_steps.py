@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hookcore.hooks.checkpoints import IN_ANY_ORDER
 from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, read_step, seed_all, watch
 from tests.zoo.case import mean_square, noise, sgd
@@ -266,6 +267,47 @@ def test_a_checkpoint_that_uses_autograd_grad_has_its_gradients() -> None:
     assert before.grad is not None
     assert_stats(stats["0.1", "output_grad", "", 0], [before.grad])
     assert stats["0.0", "output_grad", "", 0]["parts"] == 1
+
+
+class Solved(torch.autograd.Function):
+    """An ODE whose gradient is another ODE, solved backward, as in torchdiffeq's `odeint_adjoint`."""
+
+    @staticmethod
+    def forward(ctx: Any, field: nn.Module, x: Tensor, *weights: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + field(x) / 3
+        ctx.field, ctx.weights = field, weights
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (x,), (grad,), sums = ctx.saved_tensors, grads, [torch.zeros_like(each) for each in ctx.weights]
+        for _ in range(3):
+            with torch.enable_grad():
+                start = x.detach().requires_grad_()
+                slope = ctx.field(start)
+            slopes = torch.autograd.grad(slope, (start, *ctx.weights), grad)
+            x, grad = x - slope.detach() / 3, grad + slopes[0] / 3
+            sums = [total + each / 3 for total, each in zip(sums, slopes[1:], strict=True)]
+        return (None, grad, *sums)
+
+
+def test_gradients_of_calls_that_a_backward_pass_repeats_in_another_order_are_left_out() -> None:
+    seed_all()
+    field, last = nn.Linear(3, 3), nn.Linear(3, 1)
+    optimizer = sgd([*field.parameters(), *last.parameters()])
+    with watch(nn.ModuleList([field, last])) as watcher:
+        mean_square(last(Solved.apply(field, noise(5, 3), *field.parameters()))).backward()
+        optimizer.step()
+        assert watcher.flush()
+        stats = read_step(watcher, 0)
+        reasons = {each.path: each.reason for each in watcher.coverage()}
+    assert [key[3] for key in stats if key[:2] == ("0", "output")] == [0, 1, 2]
+    assert not any(key[:2] == ("0", "output_grad") for key in stats)
+    assert reasons["0"] == IN_ANY_ORDER
+    assert ("1", "output_grad", "", 0) in stats
+    assert watcher.error_count == 0
 
 
 def test_a_failed_forward_or_backward_uses_up_no_call_number() -> None:

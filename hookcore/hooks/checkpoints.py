@@ -3,13 +3,21 @@
 Such a checkpoint is an autograd function. Its forward runs the modules without gradients, and its backward runs them
 again, with gradients, in the same order. Both get the same `ctx`, which connects the calls of one segment. In an outer
 checkpoint, the inner one repeats its forward with another `ctx` before its own backward runs.
+
+Other autograd functions do so in another order, such as that of an ODE, which is solved backward. Of several calls of a
+module, it is therefore unknown which one they repeat.
 """
 
 from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, Final
+
+IN_ANY_ORDER: Final = (
+    "an autograd function called it several times and calls it again in its backward pass, in an unknown order: these "
+    "gradients are left out"
+)
 
 Pending = list[tuple[int, int]]  # segment and number of the call
 
@@ -24,19 +32,31 @@ def forward_segment() -> int:
     return segment
 
 
-def backward_segment() -> int:
-    """Return the innermost autograd function whose backward runs; 0 if there is none."""
+def _running_backward() -> Any:
+    """Return the `ctx` of the innermost autograd function whose backward runs; None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_method(frame, "backward"):
-            return id(frame.f_locals.get("ctx"))
+            return frame.f_locals.get("ctx")
         frame = frame.f_back
-    return 0
+    return None
+
+
+def why_unknown(pending: Pending) -> str:
+    """Return why it is unknown which of several waiting calls runs again now, or ""."""
+    if len(pending) < 2:
+        return ""
+    running = _running_backward()
+    is_ordered = "Checkpoint" in type(running).__name__ or sum(known == id(running) for known, _ in pending) < 2
+    return "" if is_ordered else IN_ANY_ORDER
 
 
 def take_call(pending: Pending, tensors: list[tuple[str, Any]], grad_enabled: bool) -> int | None:
-    """Return the waiting call that runs again now. None if there is none, or if it will run once more."""
-    segment = backward_segment()
+    """Return the waiting call that runs again now. None if it is unknown, or if it will run once more."""
+    if why_unknown(pending):
+        return None
+    running = _running_backward()
+    segment = 0 if running is None else id(running)
     place = next((place for place, (known, _) in enumerate(pending) if known == segment), None)
     if place is None:
         if segment or not pending:

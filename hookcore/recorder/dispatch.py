@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from hookcore.hooks.checkpoints import forward_segment, take_call
+from hookcore.hooks.checkpoints import forward_segment, take_call, why_unknown
 from hookcore.hooks.internals import (
     REHEARSAL,
     DisableTorchFunction,
@@ -292,5 +292,8 @@ def _call_again(plan: Plan, output: Any) -> Call | None:
             plan.note_reason(ONLY_IN_BACKWARD)
         return None
     tensors = list(find_tensors(output))
+    if reason := why_unknown(plan.counts.pending):
+        plan.note_reason(reason)
+        return None
     number = take_call(plan.counts.pending, tensors, torch.is_grad_enabled())
     return None if number is None else Call(plan, tensors, number, "train", again=True)
