@@ -12,7 +12,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hookcore.config import LIVE, Settings, did_you_mean
@@ -34,27 +34,21 @@ class Change:
     choice: Choice | None = None
 
 
+@dataclass(slots=True, eq=False)
 class Commands:
     """The commands of one recorder that were read and wait."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        models: Models,
-        snapshots: Snapshots,
-        emit: Emit,
-        describe: Callable[[], None],
-        save_step: Callable[[Occasion | None], None],
-    ) -> None:
-        self._models = models
-        self._snapshots = snapshots
-        self._emit = emit
-        self._describe = describe
-        self._save_step = save_step
-        self._lock = threading.Lock()  # for readers only, because they emit events, which takes the recorder's lock
-        self._coming = settings  # the settings after all waiting commands
-        self._last = -1
-        self.changes: deque[Change] = deque()  # waiting ones; appended by readers, emptied under the recorder's lock
+    _coming: Settings  # the settings after all waiting commands
+    _models: Models
+    _snapshots: Snapshots
+    _emit: Emit
+    _describe: Callable[[], None]
+    _save_step: Callable[[Occasion | None], None]
+    # For readers only, because they emit events, which takes the recorder's lock.
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _last: int = field(default=-1, init=False)
+    # Waiting ones; appended by readers, emptied under the recorder's lock.
+    changes: deque[Change] = field(default_factory=deque, init=False)
 
     def enqueue(self, command: Command) -> None:
         """Validate a command and queue it. A repeated one is carried out once."""
@@ -118,11 +112,6 @@ class Commands:
     def _refuse(self, given: dict[str, Any], reason: str) -> None:
         """Say why a change isn't made, and of which settings, so that each reader knows whose it was."""
         self._emit("settings-refused", f"{', '.join(given)}: {reason}", "info", "")
-
-    def apply_pending(self, apply: Callable[[Change], None]) -> None:
-        """Carry out everything that waits, in order. Called between two steps."""
-        while self.changes:
-            apply(self.changes.popleft())
 
     def apply_while_idle(self, apply: Callable[[Change], None]) -> None:
         """Carry out what no hook reads. Called in the recorder's thread while no step ends; the rest keeps waiting."""

@@ -39,8 +39,9 @@ class Control:
         return observers.snapshots.active or observers.flows.is_learning or bool(self._commands.changes)
 
     def apply_pending(self) -> None:
-        """Carry out everything that waits. Called between two steps, on the training thread."""
-        self._commands.apply_pending(self._apply)
+        """Carry out everything that waits, in order. Called between two steps, on the training thread."""
+        while self._commands.changes:
+            self._apply(self._commands.changes.popleft())
         self._reported_waiting = False
         self._observers.begin_snapshots()
 
