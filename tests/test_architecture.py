@@ -106,6 +106,7 @@ ROOMS: dict[str, set[str]] = {
         "records.wire",
         "delivery.dashboard",
         "store",
+        "reading.answers",
         "observe",
         "hooks",
         "recorder",

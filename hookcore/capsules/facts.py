@@ -7,7 +7,6 @@ import linecache
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 import hookcore
+from hookcore.reading.answers import SourceLine, TensorFacts
 
 MAX_ELEMENTS: Final = 8
 CONTEXT: Final = 2  # lines before and after the one that is shown
@@ -23,40 +23,6 @@ _HOOKCORE: Final = f"{Path(hookcore.__file__).parent}/"
 _DEMO: Final = f"{_HOOKCORE}commands/demo/"  # whose model stands for the user's
 _NOT_THE_USERS: Final = ("<frozen", f"{Path(torch.__file__).parent}/")
 _FRAME: Final = re.compile(r'\s*File "(.+)", line (\d+), in (.+)')
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFacts:
-    """A tensor's shape and statistics; `min`, `max`, and `mean` are those of the finite values."""
-
-    name: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
-    device: str
-    nan: int
-    inf: int
-    min: float | None
-    max: float | None
-    mean: float | None
-    values: tuple[str, ...] = ()  # at the reported elements, if it has the output's shape
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of the user's code, with the lines around it."""
-
-    file: str
-    line: int
-    function: str
-    source: tuple[str, ...] = field(repr=False)
-    first: int = 1  # the number of the first of these lines
-
-    @property
-    def code(self) -> str:
-        """The line itself; "" if its file couldn't be read."""
-        place = self.line - self.first
-        return self.source[place].strip() if place < len(self.source) else ""
 
 
 def is_numeric(tensor: Any) -> bool:
@@ -108,7 +74,7 @@ def digest_of(tensor: Tensor) -> str:
     return hashlib.sha256(head + plain.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def running_lines(until: CodeType) -> tuple[Line, ...]:
+def running_lines(until: CodeType) -> tuple[SourceLine, ...]:
     """Return the user's running lines, innermost last, up to the frame of this code."""
     return tuple(reversed([_line(*each) for each in _frames(until) if _is_the_users(each[0])]))
 
@@ -122,7 +88,7 @@ def _frames(until: CodeType) -> Iterator[tuple[str, int, str]]:
         frame = frame.f_back
 
 
-def lines_of(trace: Iterable[str]) -> tuple[Line, ...]:
+def lines_of(trace: Iterable[str]) -> tuple[SourceLine, ...]:
     """Return the user's lines of a formatted stack: those inside of the replay."""
     frames = [(match[1], int(match[2]), match[3]) for match in map(_FRAME.match, trace) if match]
     inside = max((place + 1 for place, frame in enumerate(frames) if _is_ours(frame[0])), default=0)
@@ -137,7 +103,9 @@ def _is_ours(file: str) -> bool:
     return file.startswith(_HOOKCORE) and not file.startswith(_DEMO)
 
 
-def _line(file: str, number: int, function: str) -> Line:
+def _line(file: str, number: int, function: str) -> SourceLine:
     lines = linecache.getlines(file)
     first = max(1, number - CONTEXT)
-    return Line(file, number, function, tuple(each.rstrip() for each in lines[first - 1 : number + CONTEXT]), first)
+    return SourceLine(
+        file, number, function, tuple(each.rstrip() for each in lines[first - 1 : number + CONTEXT]), first
+    )

@@ -25,17 +25,9 @@ from hookcore.capsules.arguments import (
     is_view,
     storage_of,
 )
-from hookcore.capsules.facts import (
-    MAX_ELEMENTS,
-    Line,
-    TensorFacts,
-    bad_elements,
-    facts_of,
-    is_numeric,
-    lines_of,
-    running_lines,
-)
+from hookcore.capsules.facts import MAX_ELEMENTS, bad_elements, facts_of, is_numeric, lines_of, running_lines
 from hookcore.hooks.internals import TorchDispatchMode, current_node, tree_iter
+from hookcore.reading.answers import SourceLine, TensorFacts
 
 Origin = Literal["operator", "given", "constant", "uninitialized"]
 _MAX_INPUTS: Final = 8
@@ -62,7 +54,7 @@ class Suspect:
     number: int  # in the order of the step's operators; 0 before the first one
     phase: str  # forward or backward
     node: str = ""  # the step of autograd that ran it, in the backward pass
-    stack: tuple[Line, ...] = ()  # outermost first; in the backward pass, that of the forward call
+    stack: tuple[SourceLine, ...] = ()  # outermost first; in the backward pass, that of the forward call
     inputs: tuple[TensorFacts, ...] = ()
     output: TensorFacts | None = None
     elements: tuple[tuple[int, ...], ...] = ()  # the indices of the first bad ones
@@ -83,7 +75,7 @@ class Suspect:
         return f"{told}{where}: {place}: {code}" if code else f"{told}{where}: {place}."
 
     @property
-    def line(self) -> Line | None:
+    def line(self) -> SourceLine | None:
         """The innermost line of the user's code."""
         return self.stack[-1] if self.stack else None
 

@@ -8,9 +8,10 @@ import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -57,7 +58,7 @@ class Replay:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything in types that JSON has."""
-        return {**asdict(self), "sentence": self.sentence, "exact": self.exact}
+        return {**msgspec.to_builtins(self), "sentence": self.sentence, "exact": self.exact}
 
 
 def replay(path: str | os.PathLike[str], above: float | None = None) -> Replay:

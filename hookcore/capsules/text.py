@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hookcore.capsules.facts import TensorFacts
 from hookcore.capsules.operators import Suspect
 from hookcore.capsules.replay import Replay
+from hookcore.reading.answers import TensorFacts
 
 
 def as_text(found: Replay) -> str:

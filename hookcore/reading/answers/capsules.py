@@ -20,6 +20,12 @@ class SourceLine(Answer, frozen=True):
     source: tuple[str, ...]
     first: Annotated[int, Meta(description="the number of the first of these lines")]
 
+    @property
+    def code(self) -> str:
+        """The line itself; empty if its file couldn't be read."""
+        place = self.line - self.first
+        return self.source[place].strip() if place < len(self.source) else ""
+
 
 class TensorFacts(Answer, frozen=True):
     """A tensor in a replay; minimum, maximum, and mean are those of the finite values."""
