@@ -408,7 +408,7 @@ def test_pending_snapshots_and_waiting_bytes_are_bounded(monkeypatch: pytest.Mon
         monkeypatch.setattr(snapshot_copies.WaitingCopies, "ship", lambda *_: None)  # the recorder's thread is busy
         for _ in range(20):
             model[0](torch.ones(20, 4))
-        waiting = sum(each.copy.nbytes for each in snapshots.copies._taken)
+        waiting = sum(each.copy.nbytes for each in snapshots.copies._waiting)
         assert 0 < waiting <= 1500
         monkeypatch.undo()
         optimizer.step()

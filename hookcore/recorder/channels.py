@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,7 +11,7 @@ from torch import Tensor
 
 from hookcore.observe.copies import Copy, take_copy
 from hookcore.observe.plain import unseen
-from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.outgoing import Outgoing, Send
 from hookcore.records import Snapshot, Tap
 
 MAX_WAITING: Final = 4096  # columns
@@ -21,12 +19,11 @@ _DROPPED: Final = "of channels dropped: too many results of probes were waiting 
 
 
 @dataclass(slots=True, eq=False)
-class ChannelColumns:
+class ChannelColumns(Outgoing[tuple[Tap, int, float, Copy]]):
     """The columns of one watcher. Of several micro-batches, the largest value of each channel is kept, or NaN."""
 
-    _errors: ErrorLog
+    what = "channels of a probe"
     _held: dict[Tap, tuple[int, int, Tensor]] = field(default_factory=dict)  # of this step: step, channels, values
-    _waiting: deque[tuple[Tap, int, float, Copy]] = field(default_factory=deque)
 
     def note(self, tap: Tap, step: int, channels: int, values: Tensor) -> None:
         """Hold the numbers of a call."""
@@ -46,23 +43,11 @@ class ChannelColumns:
             try:
                 copy = take_copy(values, (channels,))
             except Exception as error:
-                self._errors.record("channels of a probe", error)
+                self._errors.record(self.what, error)
             else:
                 if isinstance(copy, Copy):
                     self._waiting.append((tap, step, time.time(), copy))
 
-    @property
-    def waiting(self) -> bool:
-        """Return whether columns wait to be sent."""
-        return bool(self._waiting)
-
-    def ship(self, send: Callable[[Snapshot], None]) -> None:
-        """Send the columns. Called on the recorder's thread."""
-        while self._waiting:
-            tap, step, time_s, copy = self._waiting[0]
-            try:
-                send(Snapshot(tap, step, time_s, copy.dtype, copy.shape, copy.finish(), copy.truncated))
-            except Exception as error:
-                self._errors.record("channels of a probe", error)
-            finally:
-                self._waiting.popleft()
+    def _send(self, item: tuple[Tap, int, float, Copy], send: Send) -> None:
+        tap, step, time_s, copy = item
+        send(Snapshot(tap, step, time_s, copy.dtype, copy.shape, copy.finish(), copy.truncated))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.outgoing import Outgoing, Send
 from hookcore.records import Snapshot, Tap
 
 MAX_WAITING: Final = 256  # items
@@ -19,11 +17,10 @@ MAX_WAITING_BYTES: Final = 32 << 20
 
 
 @dataclass(slots=True, eq=False)
-class MediaQueue:
+class MediaQueue(Outgoing[Snapshot]):
     """Items in the order in which they were logged. If too many wait, newer ones are dropped and counted."""
 
-    _errors: ErrorLog
-    _waiting: deque[Snapshot] = field(default_factory=deque)
+    what = "logged media"
     _bytes: int = 0
     _count: threading.Lock = field(default_factory=threading.Lock)  # both threads change the number of bytes
 
@@ -40,20 +37,9 @@ class MediaQueue:
             Snapshot(tap, step, time.time(), media_type, (max(whole, len(data)),), values, whole > len(data))
         )
 
-    @property
-    def waiting(self) -> bool:
-        """Return whether items wait to be sent."""
-        return bool(self._waiting)
+    def _send(self, item: Snapshot, send: Send) -> None:
+        send(item)
 
-    def ship(self, send: Callable[[Snapshot], None]) -> None:
-        """Send the items. Called on the recorder's thread."""
-        while self._waiting:
-            item = self._waiting[0]
-            try:
-                send(item)
-            except Exception as error:
-                self._errors.record("logged media", error)
-            finally:
-                self._waiting.popleft()
-                with self._count:
-                    self._bytes -= item.values.nbytes
+    def _release(self, item: Snapshot) -> None:
+        with self._count:
+            self._bytes -= item.values.nbytes

@@ -33,7 +33,7 @@ class Observers:
     ) -> None:
         plans, current, statistics = dispatcher.plans, dispatcher.current, dispatcher.statistics
         errors, emit = dispatcher.errors, collector.emit
-        copies = WaitingCopies(current, errors, emit, scale_of, dispatcher.names)
+        copies = WaitingCopies(errors, emit, current, scale_of, dispatcher.names)
         self.snapshots = Snapshots(plans, copies, current, errors)
         self.probes = Probes(plans, statistics, current, emit, collector.add_label, errors)
         self.probes.choose_channels(settings.channels)

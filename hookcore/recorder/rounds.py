@@ -5,28 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from hookcore.recorder.collector import Collector
 from hookcore.recorder.description import Describer
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.idle import Idle
+from hookcore.recorder.outgoing import Outgoing
 from hookcore.recorder.problems import Problems
 from hookcore.recorder.shipping import Shipper
 from hookcore.recorder.steps import Steps
-from hookcore.records import Snapshot
-
-
-class Outgoing(Protocol):
-    """Snapshots that wait to be sent."""
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there are any."""
-
-    def ship(self, send: Callable[[Snapshot], None]) -> None:
-        """Send them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +25,7 @@ class Rounds:
     _shipper: Shipper
     _steps: Steps
     _collector: Collector
-    _outgoing: tuple[Outgoing, ...]
+    _outgoing: tuple[Outgoing[Any], ...]
     _description: Describer
     _problems: Problems
     _idle: Idle

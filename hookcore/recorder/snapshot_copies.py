@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +13,7 @@ from torch import Tensor
 from hookcore.observe.copies import MAX_BYTES, Copy, take_copy
 from hookcore.recorder.batchnames import BatchNames, plain_names
 from hookcore.recorder.current import CurrentStep
-from hookcore.recorder.errorlog import ErrorLog
+from hookcore.recorder.outgoing import Outgoing, Send
 from hookcore.records import GRADIENT_KINDS, Names, Severity, Snapshot, Tap
 
 MAX_WAITING_BYTES: Final = 2 * MAX_BYTES
@@ -45,16 +44,15 @@ class _Taken:
 
 
 @dataclass(slots=True, eq=False)
-class WaitingCopies:
+class WaitingCopies(Outgoing[_Taken]):
     """The copies of one watcher, in bounded memory."""
 
-    _current: CurrentStep
-    _errors: ErrorLog
+    what = "snapshot"
     _emit: Emit
+    _current: CurrentStep
     _scale: Callable[[str], float | None]
     _names: BatchNames
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _taken: deque[_Taken] = field(default_factory=deque, init=False)
     _waiting_bytes: int = field(default=0, init=False)
 
     def take(self, request: Request, tensor: Tensor, whole: tuple[int, ...] | None = None) -> None:
@@ -85,7 +83,7 @@ class WaitingCopies:
                 self._waiting_bytes += copy.nbytes
                 step = self._current.number
                 names = self._names.of(request.tap.kind, step)
-                self._taken.append(_Taken(request, copy, step, time.time(), scale, names))
+                self._waiting.append(_Taken(request, copy, step, time.time(), scale, names))
 
     def miss(self, request: Request, reason: str) -> None:
         """Give up a request, and say why in an event."""
@@ -93,34 +91,22 @@ class WaitingCopies:
         hint = f": {request.hint}" if request.hint else ""
         self._emit("snapshot-missed", f"{request.tap.label}: {reason}{hint}", "info", request.tap.module)
 
-    @property
-    def waiting(self) -> bool:
-        """Return whether copies wait to be sent."""
-        return bool(self._taken)
+    def _lose(self, item: _Taken, error: Exception) -> None:
+        self.miss(item.request, f"it was captured but couldn't be sent: {error}")
 
-    def ship(self, send: Callable[[Snapshot], None]) -> None:
-        """Send the copies. Called on the recorder's thread."""
-        while self._taken:
-            taken = self._taken[0]
-            try:
-                self._send(taken, send)
-            except Exception as error:
-                self._errors.record("snapshot", error)
-                self.miss(taken.request, f"it was captured but couldn't be sent: {error}")
-            finally:
-                with self._lock:
-                    self._waiting_bytes -= taken.copy.nbytes
-                    self._taken.popleft()
+    def _release(self, item: _Taken) -> None:
+        with self._lock:
+            self._waiting_bytes -= item.copy.nbytes
 
-    def _send(self, taken: _Taken, send: Callable[[Snapshot], None]) -> None:
-        copy, request = taken.copy, taken.request
+    def _send(self, item: _Taken, send: Send) -> None:
+        copy, request = item.copy, item.request
         values = copy.finish()
-        names, left = (None, "") if taken.names is None else plain_names(taken.names)
+        names, left = (None, "") if item.names is None else plain_names(item.names)
         send(
             Snapshot(
                 tap=request.tap,
-                step=taken.step,
-                time_s=taken.time_s,
+                step=item.step,
+                time_s=item.time_s,
                 dtype=copy.dtype,
                 shape=copy.shape,
                 values=values,
@@ -130,7 +116,7 @@ class WaitingCopies:
             )
         )
         cut = f", of which the first {values.size} values were captured" if copy.truncated else ""
-        scale = f"; still multiplied by the loss scale {taken.scale:g}" if taken.scale not in (None, 1.0) else ""
+        scale = f"; still multiplied by the loss scale {item.scale:g}" if item.scale not in (None, 1.0) else ""
         unnamed = f"; {left}" if left else ""
-        message = f"{request.tap.label} of step {taken.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}{unnamed}"
+        message = f"{request.tap.label} of step {item.step}: {copy.dtype} {list(copy.shape)}{cut}{scale}{unnamed}"
         self._emit("snapshot-taken", message, "info", request.tap.module)
