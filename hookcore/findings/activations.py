@@ -12,6 +12,7 @@ from hookcore.findings.finding import SPARK, WARM_UP, Finding
 from hookcore.findings.loss import Losses
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
+from hookcore.findings.zeros import judge_newest
 from hookcore.records import Severity
 from hookcore.store import Store, TapList
 
@@ -50,10 +51,8 @@ def find_saturated(store: Store, outputs: TapList, losses: Losses) -> list[Findi
         return []
     is_tanh = np.array([types[tap.module] == "Tanh" for tap in taps.taps])
     recent = _Slopes.read(store, taps, is_tanh, newest, None).values
-    seen = (~np.isnan(recent)).astype(np.int64)
-    is_newest = seen[::-1].cumsum(axis=0)[::-1] - seen < limits["captured_steps"]  # each tap has its own steps
-    steep = (recent >= limits["slope"]) & is_newest
-    places = np.flatnonzero(~steep.any(axis=0) & (seen.sum(axis=0) >= limits["captured_steps"]))
+    flat, enough = judge_newest(~np.isnan(recent), recent >= limits["slope"], limits["captured_steps"])
+    places = np.flatnonzero(flat & enough)
     if not len(places):
         return []
     chosen, last = taps.at(places.tolist()), max(outputs.numbers[_trained(outputs)].tolist(), default=-1)
@@ -90,4 +89,4 @@ def _finding(taps: TapList, lane: int, window: _Slopes, steep_from: float, sever
     when = f"since step {since}{older}"
     message = f"on average, {slope:.2g} of the gradient passes: the activation has been at its bounds {when}"
     about = "rms", value, usual, since, None, message, tuple(rms[known][-SPARK:].tolist()), 0
-    return Finding("saturated-activation", severity, int(taps.numbers[lane]), taps.taps[lane], *about)
+    return Finding(RULE, severity, int(taps.numbers[lane]), taps.taps[lane], *about)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from hookcore.findings.finding import SPARK, WARM_UP, Finding
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
+from hookcore.findings.zeros import judge_newest
 from hookcore.store import Store, TapList
 
 RULE: Final = "tensor-variance"
@@ -36,15 +37,12 @@ def find_variance(store: Store, taps: TapList, outputs: TapList) -> list[Finding
         return []
     first = store.captured_step(int(limits["among"]) - 1)
     spreads = _spreads(store, judged, first)[1]
-    seen = (~np.isnan(spreads)).astype(np.int64)
-    is_newest = seen[::-1].cumsum(axis=0)[::-1] - seen < limits["captured_steps"]  # each tap has its own steps
-    varies = ((spreads > limits["spread"]) & is_newest).any(axis=0)
-    flat = ~varies & (seen.sum(axis=0) >= limits["captured_steps"])
+    flat, enough = judge_newest(~np.isnan(spreads), spreads > limits["spread"], limits["captured_steps"])
     start = store.steps().first or 0
     early = _spreads(store, judged, start, start + WARM_UP - 1)[1]
     weighted = {tap.module for tap in taps.taps if tap.kind == "param_grad" and tap.index == "weight"}
     varied = (early > limits["varied"]).any(axis=0) | np.array([tap.module in weighted for tap in judged.taps], bool)
-    places = np.flatnonzero(flat & varied)
+    places = np.flatnonzero(flat & enough & varied)
     return [_finding(store, judged, places)] if len(places) else []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from hookcore.records import Tap
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Store, TapList
 from hookcore.store.rows import Rows
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +107,20 @@ def zeros_of(store: Store, taps: TapList, rule: RuleName) -> Zeros:
         return Zeros(none, np.arange(len(taps.taps)), none)
     rows = store.rows(taps.numbers, "zero_fraction", first)
     is_zero = rows.low >= limits.get("zero_fraction", 1.0)  # a non-finite tensor is not dead
-    seen = rows.present.astype(np.int64)
-    newest = seen[::-1].cumsum(axis=0)[::-1]  # number of steps from each row on
-    alive = ((seen > 0) & ~is_zero & (newest - seen < limits["captured_steps"])).any(axis=0)
-    enough = seen.sum(axis=0) >= limits["captured_steps"]
-    return Zeros(np.flatnonzero(enough & ~alive), np.flatnonzero(~enough & ~alive), np.flatnonzero(enough))
+    zero, enough = judge_newest(rows.present, ~is_zero, limits["captured_steps"])
+    return Zeros(np.flatnonzero(enough & zero), np.flatnonzero(~enough & zero), np.flatnonzero(enough))
+
+
+def judge_newest(present: NDArray[Any], healthy: Flags, steps: float) -> tuple[Flags, Flags]:
+    """Return which taps were healthy in none of their own newest steps, and which have that many steps.
+
+    `present` is the number of steps with a value in each row [row, tap].
+    """
+    seen = present.astype(np.int64)
+    later = seen[::-1].cumsum(axis=0)[::-1] - seen  # number of steps after each row
+    alive: Flags = np.asarray(((seen > 0) & healthy & (later < steps)).any(axis=0), np.bool_)
+    enough: Flags = seen.sum(axis=0) >= steps
+    return ~alive, enough
 
 
 # a tap's index, its rows, the step since which it is zero, " or earlier", and the share of zeros that counts
