@@ -20,7 +20,7 @@ from ..analysis.titles import title_of_rule
 from ..runs import Run
 from ..runs.muting import mutes_of
 from .frame import address_of
-from .page import FindText, Page, RowNumber, RunPage, Text, first_row_of_page
+from .page import FindText, Page, RowNumber, RunPage, TablePage, Text
 from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of
 from .views.overview import layer_address
 from .views.provenance import incident_of, provenance_of
@@ -119,9 +119,8 @@ class EventsPage(RunPage):
 
     def part_list(self) -> dict[str, Any]:
         """Return one page of the list."""
-        first = first_row_of_page(self.row, len(self.fitting), ROWS)
-        rows = [_shown(self.run, line, self.asked) for line in self.fitting[first : first + ROWS]]
-        return {"rows": rows, "rows_first": first, "rows_a_page": ROWS}
+        table = TablePage.at(self.row, ROWS, len(self.fitting))
+        return {"rows": [_shown(self.run, line, self.asked) for line in table.cut(self.fitting)], "table": table}
 
     def part_detail(self) -> dict[str, Any]:
         """Return the origin of the selected finding."""

@@ -16,7 +16,7 @@ from hookcore.store import STAT_NAMES, checks
 from ..analysis.coverage import why_empty
 from ..analysis.modulerows import types_of
 from ..analysis.selection import finder_of
-from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
+from .page import FindText, RowNumber, RunPage, Short, TablePage
 from .views.moment import nothing_in
 
 ROWS: Final = 100  # of the table on one page
@@ -110,17 +110,15 @@ class FlowPage(RunPage):
         reader, span = self.run.reader, self.span
         every, types = layers_in(reader, *self.values_in), types_of(reader)
         layers = [found for (path, *_), found in every if self.type in ("", types.get(path, "")) and fits(path)]
-        first = first_row_of_page(self.row, len(layers), ROWS)
+        table = TablePage.at(self.row, ROWS, len(layers))
         nothing = ""
         if span and span.held and not every:
             nothing = nothing_in(self.run.reader, span, "No layer was captured in")
         stats = {ACTIVATIONS: self.asked["act"], GRADIENTS: self.asked["grad"]}
         return {
             "nothing": nothing,
-            "layers": [_layer_of(found, types, stats) for found in layers[first : first + ROWS]],
-            "rows_first": first,
-            "rows_total": len(layers),
-            "rows_a_page": ROWS,
+            "table": table,
+            "layers": [_layer_of(found, types, stats) for found in table.cut(layers)],
         }
 
 

@@ -18,7 +18,7 @@ from ..analysis.selection import finder_of
 from ..runs import Run
 from ..runs.rules import rules_of
 from .frame import no_change_words
-from .page import FindText, RowNumber, RunPage, first_row_of_page
+from .page import FindText, RowNumber, RunPage, TablePage
 from .settings import share_of
 from .views.event_list import every_event
 
@@ -57,9 +57,8 @@ class HooksPage(RunPage):
     def _table(self) -> dict[str, Any]:
         fits = finder_of(self.run, self.f).fits
         rows = [each for each in rows_of(self.run.store, *self.values_in) if fits(each.path)]
-        first = first_row_of_page(self.row, len(rows), ROWS)
-        shown = rows[first : first + ROWS]
-        return {"rows": shown, "fitting": len(rows), "first": first, "a_page": ROWS}
+        table = TablePage.at(self.row, ROWS, len(rows))
+        return {"rows": table.cut(rows), "table": table}
 
     def part_rules(self) -> dict[str, Any]:
         """Return the rules with their thresholds."""

@@ -20,7 +20,7 @@ from ..formats import words_of
 from ..runs import JointRun, Run
 from ..runs.ranked import is_unsure, read_every
 from .frame import address_of
-from .page import FindText, Page, RowNumber, RunPage, Short, first_row_of_page
+from .page import FindText, Page, RowNumber, RunPage, Short, TablePage
 from .views.event_list import SIGNS
 from .views.layer import SHOWN_STATS, LayerView, feeds_of, hooks_of, layer_of, lines_of, near, placement_note, values_of
 from .views.moment import nothing_in
@@ -129,7 +129,6 @@ def _choice(run: Run, f: str, row: int) -> dict[str, Any]:
     """Return the matching modules to choose from."""
     finder, modules = finder_of(run, f), run.reader.modules(taps=False)
     fitting = [each for each in modules if finder.fits(each.path)]
-    first = first_row_of_page(row, len(fitting), ROWS)
+    table = TablePage.at(row, ROWS, len(fitting))
     common: dict[str, Any] = {"unknown": None, "near": [], "asked": f, "problem": finder.problem}
-    rows = fitting[first : first + ROWS]
-    return {**common, "rows": rows, "fitting": len(fitting), "many": len(modules), "first": first, "a_page": ROWS}
+    return {**common, "rows": table.cut(fitting), "table": table, "many": len(modules)}

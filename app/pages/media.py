@@ -11,7 +11,7 @@ from hookcore.reading import Reader
 from hookcore.reading.answers import Media
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
 
-from .page import RowNumber, RunPage, first_row_of_page
+from .page import RowNumber, RunPage, TablePage
 from .views.span import ALL, Shared
 
 NAMES_A_PAGE: Final = 50
@@ -113,15 +113,13 @@ class MediaPage(RunPage):
         """Return the newest item of each name on this page of names, and how many were lost."""
         reader = self.run.reader
         inside, named = items_of(reader, *self.values_in)
-        first = first_row_of_page(self.row, len(inside), NAMES_A_PAGE)
-        items = [_item(reader, inside[name][-1], named[name]) for name in [*inside][first : first + NAMES_A_PAGE]]
+        table = TablePage.at(self.row, NAMES_A_PAGE, len(inside))
+        items = [_item(reader, inside[name][-1], named[name]) for name in table.cut([*inside])]
         dropped = self.run.store.usage().dropped
         lost = dropped.get("media_dropped", 0) + dropped.get("media_refused", 0)
         return {
             "items": items,
-            "names_first": first,
-            "names_a_page": NAMES_A_PAGE,
-            "names_inside": len(inside),
+            "table": table,
             "names_total": len(named),
             "media_lost": lost,
         }

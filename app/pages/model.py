@@ -17,7 +17,7 @@ from hookcore.store.incidents import Incident
 from ..analysis.coverage import why_uncaptured
 from ..analysis.selection import finder_of
 from .overview import usual_kind
-from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
+from .page import FindText, RowNumber, RunPage, Short, TablePage
 from .views.model import box_id, flops_words, forms_words, incident_of
 
 ROWS: Final = 50  # of the table on one page
@@ -62,12 +62,10 @@ class ModelPage(RunPage):
     def part_boxes(self) -> dict[str, Any]:
         fits = finder_of(self.run, self.f).fits
         boxes = [box for box in self._in_order() if fits(box.module)]
-        first = first_row_of_page(self.row, len(boxes), ROWS)
+        table = TablePage.at(self.row, ROWS, len(boxes))
         return {
-            "boxes": boxes[first : first + ROWS],
-            "rows_first": first,
-            "rows_total": len(boxes),
-            "rows_a_page": ROWS,
+            "table": table,
+            "boxes": table.cut(boxes),
             "learned": self.model.step,
             "why_unknown": self.model.why,
             "flops_words": flops_words,

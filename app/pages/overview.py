@@ -21,7 +21,7 @@ from hookcore.store.checks import require, require_kind
 from ..analysis.coverage import losses_of
 from ..analysis.selection import finder_of
 from ..formats import script_json
-from .page import FindText, RowNumber, RunPage, first_row_of_page
+from .page import FindText, RowNumber, RunPage, TablePage
 from .views.event_list import all_lines, finding_lines, incident_lines
 from .views.moment import nothing_in
 from .views.overview import SHOWN_SCALARS, ScalarLine, scalar_lines, shown_alerts, tiles_of, why_empty
@@ -200,9 +200,9 @@ class OverviewPage(RunPage):
         if self.f.strip():
             fits = finder_of(self.run, self.f).fits
             every = tuple(tap for tap in every if fits(tap.module))
-        first, coverage = first_row_of_page(self.row, len(every), ROWS), reader.coverage()
+        table, coverage = TablePage.at(self.row, ROWS, len(every)), reader.coverage()
         types = {each.path: each.type for each in coverage}
-        wanted = list(islice(taps_in_order(every, types), first, first + ROWS))
+        wanted = list(islice(taps_in_order(every, types), table.first, table.last))
         rows = overview_rows(reader, wanted, types, *self.values_in)
         left_out = len(wanted) - len(rows)
         nothing = nothing_in(self.run.reader, self.span, "Nothing was captured in") if self.span and left_out else ""
@@ -211,9 +211,7 @@ class OverviewPage(RunPage):
             "rows": rows,
             "rows_left_out": left_out,
             "nothing": nothing,
-            "rows_first": first,
-            "rows_total": len(every),
-            "rows_a_page": ROWS,
+            "table": table,
             "not_captured": not_captured[:MAX_UNCAPTURED],
             "not_captured_left_out": max(0, len(not_captured) - MAX_UNCAPTURED),
             "usage": self.run.store.usage(),

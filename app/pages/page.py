@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from inspect import Parameter, Signature
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -22,6 +22,7 @@ from .views.timeline import bar_of, timeline_view
 Text = Annotated[str, Query(max_length=1000)]
 Short = Annotated[str, Query(max_length=50)]
 FindText = Annotated[str, Query(max_length=1000, description="the content of the find box")]
+Row = TypeVar("Row")
 RowNumber = Annotated[int, Query(ge=0, le=10**9, description="the first row of the table")]
 
 
@@ -160,9 +161,32 @@ class PartsPage(RunPage):
         return {}
 
 
-def first_row_of_page(row: int, many: int, a_page: int) -> int:
-    """Return the first row of the page with a row, or of the last page."""
-    return min(row - row % a_page, max(0, (many - 1) // a_page * a_page))
+@dataclass(frozen=True, slots=True)
+class TablePage:
+    """The rows that one page of a table shows: those from `first`, at most `size` of `total`."""
+
+    first: int
+    size: int
+    total: int
+
+    @classmethod
+    def at(cls, row: int, size: int, total: int) -> TablePage:
+        """Return the page with a row, or the last page."""
+        return cls(min(row - row % size, max(0, (total - 1) // size * size)), size, total)
+
+    @property
+    def last(self) -> int:
+        """The number of rows up to the end of this page."""
+        return min(self.first + self.size, self.total)
+
+    @property
+    def words(self) -> str:
+        """Which rows these are, counted from 1."""
+        return f"{self.first + 1:,} to {self.last:,} of {self.total:,}"
+
+    def cut(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return the rows of this page."""
+        return rows[self.first : self.last]
 
 
 def router_of(pages: Sequence[type[Page]]) -> APIRouter:

@@ -26,7 +26,7 @@ from ..runs import JointRun
 from ..runs.answering import tap_list
 from ..runs.ranked import joint_of, members_at, read_every
 from ..runs.rankwords import words_of
-from .page import FindText, RowNumber, RunPage, Short, first_row_of_page
+from .page import FindText, RowNumber, RunPage, Short, TablePage
 from .views.moment import nothing_in
 from .views.overview import layer_address
 
@@ -145,14 +145,12 @@ class RanksPage(RunPage):
         found = self._layers
         sort: SpreadSort = next((each for each in SORTS if each == self.sort), "apart")
         places = [] if found is None else found.order(sort)
-        first = first_row_of_page(self.row, len(places), LAYERS_A_PAGE)
+        table = TablePage.at(self.row, LAYERS_A_PAGE, len(places))
         return {
             "spread_steps": "" if found is None else words_of_steps(found.first_step, found.step),
             "no_layers": self._why_no_layers(),
-            "layers": () if found is None else spreads_of(found, places[first : first + LAYERS_A_PAGE]),
-            "layers_total": len(places),
-            "layers_first": first,
-            "layers_a_page": LAYERS_A_PAGE,
+            "layers": () if found is None else spreads_of(found, table.cut(places)),
+            "table": table,
             "sort_name": sort,
             "stat_name": self.stat_name,
             "shown_kind": self.shown_kind,
