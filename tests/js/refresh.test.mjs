@@ -111,6 +111,22 @@ test("a failed call is repeated without a new change, but not a request that the
   assert.equal(world.calls, 3);
 });
 
+test("a failed call is reported, but not an aborted one", async (t) => {
+  const world = new World(t);
+  /** @type {unknown[]} */
+  const reported = [];
+  const refresh = world.make({ failed: (/** @type {unknown} */ error) => reported.push(error) });
+  const error = new TypeError("Failed to fetch");
+  refresh.soon();
+  await world.pass(t, 0);
+  await world.answer(t, error);
+  refresh.soon();
+  await world.pass(t, 5000);
+  refresh.stop();
+  await world.pass(t, 0);
+  assert.deepEqual(reported, [error]);
+});
+
 test("nothing is requested while the page is hidden or not ready, and changes are remembered", async (t) => {
   const world = new World(t);
   let ready = true;

@@ -34,6 +34,7 @@ export class PinnedChart {
     this.refresh = new Refresh((signal) => this.#load(signal), {
       max: MAX_MS,
       ready: () => page.schedule.isSeen(plot),
+      failed: (error) => this.chart.fail(error),
     });
     plot.addEventListener("seen", () => this.refresh.soon());
     this.ends = [
@@ -50,16 +51,9 @@ export class PinnedChart {
 
   /** @param {AbortSignal} signal */
   async #load(signal) {
-    try {
-      const found = await this.#ask(signal);
-      const lines = linesOf(found);
-      if (lines.length) this.chart.show(lines);
-      else this.chart.say("This run has no such values in these steps.");
-    } catch (error) {
-      if (signal.aborted) return;
-      this.chart.fail(error);
-      throw error;
-    }
+    const lines = linesOf(await this.#ask(signal));
+    if (lines.length) this.chart.show(lines);
+    else this.chart.say("This run has no such values in these steps.");
   }
 
   /** A run may not have all layers of a chart. @param {AbortSignal} signal */

@@ -46,7 +46,11 @@ export class DrawerCharts {
       height: 130,
       mode: "bars",
     });
-    this.refresh = new Refresh((signal) => this.#ask(signal), { min: MIN_MS, ready: () => this.#tap !== null });
+    this.refresh = new Refresh((signal) => this.#ask(signal), {
+      min: MIN_MS,
+      ready: () => this.#tap !== null,
+      failed: (error) => this.histogram.canvas.hidden && this.#say(failedWords(error)),
+    });
     page.follow.on("change", () => this.#tap && this.refresh.promptly());
     page.follow.on("newest", () => this.#tap && this.#step === null && !page.follow.paused && this.refresh.soon());
   }
@@ -101,19 +105,18 @@ export class DrawerCharts {
     if (!this.#tap || !span) return;
     const bars = barsOf({ held: held ?? this.#step, span }, COLUMNS);
     const query = { run: this.page.run, tap: this.#tap.number, ...bars, bins: BINS };
-    const said = await get("histograms", query, signal).catch((error) => {
-      if (!signal.aborted && this.histogram.canvas.hidden) {
-        this.words.hidden = false;
-        this.words.textContent = failedWords(error);
-      }
-      throw error;
-    });
+    const said = await get("histograms", query, signal);
     if (!("edges" in said) || signal.aborted) return;
     const none = !said.first_step.length;
-    this.words.hidden = !none;
-    this.words.textContent = none ? "No histogram was captured in these steps." : "";
+    this.#say(none ? "No histogram was captured in these steps." : "");
     this.histogram.canvas.hidden = none;
     this.histogram.show(said, span);
+  }
+
+  /** Words in the place of the histogram. @param {string} words */
+  #say(words) {
+    this.words.hidden = !words;
+    this.words.textContent = words;
   }
 
   /** Words in the place of the lines. @param {string} words */

@@ -26,7 +26,10 @@ export class Drawer {
     this.element = element;
     this.parts = new Parts(page, "drawer", { root: element, query: () => this.#query(), ready: () => !this.closed });
     this.charts = new DrawerCharts(page);
-    this.refresh = new Refresh((signal) => this.#look(signal), { ready: () => !this.closed });
+    this.refresh = new Refresh((signal) => this.#look(signal), {
+      ready: () => !this.closed,
+      failed: (error) => this.charts.say(failedWords(error)),
+    });
     this.tensor = new DrawerTensor(page, byId("drawer-tensor"));
     const close = () => {
       this.close();
@@ -109,13 +112,8 @@ export class Drawer {
   async #look(signal) {
     const { layer } = this;
     if (layer === null) return;
-    try {
-      const { taps } = await get("taps", { run: this.page.run, ...only(layer.module), limit: MAX_PAGE }, signal);
-      if (!signal.aborted) this.charts.show(taps, layer);
-    } catch (error) {
-      if (!signal.aborted) this.charts.say(failedWords(error));
-      throw error;
-    }
+    const { taps } = await get("taps", { run: this.page.run, ...only(layer.module), limit: MAX_PAGE }, signal);
+    if (!signal.aborted) this.charts.show(taps, layer);
   }
 
   close() {

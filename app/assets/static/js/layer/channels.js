@@ -57,7 +57,10 @@ export class ChannelView {
       query: () => this.#query(FULL_COLUMNS, MAX_CHANNEL_ROWS),
     });
     const ready = () => page.follow.span !== null && page.schedule.isSeen(place);
-    this.refresh = new Refresh((signal) => this.#load(signal), { min: MIN_MS, ready });
+    const failed = (/** @type {unknown} */ error) => {
+      if (!this.map.shape?.columns || this.#drawn !== this.tap?.label) this.#say(failedWords(error));
+    };
+    this.refresh = new Refresh((signal) => this.#load(signal), { min: MIN_MS, ready, failed });
     page.schedule.watch(place, () => this.refresh.soon());
     page.follow.on("change", () => this.refresh.now());
     page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
@@ -90,18 +93,12 @@ export class ChannelView {
 
   /** @param {AbortSignal} signal */
   async #load(signal) {
-    try {
-      const listed = await get("channels", { run: this.page.run, match: this.pattern }, signal);
-      if ("taps" in listed) this.#list(listed.taps);
-      if (!this.tap) return;
-      const { path, query } = this.#query(COLUMNS, ROWS);
-      const said = await get(path, { run: this.page.run, ...query }, signal);
-      if ("values" in /** @type {any} */ (said)) this.#show(/** @type {any} */ (said));
-    } catch (error) {
-      signal.throwIfAborted();
-      if (!this.map.shape?.columns || this.#drawn !== this.tap?.label) this.#say(failedWords(error));
-      throw error;
-    }
+    const listed = await get("channels", { run: this.page.run, match: this.pattern }, signal);
+    if ("taps" in listed) this.#list(listed.taps);
+    if (!this.tap) return;
+    const { path, query } = this.#query(COLUMNS, ROWS);
+    const said = await get(path, { run: this.page.run, ...query }, signal);
+    if ("values" in /** @type {any} */ (said)) this.#show(/** @type {any} */ (said));
   }
 
   /** @param {Tap[]} taps */

@@ -27,7 +27,8 @@ export class CurveFeed extends Emitter {
     this.request = request;
     this.keyOf = keyOf;
     const ready = () => this.loaded === null || !page.follow.paused;
-    this.refresh = new Refresh((signal) => this.#ask(signal), { ...pause, ready });
+    const failed = (/** @type {unknown} */ error) => this.emit("error", error);
+    this.refresh = new Refresh((signal) => this.#ask(signal), { ...pause, ready, failed });
   }
 
   /** How many points a curve has that is loaded whole, and how many steps before the shown ones it begins. */
@@ -51,20 +52,15 @@ export class CurveFeed extends Emitter {
     const range = whole
       ? { from: first, to: paused ? span[1] : null, points }
       : { from: this.#lastStep, to: null, points: POINTS };
-    try {
-      const answers = await Promise.all(this.request(range, signal));
-      signal.throwIfAborted();
-      if (whole) this.curves.clear();
-      for (const series of answers.flatMap((answer) => answer.series)) this.take(series, whole);
-      if (!whole) for (const curve of this.curves.values()) curve.forget(first);
-      this.loaded = [Math.max(this.loaded?.[0] ?? first, first), span[1]];
-      // A whole run that is followed grows without end: it is loaded again, in fewer points.
-      if (!whole && [...this.curves.values()].some(({ length }) => length > MAX_GROWTH * points)) this.loaded = null;
-      this.emit("data");
-    } catch (error) {
-      if (!signal.aborted) this.emit("error", error);
-      throw error;
-    }
+    const answers = await Promise.all(this.request(range, signal));
+    signal.throwIfAborted();
+    if (whole) this.curves.clear();
+    for (const series of answers.flatMap((answer) => answer.series)) this.take(series, whole);
+    if (!whole) for (const curve of this.curves.values()) curve.forget(first);
+    this.loaded = [Math.max(this.loaded?.[0] ?? first, first), span[1]];
+    // A whole run that is followed grows without end: it is loaded again, in fewer points.
+    if (!whole && [...this.curves.values()].some(({ length }) => length > MAX_GROWTH * points)) this.loaded = null;
+    this.emit("data");
   }
 
   /** The first step that all curves may lack; their last point may be incomplete. */

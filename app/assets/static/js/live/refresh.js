@@ -20,10 +20,13 @@ export class Refresh {
   #promptedAt = -Infinity;
 
   /** @param {(signal: AbortSignal) => Promise<unknown>} work throws if it failed
-   * @param {{min?: number, max?: number, share?: number, ready?: () => boolean, page?: any}} [how] the pause after a
-   * call: `share` times as long as the call took, but at least `min` and at most `max` milliseconds */
-  constructor(work, { min = 1000, max = 5000, share = 10, ready = () => true, page = document } = {}) {
+   * @param {{min?: number, max?: number, share?: number, ready?: () => boolean, failed?: (error: unknown) => void,
+   * page?: any}} [how] the pause after a call: `share` times as long as the call took, but at least `min` and at most
+   * `max` milliseconds; `failed` hears the errors of calls that weren't aborted */
+  constructor(work, how = {}) {
+    const { min = 1000, max = 5000, share = 10, ready = () => true, failed = () => {}, page = document } = how;
     this.work = work;
+    this.failed = failed;
     this.pause = { min, max, share };
     this.ready = ready;
     this.page = page;
@@ -94,8 +97,11 @@ export class Refresh {
     try {
       await this.work(running.signal);
     } catch (error) {
-      this.#isDue ||= !running.signal.aborted && isPassing(error);
       wait = RETRY_MS;
+      if (!running.signal.aborted) {
+        this.#isDue ||= isPassing(error);
+        this.failed(error);
+      }
     }
     if (this.#running !== running) return;
     this.#running = null;

@@ -29,7 +29,12 @@ export class ScalarChart {
     this.told = told;
     this.page = page;
     this.usual = name;
-    this.refresh = new Refresh((signal) => this.#fetch(signal));
+    this.refresh = new Refresh((signal) => this.#fetch(signal), {
+      failed: (error) => {
+        clearTimeout(this.#waiting);
+        this.chart.fail(error, this.name);
+      },
+    });
     const query = () => ({ path: "scalars", query: { run: page.run, name: this.name, ...this.#bounds } });
     this.chart = new LineChart(page, byId("chart"), {
       title: this.name || "Loss",
@@ -125,19 +130,11 @@ export class ScalarChart {
   /** @param {AbortSignal} signal */
   async #fetch(signal) {
     const { page, name } = this;
-    try {
-      const answer = await get("scalars", { run: page.run, name, points: POINTS, ...this.#bounds }, signal);
-      signal.throwIfAborted();
-      this.#of = name;
-      this.curve.take(answer.series[0], true);
-      this.#draw();
-    } catch (error) {
-      if (!signal.aborted) {
-        clearTimeout(this.#waiting);
-        this.chart.fail(error, name);
-      }
-      throw error;
-    }
+    const answer = await get("scalars", { run: page.run, name, points: POINTS, ...this.#bounds }, signal);
+    signal.throwIfAborted();
+    this.#of = name;
+    this.curve.take(answer.series[0], true);
+    this.#draw();
   }
 
   /** The line of one step, in which no other one is. @param {number} step */

@@ -137,12 +137,10 @@ async function measure(signal) {
 /** Shows the server's error message. If the server doesn't answer, the banner says so.
  * @param {(signal: AbortSignal) => Promise<void>} work */
 function told(work) {
-  return new Refresh((signal) =>
-    work(signal).catch((error) => {
-      if (error instanceof ApiError) toast(`Can\u2019t load the histograms: ${error.message}`, { kind: "error" });
-      throw error;
-    }),
-  );
+  return new Refresh(work, {
+    failed: (error) =>
+      error instanceof ApiError && toast(`Can\u2019t load the histograms: ${error.message}`, { kind: "error" }),
+  });
 }
 
 state.on("kind", () => loading.now());

@@ -25,17 +25,14 @@ let coverage = figures.dataset.coverage;
 const capture = form && new Capture(page, form, { drafted: () => tree.draw(), obeyed: () => void settle() });
 const tree = makeTree(page, byId("modules"), capture);
 
-const listing = new Refresh(async (signal) => {
-  try {
-    tree.show(await load(run, page.follow.values, signal));
-    capture?.look();
-    byId("modules-said").textContent = "";
-  } catch (error) {
-    // If the server doesn't answer, the banner says so, and it is asked again.
-    if (error instanceof ApiError) toast(error.message, { kind: "error" });
-    throw error;
-  }
-});
+const list = async (/** @type {AbortSignal} */ signal) => {
+  tree.show(await load(run, page.follow.values, signal));
+  capture?.look();
+  byId("modules-said").textContent = "";
+};
+// If the server doesn't answer, the banner says so, and it is asked again.
+const failed = (/** @type {unknown} */ error) => error instanceof ApiError && toast(error.message, { kind: "error" });
+const listing = new Refresh(list, { failed });
 
 /** After a change, asks the trainer for its hooks, and waits until it has reported what it captures now. */
 async function settle() {

@@ -46,16 +46,12 @@ function start(module) {
     charts.show(plansOf(taps, { kind, index, call, phase }));
     distributions.show(distributionsOf(taps, { kind, index, call, phase }));
   };
-  const look = new Refresh(async (signal) => {
-    try {
-      taps = await tapsOf(module, signal);
-    } catch (error) {
-      if (!signal.aborted) charts.fail(error);
-      throw error;
-    }
+  const ask = async (/** @type {AbortSignal} */ signal) => {
+    taps = await tapsOf(module, signal);
     show();
     channels.look();
-  });
+  };
+  const look = new Refresh(ask, { failed: (error) => charts.fail(error) });
   addKeys(page);
   page.state.on("change", (names) => {
     if (["kind", "index", "call", "phase"].some((name) => names.includes(name))) show();

@@ -29,7 +29,10 @@ export class RankMap {
       onPick: (row, step) => this.#open(Number(row.number), step),
     });
     this.heat.setScale("linear");
-    this.refresh = new Refresh((signal) => this.load(signal), { ready: () => page.schedule.isSeen(figure) });
+    this.refresh = new Refresh((signal) => this.load(signal), {
+      ready: () => page.schedule.isSeen(figure),
+      failed: (error) => this.#drawn !== this.words && this.#say(failedWords(error)),
+    });
     page.schedule.watch(figure, () => this.refresh.soon());
     page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
     page.follow.on("change", () => this.refresh.now());
@@ -66,25 +69,19 @@ export class RankMap {
   async load(signal) {
     const asked = this.#query();
     byId("map-heading").replaceChildren(...breakable(this.words));
-    try {
-      const { ranks, first_step: first, last_step: last, values } = await get("ranks/map", asked, signal);
-      this.#ranks = ranks.length;
-      this.#say(first.length ? "" : "No rank sent this value in these steps.");
-      this.plot.style.setProperty(
-        "--heat-height",
-        `${Math.min(560, Math.max(130, ranks.length * ROW_PX + AROUND_PX))}px`,
-      );
-      this.#drawn = this.words;
-      Object.assign(this.heat.options, { title: this.words, stat: this.words });
-      this.heat.card?.rename(this.words);
-      this.heat.setRows(rowsOf(ranks), [mostColumns(ranks.length) + 1, 1], this.words);
-      const bits = cellsOf(values);
-      this.heat.take({ kind: "snapshot", k: first.length, n: ranks.length, bits, first, last });
-    } catch (error) {
-      if (signal.aborted) return;
-      if (this.#drawn !== this.words) this.#say(failedWords(error));
-      throw error;
-    }
+    const { ranks, first_step: first, last_step: last, values } = await get("ranks/map", asked, signal);
+    this.#ranks = ranks.length;
+    this.#say(first.length ? "" : "No rank sent this value in these steps.");
+    this.plot.style.setProperty(
+      "--heat-height",
+      `${Math.min(560, Math.max(130, ranks.length * ROW_PX + AROUND_PX))}px`,
+    );
+    this.#drawn = this.words;
+    Object.assign(this.heat.options, { title: this.words, stat: this.words });
+    this.heat.card?.rename(this.words);
+    this.heat.setRows(rowsOf(ranks), [mostColumns(ranks.length) + 1, 1], this.words);
+    const bits = cellsOf(values);
+    this.heat.take({ kind: "snapshot", k: first.length, n: ranks.length, bits, first, last });
   }
 
   /** @param {string} words */

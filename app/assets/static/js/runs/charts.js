@@ -52,7 +52,8 @@ export class RunCharts {
     });
     this.parallel = new FreeChart(page, byId("parallel"), { title: "Settings and results of runs", onPick });
     this.scatter = new FreeChart(page, byId("scatter"), { title: "A setting against a result", onPick });
-    this.refresh = new Refresh((signal) => this.#load(signal), { max: MAX_MS });
+    const failed = (/** @type {unknown} */ error) => this.overlay.fail(error, this.#about);
+    this.refresh = new Refresh((signal) => this.#load(signal), { max: MAX_MS, failed });
     for (const [id, name] of Object.entries({ metric: "metric", result: "result", setting: "setting" })) {
       /** @type {HTMLSelectElement} */ (byId(id)).addEventListener("change", (event) =>
         page.state.set({ [name]: /** @type {HTMLSelectElement} */ (event.target).value }),
@@ -152,10 +153,7 @@ export class RunCharts {
   async #load(signal) {
     if (!this.#wanted.length) return;
     const query = this.#areSelected ? "" : this.page.state.get("f");
-    const { runs, next } = await get("runs", { query, limit: MAX_LISTED_RUNS }, signal).catch((error) => {
-      if (!signal.aborted) this.overlay.fail(error, this.#about);
-      throw error;
-    });
+    const { runs, next } = await get("runs", { query, limit: MAX_LISTED_RUNS }, signal);
     this.onKnown(runs);
     const known = new Map(runs.map((run) => [run.id, run]));
     this.#runs = this.#wanted.flatMap(({ run }) => known.get(run) ?? []);
@@ -170,20 +168,15 @@ export class RunCharts {
   async #drawOverlay(signal) {
     const { scalar, tap } = this.#asked();
     if (scalar === null && !tap) return this.overlay.say("Name a layer and its kind, such as: layers.0 output");
-    try {
-      await this.#learnPaces(signal);
-      const answer = await get("overlay", this.#asked(), signal);
-      for (const { last_step: last } of answer.lines) this.page.follow.saw(last[last.length - 1] ?? 0);
-      const lines = answer.lines.flatMap((line) => {
-        const own = this.#lineOf(line);
-        return (line.run === null ? own : this.clock.moved(own, line.run)) ?? [];
-      });
-      if (lines.length) this.overlay.show(lines, this.#about);
-      else this.overlay.say(emptyWords(answer, this.#isLogged, this.page.follow.range !== null));
-    } catch (error) {
-      if (!signal.aborted) this.overlay.fail(error, this.#about);
-      throw error;
-    }
+    await this.#learnPaces(signal);
+    const answer = await get("overlay", this.#asked(), signal);
+    for (const { last_step: last } of answer.lines) this.page.follow.saw(last[last.length - 1] ?? 0);
+    const lines = answer.lines.flatMap((line) => {
+      const own = this.#lineOf(line);
+      return (line.run === null ? own : this.clock.moved(own, line.run)) ?? [];
+    });
+    if (lines.length) this.overlay.show(lines, this.#about);
+    else this.overlay.say(emptyWords(answer, this.#isLogged, this.page.follow.range !== null));
   }
 
   /** What the axis needs to know of the runs. The mean of a group is one over steps. @param {AbortSignal} signal */

@@ -43,7 +43,7 @@ export class Rolled {
     this.page = page;
     const { state } = page;
     this.figure = byId("rollout");
-    this.refresh = new Refresh((signal) => this.#look(signal));
+    this.refresh = new Refresh((signal) => this.#look(signal), { failed: (error) => this.#fail(error) });
     this.matrix = new Tiles(page, byId("rollout-matrix"), {
       title: "Attention rollout",
       height: 420,
@@ -87,23 +87,21 @@ export class Rolled {
   /** @param {AbortSignal} signal */
   async #look(signal) {
     byId("discard-words").textContent = percent(Number(this.page.state.get("discard"))).replace(".0", "");
-    const problem = byId("rollout-problem");
-    try {
-      const answer = await this.#ask(signal);
-      this.said = { ...answer, matrix: answer.matrix.map((row) => row.map(numberOf)) };
-      problem.hidden = true;
-      byId("rollout-shown").hidden = false;
-      this.figure.hidden = !answer.layers.length;
-      this.#show();
-    } catch (error) {
-      if (signal.aborted) return;
-      problem.hidden = false;
-      problem.textContent = failedWords(error);
-      byId("rollout-shown").hidden = true; // it is of other choices
-      this.figure.hidden = false;
-      if (this.page.state.get("gradient") === "1") byId("gradient-row").hidden = false;
-      throw error;
-    }
+    const answer = await this.#ask(signal);
+    this.said = { ...answer, matrix: answer.matrix.map((row) => row.map(numberOf)) };
+    byId("rollout-problem").hidden = true;
+    byId("rollout-shown").hidden = false;
+    this.figure.hidden = !answer.layers.length;
+    this.#show();
+  }
+
+  /** @param {unknown} error */
+  #fail(error) {
+    byId("rollout-problem").hidden = false;
+    byId("rollout-problem").textContent = failedWords(error);
+    byId("rollout-shown").hidden = true; // it is of other choices
+    this.figure.hidden = false;
+    if (this.page.state.get("gradient") === "1") byId("gradient-row").hidden = false;
   }
 
   /** The rollout of the chosen step, or of the one nearest to those of the page. */
