@@ -2,7 +2,6 @@
 /** The colors of a map as a bar, and the signs for values outside of it. */
 
 import { h } from "../dom.js";
-import { isDark } from "../theme.js";
 import { cssOf, STEPS, tableOf } from "./colors.js";
 
 const COLORS = 128;
@@ -14,9 +13,9 @@ export function makeBar(label) {
   );
 }
 
-/** Paints a bar from low to high. @param {HTMLCanvasElement} bar @param {string} map a `MapName` */
-export function paintBar(bar, map) {
-  const table = tableOf(/** @type {import("./colors.js").MapName} */ (map), isDark());
+/** Paints a bar from low to high. @param {HTMLCanvasElement} bar @param {boolean} [signed] as in `tableOf` */
+export function paintBar(bar, signed) {
+  const table = tableOf(signed);
   const pen = /** @type {CanvasRenderingContext2D} */ (bar.getContext("2d"));
   for (let x = 0; x < COLORS; x += 1) {
     pen.fillStyle = cssOf(table[Math.round((x / (COLORS - 1)) * (STEPS - 1))]);

@@ -1,6 +1,6 @@
 // @ts-check
-/** Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. Pure but for the
- * theme's. */
+/** Colors of values: maps from dark to bright that are read in gray too, and what no scale holds. */
+import { prefs } from "../prefs.js";
 import { isDark, colors as themed } from "../theme.js";
 
 export const STEPS = 256;
@@ -12,8 +12,6 @@ const ANCHORS = {
   light: "#123f7a #2d6fb4 #86b3da #ecebe6 #e5a877 #bf5b1d #7a2c05",
   dark: "#9cc9ff #4f93d8 #2b5c92 #2a2f37 #8f4d1e #d98443 #ffc894",
 };
-
-/** @typedef {"viridis" | "cividis" | "diverging"} MapName */
 
 /** @param {string} text #rgb, #rrggbb or rgb(...) @returns {[number, number, number]} */
 function rgbOf(text) {
@@ -54,10 +52,10 @@ export function mixed(a, b, share) {
 /** @type {Map<string, Uint32Array>} */
 const made = new Map();
 
-/** The 256 colors of a map, as pixels.
- * @param {MapName} name @param {boolean} [dark] of the diverging one: what its middle is on */
-export function tableOf(name, dark = false) {
-  const key = name === "diverging" ? (dark ? "dark" : "light") : name in ANCHORS ? name : "viridis";
+/** The 256 colors of the map of now, as pixels.
+ * @param {boolean} [signed] whether zero is in the middle, which has a map of its own in each theme */
+export function tableOf(signed = false) {
+  const key = signed ? (isDark() ? "dark" : "light") : prefs.get("colors");
   const found = made.get(key);
   if (found) return found;
   const anchors = ANCHORS[/** @type {keyof typeof ANCHORS} */ (key)].split(" ").map(pixelOf);
@@ -70,13 +68,13 @@ export function tableOf(name, dark = false) {
   return table;
 }
 
-/** All colors of a dense picture in the theme of now. @param {MapName} [name] */
-export function paletteOf(name = "viridis") {
+/** All colors of a dense picture in the theme of now. @param {boolean} [signed] as in `tableOf` */
+export function paletteOf(signed = false) {
   const page = themed();
   const [nan, inf, missing] = [page.nan, page.inf, page.missing].map(pixelOf);
   const card = pixelOf(page.card);
   return {
-    table: tableOf(name, isDark()),
+    table: tableOf(signed),
     nan,
     inf,
     missing,

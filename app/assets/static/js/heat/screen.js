@@ -204,8 +204,7 @@ class Coloring {
     const most = Math.max(relative ? MIN_DECADES : 0, Math.abs(found[0]), Math.abs(found[1]));
     const scale = signed ? new Scale(shown, -most, most) : new Scale(shown, ...found);
     if (this.painter?.scale.equals(scale)) return this.painter;
-    const map = /** @type {import("../canvas/colors.js").MapName} */ (prefs.get("colors"));
-    this.painter = new Painter(scale, paletteOf(signed ? "diverging" : map));
+    this.painter = new Painter(scale, paletteOf(signed));
     return this.painter;
   }
 }

@@ -3,7 +3,6 @@
 import { paletteOf, pixelOf } from "../canvas/colors.js";
 import { hideTip, showTip } from "../canvas/tip.js";
 import { makeButton } from "../dom.js";
-import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
 import { BOTTOM, drawValues, LEFT, topOf } from "./axes.js";
 import { paint, STRIP } from "./paint.js";
@@ -79,8 +78,7 @@ export class HistMap extends StepMap {
     if (!this.shape) return;
     const whole = this.shared ?? new SignedLog(extentOf([this.shape]));
     this.axis = this.zoomed ? new AxisPart(whole, this.zoomed) : whole;
-    const palette = paletteOf(/** @type {any} */ (prefs.get("colors")));
-    paint(pixels, across, down, this.shape, this.axis, span, palette, pixelOf(colors().band));
+    paint(pixels, across, down, this.shape, this.axis, span, paletteOf(), pixelOf(colors().band));
   }
 
   /** @override @param {CanvasRenderingContext2D} pen */

@@ -6,7 +6,6 @@ import { count } from "../format.js";
 import { BOTTOM, LEFT } from "../histograms/axes.js";
 import { stopsOf } from "../histograms/shape.js";
 import { StepMap } from "../histograms/stepmap.js";
-import { prefs } from "../prefs.js";
 import { orderOf, paintChannels, say, scaleOf } from "./channelshape.js";
 
 const ROW = 7; // CSS pixels
@@ -65,8 +64,7 @@ export class ChannelMap extends StepMap {
    * @param {import("../histograms/stepmap.js").Span} span */
   fill(pixels, across, down, span) {
     if (!this.shape || !this.scale) return;
-    const palette = paletteOf(/** @type {any} */ (prefs.get("colors")));
-    paintChannels(pixels, across, down, this.shape, this.order, span, this.scale, palette);
+    paintChannels(pixels, across, down, this.shape, this.order, span, this.scale, paletteOf());
   }
 
   /** The numbers of some channels. @override @param {CanvasRenderingContext2D} pen */

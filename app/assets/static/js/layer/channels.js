@@ -141,7 +141,7 @@ export class ChannelView {
     if (!scale) return;
     this.low.textContent = number(scale.low);
     this.high.textContent = number(scale.high);
-    paintBar(this.bar, prefs.get("colors"));
+    paintBar(this.bar);
   }
 
   async #copy() {

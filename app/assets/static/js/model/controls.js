@@ -3,7 +3,6 @@
 import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
 import { byId, h } from "../dom.js";
 import { count } from "../format.js";
-import { prefs } from "../prefs.js";
 import { noModules } from "../tree/nothing.js";
 import { next, ZOOM } from "./keys.js";
 import { placeOf, speedAt, speedOf, speedWords } from "./play.js";
@@ -86,7 +85,7 @@ function startLegend(picture) {
     if (!ink) return;
     const { scale } = ink.painter;
     const signed = scale.low < 0 && scale.kind !== "log";
-    paintBar(bar, signed ? "diverging" : prefs.get("colors"));
+    paintBar(bar, signed);
     words.textContent = `Color: ${quantityOf(picture)}, ${scale.kind} scale`;
     low.textContent = short(scale.low);
     high.textContent = short(scale.high);

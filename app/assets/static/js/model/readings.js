@@ -3,7 +3,6 @@
 import { paletteOf } from "../canvas/colors.js";
 import { isBad, MISSING } from "../canvas/worst.js";
 import { Emitter } from "../emitter.js";
-import { prefs } from "../prefs.js";
 import { Range, Scale } from "../scale.js";
 import { Ink, strokeOf } from "./ink.js";
 import { Source } from "./source.js";
@@ -126,7 +125,7 @@ export class Readings extends Emitter {
     const most = Math.max(Math.abs(low), Math.abs(high));
     const scale = signed ? new Scale(kind, -most, most) : new Scale(kind, low, high);
     if (!this.ink?.painter.scale.equals(scale) || this.ink.quantity !== quantity)
-      this.ink = new Ink(scale, paletteOf(signed ? "diverging" : /** @type {any} */ (prefs.get("colors"))), quantity);
+      this.ink = new Ink(scale, paletteOf(signed), quantity);
     const found = new Scale("log", ...this.#lineRange.of(sampleOf(this.gradient), "log", now));
     if (!found.equals(this.lines)) this.lines = found;
     return this.ink !== ink || this.lines !== lines;

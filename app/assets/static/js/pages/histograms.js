@@ -166,7 +166,7 @@ void loading.now();
 /** Returns a bar of shares, and the signs of values outside of all bins. */
 function histLegend() {
   const bar = makeBar("dark: few of a step's values; bright: many");
-  const draw = () => paintBar(bar, prefs.get("colors"));
+  const draw = () => paintBar(bar);
   draw();
   prefs.on("colors", draw);
   const ends = [`\u2264${100 * SHARES[0]}%`, `\u2265 ${percent(SHARES[1]).replace(".0", "")}`];

@@ -2,7 +2,6 @@
 /** The legend of tiles. */
 import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
 import { number } from "../format.js";
-import { prefs } from "../prefs.js";
 
 /** Fills an element with the color bar of a picture. @param {HTMLElement} element
  * @param {import("./tiles.js").Tiles | null} tiles */
@@ -16,7 +15,7 @@ export function showScale(element, tiles) {
       : [`${clipped[0] ? "\u2264 " : ""}${number(low)}`, `${clipped[1] ? "\u2265 " : ""}${number(high)}`];
   element.append(
     ends[0],
-    paintBar(makeBar("the colors, from low to high"), signed ? "diverging" : prefs.get("colors")),
+    paintBar(makeBar("the colors, from low to high"), signed),
     ends[1],
     swatch("nan", "NaN"),
     swatch("inf", "infinite"),

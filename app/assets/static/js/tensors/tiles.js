@@ -3,7 +3,6 @@
 
 import { paletteOf } from "../canvas/colors.js";
 import { CanvasChart, penOf, pixelRatio } from "../canvas/index.js";
-import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
 import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "./layout.js";
 import { drawNames, edgesOf } from "./names.js";
@@ -80,7 +79,7 @@ export class Tiles extends CanvasChart {
     pen.imageSmoothingEnabled = false;
     const small = document.createElement("canvas");
     Object.assign(small, { width: columns, height: rows });
-    const palette = paletteOf(this.ranges[0]?.signed ? "diverging" : /** @type {any} */ (prefs.get("colors")));
+    const palette = paletteOf(this.ranges[0]?.signed);
     for (let tile = 0; tile < tiles; tile += 1) {
       const range = this.ranges[this.ranges.length > 1 ? tile : 0];
       const image = new ImageData(columns, rows);
