@@ -98,6 +98,12 @@ export class Follow extends Emitter {
     return last === null ? null : [Math.max(this.first, last - window.live + 1), last];
   }
 
+  /** The steps on the axis, as a query. @returns {{from?: number, to?: number}} */
+  get shown() {
+    const { span } = this;
+    return span === null ? {} : { from: span[0], to: span[1] };
+  }
+
   /** The steps whose newest values are shown, as a query: one step, those of the range, or any.
    * @returns {{from?: number, to?: number}} */
   get values() {

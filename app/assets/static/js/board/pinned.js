@@ -45,8 +45,7 @@ export class PinnedChart {
   }
 
   get query() {
-    const { span } = this.page.follow;
-    return { ...this.asked, run: this.page.run, from: span?.[0], to: span?.[1], points: POINTS };
+    return { ...this.asked, run: this.page.run, ...this.page.follow.shown, points: POINTS };
   }
 
   /** @param {AbortSignal} signal */

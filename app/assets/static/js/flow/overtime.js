@@ -29,19 +29,10 @@ export class OverTime {
     this.page = page;
     this.options = options;
     this.empty = byId("flow-empty");
-    const query = () => {
-      const span = page.follow.span;
-      return {
-        path: "heatmap",
-        query: {
-          kind: this.kind,
-          stat: this.stat,
-          columns: 1000,
-          rows: 2000,
-          ...(span ? { from: span[0], to: span[1] } : {}),
-        },
-      };
-    };
+    const query = () => ({
+      path: "heatmap",
+      query: { kind: this.kind, stat: this.stat, columns: 1000, rows: 2000, ...page.follow.shown },
+    });
     this.heat = new Heat(page, byId("flow"), {
       title: "Over steps",
       kind: this.kind,

@@ -200,9 +200,7 @@ export class Wall {
   /** @param {number[]} taps */
   query(taps) {
     const { follow, state, run } = this.page;
-    const { span } = follow;
-    const steps =
-      state.get("view") === "bars" ? barsOf(follow, COLUMNS) : { from: span?.[0], to: span?.[1], columns: COLUMNS };
+    const steps = state.get("view") === "bars" ? barsOf(follow, COLUMNS) : { ...follow.shown, columns: COLUMNS };
     return { run, tap: taps, ...steps, bins: BINS };
   }
 

@@ -86,9 +86,8 @@ export class ChannelView {
 
   /** @param {number} columns @param {number} rows @returns {any} */
   #query(columns, rows) {
-    const { span } = this.page.follow;
-    const bounds = span ? { from: span[0], to: span[1] } : {};
-    return this.tap ? { path: "channels", query: { tap: this.tap.label, ...bounds, columns, rows } } : [];
+    const { shown } = this.page.follow;
+    return this.tap ? { path: "channels", query: { tap: this.tap.label, ...shown, columns, rows } } : [];
   }
 
   /** @param {AbortSignal} signal */

@@ -72,11 +72,8 @@ export class Charts {
 
   /** @param {Plan} plan */
   #query(plan) {
-    const { span } = this.page.follow;
-    return {
-      path: "series",
-      query: { tap: labelsOf(plan), stat: plan.stats.join(","), from: span?.[0], to: span?.[1], points: MAX_POINTS },
-    };
+    const { shown } = this.page.follow;
+    return { path: "series", query: { tap: labelsOf(plan), stat: plan.stats.join(","), ...shown, points: MAX_POINTS } };
   }
 
   #draw() {

@@ -65,7 +65,7 @@ export class Distributions {
     const png = () => map.image();
     const query = () => ({
       path: "histograms",
-      query: { tap: tap.label, ...this.#bounds, columns: MAX_HISTOGRAM_COLUMNS, bins: BINS },
+      query: { tap: tap.label, ...this.page.follow.shown, columns: MAX_HISTOGRAM_COLUMNS, bins: BINS },
     });
     return {
       tap,
@@ -76,18 +76,13 @@ export class Distributions {
     };
   }
 
-  get #bounds() {
-    const { span } = this.page.follow;
-    return span ? { from: span[0], to: span[1] } : {};
-  }
-
   /** @param {AbortSignal} signal */
   async #load(signal) {
     /** @type {Error | null} */
     let failed = null;
     for (const { tap, map, card, words } of this.#shown) {
       try {
-        const query = { run: this.page.run, tap: tap.number, ...this.#bounds, columns: COLUMNS, bins: BINS };
+        const query = { run: this.page.run, tap: tap.number, ...this.page.follow.shown, columns: COLUMNS, bins: BINS };
         const said = await get("histograms", query, signal);
         if (!("edges" in said)) continue;
         words.hidden = said.first_step.length > 0;

@@ -24,13 +24,10 @@ export class ModelPicture {
     this.cut = byId("model-cut");
     this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
     this.finder = new Finder(page, () => this.#choose());
-    const query = () => {
-      const span = page.follow.span;
-      return {
-        path: "heatmap",
-        query: { run: page.run, kind: this.kind, stat: this.stat, ...(span ? { from: span[0], to: span[1] } : {}) },
-      };
-    };
+    const query = () => ({
+      path: "heatmap",
+      query: { run: page.run, kind: this.kind, stat: this.stat, ...page.follow.shown },
+    });
     this.heat = new Heat(page, element, {
       title: "All layers",
       kind: this.kind,

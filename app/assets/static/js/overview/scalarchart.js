@@ -35,7 +35,7 @@ export class ScalarChart {
         this.chart.fail(error, this.name);
       },
     });
-    const query = () => ({ path: "scalars", query: { run: page.run, name: this.name, ...this.#bounds } });
+    const query = () => ({ path: "scalars", query: { run: page.run, name: this.name, ...page.follow.shown } });
     this.chart = new LineChart(page, byId("chart"), {
       title: this.name || "Loss",
       y: { title: "", scale: "linear" },
@@ -71,11 +71,6 @@ export class ScalarChart {
 
   get name() {
     return this.page.state.get("scalar") || this.usual;
-  }
-
-  get #bounds() {
-    const span = this.page.follow.span;
-    return span ? { from: span[0], to: span[1] } : {};
   }
 
   /** Starts over if the scalar or the steps have changed. */
@@ -130,7 +125,7 @@ export class ScalarChart {
   /** @param {AbortSignal} signal */
   async #fetch(signal) {
     const { page, name } = this;
-    const answer = await get("scalars", { run: page.run, name, points: POINTS, ...this.#bounds }, signal);
+    const answer = await get("scalars", { run: page.run, name, points: POINTS, ...page.follow.shown }, signal);
     signal.throwIfAborted();
     this.#of = name;
     this.curve.take(answer.series[0], true);

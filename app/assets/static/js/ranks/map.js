@@ -59,10 +59,8 @@ export class RankMap {
   #query() {
     const { page } = this;
     const name = this.#name;
-    const span = page.follow.span;
     const what = name ? { name } : { tap: this.value, stat: page.state.get("stat") };
-    const steps = span ? { from: span[0], to: span[1] } : {};
-    return { run: page.run, ...what, ...steps, columns: mostColumns(this.#ranks) };
+    return { run: page.run, ...what, ...page.follow.shown, columns: mostColumns(this.#ranks) };
   }
 
   /** @param {AbortSignal} signal */

@@ -50,13 +50,10 @@ export class SystemCharts {
     );
     this.place.append(figure);
     const names = plan.parts.map((part) => part.name);
-    const query = () => {
-      const { span } = this.page.follow;
-      return {
-        path: "scalars",
-        query: { run: this.page.run, name: names, from: span?.[0], to: span?.[1], points: MAX_POINTS },
-      };
-    };
+    const query = () => ({
+      path: "scalars",
+      query: { run: this.page.run, name: names, ...this.page.follow.shown, points: MAX_POINTS },
+    });
     const y = { title: plan.title, fixed: true, low: 0 };
     const at = async (/** @type {number} */ step) => linesOf(plan, await this.feed.at(names, step));
     return {
