@@ -1,6 +1,7 @@
 // @ts-check
 /** The newest columns of a heatmap, in a ring buffer: new columns overwrite the oldest, and nothing else moves. Pure.
  */
+import { countOf } from "../search.js";
 import { MISSING, worse } from "./worst.js";
 
 /**
@@ -145,13 +146,7 @@ export class Columns {
 
   /** The column of a step: the newest one that does not begin after it; -1 if there is none. @param {number} step */
   find(step) {
-    let [low, high] = [0, this.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.first(middle) <= step) low = middle + 1;
-      else high = middle;
-    }
-    return low - 1;
+    return countOf(this.length, (i) => this.first(i) <= step) - 1;
   }
 
   /** The column that contains a step; -1 if the step was not captured. @param {number} step */

@@ -1,5 +1,6 @@
 // @ts-check
 /** The layout of a heatmap in CSS pixels, and the element at a point. Pure. */
+import { countOf } from "../search.js";
 import { startsOf } from "./rows.js";
 
 export const ROW_PX = 16; // of a readable row
@@ -86,17 +87,7 @@ export function layOut(width, height, order, pinned, fit, scrolled, wanted, dens
 
 /** The middle of a row of `shown`. @param {Layout} layout @param {number} place @returns {{y: number, h: number}} */
 export function boxOf(layout, place) {
-  let pixel = layout.pinned;
-  if (place < layout.pinned) pixel = place;
-  else {
-    let [low, high] = [layout.pinned, layout.starts.length - 1];
-    while (low < high - 1) {
-      const middle = (low + high) >> 1;
-      if (layout.starts[middle] <= place) low = middle;
-      else high = middle;
-    }
-    pixel = low;
-  }
+  const pixel = countOf(layout.starts.length - 1, (row) => layout.starts[row] <= place) - 1;
   const band = layout.bands.find(({ from, to }) => pixel >= from && pixel < to);
   if (!band) return { y: layout.plot.y, h: 0 };
   const h = band.h / (band.to - band.from);

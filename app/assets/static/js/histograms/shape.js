@@ -1,5 +1,6 @@
 // @ts-check
 /** Histograms over steps as the page has them, and the axis they stand on. Pure. */
+import { countOf } from "../search.js";
 
 /**
  * @typedef {object} Shape
@@ -57,16 +58,7 @@ export function endsOf({ first, last, columns }) {
 /** The columns of a picture. @param {{first: Float64Array, last: Float64Array, columns: number}} shape
  * @returns {import("../canvas/stops.js").Stops} */
 export function stopsOf({ first, last, columns }) {
-  const find = (/** @type {number} */ step) => {
-    let [low, high] = [0, columns];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (first[middle] <= step) low = middle + 1;
-      else high = middle;
-    }
-    return low - 1;
-  };
-  return { find, last: (column) => last[column] };
+  return { find: (step) => countOf(columns, (column) => first[column] <= step) - 1, last: (column) => last[column] };
 }
 
 /** The column of a step; -1 if the step was not captured.

@@ -1,6 +1,7 @@
 // @ts-check
 /** A chart of lines in words and as a table: what a person reads who does not see it. Pure. */
 import { count, number } from "../format.js";
+import { countOf } from "../search.js";
 
 /** @typedef {import("./thin.js").Line} Line */
 /** @typedef {import("./thin.js").Drawn} Drawn */
@@ -78,14 +79,8 @@ function columnsOf(line, points) {
 export function nearest(points, step) {
   const { x } = points;
   if (!x.length || step === null) return x.length - 1;
-  let low = 0;
-  let high = x.length - 1;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (points.last[middle] < step) low = middle + 1;
-    else high = middle;
-  }
-  return low > 0 && Math.abs(x[low - 1] - step) < Math.abs(x[low] - step) ? low - 1 : low;
+  const place = countOf(x.length - 1, (each) => points.last[each] < step);
+  return place > 0 && Math.abs(x[place - 1] - step) < Math.abs(x[place] - step) ? place - 1 : place;
 }
 
 /** The index of the point that covers a step; -1 if there is none. @param {Drawn} points @param {number} step */

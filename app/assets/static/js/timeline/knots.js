@@ -2,6 +2,7 @@
 /** From a step to a time or a number of samples, and back: straight lines between known steps. And ticks. Pure. */
 import { count } from "../format.js";
 import { evenTicks } from "../scale.js";
+import { countOf } from "../search.js";
 
 /** Steps with their values, both ascending. @typedef {{steps: number[], values: number[]}} Knots */
 /** @typedef {{first_step: ArrayLike<number>, last_step: ArrayLike<number>, min: ArrayLike<number>, max:
@@ -19,20 +20,15 @@ export function stepOf({ steps, values }, value) {
 
 /** @param {number[]} from ascending @param {number[]} to @param {number} at */
 function along(from, to, at) {
-  const many = from.length;
-  if (many === 1) return to[0];
-  let [low, high] = [0, many - 1];
-  if (at <= from[0] || at >= from[high]) {
-    const pace = (to[high] - to[0]) / (from[high] - from[0] || 1);
-    return at <= from[0] ? to[0] + (at - from[0]) * pace : to[high] + (at - from[high]) * pace;
+  const last = from.length - 1;
+  if (!last) return to[0];
+  if (at <= from[0] || at >= from[last]) {
+    const pace = (to[last] - to[0]) / (from[last] - from[0] || 1);
+    return at <= from[0] ? to[0] + (at - from[0]) * pace : to[last] + (at - from[last]) * pace;
   }
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (from[middle] <= at) low = middle;
-    else high = middle;
-  }
-  const share = (at - from[low]) / (from[high] - from[low] || 1);
-  return to[low] + share * (to[high] - to[low]);
+  const next = countOf(last, (place) => from[place] <= at);
+  const share = (at - from[next - 1]) / (from[next] - from[next - 1] || 1);
+  return to[next - 1] + share * (to[next] - to[next - 1]);
 }
 
 /** When each step ended, as it was recorded. Of merged steps, the first and the last one are known.

@@ -1,5 +1,6 @@
 // @ts-check
 /** Where steps are on the timeline, and which captured step is meant. Pure. */
+import { countOf } from "../search.js";
 
 /** @typedef {{first: ArrayLike<number>, last: ArrayLike<number>}} Rows captured steps, or merged ones, ascending */
 
@@ -35,13 +36,7 @@ export class Strip {
 
 /** The place of the first row that doesn't end before a step. @param {Rows} rows @param {number} step */
 function placeOf({ last }, step) {
-  let [low, high] = [0, last.length];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (last[middle] < step) low = middle + 1;
-    else high = middle;
-  }
-  return low;
+  return countOf(last.length, (row) => last[row] < step);
 }
 
 /** Whether a step was captured. @param {Rows} rows @param {number} step */
