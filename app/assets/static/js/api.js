@@ -56,6 +56,14 @@ export async function get(path, query, signal) {
   return answerOf(await reach(urlOf(path, query), { signal, headers: { Accept: "application/json" } }));
 }
 
+/** What the server has in another format than JSON.
+ * @param {string} path @param {Record<string, any>} query with the format @param {AbortSignal} [signal] */
+export async function getFile(path, query, signal) {
+  const response = await reach(urlOf(path, query), { signal });
+  if (!response.ok) await answerOf(response); // which throws
+  return response;
+}
+
 /** All parts of a list.
  * @template {string} P @param {P} path @param {Record<string, any>} query @param {AbortSignal} [signal]
  * @returns {Promise<import("./answers.js").AnswerOf<P>[]>} */

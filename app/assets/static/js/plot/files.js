@@ -1,6 +1,6 @@
 // @ts-check
 /** Files that a page hands to the reader. */
-import { ApiError, reach, urlOf } from "../api.js";
+import { getFile } from "../api.js";
 
 /** A name that every file system takes. @param {...string} parts */
 export function fileName(...parts) {
@@ -59,10 +59,7 @@ export function download(blob, name) {
 /** The server's data for this chart, in one of its formats.
  * @param {import("./python.js").Query} asked @param {"csv" | "json"} format */
 export async function fetchFile({ path, query }, format) {
-  const response = await reach(urlOf(path, { ...query, format }));
-  if (response.ok) return response.blob();
-  const said = await response.json().catch(() => null);
-  throw new ApiError(response.status, said?.error ?? `the server answered ${response.status}`);
+  return (await getFile(path, { ...query, format })).blob();
 }
 
 /** The bytes of a data: address. @param {string} url */

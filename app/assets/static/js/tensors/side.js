@@ -1,6 +1,6 @@
 // @ts-check
 /** The view of one snapshot: its picture, the value under the pointer, its statistics, its files. */
-import { ApiError, get, numberOf, reach, urlOf } from "../api.js";
+import { get, getFile, numberOf, urlOf } from "../api.js";
 import { h } from "../dom.js";
 import { bytes, count, number, percent } from "../format.js";
 import { tapWords } from "../kinds.js";
@@ -238,10 +238,6 @@ export function aboutOf(entry) {
 
 /** @param {string} path @param {Record<string, any>} query @param {AbortSignal} signal */
 async function tilesOf(path, query, signal) {
-  const answer = await reach(urlOf(`${path}/tiles`, { ...query, format: "npy" }), { signal });
-  if (!answer.ok) {
-    const said = await answer.json().catch(() => null);
-    throw new ApiError(answer.status, said?.error ?? `the server answered ${answer.status}`);
-  }
+  const answer = await getFile(`${path}/tiles`, { ...query, format: "npy" }, signal);
   return readNpy(await answer.arrayBuffer());
 }
