@@ -41,6 +41,17 @@ def test_without_a_script_a_layer_has_its_facts_and_its_newest_values(visit: Ope
         ]
 
 
+def test_another_format_of_numbers_applies_to_an_open_page(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.goto(paths("ended")["layer"])
+        value = tab.page.locator("#values data").first
+        expect(value).not_to_contain_text("e")
+        settings = tab.page.context.new_page()
+        settings.goto(str(tab.page.evaluate("new URL('settings', document.baseURI).href")))
+        settings.get_by_label("Numbers").select_option("scientific")
+        expect(value).to_contain_text("e")
+
+
 def test_the_keys_move_to_the_neighbors_and_keep_the_view(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layer"] + "&kind=output&smooth=5")

@@ -5,6 +5,7 @@ import { ApiError, numberOf, reach } from "../api.js";
 import { byId, onClick, reveal, write } from "../dom.js";
 import { number } from "../format.js";
 import { notePartial } from "../partial.js";
+import { prefs } from "../prefs.js";
 import { morph } from "./morph.js";
 import { Refresh } from "./refresh.js";
 
@@ -27,6 +28,7 @@ export class Parts {
       dress(element);
     }
     reveal(root);
+    prefs.on("numbers", () => dress(root));
   }
 
   /** Updates parts soon. @param {string[]} [names] these parts only */

@@ -11,9 +11,8 @@ import { byId } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
 import { listenToSeen } from "../live/acknowledge.js";
-import { dress, listenToLinks, Parts } from "../live/parts.js";
+import { listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
-import { prefs } from "../prefs.js";
 import { toast } from "../toast.js";
 
 const FILTERS = ["severity", "name", "text", "hide"];
@@ -42,7 +41,6 @@ parts.follow(["mutes", "list"], { held: true });
 page.follow.on("change", () => parts.promptly(["detail"])); // as it was known at the step that is shown
 page.events.on("news", () => parts.soon());
 listenToExplain(page, () => parts.now(["detail"]));
-prefs.on("numbers", () => dress(document));
 listenToSeen(page, () => parts.now());
 listenToMute(page, () => parts.now());
 

@@ -10,9 +10,8 @@ import { Profile } from "../flow/profile.js";
 import { count, counted } from "../format.js";
 import { Feed } from "../heat/feed.js";
 import { Heat } from "../heat/index.js";
-import { dress, listenToLinks, Parts } from "../live/parts.js";
+import { listenToLinks, Parts } from "../live/parts.js";
 import { open } from "../page.js";
-import { prefs } from "../prefs.js";
 import { ROOT } from "../vocabulary.js";
 
 const page = open({
@@ -107,7 +106,6 @@ state.on("type", filter);
 const parts = new Parts(page, "flow");
 parts.follow(undefined, { held: true });
 for (const name of ["f", "type", "act", "grad", "row"]) state.on(name, () => parts.now());
-prefs.on("numbers", () => dress(document));
 listenToLinks(page);
 state.on("module", () => {
   overTime.heat.draw();

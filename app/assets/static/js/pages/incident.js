@@ -5,9 +5,8 @@ import { listenToMute } from "../alerts/mute.js";
 import { OnsetChart } from "../alerts/onset.js";
 import { LayerNames } from "../drawer/names.js";
 import { listenToSeen } from "../live/acknowledge.js";
-import { dress, Parts } from "../live/parts.js";
+import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
-import { prefs } from "../prefs.js";
 
 const given = document.getElementById("around")?.dataset ?? {};
 const page = open({ id: "", stat: given.stat ?? "", y: "" });
@@ -26,4 +25,3 @@ page.follow.on("newest", () => chart?.renew());
 listenToExplain(page, () => parts.now(["cause"]));
 listenToSeen(page, () => parts.now(["about"]));
 listenToMute(page, () => parts.now(["about"]));
-prefs.on("numbers", () => dress(document));

@@ -9,7 +9,6 @@ import { ModelPicture } from "../overview/model.js";
 import { ScalarChart } from "../overview/scalarchart.js";
 import { create, start } from "../page.js";
 import { fetchPlotly } from "../plot/library.js";
-import { prefs } from "../prefs.js";
 
 const PATIENCE_MS = 1500;
 
@@ -33,7 +32,6 @@ function startParts() {
   page.state.on("scalars", () => parts.now(["scalars"]));
   page.state.on("scalar", () => parts.now(["scalars"]));
   for (const name of ["row", "f"]) page.state.on(name, () => parts.now(["values"]));
-  prefs.on("numbers", () => dress(document));
   listenToSeen(page, () => parts.now(["findings", "news"]));
   byId("scalars").addEventListener("renewed", () => chart.know(byId("scalars").dataset.usual ?? ""));
   listenToLinks(page);

@@ -1,9 +1,8 @@
 // @ts-check
 /** The System page: the server renders the newest values, also when something has changed; the lines are drawn here. */
 import { byId } from "../dom.js";
-import { dress, Parts } from "../live/parts.js";
+import { Parts } from "../live/parts.js";
 import { open } from "../page.js";
-import { prefs } from "../prefs.js";
 import { SystemCharts } from "../system/charts.js";
 
 const page = open();
@@ -14,6 +13,5 @@ const look = () => charts.show((newest.dataset.names ?? "").split(" ").filter(Bo
 
 parts.follow(["newest"], { held: true });
 page.events.on("run", () => page.follow.paused || parts.soon(["newest"]));
-prefs.on("numbers", () => dress(document));
 newest.addEventListener("renewed", look);
 look();
