@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 
 from hookcore.records import KINDS, Phase
 
+from ..analysis.modulerows import calls_of
 from .page import PartsPage
 from .tensors import nearest_of
 from .views.layer import LayerView, box_of, call_of, layer_of, lines_of, placement_note, snapshots_of, values_of
@@ -47,7 +48,8 @@ class DrawerPage(PartsPage):
 
     def part_about(self) -> dict[str, Any]:
         box = box_of(self.run.reader.model(self.values_in[1]), self.module, self.call, self.phase)
-        return {"box": box, "placement_note": placement_note(self.run, self.layer)}
+        calls = calls_of(self.run.store, self.layer.taps, *self.values_in)[self.module]
+        return {"box": box, "calls": calls, "placement_note": placement_note(self.run, self.layer)}
 
     def part_numbers(self) -> dict[str, Any]:
         taps = call_of(self.layer.taps, self.call, self.phase)
