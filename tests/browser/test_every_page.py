@@ -35,12 +35,14 @@ Paths = Callable[[str], dict[str, str]]
 def test_a_page_reports_no_error_fits_a_phone_and_passes_axe(visit: Open, paths: Paths, page: str) -> None:
     with visit(theme="light") as tab:
         tab.goto(paths("bad")[page])
-        tab.page.wait_for_timeout(1500)
+        tab.wait_until_started()
+        tab.wait_until_quiet()
         assert tab.axe() == [], "light, on a desk"
         tab.page.emulate_media(color_scheme="dark")
         tab.page.set_viewport_size({"width": 390, "height": 844})
-        tab.page.wait_for_timeout(500)
-        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        # Charts are updated some frames later.
+        tab.page.wait_for_function("() => document.documentElement.scrollWidth <= 390")
+        tab.wait_until_quiet()
         assert tab.axe() == [], "dark, on a phone"
 
 
