@@ -76,7 +76,7 @@ class StepOfRanks:
         """The memory that it takes."""
         copies = sum(each.nbytes for each in self._copies.values())
         sketches = sum(each.nbytes for each in self._sketches)
-        turns = sum(each.nbytes for each in self._turns.values())
+        turns = len(self._turns) * len(self._here)  # at most
         return int(self._stats.nbytes + copies + sketches + turns + self._unowned.nbytes)
 
     @property
@@ -91,9 +91,10 @@ class StepOfRanks:
 
     def add(self, rank: int, lanes: Lanes, stats: Floats, block: SketchBlock, owners: Owners) -> Rows:
         """Add the rows of a rank; return those that count so far. Ranks may come in any order, and in several parts."""
-        here = np.flatnonzero(~np.isnan(stats[:, _COUNT]))
-        here = here[np.argsort(lanes[here], kind="stable")]
-        if len(here) != len(lanes) or (np.diff(here) < 0).any():
+        absent = np.isnan(stats[:, _COUNT])
+        if np.count_nonzero(absent) or not (lanes[1:] >= lanes[:-1]).all():
+            here = np.flatnonzero(~absent)
+            here = here[np.argsort(lanes[here], kind="stable")]
             lanes, stats, owners, block = lanes[here], stats[here], owners[here], rows_of(block, here)
         self._grow(int(lanes[-1]) + 1 if len(lanes) else 0)
         turn = self._turn_of(rank, lanes)
@@ -182,8 +183,12 @@ class StepOfRanks:
     def _sum(self, rows: Rows) -> None:
         lanes, stats = rows.lanes, rows.stats.T
         again = self._here[lanes]
-        self._stats[:, lanes[~again]] = stats[:, ~again]
-        if again.any():
+        if again.all():  # as of all ranks but the first
+            whole = len(lanes) and int(lanes[-1]) - int(lanes[0]) == len(lanes) - 1
+            old = slice(int(lanes[0]), int(lanes[-1]) + 1) if whole else lanes
+            self._stats[:, old] = merge_stats(self._stats[:, old], stats)
+        else:
+            self._stats[:, lanes[~again]] = stats[:, ~again]
             old = lanes[again]
             self._stats[:, old] = merge_stats(self._stats[:, old], stats[:, again])
         self._here[lanes] = True

@@ -47,7 +47,8 @@ def merge_stats(known: Floats, new: Floats) -> Floats:
         merged[_NORM] = np.hypot(known[_NORM], new[_NORM])
     moments = [_MEAN, _STD, _RMS, _NORM]
     for empty, other in ((one == 0, new), (two == 0, known)):  # a part without finite values has no moments to add
-        merged[np.ix_(moments, empty)] = other[np.ix_(moments, empty)]
+        if np.count_nonzero(empty):
+            merged[np.ix_(moments, empty)] = other[np.ix_(moments, empty)]
     merged[_MIN] = np.fmin(known[_MIN], new[_MIN])
     merged[_MAX] = np.fmax(known[_MAX], new[_MAX])
     merged[_RATIO] = np.fmax(known[_RATIO], new[_RATIO])  # of two updates of one parameter, the larger one
