@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import ExitStack
 from typing import Any
 
@@ -106,6 +107,20 @@ def test_failed_computations_are_retried() -> None:
         with pytest.raises(ZeroDivisionError):
             await shared.get("one", make, len)
         assert await shared.get("one", make, len) == b"made"
+
+    asyncio.run(ask())
+
+
+def test_messages_dont_wait_for_the_batches_that_wait() -> None:
+    async def ask() -> None:
+        stored = threading.Event()
+        batches = [asyncio.create_task(asyncio.to_thread(stored.wait)) for _ in range(100)]
+        await asyncio.sleep(0)
+        shared = MessageCache()
+        assert await asyncio.wait_for(shared.get("one", lambda: b"made", len), 30) == b"made"
+        assert not any(each.done() for each in batches)
+        stored.set()
+        await asyncio.gather(*batches)
 
     asyncio.run(ask())
 

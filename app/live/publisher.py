@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from anyio import CapacityLimiter, to_thread
 from starlette.datastructures import State
 from starlette.types import Scope
 
@@ -23,7 +24,7 @@ from .marks import Mark, mark_of, token_of
 IDLE_S: Final = 0.5  # how long an unannounced state, such as "lost", may go unnoticed
 EARLY: Final = 2  # looks
 SOONER: Final = 0.9
-MAKERS: Final = 2  # messages being made at once
+MAKERS: Final = 2  # threads that make messages
 MAX_MADE: Final = 64  # messages kept for other followers that request the same
 MAX_MADE_BYTES: Final = 32 * 2**20
 MAX_SELECTIONS: Final = 256
@@ -85,12 +86,13 @@ class ChangeTicker:
 class MessageCache:
     """Messages by their content: a second request gets the bytes of the first. Limited; the oldest are dropped.
 
-    Only a few are made at a time, so that threads remain for batches, no matter how many subscriptions there are.
+    They have a few threads of their own: in those of batches, a message would wait until the batches of all ranks of a
+    training are stored.
     """
 
     def __init__(self) -> None:
         self.made = 0
-        self._turns = asyncio.Semaphore(MAKERS)
+        self._makers = CapacityLimiter(MAKERS)
         self._kept: OrderedDict[Hashable, tuple[asyncio.Future[Any], int]] = OrderedDict()
         self._bytes = 0
 
@@ -104,14 +106,10 @@ class MessageCache:
         if found is not None:
             return found[0]
         self.made += 1
-        future = asyncio.ensure_future(self._make(make))
+        future = asyncio.ensure_future(to_thread.run_sync(make, limiter=self._makers))
         self._kept[key] = future, 0
         future.add_done_callback(lambda done: self._weigh(key, done, size))
         return future
-
-    async def _make(self, make: Callable[[], Any]) -> Any:
-        async with self._turns:
-            return await asyncio.to_thread(make)
 
     def _weigh(self, key: Hashable, done: asyncio.Future[Any], size: Callable[[Any], int]) -> None:
         kept = self._kept.pop(key, None)
