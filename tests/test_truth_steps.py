@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from hookcore.hooks.checkpoints import IN_ANY_ORDER
@@ -432,8 +433,8 @@ def test_the_call_after_one_that_failed_keeps_its_number_if_the_model_was_called
 
 @pytest.mark.parametrize("kinds", [{"output", "output_grad"}, {"output_grad"}, TENSOR_KINDS], ids=len)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")
-@pytest.mark.parametrize("first", ["per sample", "second derivatives", "forward mode"])
-def test_calls_inside_torch_func_do_not_shift_the_numbers_of_the_others(first: str, kinds: set[Any]) -> None:
+@pytest.mark.parametrize("first", ["per sample", "second derivatives", "forward mode", "no data"])
+def test_calls_without_values_do_not_shift_the_numbers_of_the_others(first: str, kinds: set[Any]) -> None:
     seed_all()
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)), noise(5, 4)
     optimizer = sgd(model.parameters())
@@ -448,6 +449,10 @@ def test_calls_inside_torch_func_do_not_shift_the_numbers_of_the_others(first: s
             return torch.stack([each.square().sum() for each in found.values()]).sum()
         if first == "second derivatives":
             return torch.func.vmap(torch.func.hessian(lambda row: model(row).sum()))(x).square().sum()
+        if first == "no data":  # as if a script estimates how much memory a batch needs
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                model(torch.ones(9, 4))
+            return torch.zeros(())
         return torch.func.jvp(model, (x,), (torch.ones_like(x),))[1].square().sum()
 
     with watch(model, kinds=kinds) as watcher:
@@ -466,7 +471,7 @@ def test_calls_inside_torch_func_do_not_shift_the_numbers_of_the_others(first: s
     if "input" in kinds:
         assert_stats(stats["0", "input", "0", 0], [x])
     assert found["2"].captured
-    assert "inside torch.func" in found["2"].reason
+    assert ("a tensor without data" if first == "no data" else "inside torch.func") in found["2"].reason
 
 
 # --- Threads --------------------------------------------------------------------------------------------------------

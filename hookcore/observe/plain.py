@@ -27,6 +27,7 @@ _COMPRESSED: Final = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torc
 _AUTOCAST_DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
 _UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
 INSIDE_FUNC: Final = "inside torch.func (vmap, grad): the values are not there yet"
+_WITHOUT_DATA: Final = "a tensor without data (meta or fake)"
 
 
 @contextmanager
@@ -52,16 +53,21 @@ def _no_autocast() -> Iterator[None]:
         yield
 
 
-def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
-    """Return the tensor's values as a strided tensor of a type that the kernels take, or the reason why not."""
+def why_empty(tensor: torch.Tensor) -> str:
+    """Return why a tensor has no values, or ""."""
     if is_wrapped(tensor):
         return INSIDE_FUNC
+    return _WITHOUT_DATA if type(tensor).__name__ == "FakeTensor" or tensor.is_meta else ""
+
+
+def make_plain(tensor: torch.Tensor) -> torch.Tensor | str:
+    """Return the tensor's values as a strided tensor of a type that the kernels take, or the reason why not."""
     if type(tensor).__name__ == "DTensor":
         if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
             return "a partial sum of a tensor-parallel layer: only all ranks' values together are the tensor"
         tensor = tensor._local_tensor  # type: ignore[attr-defined]  # this rank's shard
-    if type(tensor).__name__ == "FakeTensor" or tensor.is_meta:
-        return "a tensor without data (meta or fake)"
+    if reason := why_empty(tensor):
+        return reason
     tensor = _make_strided(tensor)
     if tensor.is_quantized:
         tensor = tensor.dequantize()

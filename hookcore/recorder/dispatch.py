@@ -18,13 +18,12 @@ from hookcore.hooks.internals import (
     REHEARSAL,
     DisableTorchFunction,
     current_graph_task,
-    is_wrapped,
     keywords_of,
     pipeline_call,
     tracing_state,
     transform,
 )
-from hookcore.observe.plain import INSIDE_FUNC
+from hookcore.observe.plain import INSIDE_FUNC, why_empty
 from hookcore.recorder.batchnames import BatchNames
 from hookcore.recorder.calls import Call, Observer
 from hookcore.recorder.current import CurrentStep
@@ -238,8 +237,8 @@ class Dispatcher:
         plan.history.seen = True
         self.names.saw_call()
         tensors = list(find_tensors(output))
-        if all(is_wrapped(tensor) for _, tensor in tensors):
-            plan.note_reason(INSIDE_FUNC if tensors else NO_TENSOR)
+        if all(empty := [why_empty(tensor) for _, tensor in tensors]):
+            plan.note_reason(empty[0] if empty else NO_TENSOR)
             self._forget_call(plan)
             return None  # not counted: it would only shift the numbers of the other calls
         phase, comes_again = _phase(plan, tensors)
