@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
+import hookcore
 from hookcore.hooks.checkpoints import IN_ANY_ORDER
 from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, read_step, seed_all, watch
@@ -309,6 +310,10 @@ def test_gradients_of_calls_that_a_backward_pass_repeats_in_another_order_are_le
     assert reasons["0"] == IN_ANY_ORDER
     assert ("1", "output_grad", "", 0) in stats
     assert watcher.error_count == 0
+    with hookcore.trace(field) as seen:
+        Solved.apply(field, noise(5, 3), *field.parameters()).sum().backward()
+    with pytest.raises(hookcore.TraceError, match="in an unknown order"):
+        print(seen[""].calls[1].output_grad)
 
 
 def test_a_failed_forward_or_backward_uses_up_no_call_number() -> None:

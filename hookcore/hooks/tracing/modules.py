@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hookcore import hooks
-from hookcore.hooks.checkpoints import Pending, forward_segment, take_call
+from hookcore.hooks.checkpoints import Pending, forward_segment, take_call, why_unknown
 from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.inert import InertInCopies
 from hookcore.hooks.internals import DisableTorchFunction, current_graph_task, is_wrapped, tracing_state
@@ -118,6 +118,11 @@ class TracedModule:
         This is so for a reentrant checkpoint. The other kind repeats a call for what it saved, and leaves none pending.
         """
         self.layer.was_repeated = True
+        if reason := why_unknown(self._pending):
+            calls = [self.layer.calls[number] for _, number in self._pending]
+            for slot in [slot for call in calls for slot in slots_in((call.inputs_seen, call.output_seen))]:
+                slot.missing = reason
+            return
         tensors = tensors_in(output)
         found = take_call(self._pending, [("", tensor) for tensor in tensors], torch.is_grad_enabled())
         if found is None:
