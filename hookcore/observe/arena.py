@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hookcore.observe import cpu, layout
 from hookcore.observe.harvest import Packer
@@ -108,7 +107,7 @@ class CpuArena:
         bad: list[int] = np.flatnonzero((self._cells[:used, layout.PARTS] > 0) & ~self._bad[:used].any(axis=1)).tolist()
         return bad
 
-    def pack(self, used: int) -> NDArray[np.int64]:
+    def pack(self, used: int) -> bytes:
         """Take everything out of the first `used` rows; see `hookcore.observe.harvest.unpack`."""
         return self._packer.pack(self.base, used)
 

@@ -2,6 +2,9 @@
 
 `Packer.pack` runs on the training thread and does as little as possible: it copies the written rows, packed, and
 empties them. `unpack` runs on the recorder's thread, for many steps at once.
+
+Packed steps are bytes. NumPy would let go of the interpreter for every copy of more than 500 values, and to get it back
+takes longer than to copy a small step: the training and the recorder would wait for each other.
 """
 
 from __future__ import annotations
@@ -41,19 +44,18 @@ class Packer:
         self._address = 0
         self._lock = threading.Lock()  # two threads may end a step at the same moment
 
-    def pack(self, base: int, used: int) -> NDArray[np.int64]:
+    def pack(self, base: int, used: int) -> bytes:
         """Move the contents of the first `used` rows at `base` out of the arena."""
         with self._lock:
             if self._buffer.size < used * _MAX_ROW_WORDS:
                 self._buffer = np.empty(2 * used * _MAX_ROW_WORDS, np.int64)
                 self._address = self._buffer.ctypes.data
-            packed: NDArray[np.int64] = self._buffer[: cpu.pack(base, used, self._address)].copy()
-            return packed
+            return self._buffer[: cpu.pack(base, used, self._address)].tobytes()
 
 
-def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:
+def unpack(packed: Sequence[bytes]) -> list[Harvest]:
     """Return the rows of each packed step, unpacked together."""
-    words = packed[0] if len(packed) == 1 else np.concatenate(packed)
+    words = np.frombuffer(b"".join(packed), np.int64)
     most = words.size // _WORDS_BEFORE_BINS
     slots, cells, start = np.empty(most, np.uint32), np.empty((most, _CELLS)), np.zeros(most + 1, np.uint32)
     bins, counts = np.empty(words.size, np.uint16), np.empty(words.size, np.uint32)
@@ -62,7 +64,7 @@ def unpack(packed: Sequence[NDArray[np.int64]]) -> list[Harvest]:
     )
     # A step ends where its words end: rows and words grow together.
     row_ends = np.searchsorted(
-        _WORDS_BEFORE_BINS * np.arange(rows + 1) + start[: rows + 1], np.cumsum([part.size for part in packed])
+        _WORDS_BEFORE_BINS * np.arange(rows + 1) + start[: rows + 1], np.cumsum(list(map(len, packed))) // 8
     )
     harvests, first = [], 0
     for last in row_ends.tolist():

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from hookcore.recorder.cadence import Cadence
 from hookcore.recorder.foundloss import FoundLoss
-from hookcore.recorder.frames import NOTHING, RawFrame, RowFacts
+from hookcore.recorder.frames import RawFrame, RowFacts
 from hookcore.recorder.machine import Sample, Sampler
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.replicas import Replicas
@@ -132,7 +132,7 @@ class Collector:
 
 def without_rows(step: int, time_s: float, **content: Any) -> RawFrame:
     """Return a part of a step with only events or scalars."""
-    return RawFrame(step, time_s, NOTHING, (), 0, _NAN, **content)
+    return RawFrame(step, time_s, b"", (), 0, _NAN, **content)
 
 
 def skipped_step(step: int) -> Event:

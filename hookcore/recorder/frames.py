@@ -19,7 +19,6 @@ from hookcore.records.sketch import rows_of, shifted_rows
 if TYPE_CHECKING:
     from hookcore.observe.transfer import Transfer
 
-NOTHING: Final = np.empty(0, np.int64)
 MAX_KEPT_EVENTS: Final = 100  # of dropped frames
 MAX_KNOWN_ROWS: Final = 16  # sets of slots, each with its array of taps
 _Shown = tuple[NDArray[np.uint32], NDArray[np.intp] | None]  # the taps of a frame, and which rows are theirs if not all
@@ -42,7 +41,7 @@ class RawFrame:
 
     step: int
     time_s: float
-    packed: NDArray[np.int64]
+    packed: bytes  # see hookcore.observe.harvest
     new_taps: tuple[Tap, ...]
     micro_batches: int
     elapsed_s: float
@@ -58,11 +57,11 @@ class RawFrame:
     @property
     def nbytes(self) -> int:
         """The memory of its measurements, those on their way to the host included."""
-        return self.packed.nbytes + sum(transfer.nbytes for transfer in self.transfers)
+        return len(self.packed) + sum(transfer.nbytes for transfer in self.transfers)
 
     def drop_rows(self) -> None:
         """Drop the measurements, and keep the rest."""
-        self.packed, self.transfers, self.scale = NOTHING, (), None
+        self.packed, self.transfers, self.scale = b"", (), None
 
     def inherit(self, dropped: RawFrame) -> int:
         """Take over what must not be lost with an earlier frame: without the names, later numbers get other taps.

@@ -41,11 +41,14 @@ class _Outputs:
         pairs = np.array([pair for place in places for pair in place]).reshape(-1, 2)
         self._rows, self._signs = pairs[:, 0].astype(np.intp), pairs[:, 1].copy()
         self._first = np.cumsum([0, *map(len, places)])[:-1]  # of each place
+        self._parts, self._lacking = b"", np.empty(0, bool)  # of the newest frame
 
     def lacking(self, parts: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return at which places fewer gradients arrived than tensors were returned."""
-        missing: NDArray[np.float64] = np.add.reduceat(parts[self._rows] * self._signs, self._first)
-        return missing > 0
+        if (found := parts.tobytes()) != self._parts:  # most frames have the same parts
+            self._parts = found
+            self._lacking = np.add.reduceat(parts[self._rows] * self._signs, self._first) > 0
+        return self._lacking
 
 
 @dataclass(slots=True, eq=False)

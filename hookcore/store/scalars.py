@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,21 @@ from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 from hookcore.store.bounded import BoundedMap, Room, texts_bytes
 from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import SCALAR_SCHEMA, later_wins
-from hookcore.store.segments import Floats
+from hookcore.store.segments import Floats, Lanes
 
 _BAD, _VALUE = SCALAR_SCHEMA.columns.index("bad"), SCALAR_SCHEMA.columns.index("value")
 _Lanes = NDArray[np.intp]
-_NO_LANES: Final = np.empty(0, np.intp)
+
+
+class _Fitting(NamedTuple):
+    """Those of a frame's scalars that have a lane, in the order of their lanes."""
+
+    lanes: _Lanes
+    neighbors: Lanes  # the same, as a slice if they are: NumPy lets go of the interpreter to write to others
+    places: list[int]  # among the frame's scalars
+
+
+_NONE: Final = _Fitting(np.empty(0, np.intp), slice(0), [])
 
 
 class Logged(Protocol):
@@ -54,7 +64,7 @@ class ScalarLog:
         self.ladder = Ladder(SCALAR_SCHEMA, max_bytes, lock)
         self.lanes: BoundedMap[int] = BoundedMap(names, lock)
         self.refused = 0
-        self._known: tuple[tuple[str, ...], _Lanes] = (), _NO_LANES
+        self._known: tuple[tuple[str, ...], _Fitting] = (), _NONE
 
     def by_name(self) -> dict[str, int]:
         """Return the lane of each scalar."""
@@ -62,34 +72,36 @@ class ScalarLog:
 
     def add(self, step: int, named: Mapping[str, float]) -> tuple[_Lanes, Floats, bool]:
         """Add numbers to a step. Return the lanes of those that fit, their values [column, lane], and if all fit."""
-        lanes, chosen = self._lanes_of(tuple(named))
-        if not len(lanes):
+        lanes, neighbors, places = self._fitting(tuple(named))
+        if not places:
             return lanes, np.empty((len(SCALAR_SCHEMA.columns), 0)), not named
-        values = np.empty((len(SCALAR_SCHEMA.columns), len(lanes)))
+        values, given = np.empty((len(SCALAR_SCHEMA.columns), len(lanes))), list(named.values())
         values[0] = 1
-        values[_VALUE] = list(named.values()) if chosen is None else np.array(list(named.values()))[chosen]
+        values[_VALUE] = [given[place] for place in places]
         np.logical_not(np.isfinite(values[_VALUE]), out=values[_BAD])
         if self.ladder.newest == step:
-            self.ladder.merge_newest(lanes, values, later_wins)
+            self.ladder.merge_newest(neighbors, values, later_wins)
         else:
-            self.ladder.append(step, lanes, values)
-        return lanes, values, chosen is None
+            self.ladder.append(step, neighbors, values)
+        return lanes, values, len(places) == len(given)
 
     def add_name(self, name: str) -> None:
         """Make a lane for a scalar that has values elsewhere only."""
         self._lane_of(name)
 
-    def _lanes_of(self, names: tuple[str, ...]) -> tuple[_Lanes, _Lanes | None]:
-        """Return the lanes of scalars, and which scalars have one if not all fit."""
+    def _fitting(self, names: tuple[str, ...]) -> _Fitting:
+        """Return the lanes of those scalars that have one."""
         if names == self._known[0]:  # most frames have the same scalars
-            return self._known[1], None
-        lanes = [self._lane_of(name) for name in names]
-        found = [place for place, lane in enumerate(lanes) if lane is not None]
-        numbers = np.array([lane for lane in lanes if lane is not None], np.intp)
-        if len(found) < len(lanes):
-            return numbers, np.array(found, np.intp)
-        self._known = names, numbers
-        return numbers, None
+            return self._known[1]
+        lanes = {place: lane for place, name in enumerate(names) if (lane := self._lane_of(name)) is not None}
+        places = sorted(lanes, key=lanes.__getitem__)
+        numbers = np.array([lanes[place] for place in places], np.intp)
+        first, last = (int(numbers[0]), int(numbers[-1])) if places else (0, -1)
+        neighbors = slice(first, last + 1) if last - first == len(places) - 1 else numbers
+        found = _Fitting(numbers, neighbors, places)
+        if len(places) == len(names):
+            self._known = names, found
+        return found
 
     def _lane_of(self, name: str) -> int | None:
         """Return the lane of a scalar, created if needed; None if there is no room."""

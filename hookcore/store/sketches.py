@@ -217,4 +217,5 @@ def _own(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
     """Return the array if it owns its memory, else a copy."""
     if array.base is None and array.dtype == dtype and array.flags.c_contiguous:
         return array
-    return np.array(array, dtype)
+    # A copy by NumPy would let go of the interpreter; see hookcore.observe.harvest.
+    return np.frombuffer(np.ascontiguousarray(array, dtype).tobytes(), dtype)
