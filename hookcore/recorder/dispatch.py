@@ -159,6 +159,7 @@ class Dispatcher:
         """Report that a module is about to run, to what learns the data flow."""
         flows = self.flows  # another thread may end the step
         if flows is not None and not plan.root.rehearses:
+            plan.root.note_wrapper()  # that of a part, before it is known that the training calls only parts
             with DisableTorchFunction():
                 flows.entered(plan, module, args)
 
