@@ -287,6 +287,17 @@ def test_the_view_of_the_latest_values_has_a_column_for_each_stat() -> None:
         assert (delta.first, delta.last) == ([1, 1], [1, 1])
 
 
+def test_the_latest_values_name_the_step_that_was_captured_not_one_with_logged_values_only() -> None:
+    run, asked = make_run(), Subscribe(id=1, view="latest", kind="output")
+    put(run, frame(0, [1.0, 2.0], new=2))
+    put(run, frame(1, [1.0, 2.0]))
+    put(run, frame(9, [], scalars={"loss": 1.0}))
+    _, latest, _ = bodies_of(run, asked, None, before := mark_of(run))
+    assert (set(latest.first), set(latest.last)) == ({0}, {1})
+    put(run, frame(10, [], scalars={"loss": 1.0}))
+    assert bodies_of(run, asked, before, mark_of(run)) == [], "which would seem to be values of step 10"
+
+
 def test_the_latest_values_of_too_many_tensors_are_limited_to_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "MAX_ROWS", 3)
     run = make_run()

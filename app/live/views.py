@@ -172,12 +172,14 @@ def _latest(
     if sent is not None and span[0] < span[1]:
         heat = run.store.heatmap("", "nan", None, *span, columns=1, wanted=wanted)
         bad = int((heat.nonfinite > 0).sum())
-    begin, end = (np.full(len(columns), step, np.int64) for step in span)
+    # The newest step may have only logged values.
+    newest = int(found.steps.max()) if len(found.steps) else span[1]
+    begin, end = (np.full(len(columns), step, np.int64) for step in (min(span[0], newest), newest))
     body = values_body(
         SNAPSHOT if sent is None else DELTA, as_f4(values, absent), begin, end, np.full(len(columns), bad)
     )
     if sent is not None:
-        return [body], spec
+        return [body] if len(found.steps) else [], spec
     each = np.arange(len(wanted.taps))
     about = _rows(every, run, spec, wanted, each, np.ones(len(each), np.int64))
     if len(each) < every and spec.rows is None:

@@ -89,6 +89,8 @@ function layoutOf(axes, colors, width) {
       xanchor: place === axes.length - 1 ? "left" : "right",
       xshift: place === axes.length - 1 ? 8 : -8,
       font: { size: 11, color: colors.quiet },
+      bgcolor: colors.card, // lines may cross it
+      borderpad: 1,
     })),
   );
   return {
