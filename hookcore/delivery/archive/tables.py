@@ -17,6 +17,7 @@ from hookcore.records import STATS, Event, Frame, Names, SketchBlock, Snapshot, 
 from hookcore.records.flow import CallSize, Flow, FlowCall
 from hookcore.records.sketch import rows_of
 from hookcore.records.wire import SnapshotItem, frame_item, frame_of, snapshot_item, snapshot_of
+from hookcore.store import TapList
 
 Numbered = tuple[int, Frame]
 ROWS_AT_ONCE: Final = 1000
@@ -24,9 +25,9 @@ _SIZES: Final = tuple(each.name for each in fields(CallSize))
 _NO_BLOCK: Final = SketchBlock(np.zeros(1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
 
 
-def frame_tables(frames: Sequence[Numbered], taps: Sequence[Tap]) -> dict[str, pa.Table]:
+def frame_tables(frames: Sequence[Numbered], taps: TapList) -> dict[str, pa.Table]:
     """Return the rows of frames; rows of unknown taps are left out, as in the store."""
-    known = [(number, _of_known_taps(frame, len(taps))) for number, frame in frames]
+    known = [(number, _of_known_taps(frame, len(taps.taps))) for number, frame in frames]
     return {
         "steps": _steps_table(known),
         "stats": _stats_table(known, taps),
@@ -65,13 +66,11 @@ def _places(frames: Sequence[Numbered]) -> tuple[NDArray[np.int64], NDArray[np.i
     return numbers, steps, taps.astype(np.int32)
 
 
-def _stats_table(frames: Sequence[Numbered], taps: Sequence[Tap]) -> pa.Table:
+def _stats_table(frames: Sequence[Numbered], taps: TapList) -> pa.Table:
     numbers, steps, rows = _places(frames)
     stats = np.concatenate([frame.stats for _, frame in frames] or [np.empty((0, len(STATS)))])
     columns: dict[str, Any] = {"frame": numbers, "step": steps, "tap": rows}
-    for name in TAP_COLUMNS:
-        columns[name] = _words([getattr(tap, name) for tap in taps], rows)
-    columns["call"] = np.array([tap.call for tap in taps], np.int32)[rows] if taps else np.empty(0, np.int32)
+    columns |= {name: of_taps.take(pa.array(rows)) for name, of_taps in taps.fact(_columns_of).items()}
     columns |= {name: np.ascontiguousarray(stats[:, place]) for place, name in enumerate(STATS)}
     columns["owner"] = pa.chunked_array([_owners(frame) for _, frame in frames], pa.int32())
     return pa.table(columns, schema=TABLES["stats"])
@@ -81,11 +80,11 @@ def _owners(frame: Frame) -> pa.Array:
     return pa.nulls(len(frame.taps), pa.int32()) if frame.owners is None else pa.array(frame.owners, pa.int32())
 
 
-def _words(texts: Sequence[str], rows: NDArray[np.int32]) -> pa.DictionaryArray:
-    places: dict[str, int] = {}
-    of_tap = np.array([places.setdefault(text, len(places)) for text in texts], np.int32)
-    indices = of_tap[rows] if len(texts) else np.empty(0, np.int32)
-    return pa.DictionaryArray.from_arrays(pa.array(indices), pa.array(list(places), pa.string()))
+def _columns_of(taps: TapList) -> dict[str, pa.Array]:
+    """Return the names of taps, as columns with an element for each tap."""
+    columns = {name: pa.array([getattr(tap, name) for tap in taps.taps], pa.string()) for name in TAP_COLUMNS}
+    calls = pa.array([tap.call for tap in taps.taps], pa.int32())
+    return {**{name: each.dictionary_encode() for name, each in columns.items()}, "call": calls}
 
 
 def _sketches_table(frames: Sequence[Numbered]) -> pa.Table:

@@ -243,8 +243,8 @@ class ArchiveWriter:
                 raise OSError(
                     f"saved runs have reached the limit of {self._limit} bytes on disk: raise keep_limit or delete some"
                 )
-        taps = self._store.taps().taps
-        self._files.write_whole("taps", taps, taps_table)
+        taps = self._store.taps()
+        self._files.write_whole("taps", taps.taps, taps_table)
         for name, rows in (
             ("modules", tuple(self._store.modules())),
             ("coverage", tuple(self._store.coverage())),
