@@ -143,28 +143,6 @@ def test_everything_on_a_page_of_all_runs_fits(crowded: Visit, page: str) -> Non
     check(crowded, page)
 
 
-LIST_WIDTHS = (1920, 1600, 1440, 1181, 1024, 768, 390)
-LIST = """() => {
-  const list = document.querySelector("[data-part=list]");
-  const messages = [...list.querySelectorAll(".message")];
-  const isCut = ({ scrollWidth, clientWidth }) => scrollWidth > clientWidth + 1;
-  return { wider: list.scrollWidth - list.clientWidth, cut: messages.filter(isCut).map((each) => each.textContent) };
-}"""
-
-
-def test_the_list_of_runs_is_not_wider_than_its_card_unless_its_columns_were_chosen(crowded: Visit) -> None:
-    page = crowded.page
-    crowded.goto("")
-    crowded.wait_until_started()
-    for width in LIST_WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        page.evaluate(PAINTED)
-        assert page.evaluate(LIST) == {"wider": 0, "cut": []}, width
-    page.set_viewport_size({"width": 1440, "height": 900})
-    crowded.goto("?columns=notes,tags,lr,optimizer,data.path,group,a.setting.with.a.long.name.,parameters")
-    assert page.evaluate(LIST)["wider"] > 0
-
-
 @pytest.mark.parametrize("page", ["", "compare", "settings"])
 def test_everything_on_a_page_fits_without_a_run(empty: Visit, page: str) -> None:
     check(empty, page)

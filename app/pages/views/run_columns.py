@@ -69,14 +69,6 @@ class Columns:
     chosen: bool  # by the reader, who may go back to those that show by themselves
 
     @property
-    def places(self) -> Mapping[Column, int]:
-        """The place of each column, from 1. A narrow window hides the last ones, unless the reader chose them.
-
-        Tags come first, because readers give them to find their runs.
-        """
-        return {each: place for place, each in enumerate(sorted(self.shown, key=lambda each: each.name != TAGS), 1)}
-
-    @property
     def after(self) -> Mapping[str, Sequence[Column]]:
         """The shown columns by the column that they follow: numbers are near the loss, last words near the end."""
         many = max((place for place, column in enumerate(self.shown, 1) if column.kind != "about"), default=0)
