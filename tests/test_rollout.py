@@ -164,21 +164,23 @@ def test_maps_that_cannot_be_rolled_out_are_refused_with_a_reason() -> None:
 
 def test_attention_maps_are_distinguished_from_other_outputs() -> None:
     weights = attention(1).astype(np.float32)
-    assert is_attention(weights)
-    assert is_attention(weights[:, 0])
-    assert is_attention(weights.astype(np.float16))
+    assert is_attention(weights, dropped=True)
+    assert is_attention(weights[:, 0], dropped=True)
+    assert is_attention(weights.astype(np.float16), dropped=True)
     masked = weights.copy()
     masked[0, 0, 2] = np.nan
-    assert is_attention(masked)
+    assert is_attention(masked, dropped=True)
     drawn = np.random.default_rng(0).random((8, 4, 32, 32)) > 0.1
-    assert is_attention(attention(2, 8, 4, 32) * drawn / 0.9)
-    assert not is_attention(weights * 2)
-    assert not is_attention(weights - 0.1)
-    assert not is_attention(weights[..., :3, :])
-    assert not is_attention(weights[0, 0])
-    assert not is_attention(np.eye(4, dtype=np.int64)[None])
-    assert not is_attention(np.full((1, 3, 3), np.nan))
-    assert not is_attention(np.empty((0, 3, 3)))
+    after_dropout = attention(2, 8, 4, 32) * drawn / 0.9
+    assert is_attention(after_dropout, dropped=True)
+    assert not is_attention(after_dropout, dropped=False)
+    assert not is_attention(weights * 2, dropped=True)
+    assert not is_attention(weights - 0.1, dropped=True)
+    assert not is_attention(weights[..., :3, :], dropped=True)
+    assert not is_attention(weights[0, 0], dropped=True)
+    assert not is_attention(np.eye(4, dtype=np.int64)[None], dropped=True)
+    assert not is_attention(np.full((1, 3, 3), np.nan), dropped=True)
+    assert not is_attention(np.empty((0, 3, 3)), dropped=True)
     assert maps_of(weights[:, 0]).shape == (2, 1, 5, 5)
 
 
@@ -194,6 +196,16 @@ def test_a_map_that_a_module_passes_on_counts_once(world: World) -> None:
     assert [each["number"] for each in world.json("attention-rollout")["layers"]] == [102]
     keep(world, Tap("blocks.2", "output"), 20, weights, 104)
     assert len(world.json("attention-rollout")["layers"]) == 2
+
+
+def test_a_rectified_output_is_no_attention_after_dropout(world: World) -> None:
+    weights = attention(1).astype(np.float32)
+    rectified = np.maximum(np.random.default_rng(3).normal(size=(2, 4, 5, 5)), 0).astype(np.float32)
+    rectified /= rectified.sum(axis=-1).mean()
+    keep(world, ATTENTION[0], 20, weights, 101)
+    keep(world, Tap("features.1", "output"), 20, rectified, 102)
+    keep(world, Tap("features.attention_dropout", "output"), 20, rectified, 103)
+    assert [each["number"] for each in world.json("attention-rollout")["layers"]] == [101, 103]
 
 
 def test_a_model_that_returns_the_maps_of_all_its_layers_adds_none(world: World) -> None:

@@ -27,14 +27,14 @@ class Captured:
 
 def maps_at(store: Store, match: str | None) -> dict[int, list[Captured]]:
     """Return the captured attention maps of each step, in the model's order. The newest of repeated ones counts."""
-    fits = store.matcher(match)
+    fits, types = store.matcher(match), store.module_types()
     found: dict[tuple[int, Tap], tuple[int, Snapshot]] = {}
     for number, each in store.numbered_snapshots():
         found[each.step, each.tap] = number, each
     order = {module.path: place for place, module in enumerate(store.modules())}
     steps: dict[int, list[Captured]] = {}
     for (step, tap), (number, each) in found.items():
-        if tap.kind == "output" and fits(tap.module) and is_attention(each.values):
+        if tap.kind == "output" and fits(tap.module) and looks_like_attention(each, types.get(tap.module, "")):
             steps.setdefault(step, []).append(Captured(number, each, found.get((step, gradient_of(tap)))))
     for step, layers in steps.items():
         layers.sort(key=lambda kept: (order.get(kept.snapshot.tap.module, len(order)), kept.snapshot.tap.call))
@@ -92,5 +92,10 @@ def taps_like_attention(store: Store, match: str | None) -> list[Tap]:
     return [latest.taps[place] for place in sorted(chosen.tolist(), key=lambda place: not named[place])]
 
 
+def looks_like_attention(snapshot: Snapshot, type_: str = "") -> bool:
+    """Return whether a tensor looks like attention maps. After dropout, its names must say so, too."""
+    return is_attention(snapshot.values, dropped=_is_named_so(snapshot.tap, type_))
+
+
 def _is_named_so(tap: Tap, type_: str) -> bool:
-    return any(word in f"{tap.module} {type_}".lower() for word in ("att", "softmax"))
+    return any(word in f"{tap.module} {tap.index} {type_}".lower() for word in ("att", "softmax"))

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
 
 from hookcore.records import Names, Snapshot
 from hookcore.records.vocabulary import counted
 
-from .rollout import is_attention
+from .attention import looks_like_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,7 @@ def named(snapshot: Snapshot) -> Named:
         return Named()
     if snapshot.truncated or len(shape) < 2:
         return Named(why="Names are shown only for whole tensors with a sample dimension.")
-    axes, problems = _axes(names, snapshot.values)
+    axes, problems = _axes(names, snapshot)
     labels = names.labels
     if labels and len(labels) != shape[0]:
         problems.append(f"{counted(len(labels), 'label')} for {counted(shape[0], 'sample')}: give one for each sample.")
@@ -44,8 +41,8 @@ def named(snapshot: Snapshot) -> Named:
     return Named(axes, names.tokens if axes else (), names.shared, labels, " ".join(problems))
 
 
-def _axes(names: Names, values: NDArray[Any]) -> tuple[tuple[int, ...], list[str]]:
-    shape = values.shape
+def _axes(names: Names, snapshot: Snapshot) -> tuple[tuple[int, ...], list[str]]:
+    shape = snapshot.values.shape
     sizes = {len(row) for row in names.tokens}
     if not sizes:
         return (), []
@@ -56,7 +53,7 @@ def _axes(names: Names, values: NDArray[Any]) -> tuple[tuple[int, ...], list[str
     (size,) = sizes
     fits = tuple(axis for axis in range(1, len(shape)) if shape[axis] == size)
     last = (len(shape) - 2, len(shape) - 1)
-    if fits[-2:] == last and is_attention(values):
+    if fits[-2:] == last and looks_like_attention(snapshot):
         return last, []
     if len(fits) == 1:
         return fits, []

@@ -46,10 +46,11 @@ def maps_of(values: NDArray[Any]) -> Floats:
     return maps.astype(np.float64)
 
 
-def is_attention(values: NDArray[Any]) -> bool:
+def is_attention(values: NDArray[Any], *, dropped: bool) -> bool:
     """Return whether a tensor looks like attention between positions: square, not negative, with rows that sum to 1.
 
-    Attention after dropout has rows around 1, and zeros.
+    With `dropped`, so does what attention is after dropout: rows around 1, and zeros. Any rectified output may be like
+    that by chance, so that something else must say that the tensor is attention.
     """
     if values.ndim not in (3, 4) or values.dtype.kind != "f" or values.shape[-1] != values.shape[-2]:
         return False
@@ -62,7 +63,7 @@ def is_attention(values: NDArray[Any]) -> bool:
         return False
     if bool((np.abs(rows - 1) <= ROW_ERROR).all()):
         return True
-    return abs(float(rows.mean()) - 1) <= DROPPED_ERROR and bool((numbers == 0).any())
+    return dropped and abs(float(rows.mean()) - 1) <= DROPPED_ERROR and bool((numbers == 0).any())
 
 
 def rollout(
