@@ -94,7 +94,9 @@ def make_app(settings: ServerSettings, title: str) -> App:
 def create_app(runs: Runs, settings: ServerSettings, trouble: str = "") -> FastAPI:
     """Create an application over `runs`. `trouble` says why they can't be saved, if they should be."""
     app = make_app(settings, "hookcore")
-    app.state.runs, app.state.keeper = runs, Keeper(runs, settings, summary_of, trouble)
+    intake: ingest.Intake = app.state.intake
+    app.state.runs = runs
+    app.state.keeper = Keeper(runs, settings, summary_of, trouble, lambda: intake.waiting_bytes > 0)
     app.state.take = partial(ingest.take_into_runs, app.state)
     app.state.shared = None
     if settings.store:

@@ -382,6 +382,27 @@ def test_runs_are_written_in_turn_and_an_urgent_one_alone() -> None:
     assert sorted(turns[:3]) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize(("patience_s", "looks"), [(3600.0, 3), (0.0, 1)])
+def test_a_part_waits_for_a_pause_but_not_forever(
+    monkeypatch: pytest.MonkeyPatch, patience_s: float, looks: int
+) -> None:
+    class Part:
+        def write_part(self) -> bool:
+            written.append(len(looked))
+            return False
+
+    def is_busy() -> bool:
+        looked.append(1)
+        return len(looked) < 3 or not patience_s
+
+    written: list[int] = []
+    looked: list[int] = []
+    monkeypatch.setattr("hookcore.delivery.archive.scribe.PATIENCE_S", patience_s)
+    Scribe(0.0, is_busy).add(Part())
+    wait_for(lambda: bool(written))
+    assert written == [looks]
+
+
 def test_records_that_the_disk_cannot_keep_up_with_are_lost_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

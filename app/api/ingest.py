@@ -23,7 +23,7 @@ from hookcore.records import wire
 
 from ..clickhouse.address import shown
 from ..runs import AwayError, JointRun, Run, Runs, limits
-from ..runs.keep import WrongKeyError
+from ..runs.disk import WrongKeyError
 from ..serving.guard.query import ONLY_KNOWN
 from .metrics import Metric
 

@@ -12,6 +12,10 @@ from .gone import Why
 from .run import Run
 
 
+class WrongKeyError(HookcoreError):
+    """A trainer tries to continue a run that another trainer started."""
+
+
 class Disk(Protocol):
     """Keeps runs and loads them."""
 

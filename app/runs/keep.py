@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from hookcore.records.wire import EndItem, RunInfo, keep_folder
 
 from ..settings import ServerSettings
 from .catalog import Catalog
+from .disk import WrongKeyError
 from .gone import Why
 from .joint import JointRun
 from .pagefiles import PageFiles, Summarize
@@ -34,10 +35,6 @@ CLOSE_S: Final = 2.0
 LIST_S: Final = 60.0
 
 
-class WrongKeyError(HookcoreError):
-    """A trainer tries to continue a run that another trainer started."""
-
-
 class Keeper:
     """Saves runs to the server's folder, and runs of this user's own trainers to the folders that they name.
 
@@ -45,10 +42,14 @@ class Keeper:
     """
 
     def __init__(
-        self, runs: Runs, settings: ServerSettings, summarize: Summarize = lambda run: {}, trouble: str = ""
+        self,
+        runs: Runs,
+        settings: ServerSettings,
+        summarize: Summarize = lambda run: {},
+        trouble: str = "",
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._runs = runs
-        self._settings = settings
+        self._runs, self._settings, self._is_busy = runs, settings, is_busy
         self._pages = PageFiles(summarize)
         self._catalog = Catalog(runs, self._pages)
         self._writers: dict[str, tuple[Run, ArchiveWriter]] = {}
@@ -142,7 +143,7 @@ class Keeper:
                 limit_bytes=self._settings.keep_limit,
                 used_elsewhere=lambda: shelf.besides(path),
                 make_room=lambda: self._make_room(shelf),
-                scribe=self._scribes.setdefault(path.parent, Scribe()),
+                scribe=self._scribes.setdefault(path.parent, Scribe(is_busy=self._is_busy)),
                 folder=path,
                 events_seen=run.saved.writer.events_seen if run.saved.writer is not None else run.saved.seen_events,
                 after_part=partial(self._pages.note_part, run),
@@ -269,8 +270,6 @@ class Keeper:
         for run in runs:
             if run.saved.folder is not None and run.saved.folder.is_dir():
                 self._pages.note(run)
-
-    # -- the folder -------------------------------------------------------------------------------------------------
 
     def _make_room(self, shelf: Shelf) -> None:
         for run, _ in list(self._writers.values()):

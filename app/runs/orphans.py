@@ -13,7 +13,8 @@ from hookcore.delivery.dashboard.notices import take_orphans
 from hookcore.errors import HookcoreError
 from hookcore.records.wire import RunInfo
 
-from .keep import Keeper, WrongKeyError
+from .disk import WrongKeyError
+from .keep import Keeper
 from .limits import tamed
 from .run import emit_event
 from .runs import Runs

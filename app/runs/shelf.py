@@ -23,7 +23,9 @@ TRASH: Final = ".trash"
 ROOM_FOR_UNDO: Final = 0.1  # of the limit: removed runs stay in the trash while they fit into this share
 TRASH_S: Final = 7 * 86_400.0  # maximum time in the trash
 MAX_JSON_BYTES: Final = 64 * 2**20  # 10,000 long acknowledgements take 22 MB
-LOOK_EVERY_S: Final = 5.0
+LOOK_EVERY_S: Final = 5.0  # at sizes that are near the limit
+FAR: Final = 0.5  # of the limit: below, sizes are looked at less often
+LOOK_FAR_S: Final = 60.0
 
 
 class Shelf:
@@ -48,7 +50,8 @@ class Shelf:
     def besides(self, own: Path) -> int:
         """Return the bytes of all runs but one, trash included."""
         with self._lock:
-            if time.monotonic() - self._looked_at > LOOK_EVERY_S:
+            is_far = sum(self._sizes.values()) < FAR * self.limit_bytes
+            if time.monotonic() - self._looked_at > (LOOK_FAR_S if is_far else LOOK_EVERY_S):
                 self._look()
             return sum(size for path, size in self._sizes.items() if path != own)
 

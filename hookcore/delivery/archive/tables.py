@@ -88,6 +88,7 @@ def _columns_of(taps: TapList) -> dict[str, pa.Array]:
 
 
 def _sketches_table(frames: Sequence[Numbered]) -> pa.Table:
+    frames = [(number, frame) for number, frame in frames if len(frame.sketches.bins)]
     numbers, steps, rows = _places(frames)
     lengths = np.concatenate(
         [np.diff(frame.sketches.start.astype(np.int64)) for _, frame in frames] or [np.empty(0, np.int64)]
