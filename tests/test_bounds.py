@@ -87,7 +87,7 @@ def test_models_and_optimizers_that_come_and_go_leave_nothing_in_the_watcher() -
         tables: list[Any] = [
             recorder,
             recorder.models,
-            recorder.models._parameters,
+            recorder.models.parameters,
             recorder.models.plans,
             statistics,
             table,

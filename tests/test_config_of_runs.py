@@ -380,7 +380,7 @@ def test_a_saved_run_has_its_configuration_and_facts(tmp_path: Path) -> None:
     assert (run.facts["batch.size"], run.facts["batch.shape"], run.facts["steps.trained"]) == (2, "[2, 3]", 1)
 
 
-NO_MODELS: Any = SimpleNamespace(roots=(), changes=0)
+NO_MODELS: Any = SimpleNamespace(roots=(), changes=0, parameters=SimpleNamespace(forms=0))
 
 
 def met(*optimizers: torch.optim.Optimizer, times: int = 0) -> Any:
@@ -449,6 +449,32 @@ def test_a_trainer_sends_a_server_facts_learned_later() -> None:
         run = client.run(run.id)
     server.stop()
     assert (run.config, run.group) == ({"lr": 0.5}, "g")
+
+
+def test_facts_and_modules_follow_parameters_that_are_frozen_cast_and_unfrozen() -> None:
+    server, model = server_thread.start(port=0), nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+
+    with hookcore.watch(model, server="thread", keep=None, every=1, budget=None) as watcher:
+        client = watcher.client()
+        (run,) = client.runs()
+
+        def known_after_a_step() -> tuple[Any, ...]:
+            model(torch.ones(2, 3, dtype=model[1].weight.dtype)).sum().backward()
+            watcher.step()
+            facts = client.run(run.id).facts
+            modules = {each.path: each.trainable for each in client.modules(run=run.id)}
+            return facts.get("trainable"), facts.get("dtype"), modules.get("0")
+
+        wait_for(lambda: known_after_a_step() == (21, "float32", 16))
+        model[0].requires_grad_(False)
+        wait_for(lambda: known_after_a_step() == (5, "float32", 0))
+        model.double()
+        wait_for(lambda: known_after_a_step() == (5, "float64", 0))
+        model[0].requires_grad_(True)
+        model[1].requires_grad_(False)
+    last = client.run(run.id).facts["trainable"]  # of a change after the last look
+    server.stop()
+    assert last == 16
 
 
 @pytest.fixture

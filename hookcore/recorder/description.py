@@ -36,6 +36,8 @@ class Describer:
     _errors: ErrorLog
     _hooks: tuple[HookRecord, ...] = field(default=(), init=False)  # the last inventory
     _due_at: float = field(default=0.0, init=False)
+    _rests_until: float = field(default=0.0, init=False)  # walking over a very large model blocks other threads
+    _forms: int = field(default=-1, init=False)  # of the parameters, as last described
     requested: bool = field(default=True, init=False)  # the first one is sent without a request
 
     def request(self) -> None:
@@ -49,14 +51,17 @@ class Describer:
             self.send()
 
     def send_if_due(self) -> None:
-        """Send everything if the last description is old."""
-        if (began := time.monotonic()) > self._due_at:
+        """Send everything if the last description is old, or parameters were frozen or cast since."""
+        began = time.monotonic()
+        if began > (self._due_at if self._forms == self._models.parameters.forms else self._rests_until):
             self.send()
-            now = time.monotonic()  # walking over a very large model blocks registrations of hooks, so do it rarely
-            self._due_at = now + max(EVERY_S, PAUSE * (now - began))
+            now = time.monotonic()
+            self._rests_until = now + PAUSE * (now - began)
+            self._due_at = max(now + EVERY_S, self._rests_until)
 
     def send(self) -> None:
         """Send the modules, their coverage, and the hooks."""
+        self._forms = self._models.parameters.forms  # first, so that a later change isn't lost
         try:
             self._problems.emit_new()
             self._hooks = list_hooks(self._models.roots, self._clock.owners.optimizers())

@@ -35,7 +35,10 @@ _DESCRIBED: Final = frozenset({"torch", "hookcore"})  # whose versions every run
 
 
 class Facts:
-    """Facts as of the time when a model or an optimizer was met; a scheduler's later changes are no news."""
+    """Facts as of the time when a model or an optimizer was met, or when parameters were frozen or cast.
+
+    A scheduler's later changes are no news.
+    """
 
     def __init__(self) -> None:
         self._find_options: Callable[[], Flat | None] = lambda: None
@@ -65,7 +68,7 @@ class Facts:
         If the training changes the objects at the same time, this may raise; the next call tries again.
         """
         fed = sum(root.batch is not None for root in models.roots)
-        now = len(models.roots), models.changes, fed, owners.met
+        now = len(models.roots), models.changes, models.parameters.forms, fed, owners.met
         if now != self._seen:
             self._is_stale = True
             self._failures += 1  # until it succeeds; what always raises is given up

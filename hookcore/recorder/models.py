@@ -43,7 +43,7 @@ class Models:
         changed: Callable[[], None],
     ) -> None:
         self.plans = plans
-        self._parameters = parameters
+        self.parameters = parameters
         self._settings = settings
         self._changed = changed
         self.roots: list[Root] = []
@@ -104,7 +104,7 @@ class Models:
             when_gone = partial(self._departed, key)
             plan = Plan(joined(root.name, path), module, root, kinds, reason, when_gone=when_gone)
             plans[key] = plan
-            self._parameters.adopt(plan)
+            self.parameters.adopt(plan)
 
     # -- changes of the tree ----------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class Models:
         """Rename a module that moved in the tree. Its next values get taps of the new name."""
         self.plans.departed.append(plan.move_to(path))
         plan.choose(_NO_KINDS if reason else self._settings.kinds, reason)
-        self._parameters.rename(plan)
+        self.parameters.rename(plan)
 
     def choose(self, settings: Settings) -> Choice:
         """Return what other settings would select from the known models. Raises PatternError as `add` does.
@@ -179,7 +179,7 @@ class Models:
             if reason and plan.path in self.plans.regions:
                 kinds, reason = settings.kinds & _BOUNDARY_KINDS, ""
             plan.choose(kinds, reason)
-        self._parameters.choose(settings.kinds)
+        self.parameters.choose(settings.kinds)
 
     def _planned_since(self, choice: Choice) -> Choice:
         """Return modules that were added after the selection."""
@@ -211,7 +211,7 @@ class Models:
         plan = self.plans.by_id.pop(key, None)
         if plan is not None:
             self._gone[plan.path] = plan.counts.training
-            self._parameters.forget(plan)
+            self.parameters.forget(plan)
             if plan.root.ref() is not None:
                 plan.leave("no longer part of the model")
             self.plans.departed.append(plan)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
+from math import inf
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hookcore.hooks.internals import DisableTorchFunction
 from hookcore.observe.plain import unseen
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import Kind, Tap
+
+LOOK_EVERY_S: Final = 1.0  # between two looks at the forms of the parameters
+LOOK_REST_S: Final = 0.001  # more for each parameter, at which a look takes about a thousandth of that
 
 
 class Parameter:
@@ -73,6 +79,9 @@ class Parameters:
         self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
         self.adopted = 0  # grows with every new parameter
         self.version = 0  # grows whenever something new may have to be read of any of them
+        self.forms = 0  # grows when parameters were seen to be frozen, unfrozen, cast, or moved
+        self._seen_forms = hash(())
+        self._look_at = -inf  # seconds
         self.when_gone: Callable[[Set[int]], None] = lambda _: None  # is called with the ids of a dead module's
         self.read = False  # whether this step's gradients have been read
 
@@ -138,6 +147,20 @@ class Parameters:
     def all(self) -> list[Parameter]:
         """Return every watched parameter."""
         return list(self._known.values())
+
+    def look(self, now: float = inf) -> None:
+        """Look whether parameters were frozen, unfrozen, cast, or moved, unless this was done just before.
+
+        Between two steps, on the training thread: meanwhile, torch may put other tensors in their places.
+        """
+        if now < self._look_at:
+            return
+        tensors = [tensor for each in self.all() if (tensor := each.tensor) is not None]
+        with DisableTorchFunction():
+            seen = hash(tuple((tensor.requires_grad, tensor.dtype, tensor.device) for tensor in tensors))
+        self.forms += seen != self._seen_forms
+        self._seen_forms = seen
+        self._look_at = now + LOOK_EVERY_S + LOOK_REST_S * len(tensors)
 
     def owned(self, optimizer: Optimizer) -> list[Parameter]:
         """Return the watched parameters that this optimizer steps."""

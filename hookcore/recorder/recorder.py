@@ -190,6 +190,8 @@ class Recorder:
         with contextlib.suppress(Exception):
             self.steps.end_early()
             self._observers.probes.channels.end_step()
+        with contextlib.suppress(Exception):
+            self.models.parameters.look()
         self.placement.detach()
         self.worker.close(timeout_s)
         with contextlib.suppress(Exception):

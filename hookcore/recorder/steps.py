@@ -289,6 +289,7 @@ class Steps:
 
     def _check_now_and_then(self) -> None:
         self.stalls.mark(self.clock.step)
+        self._parameters.look(self._now())
         self._ownership.check(self.clock.step)
 
     def _guarded(self, call: Callable[[], None]) -> None:
