@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
 
 import hookcore
 from hookcore.observe import device
@@ -89,6 +90,38 @@ def test_every_module_has_its_true_reason() -> None:
     assert coverage["embed"].captured
     assert not coverage["embed"].reason
     assert all(item.captured or item.reason for item in coverage.values())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_inputs_without_a_gradient_have_their_reason() -> None:
+    class Inputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.prompt = nn.Parameter(torch.ones(2, 4))
+            self.tokens, self.of_data, self.of_weight, self.of_both = nn.Embedding(5, 4), *(nn.Tanh() for _ in range(3))
+            self.again = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, tokens: Tensor, data: Tensor) -> Tensor:
+            x = self.tokens(tokens) + self.of_data(data) + self.of_weight(self.prompt)
+            return checkpoint(self.again, self.of_both(x), use_reentrant=True)  # type: ignore[no-any-return]
+
+    model = Inputs()
+    with watch(model, kinds=("input", "input_grad", "output")) as watcher:
+        coverage = train(model, watcher, torch.randint(0, 5, (2,)), torch.randn(2, 4))
+        assert not [tap for tap in watcher.store.taps().taps if tap.module == "of_weight" and tap.kind == "input_grad"]
+    expected = {
+        "of_data": "an input needs no gradient",
+        "of_weight": "its input is a parameter: see the parameter's gradient",
+        "again.0": "",
+        "again.1": "calls that run again in the backward pass, as in a reentrant checkpoint",
+        "of_both": "",
+        "tokens": "",  # whole numbers have no gradient
+    }
+    assert {path: coverage[path].reason for path, text in expected.items() if not text} == {
+        path: "" for path, text in expected.items() if not text
+    }
+    assert {path: text in coverage[path].reason for path, text in expected.items()} == dict.fromkeys(expected, True)
+    assert all(("input_grad" in coverage[path].kinds) == (path in ("again.0", "of_both")) for path in expected)
 
 
 def test_gradients_that_a_script_takes_from_elsewhere_are_a_possible_reason() -> None:

@@ -36,6 +36,11 @@ MAX_TAPS_OF_MODULE: Final = 512
 LEAF_OUTPUT: Final = "its output is a parameter: see the parameter's gradient"
 CUT_OUTPUT: Final = "its output is cut from the graph (detach().requires_grad_()): no gradient flows back through it"
 NO_GRADIENT: Final = "its output needs no gradient (frozen, detached, or not differentiable)"
+PARAMETER_INPUT: Final = "its input is a parameter: see the parameter's gradient"
+NO_INPUT_GRADIENT: Final = "an input needs no gradient (data, frozen, detached, or not differentiable)"
+INPUT_AGAIN: Final = (
+    "gradients of inputs aren't captured of calls that run again in the backward pass, as in a reentrant checkpoint"
+)
 OTHER_PHASE: Final = {
     "eval": "ran in eval mode or without gradients; phases={'train', 'eval'} captures that, too",
     "train": "ran in training; phases={'train', 'eval'} captures that, too",
@@ -189,8 +194,7 @@ class Statistics:
     def _hook_output(self, call: Call, index: str, tensor: Tensor) -> None:
         plan = call.plan
         if not tensor.requires_grad:
-            can = tensor.is_floating_point() or tensor.is_complex()
-            if can and not call.comes_again and not is_wrapped(tensor):
+            if not call.comes_again and _can_have_gradient(tensor):
                 plan.note_reason(NO_GRADIENT)
             return
         if tensor.is_leaf:
@@ -221,17 +225,23 @@ class Statistics:
             slot = self.slot_of(plan, "input", index, call.number, phase, tensor)
             if slot >= 0:
                 self.add(plan, tensor, slot)
-            if tensor.requires_grad and phase == "train":
-                self._hook_input(plan, tensor, self.slot_of(plan, "input_grad", index, call.number))
+            if phase == "train" and "input_grad" in plan.kinds:
+                self._hook_input(call, index, tensor)
 
-    def _hook_input(self, plan: Plan, tensor: Tensor, slot: int) -> None:
-        if slot < 0 or isinstance(tensor, nn.Parameter):
+    def _hook_input(self, call: Call, index: str, tensor: Tensor) -> None:
+        plan = call.plan
+        if not tensor.requires_grad:
+            if _can_have_gradient(tensor):
+                plan.note_reason(INPUT_AGAIN if call.comes_again else NO_INPUT_GRADIENT)
             return
-        hook = self._hook(plan, slot)
-        if tensor.is_leaf:
-            self._current.hook_leaf(tensor, hook)
-        else:
-            hook_gradient(tensor, hook)
+        if isinstance(tensor, nn.Parameter):
+            plan.note_reason(PARAMETER_INPUT)
+            return
+        slot = self.slot_of(plan, "input_grad", index, call.number)
+        if slot >= 0 and tensor.is_leaf:
+            self._current.hook_leaf(tensor, self._hook(plan, slot))
+        elif slot >= 0:
+            hook_gradient(tensor, self._hook(plan, slot))
 
     # Values
 
@@ -276,6 +286,10 @@ class Statistics:
         reason = self.devices.observe(tensor, slot)
         if reason:
             plan.note_reason(reason)
+
+
+def _can_have_gradient(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and not is_wrapped(tensor)
 
 
 def _note_shape(plan: Plan, name: str, tensor: Tensor) -> None:
