@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 import hookcore
 from hookcore.recorder.unused import MAX_TOLD, UNUSED
-from hookcore.records import Event
+from hookcore.records import Event, Tap
 from hookcore_app.analysis.modulerows import calls_of, rows_of
 from tests.harness import assert_stats, read_step, seed_all, watch
+from tests.manual import ROOT
 from tests.zoo.case import mean_square, mlp, noise, sgd
 
 MODEL = "0", "1"
@@ -65,6 +66,8 @@ def test_a_pass_whose_loss_is_given_up_is_an_event_and_keeps_its_values_apart(ho
         stats, told = read_step(watcher, 2), {each.path: each for each in watcher.coverage()}
     first, second = kept
     assert second.grad is not None
+    help_text = " ".join((ROOT / "docs" / "troubleshooting.md").read_text().split())
+    assert f"the next one is labeled `{Tap('1', 'output', call=1).label.removeprefix('1 output ')}`" in help_text
     assert_stats(stats["1", "output", "", 0], [first])
     assert_stats(stats["1", "output", "", 1], [second])
     assert_stats(stats["1", "output_grad", "", 1], [second.grad])
