@@ -17,6 +17,7 @@ from hookcore_app.pages.views.event_list import Filter, Line, all_lines, markdow
 from hookcore_app.pages.views.provenance import provenance_of
 from hookcore_app.pages.views.run_lines import summary_of
 from hookcore_app.runs import Run
+from hookcore_app.runs.parts import End
 from tests.build import make_info
 from tests.live_world import frame
 from tests.serving import (
@@ -254,6 +255,15 @@ def test_the_page_shows_the_worst_finding_and_filters_by_its_address(world: Worl
     assert "1 of 2 events" in world.client.get("/runs/one/events?f=layers.1").text
     assert "No events match" in world.client.get("/runs/one/events?text=nowhere&in=3-4").text
     assert "No longer available" in world.client.get("/runs/one/events?event=gone").text
+
+
+def test_the_value_of_a_finding_is_the_current_one_only_while_the_run_is_live(world: World) -> None:
+    run = _run(world, bad=())
+    for step in range(100, 140):
+        run.store.append(frame(step, [1.0] * 3, scalars={"loss": math.nan}))
+    assert '<dt>loss now</dt><dd><data value="nan">' in world.client.get("/runs/one/events").text
+    run.end = End(139)
+    assert '<dt>loss at the end</dt><dd><data value="nan">' in world.client.get("/runs/one/events").text
 
 
 def test_the_page_hides_acknowledged_lines_on_request(world: World) -> None:
