@@ -62,6 +62,17 @@ def test_the_pages_say_how_many_steps_were_left_out() -> None:
     assert "As requested.<" in every
 
 
+def test_every_step_is_about_now_or_the_end_if_earlier_ones_were_left_out() -> None:
+    world = _world({"budget": 0.05}, {"hookcore/effective_cost": 0.03, "hookcore/uncaptured_steps": 92.0})
+    hooks = world.client.get("/runs/one/hooks").text
+    assert ">every step now<" in hooks
+    assert "As requested. 92 earlier steps left out." in hooks
+    run = world.runs.get("one")
+    assert run is not None
+    run.end = End(1)
+    assert cost_of(run).sentence == "adds 3.0%, limit 5%; captured every step at the end"
+
+
 @pytest.mark.parametrize(
     ("settings", "scalars", "sentence"),
     [

@@ -163,3 +163,5 @@ def test_data_loading_is_the_first_part_and_is_distinguished_from_the_rest_befor
     assert "Time of step 0: 10 ms data loading 60% 6 ms before the model 10% 1 ms forward" in text
     assert "“Data loading” is the time that it waited for a DataLoader. “Before the model” is everything else" in text
     assert "10 ms for step 0, 60% of it data loading" in text_of(client, "/runs/one")
+    mostly_other = {f"{SYSTEM}time/{name}": seconds for name, seconds in (parts | {"other": 0.01}).items()}
+    assert "20 ms for step 0, 50% of it other work" in text_of(sampled(HOST | mostly_other), "/runs/one")

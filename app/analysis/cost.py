@@ -42,7 +42,15 @@ class Cost:
         """Which steps are captured, in words."""
         if self.paused:
             return "capture paused"
-        return "captures every step" if self.stride <= 1 else f"captures every {ordinal(self.stride)} step"
+        return f"{'captures' if self.is_live else 'captured'} {self.often}"
+
+    @property
+    def often(self) -> str:
+        """How many steps are captured, in words. If that was different before, the words are about now or the end."""
+        if self.stride > 1:
+            return f"every {ordinal(self.stride)} step"
+        when = "" if not self.left_out else " now" if self.is_live else " at the end"
+        return f"every step{when}"
 
     @property
     def terms(self) -> str:
@@ -53,11 +61,6 @@ class Cost:
     def sentence(self) -> str:
         """The cost in one sentence."""
         return f"{'cost ' if self.added is None else ''}{self.headline}, {self.terms}"
-
-    @property
-    def ordinal(self) -> str:
-        """The stride as an ordinal number."""
-        return ordinal(self.stride)
 
     @property
     def asked(self) -> str:

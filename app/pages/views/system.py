@@ -134,7 +134,7 @@ def summary_of(run: Run, first: int | None = None, last: int | None = None) -> G
     words = {"samples": "samples/s", "tokens": "tokens/s", "memory": "of memory"}
     others = [f"{by_key[key].text} {after}" for key, after in words.items() if key in by_key]
     if (time := found.time) is not None:
-        part = f"{time.longest.share} of it {time.longest.words}"
+        part = f"{time.longest.share} of it {time.longest.words}{' work' if time.longest.key == 'other' else ''}"
         if head is None:
             return Gauge("machine", f"Time of step {time.step:,}:", time.text, ", ".join([part, *others]))
         others.append(f"{time.text} for step {time.step:,}, {part}")
