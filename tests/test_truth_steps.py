@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookcore
 from hookcore.hooks.checkpoints import IN_ANY_ORDER
+from hookcore.recorder.statistics import Statistics
 from hookcore.records import TENSOR_KINDS
 from tests.harness import Key, assert_stats, read_step, seed_all, watch
 from tests.zoo.case import mean_square, noise, sgd
@@ -397,6 +398,43 @@ def test_calls_have_the_same_numbers_if_a_forward_pass_failed_before_and_was_rep
         if how != "compiled":  # the values computed before the failure are there
             assert stats["0", "output", "", 0]["parts"] == 2
             assert stats["0", "output_grad", "", 0]["parts"] == stats["2", "output", "", 0]["parts"] == 1
+
+
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_step_that_raised_and_is_repeated_counts_once(
+    monkeypatch: pytest.MonkeyPatch, edited: bool, elsewhere: bool
+) -> None:
+    class Fails(torch.optim.SGD):
+        is_well = False
+
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            if not self.is_well:
+                raise MemoryError
+            return super().step(closure)
+
+    if elsewhere:  # as on another device
+        add = Statistics._add_elsewhere
+        monkeypatch.setattr(Statistics, "add", lambda self, plan, tensor, slot: add(self, plan, tensor.detach(), slot))
+    seed_all()
+    model, x = nn.Linear(4, 3), noise(5, 4)
+    optimizer = Fails(model.parameters(), 0.1)
+    with watch(model, kinds=TENSOR_KINDS) as watcher:
+        mean_square(model(x)).backward()
+        with contextlib.suppress(MemoryError):
+            optimizer.step()
+        if edited:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        before, gradient = model.weight.detach().clone(), model.weight.grad
+        assert gradient is not None
+        optimizer.is_well = True
+        optimizer.step()
+        assert watcher.flush()
+        stats = read_step(watcher, 0)
+    assert_stats(stats["", "param", "weight", 0], [before])
+    assert_stats(stats["", "param_grad", "weight", 0], [gradient])
+    assert_stats(stats["", "update", "weight", 0], [model.weight.detach() - before])
+    assert stats["", "output", "", 0]["parts"] == 1
 
 
 def test_calls_have_the_same_numbers_if_a_backward_pass_failed_before_it_reached_the_model() -> None:

@@ -42,7 +42,7 @@ class CpuArena:
         self.base: Final = -(-self._memory.ctypes.data // 64) * 64
         offset = self.base - self._memory.ctypes.data
         rows = self._memory[offset : offset + capacity * layout.ROW_BYTES].view(layout.ROW_DTYPE)
-        self._cells = rows["cells"]
+        self._cells, self._bins = rows["cells"], rows["bins"]
         self._bad = self._cells[:, layout.NAN_COUNT : layout.NEG_INF_COUNT + 1]
         self._control = np.zeros(cpu.CONTROL_CELLS, np.int64)
         self.control: Final = self._control.ctypes.data
@@ -106,6 +106,11 @@ class CpuArena:
         """Return which of the first `used` slots have been measured in this step and were finite."""
         bad: list[int] = np.flatnonzero((self._cells[:used, layout.PARTS] > 0) & ~self._bad[:used].any(axis=1)).tolist()
         return bad
+
+    def clear(self, slots: list[int]) -> None:
+        """Drop what was added to these slots in this step."""
+        filled = [slot for slot in slots if self._cells[slot, layout.PARTS]]  # an unused row takes no memory
+        self._cells[filled] = self._bins[filled] = 0
 
     def pack(self, used: int) -> bytes:
         """Take everything out of the first `used` rows; see `hookcore.observe.harvest.unpack`."""

@@ -100,6 +100,14 @@ class DeviceArena:
             segment.used = max(segment.used, place + 1)
         return None
 
+    def clear(self, slots: list[int]) -> None:
+        """Drop what was added to these slots in this step."""
+        places = [(self._segments.get(slot // SLOTS_PER_SEGMENT), slot % SLOTS_PER_SEGMENT) for slot in slots]
+        filled = [part for segment, place in places if segment is not None for part in segment.slots[place]]
+        if filled and not self._is_capturing():
+            with self._lock, self._on_stream():
+                zero_all(filled)
+
     def _add_to(self, segment: _Segment, place: int, tensor: Tensor) -> None:
         limit = self.sketch_values
         stride = reference.stride_of(tensor.numel(), limit)

@@ -40,6 +40,11 @@ class Devices:
                 self._errors.record("end of a step", error)
         return tuple(begun)
 
+    def clear(self, slots: list[int]) -> None:
+        """Drop what was added to these slots in this step."""
+        for arena in list(self.arenas.values()):
+            arena.clear(slots)
+
     def observe(self, tensor: Tensor, slot: int) -> str | None:
         """Add a plain tensor of another device to a slot, or return the reason why not."""
         key = tensor.device, stream_number(tensor.device)

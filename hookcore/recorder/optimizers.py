@@ -48,6 +48,8 @@ class OptimizerSteps(EndsSteps):
         if with_gradients and not owner.late and self._current.clock is not None:
             self._waiting.before_step()
         self._times.enter(TIME_OPTIMIZER)
+        if owner.owned:
+            self._parameters.forget_attempt(owner.owned)
         owner.owned, owner.copies = None, []
         self._scale.read(owner.scaler.live(), optimizer)
         if self.last_captured if owner.late else self._current.captured:

@@ -192,6 +192,12 @@ class Parameters:
             self.read_gradients(owned)
         return copies
 
+    def forget_attempt(self, owned: list[Parameter]) -> None:
+        """Drop what was read before a step that raised: these weights and gradients weren't used."""
+        slots = [slot for each in owned for slot in (each.norm_slot, each.grad_slot) if slot >= 0]
+        self._statistics.arena.clear(slots)
+        self._statistics.devices.clear(slots)
+
     def _read_weights(self, owned: list[Parameter]) -> None:
         for parameter in owned if self._wanted else ():
             if parameter.norm_slot >= 0 and (tensor := parameter.tensor) is not None:
