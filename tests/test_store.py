@@ -27,6 +27,7 @@ from hookcore.records import (
 )
 from hookcore.records.sketch import POS_INF
 from hookcore.store import STAT_NAMES, Store, queries
+from hookcore.store.segments import lanes_of
 from tests import build
 from tests.sketches import block_of, rebin, sketch_of
 
@@ -115,6 +116,16 @@ def test_a_tap_named_twice_in_one_frame_is_merged_and_order_does_not_matter() ->
     assert store.latest(stat="count").values[:, 0].tolist() == [2, 1]
     assert store.quantiles(0, [1.0]).values[0, 0] == pytest.approx(3, rel=0.07)
     assert store.quantiles(2, [1.0]).values[0, 0] == pytest.approx(9, rel=0.07)
+
+
+def test_lanes_are_a_slice_only_if_they_are_neighbors_in_order() -> None:
+    assert lanes_of(np.array([3, 4, 5], np.uint32)) == slice(3, 6)
+    assert lanes_of(np.array([7])) == slice(7, 8)
+    assert lanes_of(np.array([], np.int64)) == slice(0, 0)
+    for numbers in ([1, 1, 3], [1, 3, 2, 4], [2, 1], [1, 3]):
+        lanes = lanes_of(np.array(numbers, np.uint32))
+        assert isinstance(lanes, np.ndarray)
+        assert lanes.tolist() == numbers
 
 
 def test_an_array_of_taps_that_its_owner_fills_again_is_read_again() -> None:

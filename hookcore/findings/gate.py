@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import is_shared
+from hookcore.store.segments import Lanes, lanes_of
 
 Values = NDArray[np.float32]
 Flags = NDArray[np.bool_]
@@ -18,7 +19,7 @@ _FAR: Final = np.float32(3.0)  # binary orders of magnitude from the usual level
 _SPREADS: Final = np.float32(6.0)
 _SPIKE: Final = np.float32(6.0)  # orders of magnitude of a single value above the usual level
 _RATE: Final = np.float32(1 / 16)  # at which the level follows, per block
-_TOLD: Final = (1, 2, 4, 8, 16)  # blocks for which it has been far off
+_LOOK_AFTER: Final = (1, 2, 4, 8, 16)  # blocks for which it has been far off
 
 
 class Gate:
@@ -31,23 +32,23 @@ class Gate:
         self._spread: Values = np.empty(0, np.float32)
         self._away: NDArray[np.int32] = np.empty(0, np.int32)  # blocks
         self._last: NDArray[np.integer[Any]] | None = None  # the newest lanes, which many frames share
-        self._place: slice | NDArray[np.integer[Any]] = slice(0)  # where they are in a row
+        self._place: Lanes = slice(0)  # where they are in a row
 
     def take(self, lanes: NDArray[np.integer[Any]], values: NDArray[np.floating[Any]]) -> bool:
         """Add a frame's magnitudes; return whether the rules should look."""
         if len(lanes):
             if lanes is not self._last:
                 self._grow(int(lanes.max()) + 1)
-                self._last, self._place = lanes if is_shared(lanes) else None, _place_of(lanes)
+                self._last, self._place = lanes if is_shared(lanes) else None, lanes_of(lanes)
             self._rows[self._filled, self._place] = values
         self._filled += 1
         if self._filled < BLOCK:
             return False
         with np.errstate(all="ignore"):  # of infinities and zeros
-            told = self._judge()
+            is_due = self._judge()
         self._filled = 0
         self._rows.fill(np.nan)
-        return told
+        return is_due
 
     def _grow(self, lanes: int) -> None:
         more = lanes - len(self._level)
@@ -88,14 +89,8 @@ class Gate:
         calm = present & ~far
         self._level[calm] += (_RATE * off)[calm]
         self._spread[calm] += _RATE * (size - self._spread)[calm]
-        told = any(bool((far & (self._away == blocks)).any()) for blocks in _TOLD)
-        stays = self._away >= _TOLD[-1]  # this is the usual level from now on
+        is_due = any(bool((far & (self._away == blocks)).any()) for blocks in _LOOK_AFTER)
+        stays = self._away >= _LOOK_AFTER[-1]  # this is the usual level from now on
         self._level[stays] += off[stays]
         self._away[stays] = 0
-        return told
-
-
-def _place_of(lanes: NDArray[np.integer[Any]]) -> slice | NDArray[np.integer[Any]]:
-    """Return where lanes are: as a slice if they are neighbors in order, which is ten times as fast."""
-    first, behind = int(lanes[0]), int(lanes[-1]) + 1
-    return slice(first, behind) if behind - first == len(lanes) and (lanes[1:] > lanes[:-1]).all() else lanes
+        return is_due

@@ -24,7 +24,7 @@ from hookcore.store.past import Span
 from hookcore.store.peaks import Peaks
 from hookcore.store.rows import Rows, down_sample, norm_of
 from hookcore.store.schemas import SCALAR_SCHEMA
-from hookcore.store.segments import Lanes, Steps
+from hookcore.store.segments import Steps, lanes_of
 from hookcore.store.unlike import Sample
 
 MAX_CELLS: Final = 2**23  # of a heatmap, before neighboring taps share a row: 24 bytes each
@@ -47,7 +47,9 @@ class Queries(Newest):
     ) -> Series:
         """Return the norm of all values of some taps together, of those that each step captured."""
         checks.require_at_least("points", points, 1)
-        parts = self._parts.stats.gather(STAT_NAMES.index("norm"), _lanes(numbers), first, last) if len(numbers) else []
+        parts = (
+            self._parts.stats.gather(STAT_NAMES.index("norm"), lanes_of(numbers), first, last) if len(numbers) else []
+        )
         rows = down_sample(Rows.join([norm_of(part) for part in parts]), points)
         values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
         return Series("norm", None, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
@@ -65,7 +67,7 @@ class Queries(Newest):
         checks.require("stat", stat, STAT_NAMES)
         known = self._parts.ledger.taps()  # most runs have no non-finite value, so there is nothing to read about them
         suspects = np.flatnonzero(np.isin(numbers, known.numbers[known.last_step >= first]))
-        found = Peaks.make((first, last), width, numbers.astype(np.intp), _lanes(numbers), suspects)
+        found = Peaks.make((first, last), width, numbers.astype(np.intp), lanes_of(numbers), suspects)
         return self._parts.stats.peaks(STAT_NAMES.index(stat), found)
 
     def scalars(self, name: str, first: int | None = None, last: int | None = None, points: int = 1000) -> Series:
@@ -86,7 +88,7 @@ class Queries(Newest):
 
     def source_of_taps(self, stat: str, numbers: NDArray[np.int64]) -> Source:
         """Return where a stat of taps is."""
-        return Source(self._parts.stats, STAT_NAMES.index(stat), _lanes(numbers), stat, tuple(numbers.tolist()))
+        return Source(self._parts.stats, STAT_NAMES.index(stat), lanes_of(numbers), stat, tuple(numbers.tolist()))
 
     def _series(self, name: str, tap: int | None, source: Source, span: Span, points: int) -> Series:
         checks.require_at_least("points", points, 1)
@@ -267,12 +269,6 @@ def _within(rows: Rows, first: int, last: int) -> NDArray[np.bool_]:
     """Return which rows have a step between first and last."""
     inside: NDArray[np.bool_] = (rows.last >= first) & (rows.first <= last)
     return inside
-
-
-def _lanes(numbers: NDArray[np.int64]) -> Lanes:
-    if numbers[-1] - numbers[0] == len(numbers) - 1:
-        return slice(int(numbers[0]), int(numbers[-1]) + 1)
-    return numbers.astype(np.intp)
 
 
 def _empty_heatmap(stat: str) -> Heatmap:

@@ -13,7 +13,7 @@ from hookcore.records import STAT_COLUMN, STATS, SketchBlock
 from hookcore.records.sketch import rows_of
 from hookcore.store.copies import MAX_DIFFERENCES, TURNS, Copies, Difference, Lanes, Rows
 from hookcore.store.schemas import merge_stats
-from hookcore.store.segments import Floats
+from hookcore.store.segments import Floats, lanes_of
 from hookcore.store.sketches import SketchRows, sum_up
 
 MAX_WORLD: Final = 2**15 - 1
@@ -184,8 +184,7 @@ class StepOfRanks:
         lanes, stats = rows.lanes, rows.stats.T
         again = self._here[lanes]
         if again.all():  # as of all ranks but the first
-            whole = len(lanes) and int(lanes[-1]) - int(lanes[0]) == len(lanes) - 1
-            old = slice(int(lanes[0]), int(lanes[-1]) + 1) if whole else lanes
+            old = lanes_of(lanes)
             self._stats[:, old] = merge_stats(self._stats[:, old], stats)
         else:
             self._stats[:, lanes[~again]] = stats[:, ~again]

@@ -13,7 +13,7 @@ from hookcore.records.vocabulary import ELAPSED, GRAD_SCALE, MICRO_BATCHES, TIME
 from hookcore.store.bounded import BoundedMap, Room, texts_bytes
 from hookcore.store.ladder import Ladder
 from hookcore.store.schemas import SCALAR_SCHEMA, later_wins
-from hookcore.store.segments import Floats, Lanes
+from hookcore.store.segments import Floats, Lanes, lanes_of
 
 _BAD, _VALUE = SCALAR_SCHEMA.columns.index("bad"), SCALAR_SCHEMA.columns.index("value")
 _Lanes = NDArray[np.intp]
@@ -96,9 +96,7 @@ class ScalarLog:
         lanes = {place: lane for place, name in enumerate(names) if (lane := self._lane_of(name)) is not None}
         places = sorted(lanes, key=lanes.__getitem__)
         numbers = np.array([lanes[place] for place in places], np.intp)
-        first, last = (int(numbers[0]), int(numbers[-1])) if places else (0, -1)
-        neighbors = slice(first, last + 1) if last - first == len(places) - 1 else numbers
-        found = _Fitting(numbers, neighbors, places)
+        found = _Fitting(numbers, lanes_of(numbers), places)
         if len(places) == len(names):
             self._known = names, found
         return found

@@ -23,6 +23,14 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 _BLOCK_BYTES: Final = 1 << 17  # of columns merged together: narrow ones need fewer calls, wide ones stay cached
 
 
+def lanes_of(numbers: NDArray[np.integer[Any]]) -> Lanes:
+    """Return numbers of lanes: as a slice if they are neighbors in order, which NumPy reads ten times as fast."""
+    first, behind = (int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (0, 0)
+    if behind - first == len(numbers) and (numbers[1:] > numbers[:-1]).all():
+        return slice(first, behind)
+    return numbers.astype(np.intp, copy=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """The columns of a row. The first one is NaN exactly where a lane was absent in a step."""

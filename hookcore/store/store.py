@@ -37,7 +37,7 @@ from hookcore.store.past import Past
 from hookcore.store.queries import Queries
 from hookcore.store.scalars import scalars_of
 from hookcore.store.schemas import SKIPPED_STEP, merge_ranks, merge_stats
-from hookcore.store.segments import Floats, Lanes, Steps
+from hookcore.store.segments import Floats, Lanes, Steps, lanes_of
 
 DEFAULT_BYTES: Final = 512 * 2**20
 
@@ -56,7 +56,7 @@ class Store(Queries):
         self._clock = clock
         self._writer = threading.Lock()  # frames from several threads are added one after the other
         self._last: tuple[NDArray[np.uint32] | None, Lanes] = None, slice(0)  # the newest taps, known and in order
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._ahead: set[Event] = set()
         self.follower: Follower | None = None  # runs the rules
         self.of_ranks = False  # adds up the ranks of a distributed training
@@ -97,7 +97,7 @@ class Store(Queries):
             newest = self._parts.steps.newest
             if newest is not None and frame.step < newest:
                 self._parts.dropped["too_late"] += 1
-                self._tell(
+                self._report(
                     "too-late", f"a frame of step {frame.step} arrived after one of step {newest} and was dropped"
                 )
                 return
@@ -191,7 +191,7 @@ class Store(Queries):
         log = self._parts.media if snapshot.is_media else self._parts.snapshots
         if snapshot.values.nbytes > log.max_bytes:
             what = snapshot.tap.module if snapshot.is_media else "a snapshot"
-            self._tell("snapshot-refused", f"{what} of {snapshot.values.nbytes} bytes is above the store's limit")
+            self._report("snapshot-refused", f"{what} of {snapshot.values.nbytes} bytes is above the store's limit")
         owned = replace(snapshot, values=np.array(snapshot.values))
         owned.values.flags.writeable = False
         log.add(owned, bytes_of(owned))
@@ -214,7 +214,7 @@ class Store(Queries):
 
     def _announce(self, taps: tuple[Tap, ...]) -> None:
         if taps and self._parts.add_taps(taps):
-            self._tell(
+            self._report(
                 "taps-refused", "there are more taps than fit: give the store more memory or watch fewer modules"
             )
 
@@ -249,8 +249,7 @@ class Store(Queries):
             self._parts.dropped["rows_without_count"] += int(absent.sum())
         ladder, lanes = self._parts.stats, self._last[1]
         if taps is not self._last[0]:
-            whole = int(taps[-1]) - int(taps[0]) == len(taps) - 1
-            lanes = slice(int(taps[0]), int(taps[-1]) + 1) if whole else taps.astype(np.intp)
+            lanes = lanes_of(taps)
             if is_shared(taps):
                 self._last = taps, lanes
         if ladder.newest == step:
@@ -283,7 +282,7 @@ class Store(Queries):
 
     def _require_room(self, fit: bool) -> None:
         if not fit:
-            self._tell(
+            self._report(
                 "scalars-refused", "there are more scalars than fit: log fewer names, or give the store more memory"
             )
 
@@ -292,9 +291,9 @@ class Store(Queries):
         first = step if old.first is None else old.first
         self._parts.steps = StepRange(first, step, old.count + (step != old.newest), old.frames + 1)
 
-    def _tell(self, name: str, message: str) -> None:
+    def _report(self, name: str, message: str) -> None:
         """Add an event the first time a limit is reached. The counters say how often it is."""
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._reported:
+            self._reported.add(name)
             newest = self._parts.steps.newest
             self.add_event(Event(newest or 0, self._clock(), name, message, "warning"))
