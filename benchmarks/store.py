@@ -15,9 +15,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.reading.answers import Differences
 from hookcore.records import STAT_COLUMN, STATS, Frame, SketchBlock, Tap
 from hookcore.store import DEFAULT_BYTES, Store
-from hookcore_app.analysis.different import Different, Side, what_differs
+from hookcore_app.analysis.different import Side, what_differs
 from tests.sketches import block_of, sketch_of
 
 _MIB: Final = 2**20
@@ -119,13 +120,14 @@ def query_differences(taps: int, steps: int) -> None:
     for name, first in asked:
         last = steps - 1 if name == "the second half" else first + 99
 
-        def query(first: int = first, last: int = last) -> Different:
+        def query(first: int = first, last: int = last) -> Differences:
             inside = store.sample(first, last)
             rest = store.sample(but=inside)
             return what_differs(Side(store, inside), Side(store, rest), lambda _: True)
 
-        found = query()
-        filled = sum(len(entry.bins) for side in (found.inside, found.outside) for entry in side.entries)
+        query()
+        samples = store.sample(first, last), store.sample(but=store.sample(first, last))
+        filled = sum(len(entry.bins) for sample in samples for entry in sample.entries)
         _report(f"{name} ({filled / 1e6:.0f} million filled bins)", _time(query, 10))
 
 

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from hookcore.reading.answers import Differences
 from hookcore.records import Tap
 from hookcore.records.sketch import BINS
 from hookcore.store import Store
 from hookcore.store.unlike import Distribution, Sample, apart, distributions, shares_apart
-from hookcore_app.analysis.different import Different, Side, message_of, what_differs
+from hookcore_app.analysis.different import Side, message_of, what_differs
 from tests.api_world import STEPS, fill_ranks, open_run
 from tests.build import frame, make_info, stats_of
 from tests.serving import make_world
@@ -46,7 +47,7 @@ def _normal(rng: np.random.Generator, scale: float = 1.0, size: int = 500) -> ND
     return rng.normal(0, scale, size)
 
 
-def _compare(store: Store, first: int | None, last: int | None) -> Different:
+def _compare(store: Store, first: int | None, last: int | None) -> Differences:
     inside = store.sample(first, last)
     return what_differs(Side(store, inside), Side(store, store.sample(but=inside)), lambda _: True)
 
@@ -119,7 +120,7 @@ def test_the_layer_that_changed_comes_first_and_the_message_says_how() -> None:
     found = _compare(_store(rows), 40, 49)
     assert (found.inside.steps, found.outside.steps, found.compared, found.not_compared) == (10, 90, 3, 0)
     first = found.layers[0]
-    assert (first.tap, first.number) == (TAPS[1], 1)
+    assert (first.tap.record, first.tap.number) == (TAPS[1], 1)
     assert first.share > 0.5
     assert first.usual is not None
     assert first.usual < 0.05
@@ -128,16 +129,16 @@ def test_the_layer_that_changed_comes_first_and_the_message_says_how() -> None:
     assert factor is not None
     assert 7 < float(factor[1]) < 9
     assert all(layer.share < 0.1 for layer in found.layers[1:])
-    assert first.counts[0].sum() == 10 * 500
-    assert first.counts[1].sum() == 90 * 500
-    assert len(first.edges) == len(first.counts[0]) + 1
+    assert first.inside.sum() == 10 * 500
+    assert first.outside.sum() == 90 * 500
+    assert len(first.edges) == len(first.inside) + 1
 
 
 def test_a_slow_drift_is_called_usual() -> None:
     rng = np.random.default_rng(4)
     rows = [[_normal(rng, 1.02**step), _normal(rng), _normal(rng)] for step in range(200)]
     found = _compare(_store(rows), 90, 110)
-    drifting = next(layer for layer in found.layers if layer.tap == TAPS[0])
+    drifting = next(layer for layer in found.layers if layer.tap.record == TAPS[0])
     assert drifting.share > 0.02
     assert drifting.is_usual
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
+from hookcore.reading import answers
+from hookcore.reading.answers import ComparedLayer, Number
 from hookcore.records import Tap
 from hookcore.store import Store
 from hookcore.store.rows import Rows
@@ -64,42 +66,6 @@ def _without(taps: dict[Tap, int], others: dict[Tap, int]) -> dict[Tap, int]:
     return {tap: number for tap, number in taps.items() if tap not in others}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
-    """The difference of one thing in both runs, over their shared steps."""
-
-    points: int  # compared spans of steps; 0: nothing is known about a difference
-    steps: int  # the steps in these spans
-    parts_at: int | None  # the first step in which the two differ, or the beginning of the merged steps that contain it
-    parts_by: int | None  # the end of these; the same step unless merged
-    largest: float  # magnitude of the differences; NaN if only one value was not a number
-    share: float  # the largest difference as a share of the larger magnitude; infinite if only one was finite
-    at_step: int | None  # the step of that share
-    nonfinite: int  # points at which both are NaN or infinite: equal, but no sign of health
-    nonfinite_at: int | None  # the first of them, in the same form
-    nonfinite_by: int | None
-
-    @property
-    def outcome(self) -> str:
-        """One of "different", "not compared", "NaN in both" and "no difference"."""
-        if self.parts_at is not None:
-            return "different"
-        if not self.points:
-            return "not compared"
-        return "NaN in both" if self.nonfinite else "no difference"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerDifference(Apart):
-    """One tap of both runs, with its differences at some of the shared spans of steps."""
-
-    tap: Tap
-    numbers: tuple[int, int]
-    first_step: NDArray[np.int64]
-    last_step: NDArray[np.int64]
-    difference: NDArray[np.float64]  # the second one minus the first
-
-
 @dataclass(frozen=True, slots=True)
 class Compared:
     """Some lanes [row, lane] at the shared spans of steps."""
@@ -130,32 +96,34 @@ class Compared:
         return cls(one.first[in_one], one.last[in_one], difference, share, steps, (bad[0] > 0) & (bad[1] > 0))
 
     def apart(self, place: int, tolerance: float) -> dict[str, Any]:
-        """Return the fields of an `Apart` for one lane."""
+        """Return the fields of an `answers.Apart` for one lane."""
         seen = np.flatnonzero(self.steps[:, place])
         share, first, last = self.share[seen, place], self.first_step[seen], self.last_step[seen]
         apart, bad = np.flatnonzero(share > tolerance), np.flatnonzero(self.nonfinite[seen, place])
         worst = int(share.argmax()) if len(seen) else None
+        outcome = "different" if len(apart) else "NaN in both" if len(bad) else "no difference"
         return {
+            "outcome": outcome if len(seen) else "not compared",
             "points": len(seen),
             "steps": int(self.steps[seen, place].sum()),
             "parts_at": int(first[apart[0]]) if len(apart) else None,
             "parts_by": int(last[apart[0]]) if len(apart) else None,
-            "largest": float(np.abs(self.difference[seen, place]).max()) if len(seen) else np.nan,
-            "share": np.nan if worst is None else float(share[worst]),
+            "largest": Number(np.abs(self.difference[seen, place]).max() if len(seen) else np.nan),
+            "share": Number(np.nan if worst is None else share[worst]),
             "at_step": None if worst is None else int(first[worst]),
             "nonfinite": len(bad),
             "nonfinite_at": int(first[bad[0]]) if len(bad) else None,
             "nonfinite_by": int(last[bad[0]]) if len(bad) else None,
         }
 
-    def layer(self, place: int, tap: Tap, numbers: tuple[int, int], tolerance: float, points: int) -> LayerDifference:
+    def layer(self, place: int, tap: Tap, numbers: tuple[int, int], tolerance: float, points: int) -> ComparedLayer:
         """Return one tap with at most `points` points: of neighbors, the one with the largest difference stays."""
         seen = np.flatnonzero(self.steps[:, place])
         difference = self.difference[seen, place]
         kept = _thinned(np.abs(difference), points)
-        return LayerDifference(
+        return ComparedLayer(
             **self.apart(place, tolerance),
-            tap=tap,
+            tap=answers.Tap.of(numbers[0], tap),
             numbers=numbers,
             first_step=self.first_step[seen[kept]],
             last_step=self.last_step[seen[kept]],
@@ -183,7 +151,7 @@ def _distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> NDArray[np.
 
 def compare(
     one: Store, two: Store, pairs: Pairs, asked: ComparisonQuery, points: int, only: Sequence[int] | None = None
-) -> list[LayerDifference]:
+) -> list[ComparedLayer]:
     """Compare all pairs, or only some by index, with `points` points each."""
     places = list(range(len(pairs.taps))) if only is None else list(only)
     layers = []
@@ -194,7 +162,7 @@ def compare(
 
 def layers_of(
     some: list[int], compared: Compared, pairs: Pairs, asked: ComparisonQuery, points: int
-) -> list[LayerDifference]:
+) -> list[ComparedLayer]:
     """Return the layers of one chunk."""
     return [
         compared.layer(lane, pairs.taps[place], pairs.numbers[place], asked.tolerance, points)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.records import Kind, Tap
 from hookcore.records.sketch import EDGES, NAN, NEG_INF, POS_INF
 from hookcore.records.vocabulary import ELAPSED
@@ -33,55 +35,16 @@ class Side:
 
     store: Store
     sample: Sample
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """A tap that differs, with its distributions in the two samples on the same edges."""
-
-    tap: Tap
-    number: int
-    share: float
-    usual: float | None  # the median difference of other windows of as many steps; None if there aren't two
-    message: str
-    edges: Floats
-    counts: tuple[Floats, Floats]
-    values: tuple[int, int]
-    nonfinite: tuple[int, int]
+    run: str = ""  # the id
 
     @property
-    def is_usual(self) -> bool:
-        """Whether other windows of as many steps differ as much."""
-        return self.usual is not None and self.share <= self.usual
-
-
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """A logged value that differs: mean and extremes of its finite values in the two samples; NaN if there are none."""
-
-    name: str
-    share: float
-    message: str
-    mean: tuple[float, float]
-    low: tuple[float, float]
-    high: tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Different:
-    """The answer: what differs most, out of how many."""
-
-    inside: Sample
-    outside: Sample
-    compared: int  # taps with values in both samples
-    not_compared: int
-    layers: tuple[Layer, ...]
-    logged: tuple[Logged, ...]
+    def answer(self) -> answers.StepSample:
+        return answers.StepSample(self.run, self.sample.first, self.sample.last, self.sample.steps)
 
 
 def what_differs(
     one: Side, two: Side, fits: Callable[[str], bool], kind: Kind | None = None, limit: int = 20, bins: int = 60
-) -> Different:
+) -> answers.Differences:
     """Compare two samples of steps, of one run or of two. The first one is called inside, the other outside.
 
     `fits` says which modules to compare.
@@ -98,7 +61,8 @@ def what_differs(
         for place, usual_here, found in zip(shown.tolist(), usual, both, strict=True)
     ]
     logged = _logged(one, two, limit)
-    return Different(one.sample, two.sample, len(known), len(shares) - len(known), tuple(layers), tuple(logged))
+    counts = len(known), len(shares) - len(known)
+    return answers.Differences(one.answer, two.answer, *counts, tuple(layers), tuple(logged))
 
 
 def _shared(
@@ -129,20 +93,20 @@ def _usual(inside: Sample, outside: Sample, numbers: NDArray[np.int64]) -> tuple
 
 def _layer(
     tap: Tap, number: int, share: float, usual: float | None, both: tuple[Distribution, Distribution], bins: int
-) -> Layer:
+) -> answers.DifferentLayer:
     finite = [each.counts[NEG_INF + 1 : POS_INF] for each in both]
     filled = np.flatnonzero(finite[0] + finite[1]) + NEG_INF + 1
     starts = display_groups(filled, bins)
     counts = [np.add.reduceat(each.counts, starts)[:-1] if len(starts) else np.empty(0) for each in both]
     bad = [int(each.counts[[NEG_INF, POS_INF, NAN]].sum()) for each in both]
-    return Layer(
-        tap,
-        number,
-        share,
-        usual,
+    return answers.DifferentLayer(
+        answers.Tap.of(number, tap),
+        Number(share),
+        None if usual is None else Number(usual),
         message_of(*both),
         EDGES[starts],
-        (counts[0], counts[1]),
+        counts[0],
+        counts[1],
         (both[0].number, both[1].number),
         (bad[0], bad[1]),
     )
@@ -169,7 +133,7 @@ def message_of(inside: Distribution, outside: Distribution) -> str:
     return "; ".join(said) or "a different shape at the same scale"
 
 
-def _logged(one: Side, two: Side, limit: int) -> list[Logged]:
+def _logged(one: Side, two: Side, limit: int) -> list[answers.DifferentScalar]:
     own = [name for name in one.store.scalar_names() if not name.startswith("hookcore/") or name == ELAPSED]
     others = set(two.store.scalar_names())
     rows = [(name, one.store.scalar_rows(name), two.store.scalar_rows(name)) for name in own if name in others]
@@ -183,19 +147,10 @@ def _in(rows: Rows, sample: Sample) -> Rows:
     ends = np.array(sorted((entry.first, entry.last) for entry in sample.entries), np.int64).reshape(-1, 2)
     at = np.searchsorted(ends[:, 0], rows.first, side="right") - 1  # entries don't overlap, except for parts of a step
     keep = np.flatnonzero((at >= 0) & (rows.last <= ends[at, 1])) if len(ends) else np.empty(0, np.intp)
-    return Rows(
-        rows.first[keep],
-        rows.last[keep],
-        rows.mean[keep],
-        rows.low[keep],
-        rows.high[keep],
-        rows.finite[keep],
-        rows.present[keep],
-        rows.nonfinite[keep],
-    )
+    return rows.some(keep)
 
 
-def _logged_of(name: str, here: Rows, there: Rows) -> Logged | None:
+def _logged_of(name: str, here: Rows, there: Rows) -> answers.DifferentScalar | None:
     if not len(here.first) or not len(there.first):
         return None
     values = [np.where(np.isnan(rows.mean[:, 0]), np.inf, rows.mean[:, 0]) for rows in (here, there)]
@@ -203,10 +158,12 @@ def _logged_of(name: str, here: Rows, there: Rows) -> Logged | None:
     below = [np.searchsorted(np.sort(each), points, side="right") / len(each) for each in values]
     chance = _KS_MEAN * np.sqrt(1 / len(values[0]) + 1 / len(values[1]))
     share = max(0.0, float(np.abs(below[0] - below[1]).max()) - chance)
-    means = [_mean_of(rows) for rows in (here, there)]
-    low = [float(np.fmin.reduce(rows.low[:, 0])) for rows in (here, there)]
-    high = [float(np.fmax.reduce(rows.high[:, 0])) for rows in (here, there)]
-    return Logged(name, share, _logged_message(here, there), (means[0], means[1]), (low[0], low[1]), (high[0], high[1]))
+    pairs: tuple[Any, ...] = (
+        (Number(_mean_of(here)), Number(_mean_of(there))),
+        tuple(Number(np.fmin.reduce(rows.low[:, 0])) for rows in (here, there)),
+        tuple(Number(np.fmax.reduce(rows.high[:, 0])) for rows in (here, there)),
+    )
+    return answers.DifferentScalar(name, Number(share), _logged_message(here, there), *pairs)
 
 
 def _mean_of(rows: Rows) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.errors import ArgumentError
+from hookcore.reading.answers import Number, RankSpread
 from hookcore.records import Tap
 from hookcore.store.deep import MAX_ROWS
 from hookcore.store.rows import Rows
@@ -23,19 +24,6 @@ Steps = NDArray[np.int64]
 ROWS_PER_COLUMN: Final = 4  # at least, of a rank, since a merged row counts in one column only
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The values of the ranks in some steps: the least, the median, the largest, and the odd one out."""
-
-    first: int
-    last: int
-    low: float
-    median: float
-    high: float
-    odd: int | None
-    ranks: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Map:
     """Values by rank and column."""
@@ -45,16 +33,16 @@ class Map:
     last: Steps
     values: Floats
 
-    def spread(self, column: int) -> Spread | None:
+    def spread(self, column: int) -> RankSpread | None:
         """Return the spread of a column; None if no rank has a value."""
         found = spreads_in(self.values[:, column : column + 1])
         if not found.finite[0]:
             return None
         odd = None if found.odd[0] < 0 else self.ranks[int(found.odd[0])]
-        low, median, high = (float(each[0]) for each in (found.low, found.median, found.high))
-        return Spread(int(self.first[column]), int(self.last[column]), low, median, high, odd, int(found.finite[0]))
+        low, median, high = (Number(each[0]) for each in (found.low, found.median, found.high))
+        return RankSpread(int(self.first[column]), int(self.last[column]), low, median, high, odd, int(found.finite[0]))
 
-    def newest(self) -> Spread | None:
+    def newest(self) -> RankSpread | None:
         """Return the spread of the last column in which as many ranks have a value as in any other near the end."""
         counts = (~np.isnan(self.values)).sum(axis=0)
         if not len(counts) or not counts.max():

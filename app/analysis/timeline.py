@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from hookcore.findings.rule import OF_LOSS
 from hookcore.reading import answers
-from hookcore.records import ROOT, SEVERITIES, Severity, Tap
+from hookcore.reading.answers import TimelineMark
+from hookcore.records import ROOT, SEVERITIES, Tap
 from hookcore.records.vocabulary import ELAPSED, OWN, is_loss, loss_rank
 from hookcore.store import Store
 from hookcore.store.incidents import Incident
@@ -34,19 +36,6 @@ class Drawn:
     scalar: str = ""
     tap: int = -1
     stat: str = "rms"
-
-
-@dataclass(frozen=True, slots=True)
-class _Happened:
-    """An incident or an event, before marks that are close are joined."""
-
-    step: int
-    severity: Severity
-    title: str
-    module: str
-    count: int = 1
-    incident: str = ""
-    event: str = ""
 
 
 def quantity_of(store: Store) -> Drawn | None:
@@ -115,36 +104,27 @@ def _thinned(steps: Steps, most: int) -> NDArray[np.intp]:
     return np.flatnonzero(np.diff(place, append=most))
 
 
-def marks_of(run: Run, first: int | None = None, last: int | None = None) -> tuple[answers.TimelineMark, ...]:
+def marks_of(run: Run, first: int | None = None, last: int | None = None) -> tuple[TimelineMark, ...]:
     """Return marks for the incidents and events of a run, or of some of its steps, up to a limit."""
     known = run.store.steps()
     begin = known.first or 0 if first is None else first
     end = known.newest or 0 if last is None else last
     width = max(1, (end - begin + 1) / MAX_MARKS)
-    spans: dict[int, list[_Happened]] = {}
+    spans: dict[int, list[TimelineMark]] = {}
     for each in _all_of(run):
         if begin <= each.step <= end:
             spans.setdefault(int((each.step - begin) / width), []).append(each)
     return tuple(_mark_of(spans[place]) for place in sorted(spans))
 
 
-def _mark_of(together: list[_Happened]) -> answers.TimelineMark:
+def _mark_of(together: list[TimelineMark]) -> TimelineMark:
     worst = min(together, key=lambda each: (SEVERITIES.index(each.severity), not each.incident, each.step))
     steps = [each.step for each in together]
-    return answers.TimelineMark(
-        step=worst.step,
-        first_step=min(steps),
-        last_step=max(steps),
-        severity=worst.severity,
-        title=worst.title,
-        module=worst.module,
-        count=sum(each.count for each in together),
-        incident=worst.incident,
-        event=worst.event,
-    )
+    count = sum(each.count for each in together)
+    return replace(worst, first_step=min(steps), last_step=max(steps), count=count)
 
 
-def _all_of(run: Run) -> Iterable[_Happened]:
+def _all_of(run: Run) -> Iterable[TimelineMark]:
     """Return every incident and event that isn't muted."""
     muting = run.edits.quiet.muting(run.store)
     for incident in run.store.incident_heads():
@@ -152,17 +132,11 @@ def _all_of(run: Run) -> Iterable[_Happened]:
             yield _of_incident(incident)
     for event in run.store.events_after(0)[1]:
         if muting(event.name, event.module) is None:
-            happened = event.step, event.severity, title_of(event.name), event.module, event.count
-            yield _Happened(*happened, event=event.key)
+            about = event.severity, title_of(event.name), event.module, event.count
+            yield TimelineMark(event.step, event.step, event.step, *about, incident="", event=event.key)
 
 
-def _of_incident(incident: Incident) -> _Happened:
-    tap = incident.culprit.tap
-    return _Happened(
-        incident.first_step,
-        incident.severity,
-        title_of_rule(incident.rule),
-        "" if incident.rule in OF_LOSS else tap.module or ROOT,
-        incident=incident.id,
-        event=f"{incident.key}@{incident.first_step}",
-    )
+def _of_incident(incident: Incident) -> TimelineMark:
+    step, module = incident.first_step, "" if incident.rule in OF_LOSS else incident.culprit.tap.module or ROOT
+    about = incident.severity, title_of_rule(incident.rule), module, 1
+    return TimelineMark(step, step, step, *about, incident.id, event=f"{incident.key}@{step}")

@@ -9,23 +9,17 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.reading.answers import Apart, ComparedLayer, ComparedScalar
 from hookcore.records.vocabulary import KIND_WORDS, OWN, counted
 from hookcore.store import Series, Store
 from hookcore.store.rows import Rows
 
-from .comparison import Apart, Compared, ComparisonQuery, LayerDifference, Pairs, chunks, layers_of
+from .comparison import Compared, ComparisonQuery, Pairs, chunks, layers_of
 
 MAX_NAMED: Final = 5  # logged values of one sentence
 _EVERY_POINT: Final = 1 << 40
 
 Outcome = Literal["different", "no difference", "unknown"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Logged(Apart):
-    """A value that both runs logged."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +36,8 @@ class Verdict:
     """A comparison of two runs: layers, logged values, how much was compared, and the conclusion."""
 
     pairs: Pairs
-    layers: list[LayerDifference]
-    logged: list[Logged]
+    layers: list[ComparedLayer]
+    logged: list[ComparedScalar]
     extent: Extent
     tolerance: float = 0.0
 
@@ -61,13 +55,13 @@ class Verdict:
         return list(places) if key is None else sorted(places, key=lambda place: key(self.layers[place]))
 
     @property
-    def parting(self) -> LayerDifference | None:
+    def parting(self) -> ComparedLayer | None:
         """The layer that differs first; among several, the first one in the model."""
         first = min(self.layers, key=_parting_key, default=None)
         return None if first is None or first.parts_at is None else first
 
     @property
-    def logged_first(self) -> Logged | None:
+    def logged_first(self) -> ComparedScalar | None:
         """The logged value that differs in the earliest step."""
         apart = [each for each in self.logged if each.parts_at is not None]
         return min(apart, key=lambda each: each.parts_at or 0, default=None)
@@ -175,18 +169,18 @@ def _when(first: int | None, last: int | None) -> str:
     return f"at step {first:,}" if first == last else f"between steps {first:,} and {last:,}"
 
 
-def _names(values: Sequence[Logged]) -> str:
+def _names(values: Sequence[ComparedScalar]) -> str:
     names = [each.name for each in values]
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _parting_key(layer: LayerDifference) -> tuple[bool, int, int]:
+def _parting_key(layer: ComparedLayer) -> tuple[bool, int, int]:
     """Sort the earliest difference first, then the model's order; layers without a difference come last."""
     return layer.parts_at is None, layer.parts_at or 0, layer.numbers[0]
 
 
-def _share_key(layer: LayerDifference) -> tuple[bool, float, bool, int, int]:
+def _share_key(layer: ComparedLayer) -> tuple[bool, float, bool, int, int]:
     """Sort the largest difference first; layers that were not compared come last."""
     return not layer.points, -layer.share if layer.points else 0.0, *_parting_key(layer)
 
@@ -194,7 +188,7 @@ def _share_key(layer: LayerDifference) -> tuple[bool, float, bool, int, int]:
 def compare_runs(one: Store, two: Store, asked: ComparisonQuery) -> Verdict:
     """Compare the layers that fit and all logged values of two runs."""
     pairs = Pairs.of(one, two, asked)
-    layers: list[LayerDifference] = []
+    layers: list[ComparedLayer] = []
     compared, captured = _Steps(), (_Steps(), _Steps())
     for some, rows, chunk in chunks(one, two, pairs, asked, list(range(len(pairs.taps)))):
         layers += layers_of(some, chunk, pairs, asked, 0)
@@ -240,14 +234,14 @@ def _span(one: Store, two: Store, asked: ComparisonQuery) -> int:
     return max(0, last - first + 1)
 
 
-def _compare_logged(one: Store, two: Store, asked: ComparisonQuery) -> list[Logged]:
+def _compare_logged(one: Store, two: Store, asked: ComparisonQuery) -> list[ComparedScalar]:
     """Compare every value that both runs logged, except hookcore's own."""
     there = set(two.scalar_names())
     names = [name for name in one.scalar_names() if name in there and not name.startswith(OWN)]
     found = []
     for name in names:
         lanes = [_lane(store.scalars(name, asked.first, asked.last, _EVERY_POINT)) for store in (one, two)]
-        found.append(Logged(**Compared.of(*lanes).apart(0, asked.tolerance), name=name))
+        found.append(ComparedScalar(**Compared.of(*lanes).apart(0, asked.tolerance), name=name))
     return found
 
 

@@ -14,12 +14,11 @@ from msgspec.structs import replace
 from hookcore.config.patterns import literal
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
-from hookcore.reading.answers import Number
 from hookcore.records import Tap
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require
 
-from ..analysis.comparison import Apart, ComparisonQuery, Differences, LayerDifference, Pairs, compare, differences
+from ..analysis.comparison import ComparisonQuery, Differences, Pairs, compare, differences
 from ..analysis.renaming import renamer
 from ..analysis.verdict import Verdict, compare_runs
 from ..formats import ARRAYS, Table
@@ -124,7 +123,7 @@ def compare_two_runs(
         verdict = compare_runs(one.store, two.store, asked)
         return verdict, verdict.order(sort)
 
-    def shown(pairs: Pairs, order: Sequence[int]) -> list[LayerDifference]:
+    def shown(pairs: Pairs, order: Sequence[int]) -> list[answers.ComparedLayer]:
         return compare(one.store, two.store, pairs, asked, points, order)
 
     def content() -> answers.Comparison:
@@ -139,8 +138,8 @@ def compare_two_runs(
             verdict=_verdict_of(verdict),
             first=first_parting(verdict),
             parted=sum(layer.parts_at is not None for layer in verdict.layers),
-            layers=tuple(_layer_of(layer) for layer in shown(verdict.pairs, places)),
-            logged=tuple(answers.ComparedScalar(**_apart_of(each), name=each.name) for each in verdict.logged),
+            layers=tuple(shown(verdict.pairs, places)),
+            logged=tuple(verdict.logged),
             only_in={run.id: _alone(taps) for run, taps in zip((one, two), verdict.pairs.alone, strict=True)},
         )
 
@@ -156,7 +155,7 @@ def first_parting(verdict: Verdict) -> answers.Parting | None:
     layer = verdict.parting
     if layer is None or layer.parts_at is None:
         return None
-    return answers.Parting(layer.parts_at, answers.Tap.of(layer.numbers[0], layer.tap))
+    return answers.Parting(layer.parts_at, layer.tap)
 
 
 def _verdict_of(verdict: Verdict) -> answers.Verdict:
@@ -169,23 +168,7 @@ def _alone(taps: dict[Tap, int]) -> tuple[answers.Tap, ...]:
     return tuple(answers.Tap.of(number, tap) for tap, number in islice(taps.items(), MAX_ALONE))
 
 
-def _apart_of(apart: Apart) -> dict[str, Any]:
-    found = {name: getattr(apart, name) for name in answers.Apart.__struct_fields__}
-    return found | {"largest": Number(apart.largest), "share": Number(apart.share)}
-
-
-def _layer_of(layer: LayerDifference) -> answers.ComparedLayer:
-    return answers.ComparedLayer(
-        **_apart_of(layer),
-        tap=answers.Tap.of(layer.numbers[0], layer.tap),
-        numbers=layer.numbers,
-        first_step=layer.first_step,
-        last_step=layer.last_step,
-        difference=layer.difference,
-    )
-
-
-def _table(layers: Sequence[LayerDifference]) -> Table:
+def _table(layers: Sequence[answers.ComparedLayer]) -> Table:
     sizes = [len(layer.difference) for layer in layers]
     columns: dict[str, Any] = {
         "tap": np.repeat(np.array([layer.numbers[0] for layer in layers], np.int64), sizes),

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query, Response
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
-from hookcore.reading.answers import Number
 
-from ..analysis.different import Different, Layer, Logged, Side, what_differs
+from ..analysis.different import Side, what_differs
 from ..formats import ARRAYS, Table
 from ..runs import Run
 from .params import (
@@ -65,7 +64,7 @@ def differences(
 
     def read() -> answers.Differences:
         one, two = sides_of(run, beside, span, Span(other_from, other_to))
-        return answer_of(run, beside, what_differs(one, two, run.store.matcher(match), kind, limit, bins))
+        return what_differs(one, two, run.store.matcher(match), kind, limit, bins)
 
     versions = [version_of(each) for each in {run.id: run, beside.id: beside}.values()]
     return reply.arrays(format, versions, read, lambda: Table(read().columns()))
@@ -77,32 +76,4 @@ def sides_of(run: Run, beside: Run, span: Span, other: Span) -> tuple[Side, Side
         raise ArgumentError(f"other_from={other.first} is after other_to={other.last}: give the earlier step first")
     inside = run.store.sample(span.first, span.last)
     outside = beside.store.sample(other.first, other.last, inside if beside is run else None)
-    return Side(run.store, inside), Side(beside.store, outside)
-
-
-def answer_of(run: Run, beside: Run, found: Different) -> answers.Differences:
-    samples = [
-        answers.StepSample(each.id, sample.first, sample.last, sample.steps)
-        for each, sample in ((run, found.inside), (beside, found.outside))
-    ]
-    layers, logged = tuple(map(_layer_of, found.layers)), tuple(map(_logged_of, found.logged))
-    return answers.Differences(samples[0], samples[1], found.compared, found.not_compared, layers, logged)
-
-
-def _layer_of(layer: Layer) -> answers.DifferentLayer:
-    return answers.DifferentLayer(
-        tap=answers.Tap.of(layer.number, layer.tap),
-        share=Number(layer.share),
-        usual=None if layer.usual is None else Number(layer.usual),
-        message=layer.message,
-        edges=layer.edges,
-        inside=layer.counts[0],
-        outside=layer.counts[1],
-        values=layer.values,
-        nonfinite=layer.nonfinite,
-    )
-
-
-def _logged_of(logged: Logged) -> answers.DifferentScalar:
-    pairs: dict[str, Any] = {name: tuple(map(Number, getattr(logged, name))) for name in ("mean", "low", "high")}
-    return answers.DifferentScalar(name=logged.name, share=Number(logged.share), message=logged.message, **pairs)
+    return Side(run.store, inside, run.id), Side(beside.store, outside, beside.id)

@@ -9,13 +9,12 @@ from fastapi import APIRouter, Query, Response
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
-from hookcore.reading.answers import Number
 from hookcore.records import Kind, Tap
 from hookcore.records.vocabulary import ELAPSED
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require
 
-from ..analysis.rankmaps import Map, Spread, map_of
+from ..analysis.rankmaps import Map, map_of
 from ..analysis.ranks import ranks_of
 from ..analysis.rankstores import every_store_of, stores_at
 from ..analysis.spreads import SpreadSort, layers_of, spreads_of
@@ -118,7 +117,6 @@ def rank_spread(
 
 
 def answer_of(run: Run, found: Map, tap: answers.Tap | None, name: str) -> answers.RankMap:
-    newest = found.newest()
     return answers.RankMap(
         run=run.id,
         tap=tap,
@@ -127,13 +125,8 @@ def answer_of(run: Run, found: Map, tap: answers.Tap | None, name: str) -> answe
         first_step=found.first,
         last_step=found.last,
         values=found.values,
-        newest=None if newest is None else _spread_of(newest),
+        newest=found.newest(),
     )
-
-
-def _spread_of(spread: Spread) -> answers.RankSpread:
-    numbers = Number(spread.low), Number(spread.median), Number(spread.high)
-    return answers.RankSpread(spread.first, spread.last, *numbers, spread.odd, spread.ranks)
 
 
 def _versions(joint: JointRun) -> list[str]:

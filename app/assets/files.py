@@ -95,26 +95,26 @@ def _text_of(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Vendored:
-    """A library of others that the pages use, in `vendor/`."""
+class Package:
+    """A package that hookcore uses, or a library of others in `vendor/` that the pages use."""
 
     name: str
     version: str
     license: str
-    text: str  # the file with the text of the license
+    text: str = ""  # the file with the text of the license, for a library in the pages
 
 
 @cache
-def vendored() -> tuple[Vendored, ...]:
+def vendored() -> tuple[Package, ...]:
     """Return the libraries of others, with the versions that their files state."""
     return (
-        Vendored(
+        Package(
             "plotly.js",
             _stated("plotly-cartesian.min.js", r"plotly\.js .{0,40}? v([0-9.]+)"),
             "MIT",
             _license("plotly"),
         ),
-        Vendored("dagre", _stated("dagre.min.js", r"dagre ([0-9.]+), MIT"), "MIT", _license("dagre")),
+        Package("dagre", _stated("dagre.min.js", r"dagre ([0-9.]+), MIT"), "MIT", _license("dagre")),
     )
 
 

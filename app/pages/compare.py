@@ -13,12 +13,12 @@ from fastapi import Query
 
 from hookcore.errors import ArgumentError, PatternError
 from hookcore.reading import Reader
-from hookcore.reading.answers import Module
+from hookcore.reading.answers import ComparedLayer, Module
 from hookcore.records import KINDS, Tap
 from hookcore.records.vocabulary import counted, loss_among
 from hookcore.store import STAT_NAMES
 
-from ..analysis.comparison import ComparisonQuery, LayerDifference
+from ..analysis.comparison import ComparisonQuery
 from ..analysis.modulerows import types_of
 from ..analysis.selection import finder_of
 from ..analysis.verdict import Verdict, compare_runs, parting_words
@@ -46,7 +46,7 @@ RunId = Annotated[str, Query(max_length=MAX_RUN_ID)]
 class Parting:
     """The first difference in a layer, and the values of the two runs there."""
 
-    layer: LayerDifference
+    layer: ComparedLayer
     step: int
     values: tuple[float, float]
     share: float
@@ -206,7 +206,7 @@ def parting_of(one: Reader, two: Reader, verdict: Verdict, stat: str) -> Parting
     return Parting(first, step, values, share)
 
 
-def _value(reader: Reader, number: int, stat: str, first: LayerDifference) -> float:
+def _value(reader: Reader, number: int, stat: str, first: ComparedLayer) -> float:
     series = reader.series(number, stat, first.parts_at, first.parts_by)
     return float(series.mean[0]) if len(series.mean) else float("nan")
 

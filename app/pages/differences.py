@@ -10,11 +10,12 @@ import numpy as np
 from fastapi import Query
 from numpy.typing import NDArray
 
+from hookcore.reading.answers import DifferentLayer
 from hookcore.records import KINDS
 from hookcore.records.vocabulary import ELAPSED
 from hookcore.store.unlike import Sample
 
-from ..analysis.different import Layer, Side, what_differs
+from ..analysis.different import Side, what_differs
 from ..analysis.selection import finder_of
 from ..runs import JointRun, Run
 from .frame import address_of, ranks_to_pick
@@ -32,7 +33,7 @@ HEIGHT: Final = 80.0
 class Drawn:
     """A layer, with its two histograms as outlines of the same total area."""
 
-    layer: Layer
+    layer: DifferentLayer
     address: str
     inside: str
     outside: str
@@ -110,11 +111,12 @@ class DifferencesPage(RunPage):
             "most": MAX_LAYERS,
         }
 
-    def _drawn(self, layer: Layer) -> Drawn:
-        top = max((float(each.max(initial=0) / max(1.0, each.sum())) for each in layer.counts), default=1.0)
-        inside, outside = (outline(each, top) for each in layer.counts)
+    def _drawn(self, layer: DifferentLayer) -> Drawn:
+        both = layer.inside, layer.outside
+        top = max((float(each.max(initial=0) / max(1.0, each.sum())) for each in both), default=1.0)
+        inside, outside = (outline(each, top) for each in both)
         negative = int(np.count_nonzero(layer.edges < 0))
-        zero = WIDTH * (negative - 0.5) / len(layer.counts[0]) if 0 < negative < len(layer.edges) else None
+        zero = WIDTH * (negative - 0.5) / len(layer.inside) if 0 < negative < len(layer.edges) else None
         return Drawn(layer, layer_address(self.run, layer.tap), inside, outside, zero)
 
 

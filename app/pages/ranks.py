@@ -115,7 +115,7 @@ class RanksPage(RunPage):
         spread = None if found is None else found.newest()
         return {
             "spread": spread,
-            "world": 0 if self.joint is None or spread is None else self._world_at(spread.last),
+            "world": 0 if self.joint is None or spread is None else self._world_at(spread.last_step),
             "problem": problem,
         }
 

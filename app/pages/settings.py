@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import metadata
 from typing import Any, Final
@@ -16,6 +16,7 @@ from .. import assets
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
 from ..analysis.numerals import size
+from ..assets import Package
 from ..clickhouse.address import shown as without_password
 from ..formats import plain
 from ..runs import Run
@@ -48,16 +49,6 @@ class Share:
     nbytes: int
     max_bytes: int
     dropped: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A package that hookcore uses."""
-
-    name: str
-    version: str
-    license: str
-    text: str = ""  # the file with the text of the license, for what the pages contain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +108,7 @@ def _value_of(settings: ServerSettings, name: str) -> str:
 def packages() -> tuple[Package, ...]:
     """Return the installed packages with their licenses."""
     found = [Package("hookcore", hookcore.__version__, "Apache-2.0")]
-    found += [
-        Package(f"{each.name} (in the pages)", each.version, each.license, each.text) for each in assets.vendored()
-    ]
+    found += [replace(each, name=f"{each.name} (in the pages)") for each in assets.vendored()]
     for name in PACKAGES:
         try:
             about = metadata.metadata(name)

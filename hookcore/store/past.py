@@ -108,7 +108,7 @@ def divide(near: Sequence[Rows], exact_since: int, span: Span, stored: int) -> t
     for part in near:
         ours = (part.last > stored) | (part.first >= exact_since)
         if ours.any():
-            kept.append(part if ours.all() else part.since(int(np.argmax(ours))))
+            kept.append(part if ours.all() else part.some(slice(int(np.argmax(ours)), None)))
     first, last = span
     end = stored if not kept else min(stored, int(kept[0].first[0]) - 1)
     end = end if last is None else min(end, last)

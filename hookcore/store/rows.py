@@ -35,9 +35,9 @@ class Rows:
         """Return some lanes, in this order."""
         return Rows(self.first, self.last, *(getattr(self, item.name)[:, lanes] for item in fields(self)[2:]))
 
-    def since(self, row: int) -> Rows:
-        """Return the rows from one on."""
-        return Rows(*(getattr(self, item.name)[row:] for item in fields(self)))
+    def some(self, rows: slice | NDArray[np.intp]) -> Rows:
+        """Return some rows, in this order."""
+        return Rows(*(getattr(self, item.name)[rows] for item in fields(self)))
 
     @classmethod
     def stack(cls, parts: Sequence[Rows]) -> Rows:

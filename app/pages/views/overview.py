@@ -11,7 +11,7 @@ import numpy as np
 
 from hookcore.findings import Finding, KeyFigures, Reading
 from hookcore.findings.keyfigures import newest_of
-from hookcore.reading import Reader
+from hookcore.reading import Reader, answers
 from hookcore.reading.answers import Capsule, Series
 from hookcore.records import ROOT, Tap
 from hookcore.records.vocabulary import EFFECTIVE_COST, KIND_TITLES, OWN, counted, loss_rank
@@ -177,10 +177,10 @@ def _cost(run: Run, span: Span | None) -> Tile:
     if span is None or not span.held:
         cost = cost_of(run)
         return replace(tile, text=cost.headline, detail=cost.terms, is_words=cost.added is None)
-    told = newest_of(run.store, EFFECTIVE_COST, *reversed(span.values))
-    if told is None:
+    measured = newest_of(run.store, EFFECTIVE_COST, *reversed(span.values))
+    if measured is None:
         return replace(tile, detail=_unknown("not measured", span))
-    return replace(tile, text=f"adds {percent(told.value)}", detail=f"as measured up to step {told.step:,}")
+    return replace(tile, text=f"adds {percent(measured.value)}", detail=f"as measured up to step {measured.step:,}")
 
 
 def _number(tile: Tile, value: float) -> Tile:
@@ -188,7 +188,7 @@ def _number(tile: Tile, value: float) -> Tile:
     return Tile(tile.key, tile.title, shown(value), tile.detail, tile.address, value, tone, tile.help)
 
 
-def layer_address(run: Run, tap: Tap, step: int | None = None) -> str:
+def layer_address(run: Run, tap: Tap | answers.Tap, step: int | None = None) -> str:
     """Return the address of a tap's layer, held at a step or as the page is."""
     phase = "" if tap.phase == "train" else tap.phase
     return address_of(

@@ -64,6 +64,11 @@ class Tap(Answer, frozen=True):
         return cls(number, tap.module, tap.kind, tap.index, tap.call, tap.phase, tap.label, **more)
 
     @property
+    def name(self) -> str:
+        """The label without the kind, such as "encoder [past.1] call 2 (eval)"."""
+        return self.record.name
+
+    @property
     def record(self) -> records.Tap:
         """The tap as a store has it, without its number."""
         return records.Tap(self.module, self.kind, self.index, self.call, self.phase)

@@ -38,6 +38,11 @@ class DifferentLayer(Answer, frozen=True, eq=False):
     values: Annotated[tuple[int, int], Meta(description="the number of sampled values inside and outside")]
     nonfinite: Annotated[tuple[int, int], Meta(description="the number of NaN and infinities among these")]
 
+    @property
+    def is_usual(self) -> bool:
+        """Whether other windows of as many steps differ as much."""
+        return self.usual is not None and self.share <= self.usual
+
 
 class DifferentScalar(Answer, frozen=True):
     """A logged value that differs: mean and extremes of its finite values. Each pair is inside and outside."""
