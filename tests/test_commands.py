@@ -159,7 +159,7 @@ def test_the_step_after_a_jump_of_the_loss_is_captured() -> None:
     for step in (3, 200, 201):  # the second one would have been captured anyway
         cadence.alarm("again")
         assert cadence.wants(step)
-    assert cadence._told == 3
+    assert cadence._reported == 3
 
 
 def test_a_step_captured_off_schedule_says_why_in_an_event() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
-from hookcore.recorder.unused import MAX_TOLD, UNUSED
+from hookcore.recorder.unused import MAX_REPORTED, UNUSED
 from hookcore.records import Event, Tap
 from hookcore_app.analysis.modulerows import calls_of, rows_of
 from tests.harness import assert_stats, read_step, seed_all, watch
@@ -126,12 +126,12 @@ def test_the_number_of_events_is_bounded() -> None:
     model = net()
     optimizer = sgd(model.parameters())
     with watch(model) as watcher:
-        for number in range(4 * MAX_TOLD):
+        for number in range(4 * MAX_REPORTED):
             if number % 2:
                 model(noise(5, 4))
             mean_square(model(noise(5, 4))).backward()
             optimizer.step()
-        assert len(unused(watcher)) == MAX_TOLD
+        assert len(unused(watcher)) == MAX_REPORTED
 
 
 def test_a_model_among_others_is_named() -> None:

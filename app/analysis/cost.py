@@ -75,12 +75,12 @@ class Cost:
 
 def cost_of(run: Run) -> Cost:
     """Return the cost of a run: the newest scalars that its trainer sent, else the settings it last reported."""
-    told, store = run.info.settings, run.store
-    every = _whole(told.get("every")) or 1
-    stride = _whole(_newest(store, STRIDE)) or _whole(told.get("stride")) or every
+    settings, store = run.info.settings, run.store
+    every = _whole(settings.get("every")) or 1
+    stride = _whole(_newest(store, STRIDE)) or _whole(settings.get("stride")) or every
     return Cost(
-        added=_added(told, store, stride),
-        budget=_share(told.get("budget")),
+        added=_added(settings, store, stride),
+        budget=_share(settings.get("budget")),
         every=every,
         stride=stride,
         left_out=_whole(_newest(store, UNCAPTURED_STEPS)),
@@ -89,13 +89,13 @@ def cost_of(run: Run) -> Cost:
     )
 
 
-def _added(told: dict[str, Any], store: Store, stride: int) -> float | None:
+def _added(settings: dict[str, Any], store: Store, stride: int) -> float | None:
     effective = _share(_newest(store, EFFECTIVE_COST))
-    effective = _share(told.get("effective_cost")) if effective is None else effective
+    effective = _share(settings.get("effective_cost")) if effective is None else effective
     if effective is not None:
         return effective
     per_capture = _share(_newest(store, COST))
-    per_capture = _share(told.get("cost")) if per_capture is None else per_capture
+    per_capture = _share(settings.get("cost")) if per_capture is None else per_capture
     return None if per_capture is None else per_capture / stride
 
 

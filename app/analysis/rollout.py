@@ -129,8 +129,8 @@ def _rows_to_one(matrix: Floats) -> Floats:
 def _require_one_size(layers: Sequence[AttentionLayer], sample: int) -> None:
     sizes = {layer.weights.shape[-2:] for layer in layers}
     if len(sizes) > 1 or len(set(next(iter(sizes)))) > 1:
-        told = ", ".join(f"{layer.name} {' x '.join(map(str, layer.weights.shape[-2:]))}" for layer in layers[:20])
-        raise ArgumentError(f"a rollout needs square maps of one size, but there are {told}: choose some with match=")
+        listed = ", ".join(f"{layer.name} {' x '.join(map(str, layer.weights.shape[-2:]))}" for layer in layers[:20])
+        raise ArgumentError(f"a rollout needs square maps of one size, but there are {listed}: choose some with match=")
     samples = min(len(layer.weights) for layer in layers)
     if not 0 <= sample < samples:
         raise ArgumentError(f"sample={sample} was not captured: there are {samples}, numbered from 0")

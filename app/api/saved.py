@@ -115,8 +115,8 @@ def _read(kind: type[Asked], query: str) -> Asked:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        told = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
-        raise ArgumentError("; ".join(told)) from None
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+        raise ArgumentError("; ".join(problems)) from None
 
 
 def _is_list(annotation: Any) -> bool:

@@ -55,11 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = _flag_instead_of(unknown[0], given.command)
         parser.error(f"unrecognized arguments: {' '.join(unknown)}.{hint} {given.advice[0].upper()}{given.advice[1:]}")
     try:
-        told = given.run(given, os.environ)
-        if isinstance(told, int):
-            return told
-        if told:
-            sys.stdout.write(told + "\n")
+        answer = given.run(given, os.environ)
+        if isinstance(answer, int):
+            return answer
+        if answer:
+            sys.stdout.write(answer + "\n")
             sys.stdout.flush()
     except HookcoreError as error:
         sys.stderr.write(f"hookcore: {error}\n")

@@ -91,8 +91,8 @@ def add_watch_flags(parser: argparse.ArgumentParser) -> None:
 
 def watch_variables(given: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the flags as environment variables, or raise ArgumentError for an invalid value."""
-    told = {each.variable: getattr(given, f"watch_{each.name}") for each in SETTINGS}
-    variables = {name: text for name, text in told.items() if text is not None}
+    texts = {each.variable: getattr(given, f"watch_{each.name}") for each in SETTINGS}
+    variables = {name: text for name, text in texts.items() if text is not None}
     Settings.of({**environment, **variables})
     return variables
 

@@ -22,8 +22,8 @@ EXAMPLES: Final = """
 
 
 def add(commands: Commands) -> None:
-    told = "Write a report of a run: one HTML file of at most 10 MB that works offline."
-    parser = add_command(commands, "report", told, EXAMPLES)
+    about = "Write a report of a run: one HTML file of at most 10 MB that works offline."
+    parser = add_command(commands, "report", about, EXAMPLES)
     add_source(parser)
     parser.add_argument("-o", "--output", default="", help="output file (default: hookcore-RUN.html; - for stdout)")
     parser.add_argument("--from", dest="first", type=int, help="the first step to show (default: the first of the run)")

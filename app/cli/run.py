@@ -34,8 +34,8 @@ def add(commands: Commands) -> None:
     add_watch_flags(run)
     run.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="...", help="module and its arguments")
     run.add_argument("script", nargs=argparse.REMAINDER, help="script and its arguments")
-    told = "flags come before the script, the script's arguments after it; `hookcore run --help` lists the flags"
-    run.set_defaults(run=_run, advice=told)
+    advice = "flags come before the script, the script's arguments after it; `hookcore run --help` lists the flags"
+    run.set_defaults(run=_run, advice=advice)
 
 
 def _run(given: argparse.Namespace, environment: Mapping[str, str]) -> int:

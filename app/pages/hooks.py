@@ -103,8 +103,8 @@ class HooksPage(RunPage):
 
 def trainer_settings(run: Run) -> dict[str, Any]:
     """Return the trainer's settings as last reported, one pattern per line; missing ones have their defaults."""
-    told = run.info.settings
-    given = {name: told.get(name, setting.default) for name, setting in LIVE.items()}
+    reported = run.info.settings
+    given = {name: reported.get(name, setting.default) for name, setting in LIVE.items()}
     lines = {name: "\n".join(map(str, _listed(given[name]))) for name in ("include", "exclude")}
     return {
         **given,

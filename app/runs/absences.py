@@ -19,18 +19,18 @@ class Absences:
         self.incomplete = 0  # steps without some rank
         self._without: set[int] = set()  # the ranks that the newest step lacks
         self.trouble: list[tuple[str, str]] = []  # names and messages of events to add
-        self._told: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
 
-    def tell(self, name: str, rank: int, message: str) -> None:
+    def report(self, name: str, rank: int, message: str) -> None:
         """Report something about a rank once."""
-        if (name, rank) not in self._told:
-            self._told.add((name, rank))
+        if (name, rank) not in self._reported:
+            self._reported.add((name, rank))
             self.trouble.append((name, message))
 
     def note_late(self, rank: int, step: int, newest: int) -> None:
         """Count a frame of a step that was added up before it came."""
         self._ranks()[rank].late += 1
-        self.tell(
+        self.report(
             "rank-late",
             rank,
             f"rank {rank} sent step {step:,} after step {newest:,} had been added up: the sum of all ranks doesn't "
@@ -40,7 +40,7 @@ class Absences:
     def note_away(self, rank: int, frames: int) -> None:
         """Count frames of a rank as too late, which aren't read because there are too many."""
         self._ranks()[rank].late += frames
-        self.tell(
+        self.report(
             "rank-away",
             rank,
             f"rank {rank} was away for {frames:,} frames: the sum of all ranks doesn't include them. The rank's own "
@@ -51,7 +51,7 @@ class Absences:
         """Count a step that is added up now, with these ranks, if any is missing."""
         missing = [each for each in self._ranks().values() if each.open and each.newest < step]
         for each in missing:
-            self.tell(
+            self.report(
                 "rank-missing",
                 each.rank,
                 f"step {step:,} was added up without rank {each.rank}: its data had not arrived within "
@@ -60,10 +60,10 @@ class Absences:
         unseen = world - len(self._ranks())
         if unseen > 0:
             sums = f"the sums from step {step:,} on don't include them"
-            self.tell("ranks-unseen", UNSEEN, f"{unseen:,} of {world:,} ranks have sent nothing yet: {sums}")
+            self.report("ranks-unseen", UNSEEN, f"{unseen:,} of {world:,} ranks have sent nothing yet: {sums}")
         absent = {rank: found for rank, each in self._ranks().items() if (found := each.absence(step)) is not None}
         for rank, (name, why) in absent.items():
-            self.tell(name, rank, f"rank {rank} {why}")
+            self.report(name, rank, f"rank {rank} {why}")
         lacking = [each for each in self._ranks().values() if step < each.begins and each.rank not in sent]
         self._without = absent.keys() | {each.rank for each in (*missing, *lacking)} | {UNSEEN for _ in range(unseen)}
         self.incomplete += bool(self._without)

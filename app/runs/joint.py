@@ -99,7 +99,7 @@ class JointRun(Summing):
                 if self._is_read():
                     self._take(run, record)
         except Exception:
-            self._tell_bug()
+            self._report_bug()
         self.changes.tell()
 
     def _is_read(self) -> bool:
@@ -140,8 +140,8 @@ class JointRun(Summing):
                 )
                 emit_event(self, "rank-not-read", message, "warning")
             except Exception:
-                self._tell_bug()
-            self._tell()
+                self._report_bug()
+            self._emit_reports()
         self.changes.tell()
 
     def describe_of(self, run: Run, described: Description) -> None:
@@ -192,7 +192,7 @@ class JointRun(Summing):
         self.assembly.be_patient()
         self._let_go()
         self._end()
-        self._tell()
+        self._emit_reports()
 
     def _read_rounds(self) -> None:
         self.store = follow(Store(self._store_bytes(self.info.memory)), self.edits.rule_changes)
@@ -208,7 +208,7 @@ class JointRun(Summing):
                 self._read_round(readable, is_newest=turn == members[-1].round)
             else:
                 for each, _ in readable:
-                    self._tell_left_out(each)
+                    self._report_left_out(each)
         self.store.choose(self.rules)  # also those that were changed after the last step
         self._say_unread(members, kept)
 

@@ -42,8 +42,8 @@ class Runs:
         self.changes = Changes()
         self.disk: Disk | None = None
         folder = Path(settings.keep) if settings.keeps else None
-        told = self.changes.tell
-        self.views, self.board = Views(folder, changed=told), Views(folder, BOARD_FILE, "chart", told)
+        changed = self.changes.tell
+        self.views, self.board = Views(folder, changed=changed), Views(folder, BOARD_FILE, "chart", changed)
         self.unlisted = Unlisted()
         self._own_rules = rules_in(settings.rules_file) if settings.rules_file else ()
         self._clock = clock

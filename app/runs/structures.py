@@ -44,8 +44,8 @@ class Structures:
         """Return what the run of all ranks covers: these modules, and those whose parts differ since the last call."""
         changed, self._changed = self._changed, frozenset()
         self._coverage |= {each.path: each for each in coverage}
-        told = dict.fromkeys([*(each.path for each in coverage), *(changed & self._coverage.keys())])
-        return [self._covered(self._coverage[path]) for path in told]
+        listed = dict.fromkeys([*(each.path for each in coverage), *(changed & self._coverage.keys())])
+        return [self._covered(self._coverage[path]) for path in listed]
 
     def _covered(self, coverage: Coverage) -> Coverage:
         kinds = tuple(kind for kind in coverage.kinds if kind in PARAMETER_KINDS)

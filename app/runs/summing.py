@@ -57,9 +57,9 @@ class Summing(Membership):
         """By how much the steps of the current round are shifted here."""
         return self.shifts.get(self._round, 0)
 
-    def _tell_bug(self) -> None:
+    def _report_bug(self) -> None:
         logger.exception("hookcore: a frame can't be added to the run of all ranks, %s", self.id)
-        self.assembly.absences.tell("not-added", -1, "frames of a rank can't be added up: the server's log says why")
+        self.assembly.absences.report("not-added", -1, "frames of a rank can't be added up: the server's log says why")
 
     def tick(self) -> None:
         """Look for ranks that went silent or ended, so that the others needn't wait for them. Called now and then."""
@@ -70,7 +70,7 @@ class Summing(Membership):
             self._give_up()
             self.assembly.advance()
             self._end()
-            self._tell()
+            self._emit_reports()
         finally:
             self.lock.release()
         self.changes.tell()
@@ -88,8 +88,8 @@ class Summing(Membership):
                     f"rank {rank} isn't in this server's memory, because {why}: the sum of all ranks doesn't include "
                     f"it from step {first:,} on. The rank's own run has these steps; open it to load it into memory"
                 )
-                self.assembly.absences.tell("rank-not-in-memory", rank, message)
-                self._tell()
+                self.assembly.absences.report("rank-not-in-memory", rank, message)
+                self._emit_reports()
         finally:
             self.lock.release()
 
@@ -131,14 +131,14 @@ class Summing(Membership):
         else:
             self._leave(rank, run)
             self._end()
-        self._tell()
+        self._emit_reports()
         if self.signs.clock() - self._counted_at >= COUNT_EVERY_S:
             self._count()
 
     def _leave_out(self, member: Member, frame: Frame) -> None:
         """Hold a frame of a rank that was started again, as most others may follow; leave out any other."""
         if member.round != WAITING and member.round <= self._round:
-            self._tell_left_out(member)
+            self._report_left_out(member)
             return
         self._held.setdefault(member.run.id, Held(self.signs.clock())).take(frame)
         self._give_up()
@@ -165,15 +165,15 @@ class Summing(Membership):
             if not each.given_up and not waits and (is_much or self.signs.clock() - each.since > GRACE_S):
                 each.give_up()
                 if run_id in held:
-                    self._tell_left_out(held[run_id])
+                    self._report_left_out(held[run_id])
 
-    def _tell_left_out(self, member: Member) -> None:
+    def _report_left_out(self, member: Member) -> None:
         rank, without = member.place.rank, "the sum of all ranks doesn't include its steps. The rank's own run has them"
         if member.round != WAITING:
             name, why = "rank-of-before", f"rank {rank} of an earlier attempt sent frames"
         else:
             name, why = "rank-alone", f"rank {rank} was restarted and counts from 0, but most other ranks were not"
-        self.assembly.absences.tell(name, rank, f"{why}: {without}")
+        self.assembly.absences.report(name, rank, f"{why}: {without}")
 
     def _rank_in_round(self, member: Member, step: int | None = None) -> int | None:
         """Return the member's rank if it belongs to the current round, which it may begin, with a step of its own."""
@@ -216,7 +216,7 @@ class Summing(Membership):
                 f"rank {rank} has steps from {first:,} on, but the sum of all ranks includes only those from {step:,} "
                 "on, because the server learned too late that they belong together. The rank's own run has them"
             )
-            self.assembly.absences.tell("rank-joined-late", rank, message)
+            self.assembly.absences.report("rank-joined-late", rank, message)
 
     def _store_step(self, frame: Frame, differences: Sequence[Difference] | None) -> None:
         if frame.new_taps:
@@ -283,7 +283,7 @@ class Summing(Membership):
             **{name: sum(getattr(each, name) for each in every) for name in names}, dropped=dropped
         )
 
-    def _tell(self) -> None:
+    def _emit_reports(self) -> None:
         for name, message in self.assembly.absences.trouble:
             emit_event(self, name, message, "warning")
         self.assembly.absences.trouble.clear()

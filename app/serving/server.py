@@ -201,7 +201,7 @@ def run(
     given: ServerSettings,
     environment: Mapping[str, str] = os.environ,
     fill: Callable[[Runs], None] | None = None,
-    told: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until a signal arrives or the server is no longer used. `fill` adds runs before it starts."""
     given, trouble = _with_folder(given, environment)
@@ -222,7 +222,7 @@ def run(
                 dashboard.announce(url_of(settings), settings.token, environment)
             follow_orphans(app)
         threading.Thread(target=_prepare_for_readers, args=(app,), name="hookcore-prepare", daemon=True).start()
-        (told or _say)(greeting(given, settings, app.state.access))
+        (say or _say)(greeting(given, settings, app.state.access))
         gc.freeze()  # the modules and the routes stay; looking through them delays live pages by a tenth of a second
         gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
         try:

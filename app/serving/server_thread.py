@@ -39,9 +39,9 @@ class Embedded:
 
     def __init__(self, host: str, port: int) -> None:
         listening = listen(host, port)
-        told = os.environ.get("HOOKCORE_FRAME_ANCESTORS") or "local"  # in a notebook, the page is shown in a frame
+        ancestors = os.environ.get("HOOKCORE_FRAME_ANCESTORS") or "local"  # in a notebook, the page is shown in a frame
         self.settings = complete(
-            ServerSettings.of({"host": host, "port": port, "frame_ancestors": told, "keep": ""}, {}), listening
+            ServerSettings.of({"host": host, "port": port, "frame_ancestors": ancestors, "keep": ""}, {}), listening
         )
         self.runs = Runs(self.settings)
         self.url = url_of(self.settings)

@@ -32,7 +32,7 @@ from hookcore.reading.answers import SourceLine, TensorFacts
 Origin = Literal["operator", "given", "constant", "uninitialized"]
 _MAX_INPUTS: Final = 8
 _MAX_CODE: Final = 160  # characters of a line in a sentence
-_TOLD: Final[dict[Origin, str]] = {
+_SENTENCES: Final[dict[Origin, str]] = {
     "operator": "{} made the first {} value",
     "given": "The {} already had {} values when the model was called",
     "constant": "{} received a {} constant, perhaps a mask; no other origin was found",
@@ -65,14 +65,14 @@ class Suspect:
     @property
     def sentence(self) -> str:
         """What the operator did, and in which line."""
-        told = _TOLD[self.origin].format(self.operator, "non-finite" if self.above is None else "too large")
-        told += "" if self.above is None else f" (above {self.above:.3g})"
+        sentence = _SENTENCES[self.origin].format(self.operator, "non-finite" if self.above is None else "too large")
+        sentence += "" if self.above is None else f" (above {self.above:.3g})"
         where = f" in the {self.phase} pass" if self.phase else ""
         if self.line is None:
-            return f"{told}{where}."
+            return f"{sentence}{where}."
         code = self.line.code[:_MAX_CODE]
         place = f"{Path(self.line.file).name}, line {self.line.line}, in {self.line.function}"
-        return f"{told}{where}: {place}: {code}" if code else f"{told}{where}: {place}."
+        return f"{sentence}{where}: {place}: {code}" if code else f"{sentence}{where}: {place}."
 
     @property
     def line(self) -> SourceLine | None:

@@ -31,7 +31,7 @@ from hookcore.store import Store
 logger = logging.getLogger("hookcore")
 
 MAX_REVIVALS: Final = 3  # of a crashed dashboard, per trainer
-_told: Final[set[str]] = set()  # addresses that this process has printed
+_printed: Final[set[str]] = set()  # addresses that this process has printed
 Settled = Callable[[], dict[str, Any]]
 
 
@@ -84,8 +84,8 @@ class Delivery:
         """Find the server and start to send. If no server answers, frames stay queued and a warning is logged."""
         if isinstance(self.sink, HttpSink):
             self._begin_sending(self.sink, settled)
-        if self.url is not None and self.url not in _told:
-            _told.add(self.url)
+        if self.url is not None and self.url not in _printed:
+            _printed.add(self.url)
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 print(f"hookcore: {self.url}", file=sys.stderr, flush=True)
 

@@ -130,16 +130,16 @@ def keep_interrupted() -> None:
             exec("raise KeyboardInterrupt")
 
 
-def _follow_cells(told: Callable[[Any], None]) -> Callable[[], None]:
+def _follow_cells(call: Callable[[Any], None]) -> Callable[[], None]:
     """In a notebook, call a function with the result of every cell. Return a function that stops this."""
     shell = _shell()
     if shell is None:
         return lambda: None
-    shell.events.register(_CELL_ENDS, told)
+    shell.events.register(_CELL_ENDS, call)
 
     def leave() -> None:
-        if told in shell.events.callbacks[_CELL_ENDS]:
-            shell.events.unregister(_CELL_ENDS, told)
+        if call in shell.events.callbacks[_CELL_ENDS]:
+            shell.events.unregister(_CELL_ENDS, call)
 
     return leave
 

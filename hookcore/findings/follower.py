@@ -33,7 +33,7 @@ MAX_LOSSES: Final = 1000  # whose levels are known
 MAX_LOOKS: Final = 8  # further looks in quick succession
 
 _LOSS_FAR: Final = 3.0  # binary orders of magnitude
-_LOSS_TOLD: Final = frozenset({4, 16, 64})  # frames
+_LOSS_LOOK_AFTER: Final = frozenset({4, 16, 64})  # frames
 _RMS: Final = STAT_COLUMN["rms"]
 
 
@@ -49,7 +49,7 @@ class _Level:
         far = now - self.usual > _LOSS_FAR
         self.away = self.away + 1 if far else 0
         self.usual += (now - self.usual) / (256 if far else 16)
-        return self.away in _LOSS_TOLD
+        return self.away in _LOSS_LOOK_AFTER
 
 
 class Follower:
@@ -71,7 +71,7 @@ class Follower:
         self._looks = float(MAX_LOOKS)  # that are left
         self._wanted = False
         self._again = -1  # the frame at which to look again
-        self._spikes_told = -1  # the step up to which they are
+        self._spikes_reported = -1  # the step up to which they are
         self._loss_was_bad = False
         self._failed = False
         self.take_turns(rank)
@@ -116,20 +116,20 @@ class Follower:
             return
         try:
             with np.errstate(all="ignore"), self._store.in_memory():  # no value of a trainer may stop the rules
-                found = findings_of(self._store, self._inputs, self._spikes_told)
+                found = findings_of(self._store, self._inputs, self._spikes_reported)
             settled = -1 if self._inputs.sizes is None else self._inputs.sizes.settled
             self._store.judge([_found(each) for each in found if self._counts(each, settled)])
         except Exception as error:  # a rule must never cost a frame
-            self._tell(newest, error)
+            self._report(newest, error)
             return
-        self._spikes_told = max(self._spikes_told, settled)
+        self._spikes_reported = max(self._spikes_reported, settled)
         if self._frames >= self._again:  # the next look is far off, and will read other steps
             self._inputs.shrink()
 
     def _counts(self, finding: Finding, settled: int) -> bool:
         """Return whether a finding is an incident. Non-finite values are followed by the store itself."""
         if finding.rule in ("spike", "loss-spike"):
-            return self._spikes_told < finding.since_step <= settled
+            return self._spikes_reported < finding.since_step <= settled
         return finding.rule != NONFINITE and finding.severity != "info"
 
     def _follow_own(self, frame: Frame) -> None:
@@ -177,26 +177,26 @@ class Follower:
             else:  # there was no room for them
                 fit = numbers < self._store.taps_known
                 numbers, sizes = numbers[fit], sizes[fit]
-        told = self._sizes.take(numbers, sizes)
-        told |= bool(frame.events) and any(event.name in ENDED for event in frame.events)
-        return self._notice_loss(frame.scalars) or told
+        is_due = self._sizes.take(numbers, sizes)
+        is_due |= bool(frame.events) and any(event.name in ENDED for event in frame.events)
+        return self._notice_loss(frame.scalars) or is_due
 
     def _notice_loss(self, scalars: Mapping[str, float]) -> bool:
         names = tuple(scalars)
         if names != self._names:  # most frames have the same scalars
             self._names, self._losses = names, tuple(filter(is_loss, names))
-        told, is_bad = False, False
+        is_due, is_bad = False, False
         for name in self._losses:
             value = scalars[name]
             if not math.isfinite(value):
                 is_bad = True
             elif value > 0 and (name in self._levels or len(self._levels) < MAX_LOSSES):
-                told |= self._levels.setdefault(name, _Level(math.log2(value))).rises(math.log2(value))
-        told |= is_bad and not self._loss_was_bad
+                is_due |= self._levels.setdefault(name, _Level(math.log2(value))).rises(math.log2(value))
+        is_due |= is_bad and not self._loss_was_bad
         self._loss_was_bad = is_bad
-        return told
+        return is_due
 
-    def _tell(self, step: int, error: Exception) -> None:
+    def _report(self, step: int, error: Exception) -> None:
         if not self._failed:
             self._failed = True
             message = f"a rule failed, so incidents may be missing: {type(error).__name__}: {error}"

@@ -92,7 +92,7 @@ def find_equal(store: Store, taps: TapList, losses: Losses) -> list[Finding]:
         return []
     std, rms = (store.rows(weights.numbers, stat, start, start) for stat in ("std", "rms"))
     if not len(std.first) or len(std.first) != len(rms.first) or std.last[0] != start:
-        return []  # merged by now: it was told long ago
+        return []  # merged by now: it was reported long ago
     flat = (std.high[0] <= limits_of(store, RULE)["equal"] * rms.high[0]) & (rms.high[0] > 0)
     places = _in_a_row(store, taps, weights, flat) if flat.sum() > 1 else []
     if not places:

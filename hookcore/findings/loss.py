@@ -102,12 +102,12 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
         return []
     for series in losses.series:
         now = losses.now(series)
-        told = _nonfinite(now, losses.store.nonfinite_since(series.name)) or (
+        problem = _nonfinite(now, losses.store.nonfinite_since(series.name)) or (
             # A part of a loss may grow while the whole falls.
             _diverged(now, series, limits_of(losses.store, "loss")) if loss_rank(series.name) == main else None
         )
-        if told is not None:
-            value, usual, since, message = told
+        if problem is not None:
+            value, usual, since, message = problem
             shown = series.mean[np.isfinite(series.mean)][-SPARK:]
             about = ("rms", value, usual, since, None, f"{series.name} {message}", tuple(shown.tolist()), 0)
             return [Finding("loss", RULES["loss"].severity, int(taps.numbers[place]), taps.taps[place], *about)]

@@ -36,16 +36,16 @@ class Shift:
     severity: Severities
 
 
-def find_sizes(window: MagnitudeWindow, losses: Losses, spikes_told: int | None = None) -> list[Finding]:
+def find_sizes(window: MagnitudeWindow, losses: Losses, spikes_reported: int | None = None) -> list[Finding]:
     """Return findings about magnitudes of any kind: exploding, vanishing, and spikes (see `findings_of`)."""
     if not window.have_past:
         return []
     exploding, vanishing = _exploding(window), _vanishing(window)
-    grown = [judged for each in _told(window, exploding, _size_sentence) if (judged := _weigh(each, losses))]
-    faded = _told(window, vanishing, _size_sentence)
+    grown = [judged for each in _findings_of(window, exploding, _size_sentence) if (judged := _weigh(each, losses))]
+    faded = _findings_of(window, vanishing, _size_sentence)
     if losses.are_solved:
         faded = [replace(each, severity="info") for each in faded]
-    return grown + faded + _spikes(window, exploding.places, losses, spikes_told)
+    return grown + faded + _spikes(window, exploding.places, losses, spikes_reported)
 
 
 def _weigh(finding: Finding, losses: Losses) -> Finding | None:
@@ -64,7 +64,7 @@ def find_updates(window: MagnitudeWindow) -> list[Finding]:
     if not window.have_past:
         return []
     shifts = _large(window), _stalled(window)
-    return [finding for shift in shifts for finding in _told(window, shift, _share_sentence)]
+    return [finding for shift in shifts for finding in _findings_of(window, shift, _share_sentence)]
 
 
 def _exploding(window: MagnitudeWindow) -> Shift:
@@ -167,7 +167,7 @@ def _stalled(window: MagnitudeWindow) -> Shift:
     return Shift("stalled", places, _onsets(window, places, usual, above=False), usual, lambda _: rule.severity)
 
 
-def _told(window: MagnitudeWindow, shift: Shift, sentence: Sentence) -> list[Finding]:
+def _findings_of(window: MagnitudeWindow, shift: Shift, sentence: Sentence) -> list[Finding]:
     taps, numbers = window.taps.taps, window.taps.numbers.tolist()
     found = []
     onsets = list(zip(shift.onsets, shift.places.tolist(), strict=True))
@@ -228,7 +228,9 @@ def _times(one: float, two: float) -> str:
     return f"{ratio:,.0f} times" if ratio < 1e6 else f"{ratio:.0e} times"
 
 
-def _spikes(window: MagnitudeWindow, exploding: NDArray[np.intp], losses: Losses, told: int | None) -> list[Finding]:
+def _spikes(
+    window: MagnitudeWindow, exploding: NDArray[np.intp], losses: Losses, reported: int | None
+) -> list[Finding]:
     """Return single columns far beyond a tap's own spread."""
     limits = limits_of(window.store, "spike")
     usual, spread = window.past.usual, window.past.below
@@ -237,9 +239,10 @@ def _spikes(window: MagnitudeWindow, exploding: NDArray[np.intp], losses: Losses
     beyond[:, : window.column_of((window.steps.first or 0) + WARM_UP)] = False
     beyond[exploding] = False
     beyond[beyond.sum(axis=1) > limits["rare"]] = False
-    if told is not None:
+    if reported is not None:
         wanted = [
-            told < window.last_step(each) and window.first_step(each) <= window.settled for each in range(window.number)
+            reported < window.last_step(each) and window.first_step(each) <= window.settled
+            for each in range(window.number)
         ]
         beyond[:, ~np.array(wanted)] = False
     columns, places = np.nonzero(beyond.T)

@@ -62,7 +62,9 @@ def examine(store: Store, inputs: RuleInputs | None = None) -> Diagnosis:
     return Diagnosis(found, scope_of(store, taps, inputs.sizes, found))
 
 
-def findings_of(store: Store, inputs: RuleInputs | None = None, spikes_told: int | None = None) -> tuple[Finding, ...]:
+def findings_of(
+    store: Store, inputs: RuleInputs | None = None, spikes_reported: int | None = None
+) -> tuple[Finding, ...]:
     """Return what the rules find now, the worst first: non-finite values, then errors, warnings, and notes.
 
     With the step up to which spikes are known, return only later ones, as soon as it is clear that they were spikes.
@@ -83,7 +85,7 @@ def findings_of(store: Store, inputs: RuleInputs | None = None, spikes_told: int
     found += find_ownership(store, taps)
     found += find_probed(store, taps, losses)
     if inputs.sizes is not None:
-        found += _of_sizes(store, taps, inputs.sizes, losses, spikes_told)
+        found += _of_sizes(store, taps, inputs.sizes, losses, spikes_reported)
     if inputs.updates is not None:
         found += find_updates(inputs.updates) + find_lost(store, taps)
     return _ranked(each for each in found if store.rules.get(each.rule) is not False)
@@ -94,7 +96,7 @@ def _ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _of_sizes(
-    store: Store, taps: TapList, sizes: MagnitudeWindow, losses: Losses, spikes_told: int | None
+    store: Store, taps: TapList, sizes: MagnitudeWindow, losses: Losses, spikes_reported: int | None
 ) -> list[Finding]:
     """Return findings about magnitudes; a stack that fades or grows as a whole replaces those of its layers."""
 
@@ -103,7 +105,7 @@ def _of_sizes(
 
     stacks = find_depth(sizes)
     covered = {(each.rule, each.kind) for each in stacks}
-    single = [each for each in find_sizes(sizes, losses, spikes_told) if (each.rule, each.kind) not in covered]
+    single = [each for each in find_sizes(sizes, losses, spikes_reported) if (each.rule, each.kind) not in covered]
     begun = find_drift(sizes) + ([] if stacks else find_scale(sizes))
     return [*find_nonfinite(store, window_first(store), spark), *stacks, *single, *begun]
 

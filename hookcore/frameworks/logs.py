@@ -18,7 +18,7 @@ class LightningLog:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._told: dict[str, object] = {}  # the last seen metrics
+        self._seen: dict[str, object] = {}  # the last seen metrics
         self._later: set[str] = set()  # those of validation and of the ends of epochs
 
     def log_numbers(self, found: Mapping[str, object]) -> None:
@@ -27,7 +27,7 @@ class LightningLog:
 
     def forget(self) -> None:
         """Forget the metrics of an earlier training."""
-        self._told.clear()
+        self._seen.clear()
         self._later.clear()
 
     def log_batch(self, found: Mapping[str, object], outputs: Any) -> None:
@@ -38,21 +38,21 @@ class LightningLog:
 
     def log_late(self, found: Mapping[str, object]) -> None:
         """Log values that are known only at the end of a validation or an epoch."""
-        self._later |= found.keys() - self._told.keys()
+        self._later |= found.keys() - self._seen.keys()
         self._log_news({name: found[name] for name in self._later & found.keys()})
 
     def _log_news(self, metrics: dict[str, Any]) -> None:
         """Log new metrics only: Lightning keeps a metric until there is a newer one, which is another tensor."""
-        news = {name: value for name, value in metrics.items() if not _is_same(self._told.get(name), value)}
-        self._told |= news
+        news = {name: value for name, value in metrics.items() if not _is_same(self._seen.get(name), value)}
+        self._seen |= news
         self.log_numbers(news)
 
 
-def _is_same(told: object, value: object) -> bool:
+def _is_same(known: object, value: object) -> bool:
     """Return whether this is the metric that was logged before, maybe detached once more."""
-    if isinstance(told, Tensor) and isinstance(value, Tensor):
-        return told.data_ptr() == value.data_ptr()
-    return told is value
+    if isinstance(known, Tensor) and isinstance(value, Tensor):
+        return known.data_ptr() == value.data_ptr()
+    return known is value
 
 
 def follow_lightning(connector: ModuleType, watcher: Watcher) -> None:

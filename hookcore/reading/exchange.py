@@ -84,9 +84,9 @@ class Exchange:
             connection = None
             try:
                 connection = self._connect(STREAM_TIMEOUT_S)
-                for name, told, data in self._events(connection, address, last):
-                    wait_s, last, was_there, unknown_since = FIRST_WAIT_S, told or last, True, float("inf")
-                    yield name, told, data
+                for name, number, data in self._events(connection, address, last):
+                    wait_s, last, was_there, unknown_since = FIRST_WAIT_S, number or last, True, float("inf")
+                    yield name, number, data
             except _BROKEN as error:
                 if not was_there:
                     raise self._unreachable(error) from None

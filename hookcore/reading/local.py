@@ -281,9 +281,9 @@ def _why_no_flow(store: Store, step: int | None) -> str:
     flows = store.flows()
     if flows and step is not None:
         return f"The data flow was learned in step {flows[0].step:,}; it isn't known what it was in step {step:,}."
-    told = store.events(name="flow-unknown")
-    if told:
-        return f"{told[-1].message[:1].upper()}{told[-1].message[1:]}."
+    events = store.events(name="flow-unknown")
+    if events:
+        return f"{events[-1].message[:1].upper()}{events[-1].message[1:]}."
     if store.steps().newest is None:
         return "No step has been captured. The data flow is learned from the first one."
     return (

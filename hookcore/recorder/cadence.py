@@ -24,7 +24,7 @@ TIME_EVERY: Final = 64  # if every step is captured without a limit, one in this
 TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
 ESTIMATE_EVERY: Final = 8  # steps between estimates
 MAX_STRIDE: Final = 1024
-MAX_TOLD: Final = 200  # steps of which an event says why they were captured
+MAX_REPORTED: Final = 200  # steps of which an event says why they were captured
 MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
 
 
@@ -46,7 +46,7 @@ class Cadence:
         self._seen = 0
         self._measuring = True
         self._alarm = ""  # why to capture the next step, whatever its number
-        self._told = 0  # steps that were captured for such a reason
+        self._reported = 0  # steps that were captured for such a reason
         self.reason = ""  # why the running step is one that `chooses` doesn't choose
         self._captured: deque[float] = deque(maxlen=WINDOW)
         self._plain: deque[float] = deque(maxlen=WINDOW)
@@ -128,9 +128,9 @@ class Cadence:
         why, self._alarm = self._alarm, ""
         chosen, self.reason = self.chooses(step), ""
         if why and not chosen:
-            self._told += 1
-            rest = "" if self._told < MAX_TOLD else "; later ones of this run aren't reported"
-            self.reason = f"{why}{rest}" if self._told <= MAX_TOLD else ""
+            self._reported += 1
+            rest = "" if self._reported < MAX_REPORTED else "; later ones of this run aren't reported"
+            self.reason = f"{why}{rest}" if self._reported <= MAX_REPORTED else ""
         return chosen or bool(why)
 
     def chooses(self, step: int) -> bool:

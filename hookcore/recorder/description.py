@@ -77,9 +77,9 @@ class Describer:
         """Send the modules, without waiting for their coverage."""
         self._shipper.sink.describe(self._models.records(), (), self._hooks)
 
-    def tell_news(self, ended: bool = False) -> None:
+    def send_news(self, ended: bool = False) -> None:
         """Send the place of this process and what the run trains with, whenever more of it is known."""
-        self.tell_place()
+        self.send_place()
         if ended:
             self._facts.hear({TRAINED: self._clock.step})
         try:
@@ -90,7 +90,7 @@ class Describer:
             if known is not None:
                 self._shipper.sink.learn(known)
 
-    def tell_place(self) -> None:
+    def send_place(self) -> None:
         """Send where this process is in a distributed training."""
         try:
             place = self._ranks.news(self._models.device)

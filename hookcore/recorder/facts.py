@@ -47,7 +47,7 @@ class Facts:
         self._heard: dict[str, Value] = {}  # replaced, never changed, as other threads read it
         self._of: dict[str, Flat] = {}  # the newest facts of each source
         self._config: dict[str, Any] = {}  # and how much of it was cut, as fields of the description
-        self._told: dict[str, Any] = {}
+        self._sent: dict[str, Any] = {}
         self._is_stale = True  # whether more may be known than at the last call
         self._searches = self._failures = 0
         self._lock = threading.Lock()
@@ -81,9 +81,9 @@ class Facts:
             return None
         self._is_stale = False  # before the facts are read: others may come meanwhile
         known = self._known()
-        if known == self._told:
+        if known == self._sent:
             return None
-        self._told = known
+        self._sent = known
         return known
 
     def _known(self) -> dict[str, Any]:

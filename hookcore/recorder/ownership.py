@@ -33,7 +33,7 @@ class Ownership:
         self._emit = emit
         self._next = FIRST
         self._before: dict[str, Parameter] = {}  # the first parameter of each fact, at the last check
-        self._told: dict[str, Parameter] = {}
+        self._reported: dict[str, Parameter] = {}
 
     def check(self, step: int) -> None:
         """Report what has changed, if a check is due at the end of this step."""
@@ -43,11 +43,11 @@ class Ownership:
         owners = [each for each in self._clock.owners if each.owns and each.steps]
         found = self._facts(owners, step) if owners else {}
         for name, among in found.items():
-            if name in self._before and self._told.get(name) is not among[0]:
-                self._told[name] = among[0]
+            if name in self._before and self._reported.get(name) is not among[0]:
+                self._reported[name] = among[0]
                 self._emit(name, _MESSAGES[name].format(_listed(among)), "info", among[0].plan.path)
-        for name in set(self._told) - set(found):
-            self._emit(ENDED[name], f"no longer found: {name}", "info", self._told.pop(name).plan.path)
+        for name in set(self._reported) - set(found):
+            self._emit(ENDED[name], f"no longer found: {name}", "info", self._reported.pop(name).plan.path)
         self._before = {name: among[0] for name, among in found.items()}
 
     def _facts(self, owners: Sequence[Owner], step: int) -> dict[str, list[Parameter]]:

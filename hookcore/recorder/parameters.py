@@ -96,10 +96,10 @@ class Parameters:
 
     def note_pass(self, reached: Iterable[int]) -> None:
         """Tell their models that a backward pass reached these parameters, given by id."""
-        told, known = None, self._known
+        noted, known = None, self._known
         for key in reached:
-            if key in known and (root := known[key].plan.root) is not told:
-                told = root
+            if key in known and (root := known[key].plan.root) is not noted:
+                noted = root
                 root.note_pass()
 
     def adopt(self, plan: Plan) -> None:

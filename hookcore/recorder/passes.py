@@ -21,7 +21,7 @@ from hookcore.recorder.snapshot_copies import Emit
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import PROBE, Tap
 
-MAX_TOLD: Final = 16  # reasons that are reported for one probe
+MAX_REPORTED: Final = 16  # reasons that are reported for one probe
 
 
 class PassProbe(Protocol):
@@ -58,7 +58,7 @@ class Passes:
     _tangled: bool = False  # whether passes ran in several threads at once
     _hooks: list[HookHandle] = field(default_factory=list)  # on the parameters, while a pass runs
     fault: Exception | None = None  # in such a hook
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
     def begin_step(self) -> None:
         """Forget an unfinished step."""
@@ -191,8 +191,8 @@ class PassProbes:
                     self._statistics.add(plan, values_of(result), slot)
 
     def _note_unknown(self, probe: Looking, passes: Passes, why: str, path: str) -> None:
-        if why not in passes.told and len(passes.told) < MAX_TOLD:
-            passes.told.add(why)
+        if why not in passes.reported and len(passes.reported) < MAX_REPORTED:
+            passes.reported.add(why)
             self._emit("probe-unknown", f"the probe {probe.name!r} has no result: {why}", "info", path)
 
 

@@ -25,7 +25,7 @@ class Ranks:
         self.axes: dict[str, tuple[int, int]] = {}  # replaced, never changed, as other threads read it
         self.place: Place | None = place_by_launcher(watch)
         self._decided = self.place is not None
-        self._told = self.look()
+        self._sent = self.look()
 
     def look(self) -> Place | None:
         """Return the place if it is known by now."""
@@ -40,9 +40,9 @@ class Ranks:
         place = self.look()
         if place is not None and (not place.device or self.axes != place.axes):
             place = self.place = completed(place, device(), self.axes)
-        if place == self._told:
+        if place == self._sent:
             return None
-        self._told = place
+        self._sent = place
         return place
 
     def saw_axes(self, axes: dict[str, tuple[int, int]]) -> None:

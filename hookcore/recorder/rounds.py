@@ -34,17 +34,17 @@ class Rounds:
 
     def ship(self, raws: list[RawFrame]) -> None:
         """Send frames, and the place of this process before the first frame that it is about."""
-        self._description.tell_place()
+        self._description.send_place()
         self._shipper.ship(raws)
         self._description.send_if_due()
 
     def make(self) -> None:
         """Make a round."""
-        self._tell_errors()
+        self._report_errors()
         for each in self._outgoing:
             each.ship(self._shipper.sink.send)
         self._description.send_if_requested()
-        self._description.tell_news()
+        self._description.send_news()
         self._idle.tick()
         self._steps.stalls.look(self._steps.ended_at)
 
@@ -53,7 +53,7 @@ class Rounds:
         """Whether the next round has something that a flush waits for."""
         return self._description.requested or any(each.waiting for each in self._outgoing)
 
-    def _tell_errors(self, is_last: bool = False) -> None:
+    def _report_errors(self, is_last: bool = False) -> None:
         """Make the errors events of the run."""
         events = self._errors.news(is_last)
         if events:
@@ -61,8 +61,8 @@ class Rounds:
 
     def end(self) -> None:
         """Queue the last events: they were emitted as the last frames were shipped, or have not been yet."""
-        self._description.tell_news(ended=True)
+        self._description.send_news(ended=True)
         self._problems.emit_new()
-        self._tell_errors(is_last=True)  # after all that can fail
+        self._report_errors(is_last=True)  # after all that can fail
         if self._collector.has_events:
             self._put(self._collector.take_between(time.time()))

@@ -58,7 +58,7 @@ class Stalls:
         self._looked_at = float("-inf")
         self._since = self._spent_before = float("inf")  # since when nothing has moved, and the processor time then
         self._places: tuple[Place, ...] | None = None
-        self._told = False
+        self._reported = False
 
     def mark(self, step: int) -> None:
         """Note now and then where the training loop is. Called by its thread when a step ends."""
@@ -76,8 +76,8 @@ class Stalls:
         if ended_at != self._ended_at:
             self._longest_s = max(self._longest_s, ended_at - self._ended_at)
             self._ended_at, self._places = ended_at, None
-            if self._told:
-                self._told = False
+            if self._reported:
+                self._reported = False
                 self._emit(ENDED[STALLED], "the training continues")
             return
         now = self._now()
@@ -93,8 +93,8 @@ class Stalls:
         works = not spent - self._spent_before <= WORK * (now - self._since)
         if not places or was_stopped or works or places != self._places or any(map(_is_busy, frames[1:])):
             self._places, self._since, self._spent_before = places, now, spent
-        elif not self._told and now - self._since >= max(MIN_S, FACTOR * self._longest_s):
-            self._told = True
+        elif not self._reported and now - self._since >= max(MIN_S, FACTOR * self._longest_s):
+            self._reported = True
             idle = now - self._ended_at
             message = (
                 f"no step has ended for {_time(idle)}: the training is waiting in {_where(frames)}; its longest step "

@@ -18,7 +18,7 @@ from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.records import STATS, Event, Frame, Tap
 
 MAX_KNOWN: Final = 16  # sets of taps
-MAX_TOLD: Final = 16  # events of one model
+MAX_REPORTED: Final = 16  # events of one model
 UNUSED: Final = "in some steps, backward() did not reach one of its calls: see the event unused-forward"
 _PARTS: Final = STATS.index("parts")
 
@@ -58,7 +58,7 @@ class UnusedForwards:
     _plans: PlanTable
     _known: dict[int, tuple[object, _Outputs]] = field(default_factory=dict, init=False)  # by id of an array of taps
     _before: set[str] = field(default_factory=set, init=False)  # names of models with such a pass in the last frame
-    _told: Counter[str] = field(default_factory=Counter, init=False)  # by name of a model
+    _reported: Counter[str] = field(default_factory=Counter, init=False)  # by name of a model
 
     def find(self, frame: Frame, taps: Sequence[Tap]) -> tuple[Event, ...]:
         """Return an event for each model that has such a pass in this frame, and had none in the frame before."""
@@ -69,7 +69,7 @@ class UnusedForwards:
         if not np.count_nonzero(lacking):  # which takes a fraction of what `any` takes for so few
             self._before.clear()
             return ()
-        return tuple(self._tell(frame, outputs.plans, lacking.tolist()))
+        return tuple(self._report(frame, outputs.plans, lacking.tolist()))
 
     def _outputs_of(self, frame: Frame, taps: Sequence[Tap]) -> _Outputs:
         known = self._known.get(id(frame.taps))  # which many frames share
@@ -80,7 +80,7 @@ class UnusedForwards:
             known = self._known[id(frame.taps)] = frame.taps, _Outputs(frame.taps.tolist(), taps, plans)
         return known[1]
 
-    def _tell(self, frame: Frame, plans: Sequence[Plan], lacking: Sequence[bool]) -> Iterator[Event]:
+    def _report(self, frame: Frame, plans: Sequence[Plan], lacking: Sequence[bool]) -> Iterator[Event]:
         # One module may have an output that nothing uses. A pass wasn't reached if all modules lack a gradient.
         fine = {plan.root.name for plan, lacks in zip(plans, lacking, strict=True) if not lacks}
         known, self._before = self._before, {plan.root.name for plan in plans} - fine
@@ -89,9 +89,9 @@ class UnusedForwards:
             if model in fine:
                 continue
             plan.note_reason(UNUSED)
-            if model not in known and self._told[model] < MAX_TOLD:
+            if model not in known and self._reported[model] < MAX_REPORTED:
                 known = known | {model}
-                self._told[model] += 1
+                self._reported[model] += 1
                 text = (
                     f"backward() did not reach a forward pass of {model or 'the model'} in step {frame.step}, as if a "
                     "loss was skipped, an output detached, or autograd.grad used. The values of that pass are part of "

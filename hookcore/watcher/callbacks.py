@@ -20,7 +20,7 @@ POLL_S: Final = 0.05
 PAUSE_S: Final = 0.25  # after each time that the incidents were read
 MAX_PAUSE_S: Final = 10.0  # while they can't be
 CLOSE_S: Final = 1.0
-MAX_TOLD: Final = 4096  # ids that a subscriber remembers; a store keeps about fifty incidents
+MAX_REPORTED: Final = 4096  # ids that a subscriber remembers; a store keeps about fifty incidents
 
 Callback = Callable[["Incident"], object]
 At = Literal["found", "step"]
@@ -66,7 +66,7 @@ class Subscriber:
     callback: Callback
     at: At
     severity: Severity
-    _told: dict[str, None] = field(default_factory=dict)
+    _reported: dict[str, None] = field(default_factory=dict)
     _failed: bool = False
 
     @property
@@ -77,10 +77,10 @@ class Subscriber:
     def news_of(self, incidents: Incidents) -> list[Incident]:
         """Return the incidents to call the callback for now, each only once, without muted ones."""
         worst = SEVERITIES[: SEVERITIES.index(self.severity) + 1]
-        news = [each for each in incidents if each.severity in worst and each.id not in self._told]
-        self._told |= dict.fromkeys(each.id for each in news)
-        while len(self._told) > MAX_TOLD:
-            del self._told[next(iter(self._told))]
+        news = [each for each in incidents if each.severity in worst and each.id not in self._reported]
+        self._reported |= dict.fromkeys(each.id for each in news)
+        while len(self._reported) > MAX_REPORTED:
+            del self._reported[next(iter(self._reported))]
         return [each for each in news if not each.muted]
 
     def call(self, incident: Incident, report: Report) -> None:

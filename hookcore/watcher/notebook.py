@@ -69,10 +69,10 @@ class Card:
 
     def bundle(self, text: str) -> dict[str, str]:
         """Return the representations by media type, for Jupyter."""
-        told = {"text/plain": text, "text/html": self.html()}
+        bundle = {"text/plain": text, "text/html": self.html()}
         if self.facts.maps:
-            told["image/png"] = base64.b64encode(_png(self.facts.maps[0][1])).decode()
-        return told
+            bundle["image/png"] = base64.b64encode(_png(self.facts.maps[0][1])).decode()
+        return bundle
 
 
 def _figure(title: str, found: Heatmap) -> str:
@@ -104,8 +104,8 @@ def card_of(delivery: Delivery) -> Card:
             client = Client(address.url, address.token or None, timeout_s=ASK_S, run=run)
             facts = _facts_of(stack.enter_context(client))
     # By default, this user's own dashboard lets pages on this machine frame it; other servers don't.
-    told = os.environ.get("HOOKCORE_FRAME_ANCESTORS", "")
-    may_frame = delivery.server in ("auto", "thread") and told.strip() != "none"
+    ancestors = os.environ.get("HOOKCORE_FRAME_ANCESTORS", "")
+    may_frame = delivery.server in ("auto", "thread") and ancestors.strip() != "none"
     return Card(delivery.run.name, delivery.url, may_frame, facts)
 
 

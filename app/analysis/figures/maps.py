@@ -60,12 +60,12 @@ def difference(one: Heatmap, two: Heatmap, style: Style, title: str) -> dict[str
             "title": {"text": "second / first"},
         },
     }
-    told = (
+    marks = (
         ("non-finite only in the second run", seen & bad[1] & ~bad[0], style.nan),
         ("non-finite only in the first run", seen & bad[0] & ~bad[1], style.infinite),
         ("non-finite in both runs", seen & bad[0] & bad[1], style.quiet),
     )
-    return _map_of(style, title, [trace, *_flat_cells(edges, labels, told)])
+    return _map_of(style, title, [trace, *_flat_cells(edges, labels, marks)])
 
 
 def tensor(snapshot: Snapshot, values: NDArray[Any], style: Style, title: str, scale: Scale = "auto") -> dict[str, Any]:
@@ -129,8 +129,8 @@ def _trace(z: Floats, x: Any, y: Any, colors: Any) -> Trace:
 def _cells(values: Floats, x: Any, y: Any, log: bool, name: str, colors: Any = _COLORS) -> Trace:
     """Return a map of values as colors; a logarithmic color bar shows values at its ticks."""
     if not log:
-        told = {"hovertemplate": f"%{{y}}<br>step %{{x}}<br>{escaped(name)} %{{z:.5g}}<extra></extra>"}
-        return {**_trace(values, x, y, colors), **told, "colorbar": {**BAR, "exponentformat": "e"}}
+        hover = {"hovertemplate": f"%{{y}}<br>step %{{x}}<br>{escaped(name)} %{{z:.5g}}<extra></extra>"}
+        return {**_trace(values, x, y, colors), **hover, "colorbar": {**BAR, "exponentformat": "e"}}
     with np.errstate(divide="ignore"):
         logs = np.log10(values)
     known = logs[np.isfinite(logs)]
@@ -149,10 +149,10 @@ def _nonfinite_cells(style: Style, x: Any, y: Any, nan: NDArray[np.bool_], infin
     return _flat_cells(x, y, (("NaN", nan, style.nan), ("infinity", infinite, style.infinite)))
 
 
-def _flat_cells(x: Any, y: Any, told: Sequence[tuple[str, NDArray[np.bool_], str]]) -> list[Trace]:
+def _flat_cells(x: Any, y: Any, marks: Sequence[tuple[str, NDArray[np.bool_], str]]) -> list[Trace]:
     """Return a separate map for each (name, cells, color) with any cell, with an entry in the legend."""
     traces = []
-    for name, chosen, color in told:
+    for name, chosen, color in marks:
         if chosen.any():
             trace = _trace(np.where(chosen, 1.0, np.nan), x, y, [[0, color], [1, color]])
             about = {"name": name, "showlegend": True, "showscale": False}

@@ -82,8 +82,8 @@ def figure_of(style: Style, title: str, traces: list[Trace], **layout: Any) -> d
         "hoverlabel": {"font": {"color": style.ink}, "bgcolor": style.paper, "bordercolor": style.quiet},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
     }
-    told: dict[str, Any] = go.Figure({"data": traces, "layout": {**common, **layout}}).to_dict()
-    return told
+    made: dict[str, Any] = go.Figure({"data": traces, "layout": {**common, **layout}}).to_dict()
+    return made
 
 
 def escaped(text: str) -> str:
@@ -129,7 +129,7 @@ def marks(
     bad = np.flatnonzero(nonfinite)
     if not len(bad):
         return []
-    told = f"{escaped(name)}: " if name else ""
+    prefix = f"{escaped(name)}: " if name else ""
     return [
         {
             "type": "scatter",
@@ -142,7 +142,7 @@ def marks(
             "cliponaxis": False,
             "customdata": nonfinite[bad].astype(np.int32),
             "marker": {"symbol": "x", "color": style.nan, "size": 8},
-            "hovertemplate": f"{told}not finite in %{{customdata}} steps<extra></extra>",
+            "hovertemplate": f"{prefix}not finite in %{{customdata}} steps<extra></extra>",
         }
     ]
 

@@ -147,7 +147,7 @@ def _colors() -> list[list[str]]:
 def _about(run: Run) -> dict[str, str]:
     info, steps = run.info, run.reader.steps()
     began = _time(info.started_s)
-    told = {
+    facts = {
         "state": run.state,
         "steps": f"{steps.first} to {steps.newest}" if steps.count else "none",
         "not captured": counted(left_out, "step") if (left_out := cost_of(run).left_out) else "",
@@ -157,15 +157,15 @@ def _about(run: Run) -> dict[str, str]:
         "run": run.id,
         "notes": run.edits.notes,
     }
-    return {name: _cut(str(value)) for name, value in told.items() if value not in ("", None)} | {
+    return {name: _cut(str(value)) for name, value in facts.items() if value not in ("", None)} | {
         name: _cut(text) for name, text in sorted(run.labels.items())[:20]
     }
 
 
 def _pairs(values: Any) -> dict[str, str]:
     """Return settings as text."""
-    told = plain(values)
-    items = list(told.items())[:MAX_ROWS] if isinstance(told, dict) else []
+    data = plain(values)
+    items = list(data.items())[:MAX_ROWS] if isinstance(data, dict) else []
     return {str(name): _cut(text_of_setting(value)) for name, value in items}
 
 

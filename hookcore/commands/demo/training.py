@@ -25,7 +25,7 @@ from hookcore.watcher import Watcher, watch
 RATE: Final = 2e-3
 EXPLAIN_S: Final = 60.0  # in which a trouble may lead to a saved step
 EXPLAIN_EVERY_S: Final = 0.5
-TOLD_EVERY: Final = 50  # steps between two printed lines
+PRINT_EVERY: Final = 50  # steps between two printed lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Demo:
     device: str = "cpu"
 
 
-def train(demo: Demo, tell: Callable[[str], None] = print) -> Watcher:
+def train(demo: Demo, say: Callable[[str], None] = print) -> Watcher:
     """Train as configured and return the watcher, closed; Ctrl+C stops early."""
     digits = load()
     trouble = TROUBLES.get(demo.trouble, Trouble(""))
@@ -48,13 +48,13 @@ def train(demo: Demo, tell: Callable[[str], None] = print) -> Watcher:
     torch.manual_seed(0)
     model = MODELS[demo.model](trouble.plain).to(demo.device)
     watcher = watch(model, **_settings(demo))
-    tell(_opening(demo, trouble, model))
+    say(_opening(demo, trouble, model))
     if watcher.url is not None:
-        tell(f"A tour in five steps: {watcher.url}?tour=1")
+        say(f"A tour in five steps: {watcher.url}?tour=1")
     try:
-        _train(demo, trouble, digits, model, watcher, tell)
+        _train(demo, trouble, digits, model, watcher, say)
     except KeyboardInterrupt:
-        tell(_closing(watcher))
+        say(_closing(watcher))
     finally:
         watcher.close()
     return watcher
@@ -82,7 +82,7 @@ def _closing(watcher: Watcher) -> str:
 
 
 def _train(
-    demo: Demo, trouble: Trouble, digits: Digits, model: nn.Module, watcher: Watcher, tell: Callable[[str], None]
+    demo: Demo, trouble: Trouble, digits: Digits, model: nn.Module, watcher: Watcher, say: Callable[[str], None]
 ) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
     source = batches(digits, torch.Generator().manual_seed(1))
@@ -101,8 +101,8 @@ def _train(
         loss.backward()  # type: ignore[no-untyped-call]
         watcher.log(loss=loss, accuracy=_share_right(scores, labels), lr=optimizer.param_groups[0]["lr"])
         optimizer.step()
-        if (step + 1) % TOLD_EVERY == 0 or step + 1 == demo.steps:
-            tell(_progress(step + 1, loss, _test(model, digits), pace.per_s))
+        if (step + 1) % PRINT_EVERY == 0 or step + 1 == demo.steps:
+            say(_progress(step + 1, loss, _test(model, digits), pace.per_s))
         pace.keep()
 
 

@@ -16,7 +16,7 @@ def examine(model: str = "", environment: Mapping[str, str] = os.environ) -> lis
     try:
         training = import_module("hookcore.commands.doctor.training")
     except (ImportError, OSError) as error:
-        told = f"cannot be imported ({error}): this machine can serve and show runs, but not train"
-        return [*findings, Finding("wrong" if model else "note", "torch", told)]
+        words = f"cannot be imported ({error}): this machine can serve and show runs, but not train"
+        return [*findings, Finding("wrong" if model else "note", "torch", words)]
     findings += training.examine()
     return findings + training.examine_model(model) if model else findings

@@ -23,5 +23,5 @@ def as_text(findings: Sequence[Finding]) -> str:
     """Format the findings, with a summary."""
     lines = [f"{each.level:5}  {each.about:{_WIDTH}} {each.text}" for each in findings]
     wrong, notes = (sum(each.level == level for each in findings) for level in ("wrong", "note"))
-    told = f"{wrong} wrong, {notes} to note" if wrong or notes else "no problems found"
-    return "\n".join([*lines, "", told])
+    summary = f"{wrong} wrong, {notes} to note" if wrong or notes else "no problems found"
+    return "\n".join([*lines, "", summary])

@@ -26,10 +26,10 @@ _TOGETHER: Final = ("torch", "numpy", "lightning", "transformers", "accelerate",
 
 def examine(environment: Mapping[str, str]) -> list[Finding]:
     """Run each check; a check that fails is reported and doesn't stop the others."""
-    return [_versions(), tested.examine(), *(_told(about, look, environment) for about, look in _LOOKS)]
+    return [_versions(), tested.examine(), *(_finding_of(about, look, environment) for about, look in _LOOKS)]
 
 
-def _told(about: str, look: Callable[[Mapping[str, str]], Finding], environment: Mapping[str, str]) -> Finding:
+def _finding_of(about: str, look: Callable[[Mapping[str, str]], Finding], environment: Mapping[str, str]) -> Finding:
     try:
         return look(environment)
     except HookcoreError as error:
@@ -59,12 +59,12 @@ def _folder(environment: Mapping[str, str]) -> Finding:
     folder = home(environment)
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        told = f"{folder} (mode {mode:04o}) is not writable: make it writable, or set HOOKCORE_HOME to another folder"
-        return Finding("wrong", "folder", told)
+        words = f"{folder} (mode {mode:04o}) is not writable: make it writable, or set HOOKCORE_HOME to another folder"
+        return Finding("wrong", "folder", words)
     loose = [each.name for each in folder.iterdir() if each.is_file() and stat.S_IMODE(each.stat().st_mode) & 0o077]
     if loose:
-        told = f"{folder} contains files that others can read: {', '.join(sorted(loose))}; run `chmod 600` on them"
-        return Finding("wrong", "folder", told)
+        words = f"{folder} contains files that others can read: {', '.join(sorted(loose))}; run `chmod 600` on them"
+        return Finding("wrong", "folder", words)
     return Finding("ok", "folder", f"{folder} is private (mode {mode:04o}) and writable")
 
 
@@ -73,12 +73,12 @@ def _dashboard(environment: Mapping[str, str]) -> Finding:
     if not found.running:
         return _port(environment)
     if not found.url:
-        told = f"running, but {found.folder / 'dashboard.json'} has no address: stop the process that holds its lock"
-        return Finding("wrong", "dashboard", told)
+        words = f"running, but {found.folder / 'dashboard.json'} has no address: stop the process that holds its lock"
+        return Finding("wrong", "dashboard", words)
     problem = _problem_of(found.url)
     if problem:
-        told = f"process {found.pid} at {found.url} {problem}; log file: {found.log}; to stop it, run `hookcore stop`"
-        return Finding("wrong", "dashboard", told)
+        words = f"process {found.pid} at {found.url} {problem}; log file: {found.log}; to stop it, run `hookcore stop`"
+        return Finding("wrong", "dashboard", words)
     return Finding("ok", "dashboard", f"running at {found.url}/ (process {found.pid}), and it answers")
 
 
@@ -89,8 +89,8 @@ def _port(environment: Mapping[str, str]) -> Finding:
         try:
             listener.bind((HOST, port))
         except OSError as error:
-            told = f"not running; port {port} is taken ({error.strerror}), so it would start at the next free port"
-            return Finding("note", "dashboard", told)
+            words = f"not running; port {port} is taken ({error.strerror}), so it would start at the next free port"
+            return Finding("note", "dashboard", words)
     return Finding("ok", "dashboard", f"not running; port {port} is free")
 
 

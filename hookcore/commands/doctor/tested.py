@@ -69,8 +69,8 @@ def examine() -> Finding:
         if (each.python, each.torch) == (python, torch):
             return Finding("ok" if each is TESTED[0] else "note", "tested", f"{pair}, {each.date}: {each.result}")
     others = ", ".join(f"Python {each.python} with torch {each.torch}" for each in TESTED)
-    told = f"the tests were not run with {pair}, only with {others}; `make matrix` in a checkout runs them"
-    return Finding("note", "tested", told)
+    words = f"the tests were not run with {pair}, only with {others}; `make matrix` in a checkout runs them"
+    return Finding("note", "tested", words)
 
 
 def _minor(version: str) -> str:

@@ -39,8 +39,8 @@ def _devices() -> Iterator[Finding]:
         found = torch.cuda.get_device_properties(number)
         yield Finding("ok", "device", f"cuda:{number} {found.name}, {found.total_memory / 2**30:.0f} GiB")
     if not _has_triton():
-        told = "not installed, so hookcore measures tensors on the GPU with torch operators, which is slower"
-        yield Finding("note", "triton", f"{told}; to install it, run `pip install triton`")
+        words = "not installed, so hookcore measures tensors on the GPU with torch operators, which is slower"
+        yield Finding("note", "triton", f"{words}; to install it, run `pip install triton`")
 
 
 def _has_triton() -> bool:
@@ -77,8 +77,8 @@ def _compiler() -> Finding:
             warnings.simplefilter("ignore")
             ran = torch.compile(lambda x: x.sin() + 1)(values)
     except Exception as error:
-        told = " ".join(str(error).split())[:160]
-        return Finding("note", "torch.compile", f"doesn't work here, so compiled models won't either: {told}")
+        words = " ".join(str(error).split())[:160]
+        return Finding("note", "torch.compile", f"doesn't work here, so compiled models won't either: {words}")
     if not torch.allclose(ran, values.sin() + 1):
         return Finding("wrong", "torch.compile", "computes wrong results on this machine")
     return Finding("ok", "torch.compile", "works; the outputs of compiled regions are captured (see `compiled`)")
@@ -149,8 +149,8 @@ def _describe(coverage: list[Coverage], ran: bool) -> list[Finding]:
     how = "were captured in one step" if ran else "would be captured when the model runs"
     findings = [Finding("ok", "model", f"{len(seen)} of {len(coverage)} modules {how}")]
     if not ran:
-        told = "not run; to see more, let the callable return inputs, too, as in `return model, inputs`"
-        findings.append(Finding("ok", "model", told))
+        words = "not run; to see more, let the callable return inputs, too, as in `return model, inputs`"
+        findings.append(Finding("ok", "model", words))
     others: dict[str, list[str]] = {}
     for each in coverage:
         if each not in seen or (ran and each.reason):

@@ -79,7 +79,7 @@ class Outbox:
                 self._waiting.append(entry)
                 self._bytes += entry.size
                 self._make_room()
-            self._tell()
+            self._report()
 
     def _with_flow(self, frame: Frame) -> Frame:
         """Return a frame with the newest flow if the receiver lost it."""
@@ -110,13 +110,13 @@ class Outbox:
         """Update the description of the run."""
         with self.changed:
             if self._description.update(modules, coverage, hooks):
-                self._tell()
+                self._report()
 
     def set_listening(self, listening: bool) -> None:
         """Set whether the sender waits for `changed`, while it holds that lock."""
         self._listening = listening
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         # A busy sender checks by itself; waking it would only cost the caller.
         if self._listening:
             self._listening = False
@@ -170,7 +170,7 @@ class Outbox:
             if not self._closed:
                 self._closed = True
                 self._end = EndItem(self._produced, self._step, self._failure)
-            self._tell()
+            self._report()
 
     def give_up(self) -> None:
         """Drop waiting items; items in flight stay so."""

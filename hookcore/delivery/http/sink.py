@@ -46,7 +46,7 @@ class HttpSink(Sink):
         self.close_s = close_s
         self._outbox = Outbox(max_bytes, max_items)
         self._sender = Sender(self._outbox, info, close_s, (connect_s, request_s))
-        self._told_losses = False
+        self._reported_losses = False
 
     # -- the sink ---------------------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ class HttpSink(Sink):
         self._outbox.end()
         self._sender.close(self.close_s)
         self._outbox.give_up()
-        self._tell_losses()
+        self._report_losses()
         self._outbox.give_up()  # data that came back in the meantime
 
     # -- beside the sink --------------------------------------------------------------------------------------------
@@ -141,10 +141,10 @@ class HttpSink(Sink):
         self._outbox.abandon()
         self._sender.abandon()
 
-    def _tell_losses(self) -> None:
+    def _report_losses(self) -> None:
         """Warn at the end if parts of the run didn't reach the server, or may not be saved there."""
         outbox = self._outbox
         message = loss_message(self.counters, self.trouble, self._sender.answered, outbox.unsaved, outbox.given_up)
-        if message and self._sender.was_started and not self._told_losses:
-            self._told_losses = True
+        if message and self._sender.was_started and not self._reported_losses:
+            self._reported_losses = True
             logger.warning("%s%s", message, self._sender.advice)

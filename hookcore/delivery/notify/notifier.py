@@ -20,7 +20,7 @@ RETRY_S: Final = 2.0  # before the second attempt; longer before the next
 CLOSE_S: Final = 5.0
 MAX_WAITING: Final = 100
 MAX_SHOWN: Final = 10  # notes in one message
-MAX_TOLD: Final = 10_000  # incidents that are remembered
+MAX_REPORTED: Final = 10_000  # incidents that are remembered
 MAX_SENTENCE: Final = 500
 
 
@@ -79,7 +79,7 @@ class Notifier:
         self.targets = tuple(targets)
         self._failed, self._look, self._pause_s = failed, look, pause_s
         self._waiting: deque[Note] = deque()
-        self._told: dict[tuple[str, str], None] = {}
+        self._reported: dict[tuple[str, str], None] = {}
         self._dropped = 0
         self._unmentioned = 0  # dropped since the last message
         self._due = 0.0
@@ -97,11 +97,11 @@ class Notifier:
     def put(self, note: Note) -> None:
         """Queue a note, unless there was one about this incident. Never waits."""
         with self._lock:
-            if note.key in self._told:
+            if note.key in self._reported:
                 return
-            self._told[note.key] = None
-            if len(self._told) > MAX_TOLD:
-                del self._told[next(iter(self._told))]
+            self._reported[note.key] = None
+            if len(self._reported) > MAX_REPORTED:
+                del self._reported[next(iter(self._reported))]
             if len(self._waiting) < MAX_WAITING:
                 self._waiting.append(note)
             else:

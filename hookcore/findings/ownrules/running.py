@@ -24,7 +24,7 @@ MAX_MESSAGE: Final = 500  # characters
 KEPT: Final = 64  # frames that series reach back
 KEPT_BYTES: Final = 16_000_000
 MISSES: Final = 2  # frames in a row without a problem, after which it is over
-TOLD_EVERY: Final = 64  # frames between two reports of costs
+REPORT_EVERY: Final = 64  # frames between two reports of costs
 SLOW_S: Final = 0.005  # a rule that takes longer on average
 SLOW_CALLS: Final = 20  # that show it
 
@@ -49,7 +49,7 @@ class _State:
     seconds: float = 0.0
     worst_s: float = 0.0
     off: str = ""  # why
-    told_slow: bool = False
+    reported_slow: bool = False
 
     def label(self, where: str) -> str:
         """Return the rule's facts for readers."""
@@ -85,7 +85,7 @@ class OwnRules:
         self._count += 1
         labels = {}
         is_young = self._count & (self._count - 1) == 0  # after 1, 2, 4, 8 frames, and so on
-        if events or is_young or self._count % TOLD_EVERY == 0:
+        if events or is_young or self._count % REPORT_EVERY == 0:
             labels = {f"{OWN_RULE_LABEL}{each.rule.name}": each.label(self._where) for each in self._states}
         return replace(frame, events=(*frame.events, *events), labels={**frame.labels, **labels})
 
@@ -117,8 +117,8 @@ class OwnRules:
         for each in found:  # the first of a module counts
             problems.setdefault("" if each.module == ROOT else each.module, each)
         yield from self._changes(state, frame, problems)
-        if not state.told_slow and state.calls >= SLOW_CALLS and state.seconds > SLOW_S * state.calls:
-            state.told_slow = True
+        if not state.reported_slow and state.calls >= SLOW_CALLS and state.seconds > SLOW_S * state.calls:
+            state.reported_slow = True
             mean = 1000 * state.seconds / state.calls
             yield _event(frame, "own-rule-slow", f"the rule {state.rule.name} takes {mean:.3g} ms per frame", "info")
 

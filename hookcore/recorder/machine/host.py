@@ -31,7 +31,7 @@ class Host:
         self._process = psutil.Process()
         self._counters: dict[str, float] = {}  # of the last reading; they only grow
         self._read_at = 0.0
-        self._told = False
+        self._reported = False
 
     def read(self, now: float) -> Sample:
         """Return what holds now, and the rates since the last reading; the first one has no rates."""
@@ -75,9 +75,9 @@ class Host:
 
     def _facts(self) -> dict[str, str]:
         """Say once how large the machine is."""
-        if self._told:
+        if self._reported:
             return {}
-        self._told = True
+        self._reported = True
         cores, memory = self._psutil.cpu_count(), self._psutil.virtual_memory().total
         return {MACHINE_LABEL: f"{cores} cores, {memory / 1e9:.3g} GB of memory"}
 
