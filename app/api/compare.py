@@ -147,7 +147,7 @@ def compare_two_runs(
         verdict, order = read()
         return _table(shown(verdict.pairs, order[after : after + limit]))
 
-    return reply.arrays(format, [version_of(one), version_of(two)], content, table)
+    return reply.arrays(format, [version_of(one), version_of(two)], content, table=table)
 
 
 def first_parting(verdict: Verdict) -> answers.Parting | None:
@@ -206,7 +206,7 @@ def compare_heatmap(
         answer, found = read()
         return Table(replace(answer, worst=found.share).columns(), found.share)  # infinities unchanged
 
-    return reply.arrays(format, [version_of(one), version_of(two)], lambda: read()[0], table)
+    return reply.arrays(format, [version_of(one), version_of(two)], lambda: read()[0], table=table)
 
 
 def _differences_of(

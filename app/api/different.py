@@ -10,7 +10,7 @@ from hookcore.errors import ArgumentError
 from hookcore.reading import answers
 
 from ..analysis.different import Side, what_differs
-from ..formats import ARRAYS, Table
+from ..formats import ARRAYS
 from ..runs import Run
 from .params import (
     MAX_STEP,
@@ -67,7 +67,7 @@ def differences(
         return what_differs(one, two, run.store.matcher(match), kind, limit, bins)
 
     versions = [version_of(each) for each in {run.id: run, beside.id: beside}.values()]
-    return reply.arrays(format, versions, read, lambda: Table(read().columns()))
+    return reply.arrays(format, versions, read)
 
 
 def sides_of(run: Run, beside: Run, span: Span, other: Span) -> tuple[Side, Side]:

@@ -14,7 +14,7 @@ from hookcore.reading import answers
 from hookcore.store import Series
 
 from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
-from ..formats import ARRAYS, Table
+from ..formats import ARRAYS
 from ..runs import Run
 from ..runs.traits import Traits
 from .params import (
@@ -88,7 +88,7 @@ def overlay(
         what = wanted.scalar or f"{wanted.tap} {wanted.stat}"
         return answers.Overlay(what, group_by, tuple(lines), tuple(run.id for run in chosen if run.id not in known))
 
-    return reply.arrays(format, [version_of(run) for run in chosen], content, lambda: Table(content().columns()))
+    return reply.arrays(format, [version_of(run) for run in chosen], content)
 
 
 def _line_of(run: Run, series: Series, group: str) -> answers.OverlayLine:

@@ -173,12 +173,19 @@ class Reply:
         return self.any_of(("json",), None, versions, {"json": lambda: json_of(content())})
 
     def arrays(
-        self, chosen: str | None, versions: Sequence[str], content: Callable[[], Any], table: Callable[[], Table]
+        self,
+        chosen: str | None,
+        versions: Sequence[str],
+        content: Callable[[], Any],
+        *,
+        matrix: str = "",
+        table: Callable[[], Table] | None = None,
     ) -> Response:
-        """Reply with JSON, or with the same numbers as a table."""
+        """Reply with JSON, or with a table: by default that of the answer's columns, and of the named matrix."""
+        make = table or (lambda: Table.of(content(), matrix))
         makers: dict[str, Callable[[], bytes]] = {"json": lambda: json_of(content())}
         for name in ARRAYS[1:]:
-            makers[name] = lambda name=name: table().encode(name)  # type: ignore[misc]
+            makers[name] = lambda name=name: make().encode(name)  # type: ignore[misc]
         return self.any_of(ARRAYS, chosen, versions, makers)
 
     def any_of(

@@ -18,7 +18,7 @@ from ..analysis.rankmaps import Map, map_of
 from ..analysis.ranks import ranks_of
 from ..analysis.rankstores import every_store_of, stores_at
 from ..analysis.spreads import SpreadSort, layers_of, spreads_of
-from ..formats import ARRAYS, Table
+from ..formats import ARRAYS
 from ..runs import JointRun, Run
 from ..runs.ranked import joint_of, read_every
 from .params import (
@@ -45,7 +45,7 @@ router = APIRouter(route_class=SteadyRoute)
 def ranks(run: RunParam, reply: ReplyParam, format: Format = None) -> Response:
     """Return each rank: its state, how far it is, how fast, and what of it came too late for the sum of all ranks."""
     joint = joint_of(run)
-    return reply.arrays(format, _versions(joint), lambda: ranks_of(joint), lambda: Table(ranks_of(joint).columns()))
+    return reply.arrays(format, _versions(joint), lambda: ranks_of(joint))
 
 
 @router.get("/ranks/map", summary="A value by rank and step", responses=described(answers.RankMap, ARRAYS))
@@ -79,7 +79,7 @@ def rank_map(
         found = map_of(every_store_of(joint), what, stat, span.first, span.last, columns)
         return answer_of(joint, found, shown, what if isinstance(what, str) else stat)
 
-    return reply.arrays(format, _versions(joint), read, lambda: Table(read().columns()))
+    return reply.arrays(format, _versions(joint), read)
 
 
 @router.get("/ranks/spread", summary="Spread over ranks, by layer", responses=described(answers.LayerSpreads, ARRAYS))
@@ -113,7 +113,7 @@ def rank_spread(
             **page, run=joint.id, kind=kind, stat=stat, first_step=first, step=last, layers=layers
         )
 
-    return reply.arrays(format, _versions(joint), read, lambda: Table(read().columns()))
+    return reply.arrays(format, _versions(joint), read)
 
 
 def answer_of(run: Run, found: Map, tap: answers.Tap | None, name: str) -> answers.RankMap:

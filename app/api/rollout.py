@@ -107,7 +107,7 @@ def rollout(
         columns = {str(place): np.ascontiguousarray(matrix[:, place]) for place in range(matrix.shape[1])}
         return Table(columns, matrix)
 
-    return reply.arrays(format, [version_of(run)], content, table)
+    return reply.arrays(format, [version_of(run)], content, table=table)
 
 
 def _layer_of(kept: Captured, layer: AttentionLayer) -> answers.RolloutLayer:

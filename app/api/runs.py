@@ -13,7 +13,7 @@ from hookcore.reading.answers import Number
 
 from ..analysis.modulerows import rows_of
 from ..analysis.selection import Patterns, Switch, first_found, found_by, preview
-from ..formats import ARRAYS, StrictJson, Table
+from ..formats import ARRAYS, StrictJson
 from ..runs import Run, why_gone
 from ..runs.answering import run_of
 from ..runs.query import find_runs
@@ -263,4 +263,4 @@ def model(
     def content() -> answers.Model:
         return run.reader.model(step)
 
-    return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
+    return reply.arrays(format, [version_of(run)], content)

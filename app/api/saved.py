@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 from fastapi import Query
@@ -16,7 +16,7 @@ from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require
 
 from ..runs.query import find_runs
-from ..serving.guard.query import what_is_wrong
+from ..serving.guard.query import is_list, what_is_wrong
 from .params import OfKind, StatsOrQuantiles, match_of
 from .series import ScalarNames, SeriesLimit, TapText, asked_stats
 
@@ -103,7 +103,7 @@ def _problem(check: Any, *given: str) -> str:
 def _read(kind: type[Asked], query: str) -> Asked:
     """Return the parameters of a query string. Raises ArgumentError for one that is unknown, repeated, or invalid."""
     pairs = parse_qsl(query)
-    known = {name: _is_list(field.annotation) for name, field in kind.model_fields.items()}
+    known = {name: is_list(field.annotation) for name, field in kind.model_fields.items()}
     if wrong := what_is_wrong(Counter(name for name, _ in pairs), known):
         raise ArgumentError(wrong)
     given: dict[str, Any] = {}
@@ -117,7 +117,3 @@ def _read(kind: type[Asked], query: str) -> Asked:
     except ValidationError as error:
         problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
         raise ArgumentError("; ".join(problems)) from None
-
-
-def _is_list(annotation: Any) -> bool:
-    return any(get_origin(each) is list for each in (annotation, *get_args(annotation)))

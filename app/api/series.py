@@ -16,8 +16,9 @@ from hookcore.records import Kind
 from hookcore.records.sketch import BINS
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import matcher, quantile_of, require, unknown
+from hookcore.store.newest import require_stats
 
-from ..formats import ARRAYS, Table
+from ..formats import ARRAYS
 from .params import (
     After,
     Format,
@@ -79,7 +80,7 @@ def series(
         found = (one for each in shown for one in reader.stats(each, stats, span.first, span.last, points))
         return answers.SeriesList(**page, run=run.id, stat=stat, series=tuple(found))
 
-    return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
+    return reply.arrays(format, [version_of(run)], content)
 
 
 def asked_stats(
@@ -118,7 +119,7 @@ def heatmap(
     def content() -> answers.Heatmap:
         return run.reader.heatmap(kind, stat, match, span.first, span.last, columns, rows, counts=counts)
 
-    return reply.arrays(format, [version_of(run)], content, lambda: Table.of(content(), "worst"))
+    return reply.arrays(format, [version_of(run)], content, matrix="worst")
 
 
 @router.get(
@@ -151,7 +152,7 @@ def histograms(
             return run.reader.histograms(wanted[0], *asked)
         return answers.HistogramsList(run.id, tuple(run.reader.many_histograms(wanted, *asked)))
 
-    return reply.arrays(format, [version_of(run)], content, lambda: Table.of(content(), "counts"))
+    return reply.arrays(format, [version_of(run)], content, matrix="counts")
 
 
 @router.get(
@@ -179,7 +180,7 @@ def channels(
             return run.reader.channel_taps(match)
         return run.reader.channels(tap, span.first, span.last, columns, rows)
 
-    return reply.arrays(format, [version_of(run)], content, lambda: Table.of(content(), "values"))
+    return reply.arrays(format, [version_of(run)], content, matrix="values")
 
 
 @router.get("/latest", summary="The newest values", responses=described(answers.Latest, ARRAYS))
@@ -204,14 +205,12 @@ def latest(
 
     They are exact, unless that step is merged with others by now: then they are the means of `first_step` to `step`.
     """
-    for given in (stat, sort.removeprefix("-") if sort else None):
-        if given is not None:
-            require("stat", given, STAT_NAMES)
+    require_stats(stat, sort)
 
     def content() -> answers.Latest:
         return run.reader.latest(match, kind, stat, sort, limit, span.first, span.last, tap)
 
-    return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
+    return reply.arrays(format, [version_of(run)], content)
 
 
 @router.get("/scalars", summary="Logged scalars", responses=described(answers.Scalars, ARRAYS))
@@ -245,4 +244,4 @@ def scalars(
         shown, page = page_of(found.names, after, limit)
         return replace(found, **page, names=tuple(shown))
 
-    return reply.arrays(format, [version_of(run)], content, lambda: Table(content().columns()))
+    return reply.arrays(format, [version_of(run)], content)

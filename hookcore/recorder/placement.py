@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 from hookcore import hooks
 from hookcore.config import Settings
@@ -12,7 +12,6 @@ from hookcore.hooks.engine import BackwardObserver, observe_backward
 from hookcore.hooks.loading import UNSEEN, observe_loading
 from hookcore.hooks.observing import ObserverHandle
 from hookcore.hooks.optimizers import StepObserver, observe_steps
-from hookcore.recorder.attachment import Attachment
 from hookcore.recorder.calls import Observer
 from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.in_graphs import InsideAttachment
@@ -21,6 +20,28 @@ from hookcore.recorder.models import Models
 from hookcore.recorder.on_modules import ModuleAttachment
 from hookcore.recorder.on_process import ProcessAttachment
 from hookcore.recorder.plans import Plan
+
+
+class Attachment(Protocol):
+    """One way to observe modules: by hooks on the process, on the modules, or in compiled graphs.
+
+    Its hooks report to the dispatcher. `on` and `off` are called between steps and must be cheap.
+    """
+
+    def on(self) -> None:
+        """Start a captured step."""
+
+    def off(self) -> None:
+        """Capture nothing for a while."""
+
+    def follow_observers(self) -> None:
+        """Add and remove hooks as the observers need them now."""
+
+    def follow_choice(self, chosen: Sequence[Plan]) -> str | None:
+        """Add and remove hooks for a new selection of modules. Return why that's impossible for some."""
+
+    def close(self) -> None:
+        """Remove every hook."""
 
 
 class Placement:

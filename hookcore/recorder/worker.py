@@ -5,37 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.queue import FrameQueue
+from hookcore.recorder.rounds import Rounds
 
 POLL_S: Final = 0.02
 
 
-class Duties(Protocol):
-    """The work of the thread. Exceptions are counted, and it continues."""
-
-    def ship(self, raws: list[RawFrame]) -> None:
-        """Send these frames."""
-
-    def make(self) -> None:
-        """Make a round: look after everything else."""
-
-    def end(self) -> None:
-        """Queue the last items to send."""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether the next round has something that a flush waits for."""
-
-
 class Worker:
-    """A daemon thread that polls the queue, because waking it would cost the training a thread switch."""
+    """A daemon thread that polls the queue, because waking it would cost the training a thread switch.
 
-    def __init__(self, queue: FrameQueue, duties: Duties, failed: Callable[[Exception], None]) -> None:
+    Exceptions of its work, the rounds, are counted, and it continues.
+    """
+
+    def __init__(self, queue: FrameQueue, rounds: Rounds, failed: Callable[[Exception], None]) -> None:
         self.queue = queue
-        self._duties = duties
+        self._rounds = rounds
         self._failed = failed
         self._busy = False
         self._stopping = threading.Event()
@@ -58,7 +44,7 @@ class Worker:
         return True
 
     def _has_work(self) -> bool:
-        return bool(self.queue.frames) or self._busy or self._duties.has_more
+        return bool(self.queue.frames) or self._busy or self._rounds.has_more
 
     def close(self, timeout_s: float) -> None:
         """Handle everything that waits, then end the thread. Its last errors are among what it sends last."""
@@ -74,14 +60,14 @@ class Worker:
         while not self._stopping.wait(POLL_S):
             self._busy = True  # during a round too: it may describe the model, and a flush waits for that
             self._attempt(self._ship)
-            self._attempt(self._duties.make)
+            self._attempt(self._rounds.make)
             self._busy = False
-        self._attempt(self._duties.end)
+        self._attempt(self._rounds.end)
         self._attempt(self._ship)
 
     def _ship(self) -> None:
         while self.queue.frames:
-            self._attempt(self._duties.ship, self.queue.take())
+            self._attempt(self._rounds.ship, self.queue.take())
 
     def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -36,9 +36,7 @@ class Newest(Deep):
 
         With bounds, return the taps seen in these steps. `wanted` names the taps and skips the search by kind.
         """
-        for given in (stat, sort.removeprefix("-") if sort else None):
-            if given is not None:
-                checks.require("stat", given, STAT_NAMES)
+        require_stats(stat, sort)
         wanted = self.taps(None, kind) if wanted is None else wanted
         steps, stored = self._latest((first, last))
         numbers = wanted.numbers[wanted.numbers < len(steps)]
@@ -69,9 +67,7 @@ class Newest(Deep):
         """
         if first is None and last is None:
             return self.latest(kind, stat, sort, limit, wanted=wanted)
-        for given in (stat, sort.removeprefix("-") if sort else None):
-            if given is not None:
-                checks.require("stat", given, STAT_NAMES)
+        require_stats(stat, sort)
         return _arranged(self._newest(kind, first, last, wanted), stat, sort, limit)
 
     def _newest(self, kind: str | None, first: int | None, last: int | None, wanted: TapList | None) -> Latest:
@@ -103,6 +99,13 @@ class Newest(Deep):
         They are the same for a step that is still exact.
         """
         return self._rows_between((first, last))
+
+
+def require_stats(stat: str | None, sort: str | None) -> None:
+    """Raise ArgumentError if one of these isn't a stat; `sort` may begin with a minus."""
+    for given in (stat, sort.removeprefix("-") if sort else None):
+        if given is not None:
+            checks.require("stat", given, STAT_NAMES)
 
 
 def _column_of(stored: Floats, name: str, numbers: NDArray[np.int64]) -> Floats:

@@ -50,9 +50,7 @@ class Queries(Newest):
         parts = (
             self._parts.stats.gather(STAT_NAMES.index("norm"), lanes_of(numbers), first, last) if len(numbers) else []
         )
-        rows = down_sample(Rows.join([norm_of(part) for part in parts]), points)
-        values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
-        return Series("norm", None, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
+        return _series_of("norm", None, [norm_of(part) for part in parts], points)
 
     def rows(self, numbers: NDArray[np.int64], stat: str, first: int | None = None, last: int | None = None) -> Rows:
         """Return one stat of some taps [row, tap] without down-sampling; `present` is 0 for uncaptured taps."""
@@ -92,9 +90,7 @@ class Queries(Newest):
 
     def _series(self, name: str, tap: int | None, source: Source, span: Span, points: int) -> Series:
         checks.require_at_least("points", points, 1)
-        rows = down_sample(Rows.join(self._gather(source, span, points)), points)
-        values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
-        return Series(name, tap, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
+        return _series_of(name, tap, self._gather(source, span, points), points)
 
     def heatmap(
         self,
@@ -263,6 +259,12 @@ class Queries(Newest):
     def captured_step(self, back: int) -> int | None:
         """Return the captured step `back` steps before the newest one, or the oldest of the newest 1,024."""
         return self._parts.ledger.captured_step(back)
+
+
+def _series_of(name: str, tap: int | None, parts: list[Rows], points: int) -> Series:
+    rows = down_sample(Rows.join(parts), points)
+    values = rows.mean[:, 0], rows.low[:, 0], rows.high[:, 0]
+    return Series(name, tap, rows.first, rows.last, *values, rows.present[:, 0], rows.nonfinite[:, 0])
 
 
 def _within(rows: Rows, first: int, last: int) -> NDArray[np.bool_]:

@@ -25,10 +25,11 @@ def parameters_of(dependant: Dependant) -> dict[str, bool]:
     known: dict[str, bool] = {}
     for each in dependant.dependencies:
         known |= parameters_of(each)
-    return known | {each.alias: _is_list(each.field_info.annotation) for each in dependant.query_params}
+    return known | {each.alias: is_list(each.field_info.annotation) for each in dependant.query_params}
 
 
-def _is_list(annotation: Any) -> bool:
+def is_list(annotation: Any) -> bool:
+    """Return whether a parameter can be repeated."""
     return any(get_origin(each) is list for each in (annotation, *get_args(annotation)))
 
 

@@ -160,13 +160,19 @@ def _why_no_gradient(tensor: Tensor) -> str:
     return "the layer ran without gradients (torch.no_grad() or torch.inference_mode())"
 
 
-class BeforeHook(InertInCopies):
-    """The forward pre-hook of a traced module."""
+class _TraceHook(InertInCopies):
+    """A hook of a traced module."""
 
     __slots__ = ("traced",)
 
     def __init__(self, traced: TracedModule) -> None:
         self.traced = traced
+
+
+class BeforeHook(_TraceHook):
+    """The forward pre-hook of a traced module."""
+
+    __slots__ = ()
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if _is_compiling() or tracing_state():
@@ -175,13 +181,10 @@ class BeforeHook(InertInCopies):
             self.traced.enter(args, kwargs)
 
 
-class AfterHook(InertInCopies):
+class AfterHook(_TraceHook):
     """The forward hook of a traced module."""
 
-    __slots__ = ("traced",)
-
-    def __init__(self, traced: TracedModule) -> None:
-        self.traced = traced
+    __slots__ = ()
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if _is_compiling() or tracing_state():

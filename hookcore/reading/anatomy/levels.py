@@ -139,14 +139,15 @@ def _ties_of(level: Level, places: dict[int, int]) -> list[Ties]:
 
 def _regular_times(ties: list[Ties], run: Run, times: int) -> int:
     """Return how many units from the first one on are connected alike."""
-    second = _inputs(ties, run, 1)
+    inputs, outputs = range(2)
+    second = _links(ties, run, 1, inputs)
     for number in range(times):
-        given, sent = _inputs(ties, run, number), _outputs(ties, run, number)
+        given, sent = (_links(ties, run, number, side) for side in (inputs, outputs))
         if number and given != second:
             return number
         if number == 0 and not _begins(given, second):
             return 1
-        if number < times - 1 and sent != _outputs(ties, run, 0):
+        if number < times - 1 and sent != _links(ties, run, 0, outputs):
             return number + 1  # it can be the last one, whose output goes elsewhere
     return times
 
@@ -154,27 +155,15 @@ def _regular_times(ties: list[Ties], run: Run, times: int) -> int:
 Link = tuple[int, str, int]  # a place in the unit, which end the other one is, and its place there
 
 
-def _inputs(ties: list[Ties], run: Run, unit: int) -> frozenset[Link]:
-    return frozenset(_links(run, unit, ((place, other) for place in _places(run, unit) for other in ties[place][0])))
-
-
-def _outputs(ties: list[Ties], run: Run, unit: int) -> frozenset[Link]:
-    return frozenset(_links(run, unit, ((place, other) for place in _places(run, unit) for other in ties[place][1])))
-
-
-def _places(run: Run, unit: int) -> range:
-    begin = run.first + unit * run.period
-    return range(begin, begin + run.period)
-
-
-def _links(run: Run, unit: int, ends: Iterable[tuple[int, int]]) -> Iterator[Link]:
-    begin = run.first + unit * run.period
-    for place, other in ends:
-        if run.first <= other < run.last:  # in a unit of the run: how many units away
+def _links(ties: list[Ties], run: Run, unit: int, side: int) -> frozenset[Link]:
+    """Return where the inputs or the outputs of a unit lead: side 0 or 1 of its ties."""
+    begin, found = run.first + unit * run.period, set()
+    for place in range(run.period):
+        for other in ties[begin + place][side]:
             away, at = divmod(other - begin, run.period)
-            yield place - begin, f"unit {away:+d}", at
-        else:
-            yield place - begin, "elsewhere", other
+            is_inside = run.first <= other < run.last  # in a unit of the run: how many units away
+            found.add((place, f"unit {away:+d}", at) if is_inside else (place, "elsewhere", other))
+    return frozenset(found)
 
 
 def _begins(given: frozenset[Link], second: frozenset[Link]) -> bool:
