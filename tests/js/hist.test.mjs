@@ -9,7 +9,6 @@ import {
   barsOf,
   columnAt,
   columnOf,
-  endsOf,
   extentOf,
   SignedLog,
   shapeOf,
@@ -86,10 +85,9 @@ test("the axis includes the largest values, and the few tiny ones fall into the 
 
 test("a column extends to the next one, but not across a gap", () => {
   const shape = shapeOf(answer([0, 2, 4, 20, 22], Array(5).fill([0, 0, 0, 1, 0, 0, 0])));
-  const ends = endsOf(shape);
-  assert.deepEqual([...ends], [2, 4, 5, 22, 24]);
+  assert.deepEqual([...shape.ends], [2, 4, 5, 22, 24]);
   assert.deepEqual(
-    [0, 1, 3, 4, 5, 19, 20, 23, 24].map((step) => columnAt(shape, ends, step)),
+    [0, 1, 3, 4, 5, 19, 20, 23, 24].map((step) => columnAt(shape, step)),
     [0, 0, 1, 2, -1, -1, 3, 4, -1],
   );
 });
@@ -157,10 +155,9 @@ test("one non-finite column is visible, however many share a pixel", () => {
 test("the tooltip names the bin under the pointer and its share", () => {
   const shape = shapeOf(answer([4], [[0, 0, 0, 30, 0, 10, 50]], { nan: [10] }));
   const axis = new SignedLog({ small: 0.01, negative: 1, positive: 1 });
-  const ends = endsOf(shape);
-  assert.equal(say(shape, ends, axis, { step: 4, value: 0.5 }), "step 4\n0.1 to 1: 50 of 100, 50.0%\nNaN: 10, 10.0%");
-  assert.match(say(shape, ends, axis, { step: 4, value: 0 }), /zero, and magnitudes up to 0.01: 30 of 100/);
-  assert.match(say(shape, ends, axis, { step: 9, value: 0 }), /not captured/);
+  assert.equal(say(shape, axis, { step: 4, value: 0.5 }), "step 4\n0.1 to 1: 50 of 100, 50.0%\nNaN: 10, 10.0%");
+  assert.match(say(shape, axis, { step: 4, value: 0 }), /zero, and magnitudes up to 0.01: 30 of 100/);
+  assert.match(say(shape, axis, { step: 9, value: 0 }), /not captured/);
   assert.equal(binAt(shape, 7), -1);
   assert.deepEqual(tableOf(shape).rows[0], ["4", 10, 0, 0, 0, 0, 0, 30, 0, 10, 50]);
 });
@@ -214,7 +211,7 @@ test("a held step has a column only if it was captured", () => {
     [0, 5, 10, 12, 15, 20, 21].map((step) => columnOf(shape, step)),
     [0, -1, 1, 1, -1, 2, -1],
   );
-  assert.equal(columnAt(shape, endsOf(shape), 5), 0, "a pointer between two columns selects the drawn one");
+  assert.equal(columnAt(shape, 5), 0, "a pointer between two columns selects the drawn one");
 });
 
 test("a held page requests bars of its step only, however many steps are shown", () => {

@@ -59,6 +59,11 @@ export function count(value) {
       : nameOf(value);
 }
 
+/** step 7, or steps 7 to 12. @param {number} first @param {number} last */
+export function stepWords(first, last) {
+  return first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`;
+}
+
 /** A share; a small one that is not zero does not look like zero. @param {number | null | undefined} share */
 export function percent(share) {
   if (share === null || share === undefined) return "-";

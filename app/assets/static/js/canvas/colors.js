@@ -85,3 +85,11 @@ export function paletteOf(signed = false) {
 }
 
 /** @typedef {ReturnType<typeof paletteOf>} Palette */
+
+/** The color of a value: at a place of the table, or what says that it isn't finite.
+ * @param {Palette} palette @param {number} value @param {number} level in the table @param {boolean} hatched */
+export function colorOf(palette, value, level, hatched) {
+  if (Number.isFinite(value)) return palette.table[level];
+  if (Number.isNaN(value)) return hatched ? palette.nanHatch : palette.nan;
+  return hatched ? palette.infHatch : palette.inf;
+}

@@ -15,15 +15,28 @@ export function pixelRatio() {
   return Math.min(2, globalThis.devicePixelRatio || 1);
 }
 
+/** Fits a canvas to its size on the screen. To set the same size again would clear it.
+ * @param {HTMLCanvasElement} canvas @param {number} width @param {number} height @param {number} ratio */
+export function fitCanvas(canvas, width, height, ratio) {
+  const size = { width: Math.round(width * ratio), height: Math.round(height * ratio) };
+  if (canvas.width !== size.width || canvas.height !== size.height) Object.assign(canvas, size);
+}
+
 /** Fits a canvas to its size on the screen, and returns a pen for CSS pixels on an empty canvas.
  * @param {HTMLCanvasElement} canvas @param {number} width @param {number} height @param {number} [ratio] */
 export function penOf(canvas, width, height, ratio = pixelRatio()) {
-  const size = { width: Math.round(width * ratio), height: Math.round(height * ratio) };
-  if (canvas.width !== size.width || canvas.height !== size.height) Object.assign(canvas, size);
+  fitCanvas(canvas, width, height, ratio);
   const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
   return pen;
+}
+
+/** For benchmarks: what was drawn, the step that it shows, and how long it took.
+ * @param {string} kind @param {number | null} step @param {number} ms */
+export function reportDrawn(kind, step, ms) {
+  if (!performance.getEntriesByName("hookcore:live").length) performance.mark("hookcore:live");
+  document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind, step, ms } }));
 }
 
 /** A subclass draws in `paint`, and reads values in `point`, `leave`, and `move`. */

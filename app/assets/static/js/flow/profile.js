@@ -4,7 +4,7 @@ import { penOf } from "../canvas/index.js";
 import { MISSING } from "../canvas/worst.js";
 import { Card } from "../card.js";
 import { h } from "../dom.js";
-import { count } from "../format.js";
+import { count, stepWords } from "../format.js";
 import { drawMarks } from "../heat/pen.js";
 import { labelOf } from "../heat/rows.js";
 import { Subscription } from "../live/subscription.js";
@@ -118,7 +118,7 @@ export class Profile {
       return this.bits.some((bits) => bits.some((each) => each !== MISSING))
         ? `step ${count(held)}`
         : `Nothing was captured in step ${count(held)}`;
-    if (range) return `newest values in steps ${count(range[0])} to ${count(range[1])}`;
+    if (range) return `newest values in ${stepWords(...range)}`;
     return this.step === null ? "" : `step ${count(this.step)}`;
   }
 

@@ -4,7 +4,7 @@
 import { ApiError, reach } from "../api.js";
 import { copyText } from "../copy.js";
 import { byId } from "../dom.js";
-import { count } from "../format.js";
+import { count, stepWords } from "../format.js";
 import { Parts } from "../live/parts.js";
 import { Refresh } from "../live/refresh.js";
 import { openPalette } from "../palette/index.js";
@@ -78,7 +78,7 @@ async function linkOf(page) {
   const shown = held ?? (range || step === null ? null : await page.captured.upTo(step));
   if (shown !== null) url.searchParams.set("step", String(shown));
   if (span && page.runState === "live") url.searchParams.set("steps", `${span[0]}-${span[1]}`);
-  const words = shown !== null ? `step ${count(shown)}` : range ? `steps ${count(range[0])} to ${count(range[1])}` : "";
+  const words = shown !== null ? `step ${count(shown)}` : range ? stepWords(...range) : "";
   return { link: url.href, held: words ? `, held at ${words}` : "" };
 }
 

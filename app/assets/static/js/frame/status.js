@@ -1,6 +1,6 @@
 // @ts-check
 /** The words of the header about the run and the connection, and the rate of progress. Pure. */
-import { count, pace } from "../format.js";
+import { count, pace, stepWords } from "../format.js";
 
 /**
  * @typedef {object} Situation
@@ -24,7 +24,7 @@ const SEP = " \u00b7 ";
 /** The pill: its state (a class) and its words. @param {Situation} now @returns {{state: string, words: string}} */
 export function pillOf(now) {
   const { run, newest, held, step, range } = now;
-  const where = range ? `steps ${count(range[0])} to ${count(range[1])}` : `step ${count(step)}`;
+  const where = range ? stepWords(...range) : `step ${count(step)}`;
   const at = newest === null ? "" : `step ${count(newest)}`;
   if (now.broken) return { state: "disconnected", words: joined("disconnected", at) };
   if (run !== "live") {

@@ -4,7 +4,7 @@
 import { hideTip, showTip } from "../canvas/tip.js";
 import { worse } from "../canvas/worst.js";
 import { isAside } from "../dom.js";
-import { count, number } from "../format.js";
+import { count, number, stepWords } from "../format.js";
 import { isLocal } from "../kinds.js";
 import { cellValue, mergedAs, shownValue } from "./export.js";
 import { moveBy } from "./keys.js";
@@ -230,7 +230,7 @@ export function wordsOf(heat, point) {
 /** @param {import("../canvas/columns.js").Columns} columns @param {number} i @param {number} step */
 function stepsOf(columns, i, step) {
   const [first, last] = [columns.first(i), columns.last(i)];
-  const steps = first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`;
+  const steps = stepWords(first, last);
   const within = step <= last && (last > first || first === step);
   return within ? steps : `step ${count(step)}: not captured; nearest earlier value, from ${steps}`;
 }

@@ -3,6 +3,7 @@
  * them. */
 
 import { paletteOf } from "../canvas/colors.js";
+import { fitCanvas, reportDrawn } from "../canvas/index.js";
 import { h } from "../dom.js";
 import { prefs } from "../prefs.js";
 import { Range, Scale } from "../scale.js";
@@ -123,7 +124,7 @@ export class Screen {
     };
     drawScene(this.context, texture, this.scene, ratio);
     this.pointing.draw();
-    if (this.#news && columns.length) tellDrawn(columns.last(columns.length - 1), performance.now() - began);
+    if (this.#news && columns.length) reportDrawn("heat", columns.last(columns.length - 1), performance.now() - began);
     this.#news = false;
   }
 
@@ -131,10 +132,7 @@ export class Screen {
   #layOut(ratio) {
     const { visible: order, pinned, fit } = this.heat;
     const { clientWidth, clientHeight } = this.plot;
-    for (const canvas of [this.picture, this.over]) {
-      const [width, height] = [Math.round(clientWidth * ratio), Math.round(clientHeight * ratio)];
-      if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
-    }
+    for (const canvas of [this.picture, this.over]) fitCanvas(canvas, clientWidth, clientHeight, ratio);
     const layout = layOut(
       clientWidth,
       clientHeight,
@@ -174,12 +172,6 @@ export class Screen {
     context.drawImage(this.picture, 0, 0);
     return canvas;
   }
-}
-
-/** For benchmarks: the step that the picture shows, and how long it took. @param {number} step @param {number} ms */
-function tellDrawn(step, ms) {
-  if (!performance.getEntriesByName("hookcore:live").length) performance.mark("hookcore:live");
-  document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind: "heat", step, ms } }));
 }
 
 const MIN_DECADES = 0.3; // of a relative scale: a factor of two to each side

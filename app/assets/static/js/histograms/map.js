@@ -1,13 +1,12 @@
 // @ts-check
 /** One layer's histograms over steps: signed-log values upwards, and the share of a step's values as the color. */
 import { paletteOf, pixelOf } from "../canvas/colors.js";
-import { hideTip, showTip } from "../canvas/tip.js";
 import { makeButton } from "../dom.js";
 import { colors } from "../theme.js";
 import { BOTTOM, drawValues, LEFT, topOf } from "./axes.js";
 import { paint, STRIP } from "./paint.js";
 import { say, tableOf } from "./say.js";
-import { AxisPart, endsOf, extentOf, SignedLog, shapeOf, stopsOf } from "./shape.js";
+import { AxisPart, extentOf, SignedLog, shapeOf } from "./shape.js";
 import { StepMap } from "./stepmap.js";
 
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
@@ -18,7 +17,7 @@ const PLACES = 40; // steps of the arrow keys from the bottom to the top
  */
 
 export class HistMap extends StepMap {
-  /** @type {import("./shape.js").Shape | null} */
+  /** @override @type {import("./shape.js").Shape | null} */
   shape = null;
   /** @type {import("./shape.js").Values | null} */
   axis = null;
@@ -26,10 +25,6 @@ export class HistMap extends StepMap {
   zoomed = null;
   /** The axis shared with other charts, if any. @type {SignedLog | null} */
   shared = null;
-  /** @type {{step: number, value: number} | null} */
-  #at = null;
-  /** @type {Float64Array} */
-  #ends = new Float64Array();
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas @param {Options} options */
   constructor(page, element, { title, height = 160, module, onOpen, zoomed = null }) {
@@ -43,7 +38,7 @@ export class HistMap extends StepMap {
     this.module = module;
     this.onOpen = onOpen;
     this.canvas.addEventListener("click", ({ clientX, clientY }) => {
-      this.#open(this.#placeOf(clientX, clientY)?.step ?? null);
+      this.#open(this.placeOf(clientX, clientY)?.step ?? null);
     });
   }
 
@@ -51,7 +46,6 @@ export class HistMap extends StepMap {
    * @param {[number, number] | null} [span] @param {SignedLog | null} [shared] */
   show(said, span = null, shared = null) {
     this.shape = shapeOf(said);
-    this.#ends = endsOf(this.shape);
     this.span = span;
     this.shared = shared;
     this.draw();
@@ -60,16 +54,6 @@ export class HistMap extends StepMap {
   /** Returns the shown numbers. */
   table() {
     return this.shape ? tableOf(this.shape) : { columns: ["step"], rows: [] };
-  }
-
-  /** @override @returns {import("./stepmap.js").Span | null} */
-  get captured() {
-    return this.shape?.columns ? [this.shape.first[0], this.#ends[this.shape.columns - 1] - 1] : null;
-  }
-
-  /** @override */
-  get stops() {
-    return this.shape && stopsOf(this.shape);
   }
 
   /** @override @param {Uint32Array} pixels @param {number} across @param {number} down
@@ -90,7 +74,7 @@ export class HistMap extends StepMap {
   zoom(top, bottom) {
     const x = this.canvas.getBoundingClientRect().left + LEFT;
     const y = this.canvas.getBoundingClientRect().top;
-    const [high, low] = [this.#placeOf(x, y + top), this.#placeOf(x, y + bottom)];
+    const [high, low] = [this.placeOf(x, y + top), this.placeOf(x, y + bottom)];
     if (low && high && high.value > low.value) this.#zoomTo([low.value, high.value]);
   }
 
@@ -101,8 +85,8 @@ export class HistMap extends StepMap {
     this.draw();
   }
 
-  /** @param {number} x in the window @param {number} y */
-  #placeOf(x, y) {
+  /** @override @param {number} x in the window @param {number} y */
+  placeOf(x, y) {
     const [box, step] = [this.canvas.getBoundingClientRect(), this.stepAt(x)];
     if (step === null || !this.axis) return null;
     const strip = STRIP / this.size.ratio;
@@ -110,19 +94,9 @@ export class HistMap extends StepMap {
     return { step, value: this.axis.value(Math.min(1, Math.max(0, place))) };
   }
 
-  /** @override @param {number} x @param {number} y */
-  point(x, y) {
-    this.#point(this.#placeOf(x, y), x, y);
-  }
-
-  /** @override */
-  leave() {
-    this.#point(null);
-  }
-
   /** @override */
   enter() {
-    this.#open(this.#at?.step ?? null);
+    this.#open(this.at?.step ?? null);
   }
 
   /** @param {number | null} step */
@@ -130,27 +104,24 @@ export class HistMap extends StepMap {
     this.onOpen?.(step === null ? null : this.stopAt(step));
   }
 
-  /** @param {{step: number, value: number} | null} at @param {number} [x] @param {number} [y] */
-  #point(at, x = 0, y = 0) {
-    this.#at = at;
-    this.page.cursor.move(
-      { step: at?.step ?? null, ...(this.module === undefined ? {} : { module: at ? this.module : null }) },
-      this,
-    );
-    if (!at || !this.shape || !this.axis) return hideTip();
-    const words = say(this.shape, this.#ends, this.axis, at);
-    showTip(words, x, y);
-    return words;
+  /** @override @param {{step: number} | null} at */
+  cursorAt(at) {
+    return { ...super.cursorAt(at), ...(this.module === undefined ? {} : { module: at ? this.module : null }) };
+  }
+
+  /** @override @param {{step: number, value: number}} at */
+  say(at) {
+    return this.shape && this.axis ? say(this.shape, this.axis, at) : "";
   }
 
   /** @override @param {number} right @param {number} up */
   move(right, up) {
     const span = this.shown;
     if (!span || !this.axis) return false;
-    const { step, x, top } = this.moved(this.#at?.step, right, span);
-    const place = this.axis.place(this.#at?.value ?? 0) + up / PLACES;
+    const { step, x, top } = this.moved(this.at?.step, right, span);
+    const place = this.axis.place(this.at?.value ?? 0) + up / PLACES;
     const value = this.axis.value(Math.max(0, Math.min(1, place)));
-    this.page.announce(this.#point({ step, value }, x, top + topOf(this.axis, value, this.size)) ?? "");
+    this.page.announce(this.pointAt({ step, value }, x, top + topOf(this.axis, value, this.size)) ?? "");
     return true;
   }
 }

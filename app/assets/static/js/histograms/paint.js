@@ -1,13 +1,11 @@
 // @ts-check
 /** The pixels of histograms over steps: steps to the right, values upwards, and how much of a step lies there as the
  * color. Pure. */
-import { endsOf, middleOf } from "./shape.js";
+import { colorOf } from "../canvas/colors.js";
+import { middleOf, pixelsOf } from "./shape.js";
 
 /** @typedef {import("./shape.js").Shape} Shape */
-/**
- * @typedef {{table: Uint32Array, nan: number, inf: number, missing: number, nanHatch: number, infHatch: number}}
- * Palette
- */
+/** @typedef {import("../canvas/colors.js").Palette} Palette */
 
 /** The colors reach from the first share to the second, by the logarithm. */
 export const SHARES = /** @type {const} */ ([1e-4, 0.25]);
@@ -59,17 +57,14 @@ export function rowsOf(shape, axis, rows) {
 export function paint(pixels, width, height, shape, axis, span, palette, empty) {
   const inner = height - 2 * STRIP;
   const rows = rowsOf(shape, axis, inner);
-  const ends = endsOf(shape);
-  const scale = width / (span[1] - span[0] + 1);
   pixels.fill(palette.missing);
   for (let column = 0; column < shape.columns; column += 1) {
-    const left = Math.max(0, Math.floor((shape.first[column] - span[0]) * scale));
-    const right = Math.min(width, Math.max(left + 1, Math.floor((ends[column] - span[0]) * scale)));
+    const [left, right] = pixelsOf(shape, column, width, span);
     if (right <= 0 || left >= width) continue;
     const colors = columnOf(shape, column, rows, inner, palette, empty);
     for (let y = 0; y < inner; y += 1) pixels.fill(colors[y], (y + STRIP) * width + left, (y + STRIP) * width + right);
   }
-  strips(pixels, width, height, shape, ends, span, palette, empty);
+  strips(pixels, width, height, shape, span, palette, empty);
 }
 
 /** @param {Shape} shape @param {number} column @param {ReturnType<typeof rowsOf>} rows @param {number} inner
@@ -93,30 +88,22 @@ function columnOf(shape, column, { from, to, band, about }, inner, palette, empt
 
 /** NaN and +Infinity above, -Infinity below. A mark lasts no less than a pixel, and no later column takes it away.
  * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape
- * @param {Float64Array} ends @param {[number, number]} span @param {Palette} palette @param {number} empty */
-function strips(pixels, width, height, shape, ends, span, palette, empty) {
-  const scale = width / (span[1] - span[0] + 1);
+ * @param {[number, number]} span @param {Palette} palette @param {number} empty */
+function strips(pixels, width, height, shape, span, palette, empty) {
   for (const pass of [0, 1]) {
     for (let column = 0; column < shape.columns; column += 1) {
       const [nan, above, below] = [shape.nan[column] > 0, shape.positive[column] > 0, shape.negative[column] > 0];
       if (pass === 1 && !(nan || above || below)) continue;
-      const left = Math.max(0, Math.floor((shape.first[column] - span[0]) * scale));
-      const right = Math.min(width, Math.max(left + 1, Math.floor((ends[column] - span[0]) * scale)));
+      const [left, right] = pixelsOf(shape, column, width, span);
       for (let y = 0; y < STRIP; y += 1) {
         for (let x = left; x < right; x += 1) {
           const hatched = (x + y) % 4 === 0;
-          const top = nan
-            ? hatched
-              ? palette.nanHatch
-              : palette.nan
-            : above
-              ? hatched
-                ? palette.infHatch
-                : palette.inf
-              : empty;
-          if (pass === 0 || nan || above) pixels[y * width + x] = pass === 0 ? empty : top;
-          const bottom = below ? (hatched ? palette.infHatch : palette.inf) : empty;
-          if (pass === 0 || below) pixels[(height - 1 - y) * width + x] = pass === 0 ? empty : bottom;
+          const [top, bottom] = [y * width + x, (height - 1 - y) * width + x];
+          if (pass === 0) pixels[top] = pixels[bottom] = empty;
+          else {
+            if (nan || above) pixels[top] = colorOf(palette, nan ? NaN : Infinity, 0, hatched);
+            if (below) pixels[bottom] = colorOf(palette, -Infinity, 0, hatched);
+          }
         }
       }
     }

@@ -8,7 +8,7 @@ import { prefs } from "../prefs.js";
 import { colors } from "../theme.js";
 import { rowsOf, SHARES } from "./paint.js";
 import { tableOf as numbersOf, say, stepsOf } from "./say.js";
-import { columnAt, columnOf, endsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
+import { columnAt, columnOf, extentOf, SignedLog, shapeOf } from "./shape.js";
 
 const RIDGES = 12;
 const PLACES = 100; // that the arrow keys visit on the axis
@@ -22,8 +22,6 @@ export class HistProfile extends CanvasChart {
   axis = null;
   /** @type {SignedLog | null} */
   shared = null;
-  /** @type {Float64Array} */
-  #ends = new Float64Array();
   /** The place of the cursor on the axis, from 0 to 1. */
   #at = 0.5;
 
@@ -44,7 +42,6 @@ export class HistProfile extends CanvasChart {
    * @param {SignedLog | null} [shared] */
   show(said, _span, shared = null) {
     this.shape = shapeOf(said);
-    this.#ends = endsOf(this.shape);
     this.shared = shared;
     this.draw();
   }
@@ -59,7 +56,7 @@ export class HistProfile extends CanvasChart {
     const { shape, page, mode } = this;
     if (!shape) return -1;
     const { step = null } = page.cursor.point;
-    const pointed = step === null || mode !== "bars" ? -1 : columnAt(shape, this.#ends, step);
+    const pointed = step === null || mode !== "bars" ? -1 : columnAt(shape, step);
     if (pointed >= 0) return pointed;
     const { held } = page.follow;
     return held === null ? shape.columns - 1 : columnOf(shape, held);
@@ -171,7 +168,7 @@ export class HistProfile extends CanvasChart {
       return this.#missing;
     }
     const at = { step: this.shape.first[column], value: this.axis.value(this.#at) };
-    const words = say(this.shape, this.#ends, this.axis, at);
+    const words = say(this.shape, this.axis, at);
     showTip(words, x, y);
     return words;
   }

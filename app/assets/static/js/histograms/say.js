@@ -1,6 +1,6 @@
 // @ts-check
 /** What lies at a place of a histogram map, in words and as a table. Pure. */
-import { count, number, percent } from "../format.js";
+import { count, number, percent, stepWords } from "../format.js";
 import { columnAt, middleOf } from "./shape.js";
 
 /** @typedef {import("./shape.js").Shape} Shape */
@@ -12,16 +12,15 @@ export function binAt(shape, value) {
   return -1;
 }
 
-/** @param {Shape} shape @param {number} column */
-export function stepsOf(shape, column) {
-  const [first, last] = [shape.first[column], shape.last[column]];
-  return first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`;
+/** @param {{first: Float64Array, last: Float64Array}} shape @param {number} column */
+export function stepsOf({ first, last }, column) {
+  return stepWords(first[column], last[column]);
 }
 
-/** @param {Shape} shape @param {Float64Array} ends @param {import("./shape.js").Values} axis
- * @param {{step: number, value: number}} at @returns {string} lines */
-export function say(shape, ends, axis, { step, value }) {
-  const column = columnAt(shape, ends, step);
+/** @param {Shape} shape @param {import("./shape.js").Values} axis @param {{step: number, value: number}} at
+ * @returns {string} lines */
+export function say(shape, axis, { step, value }) {
+  const column = columnAt(shape, step);
   if (column < 0) return `step ${count(step)}\nnot captured`;
   const total = shape.totals[column];
   const lines = [stepsOf(shape, column), lineOf(shape, column, axis, value, total)];

@@ -9,6 +9,7 @@ import { countOf } from "../search.js";
  * @property {number} bins
  * @property {Float64Array} first steps of the columns
  * @property {Float64Array} last
+ * @property {Float64Array} ends where the next column begins
  * @property {Float64Array} edges bins + 1 of them
  * @property {Float64Array} counts column by column
  * @property {Float64Array} totals of a column: all values, the non-finite ones too
@@ -33,7 +34,8 @@ export function shapeOf(said) {
   const [first, last, edges] = [said.first_step, said.last_step, said.edges].map((each) =>
     Float64Array.from(each, Number),
   );
-  return { tap: said.tap, columns, bins, first, last, edges, counts, totals, nan, negative, positive };
+  const ends = endsOf({ first, last, columns });
+  return { tap: said.tap, columns, bins, first, last, ends, edges, counts, totals, nan, negative, positive };
 }
 
 /** The value in the middle of a bin; of the one around zero it is zero. @param {Shape} shape @param {number} bin */
@@ -43,7 +45,7 @@ export function middleOf(shape, bin) {
 }
 
 /** Where the columns stand: each lasts until the next one, but not over a gap. Ends are exclusive.
- * @param {Shape} shape @returns {Float64Array} */
+ * @param {{first: Float64Array, last: Float64Array, columns: number}} shape @returns {Float64Array} */
 export function endsOf({ first, last, columns }) {
   const gaps = Array.from({ length: Math.max(0, columns - 1) }, (_, column) => first[column + 1] - first[column]).sort(
     (a, b) => a - b,
@@ -55,6 +57,15 @@ export function endsOf({ first, last, columns }) {
   });
 }
 
+/** Where a column is in a picture that is so many pixels wide: its first pixel, and the one after its last.
+ * @param {{first: Float64Array, ends: Float64Array}} shape @param {number} column @param {number} width
+ * @param {[number, number]} span the first and the last step of the picture */
+export function pixelsOf({ first, ends }, column, width, span) {
+  const scale = width / (span[1] - span[0] + 1);
+  const left = Math.max(0, Math.floor((first[column] - span[0]) * scale));
+  return [left, Math.min(width, Math.max(left + 1, Math.floor((ends[column] - span[0]) * scale)))];
+}
+
 /** The columns of a picture. @param {{first: Float64Array, last: Float64Array, columns: number}} shape
  * @returns {import("../canvas/stops.js").Stops} */
 export function stopsOf({ first, last, columns }) {
@@ -62,10 +73,10 @@ export function stopsOf({ first, last, columns }) {
 }
 
 /** The column of a step; -1 if the step was not captured.
- * @param {Shape} shape @param {Float64Array} ends @param {number} step */
-export function columnAt(shape, ends, step) {
+ * @param {{first: Float64Array, last: Float64Array, ends: Float64Array, columns: number}} shape @param {number} step */
+export function columnAt(shape, step) {
   const column = stopsOf(shape).find(step);
-  return column >= 0 && step < ends[column] ? column : -1;
+  return column >= 0 && step < shape.ends[column] ? column : -1;
 }
 
 /** The column that contains a step itself; -1 if the step was not captured. @param {Shape} shape

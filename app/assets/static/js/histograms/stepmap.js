@@ -1,11 +1,13 @@
 // @ts-check
 /** A picture with the steps to the right: painted once, and composed with its axes whenever the cursor moves. */
-import { CanvasChart, pixelRatio } from "../canvas/index.js";
+import { CanvasChart, fitCanvas, pixelRatio } from "../canvas/index.js";
 import { stopAt } from "../canvas/stops.js";
+import { hideTip, showTip } from "../canvas/tip.js";
 import { colors } from "../theme.js";
 import { BOTTOM, drawBox, drawCursor, LEFT } from "./axes.js";
 import { Brush } from "./brush.js";
 import { STRIP } from "./paint.js";
+import { stopsOf } from "./shape.js";
 
 /** @typedef {[number, number]} Span the first and the last step */
 
@@ -13,6 +15,11 @@ import { STRIP } from "./paint.js";
 export class StepMap extends CanvasChart {
   /** On the axis; null for all captured steps. @type {Span | null} */
   span = null;
+  /** The columns of the picture. @type {{first: Float64Array, last: Float64Array, ends: Float64Array, columns: number}
+   * | null} */
+  shape = null;
+  /** What the cursor is at. @type {any} */
+  at = null;
   /** @type {ImageData | null} */
   #picture = null;
   #ratio = 1;
@@ -44,7 +51,8 @@ export class StepMap extends CanvasChart {
 
   /** All captured steps; null if there are none. @returns {Span | null} */
   get captured() {
-    return null;
+    const { shape } = this;
+    return shape?.columns ? [shape.first[0], shape.ends[shape.columns - 1] - 1] : null;
   }
 
   /** The steps on the axis. */
@@ -52,21 +60,53 @@ export class StepMap extends CanvasChart {
     return this.span ?? this.captured;
   }
 
-  /** The columns of the picture. @returns {import("../canvas/stops.js").Stops | null} */
-  get stops() {
-    return null;
-  }
-
   /** The captured step that a step stands for, or the one so many columns further.
    * @param {number} step @param {number} [by] */
   stopAt(step, by) {
-    const { stops, shown } = this;
-    return stops && shown ? stopAt(stops, step, shown, by) : step;
+    const { shape, shown } = this;
+    return shape && shown ? stopAt(stopsOf(shape), step, shown, by) : step;
   }
 
   /** In CSS pixels, and device pixels for each. */
   get size() {
     return { width: this.canvas.clientWidth, height: this.canvas.clientHeight, ratio: this.#ratio };
+  }
+
+  /** What is at a place in the window, with its step; null if nothing is. @param {number} _x @param {number} _y
+   * @returns {{step: number} | null} */
+  placeOf(_x, _y) {
+    return null;
+  }
+
+  /** @override @param {number} x @param {number} y */
+  point(x, y) {
+    this.pointAt(this.placeOf(x, y), x, y);
+  }
+
+  /** @override */
+  leave() {
+    this.pointAt(null);
+  }
+
+  /** Moves the page's cursor there, and says in words what is there.
+   * @param {{[name: string]: any, step: number} | null} at @param {number} [x] @param {number} [y] */
+  pointAt(at, x = 0, y = 0) {
+    this.at = at;
+    this.page.cursor.move(this.cursorAt(at), this);
+    const words = at && this.say(at);
+    if (!words) return hideTip();
+    showTip(words, x, y);
+    return words;
+  }
+
+  /** What the cursor of the page is at. @param {{step: number} | null} at @returns {Record<string, any>} */
+  cursorAt(at) {
+    return { step: at?.step ?? null };
+  }
+
+  /** What is at a place, in words; "" if nothing is drawn. @param {any} _at */
+  say(_at) {
+    return "";
   }
 
   /** @param {Uint32Array} _pixels @param {number} _across @param {number} _down @param {Span} _span */
@@ -81,12 +121,10 @@ export class StepMap extends CanvasChart {
     const { width, height } = this.size;
     if (!span || width <= LEFT + 8) return;
     this.#ratio = pixelRatio();
-    const [across, down] = [Math.round(width * this.#ratio), Math.round(height * this.#ratio)];
-    if (this.canvas.width !== across) this.canvas.width = across;
-    if (this.canvas.height !== down) this.canvas.height = down;
+    fitCanvas(this.canvas, width, height, this.#ratio);
     const image = new ImageData(
-      Math.max(1, across - Math.round(LEFT * this.#ratio)),
-      Math.max(4 * STRIP, down - Math.round(BOTTOM * this.#ratio)),
+      Math.max(1, this.canvas.width - Math.round(LEFT * this.#ratio)),
+      Math.max(4 * STRIP, this.canvas.height - Math.round(BOTTOM * this.#ratio)),
     );
     this.fill(new Uint32Array(image.data.buffer), image.width, image.height, span);
     this.#picture = image;

@@ -1,10 +1,8 @@
 // @ts-check
 /** The numbers of a probe on a canvas: steps to the right, channels downwards, and the value as the color. */
 import { paletteOf } from "../canvas/colors.js";
-import { hideTip, showTip } from "../canvas/tip.js";
 import { count } from "../format.js";
 import { BOTTOM, LEFT } from "../histograms/axes.js";
-import { stopsOf } from "../histograms/shape.js";
 import { StepMap } from "../histograms/stepmap.js";
 import { orderOf, paintChannels, say, scaleOf } from "./channelshape.js";
 
@@ -15,14 +13,12 @@ const LETTERS = 13;
 /** @typedef {import("./channelshape.js").Channels} Channels */
 
 export class ChannelMap extends StepMap {
-  /** @type {Channels | null} */
+  /** @override @type {Channels | null} */
   shape = null;
   /** @type {import("../scale.js").Scale | null} */
   scale = null;
   /** @type {Uint32Array} */
   order = new Uint32Array();
-  /** @type {{step: number, place: number} | null} */
-  #at = null;
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas */
   constructor(page, element) {
@@ -32,7 +28,7 @@ export class ChannelMap extends StepMap {
       height: MIN_HEIGHT,
     });
     this.canvas.addEventListener("click", ({ clientX, clientY }) => {
-      const at = this.#placeOf(clientX, clientY);
+      const at = this.placeOf(clientX, clientY);
       if (at) page.follow.hold(this.stopAt(at.step));
     });
   }
@@ -51,13 +47,7 @@ export class ChannelMap extends StepMap {
 
   /** @override @returns {import("../histograms/stepmap.js").Span | null} */
   get captured() {
-    const { shape } = this;
-    return shape?.rows && shape.columns ? [shape.first[0], shape.ends[shape.columns - 1] - 1] : null;
-  }
-
-  /** @override */
-  get stops() {
-    return this.shape && stopsOf(this.shape);
+    return this.shape?.rows ? super.captured : null;
   }
 
   /** @override @param {Uint32Array} pixels @param {number} across @param {number} down
@@ -80,47 +70,32 @@ export class ChannelMap extends StepMap {
     }
   }
 
-  /** @param {number} x in the window @param {number} y */
-  #placeOf(x, y) {
+  /** @override @param {number} x in the window @param {number} y */
+  placeOf(x, y) {
     const [box, step] = [this.canvas.getBoundingClientRect(), this.stepAt(x)];
     if (step === null || !this.shape?.rows || y >= box.bottom - BOTTOM) return null;
     const place = Math.floor(((y - box.top) / (box.height - BOTTOM)) * this.shape.rows);
     return { step, place: Math.min(this.shape.rows - 1, Math.max(0, place)) };
   }
 
-  /** @override @param {number} x @param {number} y */
-  point(x, y) {
-    this.#point(this.#placeOf(x, y), x, y);
-  }
-
-  /** @override */
-  leave() {
-    this.#point(null);
-  }
-
   /** @override */
   enter() {
-    if (this.#at) this.page.follow.hold(this.stopAt(this.#at.step));
+    if (this.at) this.page.follow.hold(this.stopAt(this.at.step));
   }
 
-  /** @param {{step: number, place: number} | null} at @param {number} [x] @param {number} [y] */
-  #point(at, x = 0, y = 0) {
-    this.#at = at;
-    this.page.cursor.move({ step: at?.step ?? null }, this);
-    if (!at || !this.shape) return hideTip();
-    const words = say(this.shape, this.order, at);
-    showTip(words, x, y);
-    return words;
+  /** @override @param {{step: number, place: number}} at */
+  say(at) {
+    return this.shape ? say(this.shape, this.order, at) : "";
   }
 
   /** @override @param {number} right @param {number} up */
   move(right, up) {
     const span = this.shown;
     if (!span || !this.shape?.rows) return false;
-    const { step, x, top } = this.moved(this.#at?.step, right, span);
-    const place = Math.max(0, Math.min(this.shape.rows - 1, (this.#at?.place ?? 0) - up));
+    const { step, x, top } = this.moved(this.at?.step, right, span);
+    const place = Math.max(0, Math.min(this.shape.rows - 1, (this.at?.place ?? 0) - up));
     const y = top + ((place + 0.5) / this.shape.rows) * (this.size.height - BOTTOM);
-    this.page.announce(this.#point({ step, place }, x, y) ?? "");
+    this.page.announce(this.pointAt({ step, place }, x, y) ?? "");
     return true;
   }
 }

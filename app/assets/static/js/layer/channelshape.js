@@ -1,9 +1,10 @@
 // @ts-check
 /** The numbers of a probe by channel and step: their order, their colors, and their descriptions. Pure. */
 import { numberOf } from "../api.js";
+import { colorOf } from "../canvas/colors.js";
 import { count, counted, number } from "../format.js";
 import { stepsOf } from "../histograms/say.js";
-import { columnAt, endsOf } from "../histograms/shape.js";
+import { columnAt, endsOf, pixelsOf } from "../histograms/shape.js";
 import { percentiles, Scale } from "../scale.js";
 
 /** @typedef {import("../canvas/colors.js").Palette} Palette */
@@ -27,13 +28,13 @@ export function channelsOf(said) {
   const values = new Float64Array(rows * columns);
   for (const [place, row] of said.values.entries()) values.set(Float64Array.from(row, numberOf), place * columns);
   const group = rows > 1 ? channel[1] - channel[0] : Math.max(1, said.channels);
-  const ends = endsOf(/** @type {any} */ ({ first, last, columns }));
+  const ends = endsOf({ first, last, columns });
   return { rows, columns, channels: said.channels, group, channel, first, last, ends, values };
 }
 
 /** The column of a step, or else the newest one. @param {Channels} shape @param {number | null} step */
 export function columnOf(shape, step) {
-  const found = step === null ? -1 : columnAt(/** @type {any} */ (shape), shape.ends, step);
+  const found = step === null ? -1 : columnAt(shape, step);
   return found < 0 ? shape.columns - 1 : found;
 }
 
@@ -79,10 +80,8 @@ export function paintChannels(pixels, width, height, shape, order, span, scale, 
   pixels.fill(palette.missing);
   const cells = new Float64Array(width * height).fill(-Infinity);
   const seen = new Uint8Array(width);
-  const across = width / (span[1] - span[0] + 1);
   for (let column = 0; column < shape.columns; column += 1) {
-    const left = Math.max(0, Math.floor((shape.first[column] - span[0]) * across));
-    const right = Math.min(width, Math.max(left + 1, Math.floor((shape.ends[column] - span[0]) * across)));
+    const [left, right] = pixelsOf(shape, column, width, span);
     for (let place = 0; place < shape.rows && right > left; place += 1) {
       const top = Math.floor((place * height) / shape.rows);
       const bottom = Math.max(top + 1, Math.floor(((place + 1) * height) / shape.rows));
@@ -94,14 +93,11 @@ export function paintChannels(pixels, width, height, shape, order, span, scale, 
   }
   for (let y = 0; y < height; y += 1)
     for (let x = 0; x < width; x += 1)
-      if (seen[x]) pixels[y * width + x] = colorOf(cells[y * width + x], (x + y) % 4 === 0, scale, palette);
-}
-
-/** @param {number} value @param {boolean} hatched @param {Scale} scale @param {Palette} palette */
-function colorOf(value, hatched, scale, palette) {
-  if (Number.isNaN(value)) return hatched ? palette.nanHatch : palette.nan;
-  if (!Number.isFinite(value)) return hatched ? palette.infHatch : palette.inf;
-  return palette.table[Math.round(scale.place(value) * (palette.table.length - 1))];
+      if (seen[x]) {
+        const value = cells[y * width + x];
+        const level = Math.round(scale.place(value) * (palette.table.length - 1));
+        pixels[y * width + x] = colorOf(palette, value, level, (x + y) % 4 === 0);
+      }
 }
 
 /** `channel 17`, or `channels 16 to 23`. @param {Channels} shape @param {number} row */
@@ -114,13 +110,11 @@ export function nameOf(shape, row) {
 /** What is at a place. @param {Channels} shape @param {Uint32Array} order @param {{step: number, place: number}} at */
 export function say(shape, order, { step, place }) {
   const row = order[place];
-  const column = columnAt(/** @type {any} */ (shape), shape.ends, step);
+  const column = columnAt(shape, step);
   if (column < 0) return `${nameOf(shape, row)}\nstep ${count(step)}: not captured`;
-  const [first, last] = [shape.first[column], shape.last[column]];
-  const merged = first !== last || shape.group > 1;
-  const steps = first === last ? `step ${count(first)}` : `steps ${count(first)} to ${count(last)}`;
+  const merged = shape.first[column] !== shape.last[column] || shape.group > 1;
   const value = shape.values[row * shape.columns + column];
-  return `${nameOf(shape, row)}\n${steps}\n${merged ? "largest: " : ""}${number(value)}`;
+  return `${nameOf(shape, row)}\n${stepsOf(shape, column)}\n${merged ? "largest: " : ""}${number(value)}`;
 }
 
 /** What the rows are. @param {Channels} shape @param {string} sort @param {number} column that they are sorted by */
@@ -131,7 +125,7 @@ export function captionOf(shape, sort, column) {
         `each row shows the largest value of ${count(shape.group)} neighboring channels, or NaN.`
       : `${counted(shape.channels, "channel")}.`;
   if (!sort) return `${rows} Channel 0 is on top.`;
-  return `${rows} Sorted by the values of ${stepsOf(/** @type {any} */ (shape), column)}, ${sort} first.`;
+  return `${rows} Sorted by the values of ${stepsOf(shape, column)}, ${sort} first.`;
 }
 
 /** A row for each channel, in the order of the picture; a column for each span of steps.

@@ -1,7 +1,7 @@
 // @ts-check
 /** The charts of a module. A chart stays as long as its plan does. */
 import { byId, h } from "../dom.js";
-import { count } from "../format.js";
+import { stepWords } from "../format.js";
 import { MAX_POINTS } from "../limits.js";
 import { failedWords } from "../live/failed.js";
 import { LineChart } from "../plot/index.js";
@@ -79,7 +79,7 @@ export class Charts {
   #draw() {
     if (!this.#shown.length) return; // it isn't known yet what there is to draw
     const { span } = this.page.follow;
-    const words = span ? `Nothing was captured in steps ${count(span[0])} to ${count(span[1])}.` : "No steps.";
+    const words = span ? `Nothing was captured in ${stepWords(...span)}.` : "No steps.";
     const lines = this.#shown.map(({ plan }) => linesOf(plan, (tap, stat) => this.feed.find(tap, stat)));
     const nothing = lines.every((some) => !some.length);
     this.empty.textContent = nothing ? words : "";

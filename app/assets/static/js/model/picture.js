@@ -1,6 +1,6 @@
 // @ts-check
 /** The picture: which boxes it shows, what of it is in the window, and when it is drawn. */
-import { pixelRatio } from "../canvas/index.js";
+import { fitCanvas, pixelRatio, reportDrawn } from "../canvas/index.js";
 import { Card } from "../card.js";
 import { h } from "../dom.js";
 import { Emitter } from "../emitter.js";
@@ -211,8 +211,7 @@ export class Picture extends Emitter {
     const { arranged, tree, open } = structure;
     if (!arranged || !tree || !readings.values || !readings.gradients || this.plot.clientWidth < 10) return;
     const ratio = pixelRatio();
-    const [width, height] = [Math.round(view.width * ratio), Math.round(view.height * ratio)];
-    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+    fitCanvas(canvas, view.width, view.height, ratio);
     if ((!steps.playing || !readings.ink) && readings.paint(began)) this.emit("ink");
     const { values, gradients, origins, stroke } = readings;
     const scene = {
@@ -234,13 +233,7 @@ export class Picture extends Emitter {
     drawModel(pen, scene, ratio, this.#ground);
     this.minimap.draw(scene, began, steps.playing);
     this.#isOld = false;
-    this.#tell(performance.now() - began);
+    reportDrawn("model", steps.step, performance.now() - began);
     if (steps.playing) this.#soon();
-  }
-
-  /** For benchmarks. @param {number} ms */
-  #tell(ms) {
-    if (!performance.getEntriesByName("hookcore:live").length) performance.mark("hookcore:live");
-    document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind: "model", step: this.steps.step, ms } }));
   }
 }

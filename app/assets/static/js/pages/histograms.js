@@ -7,7 +7,7 @@ import { Card } from "../card.js";
 import { byId, h, makeButton } from "../dom.js";
 import { LayerNames } from "../drawer/names.js";
 import { Finder } from "../finder.js";
-import { count, counted, percent } from "../format.js";
+import { count, counted, percent, stepWords } from "../format.js";
 import { addDrift, layersOf, modulesOf } from "../histograms/layers.js";
 import { ordered } from "../histograms/order.js";
 import { SHARES } from "../histograms/paint.js";
@@ -97,12 +97,7 @@ function whyEmpty() {
   const gradient = state.get("kind").endsWith("grad") || state.get("kind") === "update";
   const needs = gradient ? " Gradients need a backward pass, updates an optimizer step." : "";
   const { from, to } = follow.values;
-  const where =
-    from === undefined
-      ? counted(follow.newest + 1, "step")
-      : from === to
-        ? `step ${count(to)}`
-        : `steps ${count(from)} to ${count(to)}`;
+  const where = from === undefined || to === undefined ? counted(follow.newest + 1, "step") : stepWords(from, to);
   return [
     `None captured in ${where}.${needs} The Hooks page shows which kinds are captured ` +
       `and why a module is not captured.${live ? " You can turn kinds on there during the training." : ""}`,

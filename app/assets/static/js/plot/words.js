@@ -7,7 +7,7 @@ import { countOf } from "../search.js";
 /** @typedef {import("./thin.js").Drawn} Drawn */
 
 /** @param {number} first @param {number} last */
-function stepWords(first, last) {
+function endWords(first, last) {
   return first === last ? count(first) : `${count(first)} to ${count(last)}`;
 }
 
@@ -16,7 +16,7 @@ export function summaryOf(lines, drawn) {
   const there = drawn.map(({ steps }) => steps).filter(({ first }) => first.length);
   if (!there.length) return "No values.";
   const [firsts, lasts] = [there.map(({ first }) => first[0]), there.map(({ last }) => last[last.length - 1])];
-  const span = `Steps ${stepWords(Math.min(...firsts), Math.max(...lasts))}.`;
+  const span = `Steps ${endWords(Math.min(...firsts), Math.max(...lasts))}.`;
   return [span, ...lines.map((line, place) => lineWords(line, drawn[place]))].join(" ");
 }
 
@@ -49,7 +49,7 @@ export function tableOf(lines, drawn) {
     const own = columnsOf(line, points);
     points.steps.first.forEach((first, i) => {
       const last = points.steps.last[i];
-      const key = stepWords(first, last);
+      const key = endWords(first, last);
       const found = rows.get(key) ?? {
         at: first,
         row: [first === last ? first : key, ...new Array(width - 1).fill(null)],
@@ -93,7 +93,7 @@ export function covering(points, step) {
 export function stepsAt(points, place) {
   if (place < 0) return "";
   const [first, last] = [points.steps.first[place], points.steps.last[place]];
-  return `${first === last ? "step" : "steps"} ${stepWords(first, last)}`;
+  return `${first === last ? "step" : "steps"} ${endWords(first, last)}`;
 }
 
 /** What a line says at a point. @param {Line} line @param {Drawn} points @param {number} place */

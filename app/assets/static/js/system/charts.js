@@ -3,7 +3,7 @@
 
 import { get } from "../api.js";
 import { byId, h } from "../dom.js";
-import { count } from "../format.js";
+import { stepWords } from "../format.js";
 import { MAX_POINTS, MAX_SCALARS } from "../limits.js";
 import { lineIn } from "../live/curve.js";
 import { CurveFeed } from "../live/curvefeed.js";
@@ -65,9 +65,7 @@ export class SystemCharts {
 
   #draw() {
     const { span } = this.page.follow;
-    const words = span
-      ? `Nothing was sampled in steps ${count(span[0])} to ${count(span[1])}: show more steps.`
-      : "No steps.";
+    const words = span ? `Nothing was sampled in ${stepWords(...span)}: show more steps.` : "No steps.";
     for (const { plan, chart } of this.#shown) {
       const lines = linesOf(plan, (name) => this.feed.find(name));
       if (lines.length) chart.show(lines);

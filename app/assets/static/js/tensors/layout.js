@@ -1,5 +1,6 @@
 // @ts-check
 /** Where the tiles of a picture stand, and the colors of their values. Pure. */
+import { colorOf } from "../canvas/colors.js";
 
 /**
  * @typedef {{across: number, tileWidth: number, tileHeight: number, gap: number, width: number, height: number}}
@@ -105,23 +106,17 @@ export function isCausal(values, [tiles, rows, columns]) {
   return below;
 }
 
-/**
- * @typedef {{table: Uint32Array, nan: number, inf: number, missing: number, nanHatch: number, infHatch: number}}
- * Palette
- */
-
 /** The pixels of one tile, a pixel for each cell.
  * @param {ArrayLike<number>} values @param {number} start @param {number} rows @param {number} columns
- * @param {{low: number, high: number}} range @param {Palette} palette @param {boolean} causal @returns {Uint32Array} */
+ * @param {{low: number, high: number}} range
+ * @param {import("../canvas/colors.js").Palette} palette @param {boolean} causal @returns {Uint32Array} */
 export function pixelsOf(values, start, rows, columns, range, palette, causal) {
   const scale = 255 / (range.high - range.low || 1);
   return Uint32Array.from({ length: rows * columns }, (_, place) => {
     const [row, column] = [Math.floor(place / columns), place % columns];
     if (causal && column > row) return palette.missing;
     const value = values[start + place];
-    const hatched = (row + column) % 4 === 0;
-    if (Number.isNaN(value)) return hatched ? palette.nanHatch : palette.nan;
-    if (!Number.isFinite(value)) return hatched ? palette.infHatch : palette.inf;
-    return palette.table[Math.max(0, Math.min(255, Math.round((value - range.low) * scale)))];
+    const level = Math.max(0, Math.min(255, Math.round((value - range.low) * scale)));
+    return colorOf(palette, value, level, (row + column) % 4 === 0);
   });
 }

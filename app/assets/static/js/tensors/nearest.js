@@ -1,6 +1,6 @@
 // @ts-check
 /** Snapshots are of few steps: the nearest one to the steps of the page, and the words that say so. Pure. */
-import { count } from "../format.js";
+import { count, stepWords } from "../format.js";
 
 /** @typedef {{from?: number, to?: number}} Steps as `follow.values`: nothing for the newest */
 
@@ -24,7 +24,7 @@ export function nearestOf(items, steps) {
 export function aboutStep(what, step, steps, chosen) {
   if (!distance(step, steps)) return "";
   const { from = 0, to = 0 } = steps;
-  const about = from === to ? `step ${count(to)}` : `steps ${count(from)} to ${count(to)}`;
+  const about = stepWords(from, to);
   const rest = chosen ? `; the page is held at ${about}` : `, the nearest to ${about}`;
   return `${what} of step ${count(step)}${rest}.`;
 }

@@ -2,7 +2,7 @@
 /** The pointer on the timeline: a click is a step, a drag is a range, a handle is moved. A finger does the same. */
 
 import { hideTip, showTip } from "../canvas/tip.js";
-import { count } from "../format.js";
+import { count, stepWords } from "../format.js";
 
 const DRAG_PX = 5; // less is a click
 
@@ -50,11 +50,7 @@ export class Drag {
     timeline.draft = range ? { range } : { step };
     timeline.show();
     if (!range) timeline.page.cursor.move({ step }, timeline);
-    showTip(
-      range ? `steps ${count(range[0])} to ${count(range[1])}` : `step ${count(step)}`,
-      event.clientX,
-      this.#below,
-    );
+    showTip(range ? stepWords(...range) : `step ${count(step)}`, event.clientX, this.#below);
   }
 
   /** @param {Which | null} which @param {number} from @param {number} step @returns {[number, number]} */
