@@ -109,7 +109,9 @@
     const rects = [...range.getClientRects()].filter(({ width, height }) => width > 1 && height > 1);
     if (!rects.length) continue;
     const box = boxOf(element);
-    if (rects.length > 1) {
+    if (rects.length > 1 && styleOf(box).webkitLineClamp === "1") {
+      if (!element.closest("[title]")) say("is cut, without a title", box);
+    } else if (rects.length > 1) {
       const word = breaksInWord(node, box);
       if (word) say("breaks inside a word", element, word);
     }

@@ -59,6 +59,8 @@ FAULTS = {
 }
 FINE = (
     "<p title='words' style='width: 9px; white-space: nowrap; overflow: hidden; text-overflow: ellipsis'>words</p>",
+    "<p title='words' style='display: -webkit-box; width: 90px; overflow: hidden; overflow-wrap: anywhere;"
+    " -webkit-box-orient: vertical; -webkit-line-clamp: 1'>a-first-line-that-breaks and a second one</p>",
     "<div style='width: 40px; white-space: nowrap; overflow: auto'>words that <button>scroll</button></div>",
     "<p style='width: 60px; overflow-wrap: anywhere'>averylongwordwithoutanyplacetobreak</p>",
     "<p style='width: 120px'>words on more <a href='#'>than one</a> line</p><button>One</button> <button>Two</button>",

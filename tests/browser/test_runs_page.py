@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from hookcore.records import Failure, Tap
 from hookcore.records.wire import encode
+from hookcore_app.runs.parts import End
 from hookcore_app.serving import server_thread
 from tests.build import append, make_info, open_run
 from tests.serving import BATCH, make_batch, served
@@ -60,8 +62,51 @@ def test_an_alert_is_not_cut_where_there_is_room(visit: Open) -> None:
         tab.goto("?columns=-")
         message = tab.page.locator("#runs .message").first
         expect(message).to_contain_text("in encoder.layers.1")
-        assert message.evaluate("(each) => each.scrollWidth - each.clientWidth") <= 0
+        assert message.evaluate("(each) => each.scrollHeight - each.clientHeight") <= 0
         assert tab.page.locator("[data-part=list]").evaluate("(each) => each.scrollWidth - each.clientWidth") <= 0
+
+
+LIST = """() => {
+  const list = document.querySelector("[data-part=list]");
+  const heights = [...document.querySelectorAll("tr[data-run]")].map((row) => row.offsetHeight);
+  return { wider: list.scrollWidth - list.clientWidth, tallest: Math.max(...heights) };
+}"""
+
+
+def test_a_sweep_fits_into_the_card_of_the_list_and_more_columns_scroll_next_to_the_names(browser: Browser) -> None:
+    server = server_thread.start(port=0)
+    for place in range(30):
+        config = {
+            "lr": 1e-3 * place,
+            "width": 64 * place,
+            "dropout": 0.1,
+            "optimizer": ("AdamW", "Adafactor")[place % 2],
+            "warmup_steps": 1000 + place,
+            "model.schedule": f"linear, then cosine with {place} restarts",
+        }
+        name = f"resnet50-on-imagenet-with-a-long-name-attempt-{place}"
+        run = open_run(server.runs, f"run-{place}", name=name, config=config, tags=("sweep", "baseline"))
+        taps = (Tap("encoder.layers.1.linear1", "output"),)
+        append(run.store, 0, [float("nan") if place % 3 else 1.0], taps, scalars={"loss": 1.2345})
+        if place % 5 == 0:
+            run.end = End(0, Failure("crashed", 0, "torch.OutOfMemoryError: CUDA out of memory. " * 9, "Traceback"))
+    with visiting(browser, str(server.url).rstrip("/") + "/") as tab:
+        page = tab.page
+        tab.goto("")
+        expect(page.locator("tr[data-run] .message").first).to_be_visible()
+        expect(page.locator("thead .value")).to_have_count(6)  # the settings that differ, and the tags
+        for size in ((1920, 900), (1440, 900), (390, 844)):
+            page.set_viewport_size({"width": size[0], "height": size[1]})
+            found = page.evaluate(LIST)
+            assert found["wider"] == 0, size
+            assert found["tallest"] < 50 or size[0] == 390, size
+        page.set_viewport_size({"width": 1440, "height": 900})
+        tab.goto(f"?columns={','.join(config)},tags,group,notes,loss,steps,state")
+        assert page.evaluate(LIST)["wider"] > 0
+        page.locator("[data-part=list]").evaluate("(list) => list.scrollTo(9999, 0)")
+        for each in ("thead .name", "tbody .name a", "tbody [data-do=edit]"):
+            expect(page.locator(each).first).to_be_in_viewport(ratio=1)
+    server.stop()
 
 
 def test_a_click_on_a_column_header_sorts_and_back_undoes_it(visit: Open) -> None:
