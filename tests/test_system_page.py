@@ -106,7 +106,7 @@ def test_without_sensors_the_page_says_why_and_shows_what_torch_reserved() -> No
     ("samples", "query", "words"),
     [
         (({},), "", "sampled every two seconds"),
-        ((), "", "The machine was not sampled."),
+        ((), "", "The machine hasn't been sampled yet."),
         (({}, HOST), "?step=5", "The machine was not sampled in step 5."),
         ((HOST,), "?step=x&steps=y", "sampled up to step 0."),
     ],
@@ -132,7 +132,7 @@ def test_the_time_of_a_step_needs_no_sample() -> None:
     assert "The nearest sampled steps are 0 and 30." in held
     never = text_of(sampled(times), "/runs/one/system")
     assert "Time of step 0: 10 ms" in never
-    assert "The machine was not sampled." in never
+    assert "The machine hasn't been sampled yet." in never
     assert "Time of step 0: 10 ms, 20% of it before the model" in text_of(sampled(times), "/runs/one")
 
 
