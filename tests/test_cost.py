@@ -62,6 +62,13 @@ def test_the_pages_say_how_many_steps_were_left_out() -> None:
     assert "As requested.<" in every
 
 
+def test_steps_left_out_after_the_last_scalars_count_too() -> None:
+    scalars = {"hookcore/uncaptured_steps": 94.0}
+    assert _cost({"uncaptured_steps": 95}, scalars).left_out == 95
+    assert _cost({"uncaptured_steps": 0}, scalars).left_out == 94
+    assert _cost({"uncaptured_steps": 95}).left_out == 95
+
+
 def test_every_step_is_about_now_or_the_end_if_earlier_ones_were_left_out() -> None:
     world = _world({"budget": 0.05}, {"hookcore/effective_cost": 0.03, "hookcore/uncaptured_steps": 92.0})
     hooks = world.client.get("/runs/one/hooks").text

@@ -173,6 +173,7 @@ def test_without_steps_nothing_is_compared() -> None:
         ([0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0], "75.0% zeros instead of 25.0%"),
         ([1.0, 1.0], [1.0, -1.0], "100.0% positive instead of 50.0%"),
         ([1.0], [8.0], "8 times smaller"),
+        ([1e-8], [3e-4], "29,600 times smaller (median magnitude 9.76e-9 instead of 2.89e-4)"),
         ([1.0, 1.0, 1.1], [1.0, 1.0, 1.0], "a different shape at the same scale"),
     ],
 )

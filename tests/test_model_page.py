@@ -87,7 +87,17 @@ def test_the_find_box_selects_rows_and_says_if_there_are_none(world: World) -> N
 def test_a_link_shows_the_box_with_the_first_nan(world: World) -> None:
     text = page(world, "model?part=onset").replace("<wbr>", "")
     assert re.search(r"First NaN or infinity: .*2\.inner.* at step 20", text)
+    assert "may have been first" not in text  # each step was captured
     assert re.search(rf"step={BAD}&amp;kind=output&amp;box=2\.inner", text)
+
+
+def test_a_first_nan_after_uncaptured_steps_may_not_be_the_first() -> None:
+    found = World()
+    run = open_run(found.runs, "real")
+    taps = (Tap("a", "output"),)
+    append(run.store, 0, [1.0], taps)
+    append(run.store, 9, [float("nan")])
+    assert "at step 9. Another layer may have been first." in page(found, "model?part=onset")
 
 
 def test_a_kind_that_was_switched_off_says_where_it_was_captured_last() -> None:

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from hookcore.config import SETTINGS
 from hookcore.findings import RULES
 from hookcore.reading import StoreReader
-from hookcore.records import KINDS, STAT_COLUMN, Event, Failure, ModuleRecord, Tap
+from hookcore.records import KINDS, STAT_COLUMN, Event, Failure, HookRecord, ModuleRecord, Tap
 from hookcore.records.vocabulary import KIND_TITLES
 from hookcore.store import STAT_NAMES, Store
 from hookcore_app import assets
@@ -30,7 +30,7 @@ from hookcore_app.pages.page import Page, PartsPage, RunPage
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
 from hookcore_app.runs.parts import End
 from tests import build
-from tests.api_world import fill_ranks
+from tests.api_world import COVERAGE, MODULES, fill_ranks
 from tests.build import make_info
 from tests.serving import (
     READ_TOKEN,
@@ -166,6 +166,7 @@ def test_a_server_without_runs_shows_three_lines_of_code() -> None:
     text = make_world().client.get("/").text
     assert "hookcore.watch(model)" in text
     assert "HOOKCORE_URL=http://127.0.0.1:8642" in text
+    assert "appears here as soon as the script calls" in text  # before its first step
 
 
 def test_a_sparkline_has_gaps_and_marks_non_finite_values() -> None:
@@ -537,3 +538,14 @@ def test_compare_separates_different_settings_from_equal_ones(world: World) -> N
     assert {"seed", "optimizer", "steps", "modules"} <= set(rows[1])
     assert differing.index("Configuration") < differing.index("Recognized")
     assert "Capture" not in differing
+
+
+def test_process_wide_hooks_of_optimizers_are_not_said_to_run_for_modules() -> None:
+    world = make_world()
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    hooks = [HookRecord("process", "", point, "f", "a.py:1", True) for point in ("forward pre", "step pre", "step")]
+    run.store.describe(MODULES, COVERAGE, hooks)
+    assert "1 process-wide hook runs for every module" in world.client.get("/runs/one/layer?module=layers.0").text
+    run.store.describe(MODULES, COVERAGE, hooks[1:])
+    assert "process-wide" not in world.client.get("/runs/one/layer?module=layers.0").text

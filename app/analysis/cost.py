@@ -83,7 +83,7 @@ def cost_of(run: Run) -> Cost:
         budget=_share(settings.get("budget")),
         every=every,
         stride=stride,
-        left_out=_whole(_newest(store, UNCAPTURED_STEPS)),
+        left_out=_left_out(settings, store),
         paused=run.is_paused,
         is_live=run.state == "live",
     )
@@ -97,6 +97,12 @@ def _added(settings: dict[str, Any], store: Store, stride: int) -> float | None:
     per_capture = _share(_newest(store, COST))
     per_capture = _share(settings.get("cost")) if per_capture is None else per_capture
     return None if per_capture is None else per_capture / stride
+
+
+def _left_out(settings: dict[str, Any], store: Store) -> int | None:
+    """Return the larger count: the end of a run reports steps after the last ones with scalars."""
+    counts = (_whole(_newest(store, UNCAPTURED_STEPS)), _whole(settings.get("uncaptured_steps")))
+    return max((each for each in counts if each is not None), default=None)
 
 
 def _newest(store: Store, name: str) -> float | None:

@@ -19,7 +19,7 @@ from hookcore.store.distributions import display_groups
 from hookcore.store.rows import Rows
 from hookcore.store.unlike import Distribution, Sample, apart, distributions, shares_apart
 
-from .numerals import percent
+from .numerals import percent, shown
 
 WINDOWS: Final = 8  # parts of the other steps whose difference is called usual
 _CLEAR: Final = 0.05  # a change of a share that is worth a sentence
@@ -129,8 +129,13 @@ def message_of(inside: Distribution, outside: Distribution) -> str:
     if here > there * _SCALED or there > here * _SCALED:
         factor = max(here, there) / min(here, there)
         size = "larger" if here > there else "smaller"
-        said.append(f"{factor:.3g} times {size} (median magnitude {here:.3g} instead of {there:.3g})")
+        said.append(f"{_rough(factor)} times {size} (median magnitude {_rough(here)} instead of {_rough(there)})")
     return "; ".join(said) or "a different shape at the same scale"
+
+
+def _rough(value: float) -> str:
+    """Write three digits: medians of a sketch aren't more exact."""
+    return shown(float(f"{value:.3g}"))
 
 
 def _logged(one: Side, two: Side, limit: int) -> list[answers.DifferentScalar]:
@@ -174,7 +179,7 @@ def _mean_of(rows: Rows) -> float:
 
 def _logged_message(here: Rows, there: Rows) -> str:
     means = [each if np.isfinite(each) else None for each in map(_mean_of, (here, there))]
-    words = " instead of ".join("none" if each is None else f"{each:.4g}" for each in means)
+    words = " instead of ".join("none" if each is None else shown(each) for each in means)
     bad, of = ([int(getattr(rows, name).sum()) for rows in (here, there)] for name in ("nonfinite", "present"))
     if not any(bad):
         return f"mean {words}"

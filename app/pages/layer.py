@@ -114,7 +114,7 @@ class LayerPage(RunPage):
         return {"lines": lines[:MAX_LINES], "lines_total": len(lines), "signs": SIGNS}
 
     def part_hooks(self) -> dict[str, Any]:
-        """Return the hooks on the module and its parameters, and the number of process-wide hooks."""
+        """Return the hooks on the module and its parameters, and the number of those that run for every module."""
         own, everywhere = hooks_of(self.run.reader, self.shown)
         return {"hooks": own, "hooks_everywhere": everywhere}
 

@@ -60,7 +60,10 @@ class RecentFrames:
 
 
 def read_frames(path: str | os.PathLike[str]) -> Store:
-    """Return a store with the captured steps before the saved one, without histograms. Runs no code of the capsule."""
+    """Return a store with the steps before the saved one: all scalars, and captured tensors without their histograms.
+
+    Runs no code of the capsule.
+    """
     with opened(path) as archive:
         if FRAMES not in archive.namelist():
             raise CapsuleError(f"{path} has no earlier steps: only hookcore.watch saves them, if capsule isn't 'never'")

@@ -35,7 +35,7 @@ def _lines(found: Replay) -> Iterator[str]:
     yield from (f"  {difference}" for difference in found.differences)
     if steps := about.get("frames"):
         span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
-        yield f"earlier captured steps in the capsule, for hookcore.capsules.read_frames: {len(steps)} ({span})"
+        yield f"earlier steps in the capsule, for hookcore.capsules.read_frames: {len(steps)} ({span})"
 
 
 def _culprit(culprit: Suspect) -> Iterator[str]:

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { shorten } from "../../app/assets/static/js/format.js";
 import { parallel, scatter } from "../../app/assets/static/js/runs/coordinates.js";
 import { colorsOfGroups, HUES, huesOf } from "../../app/assets/static/js/runs/palette.js";
-import { axisOf, differing, resultsOf, telling } from "../../app/assets/static/js/runs/settings.js";
+import { axisOf, differing, resultsOf, telling, wordsOf } from "../../app/assets/static/js/runs/settings.js";
 
 const COLORS = { quiet: "#777", ink: "#000", line: "#ccc", card: "#fff" };
 
@@ -34,6 +34,12 @@ test("settings that differ are listed once, without equal ones and ones that alw
     telling(differing(RUNS)).map(({ name }) => name),
     ["lr", "act", "optimizer"], // only one run has `extra`
   );
+});
+
+test("whole numbers are written in full, others with four digits", () => {
+  assert.deepEqual([14628, 1234567, 0.0123456].map(wordsOf), ["14,628", "1,234,567", "0.01235"]);
+  const texts = (values) => axisOf("seed", values).ticks.map(({ text }) => text);
+  assert.deepEqual(texts([14628, 1234567]), ["14,628", "1,234,567"]);
 });
 
 test("results are the values that most runs have, with the recent loss first", () => {

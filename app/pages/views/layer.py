@@ -19,6 +19,7 @@ from .event_list import Line, all_lines
 
 SHOWN_STATS: Final = ("count", "mean", "std", "min", "max", "rms", "norm", "zero_fraction", "nan", "inf", "ratio")
 MAX_NEAR: Final = 8
+CALL_POINTS: Final = ("forward", "forward pre", "backward", "backward pre")  # the ends of the names of hook points
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def placement_note(run: Run, layer: LayerView) -> str:
 
 
 def hooks_of(reader: Reader, layer: LayerView) -> tuple[list[HookRecord], int]:
-    """Return the hooks on the module and its own parameters, and the number of process-wide hooks."""
+    """Return the hooks on the module and its own parameters, and the number of those that run for every module."""
     path = layer.module.path
     parameters = {f"{path}.{name}".lstrip(".") for name in layer.module.shapes}
     hooks = reader.hooks()
@@ -154,7 +155,7 @@ def hooks_of(reader: Reader, layer: LayerView) -> tuple[list[HookRecord], int]:
         for hook in hooks
         if (hook.scope == "module" and hook.owner == path) or (hook.scope != "process" and hook.owner in parameters)
     ]
-    return own, sum(hook.scope == "process" for hook in hooks)
+    return own, sum(hook.scope == "process" and hook.point.endswith(CALL_POINTS) for hook in hooks)
 
 
 def lines_of(run: Run, path: str, first: int | None = None, last: int | None = None) -> list[Line]:

@@ -1,7 +1,7 @@
 // @ts-check
 /** The settings and results of runs: which settings differ, and their axes. Pure. */
 import { numberOf } from "../api.js";
-import { number, shorten } from "../format.js";
+import { count, number, shorten } from "../format.js";
 import { ticks as evenly, Scale } from "../scale.js";
 
 /** @typedef {import("../answers.js").Run} Run */
@@ -84,11 +84,12 @@ function numeric(name, numbers) {
   };
   const distinct = [...new Set(numbers)].sort((a, b) => a - b);
   const shown = distinct.length <= 6 ? distinct : evenly(new Scale(log ? "log" : "linear", low, high), 5);
+  const said = shown === distinct ? wordsOf : number;
   /** @type {Axis["ticks"]} */
   const ticks = [];
   for (const value of shown) {
     const place = at(value) ?? 0.5;
-    if (!ticks.length || place - ticks[ticks.length - 1].at >= APART) ticks.push({ at: place, text: number(value) });
+    if (!ticks.length || place - ticks[ticks.length - 1].at >= APART) ticks.push({ at: place, text: said(value) });
   }
   return { name, kind: log ? "log" : "linear", ticks, at };
 }
@@ -110,9 +111,10 @@ function words(name, values) {
   };
 }
 
-/** A value as tables and tips say it. @param {Value} value */
+/** A value as tables, axes, and tips say it: whole numbers, such as seeds, in full. @param {Value} value */
 export function wordsOf(value) {
   if (value === undefined || value === "") return "";
   if (value === null) return "none";
-  return typeof value === "number" ? number(value) : String(value);
+  if (typeof value !== "number") return String(value);
+  return Number.isSafeInteger(value) ? count(value) : number(value);
 }
