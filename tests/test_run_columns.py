@@ -60,7 +60,7 @@ def test_chosen_columns_come_in_the_order_of_the_address_and_commas_in_names_are
 def test_a_configuration_value_may_share_the_name_of_a_run_field(world: World) -> None:
     open_run(world.runs, "four", config={"name": "zz", "state": 7}, name="aa")
     text = world.client.get("/", params={"columns": "name,state"}).text
-    assert re.findall(r'<span class="text">(\w+)</span>', text) == ["zz"]
+    assert re.findall(r'<span class="text line">(\w+)</span>', text) == ["zz"]
     assert 'data-sort="=name"' in text
     assert 'data-sort="-started"' in text or 'data-sort="started"' in text
     assert listed(world, sort="=name")[0] == "four"
