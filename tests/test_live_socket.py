@@ -452,6 +452,20 @@ def test_an_invalid_request_gets_an_error_message(query: dict[str, Any]) -> None
         assert len(message.json["error"]) > 20
 
 
+def test_a_page_is_told_of_any_error_that_keeps_its_message_from_being_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> Made:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    monkeypatch.setattr("hookcore_app.live.socket.make", fail)
+    with serving(make_app()) as served, open_page(served) as page:
+        put(open_run(served.runs), frame(0, [1.0], new=True))
+        subscribe(page, 1)
+        assert "the server failed" in page.next_of(3, "error").json["error"]
+    assert "dictionary changed size" in caplog.text
+
+
 def test_ten_wrong_requests_close_the_socket() -> None:
     with serving(make_app()) as served, open_page(served) as page:
         wrong = ["", "[" * 5000, "null", "{}", '{"op":"x","id":1}', "x" * 70_000, b"bytes", '{"op":"ack"}']

@@ -296,6 +296,7 @@ def subscribe(world: World, run: str) -> list[Any]:
         for number, view in enumerate(SUBSCRIBED):
             socket.send_text(json.dumps({"op": "subscribe", "id": number, "run": run, **view}))
             while "state" not in (said := _said(Message.read(socket.receive_bytes()))):
+                assert "error" not in said, said
                 found.append(said)
             found.append(said)
     return found

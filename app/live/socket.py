@@ -139,8 +139,11 @@ class Session:
 
     async def send(self, frame: bytes) -> None:
         """Send a frame when the connection has room."""
-        with anyio.fail_after(SEND_S):
-            await self._socket.send_bytes(frame)
+        try:
+            with anyio.fail_after(SEND_S):
+                await self._socket.send_bytes(frame)
+        except (TimeoutError, RuntimeError) as error:  # Starlette's error for a socket that this end has closed
+            raise WebSocketDisconnect from error
 
     async def made(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return a message, from the cache or newly made.
@@ -225,7 +228,7 @@ class Session:
             await subscription.serve()
         except HookcoreError as error:
             await self._complain(number, error)
-        except (TimeoutError, WebSocketDisconnect, RuntimeError):
+        except WebSocketDisconnect:
             return  # the page is closed or stopped reading: `listen` ends, or the server closes the connection
         except Exception as error:
             _log.exception("a subscription failed")
