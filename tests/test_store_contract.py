@@ -295,10 +295,17 @@ def subscribe(world: World, run: str) -> list[Any]:
     with world.client.websocket_connect(f"ws://{HOST}/api/v1/socket") as socket:
         for number, view in enumerate(SUBSCRIBED):
             socket.send_text(json.dumps({"op": "subscribe", "id": number, "run": run, **view}))
-            while "state" not in (said := _said(Message.read(socket.receive_bytes()))):
+            while "state" not in (said := _said(Message.read(_received(socket)))):
                 assert "error" not in said, said
                 found.append(said)
             found.append(said)
+    return found
+
+
+def _received(socket: Any) -> bytes:
+    """Return the next message. The session's own method would wait for it forever."""
+    message = socket.portal.start_task_soon(socket._send_rx.receive).result(PATIENCE_S)
+    found: bytes = message["bytes"]
     return found
 
 
