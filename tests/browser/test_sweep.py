@@ -151,6 +151,7 @@ def test_a_view_is_saved_and_opened_again(tab: Visit, swept: tuple[Site, dict[tu
     page.locator("#views summary").click()
     page.get_by_placeholder("Name this view").fill("by rate")
     page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator(".toast")).to_contain_text("Saved this view as by rate.")
     tab.goto("?sort=loss")
     page.locator("#views summary").click()
     page.get_by_placeholder("Name this view").fill("by rate")
