@@ -2,7 +2,7 @@
 /** The newest columns of a heatmap, in a ring buffer: new columns overwrite the oldest, and nothing else moves. Pure.
  */
 import { countOf } from "../search.js";
-import { MISSING, worse } from "./worst.js";
+import { isBad, MISSING, worse } from "./worst.js";
 
 /**
  * @typedef {{kind: string, k: number, n: number, bits: Uint32Array | null, first: ArrayLike<number>, last:
@@ -47,8 +47,9 @@ export class Columns {
     this.#dropFrom(frame.first[0]);
     for (let column = 0; column < frame.k; column += 1) {
       const bits = frame.bits.subarray(column * this.rows, (column + 1) * this.rows);
-      if (bits.some((each) => each !== MISSING))
-        this.#add(bits, frame.first[column], frame.last[column], frame.nonfinite?.[column] ?? 0);
+      if (bits.every((each) => each === MISSING)) continue;
+      const nonfinite = frame.nonfinite?.[column] ?? bits.filter(isBad).length;
+      this.#add(bits, frame.first[column], frame.last[column], nonfinite);
     }
     this.version += 1;
     return [Math.min(before, frame.first[0]), frame.last[frame.k - 1]];

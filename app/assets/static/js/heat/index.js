@@ -27,8 +27,7 @@ import { Screen } from "./screen.js";
  * @property {(row: Row, step: number | null) => void} [onAside] a click that asks for another tab, without a step on a
  * name
  * @property {() => [number, number] | null} [span] the steps that are shown; those of the page if not given
- * @property {() => {path: string, query: Record<string, any>}} [query] the same numbers, asked of the server; for the
- * export
+ * @property {import("../card.js").CardOptions["query"]} [query] the same numbers, asked of the server; for the export
  */
 
 export class Heat {

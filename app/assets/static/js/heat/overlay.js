@@ -1,5 +1,5 @@
 // @ts-check
-/** What lies over the cells: the cursor, the layer that was picked, the step that is held, and a drag. */
+/** What lies over the cells: the cursor, the layer that was picked, and the step that is held. */
 import { boxOf, xOf } from "./layout.js";
 
 /** @typedef {import("./picture.js").Scene} Scene */
@@ -73,24 +73,4 @@ function drawMark(pen, pointing, scene, row) {
   pen.lineTo(plot.x - 8, y + h / 2 - 5);
   pen.lineTo(plot.x - 8, y + h / 2 + 5);
   pen.fill();
-}
-
-/** @typedef {{from: number, to: number, top: number, bottom: number}} Drag */
-
-/** The box of a drag: over all rows if it is level, over all steps if it is upright.
- * @param {CanvasRenderingContext2D} pen @param {Drag} drag @param {import("./layout.js").Box} plot
- * @param {boolean} wide @param {boolean} high */
-export function drawDrag(pen, drag, plot, wide, high) {
-  const [left, right] = wide ? within([drag.from, drag.to], plot.x, plot.w) : [plot.x, plot.x + plot.w];
-  const [top, bottom] = high ? within([drag.top, drag.bottom], plot.y, plot.h) : [plot.y, plot.y + plot.h];
-  pen.fillStyle = "rgb(255 255 255 / 35%)";
-  pen.fillRect(left, top, right - left, bottom - top);
-  pen.strokeStyle = "#000";
-  pen.lineWidth = 1;
-  pen.strokeRect(left + 0.5, top + 0.5, right - left, bottom - top - 1);
-}
-
-/** @param {number[]} ends @param {number} from @param {number} length */
-function within(ends, from, length) {
-  return ends.sort((a, b) => a - b).map((each) => Math.min(from + length, Math.max(from, each)));
 }

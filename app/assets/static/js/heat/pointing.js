@@ -1,6 +1,7 @@
 // @ts-check
 /** The reader's hand on a heatmap: the cell under the pointer, one cursor with the other charts, picking, and
  * zooming. */
+import { Brush } from "../canvas/brush.js";
 import { hideTip, showTip } from "../canvas/tip.js";
 import { worse } from "../canvas/worst.js";
 import { isAside } from "../dom.js";
@@ -9,20 +10,15 @@ import { isLocal } from "../kinds.js";
 import { cellValue, mergedAs, shownValue } from "./export.js";
 import { moveBy } from "./keys.js";
 import { boxOf, pixelAt, stepAt, xOf } from "./layout.js";
-import { drawCursor, drawDrag } from "./overlay.js";
+import { drawCursor } from "./overlay.js";
 import { labelOf } from "./rows.js";
 import { turn } from "./zoom.js";
-
-const DRAG_PX = 5; // less is a click
-const ROWS_PX = 14;
 
 /** @typedef {{row: number, step: number, sharing: number}} Point a row of the data */
 
 export class Pointing {
   /** Where the reader points. @type {Point | null} */
   at = null;
-  /** The start and the current position of a drag. @type {import("./overlay.js").Drag | null} */
-  #drag = null;
 
   /** @param {import("../page.js").Page} page @param {import("./index.js").Heat} heat
    * @param {import("./screen.js").Screen} screen */
@@ -31,9 +27,9 @@ export class Pointing {
     this.heat = heat;
     this.screen = screen;
     const { pad } = screen;
+    this.brush = new Brush(pad, { draw: () => this.draw(), take: (box, wide, high) => this.#zoom(box, wide, high) });
     pad.addEventListener("pointermove", (event) => this.#move(event));
-    pad.addEventListener("pointerdown", (event) => this.#press(event));
-    pad.addEventListener("pointerup", (event) => this.#release(event));
+    pad.addEventListener("click", (event) => this.#open(event));
     pad.addEventListener("auxclick", (event) => isAside(event) && this.#open(event));
     pad.addEventListener("pointercancel", () => this.#leave());
     pad.addEventListener("pointerleave", () => this.#leave());
@@ -64,13 +60,8 @@ export class Pointing {
 
   /** @param {PointerEvent} event */
   #move(event) {
-    const place = this.#placeOf(event);
-    if (this.#drag !== null) {
-      Object.assign(this.#drag, { to: place.offsetX, bottom: place.offsetY });
-      this.draw();
-      if (this.#isDragged) return this.hide();
-    }
-    this.point(this.find(place), event.clientX, event.clientY);
+    if (this.brush.box) hideTip();
+    else this.point(this.find(this.#placeOf(event)), event.clientX, event.clientY);
   }
 
   /** In the picture, whatever is scrolled. @param {MouseEvent} event */
@@ -79,24 +70,11 @@ export class Pointing {
     return { offsetX: event.clientX - box.left, offsetY: event.clientY - box.top };
   }
 
-  get #isDragged() {
-    return this.#isWide || this.#isHigh;
-  }
-
-  get #isWide() {
-    return this.#drag !== null && Math.abs(this.#drag.to - this.#drag.from) > DRAG_PX;
-  }
-
-  /** Whether it is about rows as well. A hand that moves along the steps is never quite level. */
-  get #isHigh() {
-    return this.#drag !== null && Math.abs(this.#drag.bottom - this.#drag.top) > ROWS_PX;
-  }
-
   /** Points there, for all charts.
    * @param {Point | null} point @param {number} [x] @param {number} [y] of the tip, in the window */
   point(point, x, y) {
     this.at = point;
-    if (point === null) return this.hide();
+    if (point === null) return hideTip();
     const row = this.heat.rows[point.row];
     this.page.cursor.move({ module: row.module, tap: row.number, step: point.step }, this);
     this.draw();
@@ -118,39 +96,19 @@ export class Pointing {
     return this.screen.scene?.layout.shown.indexOf(row) ?? -1;
   }
 
-  /** @param {PointerEvent} event */
-  #press(event) {
-    if (event.button !== 0) return;
-    const { offsetX, offsetY } = this.#placeOf(event);
-    const plot = this.screen.scene?.layout.plot;
-    if (!plot || offsetX > plot.x + plot.w) return;
-    this.#drag = { from: offsetX, to: offsetX, top: offsetY, bottom: offsetY };
-    this.screen.pad.setPointerCapture(event.pointerId);
-  }
-
-  /** @param {PointerEvent} event */
-  #release(event) {
-    const drag = this.#drag;
-    const [wide, high] = [this.#isWide, this.#isHigh];
-    this.#drag = null;
+  /** Zooms to the steps and the rows in a box.
+   * @param {import("../canvas/brush.js").Box} box @param {boolean} wide @param {boolean} high */
+  #zoom({ left, right, top, bottom }, wide, high) {
     const { scene } = this.screen;
-    if (drag === null || !scene) return;
-    if (!wide && !high) return this.#open(event);
-    if (high) this.#zoomRows(drag, scene.layout);
-    if (!wide) return this.draw();
-    const [from, to] = [drag.from, drag.to].sort((a, b) => a - b).map((x) => stepAt(scene.layout, scene.span, x));
-    if (to > from) this.page.follow.zoom(from, to);
-    this.draw();
-  }
-
-  /** @param {import("./overlay.js").Drag} drag @param {import("./layout.js").Layout} layout */
-  #zoomRows({ top, bottom }, layout) {
-    const { plot } = layout;
-    const ends = [top, bottom].sort((a, b) => a - b).map((y) => Math.min(plot.y + plot.h - 1, Math.max(plot.y, y)));
-    const [first, last] = ends.map((y) => pixelAt(layout, y));
-    if (first < 0 || last < 0) return;
-    const rows = layout.shown.subarray(layout.starts[first], layout.starts[last + 1]);
-    if (rows.length && rows.length < this.heat.visible.length) this.heat.zoomRows(rows);
+    if (!scene) return;
+    const { layout, span } = scene;
+    const { plot, starts, shown } = layout;
+    const inside = (/** @type {number} */ y) => Math.min(plot.y + plot.h - 1, Math.max(plot.y, y));
+    const [first, last] = [top, bottom].map((y) => pixelAt(layout, inside(y)));
+    const rows = first < 0 || last < 0 ? [] : shown.subarray(starts[first], starts[last + 1]);
+    if (high && rows.length && rows.length < this.heat.visible.length) this.heat.zoomRows(rows);
+    const [from, to] = [left, right].map((x) => stepAt(layout, span, x));
+    if (wide && to > from) this.page.follow.zoom(from, to);
   }
 
   /** A click: in another tab, on a name, or on a cell. @param {MouseEvent} event */
@@ -178,15 +136,10 @@ export class Pointing {
   }
 
   #leave() {
-    this.#drag = null;
-    this.hide();
+    hideTip();
     if (this.at !== null) this.page.cursor.move({ module: null, tap: null, step: null }, this);
     this.at = null;
     this.draw();
-  }
-
-  hide() {
-    hideTip();
   }
 
   /** The cursor over the picture: the layer and the step that are pointed at, here or in another chart. */
@@ -198,7 +151,7 @@ export class Pointing {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, scene.layout.width, scene.layout.height);
     drawCursor(pen, this, scene);
-    if (this.#isDragged && this.#drag) drawDrag(pen, this.#drag, scene.layout.plot, this.#isWide, this.#isHigh);
+    this.brush.show(pen, scene.layout.plot);
   }
 }
 

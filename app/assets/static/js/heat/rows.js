@@ -18,6 +18,11 @@ export function labelOf({ module, kind, label = "" }) {
   return name + label.slice(`${name} ${kind}`.length);
 }
 
+/** A row that is no tap, such as a rank. @param {number} number @param {string} module its name @returns {Row} */
+export function rowOf(number, module) {
+  return { number, module, kind: "", index: "", call: 0, phase: "", group: 1 };
+}
+
 /** The block of the model that contains a module: the first names of its path, up to a number if there are several.
  * @param {string} path @param {number} [shared] how many names all paths begin with */
 export function blockOf(path, shared = 0) {

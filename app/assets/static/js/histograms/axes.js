@@ -29,25 +29,6 @@ export function drawValues(pen, axis, size) {
   }
 }
 
-/** The box that a pointer draws. @param {CanvasRenderingContext2D} pen @param {import("./brush.js").Box} box
- * @param {Size} size */
-export function drawBox(pen, { left, right, top, bottom }, { width, height }) {
-  const [x, y] = [Math.max(LEFT, left), Math.max(0, top)];
-  const [w, h] = [Math.min(width, right) - x, Math.min(height - BOTTOM, bottom) - y];
-  pen.globalAlpha = 0.25;
-  pen.fillStyle = colors().card;
-  pen.fillRect(x, y, w, h);
-  pen.globalAlpha = 1;
-  pen.lineWidth = 1;
-  for (const [color, by] of /** @type {[string, number][]} */ ([
-    [colors().card, 1],
-    [colors().ink, 0],
-  ])) {
-    pen.strokeStyle = color;
-    pen.strokeRect(x + 0.5 + by, y + 0.5 + by, w - 1 - 2 * by, h - 1 - 2 * by);
-  }
-}
-
 /** @param {CanvasRenderingContext2D} pen @param {number} step @param {[number, number]} span @param {Size} size */
 export function drawCursor(pen, step, span, { width, height }) {
   if (step < span[0] || step > span[1]) return;

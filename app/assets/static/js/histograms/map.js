@@ -1,13 +1,17 @@
 // @ts-check
-/** One layer's histograms over steps: signed-log values upwards, and the share of a step's values as the color. */
+/** One layer's histograms over steps: signed-log values upwards, and the share of a step's values as the color. It is
+ * painted once, and composed with its axes whenever the cursor moves. */
+import { Brush } from "../canvas/brush.js";
 import { paletteOf, pixelOf } from "../canvas/colors.js";
+import { CanvasChart, fitCanvas, pixelRatio } from "../canvas/index.js";
+import { stopAt } from "../canvas/stops.js";
+import { hideTip, showTip } from "../canvas/tip.js";
 import { makeButton } from "../dom.js";
 import { colors } from "../theme.js";
-import { BOTTOM, drawValues, LEFT, topOf } from "./axes.js";
+import { BOTTOM, drawCursor, drawValues, LEFT, topOf } from "./axes.js";
 import { paint, STRIP } from "./paint.js";
 import { say, tableOf } from "./say.js";
-import { AxisPart, extentOf, SignedLog, shapeOf } from "./shape.js";
-import { StepMap } from "./stepmap.js";
+import { AxisPart, extentOf, SignedLog, shapeOf, stopsOf } from "./shape.js";
 
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
 
@@ -15,31 +19,43 @@ const PLACES = 40; // steps of the arrow keys from the bottom to the top
  * @typedef {{title: string, height?: number, module?: string, onOpen?: (step: number | null) => void,
  *   zoomed?: [number, number] | null}} Options `zoomed` is the zoom with which it begins
  */
+/** @typedef {{step: number, value: number}} Point */
 
-export class HistMap extends StepMap {
-  /** @override @type {import("./shape.js").Shape | null} */
+export class HistMap extends CanvasChart {
+  /** @type {import("./shape.js").Shape | null} */
   shape = null;
+  /** The first and the last step on the axis; null for all captured ones. @type {[number, number] | null} */
+  span = null;
   /** @type {import("./shape.js").Values | null} */
   axis = null;
   /** The values between which the reader zoomed in. @type {[number, number] | null} */
   zoomed = null;
   /** The axis shared with other charts, if any. @type {SignedLog | null} */
   shared = null;
+  /** What the cursor is at. @type {Point | null} */
+  at = null;
+  /** @type {ImageData | null} */
+  #picture = null;
+  #ratio = 1;
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element gets the canvas @param {Options} options */
   constructor(page, element, { title, height = 160, module, onOpen, zoomed = null }) {
     const keys = `Arrow keys move the cursor${onOpen ? ", Enter opens the layer" : ""}`;
-    super(page, element, { label: `${title}: histograms over steps. ${keys}`, name: "histmap", height, high: true });
+    super(page, element, { label: `${title}: histograms over steps. ${keys}`, name: "histmap", height });
     const look = { class: "button small reset-zoom", hidden: zoomed === null };
     this.reset = makeButton("Reset zoom", () => this.#zoomTo(null), look);
     this.zoomed = zoomed;
     element.append(this.reset);
-    this.onClose(() => this.reset.remove());
     this.module = module;
     this.onOpen = onOpen;
+    const compose = () => page.schedule.soon(this.canvas, () => this.#compose());
+    this.brush = new Brush(this.canvas, { draw: compose, take: (box, wide, high) => this.#take(box, wide, high) });
     this.canvas.addEventListener("click", ({ clientX, clientY }) => {
-      this.#open(this.placeOf(clientX, clientY)?.step ?? null);
+      this.#open(this.#placeOf(clientX, clientY)?.step ?? null);
     });
+    const again = () => page.schedule.isSeen(this.canvas) && compose();
+    const changes = [page.cursor.on("move", again), page.follow.on("change", again), page.clock.on("change", again)];
+    this.onClose(() => this.reset.remove(), ...changes);
   }
 
   /** Shows one answer of `api/v1/histograms`. @param {import("../answers.js").Histograms} said
@@ -56,26 +72,94 @@ export class HistMap extends StepMap {
     return this.shape ? tableOf(this.shape) : { columns: ["step"], rows: [] };
   }
 
-  /** @override @param {Uint32Array} pixels @param {number} across @param {number} down
-   * @param {import("./stepmap.js").Span} span */
-  fill(pixels, across, down, span) {
-    if (!this.shape) return;
+  /** The steps on the axis; null if there are none. @returns {[number, number] | null} */
+  get #shown() {
+    const { shape } = this;
+    return this.span ?? (shape?.columns ? [shape.first[0], shape.ends[shape.columns - 1] - 1] : null);
+  }
+
+  /** In CSS pixels, and device pixels for each. */
+  get #size() {
+    return { width: this.canvas.clientWidth, height: this.canvas.clientHeight, ratio: this.#ratio };
+  }
+
+  /** The captured step that a step stands for, or the one so many columns further.
+   * @param {number} step @param {number} [by] */
+  #stopAt(step, by) {
+    const shown = this.#shown;
+    return this.shape && shown ? stopAt(stopsOf(this.shape), step, shown, by) : step;
+  }
+
+  /** The step at a place in the window; null outside of the picture. @param {number} x */
+  #stepAt(x) {
+    const [box, span] = [this.canvas.getBoundingClientRect(), this.#shown];
+    if (!span || x < box.left + LEFT) return null;
+    const share = (x - box.left - LEFT) / (box.width - LEFT);
+    return Math.min(span[1], Math.floor(span[0] + share * (span[1] - span[0] + 1)));
+  }
+
+  /** What is at a place in the window; null if nothing is. @param {number} x @param {number} y
+   * @returns {Point | null} */
+  #placeOf(x, y) {
+    const [box, step] = [this.canvas.getBoundingClientRect(), this.#stepAt(x)];
+    if (step === null || !this.axis) return null;
+    const strip = STRIP / this.#ratio;
+    const place = 1 - (y - box.top - strip) / (box.height - BOTTOM - 2 * strip);
+    return { step, value: this.axis.value(Math.min(1, Math.max(0, place))) };
+  }
+
+  /** @override */
+  paint() {
+    const span = this.#shown;
+    const { width, height } = this.#size;
+    if (!this.shape || !span || width <= LEFT + 8) return;
+    this.#ratio = pixelRatio();
+    fitCanvas(this.canvas, width, height, this.#ratio);
+    const image = new ImageData(
+      Math.max(1, this.canvas.width - Math.round(LEFT * this.#ratio)),
+      Math.max(4 * STRIP, this.canvas.height - Math.round(BOTTOM * this.#ratio)),
+    );
     const whole = this.shared ?? new SignedLog(extentOf([this.shape]));
     this.axis = this.zoomed ? new AxisPart(whole, this.zoomed) : whole;
-    paint(pixels, across, down, this.shape, this.axis, span, paletteOf(), pixelOf(colors().band));
+    const [pixels, empty] = [new Uint32Array(image.data.buffer), pixelOf(colors().band)];
+    paint(pixels, image.width, image.height, this.shape, this.axis, span, paletteOf(), empty);
+    this.#picture = image;
+    this.#compose();
   }
 
-  /** @override @param {CanvasRenderingContext2D} pen */
-  drawLeft(pen) {
-    if (this.axis) drawValues(pen, this.axis, this.size);
+  #compose() {
+    const [pen, span] = [this.canvas.getContext("2d"), this.#shown];
+    if (!pen || !span || !this.#picture || !this.axis) return;
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    pen.putImageData(this.#picture, Math.round(LEFT * this.#ratio), 0);
+    pen.setTransform(this.#ratio, 0, 0, this.#ratio, 0, 0);
+    pen.font = "10.5px system-ui, sans-serif";
+    pen.fillStyle = colors().quiet;
+    pen.textAlign = "right";
+    pen.textBaseline = "middle";
+    drawValues(pen, this.axis, this.#size);
+    const { width, height } = this.#size;
+    pen.textBaseline = "alphabetic";
+    const { clock, follow } = this.page;
+    pen.fillText(clock.text(span[1], span), width, height - 3);
+    pen.textAlign = "left";
+    pen.fillText(clock.text(span[0], span), LEFT, height - 3);
+    if (follow.held !== null) drawCursor(pen, follow.held, span, this.#size);
+    const { step } = this.page.cursor.point;
+    if (step !== null && step !== undefined) drawCursor(pen, step, span, this.#size);
+    this.brush.show(pen, { x: LEFT, y: 0, w: width - LEFT, h: height - BOTTOM });
   }
 
-  /** @override @param {number} top @param {number} bottom */
-  zoom(top, bottom) {
-    const x = this.canvas.getBoundingClientRect().left + LEFT;
-    const y = this.canvas.getBoundingClientRect().top;
-    const [high, low] = [this.placeOf(x, y + top), this.placeOf(x, y + bottom)];
-    if (low && high && high.value > low.value) this.#zoomTo([low.value, high.value]);
+  /** Zooms to what a box contains.
+   * @param {import("../canvas/brush.js").Box} box @param {boolean} wide @param {boolean} high */
+  #take({ left, right, top, bottom }, wide, high) {
+    const canvas = this.canvas.getBoundingClientRect();
+    const edge = canvas.left + LEFT;
+    const [from, to] = [left, right].map((x) => this.#stepAt(Math.max(edge, canvas.left + x)));
+    const [most, least] = [top, bottom].map((y) => this.#placeOf(edge, canvas.top + y)?.value ?? Number.NaN);
+    if (high && most > least) this.#zoomTo([least, most]);
+    if (wide && from !== null && to !== null && to > from) this.page.follow.zoom(from, to);
   }
 
   /** @param {[number, number] | null} values */
@@ -85,15 +169,6 @@ export class HistMap extends StepMap {
     this.draw();
   }
 
-  /** @override @param {number} x in the window @param {number} y */
-  placeOf(x, y) {
-    const [box, step] = [this.canvas.getBoundingClientRect(), this.stepAt(x)];
-    if (step === null || !this.axis) return null;
-    const strip = STRIP / this.size.ratio;
-    const place = 1 - (y - box.top - strip) / (box.height - BOTTOM - 2 * strip);
-    return { step, value: this.axis.value(Math.min(1, Math.max(0, place))) };
-  }
-
   /** @override */
   enter() {
     this.#open(this.at?.step ?? null);
@@ -101,27 +176,41 @@ export class HistMap extends StepMap {
 
   /** @param {number | null} step */
   #open(step) {
-    this.onOpen?.(step === null ? null : this.stopAt(step));
+    this.onOpen?.(step === null ? null : this.#stopAt(step));
   }
 
-  /** @override @param {{step: number} | null} at */
-  cursorAt(at) {
-    return { ...super.cursorAt(at), ...(this.module === undefined ? {} : { module: at ? this.module : null }) };
+  /** @override @param {number} x @param {number} y */
+  point(x, y) {
+    this.#point(this.#placeOf(x, y), x, y);
   }
 
-  /** @override @param {{step: number, value: number}} at */
-  say(at) {
-    return this.shape && this.axis ? say(this.shape, this.axis, at) : "";
+  /** @override */
+  leave() {
+    this.#point(null);
+  }
+
+  /** Moves the page's cursor there, and says in words what is there.
+   * @param {Point | null} at @param {number} [x] @param {number} [y] of the tip, in the window */
+  #point(at, x = 0, y = 0) {
+    this.at = at;
+    const module = this.module === undefined ? {} : { module: at ? this.module : null };
+    this.page.cursor.move({ step: at?.step ?? null, ...module }, this);
+    if (!at || !this.shape || !this.axis) return hideTip();
+    const words = say(this.shape, this.axis, at);
+    showTip(words, x, y);
+    return words;
   }
 
   /** @override @param {number} right @param {number} up */
   move(right, up) {
-    const span = this.shown;
+    const span = this.#shown;
     if (!span || !this.axis) return false;
-    const { step, x, top } = this.moved(this.at?.step, right, span);
+    const step = this.#stopAt(this.at?.step ?? span[1], right);
     const place = this.axis.place(this.at?.value ?? 0) + up / PLACES;
     const value = this.axis.value(Math.max(0, Math.min(1, place)));
-    this.page.announce(this.pointAt({ step, value }, x, top + topOf(this.axis, value, this.size)) ?? "");
+    const { left, top, width } = this.canvas.getBoundingClientRect();
+    const x = left + LEFT + ((step - span[0]) / (span[1] - span[0] + 1)) * (width - LEFT);
+    this.page.announce(this.#point({ step, value }, x, top + topOf(this.axis, value, this.#size)) ?? "");
     return true;
   }
 }

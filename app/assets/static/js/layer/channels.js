@@ -1,25 +1,23 @@
 // @ts-check
 /** The channels of a module: what probes with several numbers computed, or how to get that. */
 import { get, send } from "../api.js";
-import { makeBar, paintBar, swatch } from "../canvas/colorbar.js";
-import { Card } from "../card.js";
+import { bitsOf } from "../canvas/worst.js";
 import { copyText } from "../copy.js";
 import { byId, h } from "../dom.js";
-import { number } from "../format.js";
+import { Heat } from "../heat/index.js";
 import { applied, eventsNow } from "../hooks/applied.js";
 import { MAX_CHANNEL_ROWS } from "../limits.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
-import { prefs } from "../prefs.js";
-import { onTheme } from "../theme.js";
 import { toast } from "../toast.js";
-import { ChannelMap } from "./channelmap.js";
-import { captionOf, channelsOf, columnOf, tableOf } from "./channelshape.js";
+import { captionOf, columnOf, groupOf, kindOf, orderOf, rowsOf } from "./channelshape.js";
 import { shortOf } from "./plan.js";
 
 const MIN_MS = 2000;
 const [COLUMNS, ROWS] = [240, 256];
 const FULL_COLUMNS = 500;
+const [ROW_PX, AROUND_PX] = [7, 52]; // of a row; of the axis and the legend
+const [MIN_PX, MAX_PX] = [160, 440];
 
 /** @typedef {import("../answers.js").Tap} Tap */
 
@@ -38,37 +36,22 @@ export class ChannelView {
     this.words = byId("channel-words");
     this.caption = byId("channel-caption");
     this.guide = byId("channel-guide");
-    const place = byId("channel-plot");
-    this.map = new ChannelMap(page, place);
-    this.map.canvas.hidden = true;
-    this.bar = makeBar("dark: small values; bright: large values");
-    this.low = h("span");
-    this.high = h("span");
-    byId("channel-legend").append(
-      h("span", { class: "scale" }, this.low, this.bar, this.high),
-      swatch("nan", "NaN"),
-      swatch("inf", "infinite"),
-      swatch("missing", "not captured"),
-    );
-    this.tools = new Card(page, this.card, {
+    this.heat = new Heat(page, this.card, {
       title: "Channels",
-      table: () => (this.map.shape ? tableOf(this.map.shape, this.map.order) : { columns: ["channel"], rows: [] }),
-      png: () => this.map.image(),
+      noun: "channel",
+      merged: "largest value",
       query: () => this.#query(FULL_COLUMNS, MAX_CHANNEL_ROWS),
     });
-    const ready = () => page.follow.span !== null && page.schedule.isSeen(place);
+    const ready = () => page.follow.span !== null && page.schedule.isSeen(this.card);
     const failed = (/** @type {unknown} */ error) => {
-      if (!this.map.shape?.columns || this.#drawn !== this.tap?.label) this.#say(failedWords(error));
+      if (this.heat.plot.hidden || this.#drawn !== this.tap?.label) this.#say(failedWords(error));
     };
     this.refresh = new Refresh((signal) => this.#load(signal), { min: MIN_MS, ready, failed });
-    page.schedule.watch(place, () => this.refresh.soon());
+    page.schedule.watch(this.card, () => this.refresh.soon());
     page.follow.on("change", () => this.refresh.now());
     page.follow.on("newest", () => page.follow.paused || this.refresh.soon());
     this.picker.addEventListener("change", () => page.state.set({ channels: this.picker.value }));
     for (const name of ["channels", "order", "y"]) page.state.on(name, () => this.refresh.now());
-    const paint = () => this.#paintLegend();
-    prefs.on("colors", paint);
-    onTheme(paint);
     void new Refresh(startSwitch(page, this.pattern)).now();
     byId("copy-probe").addEventListener("click", () => void this.#copy());
   }
@@ -114,33 +97,31 @@ export class ChannelView {
 
   /** @param {import("../answers.js").Channels} said */
   #show(said) {
+    const { heat } = this;
+    const { first_step: first, last_step: last, values } = said;
+    const [k, n] = [first.length, values.length];
     this.#drawn = this.tap?.label ?? "";
-    const shape = channelsOf(said);
-    const [sort, kind] = [this.page.state.get("order"), this.page.state.get("y")];
-    this.#say(shape.columns ? "" : "No channels were captured in these steps.");
-    const { span, paused, step } = this.page.follow;
-    const column = columnOf(shape, paused ? step : null);
-    if (shape.columns) this.caption.textContent = captionOf(shape, sort, column);
-    this.map.show(shape, { sort, kind, span, column });
-    this.#paintLegend();
-    this.tools.refresh();
+    this.#say(k ? "" : "No channels were captured in these steps.");
+    if (!k) return;
+    const [sort, chosen] = [this.page.state.get("order"), this.page.state.get("y")];
+    const { paused, step } = this.page.follow;
+    const column = columnOf(said, paused ? step : null);
+    this.caption.textContent = captionOf(said, sort, column);
+    const height = Math.min(MAX_PX, Math.max(MIN_PX, n * ROW_PX + AROUND_PX));
+    heat.plot.style.setProperty("--heat-height", `${height}px`);
+    heat.options.stat = groupOf(said) > 1 ? "largest value" : "";
+    heat.setScale(kindOf(said, chosen));
+    heat.setRows(rowsOf(said), [COLUMNS + 1, 1], this.#drawn);
+    heat.take({ kind: "snapshot", k, n, bits: bitsOf(values, () => null), first, last });
+    heat.setOrder(orderOf(said, sort, column));
   }
 
   /** Words in the place of the picture. @param {string} words "" shows the picture */
   #say(words) {
     this.words.hidden = !words;
     this.words.textContent = words;
-    this.map.canvas.hidden = Boolean(words);
-    byId("channel-legend").hidden = Boolean(words);
+    this.heat.plot.hidden = Boolean(words);
     if (words) this.caption.textContent = "";
-  }
-
-  #paintLegend() {
-    const { scale } = this.map;
-    if (!scale) return;
-    this.low.textContent = number(scale.low);
-    this.high.textContent = number(scale.high);
-    paintBar(this.bar);
   }
 
   async #copy() {

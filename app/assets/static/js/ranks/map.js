@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { bitsOf, INFINITE, MISSING } from "../canvas/worst.js";
 import { breakable, byId, write } from "../dom.js";
 import { Heat } from "../heat/index.js";
+import { rowOf } from "../heat/rows.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 
@@ -113,15 +114,7 @@ export function cellsOf(values) {
   return bitsOf(values, (value) => (Number.isFinite(value) ? null : Number.isNaN(value) ? MISSING : INFINITE));
 }
 
-/** Ranks as the rows of a heatmap. @param {readonly number[]} ranks @returns {import("../heat/rows.js").Row[]} */
+/** Ranks as the rows of a heatmap. @param {readonly number[]} ranks */
 export function rowsOf(ranks) {
-  return ranks.map((rank) => ({
-    number: rank,
-    module: `rank ${rank}`,
-    kind: "",
-    index: "",
-    call: 0,
-    phase: "",
-    group: 1,
-  }));
+  return ranks.map((rank) => rowOf(rank, `rank ${rank}`));
 }
