@@ -11,6 +11,7 @@ import { hasPython, pythonOf } from "./plot/python.js";
 import { toast } from "./toast.js";
 
 const MAX_ROWS = 1000;
+const TABLE_MS = 1000; // between two updates of a table: it is read, not watched
 
 /** @typedef {import("./plot/python.js").Query} Query */
 
@@ -29,6 +30,9 @@ const MAX_ROWS = 1000;
 const cards = new WeakMap();
 
 export class Card {
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  #timer;
+
   /** @param {import("./page.js").Page} page @param {HTMLElement} element the figure @param {CardOptions} options */
   constructor(page, element, options) {
     this.page = page;
@@ -116,6 +120,15 @@ export class Card {
       ),
       more,
     );
+  }
+
+  /** Updates the table soon, if it is open. */
+  soon() {
+    if (this.table.hidden) return;
+    this.#timer ??= setTimeout(() => {
+      this.#timer = undefined;
+      this.refresh();
+    }, TABLE_MS);
   }
 
   /** @returns {import("./plot/menu.js").Item[]} */

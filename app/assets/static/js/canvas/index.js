@@ -8,7 +8,21 @@ import { onTheme } from "../theme.js";
 
 const FAR = 10; // times as far with Shift
 /** @type {Record<string, [number, number]>} to the right, and up */
-const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] };
+const MOVES = {
+  ArrowLeft: [-1, 0],
+  ArrowRight: [1, 0],
+  ArrowUp: [0, 1],
+  ArrowDown: [0, -1],
+  PageUp: [0, FAR],
+  PageDown: [0, -FAR],
+};
+
+/** How far a key moves to the right, and up. @param {KeyboardEvent} event @returns {[number, number]} */
+export function movedBy({ key, shiftKey }) {
+  const [right, up] = MOVES[key] ?? [0, 0];
+  const far = shiftKey ? FAR : 1;
+  return [right * far, up * far];
+}
 
 /** Returns the device pixels per CSS pixel, at most two: more would only take time. */
 export function pixelRatio() {
@@ -92,10 +106,10 @@ export class CanvasChart {
 
   /** @param {KeyboardEvent} event */
   #hear(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Enter") return this.enter();
-    const [right, up] = MOVES[event.key] ?? [0, 0];
-    const far = event.shiftKey ? FAR : 1;
-    if (!(right || up) || !this.move(right * far, up * far)) return;
+    const [right, up] = movedBy(event);
+    if (!(right || up) || !this.move(right, up)) return;
     event.preventDefault();
     event.stopPropagation();
   }

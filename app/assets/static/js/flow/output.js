@@ -23,7 +23,7 @@ export function wordOf(bits) {
 /** Returns the layers from last to first, because tables show their end first.
  * @param {Profile} profile @returns {{columns: string[], rows: any[][]}} */
 export function tableOf({ shown, bits, values }) {
-  const columns = ["layer", "type", `activation ${values[0].stat()}`, `gradient ${values[1].stat()}`];
+  const columns = ["layer", "type", `activation ${values[0].stat}`, `gradient ${values[1].stat}`];
   const rows = shown.map((layer, place) => [
     layer.label,
     layer.type,
@@ -40,12 +40,12 @@ function titleOf({ page, step }) {
 
 /** @param {Profile} profile @returns {Promise<Blob>} */
 export function pngOf(profile) {
-  const { clientWidth: width, clientHeight: height } = profile.plot;
+  const { clientWidth: width, clientHeight: height } = profile.canvas;
   return titledPng(titleOf(profile), width, height, pixelRatio(), (pen) => drawMarks(pen, profile.marks));
 }
 
 /** @param {Profile} profile */
 export function svgOf(profile) {
-  const { clientWidth: width, clientHeight: height } = profile.plot;
+  const { clientWidth: width, clientHeight: height } = profile.canvas;
   return titledSvg(titleOf(profile), width, height, svgOfMarks(profile.marks));
 }

@@ -1,25 +1,24 @@
 // @ts-check
 /** One step from input to output: a bar for each layer's activation, and one for the gradient that came back to it. */
-import { penOf } from "../canvas/index.js";
-import { MISSING } from "../canvas/worst.js";
+import { CanvasChart, penOf, reportDrawn } from "../canvas/index.js";
+import { hideTip, showTip } from "../canvas/tip.js";
+import { MISSING, startOf, worse } from "../canvas/worst.js";
 import { Card } from "../card.js";
-import { h } from "../dom.js";
 import { count, stepWords } from "../format.js";
 import { drawMarks } from "../heat/pen.js";
 import { labelOf } from "../heat/rows.js";
 import { Subscription } from "../live/subscription.js";
 import { prefs } from "../prefs.js";
-import { colors, onTheme } from "../theme.js";
+import { colors } from "../theme.js";
 import { barsIn, barsOf, decadesOf } from "./bars.js";
-import { Hand } from "./hand.js";
-import { blockMarks, boxesOf, panelMarks } from "./marks.js";
+import { blockMarks, boxesOf, layerAt, panelMarks } from "./marks.js";
 import { pngOf, svgOf, tableOf, wordOf } from "./output.js";
 
 const TITLES = ["Activations", "Gradients"];
 const LINES = ["line1", "line2"];
-const TABLE_MS = 500; // it is read, not watched
+const LABEL = "Activations and gradients from input to output. Arrow keys move between layers, Enter selects one.";
 
-export class Profile {
+export class Profile extends CanvasChart {
   /** @type {Layer[]} all of them, from input to output */
   layers = [];
   /** @type {Layer[]} those that fit the filter */
@@ -31,59 +30,34 @@ export class Profile {
   /** @type {import("../heat/marks.js").Mark[]} the marks drawn last */
   marks = [];
   /** @type {import("./marks.js").Box[]} */
-  boxes = [];
-  /** @type {ReturnType<typeof setTimeout> | null} */
-  #table = null;
+  #boxes = [];
   #named = [/** @type {readonly any[]} */ ([]), /** @type {readonly any[]} */ ([])];
+  /** The layer that is pointed at, by its place; -1: none. */
+  #at = -1;
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure
    * @param {{fits: (layer: Layer) => boolean, onPick: (layer: Layer) => void, onLayers: () => void}} options */
   constructor(page, element, options) {
-    this.page = page;
+    const plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
+    super(page, plot, { label: LABEL });
+    this.plot = plot;
     this.options = options;
-    this.plot = /** @type {HTMLElement} */ (element.querySelector(".plot"));
-    this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas"));
-    this.over = /** @type {HTMLCanvasElement} */ (h("canvas"));
-    const words = "Activations and gradients from input to output. Arrow keys move between layers, Enter selects one.";
-    this.pad = h("div", { class: "profile-pad", role: "application", tabindex: "0", "aria-label": words });
-    this.plot.replaceChildren(this.canvas, this.over, this.pad);
-    this.values = [
-      new Values(
-        page,
-        "output",
-        () => page.state.get("act"),
-        () => this.changed(),
-      ),
-      new Values(
-        page,
-        "output_grad",
-        () => page.state.get("grad"),
-        () => this.changed(),
-      ),
-    ];
-    page.state.on("act", () => this.values[0].renew());
-    page.state.on("grad", () => this.values[1].renew());
     this.card = new Card(page, element, {
       title: "One step, from input to output",
-      table: () => tableOf(this),
+      table: () => {
+        this.#gather();
+        return tableOf(this);
+      },
       png: () => pngOf(this),
       svg: async () => svgOf(this),
     });
-    this.hand = new Hand(page, this);
-    new ResizeObserver(() => this.soon()).observe(this.plot);
-    page.schedule.watch(this.plot, () => this.soon());
-    onTheme(() => this.soon());
-  }
-
-  soon() {
-    if (this.page.schedule.isSeen(this.plot)) this.page.schedule.soon(this, () => this.draw());
-    if (!this.card.table.hidden) this.#table ??= setTimeout(() => this.#writeTable(), TABLE_MS);
-  }
-
-  #writeTable() {
-    this.#table = null;
-    this.#gather();
-    this.card.refresh();
+    this.values = [
+      new Values(page, "output", "act", () => this.changed()),
+      new Values(page, "output_grad", "grad", () => this.changed()),
+    ];
+    page.cursor.on("move", (point) => point.source === this || this.draw());
+    page.state.on("module", () => this.draw());
+    this.canvas.addEventListener("click", () => this.enter());
   }
 
   /** The values of the layers that are shown. */
@@ -100,7 +74,7 @@ export class Profile {
       this.layers = merged(this.values[0].rows, this.values[1].rows);
       this.filter();
     }
-    this.soon();
+    this.draw();
   }
 
   /** The filter is another one. */
@@ -108,7 +82,7 @@ export class Profile {
     this.shown = this.layers.filter(this.options.fits);
     this.#decades = [null, null];
     this.options.onLayers();
-    this.soon();
+    this.draw();
   }
 
   /** The steps that the bars are of, in words. */
@@ -130,41 +104,121 @@ export class Profile {
     );
   }
 
+  /** @override */
   draw() {
+    super.draw();
+    this.card.soon();
+  }
+
+  /** @override */
+  paint() {
     const began = performance.now();
-    const { clientWidth: width, clientHeight: height } = this.plot;
+    const { clientWidth: width, clientHeight: height } = this.canvas;
     if (!width || !height) return;
     this.#gather();
-    this.boxes = boxesOf(width, height, this.bits.length);
+    this.#boxes = boxesOf(width, height, this.bits.length);
     const page = colors();
-    const many = barsIn(this.shown.length, this.boxes[0].w);
-    this.marks = this.boxes.flatMap((box, place) => {
+    const many = barsIn(this.shown.length, this.#boxes[0].w);
+    this.marks = this.#boxes.flatMap((box, place) => {
       const bars = barsOf(this.bits[place], many);
       this.#decades[place] = decadesOf(bars, this.#decades[place]);
-      const title = `${TITLES[place]}, ${this.values[place].stat()}`;
+      const title = `${TITLES[place]}, ${this.values[place].stat}`;
       return panelMarks(
         box,
         { title, bars, decades: /** @type {[number, number]} */ (this.#decades[place]), color: page[LINES[place]] },
         page,
       );
     });
-    this.marks.push(...blockMarks(this.boxes[this.boxes.length - 1], this.shown, page));
-    drawMarks(penOf(this.canvas, width, height), this.marks);
-    this.hand.draw();
+    this.marks.push(...blockMarks(this.#boxes[this.#boxes.length - 1], this.shown, page));
+    const pen = penOf(this.canvas, width, height);
+    drawMarks(pen, this.marks);
+    const { module } = this.page.cursor.point;
+    this.#frame(pen, this.#placeOf(this.page.state.get("module")), page.accent);
+    this.#frame(pen, this.#at >= 0 ? this.#at : this.#placeOf(module), page.ink);
     this.options.onLayers();
-    if (this.step !== null)
-      document.dispatchEvent(
-        new CustomEvent("hookcore:drawn", { detail: { kind: "bars", step: this.step, ms: performance.now() - began } }),
-      );
+    if (this.step !== null) reportDrawn("bars", this.step, performance.now() - began);
+  }
+
+  /** A frame around a layer: the one that was picked, or the one that is pointed at, here or in another chart.
+   * @param {CanvasRenderingContext2D} pen @param {number} place @param {string} color */
+  #frame(pen, place, color) {
+    if (place < 0 || place >= this.shown.length) return;
+    const [top, bottom] = [this.#boxes[0], this.#boxes[this.#boxes.length - 1]];
+    const each = top.w / this.shown.length;
+    pen.strokeStyle = color;
+    pen.lineWidth = 1.5;
+    pen.strokeRect(top.x + place * each, top.y - 1, Math.max(2, each), bottom.y + bottom.h - top.y + 2);
+  }
+
+  /** @param {string | null | undefined} module */
+  #placeOf(module) {
+    return this.shown.findIndex((layer) => layer.module === module);
   }
 
   /** The numbers of a layer, in words. @param {number} place */
-  words(place) {
+  #words(place) {
     const parts = TITLES.map(
       (title, panel) =>
-        `${title.slice(0, -1).toLowerCase()} ${this.values[panel].stat()} ${wordOf(this.bits[panel][place])}`,
+        `${title.slice(0, -1).toLowerCase()} ${this.values[panel].stat} ${wordOf(this.bits[panel][place])}`,
     );
     return `step ${count(this.step)} \u00b7 ${parts.join(", ")}`;
+  }
+
+  /** @override @param {number} x @param {number} y in the window */
+  point(x, y) {
+    const { shown } = this;
+    if (!this.#boxes.length) return;
+    const many = barsIn(shown.length, this.#boxes[0].w);
+    const bar = layerAt(this.#boxes[0], many, x - this.canvas.getBoundingClientRect().left);
+    if (bar < 0) return this.leave();
+    const [from, to] = [startOf(bar, shown.length, many), startOf(bar + 1, shown.length, many)];
+    this.#moveTo(this.#worstIn(from, to), x, y, to - from);
+  }
+
+  /** Of layers that share a bar: the one with the worst gradient, or activation if there are no gradients.
+   * @param {number} from @param {number} to */
+  #worstIn(from, to) {
+    const [activations, gradients] = this.bits;
+    const bits = gradients.some((each) => each !== MISSING) ? gradients : activations;
+    let found = from;
+    for (let place = from; place < to; place += 1) if (worse(bits[found], bits[place]) !== bits[found]) found = place;
+    return found;
+  }
+
+  /** @param {number} place @param {number} x @param {number} y of the tip, in the window @param {number} [sharing] */
+  #moveTo(place, x, y, sharing = 1) {
+    const layer = this.shown[place];
+    if (!layer) return;
+    this.#at = place;
+    this.page.cursor.move({ module: layer.module, tap: null, step: this.step }, this);
+    const more = sharing > 1 ? `\nthe worst of ${sharing} layers here` : "";
+    showTip(`${layer.label}${layer.type ? ` (${layer.type})` : ""}\n${this.#words(place)}${more}`, x, y);
+    this.draw();
+  }
+
+  /** @override */
+  leave() {
+    if (this.#at >= 0) this.page.cursor.move({ module: null, tap: null, step: null }, this);
+    this.#at = -1;
+    hideTip();
+    this.draw();
+  }
+
+  /** @override */
+  enter() {
+    const layer = this.shown[this.#at];
+    if (layer) this.options.onPick(layer);
+  }
+
+  /** @override @param {number} right @param {number} up */
+  move(right, up) {
+    const { shown } = this;
+    if (!this.#boxes.length || !shown.length) return false;
+    const place = this.#at < 0 ? 0 : Math.min(shown.length - 1, Math.max(0, this.#at + (right || -up)));
+    const { left, top } = this.canvas.getBoundingClientRect();
+    this.#moveTo(place, left + this.#boxes[0].x + (place / shown.length) * this.#boxes[0].w, top + 20);
+    this.page.announce(`${shown[place].label}, ${this.#words(place)}`);
+    return true;
   }
 }
 
@@ -214,12 +268,12 @@ class Values {
   /** Whether an answer came. */
   known = false;
 
-  /** @param {import("../page.js").Page} page @param {string} kind @param {() => string} stat
+  /** @param {import("../page.js").Page} page @param {string} kind @param {string} name of the stat in the address
    * @param {() => void} changed */
-  constructor(page, kind, stat, changed) {
+  constructor(page, kind, name, changed) {
     this.page = page;
     this.kind = kind;
-    this.stat = stat;
+    this.name = name;
     this.subscription = new Subscription(page, () => this.#query(), {
       rows: ({ rows, why = "" }) => {
         this.rows = rows;
@@ -231,17 +285,17 @@ class Values {
         changed();
       },
     });
-    this.renew();
+    page.state.on(name, () => this.subscription.renew());
+    this.subscription.renew();
   }
 
-  /** Requests another step or stat, if it has changed. */
-  renew() {
-    this.subscription.renew();
+  get stat() {
+    return this.page.state.get(this.name);
   }
 
   #query() {
     const { follow } = this.page;
-    const asked = { view: "latest", kind: this.kind, stats: [this.stat()], hz: Number(prefs.get("rate")) };
+    const asked = { view: "latest", kind: this.kind, stats: [this.stat], hz: Number(prefs.get("rate")) };
     return { ...asked, ...follow.values };
   }
 

@@ -1,27 +1,17 @@
 // @ts-check
 /** A heatmap by keyboard: the arrows move over layers and steps, and the value there is read out. */
 
+import { movedBy } from "../canvas/index.js";
 import { number } from "../format.js";
 import { cellValue } from "./export.js";
 import { ROW_PX } from "./layout.js";
 import { labelOf } from "./rows.js";
 import { zoom } from "./zoom.js";
 
-const FAR = 10;
 const READ_MS = 400; // a key that is held down is read once, at its end
 const ZOOM = 1.5;
 
 /** @typedef {import("./pointing.js").Pointing} Pointing */
-
-/** Rows and captured steps that a key moves by. @type {Record<string, [number, number]>} */
-const MOVES = {
-  ArrowUp: [-1, 0],
-  ArrowDown: [1, 0],
-  ArrowLeft: [0, -1],
-  ArrowRight: [0, 1],
-  PageUp: [-FAR, 0],
-  PageDown: [FAR, 0],
-};
 
 /** @type {ReturnType<typeof setTimeout> | undefined} */
 let reading;
@@ -29,8 +19,8 @@ let reading;
 /** @param {KeyboardEvent} event @param {Pointing} pointing */
 export function moveBy(event, pointing) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  const move = MOVES[event.key];
-  if (move) go(pointing, move[0] * (event.shiftKey ? FAR : 1), move[1] * (event.shiftKey ? FAR : 1));
+  const [right, up] = movedBy(event);
+  if (right || up) go(pointing, -up, right);
   else if (event.key === "Home" || event.key === "End") jump(pointing, event.key === "End");
   else if (event.key === "+" || event.key === "-")
     zoom(pointing, event.key === "-" ? ZOOM : 1 / ZOOM, start(pointing)?.step ?? 0);

@@ -16,7 +16,6 @@ import { drawScene, Texture } from "./picture.js";
 import { Pointing } from "./pointing.js";
 import { relativeTo, usualOf } from "./relative.js";
 
-const TABLE_MS = 1000; // it is read, not watched
 const RENEWED = 8; // how often in a window the medians of the rows are computed again
 
 export class Screen {
@@ -29,8 +28,6 @@ export class Screen {
   #coloring = new Coloring();
   #relative = { at: 0, convert: /** @type {((bits: Uint32Array) => Uint32Array) | null} */ (null) };
   #news = false;
-  /** @type {ReturnType<typeof setTimeout> | null} */
-  #table = null;
 
   /** @param {import("../page.js").Page} page @param {import("./index.js").Heat} heat @param {HTMLElement} plot */
   constructor(page, heat, plot) {
@@ -57,12 +54,7 @@ export class Screen {
 
   soon() {
     if (this.page.schedule.isSeen(this.plot)) this.page.schedule.soon(this, () => this.draw());
-    if (this.heat.card && !this.heat.card.table.hidden) this.#table ??= setTimeout(() => this.#writeTable(), TABLE_MS);
-  }
-
-  #writeTable() {
-    this.#table = null;
-    this.heat.card?.refresh();
+    this.heat.card?.soon();
   }
 
   /** Rows are elsewhere, or there is another room for them. */
