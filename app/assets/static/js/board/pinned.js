@@ -23,7 +23,7 @@ export class PinnedChart {
       title: name,
       y: { title: "", scale: scaleOf(String(this.asked.stat ?? "")) },
       query: () => ({ path: this.path, query: this.query }),
-      at: async (step) => linesOf((await get(this.path, { ...this.query, from: step, to: step, points: 1 })).series),
+      linesOf,
       pins: false,
     });
     this.note = h("p", { class: "quiet small", role: "status" });

@@ -5,9 +5,12 @@ import { byId } from "../dom.js";
 import { HistProfile } from "../histograms/profile.js";
 import { barsOf } from "../histograms/shape.js";
 import { ofParameters } from "../kinds.js";
+import { queryOf } from "../layer/charts.js";
 import { linesOf } from "../layer/lines.js";
 import { shortOf } from "../layer/plan.js";
 import { SeriesFeed } from "../layer/seriesfeed.js";
+import { MAX_POINTS } from "../limits.js";
+import { lineIn } from "../live/curve.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/index.js";
@@ -74,7 +77,13 @@ export class DrawerCharts {
     this.#chart ??= new LineChart(this.page, this.figure, {
       title: "Norms over steps",
       y: this.#plan.y,
-      at: async (step) => (this.#plan ? linesOf(this.#plan, await this.feed.at(step)) : []),
+      query: () =>
+        this.#plan && {
+          path: "series",
+          query: { ...queryOf(this.#plan), ...this.page.follow.shown, points: MAX_POINTS },
+        },
+      pins: false,
+      linesOf: (series) => (this.#plan ? linesOf(this.#plan, (tap, stat) => lineIn(series, stat, tap)) : []),
     });
     this.#none = `No tensor of this ${taps.length ? "call" : "layer"} was captured.`;
     this.feed.show(parts.length ? [{ taps: parts.map(({ number }) => number), stats: ["norm"] }] : []);

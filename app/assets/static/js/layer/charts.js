@@ -1,23 +1,27 @@
 // @ts-check
-/** The charts of a module. A chart stays as long as its plan does. */
+/** The charts of a module. */
 import { byId, h } from "../dom.js";
 import { stepWords } from "../format.js";
 import { MAX_POINTS } from "../limits.js";
+import { lineIn } from "../live/curve.js";
 import { failedWords } from "../live/failed.js";
-import { LineChart } from "../plot/index.js";
+import { PlannedCharts } from "../plot/planned.js";
 import { linesOf } from "./lines.js";
 import { SeriesFeed } from "./seriesfeed.js";
 
 /** @typedef {import("./plan.js").Plan} Plan */
 
-export class Charts {
-  /** @type {{plan: Plan, chart: LineChart, figure: HTMLElement}[]} */
-  #shown = [];
-
+/** @extends {PlannedCharts<Plan>} */
+export class Charts extends PlannedCharts {
   /** @param {import("../page.js").Page} page */
   constructor(page) {
-    this.page = page;
-    this.place = byId("charts");
+    super(page, byId("charts"), (plan) => ({
+      y: plan.y,
+      query: () => ({ path: "series", query: { ...queryOf(plan), ...page.follow.shown, points: MAX_POINTS } }),
+      linesOf: (series) => linesOf(plan, (tap, stat) => lineIn(series, stat, tap)),
+      // Shares are computed here, of several stats.
+      pins: plan.parts.every(({ make }) => make !== "shares"),
+    }));
     /** One sentence instead of four if there is no data. */
     this.empty = h("p", { class: "empty", role: "status" }, "Loading\u2026");
     this.place.append(this.empty);
@@ -27,68 +31,26 @@ export class Charts {
     this.feed.on("error", (error) => this.fail(error));
   }
 
-  /** Says why there are no charts, or no lines in them. @param {unknown} error */
+  /** Says why there are no charts, or no lines in them. @override @param {unknown} error */
   fail(error) {
-    for (const { chart } of this.#shown) chart.fail(error);
-    if (!this.#shown.length) this.empty.textContent = failedWords(error);
+    super.fail(error);
+    if (!this.shown.length) this.empty.textContent = failedWords(error);
   }
 
   /** @param {Plan[]} plans */
   show(plans) {
-    this.place.hidden = !plans.length;
-    if (JSON.stringify(plans) !== JSON.stringify(this.#shown.map(({ plan }) => plan))) {
-      for (const { chart, figure } of this.#shown) {
-        chart.remove();
-        figure.remove();
-      }
-      this.#shown = plans.map((plan) => this.#make(plan));
-      this.empty.hidden = true;
-    }
+    if (this.plan(plans)) this.empty.hidden = true;
     this.feed.show(plans.map((plan) => ({ taps: tapsOf(plan), stats: plan.stats })));
   }
 
-  /** @param {Plan} plan */
-  #make(plan) {
-    const figure = h(
-      "figure",
-      { class: "card chart", id: `chart-${plan.id}` },
-      h("header", {}, h("h2", {}, plan.title)),
-      h("div", { class: "plot" }),
-    );
-    this.place.append(figure);
-    return {
-      plan,
-      figure,
-      chart: new LineChart(this.page, figure, {
-        title: plan.title,
-        y: plan.y,
-        query: () => this.#query(plan),
-        at: async (step) => linesOf(plan, await this.feed.at(step)),
-        // Shares are computed here, of several stats.
-        pins: plan.parts.every(({ make }) => make !== "shares"),
-      }),
-    };
-  }
-
-  /** @param {Plan} plan */
-  #query(plan) {
-    const { shown } = this.page.follow;
-    return { path: "series", query: { tap: labelsOf(plan), stat: plan.stats.join(","), ...shown, points: MAX_POINTS } };
-  }
-
   #draw() {
-    if (!this.#shown.length) return; // it isn't known yet what there is to draw
+    if (!this.shown.length) return; // it isn't known yet what there is to draw
     const { span } = this.page.follow;
     const words = span ? `Nothing was captured in ${stepWords(...span)}.` : "No steps.";
-    const lines = this.#shown.map(({ plan }) => linesOf(plan, (tap, stat) => this.feed.find(tap, stat)));
-    const nothing = lines.every((some) => !some.length);
+    const nothing = !this.draw((plan) => linesOf(plan, (tap, stat) => this.feed.find(tap, stat)), words);
     this.empty.textContent = nothing ? words : "";
     this.empty.hidden = !nothing;
-    this.#shown.forEach(({ chart, figure }, place) => {
-      figure.hidden = nothing;
-      if (lines[place].length) chart.show(lines[place]);
-      else chart.say(words);
-    });
+    for (const { figure } of this.shown) figure.hidden = nothing;
   }
 }
 
@@ -97,7 +59,7 @@ function tapsOf(plan) {
   return [...new Set(plan.parts.map(({ tap }) => tap.number))];
 }
 
-/** @param {Plan} plan */
-function labelsOf(plan) {
-  return [...new Set(plan.parts.map(({ tap }) => tap.label))];
+/** What a plan asks the server for. @param {Plan} plan */
+export function queryOf({ parts, stats }) {
+  return { tap: [...new Set(parts.map(({ tap }) => tap.label))], stat: stats.join(",") };
 }

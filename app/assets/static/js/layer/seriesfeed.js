@@ -1,7 +1,6 @@
 // @ts-check
 /** The series of a module's charts. */
 import { get } from "../api.js";
-import { lineIn } from "../live/curve.js";
 import { CurveFeed, POINTS } from "../live/curvefeed.js";
 import { leadOf } from "../plot/smooth.js";
 
@@ -14,14 +13,15 @@ export class SeriesFeed extends CurveFeed {
   /** @type {Ask[]} */
   asks = [];
   #merged = false;
-  /** What was asked for of one step: charts share it. @type {{key: string, series: Promise<Series[]>} | null} */
-  #held = null;
 
   /** @param {import("../page.js").Page} page */
   constructor(page) {
     super(
       page,
-      (range, signal) => this.#request(range, signal),
+      (range, signal) =>
+        this.asks.map(({ taps, stats }) =>
+          get("series", { run: page.run, tap: taps, stat: stats.join(","), ...range }, signal),
+        ),
       ({ tap, name }) => `${tap?.number ?? null} ${name}`,
       { min: 500, share: 1 },
     );
@@ -39,29 +39,6 @@ export class SeriesFeed extends CurveFeed {
   /** @param {number | null} tap @param {string} stat @returns {import("../plot/thin.js").Line | null} */
   find(tap, stat) {
     return this.curves.get(`${tap} ${stat}`)?.line(stat) ?? null;
-  }
-
-  /** The lines of one step, in which no other one is. @param {number} step
-   * @returns {Promise<(tap: number | null, stat: string) => import("../plot/thin.js").Line | null>} */
-  async at(step) {
-    const key = JSON.stringify([step, this.asks]);
-    if (this.#held?.key !== key) this.#held = { key, series: this.#seriesOf(step) };
-    const found = await this.#held.series;
-    return (tap, stat) => lineIn(found, stat, tap);
-  }
-
-  /** @param {number} step */
-  async #seriesOf(step) {
-    const answers = await Promise.all(this.#request({ from: step, to: step, points: 1 }));
-    return answers.flatMap((answer) => answer.series);
-  }
-
-  /** @param {import("../live/curvefeed.js").Range} range @param {AbortSignal} [signal] */
-  #request(range, signal) {
-    const { run } = this.page;
-    return this.asks.map(({ taps, stats }) =>
-      get("series", { run, tap: taps, stat: stats.join(","), ...range }, signal),
-    );
   }
 
   /** The shown steps have changed; the loaded points may suffice. */

@@ -2,7 +2,7 @@
 /** The large line of one scalar: the loss, or the one that was chosen. */
 import { get, NoAnswer } from "../api.js";
 import { byId } from "../dom.js";
-import { Curve, lineIn } from "../live/curve.js";
+import { Curve, lineOf } from "../live/curve.js";
 import { failedWords } from "../live/failed.js";
 import { Refresh } from "../live/refresh.js";
 import { LineChart } from "../plot/index.js";
@@ -41,7 +41,7 @@ export class ScalarChart {
       y: { title: "", scale: "linear" },
       legend: false,
       query,
-      at: (step) => this.#at(step),
+      linesOf: (series) => series.map(lineOf),
       after,
     });
     this.#begin();
@@ -130,14 +130,6 @@ export class ScalarChart {
     this.#of = name;
     this.curve.take(answer.series[0], true);
     this.#draw();
-  }
-
-  /** The line of one step, in which no other one is. @param {number} step */
-  async #at(step) {
-    const { name } = this;
-    const { series } = await get("scalars", { run: this.page.run, name, from: step, to: step, points: 1 });
-    const line = lineIn(series, name);
-    return line ? [line] : [];
   }
 
   #draw() {

@@ -1,5 +1,6 @@
 // @ts-check
 /** Charts of lines that a person inspects. */
+import { get } from "../api.js";
 import { Card } from "../card.js";
 import { number } from "../format.js";
 import { failedWords } from "../live/failed.js";
@@ -36,8 +37,8 @@ addEventListener("pageshow", ({ persisted }) => {
  * @property {boolean} [legend] false for a single line, which the title names
  * @property {import("../card.js").CardOptions["query"]} [query] the same at full resolution
  * @property {boolean} [pins] false if it is on the board already
- * @property {(step: number) => Promise<import("./thin.js").Line[]>} [at] the lines of a single step, for a page that is
- *   held at one that shares a point with others
+ * @property {(series: import("../answers.js").Series[]) => import("./thin.js").Line[]} [linesOf] the lines of an answer
+ *   to the query: that of a single step is asked for on a page that is held at one that shares a point with others
  * @property {Promise<unknown>} [after] what Plotly waits for, because it is needed more urgently
  */
 export class LineChart {
@@ -54,7 +55,7 @@ export class LineChart {
   /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure @param {ChartOptions} options */
   constructor(page, element, options) {
     this.page = page;
-    this.at = options.at;
+    this.linesOf = options.linesOf;
     this.panel = new Panel(page, element, options);
     this.figure = new LineFigure(page, options);
     this.card = new Card(page, element, {
@@ -104,13 +105,15 @@ export class LineChart {
   async #askHeld() {
     const { figure, page } = this;
     const { held } = page.follow;
-    if (!this.at || held === null || figure.exact?.step === held) return;
+    if (!this.linesOf || held === null || figure.exact?.step === held) return;
     if (!figure.drawn.some((points) => isMerged(points, held))) return;
     const asked = { step: held };
     figure.exact = asked;
     try {
-      const lines = await this.at(held);
-      if (figure.exact === asked) figure.exact = { step: held, lines };
+      const [{ path, query }] = this.card.queries;
+      const of = /** @type {"series" | "scalars"} */ (path);
+      const { series } = await get(of, { ...query, from: held, to: held, points: 1 });
+      if (figure.exact === asked) figure.exact = { step: held, lines: this.linesOf(series) };
     } catch {
       if (figure.exact === asked) figure.exact = null; // asked for again with the next drawing
     }
