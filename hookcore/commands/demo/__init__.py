@@ -4,5 +4,3 @@ It is neither a benchmark nor an example of how to train; `hookcore demo` runs i
 """
 
 from hookcore.commands.demo.training import Demo, train
-
-__all__ = ["Demo", "train"]

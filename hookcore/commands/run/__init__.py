@@ -4,6 +4,4 @@ Nothing here runs a script: this process becomes `python train.py`. Arguments, s
 `__main__`, and `sys.path` are those of plain Python, because it is plain Python.
 """
 
-from hookcore.commands.run.become import become, command_of
-
-__all__ = ["become", "command_of"]
+from hookcore.commands.run.become import become

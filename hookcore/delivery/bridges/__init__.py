@@ -5,5 +5,3 @@ A bridge receives the frames after the recorder, on its own thread. It stores no
 
 from hookcore.delivery.bridges.summary import Summary
 from hookcore.delivery.bridges.tee import TeeSink, bridge_for
-
-__all__ = ["Summary", "TeeSink", "bridge_for"]
