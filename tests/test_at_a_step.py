@@ -42,7 +42,7 @@ def test_the_newest_values_in_some_steps_are_those_of_the_last_frame_in_them(
                         before = expected.get(tap, (-1, 0.0))
                         more = before[1] if before[0] == step else 0.0  # the parts of one step are added up
                         expected[tap] = step, max(each, 0) + more
-    found = store.newest(first=first, last=last)
+    found = store.latest(first=first, last=last, merged=True)
     got = zip(found.numbers.tolist(), found.steps.tolist(), found.values[:, NAN].tolist(), strict=True)
     assert {tap: (step, nan) for tap, step, nan in got} == expected
     assert found.first_steps.tolist() == found.steps.tolist()

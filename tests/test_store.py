@@ -277,10 +277,10 @@ def test_the_newest_values_in_a_range_are_exact_or_name_the_merged_steps_they_av
     for step in range(0, 3_000, 3):
         rows = {0: [float(step)], 2: [np.nan if step == 303 else 1.0]} if step % 2 else {0: [float(step)], 1: [-1.0]}
         store.append(frame(step, rows, TAPS if step == 0 else ()))
-    exact = store.newest(first=2_997, last=2_997)
+    exact = store.latest(first=2_997, last=2_997, merged=True)
     assert np.array_equal(exact.values[0], store.latest().values[0], equal_nan=True)
-    assert store.newest(first=2_996, last=2_996).numbers.tolist() == [], "this step was not captured"
-    old = store.newest(first=303, last=303)
+    assert store.latest(first=2_996, last=2_996, merged=True).numbers.tolist() == [], "this step was not captured"
+    old = store.latest(first=303, last=303, merged=True)
     assert old.numbers.tolist() == [0, 1, 2]
     assert old.first_steps[0] <= 303 <= old.steps[0]
     assert old.first_steps[0] < old.steps[0], "this test is about steps that are merged"
@@ -288,10 +288,10 @@ def test_the_newest_values_in_a_range_are_exact_or_name_the_merged_steps_they_av
     mean = old.values[0, STAT_NAMES.index("mean")]
     assert (old.first_steps[0], old.steps[0], mean) == (merged.first_step[0], merged.last_step[0], merged.mean[0])
     assert old.values[2, STAT_NAMES.index("nan")] == 1, "one NaN in eight steps must not be an eighth"
-    both = store.newest(first=0, last=2_999)
+    both = store.latest(first=0, last=2_999, merged=True)
     assert both.steps.tolist() == store.latest().steps.tolist()
-    assert store.newest(stat="mean", sort="-mean", limit=1, first=303, last=303).taps == (TAPS[1],)
-    assert store.newest("output_grad", first=300, last=310).taps == (TAPS[2],)
+    assert store.latest(stat="mean", sort="-mean", limit=1, first=303, last=303, merged=True).taps == (TAPS[1],)
+    assert store.latest("output_grad", first=300, last=310, merged=True).taps == (TAPS[2],)
 
 
 def test_captured_rows_are_every_captured_step_once(store: Store) -> None:

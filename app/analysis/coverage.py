@@ -42,10 +42,10 @@ def why_uncaptured(store: Store, kind: str, live: bool, first: int | None = None
     """Return why no value of a kind is shown at the newest captured step of some steps, or an empty string."""
     if why := why_empty(store, kind, live):
         return why
-    captured = store.newest(stat="count", first=first, last=last).steps
+    captured = store.latest(stat="count", first=first, last=last, merged=True).steps
     # A held step is shown whether or not anything was captured in it.
     shown = last if (first is not None and first == last) or not len(captured) else int(captured.max())
-    if shown is None or len(store.newest(kind, "count", first=shown, last=shown).numbers):
+    if shown is None or len(store.latest(kind, "count", first=shown, last=shown, merged=True).numbers):
         return ""
     ever = store.latest(kind, "count").steps
     rest = f"; the newest is at step {ever.max():,}" if len(ever) else ""

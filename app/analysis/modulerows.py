@@ -39,7 +39,7 @@ def rows_of(store: Store, first: int | None = None, last: int | None = None) -> 
     """Return a row for each module, in the model's order. With bounds, values are counted in these steps."""
     coverage = store.coverage()
     parents = {module.path: module.parent for module in store.modules()}
-    latest = store.newest(stat="count", first=first, last=last)
+    latest = store.latest(stat="count", first=first, last=last, merged=True)
     calls, values = _calls_in(latest), _values_in(latest)
     paths = {each.path for each in coverage}
     foreign = Counter(_module_of(each, paths) for each in store.hooks() if not each.ours and each.scope in ON_MODEL)
@@ -61,7 +61,7 @@ def rows_of(store: Store, first: int | None = None, last: int | None = None) -> 
 
 def calls_of(store: Store, taps: TapList, first: int | None = None, last: int | None = None) -> Counter[str]:
     """Return how often each module of these taps was called in its newest captured step, up to the limit of calls."""
-    return _calls_in(store.newest(stat="count", first=first, last=last, wanted=taps))
+    return _calls_in(store.latest(stat="count", first=first, last=last, wanted=taps, merged=True))
 
 
 def _fresh(latest: Latest) -> Iterator[tuple[Tap, float]]:

@@ -65,7 +65,7 @@ def key_figures_of(store: Store, first: int | None = None, last: int | None = No
     names = _names_of(store)
     read = (newest_of(store, name, last, first) for name in names[:MAX_SCALARS])
     scalars = tuple(reading for reading in read if reading is not None)
-    latest = store.newest(first=first, last=last)
+    latest = store.latest(first=first, last=last, merged=True)
     kind, norm, smallest, largest = _gradients(latest)
     seen = {tap.module for tap in latest.taps}
     captured = len(seen) if (first, last) != (None, None) else sum(each.captured for each in coverage)

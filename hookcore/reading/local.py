@@ -170,7 +170,8 @@ class StoreReader(Reader):
         if taps is not None:
             chosen = [int(self.find(each).number or 0) for each in taps]
             wanted = wanted.at(np.flatnonzero(np.isin(wanted.numbers, chosen)).tolist())
-        return answers.Latest.of(self._run, self._store.newest(None, stat, sort, limit, first, last, wanted))
+        found = self._store.latest(None, stat, sort, limit, first, last, wanted, merged=True)
+        return answers.Latest.of(self._run, found)
 
     def scalars(
         self,

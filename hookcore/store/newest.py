@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from hookcore.store import checks
 from hookcore.store.answers import Latest, TapList
 from hookcore.store.deep import Deep
+from hookcore.store.past import Span
 from hookcore.store.rows import overlap
 from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.segments import Floats, MergedRows, Steps
@@ -31,67 +32,39 @@ class Newest(Deep):
         first: int | None = None,
         last: int | None = None,
         wanted: TapList | None = None,
+        *,
+        merged: bool = False,
     ) -> Latest:
         """Return the newest values of every tap; `sort` is a stat, largest and non-finite first ("-norm": smallest).
 
-        With bounds, return the taps seen in these steps. `wanted` names the taps and skips the search by kind.
+        With bounds, return the taps seen in these steps; with `merged`, also those whose steps are merged by now: then
+        stats are means, and counts of non-finite values are the largest of a step. `wanted` names the taps and skips
+        the search by kind.
         """
         require_stats(stat, sort)
         wanted = self.taps(None, kind) if wanted is None else wanted
         steps, stored = self._latest((first, last))
         numbers = wanted.numbers[wanted.numbers < len(steps)]
         numbers = numbers[steps[numbers] >= 0]
-        if sort:
-            keys = _column_of(stored, sort.removeprefix("-"), numbers)
-            numbers = numbers[_order(keys, sort.startswith("-"))]
-        total, numbers = len(numbers), numbers[:limit]
-        chosen = STAT_NAMES if stat is None else (stat,)
-        values = np.stack([_column_of(stored, name, numbers) for name in chosen], axis=1)
-        whole = len(numbers) == len(wanted.taps) and not sort
-        taps = wanted.taps if whole else tuple(self._parts.taps[number] for number in numbers)
-        return Latest(chosen, numbers, taps, steps[numbers], values, steps[numbers], total)
+        found = numbers, steps[numbers], steps[numbers], _columns_of(stored, numbers)
+        if merged and (first, last) != (None, None):
+            found = self._with_merged(*found, wanted, (first, last))
+        return _arranged(*found, wanted, stat, sort, limit)
 
-    def newest(
-        self,
-        kind: str | None = None,
-        stat: str | None = None,
-        sort: str | None = None,
-        limit: int | None = None,
-        first: int | None = None,
-        last: int | None = None,
-        wanted: TapList | None = None,
-    ) -> Latest:
-        """Return the newest values of every tap in these steps, as `latest` does, and also those of merged steps.
-
-        Of merged steps, stats are means, and counts of non-finite values are the largest of a step.
-        """
-        if first is None and last is None:
-            return self.latest(kind, stat, sort, limit, wanted=wanted)
-        require_stats(stat, sort)
-        return _arranged(self._newest(kind, first, last, wanted), stat, sort, limit)
-
-    def _newest(self, kind: str | None, first: int | None, last: int | None, wanted: TapList | None) -> Latest:
-        wanted = self.taps(None, kind) if wanted is None else wanted
-        exact = self.latest(first=first, last=last, wanted=wanted)
-        lanes = wanted.numbers[~np.isin(wanted.numbers, exact.numbers)]
-        parts = self._parts.stats.merged(first, last) if len(lanes) and not self._has_past((first, last)) else ()
+    def _with_merged(
+        self, numbers: Steps, begin: Steps, end: Steps, values: Floats, wanted: TapList, span: Span
+    ) -> tuple[Steps, Steps, Steps, Floats]:
+        """Add the taps that only merged rows have in these steps."""
+        lanes = wanted.numbers[~np.isin(wanted.numbers, numbers)]
+        parts = self._parts.stats.merged(*span) if len(lanes) and not self._has_past(span) else ()
         if not len(parts):
-            return exact
-        begin, end, values = _newest_merged(parts, first, last, lanes)
-        found = np.flatnonzero(end >= 0)
-        if not len(found):
-            return exact
-        numbers = np.concatenate([exact.numbers, lanes[found]])
+            return numbers, begin, end, values
+        first, last, means = _newest_merged(parts, *span, lanes)
+        found = np.flatnonzero(last >= 0)
+        numbers = np.concatenate([numbers, lanes[found]])
         order = np.argsort(numbers)
-        return Latest(
-            exact.stats,
-            numbers[order],
-            tuple(self._parts.taps[number] for number in numbers[order]),
-            np.concatenate([exact.steps, end[found]])[order],
-            np.concatenate([exact.values, values[:, found].T])[order],
-            np.concatenate([exact.first_steps, begin[found]])[order],
-            len(numbers),
-        )
+        begin, end = (np.concatenate(each)[order] for each in ((begin, first[found]), (end, last[found])))
+        return numbers[order], begin, end, np.concatenate([values, means[:, found]], axis=1)[:, order]
 
     def captured_rows(self, first: int | None = None, last: int | None = None) -> tuple[Steps, Steps]:
         """Return the steps in which tensors were captured, oldest first: the first and the last step of each row.
@@ -108,29 +81,33 @@ def require_stats(stat: str | None, sort: str | None) -> None:
             checks.require("stat", given, STAT_NAMES)
 
 
-def _column_of(stored: Floats, name: str, numbers: NDArray[np.int64]) -> Floats:
-    if name in STAT_SCHEMA.derived:
-        return STAT_SCHEMA.derived[name](lambda column: stored[column, numbers])
-    values: Floats = stored[STAT_NAMES.index(name), numbers]
-    return values
+def _columns_of(stored: Floats, numbers: NDArray[np.int64]) -> Floats:
+    """Return all stats of some taps [stat, tap], from the stored ones."""
+    derived = [find(lambda column: stored[column, numbers]) for find in STAT_SCHEMA.derived.values()]
+    return np.concatenate([stored[:, numbers], derived])
 
 
-def _arranged(found: Latest, stat: str | None, sort: str | None, limit: int | None) -> Latest:
+def _arranged(
+    numbers: Steps,
+    begin: Steps,
+    end: Steps,
+    values: Floats,
+    wanted: TapList,
+    stat: str | None,
+    sort: str | None,
+    limit: int | None,
+) -> Latest:
     """Return one stat or all, sorted, of the first taps."""
-    order = np.arange(len(found.numbers))
+    order = np.arange(len(numbers))
     if sort:
-        order = _order(found.values[:, STAT_NAMES.index(sort.removeprefix("-"))], sort.startswith("-"))
+        order = _order(values[STAT_NAMES.index(sort.removeprefix("-"))], sort.startswith("-"))
     order = order[:limit]
     columns = slice(None) if stat is None else slice(STAT_NAMES.index(stat), STAT_NAMES.index(stat) + 1)
-    return Latest(
-        found.stats[columns],
-        found.numbers[order],
-        tuple(found.taps[place] for place in order),
-        found.steps[order],
-        found.values[order][:, columns],
-        found.first_steps[order],
-        found.total,
-    )
+    taps = wanted.taps
+    if len(order) < len(taps) or sort:
+        taps = wanted.at(np.searchsorted(wanted.numbers, numbers[order]).tolist()).taps
+    shown = np.ascontiguousarray(values[columns][:, order].T)
+    return Latest(STAT_NAMES[columns], numbers[order], taps, end[order], shown, begin[order], len(numbers))
 
 
 def _order(values: NDArray[np.float64], smallest_first: bool) -> NDArray[np.intp]:
