@@ -29,11 +29,6 @@ def stats_of_magnitudes(values: Sequence[float], *names: str, count: int = 8, **
     return stats_of(len(given), **{"count": count, **odd, **named, **columns})
 
 
-def no_sketches(rows: int) -> SketchBlock:
-    """Return a block without histograms."""
-    return SketchBlock(np.zeros(rows + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
-
-
 def frame(
     step: int,
     stats: Any,
@@ -47,7 +42,7 @@ def frame(
     """Return a frame of the first taps, or of those with these `numbers`. `time_s` is the step unless given."""
     rows = np.asarray(stats, np.float64)
     chosen = np.arange(len(rows)) if numbers is None else np.asarray(numbers)
-    block = no_sketches(len(rows)) if sketches is None else sketches
+    block = SketchBlock.empty(len(rows)) if sketches is None else sketches
     return Frame(
         step, float(step) if time_s is None else time_s, chosen.astype(np.uint32), rows, block, new_taps, **others
     )

@@ -14,7 +14,6 @@ from hookcore.records import STAT_COLUMN, STATS, UNKNOWN_OWNER, SketchBlock
 from hookcore.records.sketch import BINS
 from hookcore.store.copies import Rows
 from hookcore.store.rankstep import Repeated, StepOfRanks
-from tests.build import no_sketches
 from tests.kernels import Measured, measure
 
 EXACT = ("count", "nan", "inf", "zero", "min", "max", "sketched", "parts")
@@ -191,7 +190,7 @@ def test_many_ranks_take_little_more_memory_than_one() -> None:
     repeated.known = True
     repeated.note(np.arange(taps // 2))
     stats = np.ones((taps, len(STATS)))
-    block = no_sketches(taps)
+    block = SketchBlock.empty(taps)
     rows = StepOfRanks(repeated)
     for rank in range(64):
         owners = np.where(np.arange(taps) < taps // 2, 0, rank).astype(np.int32)

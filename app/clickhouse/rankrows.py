@@ -24,12 +24,6 @@ _BAD: Final = [STAT_COLUMN[name] for name in ("nan", "inf")]
 _LARGEST: Final = frozenset({TIME, ELAPSED, MICRO_BATCHES})  # of all ranks; other scalars are the mean
 
 
-def no_sketches(rows: int) -> SketchBlock:
-    """Return a block in which no row has a sketch."""
-    none = np.empty(0, np.uint32)
-    return SketchBlock(np.zeros(rows + 1, np.uint32), np.empty(0, np.uint16), none)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RankRows:
     """Rows as the ranks of one attempt sent them. `lane` is a tap's place among those that are asked for."""
@@ -114,7 +108,7 @@ def add_up(rows: RankRows, shares: Shares, block: SketchBlock | None = None) -> 
         mine = np.flatnonzero(rows.rank == rank)
         for number in range(int(turn[mine].max()) + 1):
             part = mine[turn[mine] == number]
-            sketches = no_sketches(len(part)) if block is None else rows_of(block, part)
+            sketches = SketchBlock.empty(len(part)) if block is None else rows_of(block, part)
             sum_.add(rank, group[part], rows.stats[part], sketches, rows.owner[part])
     found = sum_.finish()
     sums = Sums(rows.step[begins][found.lanes], rows.lane[begins][found.lanes], found.stats, found.block)

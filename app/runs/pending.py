@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import Event, Frame, Tap
+from hookcore.records import Event, Frame, SketchBlock, Tap
 from hookcore.store.rankstep import StepOfRanks
 
 _FRAME_BYTES: Final = 2000  # the Python objects around the arrays
@@ -149,5 +149,4 @@ def _joined(one: Frame, other: Frame) -> Frame:
 
 def without_rows(frame: Frame) -> Frame:
     none = np.empty(0, np.uint32)
-    block = replace(frame.sketches, start=np.zeros(1, np.uint32), bins=np.empty(0, np.uint16), counts=none)
-    return replace(frame, taps=none, stats=frame.stats[:0].copy(), sketches=block, owners=None)
+    return replace(frame, taps=none, stats=frame.stats[:0].copy(), sketches=SketchBlock.empty(0), owners=None)

@@ -8,8 +8,6 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
-
 from hookcore.delivery.dashboard.capsules import FRAMES, opened
 from hookcore.errors import CapsuleError, WireError
 from hookcore.records import Frame, SketchBlock, Tap, wire
@@ -80,5 +78,4 @@ def read_frames(path: str | os.PathLike[str]) -> Store:
 
 
 def _outline(frame: Frame) -> Frame:
-    start, bins, counts = np.zeros(len(frame.taps) + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32)
-    return replace(frame, sketches=SketchBlock(start, bins, counts), new_taps=(), events=())
+    return replace(frame, sketches=SketchBlock.empty(len(frame.taps)), new_taps=(), events=())

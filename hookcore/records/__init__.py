@@ -130,6 +130,11 @@ class SketchBlock:
     bins: NDArray[np.uint16]
     counts: NDArray[np.uint32]
 
+    @classmethod
+    def empty(cls, rows: int) -> SketchBlock:
+        """Return a block in which no row has a sketch."""
+        return cls(np.zeros(rows + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:

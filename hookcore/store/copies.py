@@ -108,8 +108,7 @@ class Copies:
         if is_new.any():
             kept = rows.some(is_new)
             if not with_sketches:  # its owner's values count already
-                none = np.zeros(len(kept.lanes) + 1, np.uint32)
-                kept = Rows(kept.lanes, kept.stats, SketchBlock(none, np.empty(0, np.uint16), np.empty(0, np.uint32)))
+                kept = Rows(kept.lanes, kept.stats, SketchBlock.empty(len(kept.lanes)))
             self._copies.append(_Copy(rank, keys[is_new], kept))
 
     def _compare(self, copy: _Copy, place: Lanes, rank: int, stats: Floats) -> None:

@@ -130,8 +130,7 @@ class StepOfRanks:
         self._fill_ratios(lanes, stats)
         block = self._sum_of_sketches()
         if block is None:
-            none = np.zeros(len(lanes) + 1, np.uint32)
-            return Rows(lanes, stats, SketchBlock(none, np.empty(0, np.uint16), np.empty(0, np.uint32)))
+            return Rows(lanes, stats, SketchBlock.empty(len(lanes)))
         start = np.zeros(len(lanes) + 1, np.int64)
         start[np.searchsorted(lanes, block.taps) + 1] = np.diff(block.start.astype(np.int64))
         # More than four billion values in one bin are too many for a frame.

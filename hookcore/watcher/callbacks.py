@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hookcore.config import did_you_mean
 from hookcore.errors import ArgumentError, StopTraining
@@ -27,24 +27,15 @@ At = Literal["found", "step"]
 PLACES: Final[tuple[At, ...]] = ("found", "step")
 
 
-class Report(Protocol):
-    """Reports problems of callbacks, and what they do to the training."""
-
-    def failed(self, where: str, error: BaseException, first: bool) -> None:
-        """Count an error. The `first` of a callback is also an event of the run."""
-
-    def stopped(self, where: str, reason: StopTraining) -> None:
-        """Add an event that says that a callback stopped the training."""
-
-
 @dataclass(frozen=True, slots=True)
-class WatcherReport:
-    """Reports to the errors of a watcher, and to the events of its run."""
+class Report:
+    """Reports problems of callbacks, and what they do to the training: to the watcher's errors, and as events."""
 
     _record: Callable[[str, BaseException], None]
     _emit: Callable[[str, str, Severity], None]
 
     def failed(self, where: str, error: BaseException, first: bool) -> None:
+        """Count an error. The `first` of a callback is also an event of the run."""
         self._record(f"on_incident: {where}", error)
         if first:
             message = f"the on_incident callback {where} failed: {type(error).__name__}: {error}"
@@ -56,6 +47,7 @@ class WatcherReport:
         self._emit("notify-failed", why, "warning")
 
     def stopped(self, where: str, reason: StopTraining) -> None:
+        """Add an event that says that a callback stopped the training."""
         self._emit("training-stopped", f"the on_incident callback {where} stopped the training: {reason}", "info")
 
 

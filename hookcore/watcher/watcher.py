@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, TypeVar, overload
+from typing import TYPE_CHECKING, Final, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 import hookcore
 from hookcore.capsules.keeper import CapsuleKeeper, CapsulePlan
-from hookcore.config import Flat, Settings
+from hookcore.config import Flat, Settings, rank
 from hookcore.delivery.bridges import TeeSink, bridge_for
 from hookcore.delivery.dashboard.capsules import folder_of
 from hookcore.delivery.delivery import deliver, to_the_store
 from hookcore.delivery.facts import learn_commit
-from hookcore.delivery.failures import Ending, keep_interrupted, uncaught
-from hookcore.delivery.notify import Notifier
+from hookcore.delivery.failures import CRASHED, Ending, event_of, keep_interrupted, uncaught
+from hookcore.delivery.notify import Notifier, note_about, note_about_event, targets_of
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings.ownrules import OwnRules, own_rules
 from hookcore.hooks.compiled import guard_functions
@@ -37,9 +37,11 @@ from hookcore.recorder.options import options_of_script
 from hookcore.recorder.ranks import Ranks
 from hookcore.records import Severity
 from hookcore.watcher.asking import AskedRun
-from hookcore.watcher.callbacks import At, Callback, Callbacks, WatcherReport
-from hookcore.watcher.notifying import note_failure, noting, targets_for
+from hookcore.watcher.callbacks import At, Callback, Callbacks, Report
 from hookcore.watcher.null import NullWatcher
+
+if TYPE_CHECKING:
+    from hookcore.reading.answers import Incident
 
 logger = logging.getLogger("hookcore")
 
@@ -54,7 +56,8 @@ class Watcher(AskedRun):
     """A running watch. Captured data is at `.url` or in `.store`, errors inside hookcore in `.errors`."""
 
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
-        open_bridge, targets = bridge_for(settings.bridge, settings.name), targets_for(settings)
+        open_bridge = bridge_for(settings.bridge, settings.name)
+        targets = targets_of(settings.notify if rank() == "0" else ())
         own = OwnRules(own_rules(settings.rules.functions), "trainer")
         kind = "" if model is None else type(model).__name__
         ranks, self._facts = Ranks(f"{kind} {next(_numbers[kind])}"), Facts()
@@ -72,7 +75,7 @@ class Watcher(AskedRun):
         self._errors = self._recorder.errors
         self._tee: TeeSink | None = None
         self._ending = Ending(lambda: self.current_step)
-        report = WatcherReport(self._errors.record, self._recorder.emit)
+        report = Report(self._errors.record, self._recorder.emit)
         self._callbacks = Callbacks(
             lambda: self._delivery.sink.incidents_version,
             self.incidents,
@@ -117,8 +120,12 @@ class Watcher(AskedRun):
 
     def _begin_notifying(self) -> None:
         if self._notifier.targets:
-            self._callbacks.add(noting(self._notifier, self._delivery.run, lambda: self.url), "found", "warning")
+            self._callbacks.add(self._note, "found", "warning")
             self._notifier.start()
+
+    def _note(self, incident: Incident) -> None:
+        run = self._delivery.run
+        self._notifier.put(note_about(incident, run.id, run.name, self.url or ""))
 
     def step(self) -> None:
         """End a step, in loops without an optimizer. From the first call on, only these calls end steps."""
@@ -173,7 +180,9 @@ class Watcher(AskedRun):
             self._recorder.keeping.fail(failure.error)
         if failure is not None:
             self._delivery.sink.fail(failure)
-            note_failure(self._notifier, self._delivery.run, self.url, failure)
+            if failure.outcome == CRASHED:  # not if the user interrupted it
+                run = self._delivery.run
+                self._notifier.put(note_about_event(event_of(failure), run.id, run.name, self.url or ""))
 
     @overload
     def on_incident(self, callback: Called, *, at: At = ..., severity: Severity = ...) -> Called: ...

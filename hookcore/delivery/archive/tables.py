@@ -22,7 +22,6 @@ from hookcore.store import TapList
 Numbered = tuple[int, Frame]
 ROWS_AT_ONCE: Final = 1000
 _SIZES: Final = tuple(each.name for each in fields(CallSize))
-_NO_BLOCK: Final = SketchBlock(np.zeros(1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
 
 
 def frame_tables(frames: Sequence[Numbered], taps: TapList) -> dict[str, pa.Table]:
@@ -241,7 +240,7 @@ class _Blocks:
     def of(self, taps: NDArray[np.int64], rows: slice) -> SketchBlock:
         """Return the sketches of a frame, or none if they don't match its taps."""
         if not self._same or not np.array_equal(self._taps[rows], taps):
-            return SketchBlock(np.zeros(len(taps) + 1, np.uint32), _NO_BLOCK.bins, _NO_BLOCK.counts)
+            return SketchBlock.empty(len(taps))
         start = self._start[rows.start : rows.stop + 1]
         picked = slice(int(start[0]), int(start[-1]))
         return SketchBlock((start - start[0]).astype(np.uint32), self._bins[picked], self._counts[picked])
