@@ -47,7 +47,7 @@ ROOMS: dict[str, set[str]] = {
         "findings",
     },
     "delivery.notify": {"errors", "records"},
-    "delivery.archive": {"errors", "records", "records.wire", "store", "delivery"},
+    "delivery.archive": {"errors", "records", "records.wire", "store", "delivery", "delivery.dashboard"},
     "reading.anatomy": {"records"},
     "reading.answers": {"errors", "records", "records.wire", "store", "store.incidents", "reading.anatomy"},
     "reading": {
@@ -410,7 +410,7 @@ def test_the_legacy_backward_hook_is_never_registered() -> None:
 MAX_LINES = 300
 LONG = {  # the files above the limit, with the maximum for each; these numbers may only fall
     "app/collector/lane.py": 362,  # one state under one lock: what arrived, what is waiting, and what the server has
-    "hookcore/findings/advice.py": 370,  # only strings
+    "hookcore/findings/advice.py": 321,  # only strings
     "hookcore/hooks/internals.py": 330,  # private names of torch, which belong in one file
     "hookcore/store/ladder.py": 389,  # one state, parts of which can be read at any time
 }

@@ -180,11 +180,11 @@ def test_an_unfinished_file_is_not_read_by_duckdb_or_polars(tmp_path: Path, monk
     write_each(kept, store, range(2))
     before = set((kept.folder / "stats").iterdir())
 
-    def die(path: Path, target: Path) -> Path:
+    def die(path: Path, target: Path) -> None:
         raise SystemExit
 
     with monkeypatch.context() as patch:  # a killed process cleans up nothing
-        patch.setattr(Path, "replace", die)
+        patch.setattr("os.replace", die)
         patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
         with pytest.raises(SystemExit):
             archive_files.write_whole(kept.folder / "stats" / "part-000009-000009.parquet", lambda file: None)

@@ -10,358 +10,309 @@ from typing import Final
 class Advice:
     """Three usual causes of a finding and what to try, most likely first."""
 
-    causes: tuple[str, str, str]
+    causes: tuple[str, ...]
     tries: tuple[str, ...]
     known_as: str = ""
 
 
+def _advice(first: str, second: str, third: str, *, tries: tuple[str, ...], known_as: str = "") -> Advice:
+    return Advice((first, second, third), tries, known_as)
+
+
 ADVICE: Final[dict[str, Advice]] = {
-    "nonfinite": Advice(
-        (
-            "a division by zero, or the logarithm or square root of zero or of a negative number",
-            "a value beyond the range of float16, or a softmax over a row that is masked completely",
-            "a NaN or an infinity in the batch",
-        ),
-        (
+    "nonfinite": _advice(
+        "a division by zero, or the logarithm or square root of zero or of a negative number",
+        "a value beyond the range of float16, or a softmax over a row that is masked completely",
+        "a NaN or an infinity in the batch",
+        tries=(
             "replay the step: hookcore replay names the operator and the line of code",
             "add a small epsilon to the divisor, the logarithm, or the square root",
             "use bfloat16, or a gradient scaler with float16; clip the gradients",
         ),
-        "exploding_tensor",
+        known_as="exploding_tensor",
     ),
-    "loss": Advice(
-        (
-            "a learning rate that is too high, or that rises too fast in the warm-up",
-            "a loss with the wrong sign, or computed from logits where probabilities are expected",
-            "a batch with values or labels far out of range",
-        ),
-        (
+    "loss": _advice(
+        "a learning rate that is too high, or that rises too fast in the warm-up",
+        "a loss with the wrong sign, or computed from logits where probabilities are expected",
+        "a batch with values or labels far out of range",
+        tries=(
             "divide the learning rate by 10, or lengthen the warm-up",
             "clip the gradients by norm",
             "look at the layer that changed first: its incident begins before that of the loss",
         ),
     ),
-    "exploding": Advice(
-        (
-            "a learning rate that is too high",
-            "initial weights that are too large, or a deep stack without normalization",
-            "inputs that are not normalized, or a change in their scale",
-        ),
-        (
+    "exploding": _advice(
+        "a learning rate that is too high",
+        "initial weights that are too large, or a deep stack without normalization",
+        "inputs that are not normalized, or a change in their scale",
+        tries=(
             "lower the learning rate, or clip the gradients by norm",
             "scale the initial weights by fan-in (Kaiming, Xavier), or add a normalization layer",
             "normalize the inputs",
         ),
-        "exploding_tensor",
+        known_as="exploding_tensor",
     ),
-    "vanishing": Advice(
-        (
-            "sigmoid or tanh in a deep stack, far from zero",
-            "initial weights that are too small, or weight decay that is too strong",
-            "a branch that no longer affects the loss",
-        ),
-        (
+    "vanishing": _advice(
+        "sigmoid or tanh in a deep stack, far from zero",
+        "initial weights that are too small, or weight decay that is too strong",
+        "a branch that no longer affects the loss",
+        tries=(
             "use ReLU or GELU, skip connections, and normalization layers",
             "scale the initial weights by fan-in (Kaiming, Xavier), or lower the weight decay",
             "check which terms of the loss the layer feeds",
         ),
-        "vanishing_gradient",
+        known_as="vanishing_gradient",
     ),
-    "no-gradient": Advice(
-        (
-            "ReLUs that are always zero in every unit of a layer",
-            "weights that are all zero, so that no gradient passes through them",
-            "a loss that is multiplied by zero, or masked completely",
-        ),
-        (
+    "no-gradient": _advice(
+        "ReLUs that are always zero in every unit of a layer",
+        "weights that are all zero, so that no gradient passes through them",
+        "a loss that is multiplied by zero, or masked completely",
+        tries=(
             "lower the learning rate, and start again from a checkpoint before the first step of this incident",
             "initialize the weights randomly",
             "log each term of the loss, and check its mask",
         ),
-        "all_zero",
+        known_as="all_zero",
     ),
-    "dead": Advice(
-        (
-            "a step so large that it moved the biases far below zero",
-            "a large negative bias, or weights of zero, from the start",
-            "a mask or a gate that is always closed",
-        ),
-        (
+    "dead": _advice(
+        "a step so large that it moved the biases far below zero",
+        "a large negative bias, or weights of zero, from the start",
+        "a mask or a gate that is always closed",
+        tries=(
             "lower the learning rate, or lengthen the warm-up",
             "use LeakyReLU or GELU instead of ReLU",
             "initialize the biases to zero",
         ),
-        "dead_relu",
+        known_as="dead_relu",
     ),
-    "saturated-activation": Advice(
-        (
-            "initial weights that are too large",
-            "inputs that are not normalized",
-            "a learning rate that is too high, so that the weights grew",
-        ),
-        (
+    "saturated-activation": _advice(
+        "initial weights that are too large",
+        "inputs that are not normalized",
+        "a learning rate that is too high, so that the weights grew",
+        tries=(
             "scale the initial weights by fan-in and fan-out (Xavier)",
             "normalize the inputs, or put a normalization layer before the activation",
             "use GELU or ReLU in hidden layers, and lower the learning rate",
         ),
-        "saturated_activation",
+        known_as="saturated_activation",
     ),
-    "not-in-optimizer": Advice(
-        (
-            "a layer that was added or replaced after the optimizer was created",
-            "a list of parameters for the optimizer that leaves out a module",
-            "a layer that should be frozen but isn't",
-        ),
-        (
+    "not-in-optimizer": _advice(
+        "a layer that was added or replaced after the optimizer was created",
+        "a list of parameters for the optimizer that leaves out a module",
+        "a layer that should be frozen but isn't",
+        tries=(
             "create the optimizer after the last change to the model, from `model.parameters()`",
             "add the layer with `optimizer.add_param_group`",
             "if it should not be trained, set `requires_grad_(False)`, which also saves time",
         ),
     ),
-    "frozen-by-mistake": Advice(
-        (
-            "`.detach()`, `.item()`, `.data`, or NumPy between this layer and the loss",
-            "a part of the forward pass that runs under `torch.no_grad()`",
-            "an operation without a gradient, such as argmax or rounding",
-        ),
-        (
+    "frozen-by-mistake": _advice(
+        "`.detach()`, `.item()`, `.data`, or NumPy between this layer and the loss",
+        "a part of the forward pass that runs under `torch.no_grad()`",
+        "an operation without a gradient, such as argmax or rounding",
+        tries=(
             "check what the model does with the output of the named layer",
             "use a straight-through estimator or Gumbel-softmax instead of argmax or rounding",
             "if it should not be trained, set `requires_grad_(False)` and leave it out of the optimizer",
         ),
     ),
-    "duplicate-in-optimizers": Advice(
-        (
-            "two optimizers that were both created from `model.parameters()`",
-            "weights that two models share, each with its own optimizer",
-            "an old optimizer that still steps after it was replaced",
-        ),
-        (
+    "duplicate-in-optimizers": _advice(
+        "two optimizers that were both created from `model.parameters()`",
+        "weights that two models share, each with its own optimizer",
+        "an old optimizer that still steps after it was replaced",
+        tries=(
             "give each optimizer its own parameters",
             "give shared weights to only one of the optimizers",
             "if you need several learning rates, use parameter groups of one optimizer",
         ),
     ),
-    "overfit": Advice(
-        (
-            "too few samples for the size of the model",
-            "too many passes over the same samples",
-            "validation samples that differ from the training samples",
-        ),
-        (
+    "overfit": _advice(
+        "too few samples for the size of the model",
+        "too many passes over the same samples",
+        "validation samples that differ from the training samples",
+        tries=(
             "stop at the step with the lowest validation loss, and use its checkpoint",
             "augment the data, or add dropout or weight decay",
             "use a smaller model, or train fewer of its layers",
         ),
-        "overfit",
+        known_as="overfit",
     ),
-    "loss-not-decreasing": Advice(
-        (
-            "a learning rate that is far too low, or so high that the loss only jumps around",
-            "labels that don't match their samples",
-            "a part of the model that gets no gradient",
-        ),
-        (
+    "loss-not-decreasing": _advice(
+        "a learning rate that is far too low, or so high that the loss only jumps around",
+        "labels that don't match their samples",
+        "a part of the model that gets no gradient",
+        tries=(
             "train on a single batch: its loss should fall to almost zero",
             "try 10 times the learning rate, and a tenth of it",
             "look for findings about gradients and updates",
         ),
-        "loss_not_decreasing",
+        known_as="loss_not_decreasing",
     ),
-    "unchanged-tensor": Advice(
-        (
-            "a parameter group with a learning rate of zero",
-            "an update below the resolution of the weight's type",
-            "code that restores the old values after each step",
-        ),
-        (
+    "unchanged-tensor": _advice(
+        "a parameter group with a learning rate of zero",
+        "an update below the resolution of the weight's type",
+        "code that restores the old values after each step",
+        tries=(
             "check the learning rates of all parameter groups",
             "keep the weights in float32",
             "if the weight should not be trained, set `requires_grad_(False)`",
         ),
-        "unchanged_tensor",
+        known_as="unchanged_tensor",
     ),
-    "bf16-update-lost": Advice(
-        (
-            "weights in bfloat16 or float16 that the optimizer updates directly",
-            "a learning rate that is very low",
-            "gradients that are very small compared with the weights",
-        ),
-        (
+    "bf16-update-lost": _advice(
+        "weights in bfloat16 or float16 that the optimizer updates directly",
+        "a learning rate that is very low",
+        "gradients that are very small compared with the weights",
+        tries=(
             "keep the weights in float32, and compute under autocast",
             "use an optimizer with stochastic rounding, or with a float32 copy of the weights",
             "raise the learning rate",
         ),
-        "weight_update_ratio",
+        known_as="weight_update_ratio",
     ),
-    "large-update": Advice(
-        (
-            "a learning rate that is too high for this layer",
-            "a weight that is close to zero, so that any update is large in comparison",
-            "a gradient that is much larger than usual",
-        ),
-        (
+    "large-update": _advice(
+        "a learning rate that is too high for this layer",
+        "a weight that is close to zero, so that any update is large in comparison",
+        "a gradient that is much larger than usual",
+        tries=(
             "lower the learning rate, or give this layer its own",
             "clip the gradients by norm",
             "if the weight starts at zero, do nothing: the update's share falls as the weight grows",
         ),
-        "weight_update_ratio",
+        known_as="weight_update_ratio",
     ),
-    "stalled": Advice(
-        (
-            "a learning rate that fell to almost zero at the end of its schedule",
-            "a vanished gradient",
-            "an update that is below the resolution of the weight's type",
-        ),
-        (
+    "stalled": _advice(
+        "a learning rate that fell to almost zero at the end of its schedule",
+        "a vanished gradient",
+        "an update that is below the resolution of the weight's type",
+        tries=(
             "check the learning rate schedule",
             "look for a finding about the gradient in the same layer",
             "keep the weights in float32",
         ),
-        "weight_update_ratio",
+        known_as="weight_update_ratio",
     ),
-    "spike": Advice(
-        (
-            "an unusual batch, such as a wrong label or a very long sample",
-            "a learning rate at the edge of stability",
-            "a rare row of an embedding, or a rarely used expert",
+    "spike": _advice(
+        "an unusual batch, such as a wrong label or a very long sample",
+        "a learning rate at the edge of stability",
+        "a rare row of an embedding, or a rarely used expert",
+        tries=(
+            "look at the batch of this step",
+            "clip the gradients by norm",
+            "if the loss recovers, do nothing",
         ),
-        ("look at the batch of this step", "clip the gradients by norm", "if the loss recovers, do nothing"),
-        "",
     ),
-    "loss-spike": Advice(
-        (
-            "wrong labels or a broken sample in this step's batch",
-            "a learning rate that was briefly too high, for example after a restart of its schedule",
-            "different data from this step on: a new task, a new domain, or another shuffle",
-        ),
-        (
+    "loss-spike": _advice(
+        "wrong labels or a broken sample in this step's batch",
+        "a learning rate that was briefly too high, for example after a restart of its schedule",
+        "different data from this step on: a new task, a new domain, or another shuffle",
+        tries=(
             "look at this step's batch and learning rate",
             "clip the gradients by norm",
             "if the data changed on purpose, mute the rule for this run",
         ),
-        "loss_spike",
+        known_as="loss_spike",
     ),
-    "all-zero": Advice(
-        (
-            "a batch of zeros: the data isn't loaded, is masked completely, or is scaled to nothing",
-            "a gate or a mask before the layer that is always closed",
-            "a buffer of zeros that is never filled",
-        ),
-        (
+    "all-zero": _advice(
+        "a batch of zeros: the data isn't loaded, is masked completely, or is scaled to nothing",
+        "a gate or a mask before the layer that is always closed",
+        "a buffer of zeros that is never filled",
+        tries=(
             "print the batch and the input of the named layer",
             "capture the kind `input` to see where the zeros begin",
             "if the branch is meant to be off, remove it, which also saves time",
         ),
-        "all_zero",
+        known_as="all_zero",
     ),
-    "tensor-variance": Advice(
-        (
-            "an activation that is at its bound everywhere, for example after too large a step",
-            "a softmax over the wrong dimension, or over one value",
-            "a weight that is zero or that decayed to nothing, so that only the bias is left",
-        ),
-        (
+    "tensor-variance": _advice(
+        "an activation that is at its bound everywhere, for example after too large a step",
+        "a softmax over the wrong dimension, or over one value",
+        "a weight that is zero or that decayed to nothing, so that only the bias is left",
+        tries=(
             "look at the layer before it: is its output far from zero?",
             "check the dimension of the softmax, or of the reduction",
             "lower the learning rate or the weight decay",
         ),
-        "tensor_variance",
+        known_as="tensor_variance",
     ),
-    "poor-weight-initialization": Advice(
-        (
-            "weights drawn with a standard deviation that doesn't depend on the width of the layer",
-            "weights that are all set to one number, so that all units are the same",
-            "an initialization that is meant for another activation, or is applied twice",
-        ),
-        (
+    "poor-weight-initialization": _advice(
+        "weights drawn with a standard deviation that doesn't depend on the width of the layer",
+        "weights that are all set to one number, so that all units are the same",
+        "an initialization that is meant for another activation, or is applied twice",
+        tries=(
             "scale the initial weights by fan-in (Kaiming for ReLU, Xavier for tanh)",
             "draw weights at random; set only biases and normalization weights to a constant",
             "add normalization layers, which correct the scale",
         ),
-        "poor_weight_initialization",
+        known_as="poor_weight_initialization",
     ),
-    "batch-norm-drift": Advice(
-        (
-            "running statistics that aren't updated enough: a momentum of zero, or too few training steps for it",
-            "evaluation samples that are preprocessed differently from training samples",
-            "very small batches, or several models or domains that share one batch normalization",
-        ),
-        (
+    "batch-norm-drift": _advice(
+        "running statistics that aren't updated enough: a momentum of zero, or too few training steps for it",
+        "evaluation samples that are preprocessed differently from training samples",
+        "very small batches, or several models or domains that share one batch normalization",
+        tries=(
             "compare the preprocessing of training and evaluation samples",
             "raise the momentum, or recompute the statistics with `torch.optim.swa_utils.update_bn`",
             "use larger batches, SyncBatchNorm, or GroupNorm, which has no running statistics",
         ),
     ),
-    "gradient-clipped-always": Advice(
-        (
-            "a limit that is far below the usual norm of the gradients",
-            "a loss that is summed over the batch, not averaged",
-            "gradients that are clipped before they are divided by the loss scale",
-        ),
-        (
+    "gradient-clipped-always": _advice(
+        "a limit that is far below the usual norm of the gradients",
+        "a loss that is summed over the batch, not averaged",
+        "gradients that are clipped before they are divided by the loss scale",
+        tries=(
             "log the result of `clip_grad_norm_`, the norm before clipping, and set the limit near its upper quartile",
             "average the loss, or call `scaler.unscale_` before clipping",
             "if this is intended, do nothing: choose the learning rate for steps of this length",
         ),
     ),
-    "dead-channels": Advice(
-        (
-            "a step so large that it moved many biases far below zero",
-            "a learning rate that is too high, or a warm-up that is too short",
-            "weight decay or pruning that removed the channels",
-        ),
-        (
+    "dead-channels": _advice(
+        "a step so large that it moved many biases far below zero",
+        "a learning rate that is too high, or a warm-up that is too short",
+        "weight decay or pruning that removed the channels",
+        tries=(
             "lower the learning rate, or lengthen the warm-up",
             "use LeakyReLU or GELU instead of ReLU, or put a normalization layer before it",
             "if you don't need the channels, make the layer narrower",
         ),
-        "dead_relu",
+        known_as="dead_relu",
     ),
-    "rank-collapse": Advice(
-        (
-            "a loss that is lowest when all samples have the same code, as in learning without negative samples",
-            "attention with missing or weak skip connections",
-            "weight decay that is too strong, or a bottleneck that is too narrow",
-        ),
-        (
+    "rank-collapse": _advice(
+        "a loss that is lowest when all samples have the same code, as in learning without negative samples",
+        "attention with missing or weak skip connections",
+        "weight decay that is too strong, or a bottleneck that is too narrow",
+        tries=(
             "stop the gradient in one branch, or add a variance term to the loss",
             "check the skip connections and the normalization layers before the named layer",
             "lower the weight decay and the learning rate",
         ),
     ),
-    "attention-entropy-collapse": Advice(
-        (
-            "query and key weights that grew too large, often because the learning rate is too high",
-            "logits that aren't divided by the square root of the head's width",
-            "a mask that leaves only one token",
-        ),
-        (
+    "attention-entropy-collapse": _advice(
+        "query and key weights that grew too large, often because the learning rate is too high",
+        "logits that aren't divided by the square root of the head's width",
+        "a mask that leaves only one token",
+        tries=(
             "lower the learning rate, or lengthen the warm-up",
             "normalize queries and keys, or bound the spectral norm of their weights",
             "check the scale of the logits, and the mask",
         ),
     ),
-    "stalled-training": Advice(
-        (
-            "a data loader worker that hangs, or storage that doesn't respond",
-            "a collective operation that another rank never reaches",
-            "a lock, or an empty queue",
-        ),
-        (
+    "stalled-training": _advice(
+        "a data loader worker that hangs, or storage that doesn't respond",
+        "a collective operation that another rank never reaches",
+        "a lock, or an empty queue",
+        tries=(
             "look at the line that the incident names",
             "give the data loader a `timeout`, or try it with `num_workers=0`",
             "check whether another rank failed or left the loop early, and set a timeout for the process group",
         ),
-        "stalled_training",
+        known_as="stalled_training",
     ),
-    "desync": Advice(
-        (
-            "a parameter that is changed outside of the wrapped model, or only on some ranks",
-            "a gradient that isn't reduced, because a module is called without its wrapper or under no_sync",
-            "ranks that started with different weights, or a bit flipped by faulty memory",
-        ),
-        (
+    "desync": _advice(
+        "a parameter that is changed outside of the wrapped model, or only on some ranks",
+        "a gradient that isn't reduced, because a module is called without its wrapper or under no_sync",
+        "ranks that started with different weights, or a bit flipped by faulty memory",
+        tries=(
             "compare the weights of the ranks before the named step",
             "call the wrapped model, and change weights and buffers in the same way on all ranks",
             "use the same seed or checkpoint on all ranks; test the memory of the rank that differs",

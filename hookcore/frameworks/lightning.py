@@ -22,24 +22,14 @@ class HookcoreCallback(Stopping, LightningLog, Callback):  # type: ignore[misc]
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.forget()
+        super().on_train_start(trainer, pl_module)
         self.begin(pl_module)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Log the loss and the values that the training step logged, and stop if an incident asks for it."""
-        self.log_batch(trainer.callback_metrics, outputs)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        """Log what the training step logged, and stop if an incident asks for it."""
+        super().on_train_batch_end(trainer, pl_module, outputs)
         if self.must_stop():
             trainer.should_stop = True
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the metrics of the validation."""
-        self.log_late(trainer.callback_metrics)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the means over the epoch."""
-        self.log_late(trainer.callback_metrics)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """End the run of a training that raised an exception."""

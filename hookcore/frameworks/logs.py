@@ -14,7 +14,10 @@ from hookcore.watcher import Watcher
 
 
 class LightningLog:
-    """Records the values that a module logs: at the current step in training, otherwise as soon as they are known."""
+    """A part of Lightning's callbacks that records the values that a module logs.
+
+    They belong to the current step in training, and otherwise to the step at which they are known.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -25,19 +28,27 @@ class LightningLog:
         """Log the values that are single numbers, for the step that ended."""
         raise NotImplementedError
 
-    def forget(self) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Forget the metrics of an earlier training."""
         self._seen.clear()
         self._later.clear()
 
-    def log_batch(self, found: Mapping[str, object], outputs: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
         """Log the loss and the values that the training step logged."""
-        metrics = {name: value for name, value in found.items() if name not in self._later}
+        metrics = {name: value for name, value in trainer.callback_metrics.items() if name not in self._later}
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         self._log_news({"loss": loss} | metrics)
 
-    def log_late(self, found: Mapping[str, object]) -> None:
-        """Log values that are known only at the end of a validation or an epoch."""
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the metrics of the validation."""
+        if not trainer.sanity_checking:  # before the training
+            self._log_late(trainer.callback_metrics)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the means over the epoch."""
+        self._log_late(trainer.callback_metrics)
+
+    def _log_late(self, found: Mapping[str, object]) -> None:
         self._later |= found.keys() - self._seen.keys()
         self._log_news({name: found[name] for name in self._later & found.keys()})
 
@@ -67,19 +78,6 @@ def follow_lightning(connector: ModuleType, watcher: Watcher) -> None:
 
         def log_numbers(self, found: Mapping[str, object]) -> None:
             log_behind(watcher, found)
-
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            self.forget()
-
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
-            self.log_batch(trainer.callback_metrics, outputs)
-
-        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-            if not trainer.sanity_checking:  # before the training
-                self.log_late(trainer.callback_metrics)
-
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            self.log_late(trainer.callback_metrics)
 
     vars(connector)["_load_external_callbacks"] = lambda group: [*load(group), LogCallback()]
 

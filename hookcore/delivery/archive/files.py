@@ -8,16 +8,16 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import IO, Any, BinaryIO, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hookcore.delivery.archive.layout import part_name, parts_in
+from hookcore.delivery.dashboard.whole import UNFINISHED, whole_file
 
 MERGE_AT: Final = 8  # this many parts of about one size become one
 MERGED_BYTES: Final = 64 * 2**20  # larger ones are left as they are
-_UNFINISHED: Final = ".unfinished"  # at the end of the name, so that no pattern for Parquet files matches it
 
 
 def open_regular(path: Path, most_bytes: int) -> BinaryIO:
@@ -35,21 +35,13 @@ def open_regular(path: Path, most_bytes: int) -> BinaryIO:
     raise OSError(f"{path.name} is not a regular file")
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> int:
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> int:
     """Write a file atomically; a crash leaves the old one, or none. Return by how many bytes the folder grew."""
-    aside = path.with_name(path.name + _UNFINISHED)
-    try:
-        with aside.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-            grown = file.tell() - (path.stat().st_size if path.exists() else 0)
-        aside.replace(path)
-        _sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink()
-        raise
+    before = path.stat().st_size if path.exists() else 0
+    with whole_file(path) as file:
+        write(file)
+        grown = file.tell() - before
+    _sync_folder(path.parent)
     return grown
 
 
@@ -91,7 +83,7 @@ def last_frame(folder: Path) -> int:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what a crash left: unfinished files, and parts that were merged into others."""
-    for path in folder.rglob(f"*{_UNFINISHED}"):
+    for path in folder.rglob(f"*{UNFINISHED}"):
         path.unlink()
     for below in folder.iterdir():
         if below.is_dir():

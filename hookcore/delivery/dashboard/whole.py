@@ -13,13 +13,14 @@ from typing import IO, Final
 
 from hookcore.delivery.dashboard.lives import lives
 
-_UNFINISHED: Final = re.compile(r"\.(.+)\.(\d{1,10})\.\d{1,20}\.unfinished", re.ASCII)
+UNFINISHED: Final = ".unfinished"  # at the end of a name, so that no pattern for finished files matches it
+_NAME: Final = re.compile(rf"\.(.+)\.(\d{{1,10}})\.\d{{1,20}}\{UNFINISHED}", re.ASCII)
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes its name when the block ends, and is removed if the block raises."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}{UNFINISHED}")
     try:
         with unfinished.open("wb") as file:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -39,7 +40,7 @@ def remove_orphans(folder: Path, name: str = "") -> int:
     removed = 0
     with contextlib.suppress(OSError):
         for each in folder.iterdir():
-            match = _UNFINISHED.fullmatch(each.name)
+            match = _NAME.fullmatch(each.name)
             if match is not None and name in ("", match[1]) and _is_orphan(each, int(match[2])):
                 with contextlib.suppress(OSError):
                     each.unlink()
