@@ -5,4 +5,6 @@ from __future__ import annotations
 from hookcore.reading.client import Client
 from hookcore.reading.local import StoreReader
 from hookcore.reading.quiet import Mute, Quiet
-from hookcore.reading.reader import Reader
+from hookcore.reading.remote import RemoteReader
+
+Reader = StoreReader | RemoteReader  # they answer the same questions, with the same arguments

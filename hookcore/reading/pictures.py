@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.reading.answers import Heatmap
 from hookcore.records.vocabulary import EMPTY_COLOR, INFINITE_COLOR, NAN_COLOR, rgb_of
 
 # Dark violet to yellow, as Plotly's Viridis: bright is large.
@@ -17,14 +18,6 @@ _COLORS: Final = np.array([(68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201,
 _NAN, _INFINITE, _EMPTY = map(rgb_of, (NAN_COLOR, INFINITE_COLOR, EMPTY_COLOR))
 _SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 _TRUE_COLOR: Final = 2
-
-
-class _Map(Protocol):
-    @property
-    def worst(self) -> NDArray[np.float64]: ...
-
-    @property
-    def state(self) -> NDArray[np.uint8]: ...
 
 
 def image_of(pixels: NDArray[np.uint8]) -> bytes:
@@ -37,8 +30,8 @@ def image_of(pixels: NDArray[np.uint8]) -> bytes:
     return _SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks)
 
 
-def map_of(found: _Map) -> NDArray[np.uint8]:
-    """Return the pixels of a heatmap (the store's or the client's): colors for log magnitudes and non-finite values."""
+def map_of(found: Heatmap) -> NDArray[np.uint8]:
+    """Return the pixels of a heatmap: colors for log magnitudes and non-finite values."""
     with np.errstate(divide="ignore"):
         logs = np.log10(np.abs(found.worst))
     known = logs[np.isfinite(logs)]

@@ -3,55 +3,46 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from hookcore.errors import ServerError
 from hookcore.reading import answers
-from hookcore.reading.answers.base import Wanted
+from hookcore.reading.answers.base import TapName
 from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
-from hookcore.reading.exchange import Exchange
-from hookcore.reading.reader import Reader, TapName
+from hookcore.reading.exchange import Asking
 from hookcore.records import Coverage, HookRecord, Kind, Severity, Tap
 from hookcore.store import StepRange
 
-AnyPage = TypeVar(
-    "AnyPage",
-    answers.Runs,
-    answers.Modules,
-    answers.Taps,
-    answers.CoverageList,
-    answers.Hooks,
-    answers.SeriesList,
-    answers.Snapshots,
-    answers.MediaList,
-)
 
+class RemoteReader(Asking):
+    """Answers questions about a run on a server: `run`, or the newest one.
 
-class RemoteReader(Reader):
-    """Answers questions about a run on a server: `run`, or the newest one."""
-
-    def __init__(self, exchange: Exchange, run: str | None = None) -> None:
-        self._exchange, self._run = exchange, run
+    `first` and `last` are inclusive steps, and None is no bound. `match` is a pattern for modules. A name that doesn't
+    exist raises HookcoreError, with the nearest name that does.
+    """
 
     def steps(self, run: str | None = None) -> StepRange:
+        """Return the first and newest step, and the number of steps."""
         found = self._get(answers.Run, f"/api/v1/runs/{self._named(run)}")
         return StepRange(found.first_step, found.newest_step, found.steps)
 
     def nearest(self, step: int, run: str | None = None) -> answers.Nearest:
+        """Return whether tensors were captured in a step, and the captured steps before and after it."""
         return self._get(answers.Nearest, "/api/v1/nearest", {"step": step, "run": run})
 
     def modules(self, match: str | None = None, taps: bool = True, run: str | None = None) -> list[answers.Module]:
+        """Return the modules in the model's order, with their coverage and, unless `taps` is false, their taps."""
         path = f"/api/v1/runs/{self._named(run)}/modules"
         pages = self._pages(answers.Modules, path, {"match": match, "taps": taps})
         return [module for page in pages for module in page.modules]
 
     def taps(self, match: str | None = None, kind: Kind | None = None, run: str | None = None) -> answers.Taps:
+        """Return the taps, ascending by number."""
         asked = {"match": match, "kind": kind, "run": run}
         pages = list(self._pages(answers.Taps, "/api/v1/taps", asked))
         return replace(pages[-1], taps=tuple(tap for page in pages for tap in page.taps))
@@ -59,18 +50,22 @@ class RemoteReader(Reader):
     def coverage(
         self, match: str | None = None, captured: bool | None = None, run: str | None = None
     ) -> list[Coverage]:
+        """Return every module: captured, or not and why."""
         asked = {"match": match, "captured": captured, "run": run}
         pages = self._pages(answers.CoverageList, "/api/v1/coverage", asked)
         return [each for page in pages for each in page.coverage]
 
     def hooks(self, run: str | None = None) -> list[HookRecord]:
+        """Return the hooks of the last inventory."""
         pages = self._pages(answers.Hooks, "/api/v1/hooks", {"run": run})
         return [hook for page in pages for hook in page.hooks]
 
     def flow(self, step: int | None = None, run: str | None = None) -> answers.Flow:
+        """Return which module calls feed which others, as known in a step, or now."""
         return self._get(answers.Flow, "/api/v1/flow", {"step": step, "run": run})
 
     def model(self, step: int | None = None, run: str | None = None) -> answers.Model:
+        """Return the model as boxes with sizes and connections, as known in a step, or now."""
         return self._get(answers.Model, "/api/v1/model", {"step": step, "run": run})
 
     def series(
@@ -82,6 +77,7 @@ class RemoteReader(Reader):
         points: int = 1000,
         run: str | None = None,
     ) -> answers.Series:
+        """Return one stat of one tap in at most `points` points; "p50" and "p99.9" are quantiles."""
         return self.stats(tap, (stat,), first, last, points, run)[0]
 
     def stats(
@@ -93,6 +89,7 @@ class RemoteReader(Reader):
         points: int = 1000,
         run: str | None = None,
     ) -> list[answers.Series]:
+        """Return several stats of one tap; all quantiles come from one reading of its sketches."""
         asked = {"tap": name_of(tap), "stat": ",".join(stats), "from": first, "to": last, "points": points, "run": run}
         return list(self._get(answers.SeriesList, "/api/v1/series", asked).series)
 
@@ -106,6 +103,7 @@ class RemoteReader(Reader):
         points: int = 1000,
         run: str | None = None,
     ) -> list[answers.Series]:
+        """Return one stat of every tap that matches."""
         asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
         limit = min(MAX_SERIES, MAX_NUMBERS // max(points, 1))
         pages = self._pages(answers.SeriesList, "/api/v1/series", {**asked, "run": run}, limit)
@@ -122,6 +120,7 @@ class RemoteReader(Reader):
         rows: int = 1000,
         run: str | None = None,
     ) -> answers.Heatmap:
+        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells."""
         asked = {"kind": kind, "stat": stat, "match": match, "from": first, "to": last, "columns": columns}
         return self._get(answers.Heatmap, "/api/v1/heatmap", {**asked, "rows": rows, "run": run})
 
@@ -134,6 +133,7 @@ class RemoteReader(Reader):
         bins: int = 80,
         run: str | None = None,
     ) -> answers.Histograms:
+        """Return the distribution of a tap over time."""
         asked = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
         return self._get(answers.Histograms, "/api/v1/histograms", asked)
 
@@ -146,6 +146,7 @@ class RemoteReader(Reader):
         bins: int = 80,
         run: str | None = None,
     ) -> list[answers.Histograms]:
+        """Return the distributions of several taps; each has its own edges."""
         found: list[answers.Histograms] = []
         for start in range(0, len(taps), MAX_HISTOGRAMS):
             some = taps[start : start + MAX_HISTOGRAMS]
@@ -165,10 +166,12 @@ class RemoteReader(Reader):
         rows: int = 512,
         run: str | None = None,
     ) -> answers.Channels:
+        """Return the numbers of a probe, in order, over time. Each cell has its largest value, or NaN."""
         asked = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "rows": rows, "run": run}
         return self._get(answers.Channels, "/api/v1/channels", asked)
 
     def channel_taps(self, match: str | None = None, run: str | None = None) -> answers.ChannelTaps:
+        """Return the taps of probes that return several numbers, of modules that match a pattern."""
         return self._get(answers.ChannelTaps, "/api/v1/channels", {"match": match, "run": run})
 
     def latest(
@@ -183,6 +186,10 @@ class RemoteReader(Reader):
         taps: Sequence[TapName] | None = None,
         run: str | None = None,
     ) -> answers.Latest:
+        """Return the newest values in some steps; `sort` is a stat, non-finite and largest first ("-rms": smallest).
+
+        Of `taps`, only these are returned. A server takes at most 500.
+        """
         asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "from": first, "to": last}
         names = list(map(name_of, taps or ()))
         if taps is not None and not names:  # which a query can't say
@@ -198,6 +205,7 @@ class RemoteReader(Reader):
         match: str | None = None,
         run: str | None = None,
     ) -> answers.Scalars:
+        """Return the names of the logged scalars that match, and the series of those in `names` (at most 50)."""
         chosen = [names] if isinstance(names, str) else list(names)
         asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
         found = self._get(answers.Scalars, "/api/v1/scalars", asked)
@@ -217,35 +225,42 @@ class RemoteReader(Reader):
         limit: int = 200,
         run: str | None = None,
     ) -> answers.Events:
+        """Return the newest matching events; with `after`, the oldest ones after an answer's `next`."""
         asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
         return self._get(answers.Events, "/api/v1/events", {**asked, "run": run})
 
     def incidents(
         self, first: int | None = None, last: int | None = None, rule: str | None = None, run: str | None = None
     ) -> answers.Incidents:
+        """Return the incidents that touch these steps, oldest first, without their evidence."""
         asked = {"from": first, "to": last, "rule": rule, "run": run}
         return self._get(answers.Incidents, "/api/v1/incidents", asked)
 
     def incident(self, id: str, run: str | None = None) -> answers.IncidentDetail:
+        """Return one incident with every stat of its culprit and neighbors around the onset."""
         return self._get(answers.IncidentDetail, f"/api/v1/incidents/{quote(id, safe='')}", {"run": run})
 
     def media(
         self, name: str | None = None, first: int | None = None, last: int | None = None, run: str | None = None
     ) -> list[answers.Media]:
+        """Return the images, texts, tables, and figures that the script logged in these steps, oldest first."""
         asked = {"name": name, "from": first, "to": last, "run": run}
         pages = self._pages(answers.MediaList, "/api/v1/media", asked)
         return [media for page in pages for media in page.media]
 
     def media_content(self, number: int, run: str | None = None) -> bytes:
+        """Return the content of a logged item."""
         return self._exchange.send("GET", f"/api/v1/media/{number}", {"run": run or self._run})
 
     def snapshots(
         self, match: str | None = None, kind: Kind | None = None, run: str | None = None
     ) -> list[answers.Snapshot]:
+        """Return the captured tensors, oldest first, without their values."""
         pages = self._pages(answers.Snapshots, "/api/v1/snapshots", {"match": match, "kind": kind, "run": run})
         return [snapshot for page in pages for snapshot in page.snapshots]
 
     def tensor(self, number: int, slice: str = "", run: str | None = None) -> NDArray[Any]:
+        """Return the values of a snapshot, or a part of them as NumPy would slice it: "0,:,3:7"."""
         asked = {"slice": slice, "run": run or self._run, "format": "npy"}
         data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", asked)
         values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
@@ -254,40 +269,6 @@ class RemoteReader(Reader):
     def snapshot_names(self, number: int, run: str | None = None) -> answers.SnapshotNames:
         """Return the script's names for the tokens and samples of a snapshot, as far as they fit the tensor."""
         return self._get(answers.SnapshotNames, f"/api/v1/snapshots/{number}/names", {"run": run})
-
-    def _ask(
-        self, kind: type[Wanted], method: str, path: str, asked: Mapping[str, Any] | None = None, body: Any = None
-    ) -> Wanted:
-        """Ask the server. A query without a run is about this reader's run."""
-        asked = dict(asked or {})
-        if "run" in asked:
-            asked["run"] = asked["run"] or self._run
-        return self._exchange.ask(kind, method, path, asked, body)
-
-    def _get(self, kind: type[Wanted], path: str, asked: Mapping[str, Any] | None = None) -> Wanted:
-        return self._ask(kind, "GET", path, asked)
-
-    def _pages(
-        self, kind: type[AnyPage], path: str, asked: dict[str, Any], limit: int | None = None
-    ) -> Iterator[AnyPage]:
-        after: int | str | None = None
-        while True:
-            page = self._get(kind, path, {**asked, "after": after, "limit": limit})
-            yield page
-            after = page.next
-            if after is None:
-                return
-            if "run" in asked and not isinstance(page, answers.Runs):
-                asked = {**asked, "run": page.run}  # the newest run may have changed since the first page
-
-    def _named(self, run: str | None) -> str:
-        """Return the id of the named run, of this reader's run, or of the newest run."""
-        if run or self._run:
-            return str(run or self._run)
-        found = self._get(answers.Runs, "/api/v1/runs", {"limit": 1}).runs
-        if not found:
-            raise ServerError(f"the server at {self._exchange.url} shows no run yet", 404)
-        return found[0].id
 
 
 def name_of(tap: TapName) -> int | str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from hookcore.reading import answers
-from hookcore.reading.reader import TapName
+from hookcore.reading.answers.base import TapName
 from hookcore.reading.remote import name_of
 from hookcore.reading.steering import RemoteRun
 from hookcore.records import Kind
@@ -60,8 +60,8 @@ class RemoteRuns(RemoteRun):
 
         `rename` is "expression -> replacement" for the modules of the second run.
         """
-        asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
-        asked |= {"tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
+        asked = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
+        asked |= {"rename": rename, "tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
         return self._get(answers.Comparison, "/api/v1/compare", asked)
 
     def compare_heatmap(
@@ -78,8 +78,8 @@ class RemoteRuns(RemoteRun):
         rename: str | None = None,
     ) -> answers.ComparisonHeatmap:
         """Return the differences of two runs, layer by step, in at most `columns` by `rows` cells."""
-        asked = _asked_of_two((one, two), kind, stat, match, (first, last), rename)
-        asked |= {"columns": columns, "rows": rows}
+        asked = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
+        asked |= {"rename": rename, "columns": columns, "rows": rows}
         return self._get(answers.ComparisonHeatmap, "/api/v1/compare/heatmap", asked)
 
     def differences(
@@ -132,17 +132,3 @@ class RemoteRuns(RemoteRun):
         """Return how far apart the ranks are in one step, layer by layer. `sort="apart"`: the largest spread first."""
         asked = {"run": run, "kind": kind, "stat": stat, "match": match, "step": step, "sort": sort, "limit": limit}
         return self._get(answers.LayerSpreads, "/api/v1/ranks/spread", asked)
-
-
-def _asked_of_two(
-    runs: tuple[str, str],
-    kind: Kind | None,
-    stat: str,
-    match: str | None,
-    steps: tuple[int | None, int | None],
-    rename: str | None,
-) -> dict[str, Any]:
-    """Return the parameters of both comparisons."""
-    first, last = steps
-    asked = {"runs": ",".join(runs), "kind": kind, "stat": stat, "match": match, "rename": rename}
-    return {**asked, "from": first, "to": last}

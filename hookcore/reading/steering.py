@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hookcore.errors import ServerError
 from hookcore.reading import answers
-from hookcore.reading.reader import TapName
+from hookcore.reading.answers.base import TapName
 from hookcore.reading.remote import RemoteReader, name_of
 from hookcore.records import Kind, Names, Phase, Snapshot
 

@@ -74,6 +74,9 @@ class Tap(Answer, frozen=True):
         return records.Tap(self.module, self.kind, self.index, self.call, self.phase)
 
 
+TapName = int | str | records.Tap | Tap  # a tap by its number, its label, or itself
+
+
 class Page(Answer, frozen=True):
     """A part of a list: `next` is the `after` of the following part, null at the end."""
 
