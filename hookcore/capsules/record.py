@@ -6,14 +6,15 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hookcore import hooks
+from hookcore.capsules.arrival import Arrival
 from hookcore.capsules.call import Call, alias_of, call_of, is_plain
 from hookcore.capsules.conditions import autocast_types
 from hookcore.capsules.content import about, step_of
@@ -47,8 +48,8 @@ class Recording:
     def attach(self) -> None:
         """Register the hooks."""
         self._handles = [
-            hooks.on_forward_pre(self._model, _Entry(self), with_kwargs=True),
-            hooks.on_forward(self._model, _Exit(self)),
+            hooks.on_forward_pre(self._model, _Hook(self._enter), with_kwargs=True),
+            hooks.on_forward(self._model, _Hook(self._leave)),
             hooks.on_optimizer_step_pre(None, self._before_step),
             hooks.on_optimizer_step(None, self._after_step),
         ]
@@ -61,24 +62,27 @@ class Recording:
 
     # The training
 
-    def enter(self, args: Any, kwargs: Any, autocast: dict[str, torch.dtype], grad_enabled: bool) -> None:
+    def _enter(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the arguments and the state at the start of a call."""
-        if self.written is not None or not is_plain((args, kwargs)):
-            return
-        self._check("after a micro-batch")
-        if self.written is None:
-            self._release_outputs()
-            self._call = call_of(self._model, args, kwargs, autocast, grad_enabled)
+        conditions = autocast_types(), torch.is_grad_enabled()  # the block below changes both
+        with self._guarded():
+            if self.written is not None or not is_plain((args, kwargs)):
+                return
+            self._check("after a micro-batch")
+            if self.written is None:
+                self._release_outputs()
+                self._call = call_of(self._model, args, kwargs, *conditions)
 
-    def leave(self, output: Any) -> None:
+    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
         """Keep the outputs of the call, and wait for their gradients."""
         call = self._call
-        if call is None or not is_plain(output):
-            return
-        for place, tensor in find_tensors(output):
-            call.outputs[place] = alias_of(tensor)
-            if tensor.requires_grad and not tensor.is_leaf:
-                self._of_outputs.append(hooks.on_gradient(tensor, _Arrival(self, call, place)))
+        with self._guarded():
+            if call is None or not is_plain(output):
+                return
+            for place, tensor in find_tensors(output):
+                call.outputs[place] = alias_of(tensor)
+                if tensor.requires_grad and not tensor.is_leaf:
+                    self._of_outputs.append(hooks.on_gradient(tensor, Arrival(call, place)))
 
     def _before_step(self, *_: Any) -> None:
         with self._guarded():
@@ -135,42 +139,14 @@ class Recording:
         print(f"hookcore: no capsule: {self.failure}", file=sys.stderr, flush=True)
 
 
-class _Entry(InertInCopies):
-    """The hook before the model's forward."""
+class _Hook(InertInCopies):
+    """A hook on the model, of which copies of the model have none."""
 
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
 
-    def __call__(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        autocast, grad_enabled = autocast_types(), torch.is_grad_enabled()  # the block below changes both
-        with self._recording._guarded():
-            self._recording.enter(args, kwargs, autocast, grad_enabled)
-
-
-class _Exit(InertInCopies):
-    """The hook after the model's forward."""
-
-    def __init__(self, recording: Recording) -> None:
-        self._recording = recording
-
-    def __call__(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        with self._recording._guarded():
-            self._recording.leave(output)
-
-
-class _Arrival:
-    """Keeps the gradient that arrives at an output."""
-
-    __torch_unserializable__ = True
-
-    def __init__(self, recording: Recording, call: Call, place: str) -> None:
-        self._recording, self._call, self._place = recording, call, place
-
-    def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is None:  # an output that nothing used, of an operator with several
-            return
-        with self._recording._guarded():
-            self._call.saw_gradient(self._place, gradient)
+    def __call__(self, *given: Any) -> None:
+        self._call(*given)
 
 
 @contextlib.contextmanager
@@ -208,4 +184,4 @@ def record(
         recording.close()
 
 
-guard_functions(_Entry.__call__, _Exit.__call__, Recording._before_step, Recording._after_step)
+guard_functions(_Hook.__call__, Recording._before_step, Recording._after_step)

@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -24,9 +23,9 @@ _MAX_ANSWER: Final = 10_000
 _ROUNDS: Final = 100_000  # anyone can ask a server for a proof, so guessing a token from one must be slow
 
 
-def trusted(environment: Mapping[str, str] = os.environ) -> ssl.SSLContext:
+def trusted() -> ssl.SSLContext:
     """Return the TLS context of a client. Raises ArgumentError if HOOKCORE_CA_FILE has no certificates."""
-    file = environment.get("HOOKCORE_CA_FILE", "").strip() or None
+    file = os.environ.get("HOOKCORE_CA_FILE", "").strip() or None
     try:
         return ssl.create_default_context(cafile=file)
     except OSError as error:  # includes ssl.SSLError

@@ -30,7 +30,7 @@ _REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "r
 class Sender:
     """Sends what is in an outbox, from a thread of its own, until all of it is saved or the time is up."""
 
-    def __init__(self, outbox: Outbox, info: RunInfo, close_s: float, timeouts_s: tuple[float, float]) -> None:
+    def __init__(self, outbox: Outbox, info: RunInfo, close_s: float, request_s: float) -> None:
         self.info, self.place = info, info.place
         self.learned: Mapping[str, Any] = {}  # what replaces fields of `info`
         self.on_command: Callable[[Command], None] | None = None
@@ -40,7 +40,7 @@ class Sender:
         self.incidents_version = 0
         self._outbox = outbox
         self._writing_s = WRITING * close_s
-        self._timeouts_s = timeouts_s
+        self._request_s = request_s
         self._address: Callable[[], Address] = lambda: Address("")
         self._settings: Callable[[], dict[str, Any]] | None = None
         self._met: Callable[[], None] | None = None
@@ -158,7 +158,7 @@ class Sender:
                 address = self._address()
             except Exception as error:
                 raise NotSentError(str(error)) from None
-            self._connection = Connection(address, *self._timeouts_s)
+            self._connection = Connection(address, request_s=self._request_s)
         return self._connection
 
     def _encoded(self, parcel: Parcel) -> bytes | None:

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from hookcore.delivery.http.connection import CONNECT_S, REQUEST_S, Address
+from hookcore.delivery.http.connection import REQUEST_S, Address
 from hookcore.delivery.http.fitting import cut, fitted_settings
 from hookcore.delivery.http.messages import loss_message
-from hookcore.delivery.http.outbox import MAX_BYTES, MAX_ITEMS, Outbox
+from hookcore.delivery.http.outbox import MAX_ITEMS, Outbox
 from hookcore.delivery.http.sender import Sender
 from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
@@ -34,18 +34,16 @@ class HttpSink(Sink):
         self,
         info: RunInfo,
         *,
-        max_bytes: int = MAX_BYTES,
         max_items: int = MAX_ITEMS,
         close_s: float = CLOSE_S,
-        connect_s: float = CONNECT_S,
         request_s: float = REQUEST_S,
     ) -> None:
         info = msgspec.structs.replace(
             info, name=cut(info.name), script=cut(info.script), settings=fitted_settings(info.settings)
         )
         self.close_s = close_s
-        self._outbox = Outbox(max_bytes, max_items)
-        self._sender = Sender(self._outbox, info, close_s, (connect_s, request_s))
+        self._outbox = Outbox(max_items=max_items)
+        self._sender = Sender(self._outbox, info, close_s, request_s)
         self._reported_losses = False
 
     # -- the sink ---------------------------------------------------------------------------------------------------
