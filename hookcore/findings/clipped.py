@@ -29,7 +29,7 @@ def find_clipped(store: Store, taps: TapList, gradients: TapList) -> list[Findin
     if len(gradients.taps) < 2 or begin is None:
         return []
     same = limits["same"]
-    newest = _norms(store, gradients, store.captured_step(_FEW - 1))[1]
+    newest = _norms_of_each(store, gradients, store.captured_step(_FEW - 1))[1]
     if len(newest) < _FEW or np.ptp(newest) > same * newest.max() * _FEW:
         return []  # most looks end here; one step in a while may be below the limit
     steps, totals, each = _norms_of_each(store, gradients, begin)
@@ -48,10 +48,6 @@ def find_clipped(store: Store, taps: TapList, gradients: TapList) -> list[Findin
     since = int(steps[np.flatnonzero(alike)[0]])
     about = "norm", usual, float("nan"), since, None, message, tuple(totals[-SPARK:].tolist()), 0
     return [Finding(RULE, RULES[RULE].severity, int(taps.numbers[place]), taps.taps[place], *about)]
-
-
-def _norms(store: Store, gradients: TapList, first: int | None) -> tuple[NDArray[np.int64], Floats]:
-    return _norms_of_each(store, gradients, first)[:2]
 
 
 def _norms_of_each(store: Store, gradients: TapList, first: int | None) -> tuple[NDArray[np.int64], Floats, Floats]:

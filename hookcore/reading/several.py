@@ -61,8 +61,8 @@ class RemoteRuns(RemoteRun):
         `rename` is "expression -> replacement" for the modules of the second run.
         """
         asked = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
-        asked |= {"rename": rename, "tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
-        return self._get(answers.Comparison, "/api/v1/compare", asked)
+        judged = {"rename": rename, "tolerance": tolerance, "points": points, "limit": limit, "sort": sort}
+        return self._get(answers.Comparison, "/api/v1/compare", {**asked, **judged})
 
     def compare_heatmap(
         self,
@@ -79,8 +79,8 @@ class RemoteRuns(RemoteRun):
     ) -> answers.ComparisonHeatmap:
         """Return the differences of two runs, layer by step, in at most `columns` by `rows` cells."""
         asked = {"runs": f"{one},{two}", "kind": kind, "stat": stat, "match": match, "from": first, "to": last}
-        asked |= {"rename": rename, "columns": columns, "rows": rows}
-        return self._get(answers.ComparisonHeatmap, "/api/v1/compare/heatmap", asked)
+        sizes = {"rename": rename, "columns": columns, "rows": rows}
+        return self._get(answers.ComparisonHeatmap, "/api/v1/compare/heatmap", {**asked, **sizes})
 
     def differences(
         self,

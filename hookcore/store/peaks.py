@@ -49,10 +49,10 @@ class Peaks:
         steps = part.steps[: part.used]
         for place, rows in self._groups(steps, steps):
             stored = column < len(schema.columns)
-            read = partial(self._read, part, rows)
+            read = partial(_read, part, rows, self.lanes)
             self._add(place, read(column) if stored else schema.read(column, read))
             if len(self.suspects):
-                is_bad = schema.count_nonfinite(partial(self._read_suspected, part, rows))
+                is_bad = schema.count_nonfinite(partial(_read, part, rows, self.suspected))
                 self.bad[place, self.suspects] |= is_bad.any(axis=0)
 
     def add_merged(self, part: MergedRows, column: int) -> None:
@@ -61,12 +61,6 @@ class Peaks:
             self._add(place, pick(part.high[column], rows, self.lanes, np.nan))
             if len(self.suspects):
                 self.bad[place, self.suspects] |= pick(part.nonfinite, rows, self.suspected, 0).any(axis=0)
-
-    def _read(self, part: ExactRows, rows: slice, column: int) -> Floats:
-        return pick(part.values[column], rows, self.lanes, np.nan)
-
-    def _read_suspected(self, part: ExactRows, rows: slice, column: int) -> Floats:
-        return pick(part.values[column], rows, self.suspected, np.nan)
 
     def _add(self, place: int, values: Floats) -> None:
         peak = np.fmax.reduce(values, axis=0) if len(values) > 1 else values[0]
@@ -87,3 +81,7 @@ class Peaks:
             for start, end in pairwise(starts)
             if places[start] < len(self.seen)  # else it arrived just now
         ]
+
+
+def _read(part: ExactRows, rows: slice, lanes: Lanes, column: int) -> Floats:
+    return pick(part.values[column], rows, lanes, np.nan)

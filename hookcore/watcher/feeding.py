@@ -21,8 +21,7 @@ class FedRun(WatchedRun):
 
         Between two steps, they are recorded for the one that ended (docs/how-it-works.md has the rule).
         """
-        if not self._recorder.closed:
-            self._guarded("log", self._recorder.given.log, scalars)
+        self._guarded("log", self._recorder.given.log, scalars)
 
     def log_image(self, name: str, image: Any) -> None:
         """Log an image with the step: an array or a tensor (0 to 255, or floats from 0 to 1), or a Pillow image."""
@@ -45,22 +44,18 @@ class FedRun(WatchedRun):
 
         Snapshots of its activations and gradients then carry them: attention maps and rollouts show the tokens.
         """
-        if not self._recorder.closed:
-            self._guarded("tokens", self._recorder.given.give_tokens, tokens)
+        self._guarded("tokens", self._recorder.given.give_tokens, tokens)
 
     def labels(self, labels: Iterable[Any]) -> None:
         """Name the samples of the batch that runs next, in snapshots of its activations and gradients."""
-        if not self._recorder.closed:
-            self._guarded("labels", self._recorder.given.give_labels, labels)
+        self._guarded("labels", self._recorder.given.give_labels, labels)
 
     def _log_media(self, name: str, content_of: Callable[[Any], Content], value: Any) -> None:
-        if not self._recorder.closed:
-            self._guarded("log", self._recorder.given.add_media, str(name), lambda: astuple(content_of(value)))
+        self._guarded("log", self._recorder.given.add_media, str(name), lambda: astuple(content_of(value)))
 
     def _log_behind(self, scalars: dict[str, float | Tensor]) -> None:
         """Record numbers that a callback receives after their step has ended."""
-        if not self._recorder.closed:
-            self._guarded("log", self._recorder.given.log, scalars, True)
+        self._guarded("log", self._recorder.given.log, scalars, True)
 
     def observe(self, name: str, tensor: Tensor) -> Tensor:
         """Capture an intermediate tensor of a forward, and its gradient, as taps called `name`. Return the tensor."""
@@ -69,7 +64,8 @@ class FedRun(WatchedRun):
         return tensor
 
     def _guarded(self, what: str, call: Callable[..., None], *arguments: Any) -> None:
-        try:
-            call(*arguments)
-        except Exception as error:
-            self._recorder.errors.record(what, error)
+        if not self._recorder.closed:
+            try:
+                call(*arguments)
+            except Exception as error:
+                self._recorder.errors.record(what, error)

@@ -153,8 +153,7 @@ class Watcher(AskedRun):
         self._close(self._ending.handled())
 
     def _close(self, error: BaseException | None) -> None:
-        if not self._recorder.closed:
-            self._guarded("close", self._say_why, error)
+        self._guarded("close", self._say_why, error)
         self._recorder.close(CLOSE_TIMEOUT_S)
         self._callbacks.close()
         self._notifier.close()
