@@ -52,5 +52,3 @@ _PARTS = (
 )
 for _part in _PARTS:
     router.include_router(_part.router)
-
-__all__ = ["router"]

@@ -4,5 +4,3 @@ from __future__ import annotations
 
 from .document import MAX_BYTES, report_of
 from .view import View
-
-__all__ = ["MAX_BYTES", "View", "report_of"]
