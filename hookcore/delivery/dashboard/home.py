@@ -10,9 +10,11 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
 
 import hookcore
 from hookcore.delivery.dashboard.private import PrivateFolder
@@ -22,13 +24,12 @@ FILE: Final = "dashboard.json"
 LOG: Final = "dashboard.log"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """The content of the dashboard's file."""
 
-    url: str
-    token: str
-    pid: int  # 0 until the process has started
+    url: Annotated[str, Meta(pattern=r"^http://127\.0\.0\.1:[0-9]{1,5}\Z")]
+    token: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{16,200}\Z")]
+    pid: Annotated[int, Meta(ge=0, lt=2**31)]  # 0 until the process has started
 
 
 def home(environment: Mapping[str, str] = os.environ) -> Path:
@@ -101,24 +102,13 @@ def is_locked(folder: PrivateFolder) -> bool:
         return lock is None
 
 
-def said_by(folder: PrivateFolder) -> dict[str, Any] | None:
-    """Return all that the dashboard's file says, or None if it can't be read."""
-    try:
-        said = json.loads(folder.read(FILE))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) else None
-
-
 def read_entry(folder: PrivateFolder) -> Entry | None:
     """Return the content of the dashboard's file, or None if it is missing, damaged, or not this user's own."""
-    said = said_by(folder) or {}
-    url, token, pid = said.get("url"), said.get("token"), said.get("pid")
-    if not isinstance(url, str) or not re.fullmatch(r"http://127\.0\.0\.1:\d{1,5}", url):
+    try:
+        entry = msgspec.json.decode(folder.read(FILE), type=Entry)
+    except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(token, str) or not re.fullmatch(r"[\w-]{16,200}", token, re.ASCII):
-        return None
-    return Entry(url, token, pid) if type(pid) is int and 0 <= pid < 2**31 and pid != 1 else None
+    return entry if entry.pid != 1 else None
 
 
 def write_entry(folder: PrivateFolder, url: str, token: str, pid: int) -> None:

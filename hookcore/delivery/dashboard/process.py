@@ -25,7 +25,6 @@ from hookcore.delivery.dashboard.home import (
     log_of,
     opened_home,
     read_entry,
-    said_by,
     write_entry,
 )
 from hookcore.delivery.dashboard.launch import Dashboard, reap, start
@@ -125,8 +124,8 @@ def announce(url: str, token: str, environment: Mapping[str, str] = os.environ) 
 def forget(environment: Mapping[str, str] = os.environ) -> None:
     """Remove the file with this process's address, unless it has another process's address by now."""
     with opened_home(environment) as folder:
-        said = said_by(folder)
-        if said is not None and said.get("pid") == os.getpid():
+        entry = read_entry(folder)
+        if entry is not None and entry.pid == os.getpid():
             folder.remove(FILE)
 
 
