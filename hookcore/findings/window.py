@@ -53,23 +53,20 @@ class Columns:
             return newer
         kept = slice(0, int(np.searchsorted(self.at, newer.at[0])))
         more = newer.size.shape[1] - self.size.shape[1]
-        size, logs, bad = self.size[kept], self.logs[kept], self.bad[kept]
-        if more:
-            size = np.pad(size, ((0, 0), (0, more)), constant_values=np.nan)
-            logs = np.pad(logs, ((0, 0), (0, more)), constant_values=np.nan)
-            bad = np.pad(bad, ((0, 0), (0, more)))
-        return Columns(
-            self.width,
-            np.concatenate([self.at[kept], newer.at]),
-            np.concatenate([size, newer.size]),
-            np.concatenate([logs, newer.logs]),
-            np.concatenate([bad, newer.bad]),
-        )
+        joined = [np.concatenate([self.at[kept], newer.at])]
+        for own, others, fill in zip(self._values, newer._values, (np.nan, np.nan, False), strict=True):
+            old = np.pad(own[kept], ((0, 0), (0, more)), constant_values=fill) if more else own[kept]
+            joined.append(np.concatenate([old, others]))
+        return Columns(self.width, *joined)
 
     def since(self, place: int) -> Columns:
         """Return the columns from a grid position on."""
         kept = slice(int(np.searchsorted(self.at, place)), None)
-        return Columns(self.width, self.at[kept], self.size[kept], self.logs[kept], self.bad[kept])
+        return Columns(self.width, self.at[kept], *(each[kept] for each in self._values))
+
+    @property
+    def _values(self) -> tuple[NDArray[Any], ...]:
+        return self.size, self.logs, self.bad
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
 from hookcore.records import ModuleRecord
 from hookcore.store import Store
+
+_SAME: Final = ("path", "parent", "type", "parameters", "trainable", "aliases", "source")  # as in the record
 
 
 def modules_of(store: Store, modules: Sequence[ModuleRecord], *, taps: bool) -> list[answers.Module]:
@@ -16,14 +19,8 @@ def modules_of(store: Store, modules: Sequence[ModuleRecord], *, taps: bool) -> 
     found = _taps_in(store, modules) if taps else {}
     return [
         answers.Module(
-            path=module.path,
-            parent=module.parent,
-            type=module.type,
-            parameters=module.parameters,
-            trainable=module.trainable,
-            aliases=module.aliases,
+            **{name: getattr(module, name) for name in _SAME},
             shapes=dict(module.shapes),
-            source=module.source,
             coverage=coverage.get(module.path),
             taps=tuple(found.get(module.path, ())),
             placements=dict(module.placements),

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec import structs
 from numpy.typing import NDArray
 
 from hookcore.delivery.archive.layout import TABLES, TAP_COLUMNS, WHOLE
@@ -46,14 +47,9 @@ def _of_known_taps(frame: Frame, known: int) -> Frame:
 
 
 def _steps_table(frames: Sequence[Numbered]) -> pa.Table:
-    columns = {
-        "frame": [number for number, _ in frames],
-        "step": [frame.step for _, frame in frames],
-        "time_s": [frame.time_s for _, frame in frames],
-        "micro_batches": [min(frame.micro_batches, 2**31 - 1) for _, frame in frames],
-        "grad_scale": [frame.grad_scale for _, frame in frames],
-        "elapsed_s": [frame.elapsed_s for _, frame in frames],
-    }
+    columns: dict[str, list[Any]] = {"frame": [number for number, _ in frames]}
+    columns |= {name: [getattr(frame, name) for _, frame in frames] for name in TABLES["steps"].names[1:]}
+    columns["micro_batches"] = [min(many, 2**31 - 1) for many in columns["micro_batches"]]
     return pa.table(columns, schema=TABLES["steps"])
 
 
@@ -144,20 +140,8 @@ def snapshots_table(snapshots: Sequence[Snapshot]) -> pa.Table:
     rows = []
     for snapshot in snapshots:
         item = snapshot_item(0, snapshot)
-        rows.append(
-            {
-                **asdict(snapshot.tap),
-                "step": item.step,
-                "time_s": item.time_s,
-                "dtype": item.dtype,
-                "shape": list(item.shape),
-                "stored": item.stored,
-                "values": item.values,
-                "truncated": item.truncated,
-                "number": item.request,
-                "names": None if item.names is None else msgspec.json.encode(item.names).decode(),
-            }
-        )
+        names = None if item.names is None else msgspec.json.encode(item.names).decode()
+        rows.append({**asdict(snapshot.tap), **structs.asdict(item), "number": item.request, "names": names})
     return pa.Table.from_pylist(rows, schema=TABLES["snapshots"])
 
 
@@ -179,12 +163,11 @@ def snapshots_of(table: pa.Table) -> Iterator[Snapshot]:
     """Yield snapshots; raise WireError if bytes, type, and shape don't match."""
     for row in _rows(table):
         tap = Tap(**{name: row[name] for name in (*TAP_COLUMNS, "call")})
-        shape, number = tuple(row["shape"]), row["number"]
-        rest = (row["step"], row["time_s"], row["dtype"], shape, row["stored"], row["values"], row["truncated"])
         names = row.get("names")  # files of older releases have none
-        yield snapshot_of(
-            SnapshotItem(0, tap, *rest, number, None if names is None else msgspec.json.decode(names, type=Names))
-        )
+        rest = {name: row[name] for name in ("step", "time_s", "dtype", "stored", "values", "truncated")}
+        rest |= {"shape": tuple(row["shape"]), "request": row["number"]}
+        rest["names"] = None if names is None else msgspec.json.decode(names, type=Names)
+        yield snapshot_of(SnapshotItem(0, tap, **rest))
 
 
 def flows_of(table: pa.Table) -> Iterator[tuple[int, Flow]]:

@@ -22,6 +22,9 @@ DTYPES: Final = frozenset(_DTYPE_NAMES.split())
 LATEST_TIME_S: Final = 253_402_300_800.0  # the year 10000, which pages can't show
 _MAX_INTEGER: Final = 2**53  # the integers that JSON can represent
 _COUNTS: Final = (slice(0, 4), slice(10, 12))  # the columns of STATS that count something
+# The fields that are the same in a record and in its item.
+_OF_FRAMES: Final = ("events", "scalars", "micro_batches", "grad_scale", "labels", "elapsed_s", "flow")
+_OF_SNAPSHOTS: Final = ("tap", "step", "time_s", "dtype", "shape", "truncated", "names")
 _FRAME_ARRAYS: Final = {"taps": "<u4", "start": "<u4", "bins": "<u2", "counts": "<u4"}
 
 
@@ -41,14 +44,8 @@ def frame_item(number: int, frame: Frame) -> FrameItem:
         frame.time_s,
         stats=_pack(frame.stats, "<f8"),
         **packed,
-        events=frame.events,
-        scalars=frame.scalars,
-        micro_batches=frame.micro_batches,
-        grad_scale=frame.grad_scale,
-        labels=frame.labels,
-        elapsed_s=frame.elapsed_s,
-        flow=frame.flow,
         owners=None if frame.owners is None else _pack(frame.owners, "<i4"),
+        **_same(frame, _OF_FRAMES),
     )
 
 
@@ -79,40 +76,16 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
         _require(0 <= item.flow.seconds < LATEST_TIME_S, f"a flow that took {item.flow.seconds} s")
     elapsed_s = item.elapsed_s
     _require(elapsed_s != elapsed_s or 0 <= elapsed_s < LATEST_TIME_S, f"a step of {elapsed_s} s")
-    return Frame(
-        item.step,
-        item.time_s,
-        taps,
-        stats,
-        SketchBlock(start, bins, counts),
-        new_taps,
-        item.events,
-        item.scalars,
-        item.micro_batches,
-        item.grad_scale,
-        item.labels,
-        item.elapsed_s,
-        item.flow,
-        owners,
-    )
+    arrays = taps, stats, SketchBlock(start, bins, counts)
+    return Frame(item.step, item.time_s, *arrays, new_taps, owners=owners, **_same(item, _OF_FRAMES))
 
 
 def snapshot_item(number: int, snapshot: Snapshot) -> SnapshotItem:
     """Return the item for a snapshot, with its values as bytes in little-endian order."""
     values = np.ascontiguousarray(snapshot.values)
-    return SnapshotItem(
-        number,
-        snapshot.tap,
-        snapshot.step,
-        snapshot.time_s,
-        snapshot.dtype,
-        snapshot.shape,
-        values.dtype.name,
-        values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes(),
-        snapshot.truncated,
-        snapshot.number,
-        snapshot.names,
-    )
+    data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+    same = _same(snapshot, _OF_SNAPSHOTS)
+    return SnapshotItem(number, stored=values.dtype.name, values=data, request=snapshot.number, **same)
 
 
 def snapshot_of(item: SnapshotItem) -> Snapshot:
@@ -132,17 +105,12 @@ def snapshot_of(item: SnapshotItem) -> Snapshot:
     expected = math.prod(item.shape)
     whole = len(values) == expected
     _require(whole or (item.truncated and len(values) < expected), f"{len(values)} values of {expected}")
-    return Snapshot(
-        item.tap,
-        item.step,
-        item.time_s,
-        item.dtype,
-        item.shape,
-        values.reshape(item.shape) if whole else values,
-        item.truncated,
-        item.request,
-        item.names,
-    )
+    shaped = values.reshape(item.shape) if whole else values
+    return Snapshot(values=shaped, number=item.request, **_same(item, _OF_SNAPSHOTS))
+
+
+def _same(record: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def _require_counts(stats: NDArray[np.float64]) -> None:
