@@ -31,13 +31,10 @@ _FRAME_ARRAYS: Final = {"taps": "<u4", "start": "<u4", "bins": "<u2", "counts": 
 def frame_item(number: int, frame: Frame) -> FrameItem:
     """Return the item for a frame. Its new taps are sent in the batch."""
     block = frame.sketches
-    arrays: dict[str, NDArray[Any]] = {
-        "taps": frame.taps,
-        "start": block.start,
-        "bins": block.bins,
-        "counts": block.counts,
+    arrays: tuple[NDArray[Any], ...] = frame.taps, block.start, block.bins, block.counts
+    packed: dict[str, Any] = {
+        name: _pack(array, kind) for (name, kind), array in zip(_FRAME_ARRAYS.items(), arrays, strict=True)
     }
-    packed = {name: _pack(array, _FRAME_ARRAYS[name]) for name, array in arrays.items()}
     return FrameItem(
         number,
         frame.step,
