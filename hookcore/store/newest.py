@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.records import Tap
 from hookcore.store import checks
 from hookcore.store.answers import Latest, TapList
 from hookcore.store.deep import Deep
@@ -17,7 +20,32 @@ from hookcore.store.schemas import STAT_SCHEMA
 from hookcore.store.segments import Floats, MergedRows, Steps
 
 STAT_NAMES: Final = STAT_SCHEMA.names  # the recorded and the derived ones: zero_fraction, nonfinite
+Places = NDArray[np.intp]
 _COUNTED: Final = tuple(STAT_NAMES.index(name) for name in ("nan", "inf", "nonfinite"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The newest rows of some taps, each of steps from `begin` to `end`. `read` returns a stat of those at places."""
+
+    numbers: Steps
+    begin: Steps
+    end: Steps
+    read: Callable[[str, Places], Floats]
+
+    def arranged(
+        self, taps: Sequence[Tap], wanted: TapList, stat: str | None, sort: str | None, limit: int | None
+    ) -> Latest:
+        """Return one stat or all, sorted, of the first taps. `taps` are those of the run."""
+        order = np.arange(len(self.numbers))
+        if sort:
+            order = _order(self.read(sort.removeprefix("-"), order), sort.startswith("-"))
+        order = order[:limit]
+        numbers = self.numbers[order]
+        shown = wanted.taps if np.array_equal(numbers, wanted.numbers) else tuple(taps[number] for number in numbers)
+        chosen = STAT_NAMES if stat is None else (stat,)
+        values = np.stack([self.read(name, order) for name in chosen], axis=1)
+        return Latest(chosen, numbers, shown, self.end[order], values, self.begin[order], len(self.numbers))
 
 
 class Newest(Deep):
@@ -46,25 +74,28 @@ class Newest(Deep):
         steps, stored = self._latest((first, last))
         numbers = wanted.numbers[wanted.numbers < len(steps)]
         numbers = numbers[steps[numbers] >= 0]
-        found = numbers, steps[numbers], steps[numbers], _columns_of(stored, numbers)
+        found = _Found(numbers, steps[numbers], steps[numbers], partial(_column_of, stored, numbers))
         if merged and (first, last) != (None, None):
-            found = self._with_merged(*found, wanted, (first, last))
-        return _arranged(*found, wanted, stat, sort, limit)
+            found = self._with_merged(found, wanted, (first, last))
+        return found.arranged(self._parts.taps, wanted, stat, sort, limit)
 
-    def _with_merged(
-        self, numbers: Steps, begin: Steps, end: Steps, values: Floats, wanted: TapList, span: Span
-    ) -> tuple[Steps, Steps, Steps, Floats]:
+    def _with_merged(self, exact: _Found, wanted: TapList, span: Span) -> _Found:
         """Add the taps that only merged rows have in these steps."""
-        lanes = wanted.numbers[~np.isin(wanted.numbers, numbers)]
+        lanes = wanted.numbers[~np.isin(wanted.numbers, exact.numbers)]
         parts = self._parts.stats.merged(*span) if len(lanes) and not self._has_past(span) else ()
         if not len(parts):
-            return numbers, begin, end, values
-        first, last, means = _newest_merged(parts, *span, lanes)
-        found = np.flatnonzero(last >= 0)
-        numbers = np.concatenate([numbers, lanes[found]])
+            return exact
+        begin, end, means = _newest_merged(parts, *span, lanes)
+        found = np.flatnonzero(end >= 0)
+        numbers = np.concatenate([exact.numbers, lanes[found]])
         order = np.argsort(numbers)
-        begin, end = (np.concatenate(each)[order] for each in ((begin, first[found]), (end, last[found])))
-        return numbers[order], begin, end, np.concatenate([values, means[:, found]], axis=1)[:, order]
+
+        def read(name: str, places: Places) -> Floats:
+            values = exact.read(name, np.arange(len(exact.numbers)))
+            return np.concatenate([values, means[STAT_NAMES.index(name), found]])[order][places]
+
+        begin, end = (np.concatenate(each)[order] for each in ((exact.begin, begin[found]), (exact.end, end[found])))
+        return _Found(numbers[order], begin, end, read)
 
     def captured_rows(self, first: int | None = None, last: int | None = None) -> tuple[Steps, Steps]:
         """Return the steps in which tensors were captured, oldest first: the first and the last step of each row.
@@ -81,33 +112,12 @@ def require_stats(stat: str | None, sort: str | None) -> None:
             checks.require("stat", given, STAT_NAMES)
 
 
-def _columns_of(stored: Floats, numbers: NDArray[np.int64]) -> Floats:
-    """Return all stats of some taps [stat, tap], from the stored ones."""
-    derived = [find(lambda column: stored[column, numbers]) for find in STAT_SCHEMA.derived.values()]
-    return np.concatenate([stored[:, numbers], derived])
-
-
-def _arranged(
-    numbers: Steps,
-    begin: Steps,
-    end: Steps,
-    values: Floats,
-    wanted: TapList,
-    stat: str | None,
-    sort: str | None,
-    limit: int | None,
-) -> Latest:
-    """Return one stat or all, sorted, of the first taps."""
-    order = np.arange(len(numbers))
-    if sort:
-        order = _order(values[STAT_NAMES.index(sort.removeprefix("-"))], sort.startswith("-"))
-    order = order[:limit]
-    columns = slice(None) if stat is None else slice(STAT_NAMES.index(stat), STAT_NAMES.index(stat) + 1)
-    taps = wanted.taps
-    if len(order) < len(taps) or sort:
-        taps = wanted.at(np.searchsorted(wanted.numbers, numbers[order]).tolist()).taps
-    shown = np.ascontiguousarray(values[columns][:, order].T)
-    return Latest(STAT_NAMES[columns], numbers[order], taps, end[order], shown, begin[order], len(numbers))
+def _column_of(stored: Floats, numbers: Steps, name: str, places: Places) -> Floats:
+    lanes = numbers[places]
+    if name in STAT_SCHEMA.derived:
+        return STAT_SCHEMA.derived[name](lambda column: stored[column, lanes])
+    values: Floats = stored[STAT_NAMES.index(name), lanes]
+    return values
 
 
 def _order(values: NDArray[np.float64], smallest_first: bool) -> NDArray[np.intp]:
