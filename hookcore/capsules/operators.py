@@ -111,24 +111,10 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._given_phase = ""
 
     def _give(self, name: str, tensor: Any) -> None:
-        facts, elements, bad = self._described(name, tensor)
-        buffer = not name.startswith(("weight", "gradient"))
-        suspect = Suspect(
-            "given",
-            name,
-            self.count,
-            "",
-            output=facts,
-            elements=elements,
-            bad=bad,
-            on_purpose=buffer and not facts.nan,
-            above=self._above_of(facts),
-        )
+        described = self._described(name, tensor)
+        on_purpose = not name.startswith(("weight", "gradient")) and not described["output"].nan
+        suspect = Suspect("given", name, self.count, "", on_purpose=on_purpose, **described)
         self._behind[storage_of(tensor)] = frozenset((self._add(suspect),))
-
-    def _above_of(self, facts: TensorFacts) -> float | None:
-        """Return the threshold if nothing but a finite magnitude is wrong with a tensor."""
-        return None if facts.nan or facts.inf else self._above
 
     def behind(self, tensor: Any) -> frozenset[int]:
         """Return the suspects behind a tensor, none if it is fine."""
@@ -233,7 +219,7 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # Suspects
 
     def _suspect(self, origin: Origin, func: Any, inputs: list[tuple[str, Tensor]], output: Tensor) -> int:
-        facts, elements, bad = self._described("result", output)
+        described = self._described("result", output)
         node = current_node()
         stack = running_lines(self._until)
         if node is not None and not stack:
@@ -247,19 +233,19 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             phase=self._phase(),
             node="" if node is None else node.name(),
             stack=stack,
-            inputs=tuple(facts_of(name, tensor, elements, shape) for name, tensor in inputs[:_MAX_INPUTS]),
-            output=facts,
-            elements=elements,
-            bad=bad,
+            inputs=tuple(facts_of(name, each, described["elements"], shape) for name, each in inputs[:_MAX_INPUTS]),
             on_purpose=origin == "constant",
-            above=self._above_of(facts),
+            **described,
         )
         return self._add(suspect)
 
-    def _described(self, name: str, tensor: Tensor) -> tuple[TensorFacts, tuple[tuple[int, ...], ...], int]:
+    def _described(self, name: str, tensor: Tensor) -> dict[str, Any]:
+        """Return what a suspect says of its bad tensor; `above` only if nothing but a finite magnitude is wrong."""
         bad = bad_elements(tensor.detach(), self._above)
         elements = tuple(tuple(map(int, at)) for at in bad.nonzero()[:MAX_ELEMENTS])
-        return facts_of(name, tensor, elements), elements, int(bad.sum())
+        facts = facts_of(name, tensor, elements)
+        above = None if facts.nan or facts.inf else self._above
+        return {"output": facts, "elements": elements, "bad": int(bad.sum()), "above": above}
 
     def _add(self, suspect: Suspect) -> int:
         self.suspects.append(suspect)

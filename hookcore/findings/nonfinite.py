@@ -114,10 +114,7 @@ def _message(incident: Incident, record: _Record, what: str, skipped: bool) -> s
         tail = "; finite again there, but not in the layers that it spread to"
     else:
         when, tail = f"since step {begin}", ""
-    unseen = incident.unseen
-    steps = "the step before it was" if unseen == 1 else f"the {unseen:,} steps before it were"
-    gap = f" ({steps} not captured, so another layer may have been first)" if unseen > 0 else ""
-    message = f"{what} in the {name} {when}{gap}{tail}"
+    message = f"{what} in the {name} {when}{incident.gap}{tail}"
     if record.streaks > 1:
         message += f"; non-finite in {record.steps:,} captured steps since step {record.first_step}"
     return message

@@ -172,7 +172,7 @@ class Incident:
         name, kind = self.culprit.tap.module or ROOT, KIND_WORDS[self.culprit.tap.kind]
         what = "An infinity" if math.isinf(self.value) else "NaN"
         first = f"{what} first appeared in the {kind} of {name}, at step {self.first_step:,}"
-        return " ".join(filter(None, [f"{first}{self._gap()}.", self.known, self._cause(), self._course()]))
+        return " ".join(filter(None, [f"{first}{self.gap}.", self.known, self._cause(), self._course()]))
 
     def _place(self) -> str:
         """Name the module, unless the message does."""
@@ -188,7 +188,9 @@ class Incident:
         text = "; ".join(filter(None, [others if self.modules else "", over]))
         return f"{text[0].upper()}{text[1:]}." if text else ""
 
-    def _gap(self) -> str:
+    @property
+    def gap(self) -> str:
+        """A remark about uncaptured steps right before it; empty if there are none."""
         if not self.unseen:
             return ""
         steps = "the step before it was" if self.unseen == 1 else f"the {self.unseen:,} steps before it were"
