@@ -19,12 +19,10 @@ from torch import nn
 import hookcore
 from hookcore.config import Settings
 from hookcore.config.readers import BRIDGES
-from hookcore.delivery.bridges import Summary, TeeSink, tee
+from hookcore.delivery.bridges import Bridge, Summary, bridge
 from hookcore.delivery.bridges.writers import WRITERS, WeightsAndBiases
-from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError
 from hookcore.records import STAT_COLUMN, Frame, Tap
-from hookcore.store import Store
 from tests.build import frame, stats_of
 from tests.harness import digest, seed_all, watch
 from tests.waiting import wait_for
@@ -87,7 +85,7 @@ class Stuck(Recording):
 
 
 def _bridges() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == tee.THREAD]
+    return [thread for thread in threading.enumerate() if thread.name == bridge.THREAD]
 
 
 # -- the summary --
@@ -202,7 +200,7 @@ def test_a_tool_that_is_not_installed_is_reported_with_the_command_before_anythi
     def find_nothing(name: str) -> ModuleSpec | None:
         return None
 
-    monkeypatch.setattr(tee, "find_spec", find_nothing)
+    monkeypatch.setattr(bridge, "find_spec", find_nothing)
     for tool in BRIDGES:
         with pytest.raises(ArgumentError, match=rf"not installed: pip install {tool}$"):
             watch(mlp(), bridge=f"{tool}:x")
@@ -233,9 +231,9 @@ def test_only_rank_0_of_a_distributed_training_has_a_bridge(monkeypatch: pytest.
         with monkeypatch.context() as changed:
             for variable, value in others.items():
                 changed.setenv(variable, value)
-            assert tee.bridge_for("tensorboard:x", "run") is None
+            assert bridge.bridge_for("tensorboard:x", "run") is None
     monkeypatch.setenv("RANK", "0")
-    assert tee.bridge_for("tensorboard:x", "run") is not None
+    assert bridge.bridge_for("tensorboard:x", "run") is not None
 
 
 def test_a_bridge_that_cannot_be_opened_is_reported_once_and_the_run_continues(
@@ -258,46 +256,43 @@ def test_a_step_that_cannot_be_written_loses_no_other_step() -> None:
                 raise OSError("disk full")
             super().write(step, time_s, numbers)
 
-    writer, told, store = Failing(), list[Exception](), Store(16_000_000)
-    sink = TeeSink(StoreSink(store), lambda: writer, lambda where, error: told.append(error), pytest.fail)
-    assert isinstance(sink, Sink)
+    writer, told = Failing(), list[Exception]()
+    made = Bridge(lambda: writer, lambda where, error: told.append(error), pytest.fail)
     for step in range(3):
-        sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
-    sink.close()
+        made.take(frame_of(step, {}, scalars={"loss": float(step)}))
+    made.close()
     assert writer.closed.is_set()
     assert writer.steps == {0: {"loss": 0.0}, 2: {"loss": 2.0}}
     assert [str(error) for error in told] == ["disk full"]
-    assert store.scalars("loss").first_step.tolist() == [0, 1, 2]
 
 
 def test_a_stuck_bridge_drops_steps_and_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tee, "MAX_WAITING", 2)
-    writer, lost, store = Stuck(), list[str](), Store(16_000_000)
-    sink = TeeSink(StoreSink(store), lambda: writer, lambda *_: None, lambda name, *_: lost.append(name))
+    monkeypatch.setattr(bridge, "MAX_WAITING", 2)
+    writer, lost = Stuck(), list[str]()
+    made = Bridge(lambda: writer, lambda *_: None, lambda name, *_: lost.append(name))
     for step in range(2):
-        sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
+        made.take(frame_of(step, {}, scalars={"loss": float(step)}))
     assert writer.entered.wait(PATIENCE_S)
     for step in range(2, 8):
-        sink.send(frame_of(step, {}, scalars={"loss": float(step)}))
-    assert store.steps().newest == 7
+        made.take(frame_of(step, {}, scalars={"loss": float(step)}))
     assert lost == ["bridge-dropped"] * 4  # step 0 is being written, 1 and 2 are waiting, 7 hasn't ended
     writer.released.set()
     wait_for(lambda: set(writer.steps) == {0, 1, 2})
-    sink.close()
+    made.close()
     assert writer.closed.wait(PATIENCE_S)
     assert writer.steps == {step: {"loss": float(step)} for step in (0, 1, 2, 7)}
 
 
 def test_a_dropped_step_loses_no_other_step_of_the_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tee, "MAX_WAITING", 1)
+    monkeypatch.setattr(bridge, "MAX_WAITING", 1)
     writer = Stuck()
-    sink = TeeSink(StoreSink(Store(16_000_000)), lambda: writer, lambda *_: None, lambda *_: None)
+    made = Bridge(lambda: writer, lambda *_: None, lambda *_: None)
     for step in range(2):
-        sink.send(frame_of(step, {}, scalars={f"of {step}": 1.0}))
+        made.take(frame_of(step, {}, scalars={f"of {step}": 1.0}))
     assert writer.entered.wait(PATIENCE_S)
     for step in (2, 3):
-        sink.send(frame_of(step, {}, scalars={f"of {step}": 1.0}))  # 0 is being written, 1 is waiting, 2 is dropped
+        made.take(frame_of(step, {}, scalars={f"of {step}": 1.0}))  # 0 is being written, 1 is waiting, 2 is dropped
     writer.released.set()
     wait_for(lambda: set(writer.steps) == {0, 1})
-    sink.close()
+    made.close()
     assert writer.steps == {step: {f"of {step}": 1.0} for step in (0, 1, 3)}

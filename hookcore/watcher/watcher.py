@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import hookcore
 from hookcore.capsules.keeper import CapsuleKeeper, CapsulePlan
 from hookcore.config import Flat, Settings, rank
-from hookcore.delivery.bridges import TeeSink, bridge_for
+from hookcore.delivery.bridges import Bridge, bridge_for
 from hookcore.delivery.dashboard.capsules import folder_of
 from hookcore.delivery.delivery import deliver, to_the_store
 from hookcore.delivery.facts import learn_commit
@@ -35,7 +35,7 @@ from hookcore.recorder import Recorder
 from hookcore.recorder.facts import Facts
 from hookcore.recorder.options import options_of_script
 from hookcore.recorder.ranks import Ranks
-from hookcore.records import Severity
+from hookcore.records import Frame, Severity, Tap
 from hookcore.watcher.asking import AskedRun
 from hookcore.watcher.callbacks import At, Callback, Callbacks, Report
 from hookcore.watcher.null import NullWatcher
@@ -58,7 +58,8 @@ class Watcher(AskedRun):
     def __init__(self, model: nn.Module | None, settings: Settings) -> None:
         open_bridge = bridge_for(settings.bridge, settings.name)
         targets = targets_of(settings.notify if rank() == "0" else ())
-        own = OwnRules(own_rules(settings.rules.functions), "trainer")
+        self._own = OwnRules(own_rules(settings.rules.functions), "trainer")
+        self._bridge: Bridge | None = None
         kind = "" if model is None else type(model).__name__
         ranks, self._facts = Ranks(f"{kind} {next(_numbers[kind])}"), Facts()
         self._delivery = deliver(settings, _versions(), ranks.place)
@@ -68,12 +69,11 @@ class Watcher(AskedRun):
             settings,
             self._delivery.sink,
             make_keeper=keeper,
-            examine=own.examine if own else None,
+            examine=self._examine if self._own or open_bridge is not None else None,
             ranks=ranks,
             facts=self._facts,
         )
         self._errors = self._recorder.errors
-        self._tee: TeeSink | None = None
         self._ending = Ending(lambda: self.current_step)
         report = Report(self._errors.record, self._recorder.emit)
         self._callbacks = Callbacks(
@@ -85,8 +85,7 @@ class Watcher(AskedRun):
         self._notifier = Notifier(targets, report.not_notified)
         try:
             if open_bridge is not None:
-                self._tee = TeeSink(self._delivery.sink, open_bridge, self._errors.record, self._errors.count_loss)
-                self._recorder.send_to(self._tee)
+                self._bridge = Bridge(open_bridge, self._errors.record, self._errors.count_loss)
             self._recorder.models.watch(model)
             self._recorder.models.check_patterns(settings.channels)
             self._recorder.attach()
@@ -98,9 +97,21 @@ class Watcher(AskedRun):
                 learn_commit(self._facts.hear)
         except BaseException:
             self._recorder.close(0.0)
+            self._close_bridge()
             self._ending.unfollow()
             raise
         _watchers.add(self)
+
+    def _examine(self, frame: Frame, taps: Sequence[Tap]) -> Frame:
+        """Show a frame to the bridge and to the user's rules, on the recorder's thread."""
+        if self._bridge is not None:
+            self._bridge.take(frame)
+        return self._own.examine(frame, taps)
+
+    def _close_bridge(self) -> None:
+        bridge, self._bridge = self._bridge, None
+        if bridge is not None:
+            bridge.close()
 
     def _begin_delivery(self) -> None:
         try:
@@ -112,10 +123,7 @@ class Watcher(AskedRun):
             logger.warning("hookcore: no dashboard: %s. The run stays in watcher.store.", why)
             self._delivery = to_the_store(self._delivery, self.settings)
             self._delivery.sink.subscribe(self._recorder.on_command)
-            if self._tee is not None:
-                self._tee.send_to(self._delivery.sink)
-            else:
-                self._recorder.send_to(self._delivery.sink)
+            self._recorder.send_to(self._delivery.sink)
             self._recorder.description.send_modules()
 
     def _begin_notifying(self) -> None:
@@ -155,6 +163,7 @@ class Watcher(AskedRun):
     def _close(self, error: BaseException | None) -> None:
         self._guarded("close", self._say_why, error)
         self._recorder.close(CLOSE_TIMEOUT_S)
+        self._close_bridge()
         self._callbacks.close()
         self._notifier.close()
         _watchers.discard(self)

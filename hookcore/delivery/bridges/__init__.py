@@ -3,5 +3,5 @@
 A bridge receives the frames after the recorder, on its own thread. It stores nothing and sends no commands.
 """
 
+from hookcore.delivery.bridges.bridge import Bridge, bridge_for
 from hookcore.delivery.bridges.summary import Summary
-from hookcore.delivery.bridges.tee import TeeSink, bridge_for

@@ -1,4 +1,4 @@
-"""A sink that passes every frame on, and also to a bridge."""
+"""A bridge of one run: what it writes for each step, from its own thread."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Final
 
 from hookcore.config import rank
 from hookcore.delivery.bridges.summary import Step, Summary
 from hookcore.delivery.bridges.writers import WRITERS, Writer
-from hookcore.delivery.sinks import Sink
 from hookcore.errors import ArgumentError
-from hookcore.records import Coverage, Frame, HookRecord, ModuleRecord, Snapshot
-from hookcore.records.wire import Place
+from hookcore.records import Frame
 
 logger = logging.getLogger("hookcore")
 
@@ -31,14 +29,10 @@ Failed = Callable[[str, Exception], None]
 Lost = Callable[[str, str, str], None]  # the name of an event, what was lost, and why
 
 
-class TeeSink(Sink):
-    """Passes everything to the next sink; failures of the bridge are reported and stop neither.
+class Bridge:
+    """Writes a summary of each step. Its failures are reported, and stop neither the training nor the run."""
 
-    Commands, and the reason of the end, don't pass through it: the recorder and the watcher know the next sink.
-    """
-
-    def __init__(self, sink: Sink, open_writer: Callable[[], Writer], failed: Failed, lost: Lost) -> None:
-        self._sink = sink
+    def __init__(self, open_writer: Callable[[], Writer], failed: Failed, lost: Lost) -> None:
         self._open, self._failed, self._lost = open_writer, failed, lost
         self._warned = False
         self._summary = Summary()
@@ -46,15 +40,10 @@ class TeeSink(Sink):
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
         self._thread.start()
 
-    def send_to(self, sink: Sink) -> None:
-        """Pass everything to another sink from now on."""
-        self._sink = sink
-
-    def send(self, record: Frame | Snapshot) -> None:
-        """Pass a record on; never wait for the bridge."""
-        if isinstance(record, Frame) and self._thread.is_alive():
-            self._guarded(lambda: self._put(self._summary.add(record)))
-        self._sink.send(record)
+    def take(self, frame: Frame) -> None:
+        """Take a frame; never wait for the tool."""
+        if self._thread.is_alive():
+            self._guarded(lambda: self._put(self._summary.add(frame)))
 
     def _put(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -63,25 +52,13 @@ class TeeSink(Sink):
             except queue.Full:
                 self._lost("bridge-dropped", "step", "dropped: too many were waiting for the bridge")
 
-    def describe(
-        self, modules: Sequence[ModuleRecord], coverage: Sequence[Coverage] = (), hooks: Sequence[HookRecord] = ()
-    ) -> None:
-        self._sink.describe(modules, coverage, hooks)
-
-    def locate(self, place: Place) -> None:
-        self._sink.locate(place)
-
-    def learn(self, description: Mapping[str, Any]) -> None:
-        self._sink.learn(description)
-
     def close(self) -> None:
-        """Close both; the bridge has a few seconds to write waiting data."""
+        """End the thread, which has a few seconds to write waiting data."""
         if self._thread.is_alive():
             self._guarded(lambda: self._put(self._summary.end()))
             with contextlib.suppress(queue.Full):
                 self._steps.put(None, timeout=CLOSE_S)
-        self._sink.close()
-        self._thread.join(CLOSE_S)
+            self._thread.join(CLOSE_S)
 
     # -- on the bridge's own thread ---------------------------------------------------------------------------------
 
