@@ -23,9 +23,8 @@ export class ScalarChart {
   curve = new Curve();
 
   /** @param {import("../page.js").Page} page @param {string} name shown unless another one is chosen
-   * @param {(name: string, value: number) => void} told called with the newest drawn value
-   * @param {Promise<unknown>} after more urgent work than loading Plotly */
-  constructor(page, name, told, after) {
+   * @param {(name: string, value: number) => void} told called with the newest drawn value */
+  constructor(page, name, told) {
     this.told = told;
     this.page = page;
     this.usual = name;
@@ -42,7 +41,6 @@ export class ScalarChart {
       legend: false,
       query,
       linesOf: (series) => series.map(lineOf),
-      after,
     });
     this.#begin();
     page.state.on("scalar", () => this.show());
