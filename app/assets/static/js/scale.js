@@ -7,13 +7,13 @@ const MIN_MAGNITUDE = 1e-300;
 const DECADES = 4; // of a symlog scale, between its straight part and its end
 
 export class Scale {
-  /** A log scale is of the magnitude. @param {Kind} kind @param {number} low @param {number} high */
-  constructor(kind, low, high) {
+  /** A log scale is of the magnitude. @param {Kind} kind @param {number} low @param {number} high
+   * @param {number} [linear] a symlog scale is straight between minus and plus this */
+  constructor(kind, low, high, linear = Math.max(Math.abs(low), Math.abs(high)) / 10 ** DECADES || 1) {
     this.kind = kind;
     this.low = low;
     this.high = high;
-    /** A symlog scale is straight between minus and plus this. */
-    this.linear = Math.max(Math.abs(low), Math.abs(high)) / 10 ** DECADES || 1;
+    this.linear = linear;
     this.from = this.bend(low);
     this.span = this.bend(high) - this.from || 1;
   }

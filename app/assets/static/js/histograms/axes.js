@@ -1,6 +1,7 @@
 // @ts-check
 /** What stands around the picture of histograms: ticks, steps, and the step that is pointed at. */
 import { number } from "../format.js";
+import { ticks } from "../scale.js";
 import { colors } from "../theme.js";
 import { STRIP } from "./paint.js";
 
@@ -11,16 +12,16 @@ const LETTERS = 11;
 /** @typedef {{width: number, height: number, ratio: number}} Size in CSS pixels, and device pixels for each */
 
 /** Where a value stands, in CSS pixels from the top.
- * @param {import("./shape.js").Values} axis @param {number} value @param {Size} size */
+ * @param {import("../scale.js").Scale} axis @param {number} value @param {Size} size */
 export function topOf(axis, value, { height, ratio }) {
   return STRIP / ratio + (1 - axis.place(value)) * (height - BOTTOM - (2 * STRIP) / ratio);
 }
 
 /** Draws the values on the left.
- * @param {CanvasRenderingContext2D} pen @param {import("./shape.js").Values} axis @param {Size} size */
+ * @param {CanvasRenderingContext2D} pen @param {import("../scale.js").Scale} axis @param {Size} size */
 export function drawValues(pen, axis, size) {
   let free = Infinity;
-  for (const value of axis.ticks(Math.max(1, Math.floor(size.height / 55)))) {
+  for (const value of ticks(axis, Math.max(2, Math.floor(size.height / 28)))) {
     const y = topOf(axis, value, size);
     if (free - y < LETTERS) continue;
     free = y;

@@ -7,11 +7,12 @@ import { CanvasChart, fitCanvas, pixelRatio } from "../canvas/index.js";
 import { stopAt } from "../canvas/stops.js";
 import { hideTip, showTip } from "../canvas/tip.js";
 import { makeButton } from "../dom.js";
+import { Scale } from "../scale.js";
 import { colors } from "../theme.js";
 import { BOTTOM, drawCursor, drawValues, LEFT, topOf } from "./axes.js";
 import { paint, STRIP } from "./paint.js";
 import { say, tableOf } from "./say.js";
-import { AxisPart, extentOf, SignedLog, shapeOf, stopsOf } from "./shape.js";
+import { axisOf, shapeOf, stopsOf } from "./shape.js";
 
 const PLACES = 40; // steps of the arrow keys from the bottom to the top
 
@@ -26,11 +27,11 @@ export class HistMap extends CanvasChart {
   shape = null;
   /** The first and the last step on the axis; null for all captured ones. @type {[number, number] | null} */
   span = null;
-  /** @type {import("./shape.js").Values | null} */
+  /** @type {Scale | null} */
   axis = null;
   /** The values between which the reader zoomed in. @type {[number, number] | null} */
   zoomed = null;
-  /** The axis shared with other charts, if any. @type {SignedLog | null} */
+  /** The axis shared with other charts, if any. @type {Scale | null} */
   shared = null;
   /** What the cursor is at. @type {Point | null} */
   at = null;
@@ -59,7 +60,7 @@ export class HistMap extends CanvasChart {
   }
 
   /** Shows one answer of `api/v1/histograms`. @param {import("../answers.js").Histograms} said
-   * @param {[number, number] | null} [span] @param {SignedLog | null} [shared] */
+   * @param {[number, number] | null} [span] @param {Scale | null} [shared] */
   show(said, span = null, shared = null) {
     this.shape = shapeOf(said);
     this.span = span;
@@ -119,8 +120,8 @@ export class HistMap extends CanvasChart {
       Math.max(1, this.canvas.width - Math.round(LEFT * this.#ratio)),
       Math.max(4 * STRIP, this.canvas.height - Math.round(BOTTOM * this.#ratio)),
     );
-    const whole = this.shared ?? new SignedLog(extentOf([this.shape]));
-    this.axis = this.zoomed ? new AxisPart(whole, this.zoomed) : whole;
+    const whole = this.shared ?? axisOf([this.shape]);
+    this.axis = this.zoomed ? new Scale(whole.kind, ...this.zoomed, whole.linear) : whole;
     const [pixels, empty] = [new Uint32Array(image.data.buffer), pixelOf(colors().band)];
     paint(pixels, image.width, image.height, this.shape, this.axis, span, paletteOf(), empty);
     this.#picture = image;

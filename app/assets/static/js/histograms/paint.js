@@ -19,24 +19,24 @@ export function levelOf(share) {
 }
 
 /** The bins of each row of pixels: the first, and the one after the last. Bins around zero share the rows of the band.
- * @param {Shape} shape @param {import("./shape.js").Values} axis @param {number} rows
+ * @param {Shape} shape @param {import("../scale.js").Scale} axis @param {number} rows
  * @returns {{from: Int32Array, to: Int32Array, band: [number, number], about: [number, number]}} `about`: the bins
  * that are summed up in the band */
 export function rowsOf(shape, axis, rows) {
   const [from, to] = [new Int32Array(rows).fill(-1), new Int32Array(rows).fill(-1)];
   const row = (/** @type {number} */ value) => (1 - axis.place(value)) * rows;
-  let [low, high] = [-axis.small, axis.small];
+  let [low, high] = [-axis.linear, axis.linear];
   const about = /** @type {[number, number]} */ ([shape.bins, shape.bins]);
   for (let bin = 0; bin < shape.bins; bin += 1) {
     const middle = middleOf(shape, bin);
-    if (Math.abs(middle) <= axis.small) {
+    if (Math.abs(middle) <= axis.linear) {
       about[0] = Math.min(about[0], bin);
       about[1] = bin + 1;
       // A bin that is only mostly in the band draws it out to its end: no gap is left.
       [low, high] = [Math.min(low, shape.edges[bin]), Math.max(high, shape.edges[bin + 1])];
       continue;
     }
-    if (row(shape.edges[bin]) < 0 || row(shape.edges[bin + 1]) > rows) continue; // beyond a part of the axis
+    if (shape.edges[bin + 1] <= axis.low || shape.edges[bin] >= axis.high) continue; // beyond the axis
     const top = Math.max(0, Math.min(rows - 1, Math.round(row(shape.edges[bin + 1]))));
     const bottom = Math.max(top + 1, Math.min(rows, Math.round(row(shape.edges[bin]))));
     for (let y = top; y < bottom; y += 1) {
@@ -45,14 +45,14 @@ export function rowsOf(shape, axis, rows) {
     }
   }
   const top = Math.floor(row(high));
-  const within = (/** @type {number} */ y) => Math.min(rows, Math.max(0, y));
-  return { from, to, band: [within(top), within(Math.max(top + 1, Math.ceil(row(low))))], about };
+  const isSeen = low < axis.high && high > axis.low;
+  return { from, to, band: isSeen ? [top, Math.max(top + 1, Math.ceil(row(low)))] : [0, 0], about };
 }
 
 /** Fills pixels; where a row holds several bins the fullest one wins, and a column that is not finite is marked at the
  * edges.
  * @param {Uint32Array} pixels @param {number} width @param {number} height @param {Shape} shape
- * @param {import("./shape.js").Values} axis @param {[number, number]} span first and last step @param {Palette} palette
+ * @param {import("../scale.js").Scale} axis @param {[number, number]} span first and last step @param {Palette} palette
  * @param {number} empty the color of empty cells */
 export function paint(pixels, width, height, shape, axis, span, palette, empty) {
   const inner = height - 2 * STRIP;

@@ -5,10 +5,11 @@ import { CanvasChart, penOf } from "../canvas/index.js";
 import { hideTip, showTip } from "../canvas/tip.js";
 import { count, number } from "../format.js";
 import { prefs } from "../prefs.js";
+import { ticks } from "../scale.js";
 import { colors } from "../theme.js";
 import { rowsOf, SHARES } from "./paint.js";
 import { tableOf as numbersOf, say, stepsOf } from "./say.js";
-import { columnAt, columnOf, extentOf, SignedLog, shapeOf } from "./shape.js";
+import { axisOf, columnAt, columnOf, shapeOf } from "./shape.js";
 
 const RIDGES = 12;
 const PLACES = 100; // that the arrow keys visit on the axis
@@ -18,9 +19,9 @@ const FONT = "10.5px system-ui, sans-serif";
 export class HistProfile extends CanvasChart {
   /** @type {import("./shape.js").Shape | null} */
   shape = null;
-  /** @type {SignedLog | null} */
+  /** @type {import("../scale.js").Scale | null} */
   axis = null;
-  /** @type {SignedLog | null} */
+  /** @type {import("../scale.js").Scale | null} */
   shared = null;
   /** The place of the cursor on the axis, from 0 to 1. */
   #at = 0.5;
@@ -39,7 +40,7 @@ export class HistProfile extends CanvasChart {
   }
 
   /** @param {import("../answers.js").Histograms} said @param {[number, number] | null} _span
-   * @param {SignedLog | null} [shared] */
+   * @param {import("../scale.js").Scale | null} [shared] */
   show(said, _span, shared = null) {
     this.shape = shapeOf(said);
     this.shared = shared;
@@ -72,7 +73,7 @@ export class HistProfile extends CanvasChart {
     const { canvas, shape } = this;
     const [width, height] = [canvas.clientWidth, canvas.clientHeight];
     if (!shape?.columns || width < 20) return;
-    this.axis = this.shared ?? new SignedLog(extentOf([shape]));
+    this.axis = this.shared ?? axisOf([shape]);
     const pen = penOf(canvas, width, height);
     pen.font = FONT;
     const { column: read } = this;
@@ -114,7 +115,7 @@ export class HistProfile extends CanvasChart {
     pen.textBaseline = "alphabetic";
     pen.textAlign = "center";
     let free = -Infinity;
-    for (const value of axis.ticks(3)) {
+    for (const value of ticks(axis)) {
       const [x, words] = [axis.place(value) * width, number(value, { digits: 1 })];
       const half = pen.measureText(words).width / 2;
       const at = Math.max(half, Math.min(width - half, x));
@@ -206,7 +207,7 @@ function ridge(pen, heights, base, tall, color, full) {
 const FLOOR = SHARES[0] / 10;
 
 /** Heights of 0 to 1 by the logarithm of the share, from low values to high ones.
- * @param {import("./shape.js").Shape} shape @param {import("./shape.js").SignedLog} axis @param {number} column
+ * @param {import("./shape.js").Shape} shape @param {import("../scale.js").Scale} axis @param {number} column
  * @param {number} width @returns {Float32Array} */
 export function heightsOf(shape, axis, column, width) {
   const { from, to, band, about } = rowsOf(shape, axis, width);

@@ -17,7 +17,7 @@ export function stepsOf({ first, last }, column) {
   return stepWords(first[column], last[column]);
 }
 
-/** @param {Shape} shape @param {import("./shape.js").Values} axis @param {{step: number, value: number}} at
+/** @param {Shape} shape @param {import("../scale.js").Scale} axis @param {{step: number, value: number}} at
  * @returns {string} lines */
 export function say(shape, axis, { step, value }) {
   const column = columnAt(shape, step);
@@ -34,17 +34,17 @@ export function say(shape, axis, { step, value }) {
   return lines.join("\n");
 }
 
-/** @param {Shape} shape @param {number} column @param {import("./shape.js").Values} axis @param {number} value
+/** @param {Shape} shape @param {number} column @param {import("../scale.js").Scale} axis @param {number} value
  * @param {number} total */
 function lineOf(shape, column, axis, value, total) {
   const start = column * shape.bins;
   const told = (/** @type {string} */ where, /** @type {number} */ held) =>
     `${where}: ${count(held)} of ${count(total)}, ${percent(total ? held / total : 0)}`;
-  if (Math.abs(value) <= axis.small) {
+  if (Math.abs(value) <= axis.linear) {
     let sum = 0;
     for (let bin = 0; bin < shape.bins; bin += 1)
-      if (Math.abs(middleOf(shape, bin)) <= axis.small) sum += shape.counts[start + bin];
-    return told(`zero, and magnitudes up to ${number(axis.small)}`, sum);
+      if (Math.abs(middleOf(shape, bin)) <= axis.linear) sum += shape.counts[start + bin];
+    return told(`zero, and magnitudes up to ${number(axis.linear)}`, sum);
   }
   const bin = binAt(shape, value);
   if (bin < 0) return told(`about ${number(value)}`, 0);

@@ -1,5 +1,6 @@
 // @ts-check
 /** Histograms over steps as the page has them, and the axis they stand on. Pure. */
+import { Scale } from "../scale.js";
 import { countOf } from "../search.js";
 
 /**
@@ -46,7 +47,7 @@ export function middleOf(shape, bin) {
 
 /** Where the columns stand: each lasts until the next one, but not over a gap. Ends are exclusive.
  * @param {{first: Float64Array, last: Float64Array, columns: number}} shape @returns {Float64Array} */
-export function endsOf({ first, last, columns }) {
+function endsOf({ first, last, columns }) {
   const gaps = Array.from({ length: Math.max(0, columns - 1) }, (_, column) => first[column + 1] - first[column]).sort(
     (a, b) => a - b,
   );
@@ -135,84 +136,10 @@ function roundUp(value) {
   return ([1, 2, 5, 10].find((times) => times * power >= value * 0.999) ?? 10) * power;
 }
 
-const BAND = 0.06; // of the axis: the values about zero
-
-/** An axis that is logarithmic on both sides of a band around zero; from 0 at the bottom to 1 at the top. */
-export class SignedLog {
-  /** @param {{small: number, negative: number, positive: number}} extent */
-  constructor({ small, negative, positive }) {
-    this.small = small;
-    const [below, above] = [negative, positive].map((side) => Math.max(0, Math.log10(side / small)) || 0);
-    const half = Math.max(0.1, (below + above) * BAND) / 2;
-    this.negative = negative > small ? -negative : 0;
-    this.positive = positive > small ? positive : 0;
-    this.low = -below - half;
-    this.half = half;
-    this.length = below + above + 2 * half;
-  }
-
-  /** @param {number} value */
-  place(value) {
-    const size = Math.abs(value);
-    const bent = size <= this.small ? (size / this.small) * this.half : this.half + Math.log10(size / this.small);
-    return Math.min(1, Math.max(0, (Math.sign(value) * bent - this.low) / this.length));
-  }
-
-  /** @param {number} place */
-  value(place) {
-    const bent = place * this.length + this.low;
-    const size =
-      Math.abs(bent) <= this.half
-        ? (Math.abs(bent) / this.half) * this.small
-        : this.small * 10 ** (Math.abs(bent) - this.half);
-    return Math.sign(bent) * size;
-  }
-
-  /** Whole powers of ten on both sides, and zero. @param {number} [many] of a side, at most */
-  ticks(many = 3) {
-    const side = (/** @type {number} */ end) => {
-      if (!end) return [];
-      const [from, to] = [Math.ceil(Math.log10(this.small) - 1e-9), Math.floor(Math.log10(end) + 1e-9)];
-      const every = Math.max(1, Math.ceil((to - from + 1) / many));
-      return Array.from({ length: Math.max(0, Math.floor((to - from) / every) + 1) }, (_, place) =>
-        Number(`1e${to - place * every}`),
-      );
-    };
-    return [...side(-this.negative).map((value) => -value), 0, ...side(this.positive).reverse()];
-  }
-}
-
-/** @typedef {SignedLog | AxisPart} Values an axis of values */
-
-/** A part of an axis, between two values. What lies outside has places below 0 and above 1. */
-export class AxisPart {
-  #from;
-  #length;
-
-  /** @param {SignedLog} axis @param {[number, number]} values its ends */
-  constructor(axis, [low, high]) {
-    this.axis = axis;
-    this.small = axis.small;
-    this.#from = axis.place(low);
-    this.#length = axis.place(high) - this.#from || 1;
-  }
-
-  /** @param {number} value */
-  place(value) {
-    return (this.axis.place(value) - this.#from) / this.#length;
-  }
-
-  /** @param {number} place */
-  value(place) {
-    return this.axis.value(this.#from + place * this.#length);
-  }
-
-  /** @param {number} [many] of a side, at most */
-  ticks(many = 3) {
-    const inside = this.axis.ticks(100).filter((value) => this.place(value) >= 0 && this.place(value) <= 1);
-    const every = Math.max(1, Math.ceil(inside.length / (2 * many)));
-    return inside.filter((_, place) => place % every === 0);
-  }
+/** The axis of histograms: logarithmic on both sides of the values about zero. @param {Shape[]} shapes */
+export function axisOf(shapes) {
+  const { small, negative, positive } = extentOf(shapes);
+  return new Scale("symlog", -negative, positive, small);
 }
 
 /** The steps to ask for: of a held page that shows bars its step alone, so that no other one is in its sum.

@@ -10,7 +10,7 @@ import { visit } from "../timeline/keep.js";
 import { ROOT } from "../vocabulary.js";
 import { HistMap } from "./map.js";
 import { HistProfile } from "./profile.js";
-import { barsOf, extentOf, SignedLog, shapeOf } from "./shape.js";
+import { axisOf, barsOf, shapeOf } from "./shape.js";
 
 const CHUNK = 120; // tiles that are made at once; more when the reader scrolls near the end
 const NARROW_CHUNK = 16; // in a single column
@@ -42,7 +42,7 @@ export class Wall {
   #at = 0;
   /** @type {Map<Element, Tile>} */
   #byElement = new Map();
-  /** Shared by all tiles; null if each has its own. @type {SignedLog | null} */
+  /** Shared by all tiles; null if each has its own. @type {import("../scale.js").Scale | null} */
   axis = null;
   /** @type {[number, number] | null} */
   span = null;
@@ -225,8 +225,7 @@ export class Wall {
     const said = this.seen
       .flatMap((tile) => this.#answers.get(tile.layer.tap)?.said ?? [])
       .filter((each) => each.edges.length > 1);
-    this.axis =
-      this.page.state.get("range") === "shared" && said.length ? new SignedLog(extentOf(said.map(shapeOf))) : null;
+    this.axis = this.page.state.get("range") === "shared" && said.length ? axisOf(said.map(shapeOf)) : null;
   }
 }
 
