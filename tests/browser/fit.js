@@ -127,7 +127,7 @@
 
   const controls = [];
   for (const element of document.querySelectorAll(CONTROLS)) {
-    if (isHidden(element) || element.closest("#track, .js-plotly-plot, .plot-area, dialog:not([open])")) continue;
+    if (isHidden(element) || element.closest("#track, .js-plotly-plot, dialog:not([open])")) continue;
     const rects =
       styleOf(element).display === "inline" ? [...element.getClientRects()] : [element.getBoundingClientRect()];
     for (const whole of rects) {

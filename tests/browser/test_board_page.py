@@ -24,7 +24,7 @@ def test_charts_of_other_pages_are_pinned_followed_in_another_run_and_unpinned(v
         expect(page.locator("#charts figure")).to_have_count(2)
         for figure in page.locator("#charts figure").all():
             figure.scroll_into_view_if_needed()
-            expect(figure.locator(".plot .plot-lines").first).to_be_visible()
+            expect(figure.locator(".plot .main-svg").first).to_be_visible()
         assert tab.axe() == []
         for name in ("loss", "encoder.layers.1.linear1"):
             page.get_by_role("button", name=f"Unpin {name}").click()

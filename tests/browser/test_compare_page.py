@@ -76,7 +76,7 @@ def test_the_heatmap_and_both_lines_are_drawn_and_a_layer_is_selected(visit: Ope
         expect(page.locator("#loss-lines svg").first).to_be_visible()
         for name in ("pagehide", "pageshow"):  # the reader leaves the page, and returns
             page.evaluate(f"dispatchEvent(new PageTransitionEvent('{name}', {{persisted: true}}))")
-        expect(page.locator("#layer-lines .plot-lines").first).to_be_visible()
+        expect(page.locator("#layer-lines .main-svg").first).to_be_visible()
         page.locator("select[name=by]").select_option("time")
         for figure in ("#layer-lines", "#loss-lines"):
             expect(page.locator(f"{figure} .xtick").last).to_have_text(re.compile(r" s$|:"))

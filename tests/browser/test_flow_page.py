@@ -139,7 +139,7 @@ def test_a_layer_is_selected_by_click_or_key_drawn_as_a_line_and_can_be_pinned(v
         page.locator("#profile [role=application]").click(position={"x": 62, "y": 60})
         expect(page.locator("#line-title")).to_have_text("features.0")
         page.locator("#line").scroll_into_view_if_needed()
-        page.locator("#line .plot-lines").wait_for()
+        page.locator("#line .js-plotly-plot").wait_for()
         page.locator("#line-name").click()  # the name opens the drawer
         expect(page.locator("#drawer h2")).to_have_text("features.0")
         page.keyboard.press("Escape")

@@ -23,7 +23,7 @@ def test_an_incident_is_reached_from_its_finding_and_shows_its_evidence(visit: O
         expect(tab.page.locator("#chain li").first).to_be_visible()
         expect(tab.page.locator("#graph rect.culprit")).to_be_visible()
         assert tab.page.locator("#graph .edge").count() >= 1
-        expect(tab.page.locator("#chart .plot-lines").first).to_be_attached(timeout=PATIENCE_MS)
+        expect(tab.page.locator("#chart .main-svg").first).to_be_attached(timeout=PATIENCE_MS)
         expect(tab.page.locator("#chart .plot-legend")).to_contain_text("step 40")
         expect(tab.page.locator(".advice")).to_contain_text("What to try")
         expect(tab.page.locator("#follow")).to_be_hidden()
@@ -69,7 +69,7 @@ def test_an_incident_is_acknowledged_and_unacknowledged(visit: Open, paths: Path
 def test_the_incident_page_fits_a_phone_passes_axe_and_needs_no_script(visit: Open, paths: Paths) -> None:
     with visit(theme="light") as tab:
         tab.goto(paths("bad")["incident"])
-        expect(tab.page.locator("#chart .plot-lines").first).to_be_attached()
+        expect(tab.page.locator("#chart .main-svg").first).to_be_attached()
         tab.wait_until_quiet()
         assert tab.axe() == [], "light, on a desk"
         tab.page.emulate_media(color_scheme="dark")

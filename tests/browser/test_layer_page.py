@@ -87,7 +87,7 @@ def test_the_root_has_its_own_page(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["layers"] + "?module=")
         expect(tab.page.locator("h1")).to_contain_text("(root) Net")
-        expect(tab.page.locator("#chart-values .plot-lines").first).to_be_attached(timeout=PATIENCE_MS)
+        expect(tab.page.locator("#chart-values .main-svg").first).to_be_attached(timeout=PATIENCE_MS)
 
 
 def test_an_unknown_module_is_named_with_similar_ones(visit: Open, paths: Paths) -> None:

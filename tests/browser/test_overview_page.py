@@ -46,7 +46,7 @@ def test_the_heatmap_and_the_line_are_drawn(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("bad")["overview"])
         tab.page.wait_for_function(DRAWN)
-        expect(tab.page.locator("#chart .plot-lines").first).to_be_visible()
+        expect(tab.page.locator("#chart .main-svg").first).to_be_visible()
         expect(tab.page.locator("#chart h2")).to_have_text("loss")
 
 
@@ -208,7 +208,7 @@ def test_following_moves_nothing_visible(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("live")["overview"])
         tab.page.wait_for_function(DRAWN)
-        expect(tab.page.locator("#chart .plot-lines").first).to_be_attached()
+        expect(tab.page.locator("#chart .main-svg").first).to_be_attached()
         tab.page.wait_for_timeout(1000)
         before = _newest(tab.page)
         tab.page.evaluate(watch)

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Download, Locator, Page, expect
+import pytest
+from playwright.sync_api import Download, Locator, Page, Route, expect
 
 import hookcore
+from tests.waiting import wait_for
 
 from .browsing import PATIENCE_MS, Visit
 from .conftest import Open
@@ -21,6 +23,13 @@ from .site import Site
 
 Paths = Callable[[str], dict[str, str]]
 BAD_AT = 40  # from this step on, the run "bad" has NaN
+# Without the line's width, which Firefox includes with its corners.
+BOX = """(where) => {
+  const path = document.querySelector(where);
+  const { x, y, width, height } = path.getBBox();
+  const { a, d, e, f } = path.getScreenCTM();
+  return [a * x + e, d * y + f, a * width, d * height];
+}"""
 GRADIENTS = "#chart-gradients"
 VALUES = "#chart-values"
 
@@ -30,7 +39,7 @@ def open_layer(tab: Visit, paths: Paths, run: str = "bad", more: str = "") -> Pa
     tab.goto(paths(run)["layer"] + more)
     expect(tab.page.locator(f"{VALUES} .plot-legend b").first).not_to_be_empty(timeout=PATIENCE_MS)
     for figure in tab.page.locator("#charts figure").all():
-        expect(figure.locator(".plot-lines")).to_be_attached(timeout=PATIENCE_MS)
+        expect(figure.locator(".main-svg").first).to_be_attached(timeout=PATIENCE_MS)
     return tab.page
 
 
@@ -76,14 +85,13 @@ def legend(page: Page, figure: str) -> Locator:
     return page.locator(f"{figure} .plot-legend li").first
 
 
-def test_no_chart_of_lines_needs_a_library(visit: Open, paths: Paths) -> None:
+def test_no_chart_offers_an_upload(visit: Open, paths: Paths) -> None:
     with visit() as tab:
-        asked: list[str] = []
-        tab.page.on("request", lambda request: asked.append(request.url))
         page = open_layer(tab, paths)
-        expect(page.locator("#charts .plot-lines .stroke").first).to_be_visible()
-        assert asked
-        assert not [url for url in asked if "plotly" in url]
+        contexts = page.evaluate("[...document.querySelectorAll('.js-plotly-plot')].map((plot) => plot._context)")
+        assert len(contexts) == 4
+        assert all(not each["showSendToCloud"] and not each["displaylogo"] for each in contexts)
+        assert page.locator("[data-title*='hare'], [data-title*='loud']").count() == 0
 
 
 def test_exported_numbers_are_those_of_the_server(visit: Open, paths: Paths, site: Site, tmp_path: Path) -> None:
@@ -161,12 +169,12 @@ def test_a_log_axis_shows_values_instead_of_exponents(visit: Open, paths: Paths)
 def test_smoothing_keeps_the_original_line_in_the_background(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths, "ended")
-        lines = page.locator(f"{GRADIENTS} .plot-lines .stroke")
+        lines = page.locator(f"{GRADIENTS} .scatterlayer .trace")
         expect(lines).to_have_count(3)
         page.locator("#layer-tools [name=smooth]").select_option("5")
         expect(lines).to_have_count(6)
         assert "smooth=5" in page.url
-        faint = page.locator(f"{GRADIENTS} .plot-lines .stroke[opacity='0.35']")
+        faint = page.locator(f"{GRADIENTS} .scatterlayer .trace[style*='0.35']")
         expect(faint).to_have_count(3)
 
 
@@ -181,9 +189,9 @@ def test_zooming_one_chart_zooms_all_and_holds_the_page(visit: Open, paths: Path
         for figure in page.locator("#charts figure").all():
             name = f"#{figure.get_attribute('id')}"
             page.locator(name).scroll_into_view_if_needed()  # charts out of view are drawn when they become visible
-            expect(page.locator(f"{name} .plot-lines")).to_be_attached()
-            steps = f"{first - 0.5} {last + 0.5}"
-            expect(page.locator(f"{name} .plot-lines")).to_have_attribute("data-steps", steps)
+            expect(page.locator(f"{name} .main-svg").first).to_be_attached()
+            shown = f"document.querySelector('{name} .js-plotly-plot').layout.xaxis.range"
+            wait_for(lambda shown=shown: page.evaluate(shown) == [first - 0.5, last + 0.5], f"{name} shows these steps")
         page.locator("#follow").click()
         expect(page).not_to_have_url(re.compile("steps="), timeout=PATIENCE_MS)  # the default for a live run
 
@@ -206,11 +214,14 @@ def test_the_pointed_step_is_marked_in_every_chart(visit: Open, paths: Paths) ->
 def test_non_finite_values_are_marked_at_the_bottom_and_break_the_line(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         page = open_layer(tab, paths)
-        expect(page.locator(f"{VALUES} .plot-lines .marks.nan text")).to_have_count(60 - BAD_AT)
+        plot = f"document.querySelector('{VALUES} .js-plotly-plot')"
+        marks = page.evaluate(f"{plot}.data.find((trace) => trace.name === 'NaN')")
+        assert marks["x"] == list(range(BAD_AT, 60))
+        assert marks["marker"]["symbol"] == "x-thin"
+        line = page.evaluate(f"{plot}.data.find((trace) => trace.name === 'mean').y")
         # In the first bad step, one of its channels was NaN. The chart shows the finite part, marked.
-        path = page.locator(f"{VALUES} .plot-lines .stroke").get_attribute("d")
-        assert path is not None
-        assert len(re.findall("[ML]", path)) == BAD_AT + 1
+        assert all(value is not None for value in line[: BAD_AT + 1])
+        assert line[BAD_AT + 1 :] == [None] * 19
         expect(page.locator(f"{VALUES} .plot-legend")).to_contain_text("NaN in this span")
 
 
@@ -261,21 +272,46 @@ def test_the_charts_of_a_live_run_continue(visit: Open, paths: Paths) -> None:
         expect(legend(page, VALUES)).not_to_have_text(before, timeout=PATIENCE_MS)
         page.keyboard.press("Space")
         expect(page.locator("#follow")).to_have_attribute("data-does", "live")
-        steps = f"document.querySelector('{VALUES} .plot-lines').dataset.steps.split(' ')[1]"
+        plot = f"document.querySelector('{VALUES} .js-plotly-plot')"
         held = int(page.evaluate("new URLSearchParams(location.search).get('step')"))
         expect(page.locator("#status")).to_contain_text("new step", timeout=PATIENCE_MS)
-        last = page.evaluate(steps)
-        assert float(last) >= held
+        last = page.evaluate(f"{plot}.layout.xaxis.range")[1]
+        assert last >= held
         expect(page.locator("#status")).to_contain_text(re.compile(r"[2-9] new steps|\d\d new steps"))
-        assert page.evaluate(steps) == last
+        assert page.evaluate(f"{plot}.layout.xaxis.range")[1] == last
 
 
-def test_the_first_chart_needs_no_request(visit: Open, paths: Paths) -> None:
+def test_the_first_chart_needs_neither_plotly_nor_a_request_and_stands_where_plotly_draws_it(
+    visit: Open, paths: Paths
+) -> None:
     with visit() as tab:
+        page = tab.page
+        library: list[Route] = []
         asked: list[str] = []
-        tab.page.on("request", lambda request: asked.append(request.url) if "/scalars?" in request.url else None)
-        tab.page.route("**/scalars?*", lambda route: route.abort())
-        tab.forgiven = ("scalars", "ERR_FAILED")
+        page.route("**/plotly-cartesian.min.js", lambda route: library.append(route))
+        page.on("request", lambda request: asked.append(request.url) if "/scalars?" in request.url else None)
         tab.goto(paths("bad")["overview"])
-        expect(tab.page.locator("#chart .plot-lines .stroke").first).to_be_visible()
-        expect(tab.page.locator("#chart .plot-legend")).to_contain_text("step 59")
+        sketch = page.locator("#chart .plot-sketch")
+        expect(sketch).to_be_visible()
+        expect(page.locator("#chart .plot-legend")).to_contain_text("step 59")
+        words = sketch.locator("text").all_text_contents()
+        line = page.evaluate(BOX, "#chart .plot-sketch svg path[fill=none]")
+        tab.wait_for(lambda: library, "Plotly is requested in the end")
+        for route in library:
+            route.continue_()
+        expect(page.locator("#chart .main-svg").first).to_be_attached()
+        expect(sketch).to_have_count(0)
+        assert words == [*ticks(page, "#chart"), *ticks(page, "#chart", "x")]
+        assert page.evaluate(BOX, "#chart .scatterlayer path.js-line") == pytest.approx(line, abs=1.5)
+
+
+def test_a_chart_whose_library_does_not_load_still_shows_its_lines(visit: Open, paths: Paths) -> None:
+    with visit() as tab:
+        tab.page.route("**/plotly-cartesian.min.js", lambda route: route.abort())
+        tab.forgiven = ("plotly-cartesian", "ERR_FAILED")
+        tab.goto(paths("ended")["overview"])
+        expect(tab.page.locator("#chart .plot-sketch")).to_be_visible()
+        with tab.page.expect_event("requestfailed", lambda request: "plotly" in request.url):
+            tab.goto(paths("ended")["overview"] + "?step=30")
+        expect(tab.page.locator("#chart .plot-sketch")).to_be_visible()
+        expect(tab.page.locator("#chart .plot-legend")).to_contain_text("step 30")

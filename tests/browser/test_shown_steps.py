@@ -50,7 +50,7 @@ def test_a_finished_run_opens_with_all_steps(visit: Open) -> None:
         tab.goto(RUN)
         expect(tab.page.locator("#figures .glance")).to_contain_text("Ended: steps 0 to 699")
         expect(tab.page.locator("#scalars header")).to_contain_text("steps 0 to 699")
-        expect(tab.page.locator("#chart .plot-lines").first).to_be_visible()
+        expect(tab.page.locator("#chart .main-svg").first).to_be_visible()
         tab.page.locator("#chart").get_by_role("button", name="Table").click()
         expect(tab.page.locator("#chart .card-table tbody tr").last).to_contain_text("10,000")
         assert "steps=" not in tab.page.url
@@ -81,7 +81,7 @@ def test_a_held_page_shows_one_step_in_cards_scalars_table_and_status(visit: Ope
         tab.goto(f"{RUN}?step=120")
         expect(tab.page.locator("#status-words")).to_have_text("held at step 120 · ended")
         expect(tab.page.locator("#figures .glance")).to_contain_text("Values are from step 120.")
-        expect(tab.page.locator("#chart .plot-lines").first).to_be_visible()  # its line continues to the last step
+        expect(tab.page.locator("#chart .main-svg").first).to_be_visible()  # its line continues to the last step
         legend = tab.page.locator("#chart .plot-legend")
         expect(legend).to_have_text(
             re.compile(r"^step 120\s*loss\s*9,880$")

@@ -136,7 +136,7 @@ def test_gradient_norms_and_a_layer_of_all_runs_are_overlaid(tab: Visit) -> None
             page.locator("#metric-tap input").fill("2 output")
             page.locator("#metric-tap input").press("Enter")
         expect(legend).to_have_count(8)
-        expect(page.locator("#overlay .plot-lines")).to_be_visible()
+        expect(page.locator("#overlay .js-plotly-plot")).to_be_visible()
     expect(page.locator("#overlay .xtick").last).to_have_text(re.compile(r"^\d+\s*$"))
     page.locator("#overlay select[name=by]").select_option("time")
     expect(page.locator("#overlay .xtick").last).to_contain_text(re.compile(r" s\s*$|:"))  # since each run's start

@@ -46,7 +46,7 @@ def test_the_machine_of_a_run_with_gpus_is_drawn_over_its_steps(visit: Open, gpu
             ]
         )
         chart = tab.page.locator("#chart-gpu-utilization")
-        expect(chart.locator(".plot-lines .stroke")).to_have_count(2)
+        expect(chart.locator(".js-plotly-plot .scatterlayer .trace")).to_have_count(2)
         expect(chart).to_contain_text(re.compile(r"GPU 0\s*87"))
         memory = tab.page.locator("#chart-gpu0-memory")
         memory.get_by_role("button", name="Table").click()
@@ -67,7 +67,7 @@ def test_a_held_page_has_the_values_of_its_step(visit: Open, gpus: dict[str, Any
         tab.goto(f"runs/{gpus['id']}/system?steps=0-{int(sampled[1])}")
         drawn = tab.page.locator("#chart-cpu")
         drawn.scroll_into_view_if_needed()  # charts are drawn when they come into view
-        expect(drawn.locator(".plot-lines")).to_be_visible()
+        expect(drawn.locator(".js-plotly-plot")).to_be_visible()
         tab.page.get_by_role("navigation", name="Pages").get_by_role("link", name="Overview").click()
         expect(tab.page).to_have_url(re.compile(rf"steps=0-{sampled[1]}"))
 
@@ -82,7 +82,7 @@ def test_new_samples_of_a_live_run_appear_automatically(visit: Open, paths: Path
         before = newest.locator("> p").first.inner_text()
         drawn = tab.page.locator("#chart-memory")
         drawn.scroll_into_view_if_needed()  # charts are drawn when they come into view
-        expect(drawn.locator(".plot-lines")).to_be_visible()
+        expect(drawn.locator(".js-plotly-plot")).to_be_visible()
         step = drawn.inner_text()
         expect(newest.locator("> p").first).not_to_have_text(before, timeout=20_000)
         expect(drawn).not_to_have_text(step, timeout=20_000)

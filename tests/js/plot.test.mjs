@@ -6,7 +6,7 @@ import { heldWords } from "../../app/assets/static/js/plot/held.js";
 import { LineFigure } from "../../app/assets/static/js/plot/lines.js";
 import { hasPython, pythonOf } from "../../app/assets/static/js/plot/python.js";
 import { drawn } from "../../app/assets/static/js/plot/thin.js";
-import { colorOf, stretches, tracesOf } from "../../app/assets/static/js/plot/traces.js";
+import { colorOf, faint, stretches, tracesOf } from "../../app/assets/static/js/plot/traces.js";
 import { nearest, stepsAt, summaryOf, tableOf, valueWords } from "../../app/assets/static/js/plot/words.js";
 
 const COLORS = {
@@ -134,38 +134,37 @@ test("a gap splits the line and its band; nothing is drawn across it", () => {
   const one = line([1, 2, NaN, 4, 5], { min: [0, 1, NaN, 3, 4], max: [2, 3, NaN, 5, 6] });
   const points = drawn(one, 0, 1000);
   const axis = axisOf("linear", [points.min, points.max]);
-  const [band, other, stroke, marks] = tracesOf([one], [points], axis, COLORS);
+  const [band, stroke, marks] = tracesOf([one], [points], axis, COLORS);
   assert.deepEqual(stretches(points.raw), [
     [0, 2],
     [3, 5],
   ]);
   assert.equal(stroke.y[2], null);
-  assert.deepEqual(
-    [band.x, other.x],
-    [
-      [0, 1, 1, 0],
-      [3, 4, 4, 3],
-    ],
-  );
-  assert.deepEqual([band.kind, other.kind], ["band", "band"]);
+  assert.equal(stroke.connectgaps, false);
+  assert.equal(band.x.filter((x) => x === null).length, 1);
+  assert.equal(band.fill, "toself");
   assert.deepEqual(marks.x, [2]);
-  assert.equal(marks.color, COLORS.nan);
+  assert.equal(marks.marker.color, COLORS.nan);
 });
 
 test("a band with only NaN is not drawn: a shape without points is an error in SVG", () => {
   const one = line([NaN, NaN], { min: [NaN, NaN], max: [NaN, NaN] });
   const traces = tracesOf([one], [drawn(one, 0, 1000)], axisOf("linear", []), COLORS);
-  assert.ok(traces.every(({ kind }) => kind !== "band"));
+  assert.ok(traces.every(({ fill }) => !fill));
 });
 
 test("NaN and infinities have their own symbols at the bottom of the axis", () => {
   const one = line([1, NaN, Infinity, -Infinity]);
   const points = drawn(one, 0, 1000);
   const axis = axisOf("linear", [points.raw]);
-  const marks = tracesOf([one], [points], axis, COLORS).filter(({ kind }) => kind === "marks");
+  const marks = tracesOf([one], [points], axis, COLORS).filter(({ mode }) => mode === "markers");
   assert.deepEqual(
-    marks.map(({ sign }) => sign),
-    ["nan", "inf", "-inf"],
+    marks.map(({ name, marker }) => [name, marker.symbol]),
+    [
+      ["NaN", "x-thin"],
+      ["Infinity", "triangle-up"],
+      ["-Infinity", "triangle-down"],
+    ],
   );
   assert.ok(marks.every(({ y }) => y[0] < axis.place(1)));
 });
@@ -175,7 +174,7 @@ test("behind a smoothed line, the original line is drawn at 35 %", () => {
   const figure = new LineFigure(page({ smooth: "5" }), { title: "x" });
   figure.lines = [one];
   const { traces } = figure.make(COLORS, 600, 300);
-  const [raw, smooth] = traces.filter(({ kind }) => kind === "stroke");
+  const [raw, smooth] = traces.filter(({ mode }) => mode === "lines");
   assert.equal(raw.opacity, 0.35);
   assert.deepEqual(raw.y, one.mean);
   assert.notDeepEqual(smooth.y, one.mean);
@@ -184,9 +183,8 @@ test("behind a smoothed line, the original line is drawn at 35 %", () => {
 test("a single value between gaps is a dot", () => {
   const one = line([NaN, 3, NaN, 1, 2]);
   const points = drawn(one, 0, 1000);
-  const [, dot, ...others] = tracesOf([one], [points], axisOf("linear", [points.raw]), COLORS);
-  assert.deepEqual([dot.kind, dot.x, dot.y], ["stroke", [1, 1], [3, 3]]);
-  assert.ok(others.every(({ kind }) => kind === "marks"));
+  const stroke = tracesOf([one], [points], axisOf("linear", [points.raw]), COLORS).find(({ name }) => name === "x");
+  assert.deepEqual(stroke.marker.size, [0, 4, 0, 0, 0]);
 });
 
 test("the URL selects the scale unless the chart has only one", () => {
@@ -200,9 +198,9 @@ test("the URL selects the scale unless the chart has only one", () => {
 test("the axis shows the page's steps, whatever steps a line has", () => {
   const figure = new LineFigure(page({}, [10, 19]), { title: "x" });
   figure.lines = [line(counted(30))];
-  const { x } = figure.make(COLORS, 600, 300);
-  assert.deepEqual(x.range, [9.5, 19.5]);
-  assert.ok(x.ticks.every(({ at }) => Number.isInteger(at)));
+  const { layout } = figure.make(COLORS, 600, 300);
+  assert.deepEqual(layout.xaxis.range, [9.5, 19.5]);
+  assert.ok(layout.xaxis.tickvals.every(Number.isInteger));
   assert.deepEqual(figure.drawn[0].first, counted(30).slice(10, 20));
 });
 
@@ -257,7 +255,9 @@ test("the range of a point is shown only if it has one, and a point names its st
   );
 });
 
-test("a line has the color of its name, and others repeat in a cycle", () => {
+test("colors may be abbreviated, and line colors repeat in a cycle", () => {
+  assert.equal(faint("#abc", 0.5), "rgba(170,187,204,0.5)");
+  assert.equal(faint("#112233", 1), "rgba(17,34,51,1)");
   assert.equal(colorOf({ color: "nan" }, 0, COLORS), COLORS.nan);
   assert.equal(colorOf({}, 4, COLORS), COLORS.line1);
 });
@@ -332,7 +332,7 @@ test("scripts are offered only for data that the client can request", () => {
 
 test("a zoom of the values ends when the chart changes its subject", () => {
   const figure = new LineFigure(page({}), { title: "x" });
-  const range = () => figure.make(COLORS, 400, 200).y.range.map(Math.round);
+  const range = () => figure.make(COLORS, 400, 200).layout.yaxis.range.map(Math.round);
   figure.take([line([0, 100])], "loss");
   figure.zoomed = [0, 10];
   figure.take([line([0, 100, 100])], "loss");
@@ -341,6 +341,13 @@ test("a zoom of the values ends when the chart changes its subject", () => {
   figure.take([line([0, 1000])], "accuracy");
   assert.equal(figure.zoomed, null);
   assert.ok(range()[1] >= 1000);
+});
+
+test("names are text for Plotly, not tags", () => {
+  const one = line([1, 2]);
+  const points = drawn({ ...one, name: "<b>x</b>" }, 0, 1000, null);
+  const traces = tracesOf([{ ...one, name: "<b>x</b>" }], [points], axisOf("linear", [points.raw]), COLORS);
+  assert.deepEqual([...new Set(traces.map(({ name }) => name))], ["&lt;b&gt;x&lt;/b&gt;"]);
 });
 
 test("a held step has its own value, and none if its point is merged with others", () => {

@@ -23,8 +23,9 @@ export class ScalarChart {
   curve = new Curve();
 
   /** @param {import("../page.js").Page} page @param {string} name shown unless another one is chosen
-   * @param {(name: string, value: number) => void} told called with the newest drawn value */
-  constructor(page, name, told) {
+   * @param {(name: string, value: number) => void} told called with the newest drawn value
+   * @param {Promise<unknown>} after more urgent work than loading Plotly */
+  constructor(page, name, told, after) {
     this.told = told;
     this.page = page;
     this.usual = name;
@@ -41,6 +42,7 @@ export class ScalarChart {
       legend: false,
       query,
       linesOf: (series) => series.map(lineOf),
+      after,
     });
     this.#begin();
     page.state.on("scalar", () => this.show());

@@ -27,17 +27,6 @@ export async function imageOf(canvas) {
   return blob;
 }
 
-/** A picture in SVG as a PNG, in two pixels for each of its own. @param {string} text @returns {Promise<Blob>} */
-export async function pngOf(text) {
-  const image = new Image();
-  image.src = `data:image/svg+xml,${encodeURIComponent(text)}`;
-  await image.decode();
-  const canvas = document.createElement("canvas");
-  Object.assign(canvas, { width: 2 * image.width, height: 2 * image.height });
-  canvas.getContext("2d")?.drawImage(image, 0, 0, canvas.width, canvas.height);
-  return imageOf(canvas);
-}
-
 /** @param {string[]} columns @param {any[][]} rows */
 export function csvOf(columns, rows) {
   return [columns, ...rows].map((row) => `${row.map(field).join(",")}\r\n`).join("");

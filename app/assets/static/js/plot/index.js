@@ -1,23 +1,33 @@
 // @ts-check
 /** Charts of lines that a person inspects. */
 import { get } from "../api.js";
-import { titledSvg } from "../canvas/titled.js";
 import { Card } from "../card.js";
 import { number } from "../format.js";
 import { failedWords } from "../live/failed.js";
 import { colors, onTheme } from "../theme.js";
-import { pngOf } from "./files.js";
+import { blobOf } from "./files.js";
 import { isMerged } from "./held.js";
+import { CONFIG, plotly } from "./library.js";
 import { LineFigure } from "./lines.js";
 import { Panel } from "./panel.js";
-import { svg, svgOf } from "./svg.js";
-import { colorOf } from "./traces.js";
+import { sketchOf } from "./sketch.js";
 
-const GAP_MS = 250; // one chart is drawn at most four times a second
-const [LETTER, ROW, SIGN] = [6.5, 18, 20]; // pixels of the legend in a file
+const GAP_MS = 250; // one chart is drawn at most four times a second,
+const MAX_LIVE = 4; // and no more than four of a page are there at once
 
 /** How much more of the values a key shows, and how far up. @type {Record<string, [number, number]>} */
 const ZOOMS = { "+": [0.5, 0], "=": [0.5, 0], "-": [2, 0], ArrowUp: [1, 0.2], ArrowDown: [1, -0.2] };
+
+/** Those that are drawn now; who was drawn last is last. @type {Set<LineChart>} */
+const live = new Set();
+
+addEventListener("pagehide", () => {
+  for (const chart of [...live]) chart.purge();
+});
+addEventListener("pageshow", ({ persisted }) => {
+  if (!persisted) return;
+  for (const plot of document.querySelectorAll(".chart .plot-area")) plot.dispatchEvent(new CustomEvent("seen"));
+});
 
 /**
  * Lines over steps, with a card around them. Zoom and cursor are those of the page.
@@ -29,13 +39,18 @@ const ZOOMS = { "+": [0.5, 0], "=": [0.5, 0], "-": [2, 0], ArrowUp: [1, 0.2], Ar
  * @property {boolean} [pins] false if it is on the board already
  * @property {(series: import("../answers.js").Series[]) => import("./thin.js").Line[]} [linesOf] the lines of an answer
  *   to the query: that of a single step is asked for on a page that is held at one that shares a point with others
+ * @property {Promise<unknown>} [after] what Plotly waits for, because it is needed more urgently
  */
 export class LineChart {
   #drawnAt = -Infinity;
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #timer;
   #alive = true;
-  #isDrawn = false;
+  #listens = false;
+  /** The last drawing. Plotly draws in several turns, and fails if its chart is gone by then. */
+  #drawing = Promise.resolve();
+  /** What is shown until Plotly is there. @type {SVGElement | null} */
+  #sketch = null;
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element the figure @param {ChartOptions} options */
   constructor(page, element, options) {
@@ -46,8 +61,8 @@ export class LineChart {
     this.card = new Card(page, element, {
       title: options.title,
       table: () => this.figure.table(),
-      png: () => pngOf(this.picture()),
-      svg: async () => this.picture(),
+      png: () => this.picture("png"),
+      svg: async () => (await this.picture("svg")).text(),
       query: options.query,
       pins: options.pins,
     });
@@ -70,8 +85,9 @@ export class LineChart {
       ...["smooth", "y"].map((name) => page.state.on(name, again)),
     ];
     this.panel.onSize = again;
-    this.panel.onZoom = (steps, shares) => this.#zoom(steps, shares);
-    this.panel.onWhole = () => this.resetZoom();
+    Promise.resolve(options.after)
+      .then(plotly)
+      .then(again, (error) => this.#sketch || this.say(error.message));
   }
 
   /** @param {import("./thin.js").Line[]} lines
@@ -114,8 +130,7 @@ export class LineChart {
   /** Words in the place of the chart: why there is none. @param {string} words */
   say(words) {
     this.figure.lines = [];
-    this.#isDrawn = false;
-    this.panel.plot.replaceChildren();
+    this.purge();
     this.panel.say(words);
   }
 
@@ -129,7 +144,7 @@ export class LineChart {
   ask(now = false) {
     if (!this.#alive) return;
     if (!this.page.schedule.isSeen(this.panel.plot)) return this.card.refresh();
-    const wait = now ? 0 : this.#drawnAt + GAP_MS - performance.now();
+    const wait = now ? 0 : this.#drawnAt + GAP_MS * Math.max(1, live.size / MAX_LIVE) - performance.now();
     if (wait <= 0) return this.page.schedule.inTurn(this, () => this.draw());
     this.#timer ??= setTimeout(() => {
       this.#timer = undefined;
@@ -142,14 +157,44 @@ export class LineChart {
     const { width, height } = this.panel;
     if (!this.#alive || !width || !this.figure.lines.length) return;
     this.#drawnAt = performance.now();
-    this.panel.plot.replaceChildren(svgOf(this.figure.make(colors(), width, height)));
-    this.#isDrawn = true;
-    reportDrawn(this.figure.newest, performance.now() - this.#drawnAt);
+    const figure = this.figure.make(colors(), width, height);
+    if ("Plotly" in globalThis) this.#plot(figure);
+    else this.#showSketch(sketchOf(figure));
+    mark("hookcore:chart");
     this.panel.describe(this.figure.summary());
     this.panel.showNotes(this.figure);
     this.point();
     void this.#askHeld();
     this.card.refresh();
+    makeRoom();
+  }
+
+  /** @param {{traces: any[], layout: any}} figure */
+  #plot({ traces, layout }) {
+    live.delete(this);
+    live.add(this);
+    const { Plotly } = /** @type {any} */ (globalThis);
+    this.#drawing = Plotly.react(this.panel.plot, traces, layout, CONFIG).then(() => this.#told());
+    if (!this.#listens) this.#listen();
+  }
+
+  /** @param {SVGElement | null} sketch */
+  #showSketch(sketch) {
+    this.#sketch?.remove();
+    this.#sketch = sketch;
+    if (sketch) this.panel.plot.append(sketch);
+  }
+
+  /** Marks for benchmarks: when which step was visible. */
+  #told() {
+    this.#showSketch(null);
+    mark("hookcore:plot");
+    const detail = { kind: "plot", step: this.figure.newest, ms: performance.now() - this.#drawnAt };
+    document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail }));
+  }
+
+  get #isDrawn() {
+    return live.has(this) || this.#sketch !== null;
   }
 
   /** The cursor's line and what the lines say there. */
@@ -157,16 +202,22 @@ export class LineChart {
     if (this.#isDrawn) this.panel.point(this.figure);
   }
 
-  /** A box was drawn: its width is the range of all charts, its height is of this one.
-   * @param {[number, number] | null} steps @param {[number, number] | null} shares of the upright axis */
-  #zoom(steps, shares) {
+  #listen() {
+    this.#listens = true;
+    const plot = /** @type {any} */ (this.panel.plot);
+    plot.on("plotly_relayout", (/** @type {any} */ change) => this.#zoom(change));
+    plot.on("plotly_doubleclick", () => this.resetZoom());
+  }
+
+  /** A box was drawn: its width is the range of all charts, its height is of this one. @param {any} change */
+  #zoom(change) {
     const { figure, page } = this;
-    const [low, high] = figure.axis?.range ?? [0, 1];
-    const up = (/** @type {number} */ share) => low + share * (high - low);
-    if (shares && figure.axis) figure.zoomed = figure.axis.values([up(shares[0]), up(shares[1])]);
-    if (steps) {
-      const first = Math.max(0, Math.ceil(steps[0]));
-      page.follow.zoom(first, Math.max(first, Math.floor(steps[1])));
+    const [low, high] = [change["yaxis.range[0]"], change["yaxis.range[1]"]];
+    if (Number.isFinite(low) && Number.isFinite(high) && figure.axis) figure.zoomed = figure.axis.values([low, high]);
+    const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    if (Number.isFinite(from) && Number.isFinite(to)) {
+      const first = Math.max(0, Math.ceil(page.clock.step(from)));
+      page.follow.zoom(first, Math.max(first, Math.floor(page.clock.step(to))));
       if (figure.zoomed) this.#brushed = page.state.get("steps");
     }
     this.#showReset();
@@ -203,38 +254,47 @@ export class LineChart {
     this.#showReset();
   }
 
-  /** The chart as SVG, with its title and its legend. */
-  picture() {
-    const page = colors();
-    const [width, height] = [Math.max(480, this.panel.width), this.panel.height];
-    const chart = svgOf(this.figure.make(page, width, height, true));
-    let [x, y] = [SIGN, height + ROW / 2];
-    const legend = this.figure.lines.flatMap((line, place) => {
-      const wide = 2 * SIGN + line.name.length * LETTER;
-      if (x + wide > width && x > SIGN) [x, y] = [SIGN, y + ROW];
-      const color = colorOf(line, place, page);
-      const text = { x: x + SIGN, y: y + 4, fill: page.ink, "font-family": "sans-serif", "font-size": 12 };
-      const entry = [svg("rect", { x, y: y - 1, width: 14, height: 2, fill: color }), svg("text", text, line.name)];
-      x += wide;
-      return entry;
-    });
-    const parts = [chart, ...legend].map((each) => each.outerHTML);
-    return titledSvg(this.figure.options.title, width, y + ROW, ...parts);
+  /** The chart as a file, with its title and its legend. @param {"png" | "svg"} format */
+  async picture(format) {
+    const Plotly = await plotly();
+    const [width, height] = [Math.max(480, this.panel.width), this.panel.height + 60];
+    const { traces, layout } = this.figure.make(colors(), width, height, true);
+    const url = await Plotly.toImage({ data: traces, layout, config: CONFIG }, { format, width, height, scale: 2 });
+    return blobOf(url);
+  }
+
+  /** Gives back what Plotly holds; it is drawn again when it comes into sight. */
+  purge() {
+    this.#showSketch(null);
+    if (!live.delete(this)) return;
+    const purge = () => {
+      if (live.has(this)) return;
+      this.#listens = false;
+      /** @type {any} */ (globalThis).Plotly.purge(this.panel.plot);
+    };
+    this.#drawing.then(purge, purge);
   }
 
   /** It is no more. */
   remove() {
     this.#alive = false;
     clearTimeout(this.#timer);
+    this.purge();
     for (const end of this.ends) end();
     this.panel.remove();
     this.card.remove();
   }
 }
 
-/** For benchmarks: when the first chart was drawn, and what each drawing shows.
- * @param {number | null} step @param {number} ms */
-function reportDrawn(step, ms) {
-  if (!performance.getEntriesByName("hookcore:chart").length) performance.mark("hookcore:chart");
-  document.dispatchEvent(new CustomEvent("hookcore:drawn", { detail: { kind: "plot", step, ms } }));
+/** Marks for benchmarks: when something was visible for the first time. @param {string} name */
+function mark(name) {
+  if (!performance.getEntriesByName(name).length) performance.mark(name);
+}
+
+/** Of more than four those make room that are out of sight. */
+function makeRoom() {
+  for (const chart of [...live]) {
+    if (live.size <= MAX_LIVE) return;
+    if (!chart.page.schedule.isSeen(chart.panel.plot)) chart.purge();
+  }
 }

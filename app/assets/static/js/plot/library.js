@@ -1,5 +1,5 @@
 // @ts-check
-/** Plotly, for charts that aren't over steps: loaded when it is needed first, with the settings of all charts. */
+/** Plotly: loaded when it is needed first, with the settings of all charts. Only the charts of this folder use it. */
 
 export const CONFIG = {
   displayModeBar: false,
@@ -19,11 +19,21 @@ export function escaped(text) {
 /** @type {Promise<any> | null} */
 let loading = null;
 
+/** Its address. @returns {string} */
+const source = () => `${document.body.dataset.static}/vendor/plotly-cartesian.min.js`;
+
+/** Fetches it without running it, once the more urgent charts are drawn. */
+export function fetchPlotly() {
+  const link = document.createElement("link");
+  Object.assign(link, { rel: "preload", as: "script", fetchPriority: "low", href: source() });
+  document.head.append(link);
+}
+
 /** Plotly, loaded when it is needed first. @returns {Promise<any>} */
 export function plotly() {
   loading ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
-    script.src = `${document.body.dataset.static}/vendor/plotly-cartesian.min.js`;
+    script.src = source();
     script.onload = () => resolve(/** @type {any} */ (globalThis).Plotly);
     script.onerror = () => {
       loading = null;

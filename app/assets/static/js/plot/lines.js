@@ -1,7 +1,10 @@
 // @ts-check
-/** What a chart of lines is made of: traces and axes, words and a table for readers. No DOM. */
+/** What a chart of lines is made of: traces and layout for Plotly, words and a table for readers. No DOM. */
+
+import { SANS } from "../theme.js";
 import { countTicks } from "../timeline/knots.js";
 import { axisOf } from "./axis.js";
+import { escaped } from "./library.js";
 import { drawn } from "./thin.js";
 import { tracesOf } from "./traces.js";
 import { summaryOf, tableOf } from "./words.js";
@@ -14,7 +17,6 @@ import { summaryOf, tableOf } from "./words.js";
 
 const MAX_POINTS = 1000;
 export const MARGIN = { l: 54, r: 14, t: 8, b: 28 };
-const ALONE = { l: 74, r: 20, t: 8, b: 44 }; // with the titles of the axes
 
 export class LineFigure {
   /** @type {import("./thin.js").Line[]} */
@@ -58,12 +60,10 @@ export class LineFigure {
   }
 
   /** @param {Record<string, string>} colors @param {number} width @param {number} height
-   * @param {boolean} [alone] without the page around it: with the titles of the axes, and all values
-   * @returns {import("./svg.js").Picture} */
+   * @param {boolean} [alone] without the page around it: with title and legend */
   make(colors, width, height, alone = false) {
     this.thin();
-    const { low, high, title } = this.options.y ?? {};
-    const { clock } = this.page;
+    const { low, high } = this.options.y ?? {};
     const ends = [low, high].filter((value) => value !== undefined);
     const axis = axisOf(this.scale, [
       /** @type {number[]} */ (ends),
@@ -72,19 +72,13 @@ export class LineFigure {
     this.range = rangeOf(this.#span, this.drawn);
     if (this.zoomed && !alone) axis.zoom(this.zoomed);
     this.axis = axis;
-    const points = this.drawn.map((each) => placed(each, clock));
-    const [from, to] = this.range.map((step) => clock?.place(step) ?? step);
-    const many = Math.max(2, Math.floor(width / 110));
-    const ticks = clock ? clock.ticks(from, to, many) : countTicks(from, to, many);
-    const titles = alone ? [clock?.title ?? "step", title] : [];
-    return {
-      traces: tracesOf(this.lines, points, axis, colors),
-      width,
-      height,
-      margin: alone ? ALONE : MARGIN,
-      x: { range: [from, to], ticks, title: titles[0] },
-      y: { range: axis.range, ticks: axis.ticks(Math.max(3, Math.floor(height / 42))), title: titles[1] },
-    };
+    const traces = tracesOf(
+      this.lines,
+      this.drawn.map((points) => placed(points, this.page.clock)),
+      axis,
+      colors,
+    );
+    return { traces, layout: layoutOf(this, axis, colors, width, height, alone) };
   }
 
   /** The newest step that is drawn. */
@@ -136,4 +130,51 @@ function rangeOf(span, many) {
   const lasts = many.filter(({ last }) => last.length).map(({ last }) => last[last.length - 1]);
   const [from, to] = span ?? [Math.min(...firsts, Infinity), Math.max(...lasts, -Infinity)];
   return from <= to ? [from - 0.5, to + 0.5] : [0, 1];
+}
+
+/** @param {LineFigure} figure @param {import("./axis.js").Axis} axis @param {Record<string, string>} colors
+ * @param {number} width @param {number} height @param {boolean} alone */
+function layoutOf(figure, axis, colors, width, height, alone) {
+  const { clock } = figure.page;
+  const [from, to] = figure.range.map((step) => clock?.place(step) ?? step);
+  const many = Math.max(2, Math.floor(width / 110));
+  const steps = clock ? clock.ticks(from, to, many) : countTicks(from, to, many);
+  const ticks = axis.ticks(Math.max(3, Math.floor(height / 42)));
+  const common = {
+    gridcolor: colors.line,
+    linecolor: colors.line,
+    zeroline: false,
+    tickfont: { color: colors.quiet, size: 11 },
+  };
+  const named = (/** @type {string | undefined} */ text) =>
+    text ? { title: { text: escaped(text), standoff: 6, font: { size: 11, color: colors.quiet } } } : {};
+  const { title, y } = figure.options;
+  return {
+    width,
+    height,
+    margin: alone ? { l: 74, r: 20, t: 44, b: 74 } : MARGIN,
+    paper_bgcolor: alone ? colors.card : "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: SANS, size: 12, color: colors.ink },
+    ...(alone ? { title: { text: escaped(title), font: { size: 14 }, x: 0.02 } } : {}),
+    showlegend: alone,
+    legend: { orientation: "h", y: -0.22, x: 0 },
+    dragmode: "zoom",
+    hovermode: false,
+    xaxis: {
+      ...common,
+      showgrid: false,
+      range: [from, to],
+      tickvals: steps.map(({ at }) => at),
+      ticktext: steps.map(({ text }) => text),
+      ...(alone ? named(clock?.title ?? "step") : {}),
+    },
+    yaxis: {
+      ...common,
+      range: axis.range,
+      tickvals: ticks.map(({ at }) => at),
+      ticktext: ticks.map(({ text }) => text),
+      ...(alone ? named(y?.title) : {}),
+    },
+  };
 }

@@ -1,6 +1,5 @@
 // @ts-check
-/** The place of a chart in the page: its drawing area, its legend with values, its cursor, its words. */
-import { Brush } from "../canvas/brush.js";
+/** The place of a chart in the page: its drawing area, its legend with values, its cursor, its words. No Plotly. */
 import { breakable, h, write } from "../dom.js";
 import { count } from "../format.js";
 import { colors } from "../theme.js";
@@ -9,6 +8,7 @@ import { MARGIN } from "./lines.js";
 import { colorOf, SIGNS } from "./traces.js";
 import { nearest, stepsAt, valueWords } from "./words.js";
 
+const CLICK_PX = 4;
 const DOUBLE_MS = 300; // between two clicks
 let made = 0;
 
@@ -20,11 +20,7 @@ export class Panel {
   figure = null;
   /** Called when its size is another. */
   onSize = () => {};
-  /** Called with the steps and the shares of the upright axis that a pointer drew a box around.
-   * @type {(steps: [number, number] | null, shares: [number, number] | null) => void} */
-  onZoom = () => {};
-  /** Called at a double click. */
-  onWhole = () => {};
+  #gone = new AbortController();
 
   /** @param {import("../page.js").Page} page @param {HTMLElement} element
    * @param {{title: string, legend?: boolean}} options */
@@ -48,12 +44,11 @@ export class Panel {
     });
     this.line = h("div", { class: "plot-cursor", hidden: true });
     this.notes = h("div", { class: "plot-notes", "aria-hidden": "true" });
-    this.box = h("div", { class: "plot-box", hidden: true });
     this.empty = h("p", { class: "empty", hidden: true });
     this.legend = h("ul", { class: "plot-legend" });
     this.at = h("li", { class: "quiet" });
     this.place.replaceChildren(
-      h("div", { class: "plot-frame" }, this.plot, this.notes, this.line, this.box),
+      h("div", { class: "plot-frame" }, this.plot, this.notes, this.line),
       this.empty,
       this.legend,
       this.summary,
@@ -77,37 +72,38 @@ export class Panel {
     this.onSize();
   }
 
-  /** The pointer is the page's cursor; a click holds the page of a run at its step, and a box zooms. */
+  /** The pointer is the page's cursor; a click holds the page of a run at its step. */
   #followPointer() {
     const { plot, page } = this;
+    let [downAt, downY, clickAt] = [NaN, NaN, -Infinity];
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     let later;
-    this.brush = new Brush(plot, {
-      draw: () => this.#showBox(),
-      take: ({ left, right, top, bottom }, wide, high) => {
-        const steps = [left, right].map((x) => this.#stepAt(x));
-        const shares = [bottom, top].map((y) => within(1 - (y - MARGIN.t) / (this.height - MARGIN.t - MARGIN.b), 0, 1));
-        this.onZoom(wide ? [steps[0], steps[1]] : null, high ? [shares[0], shares[1]] : null);
-      },
+    plot.addEventListener("pointermove", (event) => page.cursor.move({ step: this.#stepAt(event.clientX) }, this), {
+      capture: true,
     });
-    plot.addEventListener("pointermove", (event) => page.cursor.move({ step: this.#nearestTo(event) }, this));
     plot.addEventListener("pointerleave", () => page.cursor.move({ step: null }, this));
-    plot.addEventListener("click", (event) => {
-      clearTimeout(later); // the second click of two, which show the whole again
-      const step = this.#captured(this.#nearestTo(event));
-      if (event.detail < 2) later = setTimeout(() => this.#hold(step), DOUBLE_MS);
-    });
-    plot.addEventListener("dblclick", () => this.onWhole());
-  }
-
-  #showBox() {
-    const box = this.brush?.box;
-    this.box.hidden = !box;
-    if (!box) return;
-    const [left, right] = [box.left, box.right].map((x) => within(x, MARGIN.l, this.width - MARGIN.r));
-    const [top, bottom] = [box.top, box.bottom].map((y) => within(y, MARGIN.t, this.height - MARGIN.b));
-    const [width, height] = [`${right - left}px`, `${bottom - top}px`];
-    Object.assign(this.box.style, { left: `${left}px`, top: `${top}px`, width, height });
+    plot.addEventListener(
+      "pointerdown",
+      (event) => {
+        [downAt, downY] = [event.clientX, event.clientY];
+        clearTimeout(later); // the second click of two, which show the whole again
+      },
+      { capture: true },
+    );
+    // Plotly covers the page while it drags: the end of a click may be heard elsewhere.
+    addEventListener(
+      "pointerup",
+      (event) => {
+        const moved = Math.max(Math.abs(event.clientX - downAt), Math.abs(event.clientY - downY));
+        if (moved < CLICK_PX && event.button === 0) {
+          const step = this.#captured(this.#stepAt(downAt));
+          if (performance.now() - clickAt > DOUBLE_MS) later = setTimeout(() => this.#hold(step), DOUBLE_MS);
+          clickAt = performance.now();
+        }
+        [downAt, downY] = [NaN, NaN];
+      },
+      { capture: true, signal: this.#gone.signal },
+    );
   }
 
   /** @param {number} step */
@@ -125,19 +121,14 @@ export class Panel {
     );
   }
 
-  /** The step at a distance from the left edge, or a place between two. @param {number} x pixels */
-  #stepAt(x) {
+  /** @param {number} clientX */
+  #stepAt(clientX) {
     const { clock } = this.page;
-    const [left, right] = this.range.map((each) => clock.place(each));
-    const share = (x - MARGIN.l) / Math.max(1, this.width - MARGIN.l - MARGIN.r);
-    return clock.step(left + within(share, 0, 1) * (right - left));
-  }
-
-  /** The step under the pointer. @param {MouseEvent} event */
-  #nearestTo({ clientX }) {
     const [from, to] = this.range;
-    const step = this.#stepAt(clientX - this.plot.getBoundingClientRect().left);
-    return Math.round(within(step, from + 0.5, to - 0.5));
+    const share =
+      (clientX - this.plot.getBoundingClientRect().left - MARGIN.l) / Math.max(1, this.width - MARGIN.l - MARGIN.r);
+    const [left, right] = [clock.place(from), clock.place(to)];
+    return Math.round(Math.min(to - 0.5, Math.max(from + 0.5, clock.step(left + share * (right - left)))));
   }
 
   /** The cursor's line, and what each line says there: at the cursor, else at the step that is looked at.
@@ -227,6 +218,7 @@ export class Panel {
 
   remove() {
     this.watcher.disconnect();
+    this.#gone.abort();
     this.place.replaceChildren();
   }
 }
@@ -236,10 +228,8 @@ function areMoved({ lines }) {
   return lines.some(({ steps }) => steps);
 }
 
-/** @param {number} value @param {number} low @param {number} high */
-function within(value, low, high) {
-  return Math.min(high, Math.max(low, value));
-}
+/** @type {Record<string, string>} */
+const MARKS = { nan: "\u2715", inf: "\u25b2", "-inf": "\u25bc" };
 
 /** The legend of non-finite values: the signs at the foot of the axis.
  * @param {import("./lines.js").LineFigure} figure */
@@ -249,7 +239,7 @@ function marksOf(figure) {
     h(
       "li",
       { class: SIGNS[sign][1] },
-      h("span", { "aria-hidden": "true" }, SIGNS[sign][0]),
+      h("span", { "aria-hidden": "true" }, MARKS[sign]),
       `${SIGNS[sign][2]} in this span`,
     ),
   );
