@@ -21,7 +21,7 @@ from hookcore.records import text_of
 
 from . import api, assets, live
 from .api import health, ingest, login
-from .api.params import PROBLEM
+from .api.routing import PROBLEM
 from .clickhouse.address import ClusterAddress
 from .clickhouse.client import ClickHouseError, UnreachableError
 from .clickhouse.cluster.partial import Partial

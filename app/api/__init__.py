@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
-from ..formats import StrictJson
-from ..serving.guard.query import ONLY_KNOWN
-from . import (
+from . import (  # each adds its routes to the router
     capsules,
     compare,
     different,
@@ -27,28 +23,4 @@ from . import (
     trainer,
     views,
 )
-
-router = APIRouter(prefix="/api/v1", tags=["runs"], default_response_class=StrictJson, dependencies=[ONLY_KNOWN])
-_PARTS = (
-    runs,
-    media,
-    ranks,
-    overview,
-    timeline,
-    overlay,
-    rules,
-    incidents,
-    capsules,
-    series,
-    snapshots,
-    rollout,
-    trainer,
-    compare,
-    different,
-    figure,
-    report,
-    notifications,
-    views,
-)
-for _part in _PARTS:
-    router.include_router(_part.router)
+from .routing import router

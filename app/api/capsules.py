@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import Path, Request, Response
 from starlette.exceptions import HTTPException
 
 from hookcore.reading import answers
 
 from ..formats import StrictJson
 from ..runs.explaining import BusyError, Explainer
-from .params import RunParam, answered, described
+from .params import RunParam
+from .routing import answered, described, router
 from .runs import accepted, require_live
-from .steady import SteadyRoute
 
-router = APIRouter(route_class=SteadyRoute)
 CapsuleId = Annotated[str, Path(max_length=100, description="its `id`", examples=["step-000000100"])]
 
 
@@ -25,7 +24,7 @@ def explainer_of(request: Request) -> Explainer:
     return explainer
 
 
-@router.get("/capsules", summary="Saved steps", responses=described(answers.Capsules))
+@router.get("/capsules", summary="Saved steps", responses=described(("json",), answers.Capsules))
 def capsules(run: RunParam, request: Request) -> Response:
     """Return the steps that the run saved on this machine, oldest first, with what a replay found."""
     found = tuple(explainer_of(request).capsules_of(run))

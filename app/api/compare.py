@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Response
 from msgspec.structs import replace
 
 from hookcore.config.patterns import literal
@@ -27,30 +27,25 @@ from .params import (
     MAX_RUN_ID,
     RUN_PATTERN,
     After,
-    Format,
     MatchParam,
     OfKind,
     OfModule,
-    ReplyParam,
     RunsParam,
     SpanParam,
     StatName,
     check_cells,
-    described,
     page_of,
     run_named,
-    version_of,
 )
-from .steady import SteadyRoute
+from .routing import Format, ReplyParam, described, router
 
 MAX_ALONE: Final = 1000
 MAX_NUMBERS: Final = 500_000
 
-router = APIRouter(route_class=SteadyRoute)
-
 
 def _two_runs(
     runs: RunsParam,
+    reply: ReplyParam,
     pair: Annotated[
         str,
         Query(
@@ -64,7 +59,7 @@ def _two_runs(
     ids = pair.split(",")
     if len(ids) != 2 or not all(re.match(RUN_PATTERN, each) for each in ids):
         raise ArgumentError(f"runs={pair!r} does not name two runs: give two ids with a comma, such as runs=a,b")
-    return run_named(runs, ids[0]), run_named(runs, ids[1])
+    return reply.about(run_named(runs, ids[0])), reply.about(run_named(runs, ids[1]))
 
 
 def _asked(
@@ -96,7 +91,7 @@ TwoRuns = Annotated[tuple[Run, Run], Depends(_two_runs)]
 AskedParam = Annotated[ComparisonQuery, Depends(_asked)]
 
 
-@router.get("/compare", summary="Two runs, layer by layer", responses=described(answers.Comparison, ARRAYS))
+@router.get("/compare", summary="Two runs, layer by layer", responses=described(ARRAYS, answers.Comparison))
 def compare_two_runs(
     reply: ReplyParam,
     pair: TwoRuns,
@@ -147,7 +142,7 @@ def compare_two_runs(
         verdict, order = read()
         return _table(shown(verdict.pairs, order[after : after + limit]))
 
-    return reply.arrays(format, [version_of(one), version_of(two)], content, table=table)
+    return reply.arrays(format, content, table=table)
 
 
 def first_parting(verdict: Verdict) -> answers.Parting | None:
@@ -183,7 +178,7 @@ def _table(layers: Sequence[answers.ComparedLayer]) -> Table:
 @router.get(
     "/compare/heatmap",
     summary="How far two runs are apart, layer by step",
-    responses=described(answers.ComparisonHeatmap, ARRAYS),
+    responses=described(ARRAYS, answers.ComparisonHeatmap),
 )
 def compare_heatmap(
     reply: ReplyParam,
@@ -206,7 +201,7 @@ def compare_heatmap(
         answer, found = read()
         return Table(replace(answer, worst=found.share).columns(), found.share)  # infinities unchanged
 
-    return reply.arrays(format, [version_of(one), version_of(two)], lambda: read()[0], table=table)
+    return reply.arrays(format, lambda: read()[0], table=table)
 
 
 def _differences_of(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Response
 from starlette.exceptions import HTTPException
 
 from hookcore.errors import ArgumentError
@@ -20,22 +20,10 @@ from hookcore.store.checks import require, unknown
 
 from ..analysis.counted import counted_series
 from ..formats import words_of
-from ..runs import Run, Runs
-from .params import (
-    RUN_PATTERN,
-    MatchParam,
-    ReplyParam,
-    RunParam,
-    RunsParam,
-    Span,
-    SpanParam,
-    check_cells,
-    described,
-    run_named,
-    version_of,
-)
+from ..runs import Run
+from .params import RUN_PATTERN, MatchParam, RunParam, RunsParam, SpanParam, check_cells, run_named
+from .routing import ReplyParam, described, router
 from .series import TapText
-from .steady import SteadyRoute
 
 if TYPE_CHECKING:
     from ..analysis.figures import Style
@@ -45,29 +33,39 @@ MAX_LINES: Final = 50
 MAX_VALUES: Final = 500_000
 FAN: Final = ("p1", "p5", "p25", "p50", "p75", "p95", "p99")
 
-router = APIRouter(route_class=SteadyRoute)
-
 
 @dataclass(frozen=True, slots=True)
 class FigureQuery:
     """The parameters of a chart. Each chart reads those that it needs."""
 
-    span: Span
-    kind: str
-    stat: str
-    match: str | None
-    tap: str | None
-    names: tuple[str, ...]
-    step: int | None
-    other: str | None
-    number: int | None
-    part: str
-    points: int
-    columns: int
-    rows: int
-    bins: int
-    scale: Literal["auto", "log", "linear"]
-    smooth: float
+    span: SpanParam
+    match: MatchParam
+    kind: Annotated[
+        str, Query(max_length=200, description="the kind of the taps; a profile can have several, separated by commas")
+    ] = "output"
+    stat: Annotated[str, Query(max_length=50, description="a stat, or for a series a quantile such as p99")] = "rms"
+    tap: Annotated[TapText | None, Query(description="for series, histograms and fan: one tap")] = None
+    name: Annotated[
+        list[Annotated[str, Query(max_length=1000)]] | None,
+        Query(max_length=MAX_LINES, description="for scalars: their names; default: the user's own"),
+    ] = None
+    step: Annotated[int | None, Query(ge=0, le=2**53, description="for a profile: the step; default: the newest")] = (
+        None
+    )
+    other: Annotated[
+        str | None, Query(pattern=RUN_PATTERN, description="for compare: the run to compare `run` with")
+    ] = None
+    number: Annotated[int | None, Query(ge=0, le=2**62, description="for a tensor: the snapshot's number")] = None
+    part: Annotated[str, Query(alias="slice", max_length=500, description="for a tensor: a slice such as 0,:,3:7")] = ""
+    points: Annotated[int, Query(ge=1, le=10_000, description="maximum points per line")] = 1000
+    columns: Annotated[int, Query(ge=1, le=5000, description="maximum columns of a heatmap")] = 500
+    rows: Annotated[int, Query(ge=1, le=5000, description="maximum rows of a heatmap; neighbors share one")] = 200
+    bins: Annotated[int, Query(ge=5, le=BINS, description="maximum bins of histograms")] = 80
+    scale: Annotated[Literal["auto", "log", "linear"], Query(description="the scale of the values")] = "auto"
+    smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 disables smoothing")] = 0.0
+
+    def __post_init__(self) -> None:
+        check_cells(self.columns, self.rows)
 
     @property
     def bounds(self) -> tuple[int | None, int | None]:
@@ -81,67 +79,23 @@ class FigureQuery:
         return cast("Kind", self.kind)
 
 
-def _asked(
-    span: SpanParam,
-    match: MatchParam,
-    kind: Annotated[
-        str, Query(max_length=200, description="the kind of the taps; a profile can have several, separated by commas")
-    ] = "output",
-    stat: Annotated[str, Query(max_length=50, description="a stat, or for a series a quantile such as p99")] = "rms",
-    tap: Annotated[TapText | None, Query(description="for series, histograms and fan: one tap")] = None,
-    name: Annotated[
-        list[Annotated[str, Query(max_length=1000)]] | None,
-        Query(max_length=MAX_LINES, description="for scalars: their names; default: the user's own"),
-    ] = None,
-    step: Annotated[
-        int | None, Query(ge=0, le=2**53, description="for a profile: the step; default: the newest")
-    ] = None,
-    other: Annotated[
-        str | None, Query(pattern=RUN_PATTERN, description="for compare: the run to compare `run` with")
-    ] = None,
-    number: Annotated[int | None, Query(ge=0, le=2**62, description="for a tensor: the snapshot's number")] = None,
-    part: Annotated[
-        str, Query(alias="slice", max_length=500, description="for a tensor: a slice such as 0,:,3:7")
-    ] = "",
-    points: Annotated[int, Query(ge=1, le=10_000, description="maximum points per line")] = 1000,
-    columns: Annotated[int, Query(ge=1, le=5000, description="maximum columns of a heatmap")] = 500,
-    rows: Annotated[int, Query(ge=1, le=5000, description="maximum rows of a heatmap; neighbors share one")] = 200,
-    bins: Annotated[int, Query(ge=5, le=BINS, description="maximum bins of histograms")] = 80,
-    scale: Annotated[Literal["auto", "log", "linear"], Query(description="the scale of the values")] = "auto",
-    smooth: Annotated[float, Query(ge=0, le=1e9, description="half-life in steps; 0 disables smoothing")] = 0.0,
-) -> FigureQuery:
-    check_cells(columns, rows)
-    about = span, kind, stat, match, tap, tuple(name or ()), step, other, number, part
-    return FigureQuery(*about, points, columns, rows, bins, scale, smooth)
-
-
-@router.get("/figure", summary="A chart for Plotly", responses=described(answers.Figure))
+@router.get("/figure", summary="A chart for Plotly", responses=described(("json",), answers.Figure))
 def figure(
     runs: RunsParam,
     run: RunParam,
     reply: ReplyParam,
-    asked: Annotated[FigureQuery, Depends(_asked)],
+    asked: Annotated[FigureQuery, Depends()],
     chart: Annotated[Chart, Query(description="the kind of chart")],
     theme: Annotated[Literal["light", "dark"], Query(description="the color theme")] = "light",
 ) -> Response:
     """Return a chart for Plotly.js and Plotly for Python. Its arrays are typed, so that NaN stays NaN."""
-    versions = [version_of(run)]
-    if chart == "compare":
-        versions.append(version_of(_other(runs, asked)))
-
-    def content() -> dict[str, Any]:
-        return make_figure(runs, run, chart, asked, theme)
-
-    return reply.json(versions, content)
-
-
-def make_figure(runs: Runs, run: Run, chart: Chart, asked: FigureQuery, theme: str) -> dict[str, Any]:
-    """Return a chart of a run. Plotly is loaded for the first one, so a server that draws none does without."""
+    # Plotly is loaded for the first chart, so a server that draws none does without.
     from ..analysis.figures import THEMES
 
     if chart == "compare":
-        return _compare(run, _other(runs, asked), asked, THEMES[theme])
-    return _CHARTS[chart](run, asked, THEMES[theme])
+        other = reply.about(run_named(runs, _needs(asked.other, "other", "compare")))
+        return reply.json(lambda: _compare(run, other, asked, THEMES[theme]))
+    return reply.json(lambda: _CHARTS[chart](run, asked, THEMES[theme]))
 
 
 def _heatmap(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
@@ -166,7 +120,7 @@ def _scalars(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
     from ..analysis.figures import series
 
     every = run.store.scalar_names()
-    wanted = asked.names or [name for name in every if not name.startswith(OWN)]
+    wanted = asked.name or [name for name in every if not name.startswith(OWN)]
     names = wanted[:MAX_LINES]
     missing = next((name for name in names if name not in set(every)), None)
     if missing is not None:
@@ -231,10 +185,6 @@ def _tensor(run: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:
         )
     title = f"{found.tap.label} at step {found.step}" + (f" [{asked.part}]" if asked.part else "")
     return tensor(found, values, style, title, asked.scale)
-
-
-def _other(runs: Runs, asked: FigureQuery) -> Run:
-    return run_named(runs, _needs(asked.other, "other", "compare"))
 
 
 def _compare(run: Run, other: Run, asked: FigureQuery, style: Style) -> dict[str, Any]:

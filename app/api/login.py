@@ -15,7 +15,7 @@ from ..formats import StrictJson
 from ..serving.guard.access import CODE_S, SESSION_S, Access, Visitor
 from ..serving.guard.query import ONLY_KNOWN
 from ..serving.guard.security import LOGOUT, peer_of
-from .params import answered
+from .routing import answered
 
 router = APIRouter()
 _api = APIRouter(dependencies=[ONLY_KNOWN])

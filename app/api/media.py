@@ -4,39 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from starlette.exceptions import HTTPException
 
 from hookcore.reading import answers
 from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
 
-from .params import After, Limit, ReplyParam, RunParam, SpanParam, described, page_of, problems, version_of
-from .steady import SteadyRoute
+from .params import After, Limit, RunParam, SpanParam, page_of
+from .routing import ReplyParam, problems, router
 
 # Nothing else is sent as it came: a trainer's word for it must not make a browser run it.
 TYPES = {kind: kind for kind in (IMAGE_TYPE, TABLE_TYPE, FIGURE_TYPE)} | {TEXT_TYPE: "text/plain; charset=utf-8"}
 
 _TABLE = {TABLE_TYPE: {"example": {"columns": ["loss"], "rows": [[0.5]], "total": 1}}}
 
-router = APIRouter(route_class=SteadyRoute)
 
-
-@router.get("/media", summary="Images, texts, tables, and figures", responses=described(answers.MediaList))
+@router.reads("/media", "Images, texts, tables, and figures")
 def media(
     run: RunParam,
-    reply: ReplyParam,
     span: SpanParam,
     name: Annotated[str | None, Query(max_length=1000, description="only those of this name")] = None,
     after: After = 0,
     limit: Limit = 1000,
-) -> Response:
+) -> answers.MediaList:
     """Return the images, texts, tables, and figures that the script logged, oldest first, without their content."""
-
-    def content() -> answers.MediaList:
-        shown, page = page_of(run.reader.media(name, span.first, span.last), after, limit)
-        return answers.MediaList(**page, run=run.id, media=tuple(shown))
-
-    return reply.json([version_of(run)], content)
+    shown, page = page_of(run.reader.media(name, span.first, span.last), after, limit)
+    return answers.MediaList(**page, run=run.id, media=tuple(shown))
 
 
 @router.get(

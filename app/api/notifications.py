@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Depends, Request, Response
 from starlette.exceptions import HTTPException
 
 from hookcore.delivery.notify import Notifier
 from hookcore.reading import answers
 
 from ..formats import StrictJson
-from .params import answered
-
-router = APIRouter()
+from .routing import answered, router
 
 
 def notifier_of(request: Request) -> Notifier:

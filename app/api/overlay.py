@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 
 import numpy as np
-from fastapi import APIRouter, Query, Response
+from fastapi import Depends, Query
 
 from hookcore.errors import ArgumentError
 from hookcore.reading import answers
@@ -17,27 +17,13 @@ from ..analysis.overlay import OverlayQuery, band_of, find_series, grouped
 from ..formats import ARRAYS
 from ..runs import Run
 from ..runs.traits import Traits
-from .params import (
-    MAX_RUN_ID,
-    RUN_PATTERN,
-    Format,
-    ReplyParam,
-    RunsParam,
-    SpanParam,
-    StatName,
-    described,
-    listed_run,
-    version_of,
-)
-from .steady import SteadyRoute
+from .params import MAX_RUN_ID, RUN_PATTERN, RunsParam, SpanParam, StatName, listed_run
+from .routing import ReplyParam, router
 
 MAX_RUNS: Final = 200  # of an answer; their ids fit into an address
 
-router = APIRouter(route_class=SteadyRoute)
 
-
-@router.get("/overlay", summary="The same values of many runs", responses=described(answers.Overlay, ARRAYS))
-def overlay(
+def _runs_named(
     runs: RunsParam,
     reply: ReplyParam,
     named: Annotated[
@@ -49,6 +35,17 @@ def overlay(
             examples=["run-1,run-2"],
         ),
     ],
+) -> list[Run]:
+    ids = list(dict.fromkeys(named.split(",")))
+    if len(ids) > MAX_RUNS or not all(re.match(RUN_PATTERN, each) for each in ids):
+        raise ArgumentError(f"runs={named[:80]!r} is invalid: give the ids of 1 to {MAX_RUNS} runs, such as runs=a,b")
+    return [reply.about(listed_run(runs, each)) for each in ids]
+
+
+@router.reads("/overlay", "The same values of many runs", ARRAYS)
+def overlay(
+    runs: RunsParam,
+    chosen: Annotated[list[Run], Depends(_runs_named)],
     span: SpanParam,
     scalar: Annotated[
         str,
@@ -65,30 +62,22 @@ def overlay(
     ] = "",
     band: Annotated[bool, Query(description="the mean and the range of each group instead of each run")] = False,
     points: Annotated[int, Query(ge=1, le=2000, description="maximum points per line; extremes are kept")] = 500,
-    format: Format = None,
-) -> Response:
+) -> answers.Overlay:
     """Return a line for each run, or with `band` for each group of runs. A run on disk is read for it.
 
     In fewer steps, the same number of points shows more of each.
     """
-    ids = list(dict.fromkeys(named.split(",")))
-    if len(ids) > MAX_RUNS or not all(re.match(RUN_PATTERN, each) for each in ids):
-        raise ArgumentError(f"runs={named[:80]!r} is invalid: give the ids of 1 to {MAX_RUNS} runs, such as runs=a,b")
-    wanted, chosen = OverlayQuery(scalar, tap, stat), [listed_run(runs, each) for each in ids]
-
-    def content() -> answers.Overlay:
-        found: list[tuple[Run, Series]] = []
-        for run in chosen:
-            series = find_series(runs.read(run).store, wanted, points, span.first, span.last)
-            if series is not None and len(series.mean):
-                found.append((run, series))
-        groups = {run.id: Traits(run).text(group_by) for run, _ in found}
-        lines = _bands(found, groups) if band else [_line_of(run, series, groups[run.id]) for run, series in found]
-        known = {run.id for run, _ in found}
-        what = wanted.scalar or f"{wanted.tap} {wanted.stat}"
-        return answers.Overlay(what, group_by, tuple(lines), tuple(run.id for run in chosen if run.id not in known))
-
-    return reply.arrays(format, [version_of(run) for run in chosen], content)
+    wanted = OverlayQuery(scalar, tap, stat)
+    found: list[tuple[Run, Series]] = []
+    for run in chosen:
+        series = find_series(runs.read(run).store, wanted, points, span.first, span.last)
+        if series is not None and len(series.mean):
+            found.append((run, series))
+    groups = {run.id: Traits(run).text(group_by) for run, _ in found}
+    lines = _bands(found, groups) if band else [_line_of(run, series, groups[run.id]) for run, series in found]
+    known = {run.id for run, _ in found}
+    what = wanted.scalar or f"{wanted.tap} {wanted.stat}"
+    return answers.Overlay(what, group_by, tuple(lines), tuple(run.id for run in chosen if run.id not in known))
 
 
 def _line_of(run: Run, series: Series, group: str) -> answers.OverlayLine:

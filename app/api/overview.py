@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query
 
-from hookcore.findings import RULES, KeyFigures, Rule, key_figures_of, limits_of
+from hookcore.findings import RULES, Rule, key_figures_of, limits_of
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
 from hookcore.records import SEVERITIES
@@ -16,36 +16,29 @@ from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
 from ..runs import Run
 from ..runs.answering import findings_of, reading_of, scope_of
-from .params import ReplyParam, RunParam, SpanParam, described, version_of
-from .steady import SteadyRoute
+from .params import RunParam, SpanParam
+from .routing import router
 
 MAX_FINDINGS: Final = 1000
 _MAX_MODULES: Final = 100
 
-router = APIRouter(route_class=SteadyRoute)
 
-
-@router.get("/findings", summary="What is wrong in the run", responses=described(answers.Findings))
+@router.reads("/findings", "What is wrong in the run")
 def findings(
     run: RunParam,
-    reply: ReplyParam,
     limit: Annotated[int, Query(ge=1, le=MAX_FINDINGS, description="maximum number of findings in this answer")] = 50,
-) -> Response:
+) -> answers.Findings:
     """Return the findings, the worst first, with how much they are based on, and the rules they come from."""
-
-    def content() -> answers.Findings:
-        diagnosis = run.findings.diagnosis()
-        found = diagnosis.findings
-        return answers.Findings(
-            run=run.id,
-            total=len(found),
-            newest_step=run.store.steps().newest,
-            scope=scope_of(diagnosis.scope),
-            findings=findings_of(run, found[:limit]),
-            rules=tuple(_rule_of(run, rule) for rule in RULES.values()),
-        )
-
-    return reply.json([version_of(run)], content)
+    diagnosis = run.findings.diagnosis()
+    found = diagnosis.findings
+    return answers.Findings(
+        run=run.id,
+        total=len(found),
+        newest_step=run.store.steps().newest,
+        scope=scope_of(diagnosis.scope),
+        findings=findings_of(run, found[:limit]),
+        rules=tuple(_rule_of(run, rule) for rule in RULES.values()),
+    )
 
 
 def _rule_of(run: Run, rule: Rule) -> answers.Rule:
@@ -53,18 +46,14 @@ def _rule_of(run: Run, rule: Rule) -> answers.Rule:
     return answers.Rule(*texts, dict(limits_of(run.store, rule.name)), rule.causes, rule.tries, rule.known_as)
 
 
-@router.get("/overview", summary="The key figures", responses=described(answers.Overview))
-def overview(run: RunParam, reply: ReplyParam, span: SpanParam) -> Response:
+@router.reads("/overview", "The key figures")
+def overview(run: RunParam, span: SpanParam) -> answers.Overview:
     """Return the key figures of a run: step, rate, loss, gradients, number of watched modules, and cost.
 
     With `from` and `to`, the loss, the other scalars, the gradients, and the non-finite and captured modules are the
     newest of these steps.
     """
-    return reply.json([version_of(run)], lambda: overview_of(run, key_figures_of(run.store, span.first, span.last)))
-
-
-def overview_of(run: Run, figures: KeyFigures) -> answers.Overview:
-    """Return the key figures of a run, including data lost on the way to its store."""
+    figures = key_figures_of(run.store, span.first, span.last)
     found = findings_of(run, run.findings.current())
     unseen = Counter(each.severity for each in found if not each.acknowledged and not each.muted)
     cost = cost_of(run)

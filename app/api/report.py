@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
-from .params import MAX_STEP, RunParam, SpanParam, problems
-from .steady import SteadyRoute
-
-router = APIRouter(route_class=SteadyRoute)
+from .params import MAX_STEP, RunParam, SpanParam
+from .routing import problems, router
 
 # The file is saved, not shown. If it is opened anyway, the page has no origin. It has its own policy too.
 _POLICY = (

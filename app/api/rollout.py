@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 import numpy as np
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from starlette.exceptions import HTTPException
 
 from hookcore.reading import answers
@@ -16,13 +16,11 @@ from ..analysis.rollout import AttentionLayer, Fuse, maps_of
 from ..analysis.rollout import rollout as roll_out
 from ..formats import ARRAYS, StrictJson, Table
 from ..runs import Run
-from .params import MAX_STEP, Format, MatchParam, ReplyParam, RunParam, answered, described, version_of
+from .params import MAX_STEP, MatchParam, RunParam
+from .routing import Format, ReplyParam, answered, described, router
 from .runs import require_live
-from .steady import SteadyRoute
 
 MAX_ASKED: Final = 64  # snapshots that a trainer remembers
-
-router = APIRouter(route_class=SteadyRoute)
 
 
 @router.post(
@@ -58,7 +56,7 @@ _HELP: Final = (
 )
 
 
-@router.get("/attention-rollout", summary="Attention over all layers", responses=described(answers.Rollout, ARRAYS))
+@router.get("/attention-rollout", summary="Attention over all layers", responses=described(ARRAYS, answers.Rollout))
 def rollout(
     run: RunParam,
     reply: ReplyParam,
@@ -107,7 +105,7 @@ def rollout(
         columns = {str(place): np.ascontiguousarray(matrix[:, place]) for place in range(matrix.shape[1])}
         return Table(columns, matrix)
 
-    return reply.arrays(format, [version_of(run)], content, table=table)
+    return reply.arrays(format, content, table=table)
 
 
 def _layer_of(kept: Captured, layer: AttentionLayer) -> answers.RolloutLayer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from hookcore.errors import ArgumentError
 from hookcore.findings import RULES
@@ -15,16 +15,14 @@ from ..formats import StrictJson
 from ..runs.muting import add_mute, mutes_of, remove_mute
 from ..runs.rules import rules_of
 from .bodies import Acknowledgement, Mute, RuleChanges
-from .params import ReplyParam, RunParam, RunsParam, answered, described, run_named, version_of
-from .steady import SteadyRoute
-
-router = APIRouter(route_class=SteadyRoute)
+from .params import RunParam, RunsParam, run_named
+from .routing import answered, router
 
 
-@router.get("/rules", summary="Rules and thresholds", responses=described(answers.RunRules))
-def rules(run: RunParam, reply: ReplyParam) -> Response:
+@router.reads("/rules", "Rules and thresholds")
+def rules(run: RunParam) -> answers.RunRules:
     """Return all rules, whether each is on for this run, and its thresholds with their ranges and meanings."""
-    return reply.json([version_of(run)], lambda: rules_of(run))
+    return rules_of(run)
 
 
 @router.post("/rules", summary="Change thresholds", responses=answered(answers.RunRules))
@@ -56,10 +54,10 @@ def _require_key(key: str) -> None:
         raise ArgumentError(f"key={key[:200]!r} belongs to no finding or event: give a key from /findings or /events")
 
 
-@router.get("/mutes", summary="Muted rules", responses=described(answers.Mutes))
-def mutes(run: RunParam, reply: ReplyParam) -> Response:
+@router.reads("/mutes", "Muted rules")
+def mutes(run: RunParam) -> answers.Mutes:
     """Return the mutes of a run, each with the number of findings, incidents, and events that it covers now."""
-    return reply.json([version_of(run)], lambda: mutes_of(run))
+    return mutes_of(run)
 
 
 @router.post("/mutes", summary="Mute a rule", responses=answered(answers.Mutes))

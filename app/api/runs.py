@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 
@@ -22,32 +22,24 @@ from .bodies import RunChanges, SelectionDraft
 from .params import (
     RUN_PATTERN,
     After,
-    Format,
     Limit,
     ListedRun,
     MatchParam,
     OfKind,
     OfModule,
     PathRun,
-    ReplyParam,
     RunId,
     RunParam,
     RunsParam,
     SpanParam,
-    answered,
-    described,
     page_of,
-    problems,
-    version_of,
 )
-from .steady import SteadyRoute
+from .routing import ReplyParam, answered, described, problems, router
 
 MAX_LISTED: Final = 1000  # runs of an answer
 
-router = APIRouter(route_class=SteadyRoute)
 
-
-@router.get("/runs", summary="The runs", responses=described(answers.Runs))
+@router.get("/runs", summary="The runs", responses=described(("json",), answers.Runs))
 def list_runs(
     runs: RunsParam,
     reply: ReplyParam,
@@ -77,13 +69,16 @@ def list_runs(
         more = start + limit < len(known)
         return answers.Runs(len(known), shown[-1].id if more else None, tuple(map(run_of, shown)), missing)
 
-    return reply.json([*(version_of(run) for run in known), missing], content)
+    for run in known:
+        reply.about(run)
+    reply.versions.append(missing)
+    return reply.json(content)
 
 
-@router.get("/runs/{run}", summary="One run", responses=described(answers.Run))
-def one_run(run: PathRun, reply: ReplyParam) -> Response:
+@router.reads("/runs/{run}", "One run")
+def one_run(run: PathRun) -> answers.Run:
     """Return a run's description, its progress, its counters, and the size of its store."""
-    return reply.json([version_of(run)], lambda: run_of(run))
+    return run_of(run)
 
 
 @router.delete("/runs/{run}", summary="Forget a run", status_code=204, response_class=Response, responses=problems())
@@ -104,7 +99,7 @@ def change_run(runs: RunsParam, run: ListedRun, changes: RunChanges) -> Response
     return StrictJson(run_of(run))
 
 
-@router.get("/removed-runs", summary="The runs that were removed", responses=described(answers.RemovedRuns))
+@router.get("/removed-runs", summary="The runs that were removed", responses=described(("json",), answers.RemovedRuns))
 def list_removed(runs: RunsParam) -> Response:
     """Return the runs that were deleted or had to make room, newest removal first."""
     every = runs.gone()
@@ -125,26 +120,20 @@ def restore_run(runs: RunsParam, run: RunId) -> Response:
     return StrictJson(run_of(restored))
 
 
-@router.get("/runs/{run}/modules", summary="The tree of modules", responses=described(answers.Modules))
+@router.reads("/runs/{run}/modules", "The tree of modules")
 def modules(
     run: PathRun,
-    reply: ReplyParam,
     match: MatchParam,
     module: OfModule = None,
     taps: Annotated[bool, Query(description="false: without their taps, which is faster")] = True,
     after: After = 0,
     limit: Limit = 1000,
-) -> Response:
+) -> answers.Modules:
     """Return every module in the model's order, with its parameters, its coverage, and its taps."""
-    fits = run.store.matcher(match)
-
-    def content() -> answers.Modules:
-        every = run.store.modules()
-        found = [each for each in every if module in (None, each.path) and fits(each.path)]
-        shown, page = page_of(found, after, limit)
-        return answers.Modules(**page, run=run.id, modules=tuple(run.reader.modules_of(shown, taps=taps)))
-
-    return reply.json([version_of(run)], content)
+    fits, every = run.store.matcher(match), run.store.modules()
+    found = [each for each in every if module in (None, each.path) and fits(each.path)]
+    shown, page = page_of(found, after, limit)
+    return answers.Modules(**page, run=run.id, modules=tuple(run.reader.modules_of(shown, taps=taps)))
 
 
 @router.get("/runs/{run}/find", include_in_schema=False)  # only for the find boxes of the pages, and the palette
@@ -157,13 +146,13 @@ def find_modules(
     ] = None,
 ) -> Response:
     """Return the modules that the text of a find box matches."""
-    return reply.json([version_of(run)], lambda: found_by(run, f) if limit is None else first_found(run, f, limit))
+    return reply.json(lambda: found_by(run, f) if limit is None else first_found(run, f, limit))
 
 
 @router.get("/runs/{run}/module-rows", include_in_schema=False)  # only for the tree of the page Hooks
 def module_rows(run: PathRun, reply: ReplyParam, span: SpanParam) -> Response:
     """Return what the tree shows of each module: its hooks, and the newest values in a range of steps."""
-    return reply.json([version_of(run)], lambda: rows_of(run.store, span.first, span.last))
+    return reply.json(lambda: rows_of(run.store, span.first, span.last))
 
 
 @router.post("/runs/{run}/selection", include_in_schema=False)  # only for the page Hooks
@@ -173,63 +162,48 @@ def preview_selection(run: PathRun, draft: SelectionDraft) -> Response:
     return StrictJson(preview(run, before, None if switch is None else Switch(switch.paths, switch.whole, switch.on)))
 
 
-@router.get("/taps", summary="The observed tensor streams", responses=described(answers.Taps))
+@router.reads("/taps", "The observed tensor streams")
 def taps(
     run: RunParam,
-    reply: ReplyParam,
     match: MatchParam,
     kind: OfKind = None,
     module: OfModule = None,
     after: After = 0,
     limit: Limit = 10_000,
-) -> Response:
+) -> answers.Taps:
     """Return the matching taps, ascending by number."""
-
-    def content() -> answers.Taps:
-        found = run.reader.taps(match, kind)
-        shown, page = page_of([tap for tap in found.taps if module in (None, tap.module)], after, limit)
-        return replace(found, **page, taps=tuple(shown))
-
-    return reply.json([version_of(run)], content)
+    found = run.reader.taps(match, kind)
+    shown, page = page_of([tap for tap in found.taps if module in (None, tap.module)], after, limit)
+    return replace(found, **page, taps=tuple(shown))
 
 
-@router.get("/coverage", summary="What is captured, and what is not and why", responses=described(answers.CoverageList))
+@router.reads("/coverage", "What is captured, and what is not and why")
 def coverage(
     run: RunParam,
-    reply: ReplyParam,
     match: MatchParam,
     captured: Annotated[bool | None, Query(description="only captured, or only uncaptured modules")] = None,
     after: After = 0,
     limit: Limit = 1000,
-) -> Response:
+) -> answers.CoverageList:
     """Return every module: captured, or why not."""
-
-    def content() -> answers.CoverageList:
-        shown, page = page_of(run.reader.coverage(match, captured), after, limit)
-        return answers.CoverageList(**page, run=run.id, coverage=tuple(shown))
-
-    return reply.json([version_of(run)], content)
+    shown, page = page_of(run.reader.coverage(match, captured), after, limit)
+    return answers.CoverageList(**page, run=run.id, coverage=tuple(shown))
 
 
-@router.get("/hooks", summary="The inventory of hooks", responses=described(answers.Hooks))
-def hooks(run: RunParam, reply: ReplyParam, after: After = 0, limit: Limit = 1000) -> Response:
+@router.reads("/hooks", "The inventory of hooks")
+def hooks(run: RunParam, after: After = 0, limit: Limit = 1000) -> answers.Hooks:
     """Return the hooks on the model and the process at the last inventory."""
-
-    def content() -> answers.Hooks:
-        shown, page = page_of(run.store.hooks(), after, limit)
-        return answers.Hooks(**page, run=run.id, hooks=tuple(shown))
-
-    return reply.json([version_of(run)], content)
+    shown, page = page_of(run.store.hooks(), after, limit)
+    return answers.Hooks(**page, run=run.id, hooks=tuple(shown))
 
 
-@router.get("/flow", summary="Which call feeds which", responses=described(answers.Flow))
+@router.reads("/flow", "Which call feeds which")
 def flow(
     run: RunParam,
-    reply: ReplyParam,
     step: Annotated[int | None, Query(ge=0, le=2**53, description="as it was known in this step; else now")] = None,
-) -> Response:
+) -> answers.Flow:
     """Return the calls of the modules, and whose outputs went into each. It was learned inside the training."""
-    return reply.json([version_of(run)], lambda: run.reader.flow(step))
+    return run.reader.flow(step)
 
 
 @router.post("/hooks", summary="Look for hooks again", status_code=202, responses=answered(answers.Accepted, 202, 409))
@@ -251,16 +225,10 @@ def accepted(run: Run, number: int, look: str) -> Response:
     return StrictJson(answers.Accepted(run.id, number, look), 202, {"Location": look})
 
 
-@router.get("/model", summary="The model as a picture", responses=described(answers.Model, ARRAYS))
+@router.reads("/model", "The model as a picture", ARRAYS)
 def model(
     run: RunParam,
-    reply: ReplyParam,
     step: Annotated[int | None, Query(ge=0, le=2**53, description="as it was known in this step; default: now")] = None,
-    format: Format = None,
-) -> Response:
+) -> answers.Model:
     """Return the model as boxes in boxes with what flows between them: calls, or modules until the flow is known."""
-
-    def content() -> answers.Model:
-        return run.reader.model(step)
-
-    return reply.arrays(format, [version_of(run)], content)
+    return run.reader.model(step)

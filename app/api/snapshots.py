@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 from starlette.exceptions import HTTPException
@@ -24,31 +24,25 @@ from ..analysis.tiles import pool as pooled
 from ..formats import TENSORS, csv_of, json_of, npy_of
 from ..runs import Run
 from .bodies import SnapshotRequest
-from .params import After, Limit, MatchParam, OfKind, ReplyParam, RunParam, answered, described, page_of, version_of
+from .params import After, Limit, MatchParam, OfKind, RunParam, page_of
+from .routing import ReplyParam, answered, described, router
 from .runs import accepted, require_live
-from .steady import SteadyRoute
 
 MAX_VALUES: Final = 2_000_000  # of a tensor in JSON, CSV, PNG, or tiles; npy and safetensors have no limit
 MAX_TILES: Final = 1024
-
-router = APIRouter(route_class=SteadyRoute)
 
 Part = Annotated[str, Query(alias="slice", max_length=500, description="a slice as in NumPy, such as 0,:,3:7")]
 Number = Annotated[int, Path(ge=0, le=2**62, description="the number from the list or the request", examples=[0])]
 Pixels = Annotated[int, Query(ge=1, le=4096)]
 
 
-@router.get("/snapshots", summary="The captured tensors", responses=described(answers.Snapshots))
+@router.reads("/snapshots", "The captured tensors")
 def snapshots(
-    run: RunParam, reply: ReplyParam, match: MatchParam, kind: OfKind = None, after: After = 0, limit: Limit = 1000
-) -> Response:
+    run: RunParam, match: MatchParam, kind: OfKind = None, after: After = 0, limit: Limit = 1000
+) -> answers.Snapshots:
     """Return the snapshots, oldest first, without their values."""
-
-    def content() -> answers.Snapshots:
-        shown, page = page_of(run.reader.snapshots(match, kind), after, limit)
-        return answers.Snapshots(**page, run=run.id, snapshots=tuple(shown))
-
-    return reply.json([version_of(run)], content)
+    shown, page = page_of(run.reader.snapshots(match, kind), after, limit)
+    return answers.Snapshots(**page, run=run.id, snapshots=tuple(shown))
 
 
 @router.post("/snapshots", summary="Request a tensor", status_code=202, responses=answered(answers.Accepted, 202, 409))
@@ -72,7 +66,7 @@ def _tap_wanted(run: Run, wanted: SnapshotRequest) -> Tap:
     return Tap(module, wanted.kind, wanted.index, wanted.call, wanted.phase)
 
 
-@router.get("/snapshots/{number}", summary="One tensor", responses=described(answers.SnapshotValues, TENSORS))
+@router.get("/snapshots/{number}", summary="One tensor", responses=described(TENSORS, answers.SnapshotValues))
 def one_snapshot(
     run: RunParam,
     reply: ReplyParam,
@@ -95,11 +89,11 @@ def one_snapshot(
         "csv": lambda: _as_csv(_few(values)),
         "png": lambda: png_of(_as_picture(_few(values))),
     }
-    return reply.any_of(TENSORS, format, [version_of(run)], makers)
+    return reply.any_of(TENSORS, format, makers)
 
 
 @router.get(
-    "/snapshots/{number}/tiles", summary="One tensor as pictures", responses=described(answers.Tiles, ("json", "npy"))
+    "/snapshots/{number}/tiles", summary="One tensor as pictures", responses=described(("json", "npy"), answers.Tiles)
 )
 def tiles(
     run: RunParam,
@@ -133,35 +127,22 @@ def tiles(
         return answers.Tiles(run.id, number, part, pool, len(every), every.shape[1:], factors, read())
 
     makers = {"json": lambda: json_of(content()), "npy": lambda: npy_of(read())}
-    return reply.any_of(("json", "npy"), format, [version_of(run)], makers)
+    return reply.any_of(("json", "npy"), format, makers)
 
 
-@router.get(
-    "/snapshots/{number}/names",
-    summary="The names of a tensor's tokens and samples",
-    responses=described(answers.SnapshotNames),
-)
-def names(run: RunParam, reply: ReplyParam, number: Number) -> Response:
+@router.reads("/snapshots/{number}/names", "The names of a tensor's tokens and samples")
+def names(run: RunParam, number: Number) -> answers.SnapshotNames:
     """Return what the script called them with `watcher.tokens` and `watcher.labels`, as far as it fits the tensor."""
-    snapshot = _find(run, number)
-
-    def content() -> answers.SnapshotNames:
-        fits = named(snapshot)
-        return answers.SnapshotNames(run.id, number, fits.axes, fits.tokens, fits.shared, fits.labels, fits.why)
-
-    return reply.json([version_of(run)], content)
+    fits = named(_find(run, number))
+    return answers.SnapshotNames(run.id, number, fits.axes, fits.tokens, fits.shared, fits.labels, fits.why)
 
 
-@router.get("/snapshots/{number}/statistics", summary="Statistics of a slice", responses=described(answers.Statistics))
-def statistics(run: RunParam, reply: ReplyParam, number: Number, part: Part = "") -> Response:
+@router.reads("/snapshots/{number}/statistics", "Statistics of a slice")
+def statistics(run: RunParam, number: Number, part: Part = "") -> answers.Statistics:
     """Return counts, moments, and quantiles of the exact values in float64, or of the magnitudes of complex ones."""
     values = cut(_find(run, number).values, part)
-
-    def content() -> answers.Statistics:
-        found = {name: FloatOrWord(value) for name, value in statistics_of(values).items()}
-        return answers.Statistics(run.id, number, part, values.shape, found)
-
-    return reply.json([version_of(run)], content)
+    found = {name: FloatOrWord(value) for name, value in statistics_of(values).items()}
+    return answers.Statistics(run.id, number, part, values.shape, found)
 
 
 def _find(run: Run, number: int) -> Snapshot:

@@ -4,51 +4,45 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from starlette.exceptions import HTTPException
 
 from hookcore.reading import answers
 
 from ..analysis.timeline import COLUMNS, timeline_of
 from ..formats import StrictJson
-from ..runs import Run
 from ..runs.annotating import annotate, remove_annotation
 from .bodies import Annotation
-from .params import MAX_STEP, ReplyParam, RunParam, RunsParam, SpanParam, answered, described, run_named, version_of
-from .steady import SteadyRoute
-
-router = APIRouter(route_class=SteadyRoute)
+from .params import MAX_STEP, RunParam, RunsParam, SpanParam, run_named
+from .routing import answered, router
 
 
-@router.get("/timeline", summary="A run at a glance", responses=described(answers.Timeline))
+@router.reads("/timeline", "A run at a glance")
 def timeline(
     run: RunParam,
-    reply: ReplyParam,
     span: SpanParam,
     columns: Annotated[int, Query(ge=1, le=2000, description="maximum number of points of the line")] = COLUMNS,
-) -> Response:
+) -> answers.Timeline:
     """Return the loss over the steps (or what comes nearest), what happened, and which steps were captured.
 
     However long the run is, the answer has at most `columns` points, 200 marks, and twice as many captured steps as
     `columns`. With `from` and `to`, the answer is about a part of the run, which has more detail.
     """
-    return reply.json([version_of(run)], lambda: timeline_of(run, span.first, span.last, columns))
+    return timeline_of(run, span.first, span.last, columns)
 
 
-@router.get("/nearest", summary="What was captured of a step", responses=described(answers.Nearest))
+@router.reads("/nearest", "What was captured of a step")
 def nearest(
-    run: RunParam,
-    reply: ReplyParam,
-    step: Annotated[int, Query(ge=0, le=MAX_STEP, description="a step, captured or not")],
-) -> Response:
+    run: RunParam, step: Annotated[int, Query(ge=0, le=MAX_STEP, description="a step, captured or not")]
+) -> answers.Nearest:
     """Return whether tensors were captured in a step, and the captured steps before and after it."""
-    return reply.json([version_of(run)], lambda: run.reader.nearest(step))
+    return run.reader.nearest(step)
 
 
-@router.get("/annotations", summary="Annotated steps", responses=described(answers.Annotations))
-def list_annotations(run: RunParam, reply: ReplyParam) -> Response:
+@router.reads("/annotations", "Annotated steps")
+def list_annotations(run: RunParam) -> answers.Annotations:
     """Return what readers noted at steps of a run, by step."""
-    return reply.json([version_of(run)], lambda: _of(run))
+    return answers.Annotations(run.id, tuple(answers.Annotation(*each) for each in run.edits.annotations.items()))
 
 
 @router.post("/annotations", summary="Annotate a step", responses=answered(answers.Annotations))
@@ -59,7 +53,7 @@ def add_annotation(runs: RunsParam, given: Annotation) -> Response:
     """
     run = run_named(runs, given.run)
     annotate(run, given.step, given.text)
-    return StrictJson(_of(run))
+    return StrictJson(list_annotations(run))
 
 
 @router.delete("/annotations", summary="Remove an annotation", responses=answered(answers.Annotations))
@@ -69,8 +63,4 @@ def delete_annotation(
     """Remove the annotation of a step. Returns the remaining annotations."""
     if not remove_annotation(run, step):
         raise HTTPException(404, f"step {step} of this run has no annotation; GET /api/v1/annotations lists them")
-    return StrictJson(_of(run))
-
-
-def _of(run: Run) -> answers.Annotations:
-    return answers.Annotations(run.id, tuple(answers.Annotation(*each) for each in run.edits.annotations.items()))
+    return StrictJson(list_annotations(run))

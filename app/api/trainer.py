@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from hookcore.config import LIVE
 from hookcore.config.patterns import STRUCTURE, parse
@@ -14,17 +14,14 @@ from hookcore.records import Severity
 
 from ..formats import plain
 from .bodies import SettingsChanges
-from .params import MAX_STEP, Limit, ReplyParam, RunParam, SpanParam, answered, described, version_of
+from .params import MAX_STEP, Limit, RunParam, SpanParam
+from .routing import ReplyParam, answered, described, router
 from .runs import accepted, require_live
-from .steady import SteadyRoute
-
-router = APIRouter(route_class=SteadyRoute)
 
 
-@router.get("/events", summary="Events", responses=described(answers.Events))
+@router.reads("/events", "Events")
 def events(
     run: RunParam,
-    reply: ReplyParam,
     span: SpanParam,
     name: Annotated[str | None, Query(max_length=1000, description="only events of this name")] = None,
     severity: Annotated[Severity | None, Query(description="only events of this severity")] = None,
@@ -32,27 +29,18 @@ def events(
         int | None, Query(ge=0, le=MAX_STEP, description="only events after an answer's `next`, oldest first")
     ] = None,
     limit: Limit = 200,
-) -> Response:
+) -> answers.Events:
     """Return the newest matching events; with `after`, the oldest later ones."""
-
-    def content() -> answers.Events:
-        return run.reader.events(span.first, span.last, name, severity, after, limit)
-
-    return reply.json([version_of(run)], content)
+    return run.reader.events(span.first, span.last, name, severity, after, limit)
 
 
-@router.get("/settings", summary="Current settings", responses=described(answers.Settings))
+@router.get("/settings", summary="Current settings", responses=described(("json",), answers.Settings))
 def settings(run: RunParam, reply: ReplyParam) -> Response:
     """Return the current settings of the trainer, and the commands that it has not carried out yet."""
-
-    def content() -> answers.Settings:
-        with run.lock:
-            waiting = tuple(answers.Command(each.number, each.name, plain(each.changes)) for each in run.commands)
-        return answers.Settings(run.id, run.state, plain(run.info.settings), waiting)
-
     with run.lock:
-        commands = [str(command.number) for command in run.commands]
-    return reply.json([version_of(run), *commands], content)
+        waiting = tuple(answers.Command(each.number, each.name, plain(each.changes)) for each in run.commands)
+    reply.versions += [str(command.number) for command in waiting]
+    return reply.json(lambda: answers.Settings(run.id, run.state, plain(run.info.settings), waiting))
 
 
 @router.patch(

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from hookcore.reading import answers
 
 from ..formats import StrictJson
 from ..runs import Runs
 from .bodies import ChartToPin, ViewToSave
-from .params import NameParam, RunsParam, answered, described, forget, problems
+from .params import NameParam, RunsParam, forget
+from .routing import answered, described, problems, router
 from .saved import check_chart, check_view
-
-router = APIRouter()
 
 
 def _views_of(runs: Runs) -> Response:
     return StrictJson(answers.Views(tuple(answers.View(*each) for each in runs.views.all().items())))
 
 
-@router.get("/views", summary="Saved views of the list of runs", responses=described(answers.Views))
+@router.get("/views", summary="Saved views of the list of runs", responses=described(("json",), answers.Views))
 def list_views(runs: RunsParam) -> Response:
     """Return the saved views: each is a name, and the query string of the Runs page."""
     return _views_of(runs)
@@ -47,7 +46,7 @@ def charts_of(runs: Runs) -> tuple[answers.PinnedChart, ...]:
     return tuple(answers.PinnedChart(*each) for each in parts)
 
 
-@router.get("/board", summary="Pinned charts", responses=described(answers.Board))
+@router.get("/board", summary="Pinned charts", responses=described(("json",), answers.Board))
 def board(runs: RunsParam) -> Response:
     """Return the charts that were pinned on any page."""
     return StrictJson(answers.Board(charts_of(runs)))
