@@ -126,15 +126,13 @@ def read_integer(least: int) -> Callable[[object], int]:
     return read
 
 
-def read_sketch_values(given: object) -> int | None:
-    """Read a number of values, or None for all."""
-    return None if given is None else read_integer(MIN_SKETCH_VALUES)(given)
+def optional(read: Callable[[object], object]) -> Callable[[object], object]:
+    """Return a reader that also takes None, and keeps it."""
+    return lambda given: None if given is None else read(given)
 
 
-def read_budget(given: object) -> float | None:
-    """Read a share of the step's time, or None for no limit."""
-    if given is None:
-        return None
+def read_budget(given: object) -> float:
+    """Read a share of the step's time."""
     if isinstance(given, bool | str):
         raise _reject("For five percent, write 0.05.")
     if not isinstance(given, SupportsFloat | SupportsIndex):
@@ -171,10 +169,8 @@ def bytes_of(text: str) -> int:
     return int(float(number) * _UNIT_BYTES[unit.lower()])
 
 
-def read_server(given: object) -> str | None:
-    """Read a destination for frames: a keyword, an address (returned without a trailing slash), or None."""
-    if given is None:
-        return None
+def read_server(given: object) -> str:
+    """Read a destination for frames: a keyword, or an address (returned without a trailing slash)."""
     if not isinstance(given, str):
         raise _reject()
     if given in ("auto", "thread"):
@@ -189,10 +185,10 @@ def read_server(given: object) -> str | None:
     return given.rstrip("/")
 
 
-def read_keep(given: object) -> str | None:
-    """Read a folder as an absolute path; "auto" and None stay as they are."""
-    if given is None or given == AUTO:
-        return given
+def read_keep(given: object) -> str:
+    """Read a folder as an absolute path; "auto" stays as it is."""
+    if given == AUTO:
+        return AUTO
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise _reject()
     try:
@@ -201,10 +197,8 @@ def read_keep(given: object) -> str | None:
         raise _reject(f"{error}: give an absolute path.") from None
 
 
-def read_bridge(given: object) -> str | None:
-    """Read TOOL:TARGET, or None."""
-    if given is None:
-        return None
+def read_bridge(given: object) -> str:
+    """Read TOOL:TARGET."""
     if not isinstance(given, str):
         raise _reject()
     tool, colon, target = given.partition(":")

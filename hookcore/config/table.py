@@ -15,6 +15,7 @@ from hookcore.config.readers import (
     MIN_SKETCH_VALUES,
     addresses_of,
     items_of,
+    optional,
     or_none,
     read_bridge,
     read_budget,
@@ -29,7 +30,6 @@ from hookcore.config.readers import (
     read_server,
     read_set,
     read_size,
-    read_sketch_values,
     read_tags,
     read_text,
 )
@@ -109,7 +109,7 @@ SETTINGS: Final = (
         f"a number above 0 and up to {MAX_BUDGET:g}, or None for no limit",
         "The share of a step's time that watching may cost, as measured in the run. If watching costs more, fewer "
         "steps are captured.",
-        read_budget,
+        optional(read_budget),
         or_none(float),
         "cadence",
     ),
@@ -159,7 +159,7 @@ SETTINGS: Final = (
         f"an integer of {MIN_SKETCH_VALUES} or more, or None for every value",
         "How many values of a tensor its histogram counts. Larger tensors are sampled. All other stats use every "
         "value.",
-        read_sketch_values,
+        optional(read_integer(MIN_SKETCH_VALUES)),
         or_none(int),
     ),
     Setting(
@@ -169,7 +169,7 @@ SETTINGS: Final = (
         "Where captured data goes. `auto`: to your dashboard on this machine, which hookcore starts if none is "
         "running. An address: to that server, with the token in `HOOKCORE_TOKEN`. `thread`: to a dashboard in this "
         "process. None: only to `watcher.store`. `HOOKCORE_URL` is an alias of `HOOKCORE_SERVER`.",
-        read_server,
+        optional(read_server),
         or_none(),
     ),
     Setting(
@@ -179,7 +179,7 @@ SETTINGS: Final = (
         "The folder for the run's Parquet files, which are written during the run. `auto`: the server's folder; your "
         "dashboard uses a private folder, and a run without a server stays in memory. None: write no files. A "
         "server at an address has its own `--keep`.",
-        read_keep,
+        optional(read_keep),
         or_none(),
     ),
     Setting(
@@ -205,7 +205,7 @@ SETTINGS: Final = (
         "tensorboard:FOLDER, wandb:PROJECT, mlflow:EXPERIMENT, or None",
         "Another tool that also receives each step's scalars, the norm of all gradients, and the number of modules "
         "with non-finite or all-zero output. The tool must be installed. In distributed training, only rank 0 writes.",
-        read_bridge,
+        optional(read_bridge),
         or_none(),
     ),
     Setting(
