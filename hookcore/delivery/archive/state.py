@@ -7,10 +7,11 @@ import fcntl
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,23 +31,18 @@ class DiskCounters:
 
     def as_metadata(self) -> dict[bytes, bytes]:
         """Return the counters as metadata of a part, so that a crash can't separate them from its data."""
-        return {_METADATA: json.dumps(asdict(self)).encode()}
+        return {_METADATA: msgspec.json.encode(self)}
 
     @classmethod
     def of(cls, folder: Path) -> DiskCounters:
         """Return the counters of the run in a folder: the newer of run.json and its last part."""
         found = [cls()]
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            found.append(cls.read(json.loads((folder / RUN_FILE).read_bytes())))
+            found.append(msgspec.convert(json.loads((folder / RUN_FILE).read_bytes()), cls))
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, LookupError, pa.ArrowException):
             said = pq.read_schema(parts_in(folder / "steps")[-1][2]).metadata[_METADATA]
-            found.append(cls.read(json.loads(said)))
+            found.append(msgspec.json.decode(said, type=cls))
         return max(found, key=lambda counters: (counters.acknowledged, counters.written))
-
-    @classmethod
-    def read(cls, said: dict[str, Any]) -> DiskCounters:
-        """Read the counters from a JSON object; missing ones are zero."""
-        return cls(*(int(said.get(name, default)) for name, default in asdict(cls()).items()))
 
 
 @dataclass(frozen=True, slots=True)
