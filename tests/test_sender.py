@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from hookcore.delivery.http import Address, HttpSink, retries
+from hookcore.delivery.http.messages import return_message
 from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Event, ModuleRecord, Snapshot, Tap
 from hookcore.records.wire import Batch, DeliveryCounters, EndItem
@@ -490,6 +491,36 @@ def test_a_server_that_disappears_after_receiving_data_is_reported_with_the_loss
     first, last = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
     assert "isn't accepting frames" in first
     assert "1 of its 3 frames" in last
+
+
+def test_a_server_that_accepts_frames_again_is_reported_each_time(
+    receiver: Receiver, sink: HttpSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "WARN_AFTER_S", 0.0)
+    port, said = free_port(), caplog.records
+    sink.start(Address(f"http://127.0.0.1:{port}"))
+    for turn in (1, 2):
+        wait_for(lambda count=2 * turn - 1: len(said) == count)  # type: ignore[misc]
+        with serving(receiver, port=port):
+            wait_for(lambda count=2 * turn: len(said) == count)  # type: ignore[misc]
+    told = [record.getMessage() for record in said[:4]]
+    assert [each.partition(" (")[0] for each in told[::2]] == ["hookcore: the server isn't accepting frames"] * 2
+    assert told[1::2] == ["hookcore: the server is accepting frames again."] * 2
+    some = DeliveryCounters(produced=5000, dropped={"queue-full": 2})
+    assert return_message(some).endswith(
+        "again. 2 of 5,000 frames and snapshots were dropped because too many were waiting."
+    )
+
+
+def test_a_server_that_is_back_after_a_long_time_is_asked_again_soon() -> None:
+    found = retries.Retries()
+    for _ in range(20):
+        found.fail(0.0, retries.MAX_PAUSE_S, is_absent=True)
+    found.fail(0.0, retries.MAX_PAUSE_S, is_absent=False)  # it has just started, and takes its time
+    assert found.not_before - time.monotonic() <= retries.FIRST_PAUSE_S
+    for _ in range(20):
+        found.fail(0.0, retries.MAX_PAUSE_S, is_absent=False)
+    assert found.failures == 21, "pauses grow again"
 
 
 def test_unsent_items_are_reported_even_if_the_sender_thread_is_gone(

@@ -25,6 +25,13 @@ def absence_message(trouble: str) -> str:
     )
 
 
+def return_message(counters: DeliveryCounters) -> str:
+    """Return the words about a server that accepts frames again."""
+    dropped = counters.dropped.get("queue-full", 0)
+    what = f"{dropped:,} of {counters.produced:,} frames and snapshots were {_LOSSES['queue-full']}"
+    return f"hookcore: the server is accepting frames again.{f' {what}.' if dropped else ''}"
+
+
 def loss_message(
     counters: DeliveryCounters, trouble: str, answered: bool, unsaved: int | None, given_up: str = ""
 ) -> str:

@@ -23,6 +23,7 @@ class Retries:
     def __init__(self) -> None:
         self.failures = 0  # since the last success
         self.not_before = 0.0  # when the pause ends
+        self._was_absent = False  # whether the newest request found no server
         self.is_slow = False  # whether a local server accepted the newest request and let it time out
         self._fine_at = 0.0  # time of the last answer
         self._sent_at = float("-inf")
@@ -54,10 +55,16 @@ class Retries:
 
     def succeed(self) -> None:
         """End the pauses."""
-        self.failures, self.not_before = 0, 0.0
+        self.failures, self.not_before, self._was_absent = 0, 0.0, False
 
-    def fail(self, at_least_s: float, longest_s: float) -> bool:
-        """Begin a pause: random, up to a limit that doubles. Return whether the server has been absent for long."""
+    def fail(self, at_least_s: float, longest_s: float, is_absent: bool) -> bool:
+        """Begin a pause: random, up to a limit that doubles. Return whether the server has been absent for long.
+
+        A server that has just come back is asked again soon, however long it was absent: it may still be starting.
+        """
+        if self._was_absent and not is_absent:
+            self.failures = 0
+        self._was_absent = is_absent
         limit = min(longest_s, FIRST_PAUSE_S * 2.0 ** min(self.failures, 20))
         longest = MAX_PAUSE_AT_END_S if self.is_ending else MAX_PAUSE_S
         self.failures += 1

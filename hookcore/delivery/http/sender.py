@@ -13,7 +13,7 @@ import msgspec
 from hookcore.delivery.http.batches import batch_of, sentence_of
 from hookcore.delivery.http.connection import Address, Connection, NotSentError, Reply, UnansweredError
 from hookcore.delivery.http.fitting import fitted_settings
-from hookcore.delivery.http.messages import absence_message
+from hookcore.delivery.http.messages import absence_message, return_message
 from hookcore.delivery.http.outbox import Outbox, Reason
 from hookcore.delivery.http.parcels import Parcel
 from hookcore.delivery.http.retries import MAX_PAUSE_HERE_S, MAX_PAUSE_S, WRITING, Retries
@@ -143,7 +143,7 @@ class Sender:
             is_here = self._connection is not None and self._connection.is_here
             self._retries.is_slow = is_here and _is_timeout(error)
             self._connection = None  # it may have moved
-            self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here else MAX_PAUSE_S)
+            self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here else MAX_PAUSE_S, is_absent=True)
         except UnansweredError as error:
             self._outbox.on_no_answer(parcel)
             self._retries.is_slow = self._connected().is_here and _is_timeout(error)
@@ -199,6 +199,9 @@ class Sender:
         if self._outbox.on_answer(parcel, answer):
             self._retries.succeed()
             self.trouble = ""
+            if self._warned:
+                self._warned = False
+                logger.warning("%s", return_message(self._outbox.counters))
         else:
             self._failed("it accepted none of the data")
         self._retries.note_answer()
@@ -220,10 +223,12 @@ class Sender:
                 logger.warning("hookcore: a command from the dashboard failed", exc_info=True)
             self._commands_done = command.number
 
-    def _failed(self, trouble: str, at_least_s: float = 0.0, longest_s: float = MAX_PAUSE_S) -> None:
+    def _failed(
+        self, trouble: str, at_least_s: float = 0.0, longest_s: float = MAX_PAUSE_S, is_absent: bool = False
+    ) -> None:
         """Wait before the next attempt, and warn about a server that has been absent for long."""
         self.trouble = trouble
-        if self._retries.fail(at_least_s, longest_s):
+        if self._retries.fail(at_least_s, longest_s, is_absent):
             self._warn()
 
     def _warn(self) -> None:
