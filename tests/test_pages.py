@@ -267,6 +267,17 @@ def test_settings_start_with_the_run_that_the_reader_came_from(client: TestClien
     assert "Back to this run" not in unknown.text
 
 
+def test_settings_of_the_server_are_written_as_its_flags_take_them(client: TestClient) -> None:
+    rows = re.findall(r'<code>(\w+)</code></th><td class="mono">([^<]*)</td>', client.get("/settings").text)
+    shown = dict(rows)
+    assert [shown[name] for name in ("idle_stop_s", "lost_after_s", "max_connections", "port")] == [
+        "0",
+        "15",
+        "1000",
+        "8642",
+    ]
+
+
 def test_settings_show_memory_versions_and_licenses(client: TestClient) -> None:
     text = client.get("/settings").text
     assert "of 2 GB used" in text

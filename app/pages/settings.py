@@ -101,6 +101,8 @@ def _value_of(settings: ServerSettings, name: str) -> str:
         return "yes" if value else "no"
     if name in SIZES:
         return size(value)
+    if isinstance(value, float):
+        return f"{value:g}"  # as in a flag
     return ", ".join(value) or "none" if isinstance(value, tuple) else str(value) or "none"
 
 
