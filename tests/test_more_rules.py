@@ -115,7 +115,7 @@ def flat(
 def test_an_output_that_is_one_number_has_no_variance() -> None:
     (told,) = flat(lambda step: 1.0 if step < 30 else 0.0, weighted=False)
     assert (told.module, told.severity, told.since_step, told.value) == ("act", "warning", 30, 2.0)
-    assert told.message == "every value of the activation has been the same number since step 30, now 2"
+    assert told.message == "every value of the activation has been the same number since step 30: 2 in the newest"
     assert [each.since_step for each in flat(lambda _: 0.0)] == [0]
 
 

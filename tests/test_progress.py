@@ -56,7 +56,7 @@ def test_a_validation_that_gets_worse_while_the_training_gets_better_is_overfitt
     assert (told.rule, told.severity, told.since_step) == ("overfit", "warning", 99)
     assert told.is_of_loss
     assert told.message.startswith("val_loss was lowest at step ")
-    assert told.message.endswith(", while loss is still falling")
+    assert told.message.endswith(" by step 299, while loss kept falling"), "also true once the run has ended"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,7 @@ def test_other_loss_curves_are_not_overfitting(losses: dict[str, Callable[[int],
 def test_a_loss_that_never_fell_is_a_note() -> None:
     (told,) = found({"loss": lambda n: 1.4 + 0.1 * (n % 7)})
     assert (told.rule, told.severity, told.since_step) == ("loss-not-decreasing", "info", 0)
+    assert told.message == "loss has not fallen since step 0: 1.7 at first, 1.7 last"
     assert found({"loss": lambda n: 1.4}, steps=199) == []
     assert found({"loss": lambda n: 1.4 if n < 50 else 1.2}) == []  # it fell once
     assert found({"loss": lambda n: -1.0}) == []  # it may be unbounded below

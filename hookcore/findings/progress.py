@@ -46,7 +46,7 @@ def _never_fell(losses: Losses, series: Series, taps: TapList) -> Finding | None
     parts = np.array([np.median(part) for part in np.array_split(values, min(20, len(values)))])
     if parts[0] <= 0 or (parts[1:] < limits["falls"] * parts[0]).any():
         return None
-    text = f"has not fallen since step {int(series.first_step[0])}: {parts[0]:.3g} at first, {parts[-1]:.3g} now"
+    text = f"has not fallen since step {int(series.first_step[0])}: {parts[0]:.3g} at first, {parts[-1]:.3g} last"
     return _finding("loss-not-decreasing", series, taps, (parts[-1], parts[0]), int(series.first_step[0]), text)
 
 
@@ -62,9 +62,8 @@ def _overfit(losses: Losses, series: Series, train: Series, taps: TapList) -> Fi
     before, after = train.mean[train.last_step <= at[best]][-2 * _NOW :], train.mean[-2 * _NOW :]
     if not len(before) or not np.median(after) < limits["falls"] * np.median(before):
         return None
-    text = (
-        f"was lowest at step {int(at[best])}, at {low:.3g}, and is {now:.3g} now, while {train.name} is still falling"
-    )
+    rose = f"was lowest at step {int(at[best])}, at {low:.3g}, and rose to {now:.3g} by step {int(at[-1])}"
+    text = f"{rose}, while {train.name} kept falling"
     return _finding("overfit", series, taps, (now, low), int(at[best]), text)
 
 
