@@ -264,6 +264,17 @@ def test_a_rarely_captured_layer_counts_as_not_judged() -> None:
     scope = examine(store).scope
     assert scope.verdict == "clear"
     assert [(each.rule, each.layers, each.of) for each in scope.unjudged] == [("exploding", 1, 3)]
+    assert scope.unjudged[0].sentence.endswith(" in 1 of 3 layers: captured in at most 5 spans of 2 steps, 24 needed.")
+
+
+def test_steps_that_a_rule_groups_are_not_counted_as_captured_steps() -> None:
+    store = Store(2**24)
+    for step in [*range(29), 500]:
+        store.append(frame(step, [1.0, 1.0], CHAIN[:2] if step == 0 else ()))
+    assert examine(store).scope.sentence == (
+        "No NaN or infinity in the last 501 steps (30 captured). "
+        "Not enough captured to judge changes over time in any layer: captured in 9 spans of 4 steps, 24 needed."
+    )
 
 
 def test_a_layer_that_was_zero_in_too_few_captured_steps_is_not_judged_or_called_alive() -> None:

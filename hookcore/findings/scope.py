@@ -26,20 +26,27 @@ _ABOUT: Final[dict[RuleName, str]] = {"exploding": "changes over time", "dead": 
 
 @dataclass(frozen=True, slots=True)
 class Unjudged:
-    """A rule that can't judge some layers yet: `captured` is the number of steps of the one captured most."""
+    """A rule that can't judge some layers yet: `captured` is the number of steps of the one captured most.
+
+    A rule that groups steps counts spans of `span_steps` instead, in which a layer was captured at least once.
+    """
 
     rule: RuleName
     layers: int
     of: int
     captured: int
     needed: int
+    span_steps: int = 1
 
     @property
     def sentence(self) -> str:
         """Return it in words."""
         none = self.layers == self.of
         which = "any layer" if none else f"{self.layers:,} of {self.of:,} layers"
-        steps = f"{'at most ' if self.captured and not none else ''}{counted(self.captured, 'captured step')}"
+        most = "at most " if self.captured and not none else ""
+        steps = f"{most}{counted(self.captured, 'captured step')}"
+        if self.span_steps > 1:
+            steps = f"captured in {most}{counted(self.captured, 'span')} of {self.span_steps:,} steps"
         return f"Not enough captured to judge {_ABOUT[self.rule]} in {which}: {steps}, {self.needed} needed."
 
 
@@ -103,7 +110,7 @@ def _growth(sizes: MagnitudeWindow) -> Unjudged | None:
     layers = sizes.taps.fact(_layers)
     most = np.zeros(layers.number, np.intp)
     np.maximum.at(most, layers.of_tap, sizes.seen)
-    return _unjudged("exploding", most[most < NEEDED], NEEDED, layers.number)
+    return _unjudged("exploding", most[most < NEEDED], NEEDED, layers.number, sizes.columns.width)
 
 
 def _dead(store: Store, outputs: TapList) -> Unjudged | None:
@@ -121,5 +128,5 @@ def _dead(store: Store, outputs: TapList) -> Unjudged | None:
     return _unjudged("dead", seen[np.unique(layers.of_tap[places])], int(limits["captured_steps"]), layers.number)
 
 
-def _unjudged(rule: RuleName, seen: NDArray[np.intp], needed: int, of: int) -> Unjudged | None:
-    return Unjudged(rule, len(seen), of, int(seen.max()), needed) if len(seen) else None
+def _unjudged(rule: RuleName, seen: NDArray[np.intp], needed: int, of: int, span_steps: int = 1) -> Unjudged | None:
+    return Unjudged(rule, len(seen), of, int(seen.max()), needed, span_steps) if len(seen) else None

@@ -40,8 +40,11 @@ class Unjudged(Answer, frozen=True):
     rule: str
     layers: Annotated[int, Meta(description="layers that the rule can't judge")]
     of: Annotated[int, Meta(description="layers that the rule applies to")]
-    captured: Annotated[int, Meta(description="captured steps of the layer that was captured most")]
-    needed: Annotated[int, Meta(description="captured steps that the rule needs")]
+    captured: Annotated[
+        int, Meta(description="captured steps of the layer that was captured most, or spans with such steps")
+    ]
+    needed: Annotated[int, Meta(description="captured steps, or such spans, that the rule needs")]
+    span_steps: Annotated[int, Meta(description="steps of a span, if the rule groups them; 1 if it doesn't")]
     sentence: str
 
 
