@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from importlib import import_module
@@ -94,7 +95,7 @@ def test_a_later_step_is_saved_after_an_explosion_and_says_so() -> None:
     assert (incident.severity, incident.first_step) == ("error", BAD)
     step = kept.about["step"]
     assert incident.found_step < step == event.step
-    said = f"requested after the incident {incident.id} of step {BAD}"
+    said = f"after the incident {incident.id} of step {BAD}"
     assert said in event.message
     assert kept.about["reason"] == f"{said}; this is step {step}, with the weights before the update"
     found = replay(kept.path)
@@ -104,6 +105,19 @@ def test_a_later_step_is_saved_after_an_explosion_and_says_so() -> None:
     assert line_of(found) == "return x * self.factor  # guilty"
     assert found.sentence.startswith(f"aten.mul.Tensor made the first too large value (above {found.above:.3g})")
     assert replay(kept.path, above=1e30).culprit is None
+
+
+def test_nobody_is_said_to_have_requested_the_step_that_is_saved_after_an_incident() -> None:
+    model = make_model()
+    with watch(model, every=2) as watcher:
+        train(model, watcher)
+        (early,) = events_of(watcher, "out-of-turn")
+        (kept,) = events_of(watcher, "capsule")
+    assert early.step % 2 == 1
+    why = re.search(rf": (after the incident \S+ of step {BAD})\. ", kept.message)
+    assert why is not None
+    because = f"because a step is saved {why[1]}"
+    assert early.message == f"step {early.step} was captured outside the cadence, {because}"
 
 
 def test_a_capsule_request_changes_nothing_in_the_training() -> None:
@@ -408,7 +422,7 @@ def test_a_server_asks_a_real_trainer_and_its_page_shows_the_step(monkeypatch: p
         assert (found.rule, found.first_step) == ("exploding", BAD)
         assert kept.step > found.found_step
         page = server.get(f"/runs/{watcher._delivery.run.id}/incident?id={found.id}").decode()
-    assert f"requested after the incident {found.id} of step {BAD}; this is step {kept.step}" in page
+    assert f"after the incident {found.id} of step {BAD}; this is step {kept.step}" in page
     assert f'data-explain="{kept.id}"' in page
     assert "A replay looks for" in page
 

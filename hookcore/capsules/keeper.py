@@ -286,4 +286,4 @@ class CapsuleKeeper:
 
 
 def _reason_of(occasion: Occasion) -> str:
-    return f"requested after the incident {occasion.incident} of step {occasion.step:,}"
+    return f"after the incident {occasion.incident} of step {occasion.step:,}"
