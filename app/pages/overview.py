@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from hookcore.findings import key_figures_of
 from hookcore.reading import Reader, answers
-from hookcore.records import KINDS, Kind, Tap
+from hookcore.records import KINDS, Kind
 from hookcore.records.vocabulary import MACHINE_LABEL
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, require_kind
@@ -21,8 +21,10 @@ from hookcore.store.checks import require, require_kind
 from ..analysis.coverage import losses_of
 from ..analysis.selection import finder_of
 from ..formats import script_json
+from ..runs.answering import tap_list
 from .page import FindText, RowNumber, RunPage, TablePage
 from .views.event_list import all_lines, finding_lines, incident_lines
+from .views.layer import values_of
 from .views.moment import nothing_in
 from .views.overview import SHOWN_SCALARS, ScalarLine, scalar_lines, shown_alerts, tiles_of, why_empty
 from .views.saved_steps import capsules_of
@@ -39,25 +41,6 @@ PICTURED: Final[tuple[Kind, ...]] = ("output_grad", "param_grad", "output", "inp
 SHOWN_STATS: Final = ("norm", "mean", "std", "min", "max")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the table: the newest values of one tap."""
-
-    tap: Tap
-    type: str
-    step: int
-    first_step: int  # another one if the values are means of merged steps
-    stats: tuple[float, ...]  # in the order of SHOWN_STATS
-    zero_fraction: float
-    nan: int
-    inf: int
-
-    @property
-    def has_nonfinite(self) -> bool:
-        """Whether the tensor had a NaN or an infinity."""
-        return bool(self.nan or self.inf)
-
-
 def taps_in_order(taps: Sequence[answers.Tap], modules: Iterable[str]) -> Iterator[answers.Tap]:
     """Yield taps in the order of the model's modules, with each module's kinds together."""
     of_module: dict[str, list[answers.Tap]] = {path: [] for path in modules}
@@ -65,33 +48,6 @@ def taps_in_order(taps: Sequence[answers.Tap], modules: Iterable[str]) -> Iterat
         of_module.setdefault(tap.module, []).append(tap)
     for mine in of_module.values():
         yield from sorted(mine, key=_order_of)
-
-
-def overview_rows(
-    reader: Reader,
-    wanted: Sequence[answers.Tap],
-    types: Mapping[str, str],
-    first: int | None = None,
-    last: int | None = None,
-) -> list[Row]:
-    """Return the newest values of taps in these steps; a tap without any has no row."""
-    latest = reader.latest(first=first, last=last, taps=[tap.number for tap in wanted if tap.number is not None])
-    found = {each.number: each for each in latest.taps}
-    column = {name: place for place, name in enumerate(latest.stats)}
-    chosen = [column[name] for name in SHOWN_STATS]
-    return [
-        Row(
-            each.record,
-            types.get(each.module, ""),
-            each.step,
-            each.first_step,
-            tuple(each.values[chosen].tolist()),
-            float(each.values[column["zero_fraction"]]),
-            int(each.values[column["nan"]]),
-            int(each.values[column["inf"]]),
-        )
-        for each in (found[tap.number] for tap in wanted if tap.number in found)
-    ]
 
 
 def _order_of(tap: answers.Tap) -> tuple[int, str, str, int]:
@@ -203,12 +159,13 @@ class OverviewPage(RunPage):
         table, coverage = TablePage.at(self.row, ROWS, len(every)), reader.coverage()
         types = {each.path: each.type for each in coverage}
         wanted = list(islice(taps_in_order(every, types), table.first, table.last))
-        rows = overview_rows(reader, wanted, types, *self.values_in)
+        rows = [row for row in values_of(reader, tap_list(wanted), *self.values_in) if row.step is not None]
         left_out = len(wanted) - len(rows)
         nothing = nothing_in(self.run.reader, self.span, "Nothing was captured in") if self.span and left_out else ""
         not_captured = [each for each in coverage if not each.captured]
         return {
             "rows": rows,
+            "types": types,
             "rows_left_out": left_out,
             "nothing": nothing,
             "table": table,
