@@ -143,7 +143,7 @@ def _as_text(checked: Checked, _level: str) -> str:
     from hookcore.findings import RULES
 
     name = f"{checked.run} ({checked.name})" if checked.name else checked.run
-    state = "still running" if checked.state == "live" else checked.state
+    state = {"live": "still running", "waiting": "waiting for its trainer"}.get(checked.state, checked.state)
     until = "before the first captured step" if checked.newest_step is None else f"up to step {checked.newest_step}"
     lines = [f"Run {name}, {state}, {until}."]
     lines += [f"error: {checked.ending}."] if checked.ending else []

@@ -132,6 +132,7 @@ def no_change_words(run: Run) -> str:
         "crashed": "This run has crashed, so its settings can't be changed.",
         "interrupted": "This run was interrupted, so its settings can't be changed.",
         "lost": "This run's trainer isn't responding, so its settings can't be changed.",
+        "waiting": "This run's trainer hasn't reconnected to this server yet, so its settings can't be changed.",
     }
     return words.get(run.state, "")
 

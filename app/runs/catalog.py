@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from hookcore.delivery.archive import SUFFIX
+from hookcore.delivery.dashboard.lives import lives_as
 from hookcore.errors import HookcoreError
 
 from .gone import Why
@@ -34,7 +35,7 @@ class Catalog:
         try:
             paths = shelf.runs()
             for path in paths[:MAX_LISTED]:
-                call_logged(path, self._list, self._runs.unlisted.unread)
+                call_logged(path, self._list_at_start, self._runs.unlisted.unread)
             self._runs.unlisted.too_many |= {*paths[MAX_LISTED:]}
             self._runs.changes.tell()
         finally:
@@ -49,12 +50,17 @@ class Catalog:
                 run = make_known(self._runs, path)
                 if run.id == run_id:
                     self._runs.unlisted.forget(path)
-                    return self._list(path, run)
+                    return self._list(run)
         return None
 
-    def _list(self, path: Path, run: Run | None = None) -> Run:
+    def _list_at_start(self, path: Path) -> None:
+        """List a run on disk. Its trainer may come back, unless its process is known to be gone."""
+        run = make_known(self._runs, path)
+        run.saved.is_awaited = lives_as(run.info.pid, run.info.process) is not False
+        self._list(run)
+
+    def _list(self, run: Run) -> Run:
         """Put a run on disk into the list, unless it is listed already."""
-        run = run or make_known(self._runs, path)
         run.saved.on_edit = partial(self._pages.save_edit, run)
         return self._runs.add_known(run)
 

@@ -88,6 +88,7 @@ class Keeper:
 
     def resume(self, run: Run, info: RunInfo) -> None:
         """Continue a run on disk whose trainer is back. Raises WrongKeyError for another trainer."""
+        run.signs.see()  # to read the run may take long
         with run.lock:
             if not run.saved.from_disk:
                 return  # a concurrent request did it
@@ -122,7 +123,7 @@ class Keeper:
     def _continue(run: Run, info: RunInfo, counters: DiskCounters) -> None:
         run.info, run.end = info, End()
         run.received.acknowledged, run.received.described = counters.acknowledged, -1
-        run.saved.from_disk, run.saved.writer = False, None
+        run.saved.from_disk, run.saved.is_awaited, run.saved.writer = False, False, None
         run.saved.count = counters.written + counters.lost
         newest = run.store.steps().newest
         run.saved.known_until = -1 if newest is None else newest

@@ -82,12 +82,12 @@ class Membership(Run):
 
     @property
     def state(self) -> State:
-        """Live while some rank is; else how the first one that broke off ended."""
+        """Live while some rank is, waiting while some may come back; else how the first one that broke off ended."""
         current = self.current()
         if any(each.run.state == "live" for each in current):  # live pages ask for it at every change
             return "live"
         states = {each.run.state for each in current}
-        order: tuple[State, ...] = ("crashed", "interrupted", "lost", "ended")
+        order: tuple[State, ...] = ("waiting", "crashed", "interrupted", "lost", "ended")
         return next((state for state in order if state in states), "lost")
 
     @property

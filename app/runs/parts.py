@@ -58,6 +58,7 @@ class Saved:
     folder: Path | None = None
     key_hash: str = ""  # of the trainer that can continue it
     from_disk: bool = False  # read from disk: no trainer is connected to it
+    is_awaited: bool = False  # it was read when the server started, and its trainer may come back
     is_back: bool = False  # its trainer is connected again, and sends what a killed server has lost
     summary: dict[str, Any] = field(default_factory=dict)  # data for the list, if the run isn't loaded
     seen_events: int = 0  # the events that were on disk when it was read

@@ -16,7 +16,8 @@ from .changes import Changes
 from .commands import Commands
 from .parts import Edits, End, Received, Saved, Signs
 
-STATES: Final[tuple[State, ...]] = ("live", "crashed", "lost", "interrupted", "ended")  # most urgent first
+# most urgent first
+STATES: Final[tuple[State, ...]] = ("live", "waiting", "crashed", "lost", "interrupted", "ended")
 GONE_AFTER_S: Final = 2.0  # of silence: the last batch of a process that has ended may still be read
 
 
@@ -81,7 +82,7 @@ class RunState:
         if self.end.is_known:
             return "ended" if self.end.failure is None else self.end.failure.outcome
         if self.saved.from_disk:
-            return "lost"
+            return "waiting" if self.saved.is_awaited and not self.is_silent(self.signs.lost_after_s) else "lost"
         return "lost" if self.is_silent(GONE_AFTER_S if self.signs.is_gone else self.signs.lost_after_s) else "live"
 
     @property
@@ -104,7 +105,7 @@ class RunState:
 
     @property
     def finished(self) -> bool:
-        """Whether no more data can arrive."""
+        """Whether no more data can arrive, unless its trainer comes back."""
         return self.state != "live"
 
     @property

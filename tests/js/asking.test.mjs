@@ -13,6 +13,11 @@ test("a request is sent, pending, answered, or impossible", () => {
     [1, 2, 3].map((number) => fateOf(number, { ...known, state: "lost" })),
     ["came", "gone", "gone"],
   );
+  assert.deepEqual(
+    [1, 2, 3].map((number) => fateOf(number, { ...known, state: "waiting" })),
+    ["came", "asked", "waiting"],
+    "its trainer may come back",
+  );
   assert.equal(fateOfAll(["came", "waiting", "asked"]), "asked");
   assert.equal(fateOfAll(["came", "waiting"]), "waiting");
   assert.equal(fateOfAll(["came", "came"]), "came");

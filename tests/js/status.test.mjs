@@ -47,6 +47,7 @@ test("every state of a run has its own text", () => {
   assert.equal(words("crashed"), "crashed \u00b7 step 12,345");
   assert.equal(words("lost"), "lost \u00b7 step 12,345");
   assert.equal(words("crashed"), "crashed \u00b7 step 12,345");
+  assert.equal(words("waiting"), "waiting \u00b7 step 12,345");
   assert.equal(words("removed"), "removed");
   assert.equal(words("ended", { held: true, step: 40 }), "held at step 40 \u00b7 ended");
   assert.equal(words("ended", { held: true, step: 60, range: [20, 60] }), "held at steps 20 to 60 \u00b7 ended");
@@ -73,9 +74,10 @@ test("a page without a run says only that the connection is broken", () => {
   );
 });
 
-test("the banner says why the server refuses connections, when a run was lost, and that a run was removed", () => {
+test("the banner says why connections are refused, and that a run waits, was lost, or was removed", () => {
   assert.deepEqual(bannerOf({ ...live, broken: true, refused: "Log in." }), { kind: "refused", words: "Log in." });
   assert.match(bannerOf({ ...live, run: "lost" }).words, /since step 12,345/);
+  assert.match(bannerOf({ ...live, run: "waiting" }).words, /restarted and waits for the trainer.*up to step 12,345/);
   assert.equal(bannerOf({ ...live, run: "removed" }).kind, "removed");
   assert.equal(bannerOf(live), null);
   assert.equal(bannerOf({ ...live, run: "ended" }), null);

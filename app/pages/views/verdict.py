@@ -22,6 +22,7 @@ _STATES: Final = {
     "crashed": "Crashed",
     "interrupted": "Interrupted",
     "lost": "Lost",
+    "waiting": "Waiting for the trainer",
 }
 
 

@@ -14,7 +14,7 @@ from hookcore.records import Coverage, Failure, HookRecord, Severity, Value
 from hookcore.records.wire import DeliveryCounters
 from hookcore.store import Usage
 
-State = Literal["live", "ended", "crashed", "interrupted", "lost"]
+State = Literal["live", "ended", "crashed", "interrupted", "lost", "waiting"]
 
 
 class RankSummary(Answer, frozen=True):

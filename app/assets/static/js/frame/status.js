@@ -5,7 +5,7 @@ import { count, pace, stepWords } from "../format.js";
 /**
  * @typedef {object} Situation
  * @property {[number, number] | null} range the steps that the reader chose
- * @property {string} run the run's state: live, ended, crashed, interrupted, lost, removed
+ * @property {string} run the run's state: live, waiting, ended, crashed, interrupted, lost, removed
  * @property {boolean} capturePaused
  * @property {boolean} broken whether the connection to the server is
  * @property {string} refused why the server refuses the connection
@@ -66,6 +66,10 @@ export function bannerOf(now) {
         : `Nothing received from the training since step ${count(now.newest)}`;
     const why = "It was killed, is stuck, or can't reach this server.";
     return { kind: "lost", words: `${what}. ${why} If it reconnects, this page resumes automatically.` };
+  }
+  if (now.run === "waiting") {
+    const what = "The server was restarted and waits for the trainer.";
+    return { kind: "waiting", words: `${what} This page shows data ${until}, and resumes automatically.` };
   }
   if (now.run === "removed")
     return {

@@ -57,13 +57,14 @@ export class Status {
     }
     if (mine && mine.state !== before) page.events.emit("state", mine);
     this.tell(mine, before);
-    if (before === "live" && page.runState === "crashed")
+    const wasOpen = before === "live" || before === "waiting";
+    if (wasOpen && page.runState === "crashed")
       toast(`The training crashed at step ${count(page.follow.newest)}.`, {
         kind: "error",
         // The Overview shows it by itself.
         link: page.name === "overview" ? undefined : { words: "Show the traceback", href: page.address("") },
       });
-    if (before === "live" && page.runState === "ended") toast(`The run ended at step ${count(page.follow.newest)}`);
+    if (wasOpen && page.runState === "ended") toast(`The run ended at step ${count(page.follow.newest)}`);
     if (before === page.runState && wasPaused === this.capturePaused) this.soon();
     else this.show();
   }

@@ -32,8 +32,9 @@ export async function applied(page, { number, names, from }, wait) {
       if (name === "settings-waiting") wait(`Waiting: ${message}`);
     }
     if (isDone && missing.size === 0) return;
-    if (state !== "live" && !wasLive) throw new Error(`The run is ${state} now, so the change was not applied.`);
-    wasLive = state === "live";
+    const isLive = state === "live" || state === "waiting"; // for its trainer, since the server was restarted
+    if (!isLive && !wasLive) throw new Error(`The run is ${state} now, so the change was not applied.`);
+    wasLive = isLive;
     if (events.length < MAX_PAGE) await news;
   }
 }

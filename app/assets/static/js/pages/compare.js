@@ -142,7 +142,8 @@ function follow(sides, shown) {
       const newest = [...heard.values()].flatMap((each) => each?.last_step ?? []);
       if (newest.length === open.length) page.follow.saw(Math.min(...newest));
       if (!page.follow.paused) update.soon(); // also once after the end
-      if (![...heard.values()].some((each) => each?.state === "live")) for (const each of open) each.close();
+      if (![...heard.values()].some((each) => ["live", "waiting"].includes(each?.state ?? "")))
+        for (const each of open) each.close();
     };
   }
 }

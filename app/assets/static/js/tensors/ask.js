@@ -21,11 +21,17 @@ export const WORDS = /** @type {Record<Fate, [string, string]>} */ ({
   gone: ["The trainer has stopped", ""],
 });
 
+/** Why no tensor can be captured of a run that has not ended. @type {Record<string, string>} */
+const WITHOUT_TRAINER = {
+  lost: "The trainer does not answer, so no tensor can be captured.",
+  waiting: "The server was restarted. Tensors can be captured when the trainer has reconnected.",
+};
+
 /** What became of a request. Pure.
  * @param {number} number @param {{kept: Set<number>, waiting: Set<number>, state: string}} known @returns {Fate} */
 export function fateOf(number, { kept, waiting, state }) {
   if (kept.has(number)) return "came";
-  if (state !== "live") return "gone";
+  if (state !== "live" && state !== "waiting") return "gone";
   return waiting.has(number) ? "asked" : "waiting";
 }
 
@@ -76,9 +82,7 @@ export class Asking {
     for (const id of ["ask-button", "ask-attention"]) byId(id).disabled = !may;
     if (state !== "live")
       byId("ask-words").textContent =
-        state === "lost"
-          ? "The trainer does not answer, so no tensor can be captured."
-          : "The training has ended, so no more tensors can be captured.";
+        WITHOUT_TRAINER[state] ?? "The training has ended, so no more tensors can be captured.";
     else if (may)
       byId("ask-words").textContent = "The trainer copies the tensor in its next step. The training does not wait.";
   }

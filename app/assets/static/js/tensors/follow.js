@@ -68,7 +68,8 @@ export function addFollowing(page, { look, chosen, show }) {
   page.follow.on("change", () => page.follow.paused && following.stop("The page was held."));
   state.on("snapshot", (number) => number !== shown && following.stop("Another snapshot was chosen."));
   page.events.on("run", () => {
-    if (page.runState !== "live") following.stop(ENDS[page.runState] ?? `The run is ${page.runState}.`);
+    if (page.runState !== "live" && page.runState !== "waiting")
+      following.stop(ENDS[page.runState] ?? `The run is ${page.runState}.`);
     say();
   });
   say();
