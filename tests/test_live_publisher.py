@@ -274,7 +274,8 @@ class TellTale:
 
     def __getattr__(self, name: str) -> Any:
         self.asked.append(name)
-        return getattr(self._run if name in ("state", "edits", "is_paused", "commands") else self._run.store, name)
+        is_of_run = name in ("state", "edits", "is_paused", "commands", "loaded")
+        return getattr(self._run if is_of_run else self._run.store, name)
 
 
 def test_a_reader_never_sees_a_runs_end_before_its_last_step_or_a_step_before_its_taps() -> None:

@@ -20,13 +20,14 @@ from websockets.sync.client import ClientConnection, connect
 
 from hookcore.records import Failure
 from hookcore.records.wire import Batch, EndItem, Place
+from hookcore.store import Store
 from hookcore_app.runs import Runs, catalog
 from hookcore_app.runs.saved import show
 from hookcore_app.settings import ServerSettings
 from tests.keep_world import INFO, SERVER_SETTINGS, TAPS, ServerProcess, batch, start, stop
 from tests.live_world import Message
 from tests.processes import start as start_process
-from tests.serving import BEARER, PATIENCE_S, World, make_world
+from tests.serving import BEARER, PATIENCE_S, World, make_world, served
 from tests.waiting import wait_for
 
 TRAINER = "tests.browser.trainer"
@@ -232,3 +233,31 @@ def test_a_training_waits_while_one_of_its_ranks_may_come_back(tmp_path: Path) -
     assert joint.state == "waiting"
     now += 100.0
     assert joint.state == "crashed"
+
+
+def test_a_page_that_stayed_open_gets_all_steps_again(tmp_path: Path) -> None:
+    """Live views begin with everything that is on disk, and again if the run is read again."""
+    before = start(ServerSettings(keep=str(tmp_path)), 0)
+    before.take(batch(INFO, range(3), first=True))
+    stop(before)
+    with served(keep=str(tmp_path)) as server:
+        run = wait_for(lambda: server.runs.get(INFO.id))
+        assert not run.loaded
+        with connect_to(server.url) as socket:
+            asked = {"op": "subscribe", "id": 1, "run": INFO.id, "view": "scalars", "stats": ["loss"], "from": 0}
+            socket.send(json.dumps(asked))
+
+            def next_steps() -> tuple[bool, list[int]]:
+                while (said := next_message(socket).json)["type"] != "scalars":
+                    pass
+                return said["snapshot"], said["scalars"][0]["first_step"]
+
+            assert next_steps() == (True, [0, 1, 2])
+            server.app.state.take(batch(INFO, range(3, 5)), bytearray(), False)
+            assert next_steps() == (False, [3, 4])
+            run.swap(Store.outline(run.store.steps()), loaded=False)  # as if its memory were needed
+            server.runs.read(run)
+            wait_for(lambda: run.loaded)
+            snapshot, steps = next_steps()
+            assert snapshot
+            assert steps[:3] == [0, 1, 2]

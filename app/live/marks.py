@@ -36,6 +36,7 @@ class Mark(NamedTuple):
     flow_step: int | None = None  # in which the data flow was learned last
     snapshots: int = 0
     waiting: tuple[int, ...] = ()  # the commands that the trainer hasn't received
+    store: str = ""  # names the store to which the counts refer; empty if the run is on disk only
 
 
 class Cursor(NamedTuple):
@@ -92,6 +93,7 @@ def mark_of(run: Run, present: bool = True) -> Mark:
         flows[-1].step if flows else None,
         run.store.snapshots_after(_ALL)[0],
         run.commands.waiting,
+        token_of(run.store) if run.loaded else "",
     )
 
 

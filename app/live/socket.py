@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 import anyio
+from anyio import to_thread
 from fastapi import APIRouter, WebSocket
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocketDisconnect
@@ -21,7 +22,7 @@ from hookcore.store import checks
 
 from ..runs import Run
 from .frames import NOBODY, json_body
-from .marks import token_of
+from .marks import Mark, token_of
 from .publisher import Publisher, publisher_of, reader_of
 from .requests import Ack, Request, Resume, Subscribe, Unsubscribe, ViewSpec, read, spec_of
 from .views import Made, concern, make
@@ -75,11 +76,14 @@ class Subscription:
     async def serve(self) -> None:
         """Send news until this is cancelled, the run is removed, or the server stops."""
         publisher = self._session.publisher
+        if self._run is not None and not self._run.loaded:  # the server was restarted since the page was made
+            await to_thread.run_sync(publisher.runs.read, self._run)
         with publisher.hearing() as wake, publisher.following(self._run, self._hz, wake, self._rank) as ticker:
             self._wake = wake
             while not publisher.stopping:
                 wake.clear()
                 self._go_back()
+                self._start_over(ticker.now)
                 if self._has_news(ticker.now):
                     async with self._session.sending:
                         await self._tell(ticker.now)
@@ -92,6 +96,11 @@ class Subscription:
         if self._resume is not _NOTHING:
             self._sent, self._resume = self._resume, _NOTHING
             self._acknowledged = self._sequence
+
+    def _start_over(self, now: Any) -> None:
+        """Begin with a new snapshot if the run was read from disk since: what was sent is of another store."""
+        if isinstance(self._sent, Mark) and now.store not in ("", self._sent.store):
+            self._sent = None
 
     def _has_news(self, now: Any) -> bool:
         if self._sequence - self._acknowledged >= MAX_UNACKNOWLEDGED:

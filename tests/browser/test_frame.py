@@ -16,6 +16,7 @@ from hookcore_app.pages.views.words import KEYS
 from hookcore_app.serving import server_thread
 from tests.build import make_info
 from tests.serving import BATCH, make_batch
+from tests.waiting import wait_for
 
 from .browsing import LOST, visiting
 from .conftest import Open
@@ -226,6 +227,25 @@ def test_a_dead_server_is_reported_and_the_page_continues_when_it_is_back(browse
         expect(tab.page.locator("#status")).to_have_class("pill live")
         chart.scroll_into_view_if_needed()  # the click has scrolled it out of view, where nothing is drawn
         expect(chart.locator(".plot-legend")).to_contain_text("lr")
+
+
+def test_an_open_page_has_all_steps_after_a_restart_of_the_server(browser: Browser, empty_site: Site) -> None:
+    empty_site.train("one", "--pause", "0.05")
+    run = empty_site.run("one", 3)["id"]
+    wait_for(lambda: [*empty_site.folder.rglob("steps/*.parquet")], "the run is on disk")
+    with visiting(browser, empty_site.url) as tab:
+        tab.forgiven = LOST
+        tab.goto(f"runs/{run}")
+        tab.page.locator("#chart .js-plotly-plot").wait_for()
+        newest = empty_site.run("one")["newest_step"]
+        empty_site.kill()
+        expect(tab.page.locator("#status")).to_have_class("pill disconnected")
+        empty_site.start()
+        expect(tab.page.locator("#status")).to_have_class("pill live")
+        plot = "document.querySelector('#chart .js-plotly-plot')"
+        tab.page.wait_for_function(f"() => Math.max(...{plot}.data.flatMap(({{x}}) => [...x])) > {newest + 20}")
+        steps = tab.page.evaluate(f"[...{plot}.data[0].x]")
+        assert steps[:newest] == list(range(newest))
 
 
 def test_the_removal_of_a_run_is_reported_on_its_open_page(browser: Browser, empty_site: Site) -> None:
