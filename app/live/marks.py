@@ -36,6 +36,7 @@ class Mark(NamedTuple):
     flow_step: int | None = None  # in which the data flow was learned last
     snapshots: int = 0
     waiting: tuple[int, ...] = ()  # the commands that the trainer hasn't received
+    time_s: float | None = None  # when the newest step ended, by the trainer's clock
     store: str = ""  # names the store to which the counts refer; empty if the run is on disk only
 
 
@@ -79,7 +80,8 @@ def mark_of(run: Run, present: bool = True) -> Mark:
     """Return the progress of a run. `present` says whether the server still has it."""
     # In this order, because a run that has ended then has its last step, and a step has its taps.
     state = run.state if present else "removed"
-    steps = steps_of(run.store)
+    known = run.store.steps()
+    steps = Steps(-1 if known.newest is None else known.newest, known.count, known.frames)
     taken, _ = run.store.events_after(_ALL)
     flows = run.store.flows()
     return Mark(
@@ -93,13 +95,9 @@ def mark_of(run: Run, present: bool = True) -> Mark:
         flows[-1].step if flows else None,
         run.store.snapshots_after(_ALL)[0],
         run.commands.waiting,
+        known.time_s,
         token_of(run.store) if run.loaded else "",
     )
-
-
-def steps_of(store: Store) -> Steps:
-    steps = store.steps()
-    return Steps(-1 if steps.newest is None else steps.newest, steps.count, steps.frames)
 
 
 def token_of(store: Store) -> str:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from hookcore.reading import answers
+from hookcore.reading.answers import Number
 from hookcore.reading.answers.live import (
     EventsMessage,
     IncidentsMessage,
@@ -270,4 +271,5 @@ def news_of(run_id: str, name: str, mark: Mark) -> RunNews:
         mark.snapshots,
         mark.waiting,
         mark.steps.frames,
+        None if mark.time_s is None else Number(mark.time_s),
     )

@@ -58,13 +58,15 @@ _NO_TAPS: Final = TapList(np.empty(0, np.int64), ())
 class StepRange:
     """The first and the newest step (None before the first one), and the number of different steps.
 
-    `frames` counts every frame, so it also rises when another part of the newest step arrives.
+    `frames` counts every frame, so it also rises when another part of the newest step arrives. `time_s` is the time of
+    the newest frame, by the trainer's clock; None if it isn't in memory.
     """
 
     first: int | None
     newest: int | None
     count: int
     frames: int = field(default=0, compare=False)
+    time_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

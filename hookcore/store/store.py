@@ -106,7 +106,7 @@ class Store(Queries):
             self._take_stats(frame)
             self._take_scalars(frame)
             self._parts.incidents.settle(frame.step, frame.scalars)
-            self._note_step(frame.step)
+            self._note_step(frame)
             if self.follower is not None:
                 self.follower.take(frame)
 
@@ -286,10 +286,10 @@ class Store(Queries):
                 "scalars-refused", "there are more scalars than fit: log fewer names, or give the store more memory"
             )
 
-    def _note_step(self, step: int) -> None:
-        old = self._parts.steps
+    def _note_step(self, frame: Frame) -> None:
+        old, step = self._parts.steps, frame.step
         first = step if old.first is None else old.first
-        self._parts.steps = StepRange(first, step, old.count + (step != old.newest), old.frames + 1)
+        self._parts.steps = StepRange(first, step, old.count + (step != old.newest), old.frames + 1, frame.time_s)
 
     def _report(self, name: str, message: str) -> None:
         """Add an event the first time a limit is reached. The counters say how often it is."""

@@ -83,34 +83,53 @@ test("the banner says why connections are refused, and that a run waits, was los
   assert.equal(bannerOf({ ...live, run: "ended" }), null);
 });
 
+/** Lets a rate see a step as soon as it ended. @param {Rate} rate @param {number} place @param {number} now */
+function saw(rate, place, now) {
+  rate.saw(place, now, now);
+}
+
 test("the rate is measured over the last ten seconds, and over at least one", () => {
   const rate = new Rate();
-  rate.saw(100, 0);
+  saw(rate, 100, 0);
   assert.equal(rate.at(500), null);
-  rate.saw(110, 500);
+  saw(rate, 110, 500);
   assert.equal(rate.at(500), null);
-  rate.saw(120, 1000);
+  saw(rate, 120, 1000);
   assert.equal(rate.at(1000), 20);
-  for (let second = 2; second <= 30; second += 1) rate.saw(120 + 5 * (second - 1), second * 1000);
+  for (let second = 2; second <= 30; second += 1) saw(rate, 120 + 5 * (second - 1), second * 1000);
   assert.equal(rate.at(30_000), 5);
 });
 
 test("the rate of a stalled training falls, but not that of a slow one", () => {
   const rate = new Rate();
-  rate.saw(0, 0);
-  rate.saw(10, 2000);
+  saw(rate, 0, 0);
+  saw(rate, 10, 2000);
   assert.equal(rate.at(2500), 5);
+  saw(rate, 10, 50_000); // news of something else
   assert.ok(rate.at(60_000) < 0.2);
   const slow = new Rate();
-  slow.saw(0, 0);
-  slow.saw(1, 8000);
+  saw(slow, 0, 0);
+  saw(slow, 1, 8000);
   assert.equal(slow.at(15_000), 1 / 8);
 });
 
-test("a restarted run has a new rate", () => {
+test("the rate of steps that waited for the server is that at which they were trained", () => {
   const rate = new Rate();
-  rate.saw(1000, 0);
-  rate.saw(2000, 2000);
-  rate.saw(0, 3000);
-  assert.equal(rate.at(3000), null);
+  saw(rate, 100, 0);
+  saw(rate, 110, 1000);
+  for (let place = 120; place <= 400; place += 10) rate.saw(place, 100 * (place - 100), 30_000 + place); // in 0.3 s
+  assert.equal(rate.at(30_400), 10);
+});
+
+test("a restarted run has a new rate, and so has one whose clock was set back", () => {
+  for (const [place, time] of [
+    [0, 3000],
+    [2100, -5000],
+  ]) {
+    const rate = new Rate();
+    saw(rate, 1000, 0);
+    saw(rate, 2000, 2000);
+    rate.saw(place, time, 3000);
+    assert.equal(rate.at(3000), null);
+  }
 });

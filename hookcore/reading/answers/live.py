@@ -122,6 +122,7 @@ class RunNews(Answer, frozen=True):
         tuple[int, ...], Meta(description="the numbers of the commands that are waiting for the trainer")
     ]
     frames: Annotated[int, Meta(description="the number of frames; a step has several if parts of it arrived later")]
+    time_s: Annotated[Number | None, Meta(description="when the newest step ended, by the trainer's clock")]
 
 
 class RunsMessage(Message, frozen=True, tag="runs"):

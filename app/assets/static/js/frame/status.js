@@ -82,28 +82,35 @@ export function bannerOf(now) {
 const MAX_MS = 10_000;
 const MIN_MS = 900;
 
-/** The rate of progress, from positions and times. */
+/** The rate of progress, from positions and the training's own times: steps that come late, and so close together, were
+ * not faster. */
 export class Rate {
   /** @type {[number, number][]} time and place, the oldest first */
   #seen = [];
+  /** When the last place was heard of. */
+  #heardAt = 0;
 
-  /** @param {number} place such as the newest step @param {number} now milliseconds */
-  saw(place, now) {
+  /** @param {number} place such as the newest step @param {number} time when it was reached, in the training's
+   * milliseconds @param {number} now milliseconds of this page */
+  saw(place, time, now) {
     const last = this.#seen.at(-1);
-    if (last && place < last[1]) this.#seen = [];
-    this.#seen.push([now, place]);
-    while (this.#seen.length > 2 && now - this.#seen[1][0] > MAX_MS) this.#seen.shift();
+    if (last && place === last[1]) return;
+    if (last && (place < last[1] || time < last[0])) this.#seen = [];
+    this.#seen.push([time, place]);
+    this.#heardAt = now;
+    while (this.#seen.length > 2 && time - this.#seen[1][0] > MAX_MS) this.#seen.shift();
   }
 
-  /** Progress per second; null until it is known, 0 once nothing comes. @param {number} now milliseconds */
+  /** Progress per second; null until it is known, 0 once nothing comes.
+   * @param {number} now milliseconds of this page */
   at(now) {
     const first = this.#seen[0];
     const last = this.#seen.at(-1);
     if (!first || !last || last[0] - first[0] < MIN_MS) return null;
-    const pause = now - last[0];
-    const perStep = (last[0] - first[0]) / Math.max(1, last[1] - first[1]);
+    const pause = now - this.#heardAt;
+    const span = last[0] - first[0];
+    const perStep = span / (last[1] - first[1]);
     // A slow training sends nothing between two steps, but it is still running.
-    const span = pause > 3 * perStep + MIN_MS ? now - first[0] : last[0] - first[0];
-    return ((last[1] - first[1]) * 1000) / span;
+    return ((last[1] - first[1]) * 1000) / (pause > 3 * perStep + MIN_MS ? span + pause : span);
   }
 }

@@ -1,6 +1,7 @@
 // @ts-check
 /** The pill and the banner of the frame, live. They change at most once per second, but at once if the state changes.
  */
+import { numberOf } from "../api.js";
 import { byId, write } from "../dom.js";
 import { count } from "../format.js";
 import { prefs } from "../prefs.js";
@@ -52,7 +53,7 @@ export class Status {
     this.capturePaused = mine?.paused ?? false;
     page.runState = mine ? mine.state : "removed";
     if (mine && mine.last_step !== null) {
-      this.rate.saw(mine.last_step, performance.now());
+      if (mine.time_s !== null) this.rate.saw(mine.last_step, 1000 * numberOf(mine.time_s), performance.now());
       page.follow.saw(mine.last_step);
     }
     if (mine && mine.state !== before) page.events.emit("state", mine);
@@ -71,7 +72,7 @@ export class Status {
 
   /** @param {import("../answers.js").RunNews | undefined} mine @param {string} before its state on the page */
   tell(mine, before) {
-    const { last_step: _step, steps: _steps, frames: _frames, ...rest } = mine ?? {};
+    const { last_step: _step, steps: _steps, frames: _frames, time_s: _time, ...rest } = mine ?? {};
     const now = { run: JSON.stringify(mine ?? ""), rest: JSON.stringify(rest) };
     const { known } = this;
     this.known = now;
