@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import urllib.request
 from collections.abc import Callable
 
@@ -230,7 +232,7 @@ def test_a_dead_server_is_reported_and_the_page_continues_when_it_is_back(browse
 
 
 def test_an_open_page_has_all_steps_after_a_restart_of_the_server(browser: Browser, empty_site: Site) -> None:
-    empty_site.train("one", "--pause", "0.05")
+    trainer = empty_site.train("one", "--pause", "0.05")
     run = empty_site.run("one", 3)["id"]
     wait_for(lambda: [*empty_site.folder.rglob("steps/*.parquet")], "the run is on disk")
     with visiting(browser, empty_site.url) as tab:
@@ -238,9 +240,14 @@ def test_an_open_page_has_all_steps_after_a_restart_of_the_server(browser: Brows
         tab.goto(f"runs/{run}")
         tab.page.locator("#chart .js-plotly-plot").wait_for()
         newest = empty_site.run("one")["newest_step"]
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGSTOP)  # so that the page comes back first
         empty_site.kill()
         expect(tab.page.locator("#status")).to_have_class("pill disconnected")
         empty_site.start()
+        expect(tab.page.locator("#status")).to_have_class("pill waiting")
+        expect(tab.page.locator("#banner")).to_contain_text("restarted and waits for the trainer")
+        os.kill(trainer.pid, signal.SIGCONT)
         expect(tab.page.locator("#status")).to_have_class("pill live")
         plot = "document.querySelector('#chart .js-plotly-plot')"
         tab.page.wait_for_function(f"() => Math.max(...{plot}.data.flatMap(({{x}}) => [...x])) > {newest + 20}")
