@@ -394,6 +394,21 @@ class Telling(StoreSink):
         super().describe(modules, coverage, hooks)
 
 
+def test_the_first_list_of_hooks_is_made_after_they_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, alive = Recorder(Settings.of({}, server=None), Telling()), []
+    attach = recorder.placement.attach
+
+    def attach_and_note(*arguments: Any) -> None:
+        attach(*arguments)
+        alive.append([thread.name for thread in threading.enumerate() if thread.name == "hookcore-recorder"])
+
+    monkeypatch.setattr(recorder.placement, "attach", attach_and_note)
+    recorder.models.add(net())
+    recorder.attach()
+    recorder.close()
+    assert alive == [[]]
+
+
 def test_the_recorder_listens_and_lists_hooks_in_its_own_thread() -> None:
     model, sink = net(), Telling()
     settings = Settings.of({}, server=None)

@@ -146,11 +146,11 @@ class Recorder:
 
     def attach(self, captured: bool = True) -> None:
         """Register every hook and start the thread. `captured`: whether the running step is captured, unless paused."""
-        self.worker.start()
-        self._machine.start()
         captured = captured and not self.control.paused
         self.placement.attach(self.steps.optimizers, self.steps.passes, self.step, captured)
         self._observers.begin_step(self.step, captured)
+        self._machine.start()
+        self.worker.start()  # last, because its first round lists the hooks
 
     def send_to(self, sink: Sink) -> None:
         """Send to another sink from now on."""
