@@ -5,6 +5,4 @@ from __future__ import annotations
 from hookcore.reading.client import Client
 from hookcore.reading.local import StoreReader
 from hookcore.reading.quiet import Mute, Quiet
-from hookcore.reading.remote import RemoteReader
-
-Reader = StoreReader | RemoteReader  # they answer the same questions, with the same arguments
+from hookcore.reading.reader import Reader

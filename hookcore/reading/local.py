@@ -14,6 +14,7 @@ from hookcore.reading import answers
 from hookcore.reading.answers.base import TapName
 from hookcore.reading.modules import modules_of
 from hookcore.reading.quiet import Muting, Quiet
+from hookcore.reading.reader import Reader
 from hookcore.reading.slices import cut
 from hookcore.records import Coverage, Event, HookRecord, Kind, ModuleRecord, Severity, Snapshot
 from hookcore.store import StepRange, Store, TapList
@@ -23,8 +24,8 @@ from hookcore.store.incidents import Incident
 _NEAR: Final = 64  # steps on either side, in which to look for a captured one first
 
 
-class StoreReader:
-    """Answers the questions of `RemoteReader`, which describes them, about the run of a store."""
+class StoreReader(Reader):
+    """Answers questions about the run of a store, as `hookcore.Client` does for a run on a server."""
 
     def __init__(self, store: Store, run: str = "", quiet: Quiet | None = None) -> None:
         self._store, self._run, self._quiet = store, run, Quiet() if quiet is None else quiet

@@ -15,34 +15,27 @@ from hookcore.reading import answers
 from hookcore.reading.answers.base import TapName
 from hookcore.reading.answers.series import MAX_HISTOGRAMS, MAX_NUMBERS, MAX_SERIES
 from hookcore.reading.exchange import Asking
+from hookcore.reading.reader import Reader
 from hookcore.records import Coverage, HookRecord, Kind, Severity, Tap
 from hookcore.store import StepRange
 
 
-class RemoteReader(Asking):
-    """Answers questions about a run on a server: `run`, or the newest one.
-
-    `first` and `last` are inclusive steps, and None is no bound. `match` is a pattern for modules. A name that doesn't
-    exist raises HookcoreError, with the nearest name that does.
-    """
+class RemoteReader(Asking, Reader):
+    """Answers questions about a run on a server: `run`, or the newest one."""
 
     def steps(self, run: str | None = None) -> StepRange:
-        """Return the first and newest step, and the number of steps."""
         found = self._get(answers.Run, f"/api/v1/runs/{self._named(run)}")
         return StepRange(found.first_step, found.newest_step, found.steps)
 
     def nearest(self, step: int, run: str | None = None) -> answers.Nearest:
-        """Return whether tensors were captured in a step, and the captured steps before and after it."""
         return self._get(answers.Nearest, "/api/v1/nearest", {"step": step, "run": run})
 
     def modules(self, match: str | None = None, taps: bool = True, run: str | None = None) -> list[answers.Module]:
-        """Return the modules in the model's order, with their coverage and, unless `taps` is false, their taps."""
         path = f"/api/v1/runs/{self._named(run)}/modules"
         pages = self._pages(answers.Modules, path, {"match": match, "taps": taps})
         return [module for page in pages for module in page.modules]
 
     def taps(self, match: str | None = None, kind: Kind | None = None, run: str | None = None) -> answers.Taps:
-        """Return the taps, ascending by number."""
         asked = {"match": match, "kind": kind, "run": run}
         pages = list(self._pages(answers.Taps, "/api/v1/taps", asked))
         return replace(pages[-1], taps=tuple(tap for page in pages for tap in page.taps))
@@ -50,22 +43,18 @@ class RemoteReader(Asking):
     def coverage(
         self, match: str | None = None, captured: bool | None = None, run: str | None = None
     ) -> list[Coverage]:
-        """Return every module: captured, or not and why."""
         asked = {"match": match, "captured": captured, "run": run}
         pages = self._pages(answers.CoverageList, "/api/v1/coverage", asked)
         return [each for page in pages for each in page.coverage]
 
     def hooks(self, run: str | None = None) -> list[HookRecord]:
-        """Return the hooks of the last inventory."""
         pages = self._pages(answers.Hooks, "/api/v1/hooks", {"run": run})
         return [hook for page in pages for hook in page.hooks]
 
     def flow(self, step: int | None = None, run: str | None = None) -> answers.Flow:
-        """Return which module calls feed which others, as known in a step, or now."""
         return self._get(answers.Flow, "/api/v1/flow", {"step": step, "run": run})
 
     def model(self, step: int | None = None, run: str | None = None) -> answers.Model:
-        """Return the model as boxes with sizes and connections, as known in a step, or now."""
         return self._get(answers.Model, "/api/v1/model", {"step": step, "run": run})
 
     def series(
@@ -77,7 +66,6 @@ class RemoteReader(Asking):
         points: int = 1000,
         run: str | None = None,
     ) -> answers.Series:
-        """Return one stat of one tap in at most `points` points; "p50" and "p99.9" are quantiles."""
         return self.stats(tap, (stat,), first, last, points, run)[0]
 
     def stats(
@@ -89,7 +77,6 @@ class RemoteReader(Asking):
         points: int = 1000,
         run: str | None = None,
     ) -> list[answers.Series]:
-        """Return several stats of one tap; all quantiles come from one reading of its sketches."""
         asked = {"tap": name_of(tap), "stat": ",".join(stats), "from": first, "to": last, "points": points, "run": run}
         return list(self._get(answers.SeriesList, "/api/v1/series", asked).series)
 
@@ -103,7 +90,6 @@ class RemoteReader(Asking):
         points: int = 1000,
         run: str | None = None,
     ) -> list[answers.Series]:
-        """Return one stat of every tap that matches."""
         asked = {"match": match or "*", "kind": kind, "stat": stat, "from": first, "to": last, "points": points}
         limit = min(MAX_SERIES, MAX_NUMBERS // max(points, 1))
         pages = self._pages(answers.SeriesList, "/api/v1/series", {**asked, "run": run}, limit)
@@ -120,7 +106,6 @@ class RemoteReader(Asking):
         rows: int = 1000,
         run: str | None = None,
     ) -> answers.Heatmap:
-        """Return the worst value of each tap of a kind over time, in at most `columns` by `rows` cells."""
         asked = {"kind": kind, "stat": stat, "match": match, "from": first, "to": last, "columns": columns}
         return self._get(answers.Heatmap, "/api/v1/heatmap", {**asked, "rows": rows, "run": run})
 
@@ -133,7 +118,6 @@ class RemoteReader(Asking):
         bins: int = 80,
         run: str | None = None,
     ) -> answers.Histograms:
-        """Return the distribution of a tap over time."""
         asked = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "bins": bins, "run": run}
         return self._get(answers.Histograms, "/api/v1/histograms", asked)
 
@@ -146,7 +130,6 @@ class RemoteReader(Asking):
         bins: int = 80,
         run: str | None = None,
     ) -> list[answers.Histograms]:
-        """Return the distributions of several taps; each has its own edges."""
         found: list[answers.Histograms] = []
         for start in range(0, len(taps), MAX_HISTOGRAMS):
             some = taps[start : start + MAX_HISTOGRAMS]
@@ -166,12 +149,10 @@ class RemoteReader(Asking):
         rows: int = 512,
         run: str | None = None,
     ) -> answers.Channels:
-        """Return the numbers of a probe, in order, over time. Each cell has its largest value, or NaN."""
         asked = {"tap": name_of(tap), "from": first, "to": last, "columns": columns, "rows": rows, "run": run}
         return self._get(answers.Channels, "/api/v1/channels", asked)
 
     def channel_taps(self, match: str | None = None, run: str | None = None) -> answers.ChannelTaps:
-        """Return the taps of probes that return several numbers, of modules that match a pattern."""
         return self._get(answers.ChannelTaps, "/api/v1/channels", {"match": match, "run": run})
 
     def latest(
@@ -186,10 +167,6 @@ class RemoteReader(Asking):
         taps: Sequence[TapName] | None = None,
         run: str | None = None,
     ) -> answers.Latest:
-        """Return the newest values in some steps; `sort` is a stat, non-finite and largest first ("-rms": smallest).
-
-        Of `taps`, only these are returned. A server takes at most 500.
-        """
         asked = {"match": match, "kind": kind, "stat": stat, "sort": sort, "limit": limit, "from": first, "to": last}
         names = list(map(name_of, taps or ()))
         if taps is not None and not names:  # which a query can't say
@@ -205,7 +182,6 @@ class RemoteReader(Asking):
         match: str | None = None,
         run: str | None = None,
     ) -> answers.Scalars:
-        """Return the names of the logged scalars that match, and the series of those in `names` (at most 50)."""
         chosen = [names] if isinstance(names, str) else list(names)
         asked = {"name": chosen, "from": first, "to": last, "points": points, "match": match, "run": run}
         found = self._get(answers.Scalars, "/api/v1/scalars", asked)
@@ -225,42 +201,35 @@ class RemoteReader(Asking):
         limit: int = 200,
         run: str | None = None,
     ) -> answers.Events:
-        """Return the newest matching events; with `after`, the oldest ones after an answer's `next`."""
         asked = {"from": first, "to": last, "name": name, "severity": severity, "after": after, "limit": limit}
         return self._get(answers.Events, "/api/v1/events", {**asked, "run": run})
 
     def incidents(
         self, first: int | None = None, last: int | None = None, rule: str | None = None, run: str | None = None
     ) -> answers.Incidents:
-        """Return the incidents that touch these steps, oldest first, without their evidence."""
         asked = {"from": first, "to": last, "rule": rule, "run": run}
         return self._get(answers.Incidents, "/api/v1/incidents", asked)
 
     def incident(self, id: str, run: str | None = None) -> answers.IncidentDetail:
-        """Return one incident with every stat of its culprit and neighbors around the onset."""
         return self._get(answers.IncidentDetail, f"/api/v1/incidents/{quote(id, safe='')}", {"run": run})
 
     def media(
         self, name: str | None = None, first: int | None = None, last: int | None = None, run: str | None = None
     ) -> list[answers.Media]:
-        """Return the images, texts, tables, and figures that the script logged in these steps, oldest first."""
         asked = {"name": name, "from": first, "to": last, "run": run}
         pages = self._pages(answers.MediaList, "/api/v1/media", asked)
         return [media for page in pages for media in page.media]
 
     def media_content(self, number: int, run: str | None = None) -> bytes:
-        """Return the content of a logged item."""
         return self._exchange.send("GET", f"/api/v1/media/{number}", {"run": run or self._run})
 
     def snapshots(
         self, match: str | None = None, kind: Kind | None = None, run: str | None = None
     ) -> list[answers.Snapshot]:
-        """Return the captured tensors, oldest first, without their values."""
         pages = self._pages(answers.Snapshots, "/api/v1/snapshots", {"match": match, "kind": kind, "run": run})
         return [snapshot for page in pages for snapshot in page.snapshots]
 
     def tensor(self, number: int, slice: str = "", run: str | None = None) -> NDArray[Any]:
-        """Return the values of a snapshot, or a part of them as NumPy would slice it: "0,:,3:7"."""
         asked = {"slice": slice, "run": run or self._run, "format": "npy"}
         data = self._exchange.send("GET", f"/api/v1/snapshots/{number}", asked)
         values: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
