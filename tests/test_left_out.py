@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hookcore.records import Tap
-from hookcore_app.live.marks import Steps, steps_of
+from hookcore_app.live.marks import Steps, mark_of
 from hookcore_app.live.news import MAX_SCALARS, _new_scalars
 from hookcore_app.pages.report import View, report_of
 from hookcore_app.pages.views.event_list import markdown_of
@@ -149,7 +149,7 @@ def test_a_stream_of_scalars_says_how_many_more_there_are(world: World) -> None:
     run = open_run(world.runs, "many")
     names = [f"value {number:03}" for number in range(MAX_SCALARS + 3)]
     append(run.store, 0, [], (), dict.fromkeys(names, 1.0))
-    told = _new_scalars(run, Steps(), steps_of(run.store))
+    told = _new_scalars(run, Steps(), mark_of(run).steps)
     assert told is not None
     assert (len(told["scalars"]), told["left_out"]) == (MAX_SCALARS, 3)
 

@@ -365,7 +365,7 @@ def test_a_dashboard_takes_over_a_socket_holds_its_lock_and_removes_its_own_file
             assert os.readlink(f"/proc/{process.pid}/fd/{lock}").endswith("dashboard.lock")
             assert os.getpriority(os.PRIO_PROCESS, process.pid) - os.getpriority(os.PRIO_PROCESS, 0) in range(1, 6)
             file = tmp_path / "dashboard.json"
-            file.write_text(json.dumps({"url": "", "token": "", "pid": process.pid}))
+            file.write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "token": TOKEN, "pid": process.pid}))
             process.terminate()
             assert process.wait(PATIENCE_S) == 0
             assert not file.exists()
