@@ -24,3 +24,5 @@ from . import (  # each adds its routes to the router
     views,
 )
 from .routing import router
+
+__all__ = ["router"]

@@ -16,3 +16,5 @@ from .sse import router as _sse
 router = APIRouter(dependencies=[ONLY_KNOWN])
 router.include_router(_sse)
 router.include_router(_socket)
+
+__all__ = ["Publisher", "publisher_of", "router"]

@@ -8,3 +8,5 @@ from .joint import JointRun
 from .run import AwayError, Run
 from .runs import Runs
 from .state import STATES
+
+__all__ = ["STATES", "AwayError", "Changes", "Gone", "JointRun", "Run", "Runs", "why_gone"]

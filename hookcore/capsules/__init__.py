@@ -9,3 +9,5 @@ from hookcore.capsules.replay import Replay, replay
 from hookcore.capsules.text import as_text
 from hookcore.delivery.dashboard.capsules import read_about
 from hookcore.errors import CapsuleError
+
+__all__ = ["CapsuleError", "Recording", "Replay", "as_text", "read_about", "read_frames", "record", "replay"]

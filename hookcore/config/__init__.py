@@ -7,7 +7,42 @@ from hookcore.config.environment import token_of
 from hookcore.config.flat import Flat, cut_text, flatten, value_of_text, without_secrets
 from hookcore.config.launchers import MEETING, Launched, facts_of_job, is_loopback, launched, rank
 from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, addresses_of, bytes_of, did_you_mean, nearest
-from hookcore.config.rules import RulesGiven
+from hookcore.config.rules import GivenRules, OwnRule, RulesGiven
 from hookcore.config.setting import Setting
 from hookcore.config.settings import NOT_GIVEN, ConfigGiven, Settings, WatchSettings
 from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled
+
+__all__ = [
+    "AUTO",
+    "LIVE",
+    "MEETING",
+    "NOT_GIVEN",
+    "NO_FOLDER",
+    "SETTINGS",
+    "Attach",
+    "Capsule",
+    "Compiled",
+    "ConfigGiven",
+    "Flat",
+    "GivenRules",
+    "Launched",
+    "OwnRule",
+    "Pattern",
+    "RulesGiven",
+    "Setting",
+    "Settings",
+    "WatchSettings",
+    "addresses_of",
+    "bytes_of",
+    "cut_text",
+    "did_you_mean",
+    "facts_of_job",
+    "flatten",
+    "is_loopback",
+    "launched",
+    "nearest",
+    "rank",
+    "token_of",
+    "value_of_text",
+    "without_secrets",
+]

@@ -181,3 +181,6 @@ def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:
     url = str(server.url).rstrip("/")
     address = Address(url, getattr(server, "token", ""))
     return Delivery(run, sink, sink.store, "thread", f"{url}/runs/{run.id}", address, lambda: sink.run.reader)
+
+
+__all__ = ["Dashboard", "Delivery", "deliver", "new_run", "to_the_store"]

@@ -8,7 +8,7 @@ about the whole stack (`depth`), about zeros, and about the loss detect it. The 
 from __future__ import annotations
 
 from .cache import FindingsCache
-from .choices import FOLLOWED, Choices, changed, changes_in, chosen_in, read_choices, started_with
+from .choices import FOLLOWED, Choices, aliases_of, changed, changes_in, chosen_in, read_choices, started_with
 from .finding import Finding
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
@@ -16,5 +16,34 @@ from .ranking import Diagnosis, examine, findings_of
 from .reach import Reach, reach_of, without_data
 from .rule import Rule
 from .rules import RULES, limits_of
-from .scope import Scope
+from .scope import Scope, Unjudged
 from .thresholds import THRESHOLDS
+
+__all__ = [
+    "FOLLOWED",
+    "RULES",
+    "THRESHOLDS",
+    "Choices",
+    "Diagnosis",
+    "Finding",
+    "FindingsCache",
+    "KeyFigures",
+    "Reach",
+    "Reading",
+    "Rule",
+    "Scope",
+    "Unjudged",
+    "aliases_of",
+    "changed",
+    "changes_in",
+    "chosen_in",
+    "examine",
+    "findings_of",
+    "follow",
+    "key_figures_of",
+    "limits_of",
+    "reach_of",
+    "read_choices",
+    "started_with",
+    "without_data",
+]

@@ -6,3 +6,5 @@ from hookcore.reading.client import Client
 from hookcore.reading.local import StoreReader
 from hookcore.reading.quiet import Mute, Quiet
 from hookcore.reading.reader import Reader
+
+__all__ = ["Client", "Mute", "Quiet", "Reader", "StoreReader"]

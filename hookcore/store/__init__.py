@@ -17,3 +17,20 @@ from hookcore.store.answers import (
 from hookcore.store.ledger import NonfiniteTaps
 from hookcore.store.newest import STAT_NAMES
 from hookcore.store.store import DEFAULT_BYTES, Store
+
+__all__ = [
+    "DEFAULT_BYTES",
+    "STAT_NAMES",
+    "Channels",
+    "Heatmap",
+    "Histograms",
+    "Latest",
+    "NonfiniteTaps",
+    "PartUsage",
+    "Quantiles",
+    "Series",
+    "StepRange",
+    "Store",
+    "TapList",
+    "Usage",
+]

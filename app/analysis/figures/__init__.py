@@ -11,3 +11,23 @@ from .distributions import fan, histograms
 from .lines import ends_of, profile, series
 from .maps import EMPTY, INFINITE, NAN, difference, heatmap, tensor
 from .style import DARK, LIGHT, THEMES, Style
+
+__all__ = [
+    "DARK",
+    "EMPTY",
+    "INFINITE",
+    "LIGHT",
+    "NAN",
+    "THEMES",
+    "Style",
+    "difference",
+    "ends_of",
+    "fan",
+    "heatmap",
+    "histograms",
+    "profile",
+    "same_maps",
+    "series",
+    "shown",
+    "tensor",
+]

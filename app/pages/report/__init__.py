@@ -4,3 +4,5 @@ from __future__ import annotations
 
 from .document import MAX_BYTES, report_of
 from .view import View
+
+__all__ = ["MAX_BYTES", "View", "report_of"]

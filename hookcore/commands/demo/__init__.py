@@ -4,3 +4,5 @@ It is neither a benchmark nor an example of how to train; `hookcore demo` runs i
 """
 
 from hookcore.commands.demo.training import Demo, train
+
+__all__ = ["Demo", "train"]

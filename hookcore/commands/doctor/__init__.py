@@ -5,3 +5,5 @@ It starts no lasting process and changes nothing. `machine` needs no torch; `tra
 
 from hookcore.commands.doctor.examine import examine
 from hookcore.commands.doctor.findings import Finding, as_text
+
+__all__ = ["Finding", "as_text", "examine"]

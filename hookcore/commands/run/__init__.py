@@ -4,4 +4,6 @@ Nothing here runs a script: this process becomes `python train.py`. Arguments, s
 `__main__`, and `sys.path` are those of plain Python, because it is plain Python.
 """
 
-from hookcore.commands.run.become import become
+from hookcore.commands.run.become import become, command_of
+
+__all__ = ["become", "command_of"]

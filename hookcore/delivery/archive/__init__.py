@@ -9,3 +9,18 @@ from hookcore.delivery.archive.scribe import Scribe
 from hookcore.delivery.archive.sink import ArchiveSink
 from hookcore.delivery.archive.state import DiskCounters, is_held
 from hookcore.delivery.archive.writer import ArchiveWriter
+
+__all__ = [
+    "SUFFIX",
+    "Archive",
+    "ArchiveSink",
+    "ArchiveWriter",
+    "DiskCounters",
+    "Recorded",
+    "Scribe",
+    "folder_name",
+    "is_held",
+    "load_frames",
+    "load_into",
+    "read_archive",
+]

@@ -5,3 +5,5 @@ A bridge receives the frames after the recorder, on its own thread. It stores no
 
 from hookcore.delivery.bridges.bridge import Bridge, bridge_for
 from hookcore.delivery.bridges.summary import Summary
+
+__all__ = ["Bridge", "Summary", "bridge_for"]

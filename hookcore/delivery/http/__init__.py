@@ -2,3 +2,5 @@
 
 from hookcore.delivery.http.connection import Address
 from hookcore.delivery.http.sink import HttpSink
+
+__all__ = ["Address", "HttpSink"]

@@ -20,3 +20,23 @@ from hookcore.hooks.compiled.regions import (
     runs_under_dynamo,
     unwrap,
 )
+
+__all__ = [
+    "Inside",
+    "Observer",
+    "QuietHooks",
+    "StepAside",
+    "clean_path",
+    "compiled_functions",
+    "compiled_regions",
+    "forget_graphs",
+    "guard_functions",
+    "guarded",
+    "has_compiled",
+    "is_dynamo_graph",
+    "is_inside",
+    "is_region",
+    "runs_uncompiled",
+    "runs_under_dynamo",
+    "unwrap",
+]

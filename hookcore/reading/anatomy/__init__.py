@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-from hookcore.reading.anatomy.boxes import Box, anatomy_of
+from hookcore.reading.anatomy.boxes import Anatomy, Box, anatomy_of
+
+__all__ = ["Anatomy", "Box", "anatomy_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hookcore.reading.answers.base import Number, Tabular, Tap, components
+from hookcore.reading.answers.base import Floats, Integers, Number, Tabular, Tap, components, decode, library
 from hookcore.reading.answers.capsules import Capsule, Capsules, Explanation, SourceLine, Suspect, TensorFacts
 from hookcore.reading.answers.compare import (
     Apart,
@@ -91,3 +91,23 @@ from hookcore.reading.answers.tensors import (
     Tiles,
 )
 from hookcore.reading.answers.timeline import Nearest, Timeline, TimelineMark
+
+# fmt: off
+__all__ = [
+    "Accepted", "Acknowledged", "Annotation", "Annotations", "Apart", "Around", "Board", "Capsule", "Capsules",
+    "ChannelTaps", "Channels", "Command",
+    "ComparedLayer", "ComparedScalar", "Comparison", "ComparisonHeatmap", "CoverageList", "DifferenceRow",
+    "Differences", "DifferentLayer", "DifferentScalar", "Event", "Events", "Evidence", "Explanation", "Figure",
+    "Finding", "Findings", "Floats", "Flow", "FlowCall", "Heatmap", "Histograms", "HistogramsList", "Hooks",
+    "Incident", "IncidentDetail", "Incidents", "Integers", "Latest", "LatestTap", "LayerSpread", "LayerSpreads",
+    "Link", "LoginLink", "Media", "MediaList", "Model", "ModelBox", "ModelEdge", "ModelTensor", "Module", "ModuleTap",
+    "Modules", "Mute", "Mutes", "Nearest",
+    "NotificationTarget", "Notifications", "Number", "Overlay", "OverlayLine", "Overview", "OwnRule", "Parting",
+    "PinnedChart", "Problem", "Rank", "RankMap", "RankSpread", "RankSummary", "RankWaits", "Ranks", "Reading",
+    "RemovedRun", "RemovedRuns", "RequestedMaps", "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run",
+    "RunRule", "RunRules", "Runs", "Scalars", "Scope", "Series", "SeriesList", "Settings", "Snapshot", "SnapshotNames",
+    "SnapshotValues", "Snapshots", "SourceLine", "Statistics", "StepSample", "Suspect", "Tabular", "Tap", "Taps",
+    "TensorFacts", "Threshold", "Tiles", "Timeline", "TimelineMark", "Unjudged", "Verdict", "View", "Views",
+    "components", "decode", "library",
+]
+# fmt: on

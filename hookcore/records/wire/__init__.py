@@ -90,3 +90,13 @@ def _decode(decoder: msgspec.msgpack.Decoder[Message], data: bytes | bytearray) 
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise WireError(f"this is not a hookcore message: {error}") from None
+
+
+# fmt: off
+__all__ = [
+    "CONTENT_TYPE", "DTYPES", "LATEST_TIME_S", "MAX_DECODED_BYTES", "MAX_TEXT", "SCHEMA", "Answer", "Batch",
+    "DeliveryCounters", "Description", "EndItem", "FrameItem", "Item", "Place", "RunInfo", "SnapshotItem",
+    "decode_answer", "decode_batch", "encode", "frame_item", "frame_of", "keep_folder", "keep_text", "snapshot_item",
+    "snapshot_of",
+]
+# fmt: on

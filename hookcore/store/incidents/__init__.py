@@ -9,3 +9,22 @@ from .feeding import Feeding, fitting
 from .incident import Evidence, Found, Incident, Link, Logged
 from .occasions import FirstError
 from .order import Rank, around, rank_of
+
+__all__ = [
+    "AROUND",
+    "KEPT_FIRST",
+    "KEPT_NEWEST",
+    "NONFINITE",
+    "Evidence",
+    "Feeding",
+    "FirstError",
+    "Found",
+    "Incident",
+    "Incidents",
+    "Link",
+    "Logged",
+    "Rank",
+    "around",
+    "fitting",
+    "rank_of",
+]
