@@ -92,7 +92,7 @@ class CapsuleKeeper:
             saved = len(self.written)
             why = f"{counted(saved, 'step')} of this run {'has' if saved == 1 else 'have'} already been saved"
             why += f", and saving {counted(self.failed, 'other')} failed" if self.failed else ""
-            self._miss(_reason_of(occasion), why)
+            self._miss(occasion.reason, why)
             return False
         self._occasion, self._turns = occasion, MAX_TURNS
         return True
@@ -206,7 +206,7 @@ class CapsuleKeeper:
         occasion = self._occasion
         if occasion is not None and (self._of(occasion.module) is not None or (is_end and self._turns <= 0)):
             self._occasion = None
-            self._write(_reason_of(occasion), occasion.module, occasion)
+            self._write(occasion.reason, occasion.module, occasion)
         self._turns -= is_end
         if self._asked:
             self._asked = False
@@ -283,7 +283,3 @@ class CapsuleKeeper:
 
     def _miss(self, reason: str, why: str) -> None:
         self._emit("capsule-missed", f"step {self._step():,} was not saved: {why} ({reason})", "info", "")
-
-
-def _reason_of(occasion: Occasion) -> str:
-    return f"after the incident {occasion.incident} of step {occasion.step:,}"

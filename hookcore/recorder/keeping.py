@@ -30,8 +30,7 @@ class Keeping:
     def ask(self, occasion: Occasion | None = None) -> None:
         """Capture the next step, and let the keeper save it. After an incident, the keeper decides whether to."""
         if self._dispatcher.keeper is not None and self._dispatcher.keeper.ask(occasion):
-            after = "" if occasion is None else f"the incident {occasion.incident} of step {occasion.step:,}"
-            self._cadence.alarm(f"a step is saved after {after}" if after else "it was requested")
+            self._cadence.alarm("it was requested" if occasion is None else f"a step is saved {occasion.reason}")
 
     def look(self, where: str, clock: Clock, is_whole: bool = True) -> None:
         """Let it see a step whose weights are unchanged. Under a scaler, infinite gradients are normal."""

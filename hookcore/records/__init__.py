@@ -268,16 +268,18 @@ class HookRecord:
 
 @dataclass(frozen=True, slots=True)
 class Occasion:
-    """An incident that requests a saved step: its id, its first step, and the module of its culprit.
-
-    A replay of the step also looks for magnitudes above `above`, in one `phase` or in both ("").
-    """
+    """An incident that requests a saved step: its id, its first step, and the module of its culprit."""
 
     incident: str
     step: int
     module: str = ""
-    above: float | None = None
+    above: float | None = None  # a replay also looks for larger magnitudes, in one `phase` or in both ("")
     phase: Literal["", "forward", "backward"] = ""
+
+    @property
+    def reason(self) -> str:
+        """Why the step is saved."""
+        return f"after the incident {self.incident} of step {self.step:,}"
 
 
 @dataclass(frozen=True, slots=True)
