@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hookcore.delivery.archive import load_into, read_archive
 from hookcore.delivery.archive.files import joined
+from hookcore.records import Event
 from hookcore.store import Store
 from tests.archive_world import (
     COVERAGE,
@@ -89,6 +90,21 @@ def test_owners_of_rows_are_kept_and_missing_in_parts_of_older_releases(tmp_path
         assert joined([older, newer])["owner"].null_count >= len(older)
         pq.write_table(table.drop_columns(["owner"]), part)
     assert owners_in(tmp_path) == [None] * 4
+
+
+def test_the_facts_of_an_event_are_kept_and_missing_in_parts_of_older_releases(tmp_path: Path) -> None:
+    about = {"found": "loss", "previous": 6, "late": False, "name": None, "share": 0.25}
+    events = Event(7, 7.0, "told", "words", about=about), Event(8, 8.0, "told", "others")
+    sink, _ = keep(tmp_path)
+    sink.send(replace(plain_frame(8), events=events))
+    sink.close()
+    assert list(reload(tmp_path).events()) == list(events)
+    assert events[0].key == replace(events[0], about={}).key  # so that older acknowledgements still count
+    for part in (kept_in(tmp_path) / "events").glob("*.parquet"):
+        table = pq.read_table(part)
+        joined([table.drop_columns(["about"]), table])  # both kinds may be parts of one run
+        pq.write_table(table.drop_columns(["about"]), part)
+    assert [event.about for event in reload(tmp_path).events()] == [{}, {}]
 
 
 def owners_in(folder: Path) -> list[list[int] | None]:

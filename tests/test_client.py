@@ -25,7 +25,7 @@ from hookcore.reading.answers import HistogramsList, Scalars, Tabular
 from hookcore.reading.answers.live import FrameNews, News
 from hookcore.reading.exchange import Exchange
 from hookcore.reading.remote import RemoteReader
-from hookcore.records import Snapshot, Tap
+from hookcore.records import Event, Snapshot, Tap
 from hookcore_app.main import create_app
 from hookcore_app.runs import Runs
 from hookcore_app.serving.server import complete, make_server
@@ -157,10 +157,13 @@ def test_scalars_have_names_and_series(client: Client) -> None:
     assert set(client.scalars(match="l*").names) == {"loss", "lr"}
 
 
-def test_events_are_filtered_and_followed(client: Client) -> None:
+def test_events_are_filtered_and_followed(world: Served, client: Client) -> None:
     said = client.events(severity="warning")
     assert [event.step for event in said.events] == [0, 5, 10, 15]
     assert client.events(after=said.next).events == ()
+    about = {"found": "loss", "previous": None, "late": False, "share": 0.5}
+    _store(world).add_event(Event(21, 121.0, "told", "words", about=about))
+    assert client.events(name="told").events[0].about == about
 
 
 def test_commands_reach_the_trainer(world: Served, client: Client) -> None:

@@ -290,6 +290,15 @@ WRONG: dict[str, dict[str, Any]] = {
     "too many scalars": {"items": (_frame_item(scalars=dict.fromkeys(map(str, range(10_001)), 1.0)),)},
     "a huge label": {"items": (_frame_item(labels={"x": "y" * 1001}),)},
     "a huge message": {"items": (_frame_item(events=(Event(0, 0.0, "told", "x" * 16_385),)),)},
+    "an event with too many facts": {
+        "items": (_frame_item(events=(Event(0, 0.0, "told", "", about=dict.fromkeys(map(str, range(101)))),)),)
+    },
+    "an event with a huge fact": {
+        "items": (_frame_item(events=(Event(0, 0.0, "told", "", about={"x": "y" * 16_385}),)),)
+    },
+    "an event with a fact that JSON cannot say": {
+        "items": (_frame_item(events=(Event(0, 0.0, "told", "", about={"x": 2**60}),)),)
+    },
     "too many labels": {"items": (_frame_item(labels=dict.fromkeys(map(str, range(101)), "")),)},
     "a snapshot of objects": {"items": (_snapshot(stored="object"),)},
     "a snapshot of another size": {"items": (_snapshot(shape=(2, 4)),)},

@@ -67,6 +67,7 @@ events = st.builds(
     st.sampled_from(["info", "warning", "error"]),
     texts,
     st.integers(0, 99),
+    st.dictionaries(texts, st.one_of(st.booleans(), st.integers(-(2**40), 2**40), st.floats(allow_nan=False), texts)),
 )
 
 

@@ -30,6 +30,7 @@ MAX_TAPS: Final = 200_000  # of a run
 MAX_DESCRIBED: Final = 200_000  # modules, and hooks
 MAX_ITEMS: Final = 10_000  # of a batch
 MAX_EVENTS: Final = 100_000  # of a frame
+MAX_ABOUT: Final = 100  # facts of an event
 MAX_SCALARS: Final = 10_000  # of a frame
 MAX_LABELS: Final = 100
 MAX_VERSIONS: Final = 100
@@ -259,6 +260,11 @@ def _check_event(event: Event) -> None:
     _require(0 <= event.time_s < LATEST_TIME_S, f"an event {event.time_s} s after 1970")
     _check_texts((event.name, event.module))
     _check_texts((event.message,), MAX_LONG_TEXT)
+    _require(len(event.about) <= MAX_ABOUT, f"an event with {len(event.about)} facts")
+    _check_texts(event.about)
+    _check_texts((text for text in event.about.values() if isinstance(text, str)), MAX_LONG_TEXT)
+    wholes = [value for value in event.about.values() if isinstance(value, int)]
+    _require(all(abs(value) < WHOLE for value in wholes), "an event with a number that is out of range")
     _require(abs(event.step) < WHOLE and 0 <= event.count < WHOLE, "an event with a number that is out of range")
 
 

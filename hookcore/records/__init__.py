@@ -103,9 +103,10 @@ class Event:
     severity: Severity = "info"
     module: str = ""
     count: int = 1
+    about: dict[str, Value] = field(default_factory=dict, hash=False)  # what it is about, for programs
 
     def __post_init__(self) -> None:
-        write_plainly(self, "name", "message", "module")
+        write_plainly(self, "name", "message", "module", "about")
 
     @property
     def key(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
-from hookcore.records import STATS, Coverage, Event, HookRecord, ModuleRecord
+from hookcore.records import STATS, Coverage, Event, HookRecord, ModuleRecord, Value
 from hookcore.records.flow import CallSize, FlowCall
 
 FORMAT: Final = 2
@@ -25,6 +25,7 @@ _COLUMN_TYPES: Final[dict[Any, pa.DataType]] = {
     str | None: pa.string(),
     int | None: pa.int64(),
     bool: pa.bool_(),
+    dict[str, Value]: pa.string(),  # as JSON; null if it is empty
     tuple[tuple[str, str], ...]: pa.map_(pa.string(), pa.string()),
     tuple[tuple[str, tuple[int, ...]], ...]: pa.map_(pa.string(), pa.list_(pa.int64())),
 }
@@ -97,7 +98,7 @@ WHOLE: Final = {
 }
 # Files of older releases don't have these.
 LATER_COLUMNS: Final = frozenset(
-    ("bases", "owner", "source", "placements", "inside", "names", *_schema_of(CallSize).names)
+    ("about", "bases", "owner", "source", "placements", "inside", "names", *_schema_of(CallSize).names)
 )
 
 _PART: Final = re.compile(r"part-(\d{1,12})-(\d{1,12})\.parquet")

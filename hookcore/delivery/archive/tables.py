@@ -14,7 +14,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from hookcore.delivery.archive.layout import TABLES, TAP_COLUMNS, WHOLE
-from hookcore.records import STATS, Event, Frame, Names, SketchBlock, Snapshot, Tap
+from hookcore.records import STATS, Event, Frame, Names, SketchBlock, Snapshot, Tap, Value
 from hookcore.records.flow import CallSize, Flow, FlowCall
 from hookcore.records.sketch import rows_of
 from hookcore.records.wire import SnapshotItem, frame_item, frame_of, snapshot_item, snapshot_of
@@ -127,7 +127,13 @@ def _size_rows(flow: Flow) -> list[dict[str, Any]]:
 def records_table(name: str, records: Sequence[Any]) -> pa.Table:
     """Return a table of records, with a column per field."""
     schema = TABLES.get(name) or WHOLE[name]
-    return pa.Table.from_pylist([asdict(record) for record in records], schema=schema)
+    rows = [{field: _cell(value) for field, value in asdict(record).items()} for record in records]
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _cell(value: Any) -> Any:
+    """Return the value of a field as its column has it."""
+    return (msgspec.json.encode(value).decode() if value else None) if isinstance(value, dict) else value
 
 
 def taps_table(taps: Sequence[Tap]) -> pa.Table:
@@ -150,7 +156,9 @@ def snapshots_table(snapshots: Sequence[Snapshot]) -> pa.Table:
 
 def events_of(table: pa.Table) -> Iterator[Event]:
     """Yield the events of a table."""
-    return (Event(**row) for row in _rows(table))
+    for row in _rows(table):
+        about = row.pop("about", None)  # files of older releases have none
+        yield Event(**row, about={} if about is None else msgspec.json.decode(about, type=dict[str, Value]))
 
 
 def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:

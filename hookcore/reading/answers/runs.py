@@ -169,11 +169,12 @@ class Event(Answer, frozen=True):
     key: Annotated[str, Meta(description="the key to acknowledge it")]
     acknowledged: bool
     muted: Annotated[bool, Meta(description="whether a mute covers it, so that it raises no alert")]
+    about: Annotated[dict[str, Value], Meta(description="the facts of the message, by name")]
 
     @classmethod
     def of(cls, event: records.Event, acknowledged: bool, muted: bool) -> Event:
-        about = event.name, event.message, event.severity, event.module, event.count
-        return cls(event.step, Number(event.time_s), *about, event.key, acknowledged, muted)
+        said = event.name, event.message, event.severity, event.module, event.count
+        return cls(event.step, Number(event.time_s), *said, event.key, acknowledged, muted, event.about)
 
 
 class Events(Answer, frozen=True):
