@@ -14,6 +14,9 @@ import sys
 from types import FrameType
 from typing import Any, Final
 
+from torch.utils import checkpoint
+
+_CHECKPOINT: Final = checkpoint.__file__
 IN_ANY_ORDER: Final = (
     "an autograd function called it several times and calls it again in its backward pass, in an unknown order: these "
     "gradients are left out"
@@ -65,9 +68,23 @@ def take_call(pending: Pending, tensors: list[tuple[str, Any]], grad_enabled: bo
     if not grad_enabled and not any(tensor.requires_grad for _, tensor in tensors):
         inner = forward_segment()
         if inner:  # a nested checkpoint, whose own backward will run it again
-            pending.append((inner, pending.pop(place)[1]))
+            if not _is_unpacking():
+                pending.append((inner, pending.pop(place)[1]))
             return None
     return pending.pop(place)[1]
+
+
+def _is_unpacking() -> bool:
+    """Return whether the innermost backward is still fetching what it saved, before it runs its calls again.
+
+    Then a checkpoint that isn't reentrant, around this one, repeats its whole forward, only to find that.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_method(frame, "backward"):
+        if frame.f_code.co_name == "unpack_hook" and frame.f_code.co_filename == _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_method(frame: FrameType, name: str) -> bool:

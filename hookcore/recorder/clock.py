@@ -13,6 +13,7 @@ between two passes of a step.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence, Set
 from typing import Final, Protocol
 
@@ -80,6 +81,8 @@ class Clock:
         self._last: Owner | None = None
         self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
         self._nesting = Nesting()
+        self._running: dict[int, Owner] = {}  # by thread: the optimizer whose step it runs, the outermost one
+        self._passed_inside: set[int] = set()  # threads with a pass inside the optimizer's step that they run
 
     # -- optimizers -------------------------------------------------------------------------------------------------
 
@@ -90,8 +93,10 @@ class Clock:
             return None
         if owner.steps % RENEW_EVERY == 0:
             owner.witnesses.look_up()
+        self._running[threading.get_ident()] = owner
+        self._passed_inside.discard(threading.get_ident())
+        owner.inner_passes = closure = closure or owner.runs_passes
         # Inside a backward pass, the gradients are those of that pass, which hasn't been announced yet.
-        owner.inner_passes = closure
         owner.late = not closure and current_graph_task() == -1 and self._is_late(owner)
         if closure or not self.reach.passed:  # else it is already known to step with new gradients
             owner.witnesses.note_weights()
@@ -109,7 +114,12 @@ class Clock:
             owner = self.owners.meet(optimizer, self._alone is None)
             owner.inner_passes, owner.late = True, False
             return owner if owner.owns and not self._nesting.is_inside else None
-        return owner if self._nesting.leave(optimizer) else None
+        if not self._nesting.leave(optimizer):
+            return None
+        self._running.pop(threading.get_ident(), None)
+        if threading.get_ident() in self._passed_inside and not owner.inner_passes:
+            owner.inner_passes = owner.runs_passes = True  # though it was given no closure
+        return owner
 
     @property
     def compares_passes(self) -> bool:
@@ -129,6 +139,11 @@ class Clock:
     def stepping(self) -> bool:
         """Return whether this thread is inside an optimizer's step."""
         return self._nesting.is_inside
+
+    @property
+    def outermost(self) -> Owner | None:
+        """Return the optimizer whose step this thread is inside, the outermost one if several are nested."""
+        return self._running.get(threading.get_ident()) if self.stepping else None
 
     def count(self, owner: Owner) -> int:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
@@ -203,6 +218,7 @@ class Clock:
         self._parameters.when_gone = lambda _: None
         self.reach.comparison.let_go()
         self._alone = self._last = None
+        self._running.clear()
         self.owners.let_go()
 
     # -- backward passes --------------------------------------------------------------------------------------------
@@ -220,6 +236,8 @@ class Clock:
     def pass_ended(self) -> None:
         """Handle the end of a pass, even if it raised."""
         reached = self.reach.pass_ended(self._alone, self._decided)
+        if self.stepping:
+            self._passed_inside.add(threading.get_ident())
         if self._due:
             self._due = False
             if not self._decided:
@@ -291,7 +309,9 @@ class Clock:
 
     def _steps_by_hand(self, passes: int) -> None:
         self._by_hand = passes
-        self._emit("no-optimizer", "No torch optimizer steps this model: steps are counted by backward passes.")
+        first = " The steps before this was known have no weight gradients: when they were complete, was unknown."
+        text = "No torch optimizer steps this model: steps are counted by backward passes."
+        self._emit("no-optimizer", f"{text}{first if self._attempts else ''}")
         self.step += self._host.release_parts(as_steps=True)
         self._attempts = 0
 

@@ -22,6 +22,10 @@ NO_GRADIENT_ARRIVED = (
     "no gradient arrived: its output is unused, detached, only used by torch.autograd.grad, or a view that was changed "
     "in place"
 )
+NO_WEIGHT_GRADIENT = (
+    "no weight gradient was there at any step of its optimizer: its output doesn't reach the loss, or gradients are "
+    "reset before they can be read"
+)
 _ON_MODULES = "attach='module' can't see inside torch.compile. Use attach='global'."
 _IN_FUNCTIONS = (
     "they run inside a compiled function ({}), or only .forward() is called. Compile the model instead of the "
@@ -142,6 +146,12 @@ def _filled(plan: Plan, table: TapTable, before: Plan | None = None) -> dict[Kin
     return filled
 
 
+def _lacks_weight_gradients(plan: Plan) -> bool:
+    known = plan.history
+    wanted = any(kind == "param_grad" and slot >= 0 for (kind, *_), slot in dict(plan.rows.slots).items())
+    return wanted and known.seen and bool(known.without_gradient) and not known.got_gradients
+
+
 def _coverage_of(plan: Plan, world: World, before: Plan | None) -> Coverage:
     """Return the coverage of a module. `before`: the plan of a deleted module with the same path."""
     table = world.table
@@ -159,6 +169,8 @@ def _coverage_of(plan: Plan, world: World, before: Plan | None) -> Coverage:
         and any(key[0] == "output_grad" and slot >= 0 for key, slot in slots.items())
     ):
         reasons.append(NO_GRADIENT_ARRIVED)
+    if _lacks_weight_gradients(plan):
+        reasons.append(NO_WEIGHT_GRADIENT)
     if not plan.history.seen and not captured and not plan.history.left:
         reasons.append(why_unseen(plan, world))
     reason = plan.skipped_by or "; ".join(reasons)

@@ -40,24 +40,42 @@ class OptimizerSteps(EndsSteps):
     @entry("optimizer pre-hook")
     def saw_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Read gradients and weights as the optimizer is about to use them."""
-        # With a closure, forward and backward run inside the step: the gradients come later.
-        with_gradients = _closure(args, kwargs) is None
-        owner = self.clock.step_begins(optimizer, closure=not with_gradients)
+        owner = self.clock.step_begins(optimizer, closure=_closure(args, kwargs) is not None)
         if owner is None:
+            self._saw_inner_step()
             return
+        with_gradients = not owner.inner_passes  # forward and backward run inside the step: the gradients come later
         if with_gradients and not owner.late and self._current.clock is not None:
             self._waiting.before_step()
         self._times.enter(TIME_OPTIMIZER)
         if owner.owned:
             self._parameters.forget_attempt(owner.owned)
-        owner.owned, owner.copies = None, []
+        owner.owned, owner.copies, owner.was_read = None, [], False
         self._scale.read(owner.scaler.live(), optimizer)
         if self.last_captured if owner.late else self._current.captured:
-            owned = owner.owned = self._find_owned(owner, optimizer)
-            owner.copies = self._parameters.before_step(owned, with_gradients)
+            owned, step = self._find_owned(owner, optimizer), self.clock.step - owner.late
+            owned = owner.owned = self._parameters.unread(owned, step) if owner.late else owned
+            owner.copies = self._parameters.before_step(owned, with_gradients, step)
             if owned:
                 self._observers.before_step(owned, with_gradients)
             self._keeping.look("before an optimizer's step", self.clock)
+
+    def _saw_inner_step(self) -> None:
+        """Read the gradients that an optimizer uses inside another one's step, as in most versions of SAM.
+
+        The outer one may reset them before its step ends.
+        """
+        outer = self.clock.outermost
+        if outer is not None and outer.inner_passes and outer.owned and not outer.was_read:
+            self._read_gradients(outer, outer.owned)
+
+    def _read_gradients(self, owner: Owner, owned: list[Parameter]) -> None:
+        """Read the gradients that an optimizer has computed inside its step."""
+        owner.was_read = True
+        if (optimizer := owner.ref()) is not None:
+            self._scale.read(owner.scaler.live(), optimizer)
+        self._parameters.read_gradients(owned)
+        self._observers.read_gradients(owned)
 
     def _find_owned(self, owner: Owner, optimizer: Optimizer) -> list[Parameter]:
         """Return the watched parameters of an optimizer; none if none of them need to be read."""
@@ -77,15 +95,14 @@ class OptimizerSteps(EndsSteps):
             return
         self._times.leave(TIME_OPTIMIZER)
         owned, copies, owner.owned, owner.copies = owner.owned, owner.copies, None, []
-        has_closure = owner.inner_passes and _closure(args, kwargs) is not None
-        if has_closure and not owner.steps:
+        computes = owner.inner_passes and (owner.runs_passes or _closure(args, kwargs) is not None)
+        if computes and not owner.steps and not owner.was_read:
             # Its model may have been discovered inside this step, so the beginning was ignored.
             owned = self._parameters.owned(optimizer) if self._current.captured else None
         if owned is not None:
-            if has_closure:
-                self._scale.read(owner.scaler.live(), optimizer)
-                self._parameters.read_gradients(owned)
-                self._observers.read_gradients(owned)
+            if computes and not owner.was_read:
+                self._parameters.forget_gradients(owned)  # at its beginning, they were those of the step before
+                self._read_gradients(owner, owned)
             self._parameters.after_step(copies)
             if owned:
                 self._observers.after_step(owned)

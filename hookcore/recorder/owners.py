@@ -36,7 +36,9 @@ class Owner:
     witnesses: Witnesses = field(default_factory=Witnesses)
     scaler: ScalerLink = field(default_factory=ScalerLink)
     late: bool = False  # whether it steps with the gradients of the step that ended last
-    inner_passes: bool = False  # whether its step was given a closure, which computes the gradients
+    inner_passes: bool = False  # whether its step computes the gradients, with a closure or by itself
+    was_read: bool = False  # whether the gradients of this step were read inside it
+    runs_passes: bool = False  # whether it runs backward passes without having been given a closure
     inside: bool = False  # whether it steps inside the backward pass
     steps: int = 0
     last_step: int = -1  # the step of the run to which its last step belongs

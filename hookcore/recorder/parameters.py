@@ -17,6 +17,10 @@ from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.statistics import Statistics
 from hookcore.records import Kind, Tap
 
+SHARED: Final = (
+    "several optimizers step some of its weights after the same backward pass: their updates are left out, because the "
+    "step's data is complete before the last of them has stepped"
+)
 LOOK_EVERY_S: Final = 1.0  # between two looks at the forms of the parameters
 LOOK_REST_S: Final = 0.001  # more for each parameter, at which a look takes about a thousandth of that
 
@@ -24,12 +28,24 @@ LOOK_REST_S: Final = 0.001  # more for each parameter, at which a look takes abo
 class Parameter:
     """A watched parameter and its rows."""
 
-    __slots__ = ("_hidden_slot", "grad_slot", "name", "norm_slot", "param_slot", "plan", "update_slot")
+    __slots__ = (
+        "_hidden_slot",
+        "grad_slot",
+        "is_shared",
+        "name",
+        "norm_slot",
+        "param_slot",
+        "plan",
+        "read_in",
+        "update_slot",
+    )
 
     def __init__(self, statistics: Statistics, plan: Plan, name: str) -> None:
         self.plan = plan
         self.name = name
         self._hidden_slot = -1
+        self.read_in = -1  # the newest step in which it was read before an optimizer's step
+        self.is_shared = False  # whether a second optimizer was seen to step it with the same gradient
         self.choose(statistics)
 
     @property
@@ -181,11 +197,21 @@ class Parameters:
         known = self._known
         return [found for tensor in tensors if (found := known.get(id(tensor))) is not None and found.tensor is tensor]
 
-    def before_step(self, owned: list[Parameter], with_gradients: bool) -> Copies:
+    def unread(self, owned: list[Parameter], step: int) -> list[Parameter]:
+        """Return those that no other optimizer has stepped in this step, whose numbers would otherwise count twice."""
+        for each in owned:
+            if each.read_in == step:
+                each.is_shared = True
+                each.plan.note_reason(SHARED)
+        return [each for each in owned if each.read_in != step]
+
+    def before_step(self, owned: list[Parameter], with_gradients: bool, step: int) -> Copies:
         """Read weights, and gradients unless the step computes them, as the optimizer is about to use them.
 
         Return copies of the weights whose updates are measured.
         """
+        for each in owned:
+            each.read_in = step
         self._read_weights(owned)
         copies = self._copies(owned) if self._wants_updates else []
         if with_gradients:
@@ -194,7 +220,13 @@ class Parameters:
 
     def forget_attempt(self, owned: list[Parameter]) -> None:
         """Drop what was read before a step that raised: these weights and gradients weren't used."""
-        slots = [slot for each in owned for slot in (each.norm_slot, each.grad_slot) if slot >= 0]
+        self._clear([slot for each in owned for slot in (each.norm_slot, each.grad_slot) if slot >= 0])
+
+    def forget_gradients(self, owned: list[Parameter]) -> None:
+        """Drop the gradients that were read of these parameters in this step."""
+        self._clear([each.grad_slot for each in owned if each.grad_slot >= 0])
+
+    def _clear(self, slots: list[int]) -> None:
         self._statistics.arena.clear(slots)
         self._statistics.devices.clear(slots)
 
@@ -207,7 +239,7 @@ class Parameters:
         copies: Copies = []
         with unseen():
             for parameter in owned:
-                if parameter.update_slot >= 0 and (tensor := parameter.tensor) is not None:
+                if parameter.update_slot >= 0 and not parameter.is_shared and (tensor := parameter.tensor) is not None:
                     try:
                         copies.append((parameter, tensor.detach().clone()))
                     except Exception as error:
