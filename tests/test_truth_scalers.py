@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hookcore
+from hookcore.records.vocabulary import MICRO_BATCHES
 from tests.harness import assert_stats, read_step, seed_all, watch
 from tests.zoo.case import mean_square, noise, sgd
 
@@ -94,6 +95,32 @@ def test_a_scaler_that_is_added_later_is_found_in_its_first_step() -> None:
         assert watcher.current_step == 75
         _check(watcher, truth, first=70)
         assert _skipped(watcher) == [72]
+
+
+@pytest.mark.parametrize("optimizers", [1, 2])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_disabled_scaler_changes_nothing(micro_batches: int, optimizers: int) -> None:
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", enabled=False)):
+        model = _net()
+        parts = (
+            [sgd(model.parameters())] if optimizers == 1 else [sgd(model[0].parameters()), sgd(model[2].parameters())]
+        )
+        with watch(model) as watcher:
+            for _ in range(80):
+                for optimizer in parts:
+                    optimizer.zero_grad()
+                for _ in range(micro_batches):
+                    mean_square(model(noise(5, 4))).backward()
+                for optimizer in parts:
+                    optimizer.step() if scaler is None else scaler.step(optimizer)
+                if scaler is not None:
+                    scaler.update()
+            assert watcher.flush()
+            assert watcher.error_count == 0, watcher.errors[-1].message
+            numbers = {name: watcher.store.scalars(name).mean.tolist() for name in ("backward/loss", MICRO_BATCHES)}
+            found.append((watcher.current_step, numbers))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("scalers", [1, 2])

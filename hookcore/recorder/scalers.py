@@ -46,7 +46,7 @@ class ScalerLink:
         return scaler if scaler is not None and scaler.is_enabled() else None
 
     def find(self, depth: int) -> None:
-        """Find the scaler among the callers, because it has no hook of its own."""
+        """Find the scaler among the callers, because it has no hook of its own. A disabled one does nothing."""
         if self._ref is not None and self._ref() is not None:
             return
         frame: Any = sys._getframe(3)  # 2 is the clock's caller, which is wrapped
@@ -55,7 +55,7 @@ class ScalerLink:
                 return
             if frame.f_code.co_name in _STEPS and frame.f_code in SCALER_STEPS:
                 scaler = frame.f_locals.get("self")
-                if isinstance(scaler, GradScaler):
+                if isinstance(scaler, GradScaler) and scaler.is_enabled():
                     self._ref = weakref.ref(scaler)
                 return
             frame = frame.f_back
