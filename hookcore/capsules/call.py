@@ -81,7 +81,8 @@ class Call:
     versions: dict[str, tuple[Tensor, int]]  # of all other tensors that are kept
     outputs: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    unkept: list[str] = field(default_factory=list)  # values that were too large to keep
+    unkept: list[str] = field(default_factory=list)  # values that were too large to keep, or weren't held
+    notes: list[str] = field(default_factory=list)  # what is different, but doesn't change the results
 
     @property
     def updated(self) -> bool:
@@ -168,6 +169,11 @@ def compact(value: Any) -> Any:
 
 def _is_part(tensor: Tensor, used: int) -> bool:
     return tensor.untyped_storage().nbytes() > used
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the memory that tensors take."""
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def bits_of(tensor: Tensor) -> Tensor:

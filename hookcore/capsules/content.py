@@ -53,6 +53,7 @@ def about(model: nn.Module, call: Call, reason: str, step: int) -> dict[str, Any
         "weights": "after the update" if call.updated else "before the update",
         "changed": call.changed(),
         "unkept": call.unkept,
+        "notes": call.notes,
         "versions": versions(),
         "main": describe_main(),
     }

@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from hookcore.capsules.arrival import Arrival
-from hookcore.capsules.call import Call, Members, alias_of, aliases_in, has_data, is_traced, versions_of
+from hookcore.capsules.call import Call, Members, alias_of, aliases_in, bytes_of, has_data, is_traced, versions_of
 from hookcore.capsules.conditions import autocast_types
 from hookcore.capsules.content import about, step_of
 from hookcore.capsules.file import write_capsule
 from hookcore.capsules.frames import RecentFrames
-from hookcore.capsules.kept import KeptModel, bytes_of
+from hookcore.capsules.held import HELD_BYTES, Held, NotHeldError
+from hookcore.capsules.kept import KeptModel
 from hookcore.config import Capsule
 from hookcore.delivery.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old, remove_unfinished
 from hookcore.errors import CapsuleError
@@ -37,8 +38,16 @@ MAX_WRITTEN: Final = 3  # capsules of one run
 MAX_FAILED: Final = 3  # attempts
 MAX_MODELS: Final = 8  # whose newest calls are kept
 MAX_TURNS: Final = 16  # captured steps of other models, such as a GAN's other half
-_NOT_CALLED: Final = "the training called no model that contains it, or the step was not captured"
-HELD_BYTES: Final = 64 << 20  # of outputs and their gradients, if a call's arguments take less
+_NOT_CALLED: Final = "the training called no model that contains it, or its call was not held"
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What was found in the running step."""
+
+    what: str
+    module: str | None
+    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,10 @@ class CapsuleKeeper:
         self._late = -1  # a step in which a device measured non-finite values
         self._bad, self._was_bad = False, False  # in this step, and in the one before
         self._looked = False
+        self._fired: Fired | None = None  # why to save the running step, captured or not
         self._why_not = _NOT_CALLED
         self._recent = RecentFrames()
+        self.updates = 0  # of any weights, by optimizers
         self.written: list[Path] = []
         self.failed = 0
 
@@ -135,6 +146,27 @@ class CapsuleKeeper:
             )
             known.runs = True
 
+    def hold(self, path: str, model: nn.Module, args: Any) -> None:
+        """Hold a call of an uncaptured step by reference, before it runs."""
+        known = self._models.get(id(model))
+        if known is None or self._seen != self._structure() or known.ref() is not model or len(self._models) > 1:
+            known = self._known(path, model)
+        known.held = None  # the last micro-batch may be freed first
+        try:
+            known.held = Held(args, self.updates)
+        except NotHeldError as error:
+            self._why_not = str(error)
+
+    def returned(self, model: nn.Module, kwargs: dict[str, Any] | None, output: Any) -> None:
+        """Hold what a held call returned, and wait for its gradients."""
+        known = self._models.get(id(model))
+        if known is not None and known.held is not None:
+            known.held.returned(kwargs, output)
+
+    def miss(self, why: str) -> None:
+        """Note why no call of this step is held."""
+        self._why_not = why
+
     def _known(self, path: str, model: nn.Module) -> KeptModel:
         if self._seen != self._structure():
             self._seen = self._structure()
@@ -169,11 +201,27 @@ class CapsuleKeeper:
                 if each.requires_grad and not each.is_leaf:
                     hook_gradient(each, Arrival(call, place))
 
+    @property
+    def has_fired(self) -> bool:
+        """Whether the running step is to be saved as soon as its gradients have arrived."""
+        return self._fired is not None
+
+    def fire(self, what: str, module: str | None) -> bool:
+        """Save the running step, captured or not, at the next look: something in it became non-finite.
+
+        Return whether it will be tried.
+        """
+        if not self.armed or self._plan.when != "error" or self._bad:
+            return False
+        self._fired = Fired(what, module, "")
+        return True
+
     def look(self, first_bad: FirstBad, where: str) -> None:
         """Write the step if it is asked for, or if something is non-finite in it that was finite in the last one."""
         if not self.armed:
             return
         self._give(is_end=False)
+        self.settle(where)
         self._looked = True
         if self._plan.when != "error" or self._bad:
             return
@@ -190,16 +238,32 @@ class CapsuleKeeper:
         if not self._was_bad:
             self._write(reason, None if bad is None else bad.module)
 
+    def settle(self, where: str) -> None:
+        """Write the step if something in it became non-finite: now its gradients have arrived."""
+        fired, self._fired = self._fired, None
+        if fired is not None and not self._bad:
+            self._bad = self._looked = True
+            if not self._was_bad:
+                self._write(f"{fired.what}, found {where}", fired.module)
+
     def end_step(self) -> None:
         """Release the step."""
-        if not self._models and not self._looked:
+        models = self._models
+        if not models and not self._looked:
             return
-        if any(each.call is not None for each in self._all):
-            self._give(is_end=True)
+        if self._fired is not None:
+            self.updates += 1  # by the script itself, if no optimizer was seen
+            self.settle("at the end of the step")
         if self._looked:
             self._looked, self._was_bad, self._bad = False, self._bad, False
-        for each in self._all:
-            each.call, each.runs = None, False
+        has_calls = False
+        for each in self._all if len(models) > 1 else models.values():
+            each.held = None
+            has_calls = has_calls or each.call is not None
+        if has_calls:
+            self._give(is_end=True)
+            for each in self._all:
+                each.call, each.runs = None, False
 
     def _give(self, is_end: bool) -> None:
         """Write the step if it was asked for; after an incident, the first one that calls the model of its culprit."""
@@ -235,14 +299,15 @@ class CapsuleKeeper:
 
     def _write(self, reason: str, module: str | None, occasion: Occasion | None = None) -> None:
         self._tried = self._step()
-        known = self._of(module)
+        known = self._of(module, occasion is None)
         model = None if known is None else known.ref()
-        if known is None or known.call is None or model is None:
+        if known is None or model is None:
             self._miss(reason, self._why_not)
             return
         try:
             with unseen():
-                path, size = self._save(known, model, known.call, reason, occasion)
+                call = known.call or known.held_call(model, self.updates)
+                path, size = self._save(known, model, call, reason, occasion)
         except Exception as error:
             self.failed += 1
             self._miss(reason, f"{type(error).__name__}: {error}")
@@ -265,7 +330,8 @@ class CapsuleKeeper:
         folder = self._plan.folder()
         prepare(folder)
         described = about(model, call, reason, self._step())
-        described["changed"] += known.changed(call)
+        if call is known.call:
+            described["changed"] += known.changed(call)
         described["frames"] = self._recent.steps
         if occasion is not None:
             described["occasion"] = asdict(occasion)
@@ -274,9 +340,9 @@ class CapsuleKeeper:
         path = path_of(folder, self._step())
         return path, write_capsule(path, described, step_of(model, call), self._plan.max_bytes, frames)
 
-    def _of(self, module: str | None) -> KeptModel | None:
+    def _of(self, module: str | None, may_be_held: bool = False) -> KeptModel | None:
         """Return the called model that contains a module; without one, the model that was called last."""
-        held = [each for each in self._all if each.call is not None]
+        held = [each for each in self._all if each.call is not None or (may_be_held and each.held is not None)]
         if module is not None:
             held = [each for each in held if each.contains(module)]
         return held[-1] if held else None

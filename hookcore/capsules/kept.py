@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
 from torch import Tensor, nn
 
-from hookcore.capsules.call import Call, Members, state_of
+from hookcore.capsules.call import Call, Members, bytes_of, state_of
+from hookcore.capsules.held import Held
 
 _SMALL_BYTES: Final = 1 << 16  # of a buffer: the operator of BatchNorm changes its own without counting versions
 
@@ -25,6 +26,21 @@ class KeptModel:
     still: dict[str, tuple[int, int]] = field(default_factory=dict)  # the states of large ones
     call: Call | None = None
     runs: bool = False
+    held: Held | None = None  # the call of an uncaptured step
+    _noted: dict[str, tuple[int, int]] = field(default_factory=dict)  # the states of all buffers, when seen last
+
+    def __post_init__(self) -> None:
+        self._noted = {name: state_of(buffer) for name, buffer in self.members.buffers()}
+
+    def held_call(self, model: nn.Module, updates: int) -> Call:
+        """Return the held call of an uncaptured step as one that can be saved, after so many updates of any weights."""
+        assert self.held is not None
+        return self.held.as_call(model, self.held.updates != updates, self._moved_buffers)
+
+    def _moved_buffers(self, others: Container[str]) -> list[str]:
+        """Return the buffers that have changed since they were seen last, perhaps in the running step."""
+        moved = [name for name, each in self.members.buffers() if self._noted.get(name) != state_of(each)]
+        return [f"the value of buffer {name} when the call began" for name in moved if name not in others]
 
     def contains(self, path: str) -> bool:
         """Return whether a module is a part of it."""
@@ -34,6 +50,7 @@ class KeptModel:
         """Return copies of small buffers, and of buffers that were seen to change."""
         copies = {}
         for name, buffer in self.members.buffers():
+            self._noted[name] = state_of(buffer)
             small = bytes_of((buffer,)) <= _SMALL_BYTES
             known = name in self.still
             if not small and self._moved(name, buffer) and known:
@@ -52,8 +69,3 @@ class KeptModel:
         moved = self.still.get(name) != state
         self.still[name] = state
         return moved
-
-
-def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Return the memory that tensors take."""
-    return sum(each.numel() * each.element_size() for each in tensors)

@@ -33,6 +33,7 @@ def _lines(found: Replay) -> Iterator[str]:
         "activations match the training, bit for bit" if found.exact else "may not match the training:"
     )
     yield from (f"  {difference}" for difference in found.differences)
+    yield from about.get("notes", ())
     if steps := about.get("frames"):
         span = f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
         yield f"earlier steps in the capsule, for hookcore.capsules.read_frames: {len(steps)} ({span})"

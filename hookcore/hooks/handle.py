@@ -78,6 +78,10 @@ class _Registry:
         # When the model or tensor dies, this forgets the number. The reference is passed as `pop`'s default.
         self.owned[handle.id] = weakref.ref(handle.hooks_dict_ref(), partial(self.owned.pop, handle.id))
 
+    def own_entry(self, hooks: dict[int, Any], number: int) -> None:
+        """Know an entry of a table that lives as long as the process."""
+        self.owned[number] = weakref.ref(hooks)
+
     def owns(self, hooks: Any, number: int) -> bool:
         reference = self.owned.get(number)
         return reference is not None and reference() is hooks
@@ -124,14 +128,14 @@ def take_private_number(handle: RemovableHandle, *tables: dict[int, Any]) -> Non
     Torch also looks up the number of a global hook in the tables of each module. An unpickled module has the numbers of
     another process, so torch would call the hook with the wrong arguments.
     """
-    number = next(_private_numbers)
+    number = private_number()
     for table in tables:
         if handle.id in table:
             table[number] = table.pop(handle.id)
     handle.id = number
 
 
-_private_numbers = itertools.count(-1, -1)  # torch counts up from 0
+private_number = itertools.count(-1, -1).__next__  # torch counts up from 0
 
 
 def registering() -> AbstractContextManager[Any]:

@@ -15,6 +15,7 @@ from hookcore.recorder.foundloss import FoundLoss
 from hookcore.recorder.keeping import Keeping
 from hookcore.recorder.parts import Parts
 from hookcore.recorder.passes import PassProbes
+from hookcore.recorder.placement import Placement
 from hookcore.recorder.scales import LossScale
 from hookcore.records.vocabulary import TIME_BACKWARD
 
@@ -28,12 +29,15 @@ class BackwardPasses(EndsSteps):
     _scale: LossScale
     _probes: PassProbes
     _keeping: Keeping
+    _placement: Placement
 
     @entry("begin of a backward pass")
     def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
         """Note that a backward pass of this process starts."""
         self._times.enter(TIME_BACKWARD)
         self._current.begin_pass(accumulates)
+        if (holding := self._placement.holding) is not None:
+            holding.begin_pass()
         if accumulates:
             self.clock.pass_begins()  # which may notice the end of the last step
             if self._loss.wanted:
@@ -51,8 +55,13 @@ class BackwardPasses(EndsSteps):
             self._dispatcher.reset_calls()
         if reached:
             self._keeping.look("at the end of a backward pass", self.clock, is_whole=False)
-        if not accumulates:
-            return
+        if (holding := self._placement.holding) is not None:
+            holding.end_pass()
+        if accumulates:
+            self._end_accumulating(reached, passes)
+            self._keeping.settle("at the end of a backward pass")
+
+    def _end_accumulating(self, reached: bool, passes: int) -> None:
         if self._probes.due:
             self._probes.end()
         if self._parts.is_cut or self._parts.has_new_held:

@@ -34,6 +34,30 @@ class StepKeeper(Protocol):
     def left(self, model: nn.Module, output: Any) -> None:
         """Handle what a call returned."""
 
+    updates: int  # how often optimizers have updated any weights
+
+    def hold(self, path: str, model: nn.Module, args: Any) -> None:
+        """Handle a call of a model in an uncaptured step, before it runs. Must take microseconds."""
+
+    def returned(self, model: nn.Module, kwargs: dict[str, Any] | None, output: Any) -> None:
+        """Handle what such a call returned."""
+
+    def miss(self, why: str) -> None:
+        """Handle the reason why the calls of an uncaptured step are not held."""
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether `settle` has something to do."""
+
+    def fire(self, what: str, module: str | None) -> bool:
+        """Save the running step, captured or not: `what` became non-finite in it, in this module if it is known.
+
+        It is saved once the gradients of the running backward pass have arrived. Return whether it will be tried.
+        """
+
+    def settle(self, where: str) -> None:
+        """Handle a moment at which these gradients have arrived, and the weights are still those of the step."""
+
     def look(self, first_bad: FirstBad, where: str) -> None:
         """Handle a moment at which the weights are still those of the step."""
 

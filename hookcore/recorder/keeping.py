@@ -39,6 +39,20 @@ class Keeping:
             kinds = _KINDS - GRADIENT_KINDS if clock.owners.scalers() else _KINDS
             keeper.look(partial(self._dispatcher.statistics.first_bad, kinds, clock.step, is_whole), where)
 
+    def fire(self, what: str, module: str | None = None) -> bool:
+        """Save the running step, captured or not: `what` became non-finite in it. Return whether it will be tried.
+
+        It is saved at the end of the running backward pass, or before the optimizer, whichever comes first.
+        """
+        keeper = self._dispatcher.keeper
+        return keeper is not None and keeper.fire(what, module)
+
+    def settle(self, where: str) -> None:
+        """Save the running step now if something fired in it."""
+        keeper = self._dispatcher.keeper
+        if keeper is not None and keeper.has_fired:
+            keeper.settle(where)
+
     def end_step(self, roots: Sequence[Root]) -> None:
         """End the step."""
         assert self._dispatcher.keeper is not None

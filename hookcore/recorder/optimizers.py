@@ -59,6 +59,7 @@ class OptimizerSteps(EndsSteps):
             if owned:
                 self._observers.before_step(owned, with_gradients)
             self._keeping.look("before an optimizer's step", self.clock)
+        self._keeping.settle("before an optimizer's step")
 
     def _saw_inner_step(self) -> None:
         """Read the gradients that an optimizer uses inside another one's step, as in most versions of SAM.
@@ -94,6 +95,8 @@ class OptimizerSteps(EndsSteps):
         if owner is None:
             return
         self._times.leave(TIME_OPTIMIZER)
+        if (keeper := self._dispatcher.keeper) is not None:
+            keeper.updates += 1
         owned, copies, owner.owned, owner.copies = owner.owned, owner.copies, None, []
         computes = owner.inner_passes and (owner.runs_passes or _closure(args, kwargs) is not None)
         if computes and not owner.steps and not owner.was_read:

@@ -14,6 +14,7 @@ from hookcore.hooks.observing import ObserverHandle
 from hookcore.hooks.optimizers import StepObserver, observe_steps
 from hookcore.recorder.calls import Observer
 from hookcore.recorder.dispatch import Dispatcher
+from hookcore.recorder.holding import Holding
 from hookcore.recorder.in_graphs import InsideAttachment
 from hookcore.recorder.loading import Loading
 from hookcore.recorder.models import Models
@@ -61,6 +62,7 @@ class Placement:
         self._loading = Loading(dispatcher.times, dispatcher.current, dispatcher.errors, lock)
         self._emit = emit
         self._attachment: Attachment | None = None
+        self.holding: Holding | None = None  # with hooks on the process only
         self._handles: list[hooks.HookHandle | ObserverHandle[Any]] = []
 
     def attach(self, steps: StepObserver, passes: BackwardObserver, step: int, captured: bool) -> None:
@@ -71,6 +73,8 @@ class Placement:
         if self._models.discovers:
             self._handles.append(hooks.on_module_registration(self._models.registrations.saw))
         self._attachment = self._new_attachment()
+        if self._dispatcher.keeper is not None and isinstance(self._attachment, ProcessAttachment):
+            self.holding = Holding(self._dispatcher)
         self.begin_step(step, captured)
         self._attachment.follow_observers()
 
@@ -93,6 +97,9 @@ class Placement:
         if self._attachment is not None:
             self._attachment.close()
             self._attachment = None
+        if self.holding is not None:
+            self.holding.close()
+            self.holding = None
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -110,6 +117,8 @@ class Placement:
             self._dispatcher.begin_step(captured)
         if self._attachment is not None and (captured or was_captured):
             (self._attachment.on if captured else self._attachment.off)()
+        if self.holding is not None:
+            self.holding.begin_step(captured)
 
     def follow_observers(self, *others: Observer) -> None:
         """Let these observers see the calls of modules, in addition to the statistics."""

@@ -112,6 +112,7 @@ class Steps:
             self._scale,
             self._observers.probes.passes,
             self._keeping,
+            self._placement,
         )
 
     # The user

@@ -1,0 +1,319 @@
+"""The call of a model is held in every step, captured or not, so that the step that goes wrong can be repeated."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+import hookcore
+from hookcore.capsules import read_about, replay
+from hookcore.recorder import holding as holding_module
+from tests.capsule_files import capsules_of
+from tests.harness import digest, random_state, seed_all
+from tests.test_capsule_keeper import BAD, Net, Standardize, batches, events_of, guilty
+
+NEVER = 1 << 20  # steps between two captured ones, so that only step 0 is captured
+
+CALLS: tuple[Callable[[Any, Tensor], Tensor], ...] = (
+    lambda model, x: model(x),
+    lambda model, x: model(x=x),
+    lambda model, x: model({"x": [x]}),
+)
+
+
+class Takes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), Standardize())
+
+    def forward(self, x: Any) -> Tensor:
+        result: Tensor = self.inner(x["x"][0] if isinstance(x, dict) else x)
+        return result
+
+
+class Fragile(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 3:
+            raise ValueError("three")
+        result: Tensor = self.inner(x)
+        return result
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        result: Tensor = self.inner(x * 1)  # so that autograd doesn't keep x itself
+        return result
+
+
+def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
+    return hookcore.watch(model, **{"server": None, "budget": None, "every": NEVER, "capsule": "error", **settings})
+
+
+def fire(watcher: hookcore.Watcher, module: str | None = None) -> bool:
+    return watcher._recorder.keeping.fire("non-finite values in the loss", module)
+
+
+def holds(watcher: hookcore.Watcher) -> bool:
+    keeper: Any = watcher._recorder._dispatcher.keeper
+    return any(each.held is not None for each in keeper._models.values())
+
+
+def train(
+    model: Net, watcher: hookcore.Watcher | None, bad: int = BAD, log: Callable[[Any], None] = lambda _: None
+) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for step, (x, mask) in enumerate(batches(bad)):
+        optimizer.zero_grad()
+        loss = model(x, mask=mask)["loss"]
+        if step == bad and watcher is not None:
+            assert fire(watcher)
+        loss.backward()
+        optimizer.step()
+        log(loss.detach())
+
+
+def test_an_uncaptured_step_is_saved_and_replayed_to_the_bit() -> None:
+    seed_all()
+    model = Net()
+    with watch(model) as watcher:
+        train(model, watcher)
+        (event,) = events_of(watcher, "capsule")
+        (path,) = capsules_of(watcher)
+        assert not watcher.errors
+    found = replay(path)
+    assert event.step == found.about["step"] == BAD
+    assert found.about["reason"] == "non-finite values in the loss, found at the end of a backward pass"
+    assert found.about["weights"] == "before the update"
+    assert found.exact, found.differences
+    assert guilty(found)
+    assert any("batch norm" in note for note in found.about["notes"])
+
+
+def test_holding_changes_nothing_in_the_training() -> None:
+    def outcome(watched: bool) -> tuple[str, str, list[str]]:
+        seed_all()
+        model, losses = Net(), list[str]()
+        watcher = watch(model) if watched else None
+        train(model, watcher, log=lambda loss: losses.append(digest(loss)))
+        if watcher is not None:
+            assert len(capsules_of(watcher)) == 1
+            watcher.close()
+        return digest(model.state_dict()), random_state(), losses
+
+    assert outcome(watched=True) == outcome(watched=False)
+
+
+def test_nothing_held_outlives_its_step_and_no_hook_stays() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = dict(torch_module._global_forward_pre_hooks)
+    with watch(model) as watcher:
+        for step in range(4):
+            x = torch.randn(2, 4)
+            model(x).sum().backward()
+            assert holds(watcher) == (step > 0)
+            assert not model._forward_hooks
+            optimizer.step()
+            assert not holds(watcher)
+            batch = weakref.ref(x)
+            del x
+            gc.collect()
+            assert batch() is None
+    assert dict(torch_module._global_forward_pre_hooks) == before
+
+
+def test_modules_inside_the_model_are_called_without_any_hook() -> None:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(len(torch_module._global_forward_pre_hooks))
+            return x * 2
+
+    seen: list[int] = []
+    model = nn.Sequential(nn.Linear(4, 4), Inner())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    foreign = len(torch_module._global_forward_pre_hooks)
+    with watch(model):
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+    assert seen[1:] == [foreign, foreign]
+
+
+@pytest.mark.parametrize("bad", range(3))
+def test_the_newest_micro_batch_is_held(bad: int) -> None:
+    seed_all()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model) as watcher:
+        for step in range(3):
+            for part, (x, mask) in enumerate(batches(bad if step == 2 else -1, steps=3)):
+                loss = model(x, mask=mask)["loss"]
+                if (step, part) == (2, bad):
+                    fire(watcher)
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        (path,) = capsules_of(watcher)
+    found = replay(path)
+    assert guilty(found)
+    assert found.exact, found.differences
+    assert float(found.about["step"]) == 2
+
+
+def test_an_evaluation_at_the_start_of_a_step_does_not_keep_the_training_call_from_being_held() -> None:
+    seed_all()
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model) as watcher:
+        for step, (x, mask) in enumerate(batches(2, steps=3)):
+            model.eval()
+            with torch.no_grad():
+                for _ in range(3):
+                    model(x, mask=torch.ones_like(mask))
+            model.train()
+            loss = model(x, mask=mask)["loss"]
+            if step == 2:
+                fire(watcher)
+            loss.backward()
+            optimizer.step()
+        (path,) = capsules_of(watcher)
+    assert guilty(replay(path))
+
+
+def test_the_model_of_the_module_that_went_bad_is_saved() -> None:
+    seed_all()
+    first, second = nn.Sequential(nn.Linear(4, 4), Standardize()), nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.01)
+    with hookcore.watch(server=None, budget=None, every=NEVER, capsule="error") as watcher:
+        for step in range(4):
+            x = torch.zeros(2, 4) if step == 3 else torch.randn(2, 4)
+            if step == 3:
+                first[0].bias.data.zero_()
+            loss = second(first(x)).sum()
+            if step == 3:
+                name = next(root.name for root in watcher._recorder.models.roots if root.ref() is first)
+                fire(watcher, f"{name}/0")
+            loss.backward()
+            optimizer.step()
+        (path,) = capsules_of(watcher)
+    assert guilty(replay(path))
+
+
+def test_a_model_between_two_steps_is_pickled_and_copied_as_usual() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model):
+        for _ in range(3):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            assert b"hookcore" not in pickle.dumps(model)
+            assert not copy.deepcopy(model)._forward_hooks
+
+
+def test_a_model_that_raises_keeps_no_hook() -> None:
+    model = Fragile()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model) as watcher:
+        for step in range(5):
+            if step == 2:
+                with pytest.raises(ValueError, match="three"):
+                    model(torch.randn(3, 4))
+                buffer = io.BytesIO()
+                torch.save(model, buffer)
+                assert b"hookcore" not in buffer.getvalue()
+            model(torch.randn(2, 4)).sum().backward()
+            assert holds(watcher) == (step > 0)
+            optimizer.step()
+            assert not model._forward_hooks
+        assert not watcher.errors
+
+
+def test_in_a_process_with_compiled_code_no_call_is_held_and_the_event_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(holding_module, "has_compiled", lambda: True)
+    monkeypatch.setattr(holding_module, "_DYNAMO", "torch")
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model) as watcher:
+        for step in range(3):
+            loss = model(torch.randn(2, 4)).sum()
+            assert not (step and holds(watcher))
+            if step == 2:
+                fire(watcher)
+            loss.backward()
+            optimizer.step()
+        (event,) = events_of(watcher, "capsule-missed")
+    assert "compiled code" in event.message
+
+
+def test_a_hook_waits_for_few_other_modules_only() -> None:
+    model, other = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Identity()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model) as watcher:
+        for step in range(3):
+            for _ in range(2 * holding_module.MAX_OTHERS if step == 2 else 3):
+                other(torch.ones(1))
+            model(torch.randn(2, 4)).sum().backward()
+            assert holds(watcher) == (step == 1)
+            optimizer.step()
+
+
+def test_what_changed_since_the_call_is_said() -> None:
+    model = Counting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model) as watcher:
+        for step in range(3):
+            x = torch.randn(2, 4)
+            loss = model(x).sum()
+            if step == 2:
+                fire(watcher)
+                x.zero_()
+            loss.backward()
+            optimizer.step()
+        (path,) = capsules_of(watcher)
+    about = read_about(path)
+    assert about["changed"] == ["argument 0"]
+    assert about["unkept"] == ["the value of buffer calls when the call began"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_arguments_of_any_kind_are_held(call: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    model = Takes()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model) as watcher:
+        for step in range(3):
+            x = torch.randn(2, 4)
+            if step == 2:
+                x.zero_()
+                nn.init.zeros_(model.inner[0].bias)
+            loss = call(model, x).sum()
+            if step == 2:
+                fire(watcher)
+            loss.backward()
+            optimizer.step()
+        (path,) = capsules_of(watcher)
+        assert not watcher.errors
+    found = replay(path)
+    assert guilty(found)
+    assert found.exact, found.differences
