@@ -39,6 +39,11 @@ class Ending:
         self._unless_known = ""
         self.unfollow = _follow_cells(self._end_cell)
 
+    def let_go(self) -> None:
+        """Ask for nothing more, after the end."""
+        self.unfollow()
+        self._step = lambda: -1
+
     def expect_crash(self, why: str) -> None:
         """Set why the run crashed if no other reason is found, or "" for none."""
         self._unless_known = why

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -56,7 +57,7 @@ class Follower:
     """Follows one store. Everything but `look` is called by the thread that adds frames."""
 
     def __init__(self, store: Store, changes: Changes = (), rank: int = 0) -> None:
-        self._store = store
+        self._ref = weakref.ref(store)  # which has this follower: a circle would keep a store until a full collection
         self._later = 0  # by how many frames the schedule is later
         self._changes = list(changes)  # of thresholds, that are to come
         self._inputs = RuleInputs()
@@ -76,6 +77,12 @@ class Follower:
         self._failed = False
         self.take_turns(rank)
         self._change_before(0)
+
+    @property
+    def _store(self) -> Store:
+        store = self._ref()
+        assert store is not None, "only a store's own thread calls its follower"
+        return store
 
     def take_turns(self, rank: int) -> None:
         """Look at the store at other frames than most other ranks of the training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -110,7 +111,7 @@ class MagnitudeWindow:
         if not known.at.size:
             return None
         begun = before.begun if before is not None and before.columns.width == width else {}
-        return cls(store, taps, stat, steps, known, _early_of(store, taps, stat, steps, before), begun)
+        return cls(weakref.proxy(store), taps, stat, steps, known, _early_of(store, taps, stat, steps, before), begun)
 
     def outline(self) -> MagnitudeWindow:
         """Return only what can't be read again once old steps are merged."""

@@ -208,6 +208,8 @@ class Models:
 
     def _departed(self, key: int, _: object) -> None:
         """Handle a removed module. Its facts are kept."""
+        if "plans" not in vars(self):  # taken apart: see `Recorder.dismantle`
+            return
         plan = self.plans.by_id.pop(key, None)
         if plan is not None:
             self._gone[plan.path] = plan.counts.training

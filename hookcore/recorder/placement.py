@@ -63,6 +63,7 @@ class Placement:
         self._emit = emit
         self._attachment: Attachment | None = None
         self.holding: Holding | None = None  # with hooks on the process only
+        self._closed: Attachment | None = None  # the last one, in circles until the recorder is taken apart
         self._handles: list[hooks.HookHandle | ObserverHandle[Any]] = []
 
     def attach(self, steps: StepObserver, passes: BackwardObserver, step: int, captured: bool) -> None:
@@ -96,7 +97,7 @@ class Placement:
         self._dispatcher.current.stop()
         if self._attachment is not None:
             self._attachment.close()
-            self._attachment = None
+            self._closed, self._attachment = self._attachment, None
         if self.holding is not None:
             self.holding.close()
             self.holding = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from hookcore.config import Settings
@@ -31,12 +31,13 @@ from hookcore.recorder.models import Models
 from hookcore.recorder.observers import Observers
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.placement import Placement
-from hookcore.recorder.plans import PlanTable
+from hookcore.recorder.plans import Plan, PlanTable
 from hookcore.recorder.problems import Problems
 from hookcore.recorder.queue import FrameQueue
 from hookcore.recorder.ranks import Ranks
 from hookcore.recorder.replicas import Replicas
 from hookcore.recorder.requests import Requests
+from hookcore.recorder.roots import Root
 from hookcore.recorder.rounds import Rounds
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.shipping import Examine, Shipper
@@ -200,8 +201,40 @@ class Recorder:
         self.models.let_go()
         self.steps.clock.let_go()
         self.keeping.close()
+        if self.worker.has_ended:
+            self.shipper.let_go()
+
+    def dismantle(self) -> None:
+        """Take the parts apart once no one can ask for anything anymore.
+
+        They refer to each other in circles, so they would stay until Python's next full collection, which is rare in a
+        training loop. Nothing changes for a graph that still lives: its hooks know the statistics and the current step.
+        """
+        if self.closed and self.worker.has_ended:
+            dispatcher = self._dispatcher
+            for plan in (*dispatcher.plans.live(), *dispatcher.plans.departed):
+                plan.rows.release()
+            whole = {id(each) for each in (dispatcher.current, dispatcher.statistics, dispatcher.errors)}
+            _take_apart(self, whole)
 
     def abandon(self) -> None:
         """Stop in a forked child: never capture, never send."""
         self.closed = True
         self.placement.detach()
+
+
+def _take_apart(part: object, whole: set[int]) -> None:
+    """Delete the attributes of an object of this package, and then of those that it had."""
+    names = [*getattr(part, "__dict__", ()), *(name for kind in type(part).__mro__ for name in _slots_of(kind))]
+    for name in names:
+        value = getattr(part, name, None)
+        with contextlib.suppress(AttributeError):
+            delattr(part, name)
+        kind = type(value)
+        if kind.__module__.startswith(__package__) and id(value) not in whole and not isinstance(value, Plan | Root):
+            _take_apart(value, whole)
+
+
+def _slots_of(kind: type) -> Iterable[str]:
+    slots = vars(kind).get("__slots__", ())
+    return [name for name in ((slots,) if isinstance(slots, str) else slots) if name != "__weakref__"]

@@ -66,6 +66,10 @@ class Shipper:
     def __post_init__(self) -> None:
         self._rows = ShownRows(self._table.numbers)
 
+    def let_go(self) -> None:
+        """Let go of the user's rules, after the last frame."""
+        self._examine = None
+
     def ship(self, raws: list[RawFrame]) -> None:
         """Send these steps or parts of steps."""
         began, sent = time.thread_time(), 0

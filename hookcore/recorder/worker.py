@@ -56,6 +56,11 @@ class Worker:
         if self._thread is not threading.current_thread():
             self._thread.join(max(0.0, deadline - time.monotonic()))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread makes no more rounds."""
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
         while not self._stopping.wait(POLL_S):
             self._busy = True  # during a round too: it may describe the model, and a flush waits for that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -72,7 +73,7 @@ class Parts:
         self.taps_announced = 0  # taps without room keep their number
         self.steps = StepRange(None, None, 0)
         self.flows: tuple[Flow, ...] = ()  # oldest first
-        self.incidents = Incidents(self, limits["incidents"])
+        self.incidents = Incidents(weakref.proxy(self), limits["incidents"])  # no circle: see Follower
         self.past: Past | None = None  # where the whole run is, if anywhere
         self.whole_since = 0  # the step since which memory has every step of the run
         self.dropped: Counter[str] = Counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -14,7 +14,7 @@ from hookcore.recorder.boundary import Boundary
 from hookcore.records import SEVERITIES, Severity
 
 if TYPE_CHECKING:
-    from hookcore.reading.answers import Incident, Incidents
+    from hookcore.reading.answers import Incident
 
 POLL_S: Final = 0.05
 PAUSE_S: Final = 0.25  # after each time that the incidents were read
@@ -66,7 +66,7 @@ class Subscriber:
         """The name of the callback in messages."""
         return str(getattr(self.callback, "__qualname__", type(self.callback).__name__))
 
-    def news_of(self, incidents: Incidents) -> list[Incident]:
+    def news_of(self, incidents: Iterable[Incident]) -> list[Incident]:
         """Return the incidents to call the callback for now, each only once, without muted ones."""
         worst = SEVERITIES[: SEVERITIES.index(self.severity) + 1]
         news = [each for each in incidents if each.severity in worst and each.id not in self._reported]
@@ -104,7 +104,7 @@ class Callbacks:
     """
 
     def __init__(
-        self, version: Callable[[], int], read: Callable[[], Incidents], boundary: Boundary, report: Report
+        self, version: Callable[[], int], read: Callable[[], Iterable[Incident]], boundary: Boundary, report: Report
     ) -> None:
         self._version, self._read = version, read
         self._boundary, self._report = boundary, report
@@ -133,6 +133,8 @@ class Callbacks:
         self._stopping.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
+        if self._thread is None or not self._thread.is_alive():
+            self._version, self._read = lambda: 0, tuple  # those of the watcher would keep it in a circle
 
     def _run(self) -> None:
         while not self._stopping.wait(self._look()):

@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,6 +102,7 @@ class Watcher(AskedRun):
             self._ending.unfollow()
             raise
         _watchers.add(self)
+        weakref.finalize(self, self._recorder.dismantle)
 
     def _examine(self, frame: Frame, taps: Sequence[Tap]) -> Frame:
         """Show a frame to the bridge and to the user's rules, on the recorder's thread."""
@@ -166,6 +168,7 @@ class Watcher(AskedRun):
         self._close_bridge()
         self._callbacks.close()
         self._notifier.close()
+        self._ending.let_go()
         _watchers.discard(self)
 
     def _ask_script(self) -> None:

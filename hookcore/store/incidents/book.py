@@ -74,7 +74,7 @@ class Incidents:
     def __post_init__(self) -> None:
         self._causes = Causes(self.source.taps)
         self._accounts = Accounts(self.source.taps, self._causes)
-        self._standings = Standings(self._gather)
+        self._standings = Standings()
 
     @property
     def dropped(self) -> int:
@@ -171,13 +171,14 @@ class Incidents:
     def _gather(self, culprit: int, begin: int, limit: int = MAX_UNFINISHED) -> Gathering | None:
         """Begin to take the values around an onset, if there is room for them (the lock must be held)."""
         if len(self._unfinished) < limit:
-            lanes, numbers = self.source.lanes_of_scalars(), neighbors_of(culprit, self.source.taps)
+            source = self.source  # by name below: a bound method would keep the store in a circle
+            lanes, numbers = source.lanes_of_scalars(), neighbors_of(culprit, self.source.taps)
             names = worth_showing(list(lanes))
             found = Gathering(
                 tuple(self.source.taps[number] for number in numbers),
                 tuple(names),
-                Window.open(numbers, begin, self.source.stat_rows),
-                Window.open([lanes[name] for name in names], begin, self.source.scalar_rows),
+                Window.open(numbers, begin, lambda *given: source.stat_rows(*given)),
+                Window.open([lanes[name] for name in names], begin, lambda *given: source.scalar_rows(*given)),
             )
             if self.nbytes + found.nbytes < _FULL * self.max_bytes:
                 self._unfinished.append(found)
@@ -190,7 +191,7 @@ class Incidents:
         if not found and not self._standings.open:
             return
         with self._lock:
-            changed, ended = self._standings.look(step, found, per_frame)
+            changed, ended = self._standings.look(step, found, self._gather, per_frame)
             for each in {id(each): each for each in (*changed, *ended)}.values():
                 self._note_change(each)
             back = {self._accounts.of_rule(each).about.id for each in changed}

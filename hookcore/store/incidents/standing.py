@@ -65,7 +65,6 @@ class Standing:
 
 @dataclass(slots=True)
 class Standings:
-    gather: Gather
     open: list[Standing] = field(default_factory=list)
     _over: deque[Standing] = field(default_factory=lambda: deque(maxlen=MAX_STANDING))  # may come back
     _refused: dict[tuple[str, int], Severity] = field(default_factory=dict)
@@ -85,7 +84,9 @@ class Standings:
         """The number of these that were warnings or errors."""
         return sum(severity != "info" for severity in list(self._refused.values()))  # another thread may add one
 
-    def look(self, step: int, found: Sequence[Found], per_frame: bool = False) -> tuple[list[Standing], list[Standing]]:
+    def look(
+        self, step: int, found: Sequence[Found], gather: Gather, per_frame: bool = False
+    ) -> tuple[list[Standing], list[Standing]]:
         """Follow the findings at a step. Return the incidents that changed, and those that are over.
 
         Findings about single frames end only incidents of that kind; findings about many steps end only the others.
@@ -98,7 +99,7 @@ class Standings:
             standing = next((known for known in self.open if known.belongs(each)), None)
             standing = standing or next((new for new in fresh if _began_together(new.found, each)), None)
             begun = standing is None
-            standing = standing or self._return(each) or self._begin(each, step)
+            standing = standing or self._return(each) or self._begin(each, step, gather)
             if standing is None:
                 continue
             news = standing.take(each, step)
@@ -126,14 +127,14 @@ class Standings:
                 return each
         return None
 
-    def _begin(self, found: Found, step: int) -> Standing | None:
+    def _begin(self, found: Found, step: int, gather: Gather) -> Standing | None:
         if len(self.open) >= MAX_STANDING:
             if len(self._refused) < MAX_REFUSED:
                 self._refused[found.rule, found.number] = found.severity
             return None
         # Another tap's problem began no earlier than the incident, even if merged steps look older.
         onsets = {number: max(onset, found.since) for number, onset in found.members} | {found.number: found.since}
-        standing = Standing(found, found.severity, step, step, onsets, self.gather(found.number, found.since))
+        standing = Standing(found, found.severity, step, step, onsets, gather(found.number, found.since))
         self.open.append(standing)
         return standing
 
