@@ -26,7 +26,7 @@ from hookcore.records import (
 )
 from hookcore.records.flow import Flow, FlowCall
 from hookcore.records.sketch import bins_of
-from hookcore.records.vocabulary import REDUCTION_WAIT, SAMPLES_RATE
+from hookcore.records.vocabulary import REDUCTION_WAIT, SAMPLES_RATE, STEPS_RATE
 from hookcore.records.wire import Description, Place, RunInfo
 from hookcore_app.main import create_app
 from hookcore_app.runs import Run, Runs
@@ -79,7 +79,7 @@ def make_frame(step: int, values: list[float], **others: Any) -> Frame:
         np.arange(len(values) + 1, dtype=np.uint32), bins_of(np.array(values)), np.full(len(values), 8, np.uint32)
     )
     stats = stats_of_magnitudes(values, "mean", "min", "max", "rms")
-    return frame(step, stats, sketches=block, time_s=100.0 + step, **others)
+    return frame(step, stats, sketches=block, **{"time_s": 100.0 + step, **others})
 
 
 def make_info(run: str, **others: Any) -> RunInfo:
@@ -140,8 +140,10 @@ def fill_ranks(runs: Runs, job: str = "4f2a", world: int = 2, steps: int = STEPS
         for rank, run in enumerate(ranks):
             values = [value_at(step, row) * (1 + rank) for row in range(len(TAPS))]
             scalars = {"loss": (1.0 + rank) / (step + 1), REDUCTION_WAIT: 0.1 * (world - 1 - rank)}
-            scalars[SAMPLES_RATE] = 32 / (1 + rank)
-            run.take_record(make_frame(step, values, scalars=scalars, elapsed_s=0.25 * (1 + rank)))
+            elapsed_s = 0.25 * (1 + rank)
+            scalars |= {STEPS_RATE: 1 / elapsed_s, SAMPLES_RATE: 8 / elapsed_s}
+            time_s = 100.0 + elapsed_s * step
+            run.take_record(make_frame(step, values, scalars=scalars, elapsed_s=elapsed_s, time_s=time_s))
 
 
 class World:

@@ -19,7 +19,7 @@ import pytest
 from hookcore.errors import HookcoreError
 from hookcore.findings.follower import Follower
 from hookcore.records import STAT_COLUMN, Coverage, Event, Failure, Frame, ModuleRecord, Snapshot, Tap, wire
-from hookcore.records.vocabulary import SAMPLES_RATE, TRAINED
+from hookcore.records.vocabulary import SAMPLES_RATE, STEPS_RATE, TRAINED
 from hookcore.records.wire import DeliveryCounters, Description, EndItem, Place
 from hookcore.store import Store
 from hookcore.store.copies import Difference
@@ -234,7 +234,7 @@ def test_an_update_that_comes_after_the_rest_of_its_step_is_relative_to_the_part
 
 
 def test_the_throughput_is_the_sum_of_the_ranks_that_have_batches_of_their_own(ranks: Ranks) -> None:
-    rate = {SAMPLES_RATE: 100.0}
+    rate = {STEPS_RATE: 1.0, SAMPLES_RATE: 100.0}
     for rank in (0, 1, 2):
         ranks.send(rank, range(3), more=rate)
     ranks.send(3, range(2))  # each rank samples in different steps
@@ -251,9 +251,10 @@ def test_the_throughput_is_the_sum_of_the_ranks_that_have_batches_of_their_own(r
 
 def test_the_throughput_of_ranks_that_may_see_the_same_batch_is_their_mean(ranks: Ranks) -> None:
     for rank in range(WORLD):
-        shared = replace(of_rank(rank, 0), owners=np.array([-1, 0], np.int32), scalars={SAMPLES_RATE: 100.0 + rank})
-        ranks.post(rank, [shared])
-    assert ranks.joint.store.scalars(SAMPLES_RATE).mean.tolist() == [101.5]
+        rates = {STEPS_RATE: 1.0, SAMPLES_RATE: 100.0 + rank}
+        owners = np.array([-1, 0], np.int32)
+        ranks.post(rank, [replace(of_rank(rank, step), owners=owners, scalars=rates) for step in (0, 1)])
+    assert ranks.joint.store.scalars(SAMPLES_RATE).mean.tolist() == [101.5, 101.5]
     page = ranks.server.client.get(f"/runs/{JOINT}/system", headers={"Accept": "text/html"}).text
     assert "mean of the ranks" in page
 

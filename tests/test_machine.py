@@ -17,7 +17,7 @@ import hookcore
 from hookcore.recorder.idle import IDLE_S, Idle
 from hookcore.recorder.machine import Gpus, Host, Sample, Sampler, open_host
 from hookcore.recorder.machine.sampler import MAX_FAILURES
-from hookcore.recorder.throughput import Throughput, cuda_devices
+from hookcore.recorder.throughput import Ended, Throughput, cuda_devices
 from hookcore.records.vocabulary import (
     CPU_MACHINE,
     CPU_PROCESS,
@@ -320,17 +320,27 @@ def test_a_batch_is_counted_with_its_parts_and_keywords_and_not_in_evaluation() 
 
 
 def test_throughput_counts_the_samples_of_the_model_that_received_the_fewest() -> None:
-    step = 0
+    ended = Ended()
     roots = [SimpleNamespace(samples=samples, tokens=0) for samples in (64, 32, 0)]
-    speed = Throughput(lambda: step, lambda: roots)  # type: ignore[arg-type, return-value]
-    assert speed.read(10.0) == Sample()
-    assert speed.read(12.0) == Sample()  # no step has ended yet
-    step = 10
+    speed = Throughput(lambda: ended, lambda: roots)  # type: ignore[arg-type, return-value]
+    assert speed.read(10.0) == Sample()  # no step has ended yet
+    ended = Ended(2, 11.0)
+    assert speed.read(12.0) == Sample()  # the first ends: it is unknown when their steps began
+    ended = Ended(12, 13.0)
     assert speed.read(14.0).numbers == {STEPS_RATE: 5.0, SAMPLES_RATE: 160.0}
-    assert speed.read(16.0).numbers == {STEPS_RATE: 0.0, SAMPLES_RATE: 0.0}
     roots.clear()
-    step = 11
+    ended = Ended(13, 14.0)
     assert speed.read(17.0).numbers == {STEPS_RATE: 1.0}
+
+
+def test_a_step_that_takes_longer_than_a_sample_of_the_machine_does_not_look_like_none() -> None:
+    ended = Ended(1, 0.5)
+    speed = Throughput(lambda: ended, lambda: [SimpleNamespace(samples=8, tokens=0)])  # type: ignore[arg-type, list-item]
+    found = []
+    for now in range(0, 40, 2):  # every two seconds; a step takes five
+        ended = Ended(1 + now // 5, 0.5 + 5 * (now // 5))
+        found.append(speed.read(float(now)).numbers)
+    assert {tuple(each.items()) for each in found if each} == {((STEPS_RATE, 0.2), (SAMPLES_RATE, 1.6))}
 
 
 class Idling:
@@ -338,7 +348,7 @@ class Idling:
 
     def __init__(self) -> None:
         self.now, self.machine, self.shipped = 0.0, Given(), list[float]()
-        self.steps = SimpleNamespace(ended_at=float("nan"))
+        self.steps = SimpleNamespace(ended=Ended())
         self.collector = SimpleNamespace(has_events=False, take_between=self.take)
         nothing = SimpleNamespace(changes=[], apply_while_idle=lambda: None)
         ship: Any = self.shipped.append
@@ -362,7 +372,7 @@ def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
     world = Idling()
     world.pass_time(10)
     assert world.shipped == []  # before the first step, there is no step that they could belong to
-    world.steps.ended_at = world.now
+    world.steps.ended = Ended(1, world.now)
     world.now += IDLE_S / 2
     world.idle.tick()
     assert world.shipped == []
@@ -370,7 +380,7 @@ def test_samples_are_sent_less_and_less_often_while_no_step_ends() -> None:
     assert len(world.shipped) == 10
     world.pass_time(24 * 3600)
     assert 100 < len(world.shipped) < 600
-    world.steps.ended_at, world.shipped[:] = world.now, []
+    world.steps.ended, world.shipped[:] = Ended(1, world.now), []
     world.pass_time(3, every=0.5)
     assert world.shipped  # the next pause starts over
 

@@ -24,7 +24,7 @@ from hookcore.recorder import Recorder
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.steptimes import StepTimes
-from hookcore.recorder.throughput import Throughput
+from hookcore.recorder.throughput import Ended, Throughput
 from hookcore.records.vocabulary import (
     SAMPLES_RATE,
     STEPS_RATE,
@@ -507,8 +507,8 @@ def test_integers_in_rows_are_tokens(given: Tensor, tokens: int) -> None:
     for _ in range(2):
         model(given).sum().backward()
         optimizer.step()
-    steps = iter((0, 20))
-    throughput = Throughput(lambda: next(steps), lambda: recorder.models.roots)
+    ended = iter((Ended(1, 0.5), Ended(21, 2.5)))
+    throughput = Throughput(lambda: next(ended), lambda: recorder.models.roots)
     throughput.read(0.0)
     found = throughput.read(2.0).numbers
     recorder.close()

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-import numpy as np
-
-from hookcore.findings.keyfigures import newest_of
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
-from hookcore.records.vocabulary import ELAPSED, SAMPLES_RATE, TOKENS_RATE
-from hookcore.store import Store
 
 from ..runs import JointRun
 from ..runs.ranked import shift_of, summary_of
 from ..runs.rounds import Member
 from .rankstores import stores_of
+from .speed import run_rates
 from .stragglers import Waits, waits_of
-
-PACE_STEPS: Final = 64
-
-
-def pace_of(store: Store) -> float:
-    """Return the mean seconds of the newest captured steps; NaN if they are unknown."""
-    steps = store.steps()
-    if steps.newest is None or ELAPSED not in store.scalar_names():
-        return float("nan")
-    series = store.scalars(ELAPSED, first=steps.newest - PACE_STEPS + 1)
-    known = np.isfinite(series.mean)
-    if not known.any():
-        return float("nan")
-    return float(np.average(series.mean[known], weights=series.present[known].astype(np.float64)))
-
-
-def rate_of(store: Store, name: str) -> Number | None:
-    """Return the newest measurement of a rate, or None."""
-    found = newest_of(store, name)
-    return None if found is None else Number(found.value)
 
 
 def ranks_of(joint: JointRun, first: int | None = None, last: int | None = None) -> answers.Ranks:
@@ -69,6 +43,8 @@ def _rank_of(
     def waited(name: str) -> Number:
         return Number("nan" if at is None else getattr(waits, name)[at])
 
+    rates = run_rates(run)
+
     return answers.Rank(
         rank=place.rank,
         run=run.id,
@@ -79,7 +55,7 @@ def _rank_of(
         axes=dict(place.axes),
         newest_step=None if newest is None or shift is None else newest + shift,
         behind=None if newest is None or farthest is None else farthest - newest,
-        seconds_per_step=Number(pace_of(run.store)),
+        seconds_per_step=Number("nan" if rates.steps is None else 1 / rates.steps),
         wait_s=waited("wait_s"),
         wait_share=waited("share"),
         after_first_s=waited("after_first_s"),
@@ -87,6 +63,10 @@ def _rank_of(
         late=0 if progress is None else progress.late,
         missed=0 if progress is None else progress.missed,
         unknown_rows=0 if progress is None else progress.unknown_rows,
-        samples_per_second=rate_of(run.store, SAMPLES_RATE),
-        tokens_per_second=rate_of(run.store, TOKENS_RATE),
+        samples_per_second=_number(rates.samples),
+        tokens_per_second=_number(rates.tokens),
     )
+
+
+def _number(value: float | None) -> Number | None:
+    return None if value is None else Number(value)

@@ -53,7 +53,7 @@ def overview(run: RunParam, span: SpanParam) -> answers.Overview:
     With `from` and `to`, the loss, the other scalars, the gradients, and the non-finite and captured modules are the
     newest of these steps.
     """
-    figures = key_figures_of(run.store, span.first, span.last)
+    figures = key_figures_of(run.store, span.first, span.last, is_live=run.state == "live")
     found = findings_of(run, run.findings.current())
     unseen = Counter(each.severity for each in found if not each.acknowledged and not each.muted)
     cost = cost_of(run)

@@ -115,7 +115,7 @@ class OverviewPage(RunPage):
 
     def part_figures(self) -> dict[str, Any]:
         """Return the key figures."""
-        run, figures = self.run, key_figures_of(self.run.store, *self.values_in)
+        run, figures = self.run, key_figures_of(self.run.store, *self.values_in, is_live=self.run.state == "live")
         return {
             "tiles": tiles_of(run, figures, self.span),
             "progress": progress_of(run),

@@ -10,12 +10,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hookcore.findings.rates import rates_of, recent
 from hookcore.records import Kind, Tap
-from hookcore.records.vocabulary import OWN, TIME, loss_rank
+from hookcore.records.vocabulary import OWN, loss_rank
 from hookcore.store import Latest, Store
 
 MAX_SCALARS: Final = 50
-_RATE_STEPS: Final = 200  # newest steps from which the rate is computed
+_NEAR_STEPS: Final = 200  # newest steps, among which the newest value of a scalar usually is
 NORM_KINDS: Final[tuple[Kind, ...]] = ("param_grad", "output_grad")  # the norm is of the first that is captured
 
 
@@ -59,8 +60,13 @@ class KeyFigures:
     seen: int = 0  # taps with values
 
 
-def key_figures_of(store: Store, first: int | None = None, last: int | None = None) -> KeyFigures:
-    """Return the key figures of a run: the newest ones, or the newest in these steps."""
+def key_figures_of(
+    store: Store, first: int | None = None, last: int | None = None, *, is_live: bool = True
+) -> KeyFigures:
+    """Return the key figures of a run: the newest ones, or the newest in these steps.
+
+    The rate is that of these steps; without any, of the newest ones if the run is live, else of all.
+    """
     steps, coverage = store.steps(), store.coverage()
     names = _names_of(store)
     read = (newest_of(store, name, last, first) for name in names[:MAX_SCALARS])
@@ -68,12 +74,13 @@ def key_figures_of(store: Store, first: int | None = None, last: int | None = No
     latest = store.latest(first=first, last=last, merged=True)
     kind, norm, smallest, largest = _gradients(latest)
     seen = {tap.module for tap in latest.taps}
-    captured = len(seen) if (first, last) != (None, None) else sum(each.captured for each in coverage)
+    is_whole = (first, last) == (None, None)
+    captured = len(seen) if not is_whole else sum(each.captured for each in coverage)
     return KeyFigures(
         first_step=steps.first,
         newest_step=steps.newest,
         steps=steps.count,
-        steps_per_s=_rate(store),
+        steps_per_s=rates_of(store, recent(store) if is_whole and is_live else first, last).steps,
         loss=next((each for each in scalars if each.name == names[0]), None),
         scalars=scalars,
         gradient_kind=kind,
@@ -96,9 +103,9 @@ def newest_of(store: Store, name: str, last: int | None = None, first: int | Non
     if newest is None or name not in store.scalar_names():
         return None
     # It is usually among the newest steps; for a scalar that is rarely logged, search all of them.
-    near = max(first or 0, newest - _RATE_STEPS)
+    near = max(first or 0, newest - _NEAR_STEPS)
     for begin in (near, first):
-        row = store.scalars(name, begin, last, _RATE_STEPS + 1)
+        row = store.scalars(name, begin, last, _NEAR_STEPS + 1)
         if len(row.mean):
             end = int(row.last_step[-1])
             if begin != near:  # the points of many steps are down-sampled
@@ -111,20 +118,6 @@ def newest_of(store: Store, name: str, last: int | None = None, first: int | Non
 def _names_of(store: Store) -> list[str]:
     """Return the names of the user's scalars; the loss is never among those that are left out."""
     return sorted((name for name in store.scalar_names() if not name.startswith(OWN)), key=loss_rank)
-
-
-def _rate(store: Store) -> float | None:
-    """Return the steps per second over the newest steps."""
-    newest = store.steps().newest
-    if newest is None or TIME not in store.scalar_names():
-        return None
-    series = store.scalars(TIME, max(0, newest - _RATE_STEPS), None, _RATE_STEPS + 1)
-    known = np.flatnonzero(np.isfinite(series.mean))
-    if len(known) < 2:
-        return None
-    begin, end = known[0], known[-1]
-    elapsed_s = float(series.max[end] - series.min[begin])
-    return float(series.last_step[end] - series.first_step[begin]) / elapsed_s if elapsed_s > 0 else None
 
 
 def _gradients(latest: Latest) -> tuple[Kind | None, Reading | None, Reading | None, Reading | None]:

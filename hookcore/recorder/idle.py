@@ -36,7 +36,7 @@ class Idle:
 
     def tick(self) -> None:
         """Act if there is something to do. Called every few milliseconds."""
-        idle_s = self._now() - self._steps.ended_at  # NaN before the first step
+        idle_s = self._now() - self._steps.ended.at  # NaN before the first step
         if idle_s < IDLE_S:
             self._sampled_after_s = 0.0
         elif (self._commands.changes or self._has_news(idle_s)) and self._lock.acquire(timeout=LOCK_WAIT_S):

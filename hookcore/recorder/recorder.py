@@ -82,7 +82,7 @@ class Recorder:
         self.models = models = Models(plans, parameters, settings, errors, lambda: self.description.send_modules())
         cadence = Cadence(settings.every, settings.budget)
         replicas = Replicas(plans, statistics.table, ranks, statistics.shards, lambda: models.roots, errors)
-        self._machine = machine = sampler_of(lambda: self.step, lambda: models.roots, errors.record)
+        self._machine = machine = sampler_of(lambda: self.steps.ended, lambda: models.roots, errors.record)
         collector = Collector(statistics, parameters, cadence, scale, lock, lambda: self.step, replicas, machine)
         self.emit = emit = collector.emit
         dispatcher.keeper = make_keeper(lambda: self.step, emit, lambda: models.changes)

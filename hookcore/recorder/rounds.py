@@ -46,7 +46,7 @@ class Rounds:
         self._description.send_if_requested()
         self._description.send_news()
         self._idle.tick()
-        self._steps.stalls.look(self._steps.ended_at)
+        self._steps.stalls.look(self._steps.ended.at)
 
     @property
     def has_more(self) -> bool:

@@ -36,6 +36,7 @@ from hookcore.recorder.replicas import Replicas
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.stalls import Stalls
 from hookcore.recorder.steptimes import StepTimes
+from hookcore.recorder.throughput import Ended
 from hookcore.recorder.waiting import Waiting
 
 _NAN: Final = float("nan")
@@ -66,7 +67,7 @@ class Steps:
     _now: Callable[[], float]
     clock: Clock = field(init=False)
     boundary: Boundary = field(default_factory=Boundary, init=False)
-    ended_at: float = field(default=_NAN, init=False)  # by `_now`
+    ended: Ended = field(default=Ended(), init=False)  # by `_now`; replaced as a whole, because other threads read it
     _current: CurrentStep = field(init=False)
     _errors: ErrorLog = field(init=False)
     _times: StepTimes = field(init=False)
@@ -227,7 +228,7 @@ class Steps:
         if found and not self.clock.reach.many_threads:  # whose passes can't be told apart
             self._collector.add_scalars(found)
         if self._current.captured or self._collector.has_news:
-            self._ship(self._collector.take(self.clock.step, now - self.ended_at, self._current.backwards))
+            self._ship(self._collector.take(self.clock.step, now - self.ended.at, self._current.backwards))
         if self._dispatcher.keeper is not None:
             self._guarded(lambda: self._keeping.end_step(self._models.roots))
 
@@ -262,7 +263,7 @@ class Steps:
         self._collector.explain(captured)
         self._waiting.begin_step()
         limited = self._cadence.budget is not None and not self._control.paused
-        self._collector.loss.begin_step(self.ended_at, captured, limited)
+        self._collector.loss.begin_step(self.ended.at, captured, limited)
         self.clock.reach.follows_fate = self._collector.loss.wanted
 
     def _choose(self, captured: bool) -> bool:
@@ -273,9 +274,9 @@ class Steps:
         now = self._now()
         spent = _NAN if meter is None else meter.take(now)
         # A step with a snapshot says nothing about the cost of capturing.
-        cadence.step_ended(captured, _NAN if self._has_work else now - self.ended_at, spent)
+        cadence.step_ended(captured, _NAN if self._has_work else now - self.ended.at, spent)
         wanted = cadence.wants(clock.step) and not clock.begins_late
-        self.ended_at = self._now()
+        self.ended = Ended(clock.step, self._now())
         return wanted or self._observers.hurries(clock.step)
 
     @property

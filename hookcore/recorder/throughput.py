@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -27,23 +27,34 @@ def cuda_devices() -> list[Device]:
     return found
 
 
+class Ended(NamedTuple):
+    """How many steps have ended, and when the newest one did, in seconds."""
+
+    steps: int = 0
+    at: float = float("nan")
+
+
 class Throughput:
     """Steps per second, and samples if the batch is known: the rows that the model was given in the newest step.
 
-    Of several models, the one that was given the fewest counts: a discriminator sees real and generated samples.
+    A rate is a number of steps, divided by the time between the ends of the first and the last of them. So a step may
+    take longer than the time between two samples of the machine. Of several models, the one that was given the fewest
+    rows counts: a discriminator sees real and generated samples.
     """
 
-    def __init__(self, step: Callable[[], int], roots: Callable[[], Iterable[Root]]) -> None:
-        self._step, self._roots = step, roots
-        self._last: tuple[float, int] | None = None
+    def __init__(self, ended: Callable[[], Ended], roots: Callable[[], Iterable[Root]]) -> None:
+        self._ended, self._roots = ended, roots
+        self._last = Ended()
 
-    def read(self, now: float) -> Sample:
-        """Return the rates since the last call."""
-        step, last = self._step(), self._last
-        self._last = now, step
-        if last is None or not step or now <= last[0]:
+    def read(self, _now: float) -> Sample:
+        """Return the rates of the steps that have ended since the last call; none if no step has."""
+        ended, last = self._ended(), self._last
+        if ended.steps == last.steps:
             return Sample()
-        rate = (step - last[1]) / (now - last[0])
+        self._last = ended
+        if not last.steps or not ended.at > last.at:
+            return Sample()
+        rate = (ended.steps - last.steps) / (ended.at - last.at)
         given = [root for root in list(self._roots()) if root.samples]
         fewest = min(given, key=lambda root: root.samples, default=None)
         found = {STEPS_RATE: rate}
@@ -55,8 +66,8 @@ class Throughput:
 
 
 def sampler_of(
-    step: Callable[[], int], roots: Callable[[], Iterable[Root]], failed: Callable[[str, BaseException], None]
+    ended: Callable[[], Ended], roots: Callable[[], Iterable[Root]], failed: Callable[[str, BaseException], None]
 ) -> Sampler:
     """Return what samples the machine and the speed of the training, once it is started."""
-    speed = Throughput(step, roots)
+    speed = Throughput(ended, roots)
     return Sampler((open_host, lambda: Gpus(cuda_devices, open_nvml).read, lambda: speed.read), failed)

@@ -59,7 +59,7 @@ def report_of(run: Run, wanted: View = View()) -> bytes:  # noqa: B008 (it is fr
         "state": run.state,
         "about": _about(run),
         "view": view,
-        "figures": key_figures_of(run.store, *view.values),
+        "figures": key_figures_of(run.store, *view.values, is_live=run.state == "live"),
         "scope": run.findings.scope(),
         "cost": cost_of(run),
         "findings": findings[:MAX_ROWS],

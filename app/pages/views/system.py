@@ -33,6 +33,7 @@ from hookcore.records.vocabulary import (
 )
 
 from ...analysis.numerals import duration, shown, size
+from ...analysis.speed import run_rates
 from ...runs import JointRun, Run
 
 Write = Callable[[float], str]
@@ -111,7 +112,10 @@ def machine_of(run: Run, first: int | None = None, last: int | None = None) -> M
     """Return the samples of a run's machine in these steps."""
     names = tuple(name for name in run.reader.scalars().names if name.startswith(SYSTEM))
     read = {name: found for name in names if (found := newest_of(run.store, name, last, first)) is not None}
-    values = {name: found.value for name, found in read.items()}
+    rates = run_rates(run, first, last)
+    speeds = {STEPS_RATE: rates.steps, SAMPLES_RATE: rates.samples, TOKENS_RATE: rates.tokens}
+    values = {name: found.value for name, found in read.items() if name not in speeds}
+    values |= {name: rate for name, rate in speeds.items() if rate is not None and name in read}
     gpus = sorted({(int(match[2]), match[1]) for name in names if (match := _GPU.match(name))})
     gauges = [
         *_speeds(values, _about_rates(run)),
