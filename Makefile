@@ -14,7 +14,7 @@ NODE_STAMP := node_modules/.installed
 NODE_BIN := node_modules/.bin
 CODE := hookcore app tests benchmarks examples
 # The sources of the extension, compiled by the compiler that pip installs.
-KERNEL := setup.py hookcore/observe/_kernel.c hookcore/observe/_loops.h
+KERNEL := setup.py hookcore/observe/_kernel.c hookcore/observe/_loops.h hookcore/delivery/_signals.c
 # Nothing is compiled in advance: only a tenth of the installed files is ever imported.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
@@ -120,7 +120,7 @@ format: $(STAMP) $(NODE_STAMP)  ## format the code
 	$(BIN)/python -m tests.answer_types
 
 clean:  ## remove everything that was built
-	rm -rf $(VENV) node_modules build dist *.egg-info hookcore/observe/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules build dist *.egg-info hookcore/*/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch is installed first and alone, so that the resolver finds it and never looks for another build of it.

@@ -1,4 +1,4 @@
-"""Builds the CPU kernel, hookcore/observe/_kernel.c. Everything else about the package is in pyproject.toml.
+"""Builds the CPU kernel and the handler of signals, in C. Everything else about the package is in pyproject.toml.
 
 The compiler comes from the `ziglang` package, a build requirement, so a build needs neither a compiler on the machine
 nor Python's headers. Without it, the system's compiler is used. If there is no compiler at all, hookcore is installed
@@ -62,7 +62,7 @@ class BuildKernel(build_ext):
                 *ext.sources,
                 "-o",
                 str(target),
-                "-lm",
+                *(f"-l{library}" for library in ext.libraries),
             ]
             subprocess.run(command, check=True, env=environment)
         except (OSError, subprocess.CalledProcessError) as error:
@@ -93,12 +93,22 @@ KERNEL = Extension(
     "hookcore.observe._kernel",
     sources=[f"{FOLDER}/_kernel.c"],
     depends=[f"{FOLDER}/_loops.h"],
+    libraries=["m"],
+    py_limited_api=True,
+    optional=True,
+)
+
+# Loaded with ctypes: it knows nothing of Python.
+SIGNALS = Extension(
+    "hookcore.delivery._signals",
+    sources=["hookcore/delivery/_signals.c"],
+    libraries=["rt"],
     py_limited_api=True,
     optional=True,
 )
 
 setup(
-    ext_modules=[KERNEL] if CAN_BUILD else [],
+    ext_modules=[KERNEL, SIGNALS] if CAN_BUILD else [],
     cmdclass={"build_ext": BuildKernel, "bdist_wheel": TagWheel},
     options={"bdist_wheel": {"py_limited_api": LIMITED_API}},
 )

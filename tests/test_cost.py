@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hookcore.records import Coverage, ModuleRecord, Tap
 from hookcore.store.contents import UNREPORTED
 from hookcore_app.analysis.cost import Cost, cost_of, ordinal
 from hookcore_app.runs.parts import End
-from tests.build import make_info
+from tests.build import frame, make_info, stats_of
 from tests.serving import (
     World,
     make_frame,
@@ -27,11 +28,14 @@ MEASURED: dict[str, float] = {
 SENTENCE = "adds 3.0%, limit 5%; captures every 27th step"
 
 
-def _world(settings: dict[str, Any], scalars: dict[str, float] | None = None) -> World:
+def _world(settings: dict[str, Any], scalars: dict[str, float] | None = None, left_out: int = 0) -> World:
+    """Return a server with a run of which the first step was captured, and so many others were not."""
     world = make_world()
     run = world.runs.open(make_info("one", settings=settings))
     assert run is not None
     run.store.append(make_frame(0, new_taps=(Tap("a", "output"), Tap("b", "output")), scalars=scalars or {}))
+    if left_out:
+        run.store.append(frame(left_out, stats_of(0)))
     return world
 
 
@@ -42,7 +46,7 @@ def _cost(settings: dict[str, Any], scalars: dict[str, float] | None = None) -> 
 
 
 def test_every_page_the_report_and_the_api_show_the_same_sentence() -> None:
-    client = _world({"budget": 0.05, "every": 1}, MEASURED).client
+    client = _world({"budget": 0.05, "every": 1}, MEASURED, 195).client
     headline, terms = SENTENCE.split(", ", 1)
     for path in ("/runs/one", "/runs/one/hooks", "/api/v1/report?run=one"):
         text = client.get(path).text
@@ -54,23 +58,25 @@ def test_every_page_the_report_and_the_api_show_the_same_sentence() -> None:
 
 
 def test_the_pages_say_how_many_steps_were_left_out() -> None:
-    client = _world({"budget": 0.05, "every": 1}, MEASURED).client
-    assert "step 0, 1 captured, 195 left out" in client.get("/runs/one").text
-    hooks = client.get("/runs/one/hooks").text
+    world = _world({"budget": 0.05, "every": 1}, MEASURED, 195)
+    hooks = world.client.get("/runs/one/hooks").text
     assert "You requested every step; limited by the budget. 195 steps left out." in hooks
-    every = _world({"budget": None}, {"hookcore/uncaptured_steps": 0.0}).client.get("/runs/one/hooks").text
+    every = _world({"budget": None}).client.get("/runs/one/hooks").text
     assert "As requested.<" in every
 
 
-def test_steps_left_out_after_the_last_scalars_count_too() -> None:
-    scalars = {"hookcore/uncaptured_steps": 94.0}
-    assert _cost({"uncaptured_steps": 95}, scalars).left_out == 95
-    assert _cost({"uncaptured_steps": 0}, scalars).left_out == 94
-    assert _cost({"uncaptured_steps": 95}).left_out == 95
+def test_captured_steps_and_those_left_out_are_all_steps_of_the_run() -> None:
+    world = _world({"budget": 0.05, "every": 1}, left_out=195)
+    run = world.runs.get("one")
+    assert run is not None
+    run.end = End(196)
+    words = re.sub("<[^>]+>", "", world.client.get("/runs/one").text)
+    assert "Ended: steps 0 to 195, 1 captured, 195 left out." in words
+    assert (run.store.captured(), cost_of(run).left_out, run.steps) == (1, 195, 196)
 
 
 def test_every_step_is_about_now_or_the_end_if_earlier_ones_were_left_out() -> None:
-    world = _world({"budget": 0.05}, {"hookcore/effective_cost": 0.03, "hookcore/uncaptured_steps": 92.0})
+    world = _world({"budget": 0.05}, {"hookcore/effective_cost": 0.03}, 92)
     hooks = world.client.get("/runs/one/hooks").text
     assert ">every step now<" in hooks
     assert "As requested. 92 earlier steps left out." in hooks

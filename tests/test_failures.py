@@ -22,7 +22,9 @@ from tests.zoo.case import mlp
 
 ROOT = Path(__file__).parents[1]
 RAISES = "train(3)\nraise RuntimeError('out of luck')"
-RETURN, RAISED, INTERRUPTED = 0, 1, -signal.SIGINT
+RETURN, RAISED, INTERRUPTED, TERMINATED = 0, 1, -signal.SIGINT, -signal.SIGTERM
+# A script that is ended by a signal, whatever it does: it asserts that nothing of the signal has changed.
+KILLED = "watcher = start()\ntrain(3)\nassert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
 # Each script, and how it ends under Python.
 SCRIPTS: dict[str, tuple[str, int]] = {
     "plain": (f"watcher = start()\n{RAISES}", RAISED),
@@ -44,10 +46,27 @@ SCRIPTS: dict[str, tuple[str, int]] = {
         RETURN,
     ),
     "ctrl c": ("watcher = start()\ntrain(3)\nraise KeyboardInterrupt", INTERRUPTED),
+    "sigterm": (f"{KILLED}os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)", TERMINATED),
+    # The main thread keeps every other thread of Python from running.
+    "sigterm while python is stuck": (
+        f"{KILLED}subprocess.Popen(['sh', '-c', f'sleep 1; kill -TERM {{os.getpid()}}'])\n"
+        "re.match('(a+)+$', 'a' * 60 + 'b')",
+        TERMINATED,
+    ),
+    "sigterm in a fork": (
+        f"{KILLED}child = os.fork()\nif not child:\n    time.sleep(60)\nos.kill(child, signal.SIGTERM)\n"
+        "assert os.waitpid(child, 0)[1] == signal.SIGTERM",
+        RETURN,
+    ),
+    "own handler": (
+        f"{KILLED}signal.signal(signal.SIGTERM, lambda *told: sys.exit(143))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)",
+        128 + signal.SIGTERM,
+    ),
     "exit 3": ("with start():\n    train(3)\n    sys.exit(3)", 3),
 }
 DRIVER = """
-import sys, torch
+import os, re, signal, subprocess, sys, time, torch
 sys.path.insert(0, {root!r})
 import hookcore
 def train(steps):  # without torch's optimizers, whose import takes a third of the time of a script
@@ -100,15 +119,38 @@ def test_a_run_that_did_not_raise_has_ended(tmp_path: Path, script: str) -> None
 
 
 @pytest.mark.slow
-def test_ctrl_c_interrupts_a_run_and_an_exit_code_is_recorded(tmp_path: Path) -> None:
+def test_ctrl_c_stops_a_run_and_an_exit_code_is_recorded(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    assert run_script(tmp_path / "one", "ctrl c").state == "interrupted"
+    interrupted = run_script(tmp_path / "one", "ctrl c")
+    assert interrupted.failure is not None
+    assert (interrupted.state, interrupted.failure.signal) == ("stopped", "SIGINT")
     archive = run_script(tmp_path / "two", "exit 3")
     assert archive.state == "crashed"
     failure = archive.failure
     assert failure is not None
     assert "exited with 3" in failure.error
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal is noted by a file that is compiled on Linux")
+@pytest.mark.parametrize("script", ["sigterm", "own handler"])
+def test_a_signal_that_ends_a_process_stops_the_run_and_loses_no_step(tmp_path: Path, script: str) -> None:
+    archive = run_script(tmp_path, script)
+    assert archive.failure is not None
+    assert (archive.state, archive.failure.outcome, archive.failure.signal) == ("stopped", "stopped", "SIGTERM")
+    assert (archive.failure.step, archive.last_step, archive.steps) == (3, 2, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the signal is noted by a file that is compiled on Linux")
+def test_a_signal_ends_a_process_in_which_no_thread_of_python_can_run(tmp_path: Path) -> None:
+    assert run_script(tmp_path, "sigterm while python is stuck").state == "lost"
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_fork_of_the_training_and_not_the_run(tmp_path: Path) -> None:
+    assert run_script(tmp_path, "sigterm in a fork").state == "ended"
 
 
 @pytest.fixture
@@ -125,7 +167,7 @@ def open_watcher() -> Any:
 
 
 def said(watcher: hookcore.Watcher) -> list[Event]:
-    return [event for event in watcher.store.events() if event.name in ("crashed", "interrupted")]
+    return [event for event in watcher.store.events() if event.name in ("crashed", "stopped")]
 
 
 def test_the_exception_of_a_run_is_among_its_events(open_watcher: Callable[[], hookcore.Watcher]) -> None:
@@ -207,3 +249,58 @@ def test_a_cell_that_raises_crashes_the_run_unless_another_cell_continues(
     assert [event.message for event in said(crashed)] == ["The training crashed in step 1: ValueError: in a cell"]
     assert said(recovered) == said(idle) == []
     assert shell.callbacks == {"post_run_cell": []}
+
+
+class Broken(torch.nn.Module):
+    """A model whose second block raises if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.ReLU(), Raising())
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(values))  # type: ignore[no-any-return]
+
+
+class Raising(torch.nn.Module):
+    raises = False
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.stack([values, values[:1]]) if self.raises else values  # THE LINE
+
+
+@pytest.mark.parametrize("every", [1, 1000])
+def test_a_crash_names_the_module_that_raised_and_the_users_line_captured_or_not(every: int) -> None:
+    model = Broken()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watcher = hookcore.watch(model, server=None, budget=None, every=every, memory="8MB")
+
+    def train() -> None:
+        with watcher:
+            for step in range(4):
+                model.second[1].raises = step == 3
+                model(torch.ones(2, 2)).sum().backward()
+                optimizer.step()
+
+    with pytest.raises(RuntimeError):
+        train()
+    (event,) = said(watcher)
+    assert event.module == "second.1"
+    assert event.about["code"] == "return torch.stack([values, values[:1]]) if self.raises else values  # THE LINE"
+    assert event.about["file"] == __file__
+    assert "THE LINE" in Path(__file__).read_text().splitlines()[int(event.about["line"] or 0) - 1]
+    assert event.message.startswith(
+        f"The training crashed in step 3 in second.1, at test_failures.py:{event.about['line']}: RuntimeError: "
+    )
+    partial = watcher.store.latest(first=3, last=3)
+    assert {tap.module for tap in partial.taps} == ({"first", "second.0"} if every == 1 else set())
+
+
+def test_an_exception_outside_of_all_modules_names_none() -> None:
+    try:
+        torch.ones(2).backward()
+    except RuntimeError as error:
+        failure = failures.failure_of(error, 5)
+    assert failure is not None
+    assert (failure.module, failure.where.partition(":")[0]) == (None, "test_failures.py")
+    assert failure.code == "torch.ones(2).backward()"

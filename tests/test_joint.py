@@ -436,7 +436,7 @@ def test_a_crash_of_one_rank_is_a_crash_that_names_the_rank(ranks: Ranks) -> Non
     ranks.end(2, 1, Failure("crashed", 1, "ValueError: bad batch"))
     assert ranks.joint.state == "live"
     for rank in (0, 1, 3):
-        ranks.end(rank, 1, Failure("interrupted", 1, "SystemExit: 1"))
+        ranks.end(rank, 1, Failure("stopped", 1, signal="SIGTERM"))
     assert ranks.joint.state == "crashed"
     assert ranks.joint.end.failure is not None
     assert ranks.joint.end.failure.error == "rank 2: ValueError: bad batch", (

@@ -344,7 +344,7 @@ def test_a_server_sends_a_crash_and_a_lost_run_once(hook: Webhook) -> None:
     run.take(bad_batch(make_info("one"), range(5), bad=9))
     assert lookout.news() == []
     run.store.add_event(Event(5, 1.0, "skipped-step", "the scaler skipped", "warning"))
-    run.store.add_event(Event(5, 2.0, "interrupted", "The training was interrupted in step 5", "info"))
+    run.store.add_event(Event(5, 2.0, "stopped", "The training was stopped by SIGINT in step 5", "info"))
     assert lookout.news() == []
     run.signs.seen_at = run.signs.clock() - 10 * run.signs.lost_after_s
     LostMarks(world.runs).mark()
@@ -484,7 +484,7 @@ def test_a_training_without_a_server_sends_a_message_itself(hook: Webhook) -> No
     assert watcher.errors == []
 
 
-def test_a_crashed_training_sends_a_message_and_an_interrupted_one_does_not(hook: Webhook) -> None:
+def test_a_crashed_training_sends_a_message_and_a_stopped_one_does_not(hook: Webhook) -> None:
     def broken(error: BaseException) -> None:
         model = nn.Linear(4, 1)
         with hookcore.watch(model, server=None, notify=[hook.url]):

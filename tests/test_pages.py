@@ -560,3 +560,13 @@ def test_process_wide_hooks_of_optimizers_are_not_said_to_run_for_modules() -> N
     assert "1 process-wide hook runs for every module" in world.client.get("/runs/one/layer?module=layers.0").text
     run.store.describe(MODULES, COVERAGE, hooks[1:])
     assert "process-wide" not in world.client.get("/runs/one/layer?module=layers.0").text
+
+
+def test_a_size_of_gradients_is_named_as_a_norm_or_an_rms(world: World) -> None:
+    run = _open(world, "sized")
+    taps = Tap("a", "param_grad", "weight"), Tap("b", "param_grad", "weight")
+    build.append(run.store, 0, [3.0, 4.0], taps)
+    for page in ("/runs/sized", "/api/v1/report?run=sized"):
+        html = world.client.get(page).text
+        titles = [re.sub("<wbr>", "", each) for each in re.findall(r"<dt[^>]*>([^<]*(?:<wbr>[^<]*)*)</dt>", html)]
+        assert {"Gradient norm", "Smallest gradient (RMS)", "Largest gradient (RMS)"} <= set(titles), page

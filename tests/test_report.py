@@ -83,9 +83,7 @@ def test_a_report_contains_key_figures_findings_coverage_settings_and_events_wit
     assert "<path d=" in html
 
 
-@pytest.mark.parametrize(
-    ("outcome", "words"), [("crashed", "The training crashed"), ("interrupted", "was interrupted")]
-)
+@pytest.mark.parametrize(("outcome", "words"), [("crashed", "The training crashed"), ("stopped", "was stopped")])
 def test_a_run_that_failed_says_so_first(outcome: Any, words: str) -> None:
     run = make_run()
     assert words not in report_of(run).decode()

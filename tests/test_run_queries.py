@@ -99,7 +99,7 @@ def test_a_query_finds_runs(world: World, query: str, names: str | None) -> None
         ("lr>fast", "'fast' is not a number"),
         ("lrr>1", "no run has a value 'lrr'. Did you mean 'lr'?"),
         ("heigth:1", "no run has a value 'heigth'."),
-        ("state:crash", "use one of live, waiting, crashed, lost, interrupted, ended. Did you mean 'crashed'?"),
+        ("state:crash", "use one of live, waiting, crashed, lost, stopped, ended. Did you mean 'crashed'?"),
         ("tag>1", "write tag:1"),
         ("lr>0 and", "a condition is missing at the end"),
         ("or lr>0", "a condition is missing before 'or'"),

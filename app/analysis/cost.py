@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookcore.findings.keyfigures import newest_of
-from hookcore.records.vocabulary import COST, EFFECTIVE_COST, STRIDE, UNCAPTURED_STEPS
+from hookcore.records.vocabulary import COST, EFFECTIVE_COST, STRIDE
 from hookcore.store import Store
 
 from ..runs import Run
@@ -21,7 +21,7 @@ class Cost:
     budget: float | None  # None is no limit
     every: int  # as requested
     stride: int  # as captured
-    left_out: int | None  # steps that were not captured; None if the trainer doesn't report it
+    left_out: int | None  # steps that were not captured; None if the run isn't in memory
     paused: bool = False
     is_live: bool = True
 
@@ -83,7 +83,7 @@ def cost_of(run: Run) -> Cost:
         budget=_share(settings.get("budget")),
         every=every,
         stride=stride,
-        left_out=_left_out(settings, store),
+        left_out=_left_out(run),
         paused=run.is_paused,
         is_live=run.state == "live",
     )
@@ -99,10 +99,9 @@ def _added(settings: dict[str, Any], store: Store, stride: int) -> float | None:
     return None if per_capture is None else per_capture / stride
 
 
-def _left_out(settings: dict[str, Any], store: Store) -> int | None:
-    """Return the larger count: the end of a run reports steps after the last ones with scalars."""
-    counts = (_whole(_newest(store, UNCAPTURED_STEPS)), _whole(settings.get("uncaptured_steps")))
-    return max((each for each in counts if each is not None), default=None)
+def _left_out(run: Run) -> int | None:
+    """Return how many steps are not among the captured ones, so that both add up to all steps of the run."""
+    return max(0, run.store.steps().length - run.store.captured()) if run.loaded else None
 
 
 def _newest(store: Store, name: str) -> float | None:

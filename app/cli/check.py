@@ -19,6 +19,7 @@ from .source import add_source, run_of_server, saved_run
 
 if TYPE_CHECKING:
     from hookcore.reading.answers import Incident, Incidents, OwnRule, RunRules
+    from hookcore.records import Failure
 
 EXAMPLES: Final = """
   hookcore check                                   the newest run of your own dashboard
@@ -39,7 +40,7 @@ class Checked:
     run: str
     name: str
     state: str
-    failure: Any  # with an `error`, or None
+    failure: Failure | None
     newest_step: int | None
     scope: str
     incidents: Incidents
@@ -74,8 +75,9 @@ class Checked:
         """How the training ended, in words; empty if it ended as it should."""
         if self.state not in BROKEN:
             return ""
-        why = f": {self.failure.error}" if self.failure is not None else ""
-        return f"The training {'crashed' if self.state == 'crashed' else 'was lost'}{why}"
+        if self.failure is None:
+            return "The training was lost"
+        return f"{self.failure.sentence}{self.failure.place}: {self.failure.error}"
 
 
 def add(commands: Commands) -> None:
@@ -147,6 +149,8 @@ def _as_text(checked: Checked, _level: str) -> str:
     until = "before the first captured step" if checked.newest_step is None else f"up to step {checked.newest_step}"
     lines = [f"Run {name}, {state}, {until}."]
     lines += [f"error: {checked.ending}."] if checked.ending else []
+    if checked.failure is not None and checked.failure.code:
+        lines.append(f"    {checked.failure.where}: {checked.failure.code}")
     for each in checked.incidents:
         seen = " (acknowledged)" if each.acknowledged else " (muted)" if each.muted else ""
         title = RULES[each.rule].title if each.rule in RULES else each.rule  # type: ignore[index]
@@ -197,6 +201,7 @@ def _as_json(checked: Checked, level: str) -> str:
         "name": checked.name,
         "state": checked.state,
         "ending": checked.ending,
+        "failure": None if checked.failure is None else json.loads(json_of(checked.failure)),
         "newest_step": checked.newest_step,
         "scope": checked.scope,
         "muted": sum(each.muted for each in checked.incidents),

@@ -138,7 +138,7 @@ def _label_of(run: Run, ambiguous: bool) -> str:
     name = middle(run.name or run.id, LABEL_LETTERS)
     which = f" \u00b7 {run.id.rpartition('-')[2]}" if ambiguous else ""
     when = f", started {since(run.info.started_s, time.time())}" if run.info.started_s else ""
-    return f"{name}{which} ({run.state}, {counted(run.reader.steps().count, 'step')}{when})"
+    return f"{name}{which} ({run.state}, {counted(run.steps, 'step')}{when})"
 
 
 def _chosen(runs: Runs, every: list[Run], a: str, b: str) -> tuple[Run | None, Run | None, list[str]]:
@@ -224,7 +224,7 @@ def _facts(run: Run) -> dict[str, dict[str, str]]:
     info = run.info
     modules = run.reader.modules(taps=False)
     about: dict[str, Any] = {"script": info.script, "host": info.host, "modules": len(modules)}
-    about |= {"parameters": _parameters(modules), "steps": run.reader.steps().count}
+    about |= {"parameters": _parameters(modules), "steps": run.steps}
     capture = cast("dict[str, Any]", plain(info.settings))
     facts: dict[str, Mapping[str, Any]] = {
         "Configuration": info.config,

@@ -130,7 +130,7 @@ def no_change_words(run: Run) -> str:
     words = {
         "ended": "This run has ended, so its settings can't be changed.",
         "crashed": "This run has crashed, so its settings can't be changed.",
-        "interrupted": "This run was interrupted, so its settings can't be changed.",
+        "stopped": "This run was stopped, so its settings can't be changed.",
         "lost": "This run's trainer isn't responding, so its settings can't be changed.",
         "waiting": "This run's trainer hasn't reconnected to this server yet, so its settings can't be changed.",
     }

@@ -134,7 +134,7 @@ def diagnostics_of(settings: ServerSettings, shares: list[Share]) -> dict[str, A
     runs = [
         {
             "state": share.run.state,
-            "steps": share.run.reader.steps().count,
+            "steps": share.run.steps,
             "taps": share.run.store.taps_announced,
             "nbytes": share.nbytes,
             "max_bytes": share.max_bytes,

@@ -240,7 +240,10 @@ def _check_item(item: Item) -> None:
     elif isinstance(item, EndItem):
         if item.failure is not None:
             _require(0 <= item.failure.step < WHOLE, f"step {item.failure.step}")
-            _check_texts((item.failure.error, item.failure.traceback), MAX_LONG_TEXT)
+            texts = item.failure.error, item.failure.traceback, item.failure.file, item.failure.code
+            _check_texts(texts, MAX_LONG_TEXT)
+            _check_texts((item.failure.signal, item.failure.module or ""))
+            _require(0 <= item.failure.line < WHOLE, f"line {item.failure.line}")
     elif isinstance(item, SnapshotItem):
         _check_tap(item.tap)
         _check_texts((item.dtype, item.stored))

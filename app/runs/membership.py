@@ -87,7 +87,7 @@ class Membership(Run):
         if any(each.run.state == "live" for each in current):  # live pages ask for it at every change
             return "live"
         states = {each.run.state for each in current}
-        order: tuple[State, ...] = ("waiting", "crashed", "interrupted", "lost", "ended")
+        order: tuple[State, ...] = ("waiting", "crashed", "stopped", "lost", "ended")
         return next((state for state in order if state in states), "lost")
 
     @property

@@ -17,7 +17,7 @@ from .commands import Commands
 from .parts import Edits, End, Received, Saved, Signs
 
 # most urgent first
-STATES: Final[tuple[State, ...]] = ("live", "waiting", "crashed", "lost", "interrupted", "ended")
+STATES: Final[tuple[State, ...]] = ("live", "waiting", "crashed", "lost", "stopped", "ended")
 GONE_AFTER_S: Final = 2.0  # of silence: the last batch of a process that has ended may still be read
 
 

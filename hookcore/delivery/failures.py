@@ -7,6 +7,7 @@ Python keeps the exception that ends a script in `sys` until after the exit hand
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import time
 import traceback
@@ -14,12 +15,18 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
+from hookcore.delivery.blame import MAX_CODE, Blame, PathOf, blame_of
 from hookcore.errors import StopTraining
-from hookcore.records import Event, Failure
+from hookcore.records import Event, Failure, Value
 
 MAX_ERROR: Final = 1000  # characters of the exception's text
 MAX_TRACEBACK: Final = 16_000
 CRASHED: Final = "crashed"
+STOPPED: Final = "stopped"
+STOPS: Final = tuple(  # signals by which people and schedulers end a process
+    number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None
+)
+_SHELL: Final = 128  # added to the number of a signal in the exit code that a shell reports
 _CELL_ENDS: Final = "post_run_cell"
 _CONTROL: Final = (StopIteration, StopAsyncIteration, GeneratorExit, StopTraining)  # no failures
 
@@ -30,9 +37,10 @@ class Ending:
     A notebook's cell that raises ends its run only if no other cell continues the training.
     """
 
-    def __init__(self, step: Callable[[], int]) -> None:
+    def __init__(self, step: Callable[[], int], path_of: PathOf = lambda _: None) -> None:
         handled = sys.exc_info()[1]
         self._step = step  # returns the current step
+        self._path_of = path_of
         self._handled_before = None if handled is None else id(handled)  # the exception itself would keep frames alive
         self._cell_step = -1  # the step at the end of the newest notebook cell
         self._cell_failure: Failure | None = None
@@ -42,7 +50,7 @@ class Ending:
     def let_go(self) -> None:
         """Ask for nothing more, after the end."""
         self.unfollow()
-        self._step = lambda: -1
+        self._step, self._path_of = lambda: -1, lambda _: None
 
     def expect_crash(self, why: str) -> None:
         """Set why the run crashed if no other reason is found, or "" for none."""
@@ -56,7 +64,7 @@ class Ending:
     def failure(self, error: BaseException | None) -> Failure | None:
         """Return the failure of a run that ends now, with this exception if there is one."""
         step = self._step()
-        failure = failure_of(error, step)
+        failure = failure_of(error, step, self._path_of)
         if failure is None and self._cell_failure is not None and self._cell_failure.step == step:
             return self._cell_failure  # no training since the cell raised
         if failure is None and error is None and self._unless_known:
@@ -66,18 +74,43 @@ class Ending:
     def _end_cell(self, result: Any) -> None:
         step, error = self._step(), getattr(result, "error_in_exec", None)
         if error is not None and step != self._cell_step:
-            self._cell_failure = failure_of(error, step)
+            self._cell_failure = failure_of(error, step, self._path_of)
         self._cell_step = step
 
 
-def failure_of(error: BaseException | None, step: int) -> Failure | None:
+def failure_of(error: BaseException | None, step: int, path_of: PathOf = lambda _: None) -> Failure | None:
     """Return the failure of a run that an exception ended in `step`, or None if the run ended normally."""
     if error is None or isinstance(error, _CONTROL):
         return None
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return None
-    outcome: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else CRASHED
-    return Failure(outcome, step, _sentence_of(error), _traceback_of(error))
+    texts = _sentence_of(error), _traceback_of(error)
+    stopped_by = _signal_of(error)
+    if stopped_by:
+        return Failure(STOPPED, step, *texts, signal=stopped_by)
+    blame = _blame_of(error, path_of)
+    code = _readable(blame.code, MAX_CODE)
+    return Failure(CRASHED, step, *texts, module=blame.module, file=blame.file, line=blame.line, code=code)
+
+
+def stopped(number: int, step: int) -> Failure:
+    """Return the failure of a run whose process a signal ends."""
+    return Failure(STOPPED, step, signal=signal.Signals(number).name)
+
+
+def _blame_of(error: BaseException, path_of: PathOf) -> Blame:
+    try:
+        return blame_of(error, path_of)
+    except Exception:  # what frames refer to is the user's
+        return Blame()
+
+
+def _signal_of(error: BaseException) -> str:
+    """Return the signal that an exception stands for: Ctrl+C, or an exit with the code that a shell gives to it."""
+    if isinstance(error, KeyboardInterrupt):
+        return "SIGINT"
+    code = error.code if isinstance(error, SystemExit) else None
+    return next((number.name for number in STOPS if type(code) is int and code == _SHELL + number), "")
 
 
 def _sentence_of(error: BaseException) -> str:
@@ -108,10 +141,12 @@ def _readable(text: str, longest: int) -> str:
 def event_of(failure: Failure) -> Event:
     """Return the event for the run's list."""
     severity: Any = "error" if failure.outcome == CRASHED else "info"
-    message = (
-        f"The training {failure.outcome if failure.outcome == CRASHED else 'was interrupted'} in step {failure.step}"
-    )
-    return Event(failure.step, time.time(), failure.outcome, f"{message}: {failure.error}", severity)
+    message = ": ".join(filter(None, (f"{failure.sentence}{failure.place}", failure.error)))
+    about: dict[str, Value] = {name: getattr(failure, name) for name in ("module", "file", "line", "code", "signal")}
+    known = {
+        name: value for name, value in about.items() if value not in (None, "", 0) or (name, value) == ("module", "")
+    }
+    return Event(failure.step, time.time(), failure.outcome, message, severity, failure.module or "", about=known)
 
 
 def uncaught() -> BaseException | None:

@@ -83,6 +83,11 @@ class Models:
         if modules:
             select(modules, leaves_of(modules), include)
 
+    def path_of(self, module: object) -> str | None:
+        """Return the path of a watched module; None for anything else."""
+        plan = self.plans.by_id.get(id(module))
+        return plan.path if plan is not None and plan.ref() is module else None
+
     def plan_for_name(self, name: str) -> Plan:
         """Return a plan for a tensor that the user names. The first model says whether it is training."""
         root = self.roots[0] if self.roots else Root(nn.Module(), "")

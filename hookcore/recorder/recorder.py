@@ -50,6 +50,7 @@ from hookcore.recorder.worker import Worker
 from hookcore.records import Command, Coverage
 
 COVERAGE_WAIT_S: Final = 1.0
+LOCK_WAIT_S: Final = 0.2  # for the training to end a step, before the process is killed
 
 
 class Recorder:
@@ -70,7 +71,7 @@ class Recorder:
     ) -> None:
         settings, infeasible = feasible(settings)
         ranks, facts = ranks or Ranks(), facts or Facts()
-        lock = threading.RLock()  # threads that train at the same time end their steps one after another
+        self._lock = lock = threading.RLock()  # threads that train at the same time end their steps one after another
         plans, current, scale, queue = PlanTable(), CurrentStep(), LossScale(), FrameQueue()
         self.errors = errors = ErrorLog(current)
 
@@ -216,6 +217,14 @@ class Recorder:
                 plan.rows.release()
             whole = {id(each) for each in (dispatcher.current, dispatcher.statistics, dispatcher.errors)}
             _take_apart(self, whole)
+
+    def stop(self, timeout_s: float) -> None:
+        """Send what the training has made so far, because the process is about to be killed. Touches no hook."""
+        if self._lock.acquire(timeout=LOCK_WAIT_S):
+            self.steps.ship_end()
+            self._lock.release()
+        self.worker.close(timeout_s)
+        self.shipper.sink.close()
 
     def abandon(self) -> None:
         """Stop in a forked child: never capture, never send."""

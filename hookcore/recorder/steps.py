@@ -78,6 +78,7 @@ class Steps:
     optimizers: OptimizerSteps = field(init=False)
     passes: BackwardPasses = field(init=False)
     _has_work: bool = field(default=False, init=False)  # whether a snapshot or a command made the last step longer
+    _shipped: int = field(default=-1, init=False)  # the newest step with a frame
     _reported_no_model: bool = field(default=False, init=False)
     _reported_unread: bool = field(default=False, init=False)
     _is_priced: bool = field(default=False, init=False)  # whether the running step's meter is for the cadence, too
@@ -141,8 +142,16 @@ class Steps:
         begun = self._current.captured and self._has_begun
         self._take_flow()
         self.release_parts(as_steps=False)
+        self.ship_end()
         if begun or self._collector.has_values:  # events alone make no step: they go with the one that ended last
             self._ship(self._collector.take(self.clock.step, micro_batches=self._current.backwards))
+
+    def ship_end(self) -> None:
+        """Ship when the newest step ended, if no frame has: the last step of a run is the last one that it trained."""
+        last = self.clock.step - 1
+        if last > self._shipped:
+            self._shipped = last
+            self._ship(without_rows(last, time.time() - (self._now() - self.ended.at)))
 
     def scale_of(self, kind: str) -> float | None:
         """Return the loss scale of gradients of this kind, if known."""
@@ -228,6 +237,7 @@ class Steps:
         if found and not self.clock.reach.many_threads:  # whose passes can't be told apart
             self._collector.add_scalars(found)
         if self._current.captured or self._collector.has_news:
+            self._shipped = self.clock.step
             self._ship(self._collector.take(self.clock.step, now - self.ended.at, self._current.backwards))
         if self._dispatcher.keeper is not None:
             self._guarded(lambda: self._keeping.end_step(self._models.roots))

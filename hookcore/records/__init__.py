@@ -201,12 +201,38 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a run ended early. `step` is the step that it was in."""
+    """Why a run ended early: an exception, or a signal. `step` is the step that it was in."""
 
-    outcome: Literal["crashed", "interrupted"]
+    outcome: Literal["crashed", "stopped"]
     step: int
-    error: str  # such as "RuntimeError: out of memory"
+    error: str = ""  # such as "RuntimeError: out of memory"
     traceback: str = ""
+    signal: str = ""  # that stopped it, such as "SIGTERM"
+    module: str | None = None  # the innermost watched module whose call raised; None if there is none
+    file: str = ""  # with the innermost line of the user's own code; empty if it isn't known
+    line: int = 0
+    code: str = ""  # of that line
+
+    def __post_init__(self) -> None:
+        write_plainly(self, "error", "traceback", "module", "file", "code")
+
+    @property
+    def where(self) -> str:
+        """The place in the user's code in one word, such as "model.py:14"."""
+        return f"{self.file.replace(chr(92), '/').rpartition('/')[2]}:{self.line}" if self.file else ""
+
+    @property
+    def place(self) -> str:
+        """The module and the line, in words that follow a verb: " in encoder, at model.py:14"."""
+        module = "" if self.module is None else f" in {self.module or ROOT}"
+        return f"{module}{',' if module and self.file else ''}{f' at {self.where}' if self.file else ''}"
+
+    @property
+    def sentence(self) -> str:
+        """What happened, without the exception."""
+        if self.outcome == "crashed":
+            return f"The training crashed in step {self.step:,}"
+        return f"The training was stopped{f' by {self.signal}' if self.signal else ''} in step {self.step:,}"
 
 
 @dataclass(frozen=True, slots=True)

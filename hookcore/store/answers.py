@@ -68,6 +68,11 @@ class StepRange:
     frames: int = field(default=0, compare=False)
     time_s: float | None = field(default=None, compare=False)
 
+    @property
+    def length(self) -> int:
+        """The number of steps from the first to the newest one, with those that have no frame."""
+        return 0 if self.first is None or self.newest is None else self.newest - self.first + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Series(SeriesTable):

@@ -26,8 +26,9 @@ from hookcore.delivery.bridges import Bridge, bridge_for
 from hookcore.delivery.dashboard.capsules import folder_of
 from hookcore.delivery.delivery import deliver, to_the_store
 from hookcore.delivery.facts import learn_commit
-from hookcore.delivery.failures import CRASHED, Ending, event_of, keep_interrupted, uncaught
+from hookcore.delivery.failures import CRASHED, Ending, event_of, keep_interrupted, stopped, uncaught
 from hookcore.delivery.notify import Notifier, note_about, note_about_event, targets_of
+from hookcore.delivery.signals import PATIENCE_S, Signals
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings.ownrules import OwnRules, own_rules
 from hookcore.hooks.compiled import guard_functions
@@ -75,7 +76,7 @@ class Watcher(AskedRun):
             facts=self._facts,
         )
         self._errors = self._recorder.errors
-        self._ending = Ending(lambda: self.current_step)
+        self._ending = Ending(lambda: self.current_step, self._recorder.models.path_of)
         report = Report(self._errors.record, self._recorder.emit)
         self._callbacks = Callbacks(
             lambda: self._delivery.sink.incidents_version,
@@ -103,6 +104,7 @@ class Watcher(AskedRun):
             raise
         _watchers.add(self)
         weakref.finalize(self, self._recorder.dismantle)
+        _signals.follow()
 
     def _examine(self, frame: Frame, taps: Sequence[Tap]) -> Frame:
         """Show a frame to the bridge and to the user's rules, on the recorder's thread."""
@@ -170,6 +172,19 @@ class Watcher(AskedRun):
         self._notifier.close()
         self._ending.let_go()
         _watchers.discard(self)
+        if not _watchers:
+            _signals.leave()
+
+    def _stop(self, number: int, deadline: float) -> None:
+        """Send the rest, because a signal ends this process. The training may run on meanwhile, and isn't touched."""
+        if self._recorder.closed:  # it is being closed, by a thread that must be given the time
+            while self in _watchers and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return
+        self._delivery.sink.limit_close_time(deadline - time.monotonic())
+        self._guarded("stop", self._delivery.sink.fail, stopped(number, self.current_step))
+        self._recorder.stop(deadline - time.monotonic())
+        self._close_bridge()
 
     def _ask_script(self) -> None:
         """Look for the script's options once it trains, unless it gives its configuration. For `hookcore run`."""
@@ -259,7 +274,17 @@ def _close_all() -> None:
     keep_interrupted()
 
 
+def _stop_all(number: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S - 1.0
+    for watcher in list(_watchers):
+        watcher._stop(number, deadline)
+
+
+_signals: Final = Signals(_stop_all)
+
+
 def _abandon_all() -> None:
+    _signals.abandon()
     for watcher in list(_watchers):
         watcher._recorder.abandon()
         watcher._delivery.abandon()

@@ -47,7 +47,7 @@ LOST = (
     "ERR_EMPTY_RESPONSE",
     "WebSocket connection",
     "establish a connection",
-    "was interrupted",
+    "was stopped",
     "NetworkError",
 )
 AXE_TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")

@@ -262,3 +262,26 @@ def test_a_held_page_says_that_its_run_has_ended(browser: Browser, empty_site: S
         tab.page.keyboard.press("Space")
         expect(tab.page.locator("#follow-words")).to_have_text("Jump to live")
         expect(tab.page.locator("#figures")).to_contain_text("Ended: steps 0 to 59")
+
+
+SHOWN = """() => {
+  const number = (text) => Number(text.replaceAll(",", ""));
+  const places = ["#timeline-end", "[data-newest-step]"].map((each) => document.querySelector(each).textContent);
+  places.push(/step ([\\d,]+)/.exec(document.getElementById("status-words").textContent)[1]);
+  return places.map(number);
+}"""
+
+
+def test_the_pill_the_sentence_and_the_timeline_show_the_same_newest_step_at_any_moment(
+    visit: Open, paths: Paths
+) -> None:
+    with visit() as tab:
+        tab.goto(paths("live")["overview"])
+        expect(tab.page.locator("#status")).to_have_class("pill live")
+        seen = set()
+        for _ in range(40):
+            shown = tab.page.evaluate(SHOWN)
+            assert len(set(shown)) == 1, shown
+            seen.add(shown[0])
+            tab.page.wait_for_timeout(100)
+        assert len(seen) > 1

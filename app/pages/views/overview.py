@@ -113,10 +113,10 @@ def _norm(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
 def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, span: Span | None) -> Tile:
     tile = Tile(
         which,
-        f"{which.capitalize()} gradient",
+        f"{which.capitalize()} gradient (RMS)",
         "-",
         "all non-finite" if figures.gradient_norm else _no_gradients(figures, span),
-        help="By root mean square (RMS).",
+        help="The root mean square (RMS) of the gradient of one layer: its norm, divided by the square root of its size.",
     )
     if found is None or found.tap is None:
         return tile
@@ -202,17 +202,23 @@ def shown_alerts(
     """Return the worst alerts of today, or of the steps that the page is about, their number, and that of notes."""
     first, last = (None, None) if span is None else span.values
     if last is None:
-        alerts = alert_lines(run)
+        alerts = [line for line in alert_lines(run) if not _is_end(run, line)]
         notes = [line for line in finding_lines(run) if line.severity == "info" and not line.is_quiet]
     else:
         lines = sorted(
             all_lines(run, first, last), key=lambda line: (line.severity != "error", line.is_event, line.is_of_loss)
         )
-        alerts = [line for line in lines if line.is_alert]
+        alerts = [line for line in lines if line.is_alert and not _is_end(run, line)]
         notes = [line for line in lines if not line.is_event and line.severity == "info" and not line.is_quiet]
     listed = (alerts + notes)[:most]
     types = types_of(run.reader) if listed else {}
     return [_explained(run, _alert(run, line, types), capsules) for line in listed], len(alerts), len(notes)
+
+
+def _is_end(run: Run, line: Line) -> bool:
+    """Return whether a line is about how the run ended, which the page says above all findings."""
+    failure = run.end.failure
+    return line.is_event and failure is not None and line.name == failure.outcome
 
 
 def _explained(run: Run, alert: AlertLine, capsules: Sequence[Capsule]) -> AlertLine:

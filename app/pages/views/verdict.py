@@ -20,13 +20,13 @@ _STATES: Final = {
     "live": "Live",
     "ended": "Ended",
     "crashed": "Crashed",
-    "interrupted": "Interrupted",
+    "stopped": "Stopped",
     "lost": "Lost",
     "waiting": "Waiting for the trainer",
 }
 
 
-_BAD_ENDS: Final = ("crashed", "interrupted", "lost")
+_BAD_ENDS: Final = ("crashed", "stopped", "lost")
 LAST_S: Final = 10.0  # of a run that failed, which one link shows
 LAST_STEPS: Final = 10  # at least
 _POINTS: Final = 1000
@@ -39,6 +39,10 @@ class Stop:
     title: str
     error: str
     traceback: str
+    module: str | None  # the innermost watched one whose call raised
+    file: str  # with the innermost line of the user's own code
+    where: str
+    code: str
 
 
 def stop_of(run: Run) -> Stop | None:
@@ -46,8 +50,8 @@ def stop_of(run: Run) -> Stop | None:
     failure = run.end.failure
     if failure is None:
         return None
-    how = "crashed" if failure.outcome == "crashed" else "was interrupted"
-    return Stop(f"The training {how} in step {failure.step:,}", failure.error, failure.traceback)
+    texts = failure.sentence, failure.error, failure.traceback
+    return Stop(*texts, failure.module, failure.file, failure.where, failure.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +85,25 @@ def ending_of(run: Run) -> Ending | None:
     return Ending(f"{first}-{known.newest}", f"Show the last {seconds}: {words_of(first, known.newest)}")
 
 
-def progress_of(run: Run) -> str:
-    """Return the progress of a run and the number of skipped steps."""
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is, in a sentence around its newest step, which the page's script keeps up to date."""
+
+    before: str
+    newest: int | None
+    after: str
+
+
+def progress_of(run: Run) -> Progress:
+    """Return the progress of a run. The captured steps and those left out are all of its steps."""
     state, steps = _STATES.get(run.state, run.state.capitalize()), run.reader.steps()
     if steps.first is None or steps.newest is None:
-        return f"{state}. No step has been captured."
+        return Progress(f"{state}. No step has been captured.", None, "")
     left_out, captured = cost_of(run).left_out, run.store.captured()
-    words = f"step {steps.first:,}" if steps.first == steps.newest else f"steps {steps.first:,} to {steps.newest:,}"
-    more = f", {left_out:,} left out" if left_out else ""
-    return f"{state}: {words}, {captured:,} captured{more}."
+    words = "step " if steps.first == steps.newest else f"steps {steps.first:,} to "
+    # Of a live run, the sum changes faster than anybody reads it.
+    more = f", {left_out:,} left out" if left_out and run.state != "live" else ""
+    return Progress(f"{state}: {words}", steps.newest, f", {captured:,} captured{more}.")
 
 
 def claim_of(run: Run, span: Span | None = None) -> str:
@@ -100,7 +114,7 @@ def claim_of(run: Run, span: Span | None = None) -> str:
     if span is not None and span.held:
         return _claim_at(run, span)
     scope = run.findings.scope()
-    stopped = {"crashed": "This run crashed. ", "interrupted": "This run was interrupted. "}.get(run.state, "")
+    stopped = {"crashed": "This run crashed. ", "stopped": "This run was stopped. "}.get(run.state, "")
     known = _known_among(finding_lines(run))
     if scope.verdict == "problems":
         return f"{stopped}{', '.join([*known, 'nothing new'])}. {scope.sentence}"

@@ -254,7 +254,7 @@ def read_archive(folder: str | Path) -> Archive:
             msgspec.convert(content.get(name), int | None) for name in ("first_step", "last_step", "steps")
         )
         lost = msgspec.convert(content.get("lost", 0), int)
-        failure = msgspec.convert(content.get("failure"), Failure | None)
+        failure = msgspec.convert(_renamed(content.get("failure")), Failure | None)
         state = failure.outcome if failure is not None else "ended" if content.get("state") == "ended" else "lost"
         hashed = msgspec.convert(content.get("key_hash", ""), str)
         is_cut = state == "lost" and content.get("finished") is False
@@ -267,6 +267,13 @@ def read_archive(folder: str | Path) -> Archive:
     has_sketches = content["format"] not in OTHER_BINS
     about = path, info, state, last_step, lost, labels, failure, hashed
     return Archive(*about, has_sketches=has_sketches, is_cut=is_cut, first_step=first_step, steps=steps)
+
+
+def _renamed(failure: Any) -> Any:
+    """Return a saved failure in today's words: a run that Ctrl+C stopped was once called interrupted."""
+    if isinstance(failure, dict) and failure.get("outcome") == "interrupted":
+        return {**failure, "outcome": "stopped", "signal": "SIGINT"}
+    return failure
 
 
 def _common_ranges(folder: Path) -> list[tuple[int, int]]:

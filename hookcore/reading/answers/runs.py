@@ -14,7 +14,7 @@ from hookcore.records import Coverage, Failure, HookRecord, Severity, Value
 from hookcore.records.wire import DeliveryCounters
 from hookcore.store import Usage
 
-State = Literal["live", "ended", "crashed", "interrupted", "lost", "waiting"]
+State = Literal["live", "ended", "crashed", "stopped", "lost", "waiting"]
 
 
 class RankSummary(Answer, frozen=True):
@@ -34,7 +34,7 @@ class Run(Answer, frozen=True):
     name: str
     notes: str
     state: State
-    failure: Annotated[Failure | None, Meta(description="why it crashed or was interrupted")]
+    failure: Annotated[Failure | None, Meta(description="why it crashed, or the signal that stopped it")]
     partial: Annotated[str, Meta(description="why answers about it may be incomplete; empty if they are complete")]
     in_memory: Annotated[bool, Meta(description="false: it is on disk, and read when you ask for it")]
     folder: Annotated[str, Meta(description="the folder on disk; empty if there is none")]

@@ -5,7 +5,7 @@ import { count, pace, stepWords } from "../format.js";
 /**
  * @typedef {object} Situation
  * @property {[number, number] | null} range the steps that the reader chose
- * @property {string} run the run's state: live, waiting, ended, crashed, interrupted, lost, removed
+ * @property {string} run the run's state: live, waiting, ended, crashed, stopped, lost, removed
  * @property {boolean} capturePaused
  * @property {boolean} broken whether the connection to the server is
  * @property {string} refused why the server refuses the connection

@@ -1,6 +1,6 @@
 // @ts-check
-/** The pill and the banner of the frame, live. They change at most once per second, but at once if the state changes.
- */
+/** The pill and the banner of the frame, live. Their words change at most once per second, but at once if the state
+ * changes; the newest step is the same in every place that shows it, at any moment. */
 import { numberOf } from "../api.js";
 import { byId, write } from "../dom.js";
 import { count } from "../format.js";
@@ -37,7 +37,8 @@ export class Status {
     });
     stream.on("failed", (words) => this.page.runState === "removed" || toast(words, { kind: "error" }));
     follow.on("change", () => this.show());
-    follow.on("newest", () => this.soon());
+    follow.on("newest", () => this.show());
+    document.addEventListener("renewed", () => this.countSteps());
     byId("banner-retry").addEventListener("click", () => stream.retry());
     this.show();
   }
@@ -84,6 +85,15 @@ export class Status {
     if (now.rest !== known.rest && !isLoaded) this.page.events.emit("news", mine);
   }
 
+  /** Writes the newest step into the parts of the page that the server has written. */
+  countSteps() {
+    const { follow } = this.page;
+    for (const each of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-newest-step]"))) {
+      follow.saw(Number(each.dataset.newestStep));
+      write(each, count(follow.newest));
+    }
+  }
+
   soon() {
     this.timer ??= setTimeout(() => this.show(), CALM_MS);
   }
@@ -113,6 +123,7 @@ export class Status {
       byId("status").className = `pill ${state}`;
       write(byId("status-words"), words);
     }
+    if (follow.newest !== null) this.countSteps();
     const banner = bannerOf(now);
     this.#showBanner(banner);
     document.body.dataset.connection = this.broken ? "broken" : "open";

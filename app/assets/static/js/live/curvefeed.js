@@ -55,7 +55,11 @@ export class CurveFeed extends Emitter {
     const answers = await Promise.all(this.request(range, signal));
     signal.throwIfAborted();
     if (whole) this.curves.clear();
-    for (const series of answers.flatMap((answer) => answer.series)) this.take(series, whole);
+    for (const series of answers.flatMap((answer) => answer.series)) {
+      this.take(series, whole);
+      const newest = series.last_step.at(-1);
+      if (newest !== undefined) this.page.follow.saw(newest);
+    }
     if (!whole) for (const curve of this.curves.values()) curve.forget(first);
     this.loaded = [Math.max(this.loaded?.[0] ?? first, first), span[1]];
     // A whole run that is followed grows without end: it is loaded again, in fewer points.

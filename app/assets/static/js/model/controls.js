@@ -123,7 +123,7 @@ function startWords(picture) {
       ? ""
       : step === null
         ? `The module tree, without the data flow. ${unknown}`
-        : `Data flow of step ${count(step)}`;
+        : `Structure learned in step ${count(step)}`;
     byId("model-absent").textContent = absent.length ? `${many(absent.length, "module")} didn\u2019t run in it` : "";
     byId("model-absent").title = absent.slice(0, 40).join("\n");
   };

@@ -12,7 +12,7 @@ import { Following, PATIENCE_MS } from "./following.js";
 const ENDS = {
   ended: "The training has ended.",
   crashed: "The training crashed.",
-  interrupted: "The training was interrupted.",
+  stopped: "The training was stopped.",
   lost: "The trainer does not answer.",
   removed: "The run was removed.",
 };

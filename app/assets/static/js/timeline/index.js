@@ -245,7 +245,6 @@ export class Timeline {
       handle.setAttribute("aria-valuetext", this.#wordsOf(which, value));
     }
     this.handles.step.classList.toggle("is-held", held !== null);
-    byId("timeline-end").textContent = count(strip.last);
     this.#showChips(span);
   }
 

@@ -1,0 +1,78 @@
+"""What is left to do before a signal ends this process, without changing what the signal does.
+
+The default action of a signal leaves no time for anything, and a handler of Python's would be seen by the script, run
+late or never, and be called instead of the default action. So a few lines of C (`_signals.c`) note the signal, and a
+thread sends the rest of the run and then the signal again. A signal for which the script has a handler, or that it
+ignores, is left alone. Without the compiled file, as on systems other than Linux, such a run is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+ENDING: Final = tuple(number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None)
+PATIENCE_S: Final = 5  # after which the kernel ends the process, even if no thread of it can run
+_FILE: Final = "_signals.abi3.so"
+_LEAVE: Final = 0  # no signal has this number
+
+
+class Signals:
+    """Calls a function before a signal ends this process. Python's `signal.getsignal` doesn't see it."""
+
+    def __init__(self, told: Callable[[int], None]) -> None:
+        self._told = told
+        self._library: Any = None
+        self._tell = -1  # the end of the pipe into which the handler writes
+        self._thread: threading.Thread | None = None
+        self._is_ending = False
+
+    def follow(self) -> None:
+        """Note from now on the signals that have their default action now. Can be called again."""
+        try:
+            self._library = self._library or ctypes.CDLL(str(Path(__file__).with_name(_FILE)))
+            if self._thread is None:
+                hear, self._tell = os.pipe()
+                arguments = hear, self._tell
+                self._thread = threading.Thread(target=self._wait, args=arguments, name="hookcore-signals", daemon=True)
+                self._thread.start()
+        except (OSError, RuntimeError):  # not compiled here, or no more files or threads
+            return
+        for number in ENDING:
+            self._library.hookcore_note(int(number), self._tell, PATIENCE_S)
+
+    def leave(self) -> None:
+        """Let the signals end the process at once again. If one is doing so, wait for it."""
+        if self._is_ending and self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(PATIENCE_S)
+        if self._thread is not None:
+            self._forget()
+            os.write(self._tell, bytes([_LEAVE]))
+            self._thread = None
+
+    def abandon(self) -> None:
+        """Forget all of it in a forked child, which has no such thread."""
+        if self._thread is not None:
+            self._forget()
+            self._thread = None
+
+    def _forget(self) -> None:
+        for number in ENDING:
+            self._library.hookcore_leave(int(number))
+
+    def _wait(self, hear: int, tell: int) -> None:
+        number = os.read(hear, 1)[0]
+        if number == _LEAVE:
+            os.close(hear)
+            os.close(tell)
+            return
+        self._is_ending = True
+        try:
+            self._told(number)
+        finally:
+            os.kill(os.getpid(), number)  # its action is the default again, or what the script has chosen since
