@@ -18,7 +18,7 @@ from typing import Any, Final
 
 ENDING: Final = tuple(number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None)
 PATIENCE_S: Final = 5  # after which the kernel ends the process, even if no thread of it can run
-_FILE: Final = "_signals.abi3.so"
+FILE: Final = "_signals.abi3.so"
 _LEAVE: Final = 0  # no signal has this number
 
 
@@ -35,7 +35,7 @@ class Signals:
     def follow(self) -> None:
         """Note from now on the signals that have their default action now. Can be called again."""
         try:
-            self._library = self._library or ctypes.CDLL(str(Path(__file__).with_name(_FILE)))
+            self._library = self._library or ctypes.CDLL(str(Path(__file__).with_name(FILE)))
             if self._thread is None:
                 hear, self._tell = os.pipe()
                 arguments = hear, self._tell
