@@ -116,7 +116,7 @@ def _gradient(run: Run, figures: KeyFigures, which: str, found: Reading | None, 
         f"{which.capitalize()} gradient (RMS)",
         "-",
         "all non-finite" if figures.gradient_norm else _no_gradients(figures, span),
-        help="The root mean square (RMS) of the gradient of one layer: its norm, divided by the square root of its size.",
+        help="The root mean square (RMS) of one gradient: its norm, divided by the square root of its size.",
     )
     if found is None or found.tap is None:
         return tile

@@ -191,7 +191,9 @@ class Overview(Answer, frozen=True):
     ]
     every: Annotated[int, Meta(description="every n-th step is captured")]
     budget: Annotated[float | None, Meta(description="the largest share that watching may add; null means no limit")]
-    steps_left_out: Annotated[int | None, Meta(description="steps of the run that were not captured; null if it is only on disk")]
+    steps_left_out: Annotated[
+        int | None, Meta(description="steps of the run that were not captured; null if it is only on disk")
+    ]
     cost: Annotated[str, Meta(description="the cost in one sentence, as every page shows it")]
     dropped: Annotated[dict[str, int], Meta(description="by reason, in the store and on the way to the store")]
     findings: Annotated[
