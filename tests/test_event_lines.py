@@ -222,13 +222,22 @@ def test_a_layer_whose_onset_was_not_captured_is_never_called_the_first(world: W
     for step, value in ((0, 1.0), (20, math.nan)):
         run.store.append(frame(step, [1.0, value]))
     (finding,) = run.findings.current()
-    assert finding.unseen == 19
-    assert provenance_of(run.store, finding).before == "Its input was finite in that step."
+    assert (finding.unseen, finding.culprit_known) == (19, False)
     client = world.client
-    assert "</span>, or another layer first" in client.get("/").text
-    assert "first: layer or another layer" in client.get("/runs/one").text
+    overview, page = client.get("/runs/one").text, "runs/one/incident?id=nonfinite-20"
+    assert "NaN or infinity; the layer isn&#39;t known" in client.get("/").text.replace("\n", "")
+    assert "the first one isn&#39;t known" in overview
+    assert f'data-address="{page}"' in overview
+    assert ">layer<" not in overview.partition('id="findings"')[2].partition("</section>")[0]
+    assert page in client.get("/runs/one/events").text
+    assert "NaN began between steps 1 and 20; the layer isn&#39;t known." in client.get(f"/{page}").text
+    assert "Open layer" not in client.get(f"/{page}&part=about").text
     summary = summary_of(run)
-    assert summary["alerts"][-1] == ", or another layer first"
+    assert summary["alerts"][2:] == [
+        "",
+        "NaN began between steps 1 and 20; the layer isn't known",
+        "; the layer isn't known",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -319,7 +328,24 @@ def test_the_overview_the_badge_and_the_events_page_count_the_same_alerts(world:
     assert "No events" not in overview
     events = world.client.get("/runs/one/events").text
     assert "4 events" in events
-    assert "2 need attention" in events
+    assert "2 problems, newest first" in events
+
+
+def test_notes_are_never_listed_under_the_words_no_problems_found(world: World) -> None:
+    run = world.runs.open(make_info("one"))
+    assert run is not None
+    run.store.announce((Tap("relu", "output"),))
+    for step in range(200):  # without a loss, growth is a note, and so is one spike
+        run.store.append(frame(step, [60.0 if step == 120 else 1.0 + step % 3 * 0.01]))
+    scope = run.findings.scope()
+    assert (scope.problems, scope.notes, scope.verdict) == (0, 1, "clear")
+    assert scope.sentence == "No problems, but 1 note found in the last 200 steps (200 captured)."
+    overview = world.client.get("/runs/one").text
+    assert scope.sentence in overview
+    assert "No problems, but 1 note, worst first" in overview
+    assert "No problems found" not in overview
+    assert '<span class="quiet-label">note: </span>' in overview
+    assert '<span class="quiet none">none</span>' in world.client.get("/").text
 
 
 def test_two_spikes_of_one_tensor_are_separate_lines_and_one_can_be_selected(world: World) -> None:

@@ -396,7 +396,8 @@ def test_tensors_that_arrive_while_rules_read_the_store_do_not_disturb_them(
     with monkeypatch.context() as patch:
         patch.setattr(Store, read, reading)
         cache.current()
-    append(store, len(rms), [*rms[-1], *values], OUTPUTS[3:5] if store.taps_known == 3 else ())
+    step = (store.steps().newest or 0) + 1
+    append(store, step, [*rms[-1], *values], OUTPUTS[3:5] if store.taps_known == 3 else ())
     (first,) = only(cache.current(), "nonfinite")
     assert (first.number, first.severity) == (3, "info" if math.isfinite(values[1]) else "error")
 
@@ -416,7 +417,8 @@ def test_long_uncaptured_stretches_are_not_a_finding() -> None:
         append(store, step, steady(1)[0], OUTPUTS if place == 0 else ())
         assert findings_of(store) == ()
     append(store, 900, [math.nan] * LAYERS)
-    assert [(each.number, each.since_step) for each in findings_of(store)] == [(0, 900)]
+    (found,) = findings_of(store)
+    assert (found.culprit_known, found.module, found.earliest_step, found.since_step) == (False, "", 501, 900)
 
 
 def test_keys_are_stable_while_a_rule_finds_a_tap_and_differ_between_taps() -> None:

@@ -88,7 +88,7 @@ def test_the_causal_chain_is_shown_step_by_step() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "The 1 step right before were not captured"),
+        ({}, "The 1 step right before was not captured"),
         ({"evidence": None}, "no room to keep the values"),
         ({}, "2 more tensors followed"),
     ],

@@ -875,6 +875,27 @@ def test_a_run_is_unchanged_after_a_restart(tmp_path: Path) -> None:
         assert everything(again) == before
 
 
+def test_the_step_that_the_check_of_one_rank_names_is_known_before_and_after_a_restart(tmp_path: Path) -> None:
+    about = {"found": "loss", "name": "loss", "value": "nan", "previous": 11, "captured": False, "late": False}
+    said = Event(12, 112.0, "nonfinite-step", "the loss is NaN", "error", about=about)
+    with saved(tmp_path) as ranks:
+        ranks.all((0, 8))
+        for rank in range(WORLD):
+            bad = of_rank(rank, 16, events=(said,) if rank == 1 else ())
+            bad.stats[0, STAT_COLUMN["nan"]] = 2
+            ranks.post(rank, [bad, of_rank(rank, 24)])
+        for rank in range(WORLD):
+            ranks.end(rank, 24)
+        before = everything(ranks)
+        (incident,) = ranks.joint.store.incidents()
+        assert (incident.first_step, incident.earliest_step, incident.culprit_known) == (12, 12, False)
+        assert ranks.events("nonfinite-step") == ["the loss is NaN (rank 1)"]
+    with saved(tmp_path) as again:
+        wait_for(lambda: len(again.server.runs.every()) == 1 + WORLD)
+        assert everything(again) == before
+        assert again.events("nonfinite-step") == ["the loss is NaN (rank 1)"]
+
+
 def test_the_rules_check_ranks_in_turn_both_live_and_on_rereading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

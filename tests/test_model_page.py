@@ -97,7 +97,10 @@ def test_a_first_nan_after_uncaptured_steps_may_not_be_the_first() -> None:
     taps = (Tap("a", "output"),)
     append(run.store, 0, [1.0], taps)
     append(run.store, 9, [float("nan")])
-    assert "at step 9. Another layer may have been first." in page(found, "model?part=onset")
+    onset = page(found, "model?part=onset")
+    assert "NaN began between steps 1 and 9; the layer isn&#39;t known." in onset
+    assert "runs/real/incident?id=nonfinite-9" in onset
+    assert "box=" not in onset
 
 
 def test_a_kind_that_was_switched_off_says_where_it_was_captured_last() -> None:

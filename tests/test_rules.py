@@ -176,6 +176,13 @@ class Taps:
 
     def __init__(self) -> None:
         self.taps = list(TAPS)
+        self.tap_numbers = {tap: number for number, tap in enumerate(TAPS)}
+
+    def first_step(self) -> int | None:
+        return None
+
+    def captured_around(self, step: int) -> tuple[int | None, int | None]:
+        return None, None
 
     def lanes_of_scalars(self) -> dict[str, int]:
         return {}

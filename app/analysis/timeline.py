@@ -137,6 +137,7 @@ def _all_of(run: Run) -> Iterable[TimelineMark]:
 
 
 def _of_incident(incident: Incident) -> TimelineMark:
-    step, module = incident.first_step, "" if incident.rule in OF_LOSS else incident.culprit.tap.module or ROOT
+    is_placed = incident.rule not in OF_LOSS and incident.culprit_known
+    step, module = incident.first_step, incident.culprit.tap.module or ROOT if is_placed else ""
     about = incident.severity, title_of_rule(incident.rule), module, 1
     return TimelineMark(step, step, step, *about, incident.id, event=f"{incident.key}@{step}")

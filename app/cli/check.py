@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from hookcore.errors import ArgumentError
 from hookcore.records import SEVERITIES
-from hookcore.records.vocabulary import OWN_RULE, counted
+from hookcore.records.vocabulary import OWN_RULE, SEVERITY_WORDS, counted
 
 from .flags import Commands, add_command
 from .source import add_source, run_of_server, saved_run
@@ -154,7 +154,7 @@ def _as_text(checked: Checked, _level: str) -> str:
     for each in checked.incidents:
         seen = " (acknowledged)" if each.acknowledged else " (muted)" if each.muted else ""
         title = RULES[each.rule].title if each.rule in RULES else each.rule  # type: ignore[index]
-        lines.append(f"{each.severity}: {title}: {each.sentence}{seen}")
+        lines.append(f"{SEVERITY_WORDS[each.severity]}: {title}: {each.sentence}{seen}")
         lines += _advice_lines(each.rule)
     muted = sum(each.muted for each in checked.incidents)
     total = checked.incidents.total

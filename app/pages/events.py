@@ -22,7 +22,7 @@ from ..runs.muting import mutes_of
 from .frame import address_of
 from .page import FindText, Page, RowNumber, RunPage, TablePage, Text
 from .views.event_list import FINDING, Filter, Line, all_lines, markdown_of, names_of
-from .views.overview import layer_address
+from .views.overview import incident_address, layer_address
 from .views.provenance import incident_of, provenance_of
 from .views.saved_steps import capsule_for, capsules_of, source_of
 
@@ -127,7 +127,8 @@ class EventsPage(RunPage):
         run, line = self.run, self.chosen
         finding = line.finding if line is not None else None
         # The cause of a bad loss is unknown, because a loss is not a layer's tensor.
-        origin = provenance_of(run.store, finding) if finding is not None and not finding.is_of_loss else None
+        has_origin = finding is not None and not finding.is_of_loss and finding.culprit_known and finding.number >= 0
+        origin = provenance_of(run.store, finding) if finding is not None and has_origin else None
         incident = line.incident if line is not None else None
         if finding is not None:
             incident = incident_of(run.store.incidents(), finding)
@@ -152,6 +153,8 @@ def _shown(run: Run, line: Line, asked: dict[str, str]) -> Shown:
 
 
 def _layer_of(run: Run, line: Line) -> str:
+    if not line.is_placed:
+        return incident_address(run, line)
     if not line.is_of_layer:
         return address_of(run, "flow", step=line.step)
     if line.tap is not None:

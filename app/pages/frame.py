@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse
 
 from hookcore.records import KINDS, ROOT, TENSOR_KINDS, Severity
-from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS
+from hookcore.records.vocabulary import KIND_TITLES, KIND_WORDS, SEVERITY_WORDS
 from hookcore.store import STAT_NAMES
 
 from .. import assets
@@ -90,7 +90,7 @@ class Alerts:
     title: str = ""  # of the worst
     where: str = ""  # its module
     message: str = ""
-    hedge: str = ""  # follows the module if it may not be the first
+    hedge: str = ""  # follows the title if the layer isn't known
 
     @property
     def count(self) -> int:
@@ -112,8 +112,8 @@ def alerts_of(run: Run) -> Alerts:
 
 
 def hedge_of(line: Line) -> str:
-    """Return the words after the module of a finding whose onset was not captured."""
-    return ", or another layer first" if line.finding is not None and line.finding.unseen else ""
+    """Return the words after the title of a finding whose layer isn't known."""
+    return "" if line.is_placed else "; the layer isn't known"
 
 
 def status_of(run: Run) -> str:
@@ -169,6 +169,7 @@ def _make_templates() -> Environment:
         "find_words": FIND_WORDS,
         "local_words": LOCAL_WORDS,
         "unsure_words": UNSURE_WORDS,
+        "severity_words": SEVERITY_WORDS,
     }
     return templates
 

@@ -81,7 +81,8 @@ class IncidentPage(RunPage):
         return {"capsule": capsule_of(self.incident, capsules), "capsule_heading": "h2", "source_of": source_of}
 
     def part_graph(self) -> dict[str, Any]:
-        graph = None if self.view.is_of_loss else graph_of(self.incident, self.run.reader)
+        is_placed = not self.view.is_of_loss and self.incident.culprit_known
+        graph = graph_of(self.incident, self.run.reader) if is_placed else None
         return {"graph": graph, "module_of": lambda path: address_of(self.run, "layer", module=path)}
 
     def _layer_of(self, tap: Tap, step: int) -> str:

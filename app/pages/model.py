@@ -80,7 +80,8 @@ class ModelPage(RunPage):
     def part_onset(self) -> dict[str, Any]:
         """Return the first incident of non-finite values, which the picture can show."""
         found: Incident | None = incident_of(self.run)
-        return {"onset": found, "onset_box": "" if found is None else box_id(found.culprit.tap)}
+        is_placed = found is not None and found.culprit_known
+        return {"onset": found, "onset_box": box_id(found.culprit.tap) if found is not None and is_placed else ""}
 
     def _in_order(self) -> list[ModelBox]:
         """Return the boxes but repeats, each before its parts."""

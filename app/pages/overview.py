@@ -14,7 +14,7 @@ from markupsafe import Markup
 from hookcore.findings import key_figures_of
 from hookcore.reading import Reader, answers
 from hookcore.records import KINDS, Kind
-from hookcore.records.vocabulary import MACHINE_LABEL
+from hookcore.records.vocabulary import MACHINE_LABEL, found_words
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, require_kind
 
@@ -135,6 +135,7 @@ class OverviewPage(RunPage):
             "listed": listed,
             "alerts_total": alerts,
             "notes_total": notes,
+            "found_words": found_words,
             "muted_total": muted,
             "claim": claim,
         }

@@ -97,6 +97,8 @@ def _finding_of(run: Run, finding: Finding, muted: bool, type_: str) -> answers.
         spark=np.array(finding.spark, np.float64),
         downstream=finding.downstream,
         last_step=finding.last_step,
+        earliest_step=finding.earliest_step,
+        culprit_known=finding.culprit_known,
     )
 
 

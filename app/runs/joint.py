@@ -10,10 +10,11 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from hookcore.delivery.archive import SUFFIX, Recorded, folder_name
+from hookcore.delivery.archive import SUFFIX, Recorded, Unheard, folder_name
 from hookcore.errors import HookcoreError
 from hookcore.findings import follow
 from hookcore.records import Frame, Snapshot
+from hookcore.records.vocabulary import NONFINITE_STEP
 from hookcore.records.wire import Description, Place
 from hookcore.store import Store
 from hookcore.store.rankstep import MAX_WORLD
@@ -245,8 +246,11 @@ class JointRun(Summing):
         if is_newest and (disk := self._disk()) is not None:
             disk.recall(self)
         streams = [_frames_of(member, archive, place) for place, (member, archive) in enumerate(members)]
+        unheard = Unheard(each for _, archive in members for each in archive.events() if each.name == NONFINITE_STEP)
         for _, _, _, member, frame in heapq.merge(*streams):
+            unheard.tell(self.store, frame, self.shift)
             self.assembly.take(member.place.rank, shifted(frame, self.shift))
+        unheard.tell(self.store, shift=self.shift)
         # Steps that still wait need the names, which the run of a rank that isn't in memory doesn't have.
         self.store.announce(self.assembly.number_taps())
         for member, archive in members:
@@ -256,7 +260,8 @@ class JointRun(Summing):
 
     def _read_events(self, member: Member, archive: Recorded) -> None:
         for event in archive.events():
-            self.store.add_event(of_rank(replace(event, step=event.step + self.shift), member.place.rank))
+            keep = self.store.keep_event if event.name == NONFINITE_STEP else self.store.add_event
+            keep(of_rank(event.moved(self.shift), member.place.rank))
         if member.place.rank == min(self.assembly.ranks):
             for snapshot in archive.snapshots():
                 self.store.add_snapshot(replace(snapshot, step=snapshot.step + self.shift))

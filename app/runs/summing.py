@@ -294,5 +294,5 @@ def shifted(frame: Frame, steps: int) -> Frame:
     if not steps:
         return frame
     flow = None if frame.flow is None else replace(frame.flow, step=frame.flow.step + steps)
-    events = tuple(replace(event, step=event.step + steps) for event in frame.events)
+    events = tuple(event.moved(steps) for event in frame.events)
     return replace(frame, step=frame.step + steps, flow=flow, events=events)

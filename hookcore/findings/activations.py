@@ -15,6 +15,7 @@ from hookcore.findings.window import window_first
 from hookcore.findings.zeros import judge_newest
 from hookcore.records import Severity
 from hookcore.store import Store, TapList
+from hookcore.store.incidents import since_words
 
 RULE: Final = "saturated-activation"
 CLASSES: Final = ("Sigmoid", "Tanh")
@@ -86,7 +87,7 @@ def _finding(taps: TapList, lane: int, window: _Slopes, steep_from: float, sever
     value, usual = float(rms[known[-1]]), float(rms[steep[-1]]) if len(steep) else float("nan")
     slope = slopes[known[-1]]
     older = " or earlier" if is_cut and not len(steep) else ""
-    when = f"since step {since}{older}"
+    when = f"{since_words(since)}{older}"
     message = f"on average, {slope:.2g} of the gradient passes: the activation has been at its bounds {when}"
     about = "rms", value, usual, since, None, message, tuple(rms[known][-SPARK:].tolist()), 0
     return Finding(RULE, severity, int(taps.numbers[lane]), taps.taps[lane], *about)

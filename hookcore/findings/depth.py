@@ -22,7 +22,7 @@ from hookcore.records import ROOT, Kind, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import TapList
-from hookcore.store.incidents import around
+from hookcore.store.incidents import around, since_words
 
 _MIN_COLUMNS: Final = 4  # recent columns with a value
 _RULES: Final[tuple[RuleName, ...]] = ("vanishing", "exploding")
@@ -94,7 +94,7 @@ def _find_cliff(window: MagnitudeWindow) -> list[Finding]:
     older = "" if window.starts_run else " or earlier"
     message = (
         f"the {KIND_WORDS['param_grad']} in {small.module or ROOT} is {drop[last]:.0f} decades below that in "
-        f"{large.module or ROOT}, and no larger in earlier layers, since step {since}{older}"
+        f"{large.module or ROOT}, and no larger in earlier layers, {since_words(since)}{older}"
     )
     level = float(window.columns.size[-1, place])
     about = (window.stat, level, float("nan"), since, None, message, window.spark(place), last)
@@ -189,7 +189,7 @@ def _finding(window: MagnitudeWindow, stack: Stack, rule: RuleName, fall: float,
     message = (
         f"the {KIND_WORDS[stack.kind]} {verb} by {abs(fall):.0f} decades over {layers} layers, "
         f"{abs(fall) / max(1, layers - 1):.1g} a layer: {ends[0]} in {ends[1]}, {ends[2]} in {ends[3]}, "
-        f"since step {since}{older}"
+        f"{since_words(since)}{older}"
     )
     level = float(window.columns.size[-1, place])
     large, small = (now.max(), now.min())

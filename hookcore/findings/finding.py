@@ -35,8 +35,9 @@ class Finding:
     spark: tuple[float, ...]  # the newest finite values, oldest first
     downstream: int  # the number of further affected modules
     last_step: int | None = None  # the last step in which this tensor was non-finite, if it became finite again
-    unseen: int = 0  # uncaptured steps before its onset: another layer may have been first
+    unseen: int = 0  # unknown steps right before its first one: it may have begun in one of them
     members: tuple[tuple[int, int], ...] = ()  # the numbers of all affected taps, each with its first step
+    culprit_known: bool = True  # if not, the tap is that of the whole model
 
     @property
     def module(self) -> str:
@@ -52,6 +53,11 @@ class Finding:
     def has_value(self) -> bool:
         """Whether its value is worth showing. For non-finite tensors and for facts, the message says everything."""
         return self.is_of_loss or (self.rule != "nonfinite" and self.value == self.value)
+
+    @property
+    def earliest_step(self) -> int:
+        """The first step in which it may have begun."""
+        return self.since_step - self.unseen
 
     @property
     def kind(self) -> str:

@@ -219,4 +219,4 @@ def follow(store: Store, changes: Changes = (), rank: int = 0) -> Store:
 def _found(finding: Finding) -> Found:
     members = finding.members or ((finding.number, finding.since_step),)
     about = finding.value, finding.usual, finding.since_step, finding.until_step, finding.message, members
-    return Found(finding.rule, finding.severity, finding.number, *about)
+    return Found(finding.rule, finding.severity, finding.number, *about, finding.unseen)

@@ -49,6 +49,7 @@ def _settle(store: Store, finding: Finding, incidents: Sequence[Incident]) -> Fi
         usual=incident.usual,
         since_step=incident.first_step,
         message=incident.message,
+        unseen=incident.unseen,
         downstream=max(finding.downstream, incident.modules),
     )
 
@@ -93,4 +94,5 @@ def _note(incident: Incident) -> Finding:
         message,
         tuple(spark[np.isfinite(spark)][-SPARK:].tolist()),
         incident.modules,
+        unseen=incident.unseen,
     )

@@ -14,6 +14,7 @@ from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import MagnitudeWindow
 from hookcore.records import Severity
 from hookcore.store import Store, TapList
+from hookcore.store.incidents import since_words
 
 RULE: Final = "poor-weight-initialization"
 
@@ -75,7 +76,7 @@ def _scale_finding(window: MagnitudeWindow, layers: list[int], begin: int, end: 
     verb = "grow" if decades > 0 else "shrink"
     message = (
         f"the activations {verb} by a factor of {10 ** abs(decades / (end - begin)):,.0f} from layer to layer, "
-        f"from {tap.module} to {window.taps.taps[last].module}, since step {since}: the initial weights are too "
+        f"from {tap.module} to {window.taps.taps[last].module}, {since_words(since)}: the initial weights are too "
         f"{'large' if decades > 0 else 'small'}"
     )
     size = float(10.0 ** window.logs[place][~np.isnan(window.logs[place])][-1])

@@ -13,6 +13,7 @@ from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
 from hookcore.records.vocabulary import FOUND_LOSS, is_loss, loss_rank
 from hookcore.store import Series, Store, TapList
+from hookcore.store.incidents import since_words
 
 _NOW = 8  # newest logged values
 _BEFORE = 64  # steps before an onset
@@ -102,15 +103,16 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
         return []
     for series in losses.series:
         now = losses.now(series)
-        problem = _nonfinite(now, losses.store.nonfinite_since(series.name)) or (
+        problem = _nonfinite(losses.store, now) or (
             # A part of a loss may grow while the whole falls.
             _diverged(now, series, limits_of(losses.store, "loss")) if loss_rank(series.name) == main else None
         )
         if problem is not None:
-            value, usual, since, message = problem
+            value, usual, since, unseen, message = problem
             shown = series.mean[np.isfinite(series.mean)][-SPARK:]
             about = ("rms", value, usual, since, None, f"{series.name} {message}", tuple(shown.tolist()), 0)
-            return [Finding("loss", RULES["loss"].severity, int(taps.numbers[place]), taps.taps[place], *about)]
+            number, tap = int(taps.numbers[place]), taps.taps[place]
+            return [Finding("loss", RULES["loss"].severity, number, tap, *about, unseen=unseen)]
     return []
 
 
@@ -121,15 +123,24 @@ def last_output(taps: TapList) -> int:
     return roots[0] if roots else outputs[-1] if outputs else 0
 
 
-Told = tuple[float, float, int, str]  # value, usual, since, message
+Told = tuple[float, float, int, int, str]  # value, usual, since, steps right before it without a value, message
 
 
-def _nonfinite(series: Series, since: int | None) -> Told | None:
+def _nonfinite(store: Store, series: Series) -> Told | None:
+    since = store.nonfinite_since(series.name)
     if since is None:
         return None
     fine = series.mean[np.isfinite(series.mean)]
     usual = float(fine[-1]) if len(fine) else float("nan")
-    return float("nan"), usual, since, f"has been non-finite since step {since}"
+    unseen = _unseen_before(store, series.name, since)
+    return float("nan"), usual, since, unseen, f"has been non-finite {since_words(since, unseen)}"
+
+
+def _unseen_before(store: Store, name: str, step: int) -> int:
+    """Return the number of steps right before one in which a loss has no value."""
+    before = store.scalars(name, None, step - 1, _POINTS).last_step
+    known = int(before[-1]) if len(before) else (store.steps().first or 0) - 1
+    return max(0, step - 1 - known)
 
 
 def _diverged(now: Series, run: Series, limits: Mapping[str, float]) -> Told | None:
@@ -143,6 +154,9 @@ def _diverged(now: Series, run: Series, limits: Mapping[str, float]) -> Told | N
     below = np.flatnonzero(run.mean < np.sqrt(best * value))
     begun = min(int(below[-1]) + 1, len(run.mean) - 1)
     since, until = int(run.first_step[begun]), int(run.last_step[begun])
-    about = "" if since == until else "about "  # these steps are merged by now
+    # Rows of several steps are merged by now.
+    unseen = since - 1 - int(run.last_step[begun - 1]) if since == until and begun else 0
+    begun_words = since_words(since, unseen) if since == until else f"since about step {since}"
     times = f"{value / best:,.0f}" if value < 1e6 * best else f"{value / best:.0e}"
-    return value, best, since, f"has been {value:.3g} since {about}step {since}, {times} times its low of {best:.3g}"
+    message = f"has been {value:.3g} {begun_words}, {times} times its low of {best:.3g}"
+    return value, best, since, unseen, message

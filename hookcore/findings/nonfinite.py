@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import isnan
+from math import isinf, isnan
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from hookcore.findings.finding import Finding
 from hookcore.records import GRADIENT_KINDS, Severity
 from hookcore.records.vocabulary import KIND_WORDS, counted
 from hookcore.store import NonfiniteTaps, Store
-from hookcore.store.incidents import Incident
+from hookcore.store.incidents import Incident, since_words
 
 MAX_PAST: Final = 10  # the newest past episodes to show
 STAT: Final = "rms"
@@ -38,18 +38,19 @@ class _Record(NamedTuple):
 
 
 def find_nonfinite(store: Store, window_first: int, spark: Spark) -> list[Finding]:
-    """Return one finding for the culprit of each incident; if a tap is it in several, for the newest one.
+    """Return one finding for each incident; of those with the same culprit, or an unknown one, for the newest one.
 
     An incident that was over before the window is a note: its step is known, but it doesn't affect the present.
     """
     incidents, masks = [each for each in store.incidents() if each.rule == "nonfinite"], store.masks()
     past = [each for each in incidents if each.is_over][-MAX_PAST:]
     known = store.nonfinite_taps()  # read last: frames may arrive meanwhile, and it must know all of the others
-    found: dict[int, Finding] = {}
+    found: dict[str, Finding] = {}
     for each in reversed([*past, *(each for each in incidents if not each.is_over)]):
-        number = each.culprit.number
-        if number not in found:
-            found[number] = _finding(store, each, _Record.of(known, number), window_first, spark(number))
+        number, is_captured = each.culprit.number, each.culprit_known and each.source == "capture"
+        if each.key not in found:
+            record = _Record.of(known, number) if is_captured else None
+            found[each.key] = _finding(store, each, record, window_first, spark(number) if number >= 0 else ())
     return [*found.values(), *_find_masks(store, masks, known, spark)]
 
 
@@ -70,13 +71,14 @@ def _find_masks(store: Store, masks: Mapping[int, int], known: NonfiniteTaps, sp
     return [Finding("nonfinite", "info", number, first, *about)]
 
 
-def _finding(store: Store, incident: Incident, record: _Record, window_first: int, spark: tuple[float, ...]) -> Finding:
+def _finding(
+    store: Store, incident: Incident, record: _Record | None, window_first: int, spark: tuple[float, ...]
+) -> Finding:
     until, culprit = incident.last_step if incident.is_over else None, incident.culprit
     skipped = incident.is_over and incident.skipped and culprit.tap.kind in GRADIENT_KINDS
     is_note = skipped or (incident.is_over and incident.last_step < window_first)
     severity: Severity = "info" if is_note else "warning" if incident.is_over else "error"
-    infinite = _is_infinite(store, incident, record)
-    what = "an infinity" if infinite else "NaN" if isnan(incident.value) else "an infinity, then NaN"
+    infinite = isinf(incident.value) if record is None else _is_infinite(store, incident, record)
     return Finding(
         "nonfinite",
         severity,
@@ -87,12 +89,19 @@ def _finding(store: Store, incident: Incident, record: _Record, window_first: in
         float("nan"),
         incident.first_step,
         until,
-        _message(incident, record, what, skipped),
+        _verdict(incident) if record is None else _message(incident, record, infinite, skipped),
         spark,
         incident.modules,
-        record.last_step if record.is_over else None,
+        record.last_step if record is not None and record.is_over else None,
         incident.unseen,
+        culprit_known=incident.culprit_known,
     )
+
+
+def _verdict(incident: Incident) -> str:
+    """Return what is known of an incident whose culprit wasn't captured in the first step."""
+    words = incident.headline if isnan(incident.value) else f"{incident.headline[0].lower()}{incident.headline[1:]}"
+    return f"{words}; finite again" if incident.is_over else words
 
 
 def _is_infinite(store: Store, incident: Incident, record: _Record) -> bool:
@@ -103,7 +112,8 @@ def _is_infinite(store: Store, incident: Incident, record: _Record) -> bool:
     return not (len(seen.max) and seen.max[0] > 0)
 
 
-def _message(incident: Incident, record: _Record, what: str, skipped: bool) -> str:
+def _message(incident: Incident, record: _Record, infinite: bool, skipped: bool) -> str:
+    what = "an infinity" if infinite else "NaN" if isnan(incident.value) else "an infinity, then NaN"
     begin, name = incident.first_step, KIND_WORDS[incident.culprit.tap.kind]
     if incident.is_over:
         when = f"at step {begin}" if incident.last_step <= begin else f"between steps {begin} and {incident.last_step}"
@@ -113,8 +123,8 @@ def _message(incident: Incident, record: _Record, what: str, skipped: bool) -> s
         when = f"at step {begin}" if last <= begin else f"between steps {begin} and {last}"
         tail = "; finite again there, but not in the layers that it spread to"
     else:
-        when, tail = f"since step {begin}", ""
-    message = f"{what} in the {name} {when}{incident.gap}{tail}"
+        when, tail = since_words(begin), ""
+    message = f"{what} in the {name} {when}{tail}"
     if record.streaks > 1:
         message += f"; non-finite in {record.steps:,} captured steps since step {record.first_step}"
     return message

@@ -16,6 +16,7 @@ from hookcore.findings.rules import RULES, limits_of
 from hookcore.records import PROBE, Severity
 from hookcore.records.vocabulary import PROBE_LABEL
 from hookcore.store import Store, TapList
+from hookcore.store.incidents import since_words
 
 _FIRST: Final = 3  # results that show the usual value
 
@@ -122,7 +123,7 @@ def _find(store: Store, taps: TapList, judge: _Judge, losses: Losses) -> list[Fi
             continue
         fine = np.flatnonzero(~judged.bad)
         since = int(steps[int(fine[-1]) + 1 if len(fine) else 0])
-        message = f"{judged.message} since step {since}"
+        message = f"{judged.message} {since_words(since)}"
         about = judge.stat, float(values[-1]), judged.usual, since, None, message, tuple(values[-SPARK:].tolist()), 0
         found.append(Finding(judge.rule, judged.severity, number, tap, *about, members=((number, since),)))
     return [_joined(found)] if found else []

@@ -18,6 +18,7 @@ from hookcore.findings.loss import Losses, find_loss
 from hookcore.findings.lossspikes import find_loss_spikes
 from hookcore.findings.magnitudes import find_sizes, find_updates
 from hookcore.findings.nonfinite import find_nonfinite
+from hookcore.findings.onset import with_unseen
 from hookcore.findings.ownership import find_ownership
 from hookcore.findings.probed import find_probed
 from hookcore.findings.progress import find_progress
@@ -88,7 +89,7 @@ def findings_of(
         found += _of_sizes(store, taps, inputs.sizes, losses, spikes_reported)
     if inputs.updates is not None:
         found += find_updates(inputs.updates) + find_lost(store, taps)
-    return _ranked(each for each in found if store.rules.get(each.rule) is not False)
+    return _ranked(with_unseen(store, each) for each in found if store.rules.get(each.rule) is not False)
 
 
 def _ranked(found: Iterable[Finding]) -> tuple[Finding, ...]:

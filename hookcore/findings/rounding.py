@@ -14,6 +14,7 @@ from hookcore.findings.rules import RULES, limits_of
 from hookcore.records import Severity
 from hookcore.records.vocabulary import is_bias
 from hookcore.store import Store, TapList
+from hookcore.store.incidents import since_words
 
 UNCHANGED: Final = "unchanged-tensor"
 LOST: Final = "bf16-update-lost"
@@ -119,10 +120,10 @@ def _finding(
     zeros = still[np.isfinite(still)]
     which = f"{len(places):,} weights" if len(places) > 1 else "the weight"
     message = (
-        f"{which} did not change in any captured step since step {since}, although the gradient is not zero"
+        f"{which} did not change in any captured step {since_words(since)}, although the gradient is not zero"
         if rule == UNCHANGED
-        else f"rounding has swallowed {share:.0%} of the update since step {since}: the values don't change, although "
-        "they have gradients"
+        else f"rounding has swallowed {share:.0%} of the update {since_words(since)}: the values don't change, "
+        "although they have gradients"
     )
     more = len({updates.taps[each].module for each in places.tolist()}) - 1
     members = tuple((int(updates.numbers[each]), since) for each in places.tolist())

@@ -10,6 +10,7 @@ from hookcore.findings.finding import Finding
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import MagnitudeWindow
 from hookcore.store import TapList
+from hookcore.store.incidents import since_words
 
 RULE: Final = "batch-norm-drift"
 CLASSES: Final = ("BatchNorm", "SyncBatchNorm", "LazyBatchNorm")  # how the names of the classes begin
@@ -76,7 +77,7 @@ def _finding(
     size = float(window.columns.size[np.flatnonzero(~np.isnan(window.logs[place]))[-1], place])
     since = window.first_step(column)
     times = f"{ratio:.3g} times as large as" if ratio > 1 else f"{1 / ratio:.3g} times smaller than"
-    message = f"in evaluation, the activation has been {times} in training since step {since}"
+    message = f"in evaluation, the activation has been {times} in training {since_words(since)}"
     members = tuple((int(window.taps.numbers[each]), window.first_step(onset)) for each, onset, _ in found)
     about = window.stat, size, size / ratio, since, None, message, window.spark(place), len(found) - 1
     return Finding(RULE, RULES[RULE].severity, number, tap, *about, members=members)

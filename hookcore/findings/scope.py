@@ -14,7 +14,7 @@ from hookcore.findings.rule import RuleName
 from hookcore.findings.rules import limits_of
 from hookcore.findings.window import MagnitudeWindow, window_first
 from hookcore.findings.zeros import zeros_of
-from hookcore.records.vocabulary import counted
+from hookcore.records.vocabulary import counted, found_words
 from hookcore.store import Store, TapList
 
 Verdict = Literal["problems", "clear", "unknown"]
@@ -63,6 +63,8 @@ class Scope:
     captured_in_run: int
     layers: int
     uncaptured: int  # modules that the coverage lists as not captured
+    problems: int  # findings that are warnings or errors
+    notes: int  # the others
     unjudged: tuple[Unjudged, ...]
 
 
@@ -72,22 +74,21 @@ def scope_of(store: Store, taps: TapList, sizes: MagnitudeWindow | None, found: 
     uncaptured = sum(not each.captured for each in store.coverage())
     if newest is None or not len(taps.taps) or sizes is None:
         nothing = "No step has been captured: there is nothing to judge."
-        return Scope("unknown", nothing, None, newest, 0, 0, 0, 0, uncaptured, ())
+        return Scope("unknown", nothing, None, newest, 0, 0, 0, 0, uncaptured, 0, 0, ())
     first = window_first(store)
     captured, steps = store.captured(first), newest - first + 1
     layers = taps.fact(_layers).number
     unjudged = tuple(each for each in (_growth(sizes), _dead(store, taps.of_kind("output"))) if each is not None)
     problems = sum(each.severity != "info" for each in found)
+    notes = len(found) - problems
     too_little = any(each.layers > MIN_KNOWN * each.of for each in unjudged)
     verdict: Verdict = "problems" if problems else "unknown" if too_little else "clear"
     window = f"in the last {counted(steps, 'step')} ({captured:,} captured)"
-    opening = {
-        "problems": f"{counted(problems, 'problem')} found {window}.",
-        "clear": f"No problems found {window}.",
-        "unknown": f"No NaN or infinity {window}.",
-    }[verdict]
-    sentence = " ".join([opening, *(each.sentence for each in unjudged)])
-    about = (first, newest, steps, captured, store.captured(), layers, uncaptured)
+    opening = [f"{found_words(problems, notes)} found {window}."]
+    if verdict == "unknown":
+        opening = [f"No NaN or infinity {window}.", *([f"{counted(notes, 'note')}."] if notes else [])]
+    sentence = " ".join([*opening, *(each.sentence for each in unjudged)])
+    about = (first, newest, steps, captured, store.captured(), layers, uncaptured, problems, notes)
     return Scope(verdict, sentence, *about, unjudged)
 
 

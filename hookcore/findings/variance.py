@@ -12,6 +12,7 @@ from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
 from hookcore.findings.zeros import judge_newest
 from hookcore.store import Store, TapList
+from hookcore.store.incidents import since_words
 
 RULE: Final = "tensor-variance"
 
@@ -69,7 +70,7 @@ def _finding(store: Store, taps: TapList, places: NDArray[np.intp]) -> Finding:
     means = store.rows(chosen.numbers[[lane]], "mean", begin).mean[:, 0]
     known = means[np.isfinite(means)]
     older = " or earlier" if begin > (store.steps().first or 0) and since[lane] <= begin else ""
-    begun = f"since step {since[lane]}{older}: {known[-1]:.4g} in the newest"
+    begun = f"{since_words(since[lane])}{older}: {known[-1]:.4g} in the newest"
     message = f"every value of the activation has been the same number {begun}"
     members = tuple(zip(chosen.numbers.tolist(), since, strict=True))
     more = len({tap.module for tap in chosen.taps} - {chosen.taps[lane].module})

@@ -16,6 +16,7 @@ from hookcore.findings.window import window_first
 from hookcore.records import Tap
 from hookcore.records.vocabulary import KIND_WORDS
 from hookcore.store import Store, TapList
+from hookcore.store.incidents import since_words
 from hookcore.store.rows import Rows
 
 Flags = NDArray[np.bool_]
@@ -51,7 +52,7 @@ def find_no_gradient(store: Store, gradients: TapList) -> list[Finding]:
     since = _since(store, gradients, places)
     begun = sorted(since, key=lambda each: each[2])[0]
     found = _finding(gradients, "no-gradient", begun, len(still) - 1)
-    text = f"the gradient has been exactly zero in {len(still)} of {len(layers)} layers since step {found.since_step}"
+    text = f"the gradient has been exactly zero in {len(still)} of {len(layers)} layers {since_words(found.since_step)}"
     members = tuple((int(gradients.numbers[each[0]]), each[2]) for each in since)
     return [replace(found, message=text + begun[3], members=members)]
 
@@ -151,7 +152,9 @@ def _finding(taps: TapList, rule: RuleName, about: Since, more: int) -> Finding:
     alive = np.flatnonzero(~(low >= zero))
     captured = int(rows.present[rows.first >= since, 0].sum())
     number, tap = int(taps.numbers[place]), taps.taps[place]
-    message = f"every value of the {KIND_WORDS[tap.kind]} has been zero since step {since}{older} ({captured} captured)"
+    message = (
+        f"every value of the {KIND_WORDS[tap.kind]} has been zero {since_words(since)}{older} ({captured} captured)"
+    )
     usual = float(low[alive[-1]]) if len(alive) else float("nan")
     spark = tuple(low[np.isfinite(low)][-SPARK:].tolist())
     values = "zero_fraction", float(low[-1]), usual, since

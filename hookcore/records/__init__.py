@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -27,6 +27,7 @@ PROBE: Final = "probe"  # what a function of the user computed of a tensor
 TENSOR_KINDS: Final[tuple[Kind, ...]] = tuple(kind for kind in KINDS if kind != PROBE)
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")  # the worst first
 UNKNOWN_OWNER: Final = -1
+_STEPS_ABOUT: Final = frozenset({"step", "previous"})  # facts of events that are steps
 _TEXT: Final = frozenset((str,))
 ROOT: Final = "(root)"  # the path of the root module, which is empty, as readers see it
 PARAMETER_KINDS: Final[frozenset[Kind]] = frozenset(("param", "param_grad", "update"))
@@ -113,6 +114,14 @@ class Event:
         """The key to acknowledge it: always the same for the same event."""
         text = "\n".join((str(self.step), repr(self.time_s), self.name, self.module, self.message))
         return f"event:{hashlib.blake2b(text.encode('utf-8', 'replace'), digest_size=9).hexdigest()}"
+
+    def moved(self, steps: int) -> Event:
+        """Return the event as one of a later step, with the steps that it is about."""
+        about = {
+            name: value + steps if name in _STEPS_ABOUT and isinstance(value, int) else value
+            for name, value in self.about.items()
+        }
+        return replace(self, step=self.step + steps, about=about) if steps else self
 
     def fits(self, first: int | None, last: int | None, name: str | None, severity: Severity | None) -> bool:
         """Return whether it belongs to the steps from `first` to `last`, and has this name and severity."""

@@ -53,6 +53,7 @@ TEXT_TYPE: Final = "text/plain"
 TABLE_TYPE: Final = "application/json"
 FIGURE_TYPE: Final = "application/vnd.plotly.v1+json"
 
+NONFINITE_STEP: Final = "nonfinite-step"  # the event of a step in which the trainer found a NaN or an infinity
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
 
 # Events of the trainer, from which rules of these names make findings:
@@ -101,6 +102,17 @@ OWN_RULE: Final = "own-"
 OWN_OVER: Final = "-over"
 OWN_RULE_LABEL: Final = "own rule "
 OWN_RULE_EVENTS: Final = frozenset({"own-rule-failed", "own-rule-off", "own-rule-slow"})  # about the rule itself
+
+
+# Errors and warnings are problems. What is worth knowing and no problem is a note.
+SEVERITY_WORDS: Final[dict[str, str]] = {"error": "error", "warning": "warning", "info": "note"}
+
+
+def found_words(problems: int, notes: int) -> str:
+    """Write how many problems and notes were found: "No problems, but 3 notes"."""
+    if not problems:
+        return f"No problems, but {counted(notes, 'note')}" if notes else "No problems"
+    return counted(problems, "problem") + (f" and {counted(notes, 'note')}" if notes else "")
 
 
 def counted(many: int, noun: str) -> str:

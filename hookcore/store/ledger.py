@@ -113,6 +113,13 @@ class Ledger:
         with self._lock:
             return self._captured[max(-len(self._captured), -1 - back)] if self._captured else None
 
+    def captured_around(self, step: int) -> tuple[int | None, int | None]:
+        """Return the captured steps before and after a step, None if they aren't among the newest CAPTURED_KEPT."""
+        with self._lock:
+            before = next((each for each in reversed(self._captured) if each < step), None)
+            after = next((each for each in self._captured if each > step), None)
+        return before, after
+
     def _note_captured(self, step: int) -> int | None:
         """Count a step, and return the captured step before it."""
         with self._lock:

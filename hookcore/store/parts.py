@@ -97,6 +97,14 @@ class Parts:
         self.dropped["taps_refused"] += refused
         return refused
 
+    def first_step(self) -> int | None:
+        """Return the first step, captured or not."""
+        return self.steps.first
+
+    def captured_around(self, step: int) -> tuple[int | None, int | None]:
+        """Return the captured steps before and after a step, as far as they are known."""
+        return self.ledger.captured_around(step)
+
     def lanes_of_scalars(self) -> dict[str, int]:
         """Return the lane of each scalar of the training by name."""
         return self.scalars.by_name()

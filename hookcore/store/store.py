@@ -26,11 +26,11 @@ from hookcore.records import (
 )
 from hookcore.records.masks import no_masks
 from hookcore.records.sketch import rows_of
-from hookcore.records.vocabulary import SYSTEM
+from hookcore.records.vocabulary import NONFINITE_STEP, SYSTEM
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.bounded import bytes_of, texts_bytes
 from hookcore.store.follower import Follower
-from hookcore.store.incidents import Found
+from hookcore.store.incidents import Alarm, Found, Replay
 from hookcore.store.incoming import ascending_parts, require_shapes
 from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Parts
 from hookcore.store.past import Past
@@ -133,15 +133,21 @@ class Store(Queries):
                 self.follower.look()
 
     def hear(self, event: Event) -> None:
-        """Tell the rules of an event whose frame is still to come, as when a run is read."""
-        if self.follower is not None:
-            with self._writer:
+        """Tell the rules and the incidents of an event whose frame is still to come, as when a run is read."""
+        with self._writer:
+            if event.name == NONFINITE_STEP:
+                self._parts.incidents.alarm(Alarm.of(event))
+            elif self.follower is not None:
                 self.follower.hear(event)
 
     def judge(self, found: Sequence[Found], per_frame: bool = False) -> None:
         """Follow the findings of the rules about all steps so far, or the findings about each frame."""
         if self._parts.steps.newest is not None:
             self._parts.incidents.judge(self._parts.steps.newest, found, per_frame)
+
+    def explain(self, replay: Replay) -> None:
+        """Take what the replay of a step found, for the incident that began in that step."""
+        self._parts.incidents.explain(replay)
 
     def name_ranks(self, whose: Callable[[int, int], str]) -> None:
         """Let incidents say in which ranks the values of a tap, by its number, were not finite in a step."""
@@ -167,11 +173,17 @@ class Store(Queries):
         """Keep an event, and drop the oldest ones to make room."""
         if event.name == SKIPPED_STEP:
             self.note_skipped(event.step)
+        if event.name == NONFINITE_STEP:
+            self._parts.incidents.alarm(Alarm.of(event))
+        self.keep_event(event)
+
+    def keep_event(self, event: Event) -> None:
+        """Keep an event that incidents know already."""
         self._parts.events.add(event, bytes_of(event))
 
     def add_saved_event(self, event: Event) -> None:
         """Keep an event that was read from disk. If its frame isn't on disk yet, it will come again with that frame."""
-        self.add_event(event)
+        (self.keep_event if event.name == NONFINITE_STEP else self.add_event)(event)
         newest = self._parts.steps.newest
         if newest is None or event.step > newest:
             self._ahead.add(event)
@@ -259,7 +271,11 @@ class Store(Queries):
         self._parts.sketches.append(step, taps, block)
         nan = stats[:, STAT_COLUMN["nan"]]
         look = self._parts.ledger.append(step, taps, nan, stats[:, STAT_COLUMN["inf"]])
-        if look is not None:
+        if look is None:
+            if self._parts.incidents.is_going_on:  # it was found by the trainer, in a step that wasn't captured
+                none = taps[:0]
+                self._parts.incidents.take(step, None, none, none > 0, taps)
+        else:
             incidents, fine, places = self._parts.incidents, taps[look.fine], np.flatnonzero(look.bad)
             if len(places):  # what a user's function returns is no tensor of the training
                 real = [self._parts.taps[number].kind != PROBE for number in taps[places].tolist()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -71,7 +71,7 @@ class SumOfRanks:
         for member, shift in self._members():
             if (stored := self.stored.get(member.run.id)) is not None:
                 for event in stored.earlier_events():
-                    said[event.step + shift].append((member.place.rank, replace(event, step=event.step + shift)))
+                    said[event.step + shift].append((member.place.rank, event.moved(shift)))
         for step in sorted(said):
             yield from events_of(sorted(said[step], key=lambda each: each[0]), world)
 

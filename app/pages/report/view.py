@@ -73,6 +73,8 @@ class Past:
     since_step: int
     message: str
     downstream: int
+    earliest_step: int
+    culprit_known: bool
     spark: tuple[float, ...] = ()
 
 
@@ -86,5 +88,5 @@ def alerts_of(run: Run, current: Sequence[Finding], view: View) -> Sequence[Find
 
 def _past(incident: Incident, last: int) -> Past:
     then, tap = incident.as_of(last), incident.culprit.tap
-    # The sentence says what followed.
-    return Past(incident.rule, then.severity, tap.module, tap.kind, incident.first_step, then.sentence, 0)
+    about = incident.rule, then.severity, tap.module, tap.kind, incident.first_step, then.sentence
+    return Past(*about, 0, incident.earliest_step, incident.culprit_known)  # the sentence says what followed

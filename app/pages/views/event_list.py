@@ -11,6 +11,7 @@ from hookcore.findings import RULES, Finding, Rule
 from hookcore.findings.rule import OF_LOSS
 from hookcore.reading import Mute, Reader, answers
 from hookcore.records import SEVERITIES, Severity, Tap
+from hookcore.records.vocabulary import NONFINITE_STEP
 from hookcore.store.incidents import Incident
 
 from ...analysis.titles import title_of, title_of_rule
@@ -74,7 +75,9 @@ class Line:
 
     @property
     def tap(self) -> Tap | None:
-        """The tensor that it is about."""
+        """The tensor that it is about; None if it isn't known."""
+        if not self.is_placed:
+            return None
         if self.finding is not None:
             return self.finding.tap
         return None if self.incident is None else self.incident.culprit.tap
@@ -82,12 +85,24 @@ class Line:
     @property
     def is_of_layer(self) -> bool:
         """Whether it is about a layer, which can be the root."""
-        return bool(self.module) or (not self.is_event and not self.is_of_loss)
+        return bool(self.module) or (not self.is_event and not self.is_of_loss and self.is_placed)
+
+    @property
+    def earliest(self) -> int:
+        """The first step in which it may have begun."""
+        found = self.finding or self.incident
+        return self.step if found is None else found.earliest_step
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the layer in which it began is known."""
+        found = self.finding or self.incident
+        return found is None or found.culprit_known
 
     @property
     def after(self) -> int:
         """The number of modules that were affected after its own. An incident's message says so itself."""
-        return 0 if self.finding is None else self.finding.downstream
+        return 0 if self.finding is None or not self.is_placed else self.finding.downstream
 
     @property
     def is_ongoing(self) -> bool:
@@ -96,8 +111,8 @@ class Line:
 
     @property
     def is_alert(self) -> bool:
-        """Whether it is a warning or an error that is neither acknowledged nor muted."""
-        return self.severity != "info" and not self.is_quiet
+        """Whether it is a warning or an error that is neither acknowledged nor muted, and not a part of an incident."""
+        return self.severity != "info" and not self.is_quiet and self.name != NONFINITE_STEP
 
     @property
     def is_quiet(self) -> bool:

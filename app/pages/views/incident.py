@@ -96,10 +96,8 @@ class IncidentView:
         """The facts that are unknown, in words."""
         found, incident = [], self.incident
         if incident.unseen:
-            steps = "step" if incident.unseen == 1 else "steps"
-            found.append(
-                f"The {incident.unseen:,} {steps} right before were not captured, so another layer may have been first."
-            )
+            steps, were = ("step", "was") if incident.unseen == 1 else ("steps", "were")
+            found.append(f"The {incident.unseen:,} {steps} right before {were} not captured. It may have begun there.")
         if incident.evidence is None:
             found.append("There was no room to keep the values around the first step.")
         if self.left_out:
@@ -110,7 +108,7 @@ class IncidentView:
 def view_of(incident: Incident, stat: str, ended: bool) -> IncidentView:
     """Return an incident as it is shown. `ended` says that no more steps will come."""
     evidence = incident.evidence
-    affected = {link.number: link.first_step for link in (incident.culprit, *incident.chain)}
+    affected = {link.number: link.first_step for link in affected_of(incident)}
     steps = np.empty(0, np.int64) if evidence is None else evidence.steps
     earlier = steps[steps < incident.first_step]
     severity: Severity = incident.severity
@@ -133,6 +131,11 @@ def view_of(incident: Incident, stat: str, ended: bool) -> IncidentView:
         _until(incident.first_step, steps, ended) if len(steps) else None,
         int(earlier[-1]) if len(earlier) else None,
     )
+
+
+def affected_of(incident: Incident) -> tuple[Link, ...]:
+    """Return all affected tensors, as far as they are kept."""
+    return (incident.culprit, *incident.chain) if incident.culprit_known else incident.chain
 
 
 def state_of(incident: Incident, ended: bool) -> str:
@@ -170,7 +173,9 @@ def _rows(incident: Incident, evidence: Evidence, stat: str, affected: Mapping[i
 def _place(incident: Incident, number: int, tap: Tap) -> str:
     culprit = incident.culprit
     if number == culprit.number:
-        return "the model" if incident.rule in OF_LOSS else "culprit"
+        return "the model" if incident.rule in OF_LOSS or not incident.culprit_known else "culprit"
+    if not incident.culprit_known:
+        return "of the model"
     if tap.module == culprit.tap.module:
         return "same module"
     # Taps are numbered in the order of the forward pass; the backward pass has the reverse order.

@@ -152,8 +152,8 @@ def _nonfinite(run: Run, figures: KeyFigures, span: Span | None) -> Tile:
     if found:
         first = None if held else next((each for each in run.findings.current() if each.rule == "nonfinite"), None)
         detail = _few(found) if first is None else f"first: {first.module or ROOT}"
-        if first is not None and first.unseen:
-            detail += " or another layer"
+        if first is not None and not first.culprit_known:
+            detail = "the first one isn't known"
     elif figures.newest_step is not None:
         detail = "all captured values are finite" if held else "all newest values are finite"
     return Tile("nonfinite", title, thousands(len(found)), detail, address, tone="nan" if found else "")
@@ -186,6 +186,14 @@ def _cost(run: Run, span: Span | None) -> Tile:
 def _number(tile: Tile, value: float) -> Tile:
     tone = tile.tone if math.isfinite(value) else "nan"
     return Tile(tile.key, tile.title, shown(value), tile.detail, tile.address, value, tone, tile.help)
+
+
+def incident_address(run: Run, line: Line) -> str:
+    """Return the address of the incident of a line, or of its details if there is none."""
+    incident = line.incident if line.finding is None else incident_of(run.store.incidents(), line.finding)
+    if incident is None:
+        return address_of(run, "events", event=line.id)
+    return address_of(run, "incident", id=incident.id)
 
 
 def layer_address(run: Run, tap: Tap | answers.Tap, step: int | None = None) -> str:
@@ -225,16 +233,12 @@ def _explained(run: Run, alert: AlertLine, capsules: Sequence[Capsule]) -> Alert
     cause = cause_of(alert.line, capsules)
     if not cause:
         return alert
-    finding, incident = alert.finding, alert.line.incident
-    if finding is not None:
-        incident = incident_of(run.store.incidents(), finding)
-    page = address_of(run, "events", event=alert.line.id)
-    return replace(
-        alert, cause=cause, incident=page if incident is None else address_of(run, "incident", id=incident.id)
-    )
+    return replace(alert, cause=cause, incident=incident_address(run, alert.line))
 
 
 def _alert(run: Run, line: Line, types: dict[str, str]) -> AlertLine:
+    if not line.is_placed:
+        return AlertLine(line, None, incident_address(run, line), "")
     if line.tap is None:
         type_ = types.get(line.module, "") if line.module else ""  # an event of the run has no module
         return AlertLine(line, None, address_of(run, "events", event=line.id), type_)
@@ -247,13 +251,15 @@ def _spark_of_line(reader: Reader, line: Line) -> Spark | None:
     """Return the sparkline around an onset, with marks at non-finite values."""
     if line.finding is not None:
         return spark_of_finding(reader, line.finding)
-    if line.incident is None or line.is_of_loss:
+    if line.incident is None or line.is_of_loss or line.incident.culprit.number < 0:
         return None
     return _spark_around(reader, line.incident.culprit.number, "rms", line.step)
 
 
 def spark_of_finding(reader: Reader, finding: Finding) -> Spark | None:
     """Return the sparkline around the onset of a finding, with marks at non-finite values."""
+    if finding.number < 0:
+        return None
     if finding.is_of_loss:
         return spark_of(np.arange(len(finding.spark)), np.array(finding.spark, float), None, may_be_log=True)
     return _spark_around(reader, finding.number, finding.stat, finding.since_step)

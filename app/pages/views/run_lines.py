@@ -85,7 +85,7 @@ SORTS: Final[dict[str, tuple[str, Callable[[RunLine], Any], bool]]] = {
     "state": ("State", lambda line: STATES.index(line.state), False),
     "steps": ("Steps", lambda line: line.steps, True),
     "loss": ("Loss", _order_of_loss, False),
-    "alerts": ("Alerts", lambda line: (line.alerts.worst == "error", line.alerts.count), True),
+    "alerts": ("Problems", lambda line: (line.alerts.worst == "error", line.alerts.count), True),
     "started": ("Started", lambda line: line.started_s, True),
 }
 

@@ -58,6 +58,6 @@ def source_of(line: SourceLine) -> list[tuple[int, str]]:
 
 def cause_of(line: Line, capsules: Sequence[Capsule]) -> str:
     """Return what a replay found out about a finding of bad tensors, if there was a replay."""
-    is_about_tensors = not line.is_event and line.name == NONFINITE
+    is_about_tensors = not line.is_event and line.name == NONFINITE and line.earliest == line.step
     found = capsule_for(line, capsules) if is_about_tensors else None
     return found.explanation.sentence if found is not None and found.explanation is not None else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hookcore.delivery.archive.layout import SUFFIX, folder_name
-from hookcore.delivery.archive.loading import Recorded, load_frames, load_into
+from hookcore.delivery.archive.loading import Recorded, Unheard, load_frames, load_into
 from hookcore.delivery.archive.reader import Archive, read_archive
 from hookcore.delivery.archive.scribe import Scribe
 from hookcore.delivery.archive.sink import ArchiveSink
@@ -18,6 +18,7 @@ __all__ = [
     "DiskCounters",
     "Recorded",
     "Scribe",
+    "Unheard",
     "folder_name",
     "is_held",
     "load_frames",

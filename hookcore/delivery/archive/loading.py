@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
+from operator import not_
 from typing import Protocol
 
 from hookcore.errors import HookcoreError
 from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot, Tap
-from hookcore.records.vocabulary import OWN_RULE
+from hookcore.records.vocabulary import NONFINITE_STEP, OWN_RULE
 from hookcore.store import Store
 from hookcore.store.schemas import SKIPPED_STEP
 
@@ -42,12 +44,9 @@ def load_frames(store: Store, archive: Recorded) -> None:
     labels = archive.labels
     # While the run was live, an incident was known to be skipped before it made room for later ones.
     skipped = deque(sorted(event.step for event in archive.events() if event.name == SKIPPED_STEP))
-    own = deque(
-        sorted((each for each in archive.events() if each.name.startswith(OWN_RULE)), key=lambda each: each.step)
-    )
+    unheard = Unheard(archive.events())
     for frame in archive.frames():
-        while own and own[0].step <= frame.step:
-            store.hear(own.popleft())
+        unheard.tell(store, frame)
         while skipped and skipped[0] < frame.step:
             store.note_skipped(skipped.popleft())
         try:
@@ -55,6 +54,7 @@ def load_frames(store: Store, archive: Recorded) -> None:
         except HookcoreError as error:
             archive.damages.append(f"step {frame.step}: {error}")
         labels = {}
+    unheard.tell(store)
     for snapshot in archive.snapshots():
         store.add_snapshot(snapshot)
     # Events that the store added while it was being filled may be recorded too.
@@ -62,3 +62,20 @@ def load_frames(store: Store, archive: Recorded) -> None:
     for event in archive.events():
         if (event.step, event.name, event.message) not in told:
             store.add_saved_event(event)
+
+
+class Unheard:
+    """The events of a saved run that its rules and incidents must hear when they did while the run was live."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        known = [each for each in events if each.name.startswith(OWN_RULE) or each.name == NONFINITE_STEP]
+        is_late = [bool(each.about.get("late")) for each in known]  # it came with a frame of a later step
+        self._late = deque(sorted(compress(known, is_late), key=lambda each: each.time_s))
+        self._others = deque(sorted(compress(known, map(not_, is_late)), key=lambda each: each.step))
+
+    def tell(self, store: Store, frame: Frame | None = None, shift: int = 0) -> None:
+        """Let a store hear the events that came with a frame or before it; without a frame, all others."""
+        while self._others and (frame is None or self._others[0].step <= frame.step):
+            store.hear(self._others.popleft().moved(shift))
+        while self._late and (frame is None or self._late[0].time_s <= frame.time_s):
+            store.hear(self._late.popleft().moved(shift))

@@ -26,12 +26,16 @@ class Finding(Answer, frozen=True, eq=False):
     stat: Annotated[str, Meta(description="what `value`, `usual` and `spark` are")]
     value: Number
     usual: Annotated[Number, Meta(description="the value before; NaN if there is no baseline")]
-    since_step: int
+    since_step: Annotated[int, Meta(description="the first step in which it was found")]
     until_step: Annotated[int | None, Meta(description="the last step, if it is over")]
     message: str
     spark: Annotated[Floats, Meta(description="the newest finite values, oldest first")]
     downstream: Annotated[int, Meta(description="the number of modules that followed")]
     last_step: Annotated[int | None, Meta(description="the last step with this tensor non-finite, if it is over")]
+    earliest_step: Annotated[int, Meta(description="the first step in which it may have begun; `since_step` if exact")]
+    culprit_known: Annotated[
+        bool, Meta(description="whether it began at this tap; if not, the tap is the whole model's")
+    ]
 
 
 class Unjudged(Answer, frozen=True):
@@ -62,6 +66,8 @@ class Scope(Answer, frozen=True):
     captured_in_run: int
     layers: Annotated[int, Meta(description="layers with captured tensors")]
     uncaptured: Annotated[int, Meta(description="modules that /coverage lists as not captured")]
+    problems: Annotated[int, Meta(description="findings that are warnings or errors")]
+    notes: Annotated[int, Meta(description="findings that are no problem: those of severity `info`")]
     unjudged: tuple[Unjudged, ...]
 
 

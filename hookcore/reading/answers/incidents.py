@@ -20,7 +20,10 @@ class Link(Tap, frozen=True):
 
 
 class Incident(Answer, frozen=True):
-    """A problem from its first step until all affected tensors had recovered. Culprit and first step never change."""
+    """A problem from its first step until all affected tensors had recovered.
+
+    A culprit and a first step that are known never change.
+    """
 
     id: Annotated[str, Meta(description="its name in addresses, also after a restart")]
     key: Annotated[str, Meta(description="the key to acknowledge it, together with the finding about its culprit")]
@@ -29,15 +32,26 @@ class Incident(Answer, frozen=True):
     acknowledged: bool
     muted: Annotated[bool, Meta(description="whether a mute covers it, so that it raises no alert")]
     sentence: str
-    culprit: Link
+    culprit: Annotated[Link, Meta(description="what began it; the whole model if `culprit_known` is false")]
+    culprit_known: Annotated[
+        bool, Meta(description="whether the first layer is known; if not, `remedy` says what to do")
+    ]
+    source: Annotated[
+        incidents.Source,
+        Meta(description="how the culprit is known: captured, found by the trainer's check of every step, or replayed"),
+    ]
+    where: Annotated[str, Meta(description="the line of code that a replay found; empty if none did")]
+    headline: Annotated[str, Meta(description="what began when and where, without a period")]
+    remedy: Annotated[str, Meta(description="how to find an unknown culprit; empty if it is known")]
     value: Annotated[Number, Meta(description="the culprit's value when the incident was found")]
     usual: Annotated[Number, Meta(description="the value before; NaN if unknown")]
-    first_step: int
+    first_step: Annotated[int, Meta(description="the first step in which it was found")]
+    earliest_step: Annotated[int, Meta(description="the first step in which it may have begun; `first_step` if exact")]
     last_step: Annotated[int, Meta(description="the newest step in which it was found")]
     recovered: Annotated[int | None, Meta(description="the step in which it was over; null while it lasts")]
     found_step: Annotated[int, Meta(description="the newest step when the incident was found")]
     steps: Annotated[int, Meta(description="affected steps: captured ones of NaN or infinity, or from first to last")]
-    unseen: Annotated[int, Meta(description="uncaptured steps right before the first one")]
+    unseen: Annotated[int, Meta(description="unknown steps right before the first one: from `earliest_step` on")]
     skipped: Annotated[bool, Meta(description="whether a gradient scaler skipped one of the steps")]
     loss: Annotated[str, Meta(description="a loss that was non-finite in the first step, although no output was")]
     chain: Annotated[tuple[Link, ...], Meta(description="the tensors that followed, in the order of cause")]
@@ -109,7 +123,24 @@ class Incidents(Answer, frozen=True):
 
 
 def _fields_of(found: incidents.Incident) -> dict[str, Any]:
-    same = "id", "key", "rule", "severity", "sentence", "first_step", "last_step", "recovered", "steps", "unseen"
+    same = (
+        "id",
+        "key",
+        "rule",
+        "severity",
+        "sentence",
+        "headline",
+        "remedy",
+        "culprit_known",
+        "source",
+        "where",
+        "first_step",
+        "earliest_step",
+        "last_step",
+        "recovered",
+        "steps",
+        "unseen",
+    )
     return {name: getattr(found, name) for name in (*same, "found_step", "skipped", "loss", "taps", "modules")} | {
         "culprit": _link(found.culprit),
         "value": Number(found.value),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from .accounts import NONFINITE
+from .alarm import Alarm
 from .book import KEPT_FIRST, KEPT_NEWEST, Incidents
 from .evidence import AROUND
 from .feeding import Feeding, fitting
-from .incident import Evidence, Found, Incident, Link, Logged
+from .incident import Evidence, Found, Incident, Link, Logged, Source, since_words, when_words
 from .occasions import FirstError
 from .order import Rank, around, rank_of
+from .replay import Replay
 
 __all__ = [
     "AROUND",
     "KEPT_FIRST",
     "KEPT_NEWEST",
     "NONFINITE",
+    "Alarm",
     "Evidence",
     "Feeding",
     "FirstError",
@@ -24,7 +27,11 @@ __all__ = [
     "Link",
     "Logged",
     "Rank",
+    "Replay",
+    "Source",
     "around",
     "fitting",
     "rank_of",
+    "since_words",
+    "when_words",
 ]

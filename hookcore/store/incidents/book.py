@@ -17,16 +17,19 @@ from hookcore.records.flow import Flow
 from hookcore.records.masks import Masks
 from hookcore.records.vocabulary import is_loss
 from hookcore.store.incidents.accounts import Accounts
+from hookcore.store.incidents.alarm import Alarm
 from hookcore.store.incidents.evidence import Gathering, Window, neighbors_of, worth_showing
 from hookcore.store.incidents.feeding import Feeding, Source, fitting
 from hookcore.store.incidents.incident import SCALER_SEARCH, Floats, Found, Incident, Steps
 from hookcore.store.incidents.order import BACKWARD, Causes
+from hookcore.store.incidents.replay import Replay
 from hookcore.store.incidents.standing import Standing, Standings
-from hookcore.store.incidents.states import NEVER, Flags, Open, Over
+from hookcore.store.incidents.states import NEVER, Flags, Onset, Open, Over
 
 KEPT_FIRST: Final = 8  # incidents from the beginning of the run
 KEPT_NEWEST: Final = 24
 MAX_UNFINISHED: Final = 2  # of rules, whose evidence is taken at the same time; as many more of non-finite values
+MAX_REPLAYS: Final = 8  # the newest ones
 _FULL: Final = 0.75  # of the limit: the rest is for the ongoing incident
 _SCALER_STEPS: Final = 8  # newest steps that a scaler skipped
 
@@ -37,7 +40,14 @@ class Origin(Protocol):
     """The store's knowledge when a frame has arrived."""
 
     taps: list[Tap]  # only ever appended to
+    tap_numbers: dict[Tap, int]
     flows: tuple[Flow, ...]  # which call fed which, as the frames so far have said
+
+    def first_step(self) -> int | None:
+        """Return the first step, captured or not."""
+
+    def captured_around(self, step: int) -> tuple[int | None, int | None]:
+        """Return the captured steps before and after a step, as far as they are known."""
 
     def lanes_of_scalars(self) -> dict[str, int]:
         """Return the lane of each scalar by name."""
@@ -62,6 +72,7 @@ class Incidents:
     masks: Masks = field(default_factory=Masks)
     whose: Callable[[int, int], str] = lambda number, step: ""  # in which ranks a tap had a non-finite value in a step
     _known: int = 0  # taps before this frame
+    _replays: dict[int, Replay] = field(default_factory=dict)  # by step
     _open: Open | None = None
     _over: list[Over] = field(default_factory=list)
     _unfinished: list[Gathering] = field(default_factory=list)  # the steps after the onset are still to come
@@ -73,7 +84,7 @@ class Incidents:
 
     def __post_init__(self) -> None:
         self._causes = Causes(self.source.taps)
-        self._accounts = Accounts(self.source.taps, self._causes)
+        self._accounts = Accounts(self.source.taps, self.source.tap_numbers, self._causes)
         self._standings = Standings()
 
     @property
@@ -95,6 +106,51 @@ class Incidents:
             used += 0 if current.gathering is None else current.gathering.nbytes
         return used
 
+    @property
+    def is_going_on(self) -> bool:
+        """Whether there is an incident of non-finite values that isn't over."""
+        return self._open is not None and self._open.closed_at < 0
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Follow a step in which the trainer found a non-finite value, captured or not, perhaps some steps later."""
+        before, after = self.source.captured_around(alarm.step)
+        with self._lock:
+            incident = self._open
+            if incident is not None and 0 <= incident.closed_at < alarm.step:
+                self._file(incident)
+                incident = None
+            if incident is None:
+                incident = self._open = self._begin(alarm.step)
+                incident.closed_at = NEVER if after is None else after  # nothing was found in it
+                self._gather_around(alarm.step, incident)
+            elif incident.previous is not None and alarm.step <= incident.previous:
+                return  # an earlier one, which was over before the alarm arrived
+            incident.last = max(incident.last, alarm.step)
+            if incident.alarm is None or alarm.step < incident.alarm.step:
+                fine = self._before_all(alarm.step) if alarm.previous is None else alarm.previous
+                fine = max((each for each in (before, fine) if each is not None), default=None)
+                incident.alarm = replace(alarm, previous=fine)
+                self._note_change(incident)
+
+    def explain(self, replay: Replay) -> None:
+        """Take what the replay of a step found: the culprit of the incident that began in that step."""
+        with self._lock:
+            self.version += 1
+            self._replays[replay.step] = replace(replay, version=self.version)
+            while len(self._replays) > MAX_REPLAYS:
+                del self._replays[next(iter(self._replays))]
+
+    def _begin(self, step: int) -> Open:
+        lanes = len(self.source.taps)
+        incident = Open(step, NEVER, NEVER, 0, None, np.full(lanes, NEVER, np.int64), np.zeros(lanes, bool))
+        self._note_change(incident)
+        return incident
+
+    def _before_all(self, step: int) -> int | None:
+        """Return the step before the first one of the run, if that one wasn't looked at."""
+        first = self.source.first_step()
+        return None if first is None or first >= step else first - 1
+
     def take(self, step: int, previous: int | None, bad: Numbers, nan: Flags, fine: Numbers) -> None:
         """Follow a captured step, or another part of the newest one.
 
@@ -111,10 +167,9 @@ class Incidents:
                 self._file(incident)
                 incident = None
             if incident is None:
-                lanes = len(self.source.taps)
-                none = np.full(lanes, NEVER, np.int64), np.zeros(lanes, bool)
-                incident = self._open = Open(step, step, 0, previous, *none)
-                self._note_change(incident)
+                incident = self._open = self._begin(step)
+            if incident.begin == NEVER:
+                incident.begin, incident.previous = step, self._before_all(step) if previous is None else previous
             self._note_bad(incident, step, bad, nan)
             self._note_fine(step, fine)
 
@@ -155,6 +210,12 @@ class Incidents:
             incident.culprit, incident.culprit_last = culprit, incident.begin
             incident.gathering = self._gather(culprit, incident.begin, 2 * MAX_UNFINISHED)
             self._note_change(incident)
+
+    def _gather_around(self, step: int, incident: Open) -> None:
+        """Begin to take the values of the whole model around a step that may not be captured."""
+        root = self._accounts.whole(step)
+        if root.number >= 0:
+            incident.gathering = self._gather(root.number, step, 2 * MAX_UNFINISHED)
 
     def _source_of(self, first: int, affected: Numbers, step: int) -> Source | None:
         """Return what went bad by itself, if the flow tells. Bad inputs of the model have nothing before them."""
@@ -224,9 +285,12 @@ class Incidents:
     def _states(self) -> list[Over]:
         """Return all incidents as they are now, oldest first (the lock must be held)."""
         found, current = list(self._over), self._open
-        if current is not None and current.culprit >= 0:
+        if current is not None and (current.culprit >= 0 or current.alarm is not None):
             found.append(self._accounts.of_nonfinite(current))
         found += map(self._accounts.of_rule, self._standings.open)
+        if self._replays:
+            replays = ((each, self._replays.get(each.about.first_step)) for each in found)
+            found = [each if replay is None else self._accounts.told(each, replay) for each, replay in replays]
         return sorted(found, key=lambda each: each.about.first_step)
 
     def _note_bad(self, incident: Open, step: int, bad: Numbers, nan: Flags) -> None:
@@ -250,7 +314,7 @@ class Incidents:
             self._note_skip(incident, each)
 
     def _note_skip(self, incident: Open, step: int) -> None:
-        if not incident.skipped and _touches(incident.begin, incident.last, step):
+        if not incident.skipped and _touches(Onset.of(incident).step, incident.last, step):
             incident.skipped = True
             self._note_change(incident)
 
@@ -266,7 +330,7 @@ class Incidents:
             self._note_change(incident)
         if step > incident.last and incident.closed_at < 0:
             known = fine[fine < len(incident.onset)]
-            if (incident.onset[known] != NEVER).any():
+            if incident.begin == NEVER or (incident.onset[known] != NEVER).any():
                 incident.closed_at = step
                 self._note_change(incident)
 

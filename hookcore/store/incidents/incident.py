@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip unti
 
 # About the training, or with the place in the message.
 _WITHOUT_PLACE: Final = frozenset({"loss", "loss-spike", "overfit", "stalled-training", DESYNC})
+
+# How the culprit is known: it was captured in the first step, the trainer's check of every step found it, or a replay.
+Source = Literal["capture", "check", "replay"]
+TO_FIND: Final = "train again with budget=None or with hookcore.record"
 
 Steps = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -43,6 +47,7 @@ class Found:
     until: int | None  # the last step, if it is over already
     message: str
     members: tuple[tuple[int, int], ...]  # every affected tap with its first step, the blamed one included
+    unseen: int = 0  # uncaptured steps right before the first one, in which it may have begun
 
     @property
     def is_short(self) -> bool:
@@ -75,17 +80,18 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Captured steps in which a rule found something, from the first one until all affected tensors had recovered.
+    """Steps in which a rule found something, from the first one until all affected tensors had recovered.
 
-    The culprit, the first step, and the message never change. `value` is what the culprit was when it was found: NaN or
-    an infinity in its first step. `previous` is the captured step before the first one. `loss` is a logged loss that
-    was non-finite in the first step although no output was.
+    The message never changes, nor does a culprit or a first step that is known. `value` is what the culprit was when it
+    was found: NaN or an infinity in its first step. `previous` is the newest step before the first one that was fine.
+    The steps between the two are unknown: it may have begun in one of them, in another layer. `loss` is a logged loss
+    that was non-finite in the first step although no output was.
     """
 
     rule: str
-    culprit: Link
+    culprit: Link  # the whole model if it isn't known; without a number if it was never captured
     value: float
-    first_step: int
+    first_step: int  # in which it was found
     last_step: int  # the newest affected one
     recovered: int | None  # the step in which it was over; None while it lasts
     steps: int  # captured and affected
@@ -105,10 +111,15 @@ class Incident:
     usual: float = float("nan")  # what the value was before; NaN if unknown
     found_step: int = -1  # the newest step when it was found
     short: bool = False  # it is about single steps, of which there may be several
+    culprit_known: bool = True
+    source: Source = "capture"
+    where: str = ""  # the line of code that a replay found, such as "norm.py:14"
 
     @property
     def id(self) -> str:
         """The name in addresses: the same whenever and wherever the run is read."""
+        if not self.message and self.found_step >= 0:  # an earlier first step may become known later
+            return f"{self.rule}-{self.found_step}"
         tap = f"-{self.culprit.number}" if self.message else ""  # several tensors may have begun in one step
         return f"{self.rule}-{self.first_step}{tap}"
 
@@ -161,18 +172,49 @@ class Incident:
 
     @property
     def unseen(self) -> int:
-        """The number of uncaptured steps right before the first one, in which another tensor may have been first."""
+        """The number of unknown steps right before the first one, in which it may have begun."""
         return 0 if self.previous is None else self.first_step - self.previous - 1
+
+    @property
+    def earliest_step(self) -> int:
+        """The first step in which it may have begun; the first one if that is known exactly."""
+        return self.first_step - self.unseen
 
     @property
     def sentence(self) -> str:
         """What happened, in one or two sentences."""
         if self.message:
             return " ".join(filter(None, [f"{self.message[0].upper()}{self.message[1:]}{self._place()}.", self._end()]))
-        name, kind = self.culprit.tap.module or ROOT, KIND_WORDS[self.culprit.tap.kind]
-        what = "An infinity" if math.isinf(self.value) else "NaN"
-        first = f"{what} first appeared in the {kind} of {name}, at step {self.first_step:,}"
-        return " ".join(filter(None, [f"{first}{self.gap}.", self.known, self._cause(), self._course()]))
+        if not self.culprit_known:
+            return " ".join(filter(None, [f"{self.headline}.", self.remedy, self._course()]))
+        return " ".join(filter(None, [f"{self.headline}.", self.known, self._cause(), self._course()]))
+
+    @property
+    def what(self) -> str:
+        """The non-finite value that began it, in words."""
+        return "an infinity" if math.isinf(self.value) else "NaN"
+
+    @property
+    def headline(self) -> str:
+        """What began when and in which layer, or that the layer isn't known. Of an incident of a rule: its message."""
+        if self.message:
+            return self.message
+        what, when = f"{self.what[0].upper()}{self.what[1:]}", when_words(self.first_step, self.unseen)
+        if not self.culprit_known:
+            return f"{what} began {when}; the layer isn't known{'' if self.unseen else ' yet'}"
+        tap = self.culprit.tap
+        if tap.kind == "param" and self.source == "check":
+            return f"{what} was in the weight {tap.index} of {tap.module or ROOT} before the model ran, {when}"
+        replayed = f", as the replay of the step found{f' in {self.where}' if self.where else ''}"
+        from_replay = replayed if self.source == "replay" else ""
+        return f"{what} first appeared in the {KIND_WORDS[tap.kind]} of {tap.module or ROOT}, {when}{from_replay}"
+
+    @property
+    def remedy(self) -> str:
+        """How to find an unknown culprit, as a sentence; empty if it is known."""
+        if self.culprit_known:
+            return ""
+        return f"To find the layer, {TO_FIND}." if self.unseen else f"To find it, explain the saved step, or {TO_FIND}."
 
     def _place(self) -> str:
         """Name the module, unless the message does."""
@@ -188,27 +230,31 @@ class Incident:
         text = "; ".join(filter(None, [others if self.modules else "", over]))
         return f"{text[0].upper()}{text[1:]}." if text else ""
 
-    @property
-    def gap(self) -> str:
-        """A remark about uncaptured steps right before it; empty if there are none."""
-        if not self.unseen:
-            return ""
-        steps = "the step before it was" if self.unseen == 1 else f"the {self.unseen:,} steps before it were"
-        return f" ({steps} not captured, so another layer may have been first)"
-
     def _cause(self) -> str:
         if not self.loss:
             return ""
         return f"No captured activation was non-finite, but {self.loss} was, which is computed before any gradient."
 
     def _course(self) -> str:
-        others = counted(self.modules, "other module")
+        others = counted(self.modules, "other module" if self.culprit_known else "module")
         reached = f"; {others} had followed" if self.modules else ""
         if self.is_over and self.skipped:
             return f"The gradient scaler skipped the step{reached}."
         if self.is_over:
             return f"All tensors were finite again at step {self.recovered:,}{reached}."
-        if self.culprit_last < self.last_step:
+        if not self.culprit_known:
+            return f"It reached {others} that were captured." if self.modules else ""
+        if self.source == "capture" and self.culprit_last < self.last_step:
             healed = f"It was finite again after step {self.culprit_last:,}"
             return f"{healed}, but {others} followed." if self.modules else f"{healed}, but not permanently."
         return f"{others} followed." if self.modules else ""
+
+
+def when_words(step: int, unseen: int = 0) -> str:
+    """Write when something began: at a step, or in one of the unknown steps right before it."""
+    return f"between steps {step - unseen:,} and {step:,}" if unseen else f"at step {step:,}"
+
+
+def since_words(step: int, unseen: int = 0) -> str:
+    """Write since when something lasts."""
+    return f"since a step between {step - unseen} and {step}" if unseen else f"since step {step}"
