@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 import hookcore
 from hookcore import Watcher
 from hookcore.findings.loss import Losses
-from hookcore.recorder import clock, foundloss
+from hookcore.recorder import clock
 from hookcore.recorder.foundloss import FIRST_STEPS, Sum
-from hookcore.recorder.scalars import scalar_of
-from hookcore.records.vocabulary import FOUND_LOSS, is_loss
+from hookcore.recorder.scalars import read_memory, scalar_of
+from hookcore.records.vocabulary import ELAPSED, FOUND_LOSS, is_loss
 
 STEPS = 6
 SECOND = f"{FOUND_LOSS}2"
@@ -44,9 +44,9 @@ def found_in(watcher: Watcher, name: str = FOUND_LOSS) -> dict[int, float]:
     return dict(zip(series.last_step.tolist(), series.mean.tolist(), strict=True))
 
 
-def assert_found(watcher: Watcher, own: list[float]) -> None:
-    assert found_in(watcher) == pytest.approx(dict(enumerate(own[FIRST_STEPS:], FIRST_STEPS)), rel=1e-6)
-    assert len(own) == STEPS
+def assert_found(watcher: Watcher, own: list[float], first: int = 0) -> None:
+    assert found_in(watcher) == pytest.approx(dict(list(enumerate(own))[first:]), rel=1e-6)
+    assert own
 
 
 def test_the_loss_is_the_tensor_on_which_backward_was_called() -> None:
@@ -94,7 +94,7 @@ def test_passes_whose_gradients_were_thrown_away_do_not_count(monkeypatch: pytes
     monkeypatch.setattr(clock.Clock, "let_go", lambda self: (alone.append(self._alone is not None), let_go(self)))
     watcher, own = trained(loop)
     assert alone == [is_alone]
-    assert_found(watcher, own)
+    assert_found(watcher, own, first=1)  # in the first one, it isn't known yet who steps
 
 
 def test_the_loss_is_unknown_if_the_gradients_of_some_parameters_were_thrown_away() -> None:
@@ -223,7 +223,7 @@ def test_an_occasionally_logged_loss_does_not_end_the_found_loss() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     with hookcore.watch(model, server=None, budget=None) as watcher:
         list(loop(model, torch.optim.SGD(model.parameters(), lr=0.1)))
-    assert list(found_in(watcher)) == list(range(FIRST_STEPS, STEPS))
+    assert list(found_in(watcher)) == list(range(STEPS))
 
 
 def test_a_pass_that_reaches_nothing_but_a_parameter_counts_and_a_closure_without_a_pass_hides_nothing() -> None:
@@ -244,8 +244,8 @@ def test_a_pass_that_reaches_nothing_but_a_parameter_counts_and_a_closure_withou
                 optimizer.step(lambda loss=loss: loss)  # as Lightning calls it, with its own backward pass before it
                 own.append(loss.item())
     found = [found_in(watcher, name) for name in (FOUND_LOSS, SECOND, f"{FOUND_LOSS}3")]
-    assert found[0] | found[1] | found[2] == pytest.approx(dict(list(enumerate(own))[FIRST_STEPS:]), rel=1e-6)
-    assert [len(each) for each in found] == [STEPS - 1, STEPS - 1, STEPS]
+    assert found[0] | found[1] | found[2] == pytest.approx(dict(enumerate(own)), rel=1e-6)
+    assert [len(each) for each in found] == [STEPS] * 3
 
 
 def test_two_optimizers_have_separate_losses_and_loss_rules_use_neither() -> None:
@@ -268,7 +268,7 @@ def test_two_optimizers_have_separate_losses_and_loss_rules_use_neither() -> Non
             for optimizer in optimizers:
                 optimizer.zero_grad()
     for name, place in ((FOUND_LOSS, 0), (SECOND, 1)):
-        assert list(found_in(watcher, name).values()) == pytest.approx(own[place][1:], rel=1e-6)
+        assert list(found_in(watcher, name).values()) == pytest.approx(own[place], rel=1e-6)
     assert not Losses(watcher.store).series
 
 
@@ -321,10 +321,7 @@ def test_a_scale_of_zero_loses_no_frame() -> None:
     assert Sum([3.0, 1.0]).resolve(0.0) == 4.0
 
 
-def test_passes_of_another_model_do_not_affect_the_loss_between_captured_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(foundloss, "EVERY_S", 0.0)
+def test_passes_of_another_model_do_not_affect_the_loss_between_captured_steps() -> None:
     torch.manual_seed(3)
     model, stranger = nn.Linear(8, 3), nn.Linear(8, 1)
     optimizer, own = torch.optim.SGD(model.parameters(), lr=0.1), []
@@ -337,8 +334,7 @@ def test_passes_of_another_model_do_not_affect_the_loss_between_captured_steps(
             optimizer.step()
             own.append(loss.item())
     found = found_in(watcher)
-    assert len(found) > 5
-    assert found == pytest.approx({step: own[step] for step in found}, rel=1e-6)
+    assert found == pytest.approx(dict(enumerate(own)), rel=1e-6)
 
 
 def test_a_pass_from_an_edge_of_the_graph_has_an_unknown_loss_and_does_no_harm() -> None:
@@ -369,3 +365,91 @@ def test_no_mode_of_the_user_sees_the_reading_of_logged_numbers() -> None:
     with Notes():
         assert scalar_of(value) == 1.5
     assert seen == []
+
+
+def train_alone(steps: int, **settings: Any) -> tuple[Watcher, list[float]]:
+    torch.manual_seed(3)
+    model, own = nn.Linear(8, 3), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookcore.watch(model, server=None, **settings) as watcher:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            own.append(loss.item())
+    return watcher, own
+
+
+@pytest.mark.parametrize("settings", [{"every": 64, "budget": None}, {"budget": 1e-9}, {"every": 7, "budget": None}])
+def test_every_step_has_its_loss_and_its_time_captured_or_not(settings: dict[str, Any]) -> None:
+    watcher, own = train_alone(300, **settings)
+    assert found_in(watcher) == pytest.approx(dict(enumerate(own)), rel=1e-6)
+    assert list(found_in(watcher, ELAPSED)) == list(range(1, 300))  # the first step has no step before it
+
+
+def test_no_operator_of_hookcore_is_in_the_profile_of_an_uncaptured_step() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+
+    def profile_of_a_step() -> dict[str, int]:
+        for _ in range(5):
+            step()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            step()
+        return {each.key: each.count for each in profiler.key_averages()}
+
+    alone = profile_of_a_step()
+    with hookcore.watch(model, server=None, every=1000, budget=None) as watcher:
+        assert profile_of_a_step() == alone
+    assert found_in(watcher)[5] != 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_number_is_read_from_memory_as_torch_reads_it(dtype: torch.dtype) -> None:
+    values = torch.tensor([0.0, -1.5, 3.1415926, 1e-7, 6e4, float("inf"), float("nan")], dtype=dtype)
+    for value in values:  # each a view with an offset of its own
+        assert read_memory(value) == pytest.approx(value.item(), rel=0, abs=0, nan_ok=True)
+    assert read_memory(values.to(torch.complex64)[1].conj().imag) is None  # its memory holds the negative
+
+
+def test_the_loss_of_every_step_is_found_if_the_script_ends_steps_or_the_optimizer_steps_inside_the_pass() -> None:
+    model, own = nn.Linear(8, 3), []
+    with hookcore.watch(model, server=None, every=50, budget=None) as watcher:
+        for _ in range(120):
+            model.zero_grad()
+            loss = loss_of(model)
+            loss.backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight -= 0.1 * weight.grad
+            own.append(loss.item())
+            watcher.step()
+    assert_found(watcher, own)
+    optimizers = {weight: torch.optim.SGD([weight], lr=0.1) for weight in model.parameters()}
+
+    def step(weight: Tensor) -> None:
+        optimizers[weight].step()
+        optimizers[weight].zero_grad()
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(step)
+    own = []
+    with hookcore.watch(model, server=None, every=50, budget=None) as watcher:
+        for _ in range(120):
+            loss = loss_of(model)
+            loss.backward()
+            own.append(loss.item())
+    assert_found(watcher, own)
+
+
+def test_a_pause_records_no_loss() -> None:
+    watcher, _ = train_alone(3)
+    finder = watcher._recorder.steps._collector.loss
+    finder.begin_step(paused=True)
+    assert not finder.reads

@@ -91,14 +91,15 @@ class Follower:
     def take(self, frame: Frame) -> None:
         """Look at the store if the schedule or a changed value asks for it."""
         self._change_before(frame.step)
-        self._frames += 1
-        self._looks = min(float(MAX_LOOKS), self._looks + 1 / PER_LOOK)
+        has_rows = bool(len(frame.taps))
+        self._frames += has_rows  # steps that weren't captured bring the rules hardly anything new
+        self._looks = min(float(MAX_LOOKS), self._looks + has_rows / PER_LOOK)
         self._follow_own(frame)
         if self._notice(frame):
             self._wanted, self._again = True, self._frames + AGAIN
-        self._wanted |= self._frames == self._again
+        self._wanted |= has_rows and self._frames == self._again
         scheduled = self._frames - self._later
-        due = scheduled in YOUNG or (scheduled > 0 and scheduled % EVERY == 0)
+        due = has_rows and (scheduled in YOUNG or (scheduled > 0 and scheduled % EVERY == 0))
         if due or (self._wanted and self._looks >= 1):
             self._looks -= not due
             self.look()
@@ -184,7 +185,7 @@ class Follower:
             else:  # there was no room for them
                 fit = numbers < self._store.taps_known
                 numbers, sizes = numbers[fit], sizes[fit]
-        is_due = self._sizes.take(numbers, sizes)
+        is_due = bool(len(numbers)) and self._sizes.take(numbers, sizes)
         is_due |= bool(frame.events) and any(event.name in ENDED for event in frame.events)
         return self._notice_loss(frame.scalars) or is_due
 
@@ -199,8 +200,9 @@ class Follower:
                 is_bad = True
             elif value > 0 and (name in self._levels or len(self._levels) < MAX_LOSSES):
                 is_due |= self._levels.setdefault(name, _Level(math.log2(value))).rises(math.log2(value))
-        is_due |= is_bad and not self._loss_was_bad
-        self._loss_was_bad = is_bad
+        if self._losses:
+            is_due |= is_bad and not self._loss_was_bad
+            self._loss_was_bad = is_bad
         return is_due
 
     def _report(self, step: int, error: Exception) -> None:

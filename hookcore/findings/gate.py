@@ -36,11 +36,10 @@ class Gate:
 
     def take(self, lanes: NDArray[np.integer[Any]], values: NDArray[np.floating[Any]]) -> bool:
         """Add a frame's magnitudes; return whether the rules should look."""
-        if len(lanes):
-            if lanes is not self._last:
-                self._grow(int(lanes.max()) + 1)
-                self._last, self._place = lanes if is_shared(lanes) else None, lanes_of(lanes)
-            self._rows[self._filled, self._place] = values
+        if lanes is not self._last:
+            self._grow(int(lanes.max()) + 1)
+            self._last, self._place = lanes if is_shared(lanes) else None, lanes_of(lanes)
+        self._rows[self._filled, self._place] = values
         self._filled += 1
         if self._filled < BLOCK:
             return False

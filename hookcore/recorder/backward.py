@@ -40,7 +40,7 @@ class BackwardPasses(EndsSteps):
             holding.begin_pass()
         if accumulates:
             self.clock.pass_begins()  # which may notice the end of the last step
-            if self._loss.wanted:
+            if self._loss.reads:
                 self._loss.begin_pass(tensors, weights, self.clock.reach.fate)
             if self._probes.due:
                 self._probes.begin()
@@ -50,7 +50,7 @@ class BackwardPasses(EndsSteps):
     def backward_ended(self, accumulates: bool, raised: bool) -> None:
         """Note the end of the pass, even if it raised."""
         self._times.leave(TIME_BACKWARD)
-        reached, passes = self._current.end_pass(accumulates), self.clock.passes
+        reached = self._current.end_pass(accumulates)
         if reached or (raised and accumulates):  # a pass that failed is given up, wherever it got to
             self._dispatcher.reset_calls()
         if reached:
@@ -58,27 +58,32 @@ class BackwardPasses(EndsSteps):
         if (holding := self._placement.holding) is not None:
             holding.end_pass()
         if accumulates:
-            self._end_accumulating(reached, passes)
+            self._end_accumulating(reached)
             self._keeping.settle("at the end of a backward pass")
 
-    def _end_accumulating(self, reached: bool, passes: int) -> None:
+    def _end_accumulating(self, reached: bool) -> None:
         if self._probes.due:
             self._probes.end()
         if self._parts.is_cut or self._parts.has_new_held:
             self._parts.saw_pass()
-        if reached:  # now, because an optimizer that steps inside the pass ends the step
+        if reached or self.clock.ends_with_pass:  # now, because an optimizer that steps inside the pass ends the step
             self._loss.end_pass(counts=True)
         if self.clock.stepping:
             self._loss.forget()  # a closure is called as often as the optimizer likes
-        self.clock.pass_ended()
-        if not reached:  # no tensor of an uncaptured step is watched, and some passes reach parameters only
-            counts = self.clock.passes > passes and (self.clock.compares_passes or not self._current.captured)
-            self._loss.has_strays |= self._current.captured and not counts
-            self._loss.end_pass(counts)
+        reaches = self.clock.pass_ended()
+        if not reached:
+            self._end_unwatched(reaches)
         pending = self._current.captured and self.clock.awaits_end
         self._current.pending = pending
         if pending:
             self._scale.note_pass(self.clock.owners.scalers())
+
+    def _end_unwatched(self, reaches: bool) -> None:
+        """End a pass without watched tensors: none of an uncaptured step is, and some passes reach parameters only."""
+        counts = reaches and (self.clock.compares_passes or not self._current.captured)
+        if self._current.captured and not counts:
+            self.clock.note_stray()
+        self._loss.end_pass(counts)
 
     def inner_begins(self, accumulates: bool) -> bool:
         """Note that a pass starts inside a pass."""

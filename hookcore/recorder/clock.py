@@ -80,6 +80,7 @@ class Clock:
         self._group: set[int] = set()  # optimizers that stepped since the last step ended, or ended it
         self._last: Owner | None = None
         self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
+        self._has_strays = False
         self._nesting = Nesting()
         self._running: dict[int, Owner] = {}  # by thread: the optimizer whose step it runs, the outermost one
         self._passed_inside: set[int] = set()  # threads with a pass inside the optimizer's step that they run
@@ -126,6 +127,10 @@ class Clock:
         """Return whether it is known of each pass whether it reached a watched parameter."""
         return self._alone is None and not self.reach.many_threads
 
+    def note_stray(self) -> None:
+        """Compare all passes from now on: some of this training reach no watched parameter."""
+        self._has_strays, self._alone = True, None
+
     def find_place_of_last(self) -> int:
         """Return the place of the optimizer that ended the last step among those that step watched parameters."""
         place = 0
@@ -169,7 +174,7 @@ class Clock:
         for each in () if self.reach.many_threads else self.owners if of_all else (owner,):
             each.witnesses.explain()
         if owner is not self._alone or owner.scaler.found or owner.inside:
-            is_known = self.step >= FIRST_STEPS and not self.reach.many_threads
+            is_known = self.step >= FIRST_STEPS and not self.reach.many_threads and not self._has_strays
             self._alone = self.owners.only_one() if is_known else None
         return step
 
@@ -233,8 +238,13 @@ class Clock:
             self.begins_late = False
         self.reach.compare(early=self.step < FIRST_STEPS or not self._decided)
 
-    def pass_ended(self) -> None:
-        """Handle the end of a pass, even if it raised."""
+    @property
+    def ends_with_pass(self) -> bool:
+        """Return whether an optimizer stepped inside the running pass."""
+        return self._due
+
+    def pass_ended(self) -> bool:
+        """Handle the end of a pass, even if it raised. Return whether it reached a watched parameter, if known."""
         reached = self.reach.pass_ended(self._alone, self._decided)
         if self.stepping:
             self._passed_inside.add(threading.get_ident())
@@ -247,6 +257,7 @@ class Clock:
             self.passes += 1
             if not self._decided:
                 self._count_by_hand()
+        return reached
 
     # -- steps that no optimizer ends -------------------------------------------------------------------------------
 

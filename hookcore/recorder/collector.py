@@ -95,8 +95,10 @@ class Collector:
         """Return whether a scalar or a flow waits for a frame."""
         return bool(self._scalars or self._flow)
 
-    def take(self, step: int, elapsed_s: float = _NAN, micro_batches: int = 0) -> RawFrame:
-        """Return everything since the last call."""
+    def take(self, step: int, elapsed_s: float = _NAN, micro_batches: int = 0, with_rows: bool = True) -> RawFrame:
+        """Return everything since the last call. Without rows, nothing was captured: that takes little time."""
+        if not with_rows:
+            return self._take_logged(step, elapsed_s)
         statistics, scale, machine = self._statistics, self._scale, self._machine.take() or _NO_SAMPLE
         packed = statistics.arena.pack(len(statistics.table.taps))
         raw = RawFrame(
@@ -119,6 +121,21 @@ class Collector:
         if scale.flag is not None:
             raw.scalars[SKIPPED] = scale.flag
         self._scalars, self._events, self._labels, self._flow = {}, [], {}, None
+        return raw
+
+    def _take_logged(self, step: int, elapsed_s: float) -> RawFrame:
+        machine = self._machine.take()
+        raw = RawFrame(step, time.time(), b"", (), 0, elapsed_s, self._scale.value, scalars=self._scalars)
+        self._scalars = {}
+        if machine is not None:
+            raw.labels, raw.scalars = machine.facts, raw.scalars | machine.numbers | self._cadence.as_scalars()
+        if self._scale.flag is not None:
+            raw.scalars[SKIPPED] = self._scale.flag
+        if self._labels:
+            raw.labels, self._labels = self._labels | raw.labels, {}
+        if self._events:
+            raw.events, self._events = tuple(self._events), []
+        raw.flow, self._flow = self._flow, None
         return raw
 
     def take_between(self, time_s: float) -> RawFrame:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hookcore.observe.plain import make_plain, unseen
-from hookcore.recorder.scalars import is_readable, number_of, read_unseen
+from hookcore.recorder.scalars import number_of, read_memory, read_unseen
 from hookcore.recorder.witnesses import Fate
 from hookcore.records.vocabulary import FOUND_LOSS, LOGGED_LOSS, loss_rank
 
 FIRST_STEPS: Final = 2  # after which it is known whether the script logs its loss
 MAX_TENSORS: Final = 16  # of a backward pass
-EVERY_S: Final = 0.05  # between two uncaptured steps whose loss is found
+
+
+class Held(NamedTuple):
+    """The loss of one of the first steps, which waits for the end of the next one: the script may still log it."""
+
+    step: int
+    named: dict[str, Any]
+    scale: Any
 
 
 class FoundLoss:
@@ -27,63 +34,68 @@ class FoundLoss:
 
     def __init__(self) -> None:
         self.is_logged = False  # by the script, so that nothing needs to be found
-        self.has_strays = False  # some passes reach no watched parameter: those of uncaptured steps can't be told apart
-        self.wanted = True  # in this step
-        self._found_at = float("-inf")  # the begin of the newest step with one
-        self._pass: list[Any] | None = []  # the numbers of the running pass; None if they are unknown
+        self.reads = True  # in this step, which isn't one of a pause
+        self.wanted = True  # whether the loss of this step can be found, and is
+        # What the running pass starts from: numbers, or device scalars that can be waited for; None if unknown.
+        self.running: list[Any] | None = []
         self._step: list[Any] | None = []
+        self._held: Held | None = None
 
-    def begin_step(self, now: float, captured: bool, is_limited: bool) -> None:
-        """Decide whether to find the loss of the step that begins, by the time in seconds.
-
-        If a budget limits which steps are captured, the loss of others is found too, but not often.
-        """
-        between = is_limited and not self.has_strays and now - self._found_at >= EVERY_S
-        self.wanted = not self.is_logged and (captured or between)
-        if self.wanted:
-            self._found_at = now
+    def begin_step(self, paused: bool) -> None:
+        """Decide whether to find the loss of the step that begins."""
+        self.reads = not paused
+        self.wanted = not paused and not self.is_logged
 
     def note_log(self, step: int, names: Iterable[str]) -> None:
         """Note which numbers the script logs."""
-        if step < FIRST_STEPS and not self.is_logged:
+        if step <= FIRST_STEPS and not self.is_logged:
             self.is_logged = any(loss_rank(name) <= LOGGED_LOSS for name in names)
 
     def begin_pass(self, tensors: Sequence[Any], weights: Sequence[Any], earlier: Fate = "kept") -> None:
-        """Read what a backward pass starts from, and with which weights, if the step's loss is wanted.
+        """Read what a backward pass starts from, and with which weights.
 
         `earlier`: the gradients of earlier passes.
         """
         if earlier != "kept":
             self._step = [] if earlier == "reset" else None
-        self._pass = None
+        self.running = None
         if len(tensors) == len(weights) <= MAX_TENSORS:
             numbers = [_number(tensor, weight) for tensor, weight in zip(tensors, weights, strict=True)]
-            self._pass = None if None in numbers else numbers
+            self.running = None if None in numbers else numbers
 
     def end_pass(self, counts: bool) -> None:
         """Add the pass to the step; `counts` if it reached a watched parameter."""
         if counts and self.wanted:
-            self._step = None if self._step is None or self._pass is None else self._step + self._pass
-        self._pass = []
+            self._step = None if self._step is None or self.running is None else self._step + self.running
+        self.running = []
 
     def stop(self) -> None:
         """Find nothing in the rest of the running step."""
-        self.wanted, self._step = False, []
+        self.reads, self.wanted, self._step = False, False, []
 
     def forget(self) -> None:
         """Make the loss of the running step unknown."""
         self._step = None
 
-    def take(self, step: int, find_owner: Callable[[], int]) -> dict[str, Any]:
-        """Return the loss of a step by its name; nothing if it is unknown, or logged.
+    def take(self, step: int, find_owner: Callable[[], int], scale: Any = None) -> dict[str, Any]:
+        """Return the loss of a step by its name; nothing if it is unknown, logged, or held for one more step.
 
-        `find_owner` returns the number of the optimizer.
+        `find_owner` returns the number of the optimizer, and `scale` is that of a GradScaler.
         """
         found, self._step = self._step, []
-        if not found or step < FIRST_STEPS or self.is_logged:
+        if not found or self.is_logged:
             return {}
         owner = find_owner()
-        return {FOUND_LOSS if not owner else f"{FOUND_LOSS}{owner + 1}": Sum(found)}
+        named = {FOUND_LOSS if not owner else f"{FOUND_LOSS}{owner + 1}": Sum(found)}
+        if step >= FIRST_STEPS:
+            return named
+        self._held = Held(step, named, scale)
+        return {}
+
+    def take_held(self) -> Held | None:
+        """Return the loss that was held, now that the script would have logged it."""
+        held, self._held = self._held, None
+        return None if self.is_logged else held
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +112,8 @@ class Sum:
 
 def _number(tensor: Any, weight: Any) -> Any:
     """Return a number, or a device scalar that can be waited for; None if it is none."""
-    if is_readable(tensor) and is_readable(weight):
-        return float(tensor.item()) * float(weight.item())
+    if (number := read_memory(tensor)) is not None and (times := read_memory(weight)) is not None:
+        return number * times
     both = tensor, weight
     if not all(isinstance(each, Tensor) and each.numel() == 1 for each in both) or tensor.is_complex():
         return None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hookcore.observe import cpu
 from hookcore.observe.harvest import Harvest, join, unpack
-from hookcore.records import STATS, Event, Frame, SketchBlock, Tap
+from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, Event, Frame, SketchBlock, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.sketch import rows_of, shifted_rows
 
@@ -118,6 +118,28 @@ def build_frames(raws: Sequence[RawFrame], taps: Sequence[Tap], rows: ShownRows)
 
     Many at once, because twenty steps cost no more arithmetic than one.
     """
+    captured = [raw for raw in raws if raw.packed or raw.transfers]
+    if not captured:  # the kernels would let go of the interpreter, and wait for it, for nothing
+        yield from (frame_without_rows(raw) for raw in raws)
+        return
+    with_rows = _frames_with_rows(captured, taps, rows)
+    for raw in raws:
+        yield next(with_rows) if raw.packed or raw.transfers else frame_without_rows(raw)
+
+
+def frame_without_rows(raw: RawFrame) -> Frame:
+    """Return the frame of a step that wasn't captured, or of a part of a step."""
+    return Frame(
+        *(raw.step, raw.time_s, NO_TAPS, NO_STATS, NO_SKETCHES, raw.new_taps, raw.events, raw.scalars),
+        raw.micro_batches,
+        raw.scale,
+        raw.labels,
+        raw.elapsed_s,
+        None if raw.flow is None else replace(raw.flow, step=raw.step),
+    )
+
+
+def _frames_with_rows(raws: Sequence[RawFrame], taps: Sequence[Tap], rows: ShownRows) -> Iterator[Frame]:
     harvests = [
         join([harvest, *(transfer.finish() for transfer in raw.transfers)])
         for raw, harvest in zip(raws, unpack([raw.packed for raw in raws]), strict=True)

@@ -77,16 +77,17 @@ class Shipper:
             for raw in raws:
                 self._resolve(raw)
             for frame in build_frames(raws, self._table.taps, self._rows):
-                self._table.saw_frame(frame.step, frame.taps)
-                self._flows.saw_frame(frame)
-                self._alarm_if_bad(frame)
-                self._send(self._with_unused(frame))
+                shown = self._with_what_rows_tell(frame) if len(frame.taps) else frame
+                self._known += len(frame.new_taps)
+                self._send(shown)
                 sent += 1
         except Exception:
             for raw in raws[sent:]:
                 self._keep_unsent(raw)
             raise
-        self._cadence.took((time.thread_time() - began) / max(1, len(raws)))
+        captured = sum(bool(raw.packed or raw.transfers) for raw in raws)
+        if captured:  # the others are part of every step, as the loop is
+            self._cadence.took((time.thread_time() - began) / captured)
 
     def _keep_unsent(self, lost: RawFrame | Frame) -> None:
         """Count a lost frame, and send its taps and events with the next one."""
@@ -113,9 +114,14 @@ class Shipper:
         else:
             raw.events += (skipped_step(raw.step),)
 
+    def _with_what_rows_tell(self, frame: Frame) -> Frame:
+        self._table.saw_frame(frame.step, frame.taps)
+        self._flows.saw_frame(frame)
+        self._alarm_if_bad(frame)
+        return self._with_unused(frame)
+
     def _alarm_if_bad(self, frame: Frame) -> None:
-        bad = self._is_bad(frame) if len(frame.stats) else self._was_bad
-        self._known += len(frame.new_taps)
+        bad = self._is_bad(frame)
         if bad and not self._was_bad:
             self._cadence.alarm(f"step {frame.step} had non-finite values")
             self._keeping.alarm(frame.step, self._clock)

@@ -214,6 +214,7 @@ class Steps:
 
     def release_parts(self, as_steps: bool, scales: Sequence[float] = ()) -> int:
         """Ship the held parts, and return the number of steps."""
+        self._ship_held_loss()
         return self.parts.release(self.clock.step, as_steps, scales)
 
     def end_step(self, skipped_by: GradScaler | None) -> None:
@@ -233,14 +234,26 @@ class Steps:
                 self._collector.loss.forget()
         if self.parts.open:
             self.release_parts(as_steps=False)
-        found = self._collector.loss.take(self.clock.step, self.clock.find_place_of_last)
-        if found and not self.clock.reach.many_threads:  # whose passes can't be told apart
-            self._collector.add_scalars(found)
-        if self._current.captured or self._collector.has_news:
+        self._ship_held_loss()
+        self._take_loss()
+        captured = self._current.captured
+        if captured or not self._control.paused or self._collector.has_news:
             self._shipped = self.clock.step
-            self._ship(self._collector.take(self.clock.step, now - self.ended.at, self._current.backwards))
+            elapsed_s = now - self.ended.at
+            self._ship(self._collector.take(self.clock.step, elapsed_s, self._current.backwards, captured))
         if self._dispatcher.keeper is not None:
             self._guarded(lambda: self._keeping.end_step(self._models.roots))
+
+    def _take_loss(self) -> None:
+        """Add the loss of the step that ends."""
+        found = self._collector.loss.take(self.clock.step, self.clock.find_place_of_last, self._scale.value)
+        if found and not self.clock.reach.many_threads:  # whose passes can't be told apart
+            self._collector.add_scalars(found)
+
+    def _ship_held_loss(self) -> None:
+        held = self._collector.loss.take_held()
+        if held is not None and not self.clock.reach.many_threads:
+            self._ship(without_rows(held.step, time.time(), scalars=held.named, scale=held.scale))
 
     def _take_flow(self) -> None:
         flow = self._observers.flows.end_step(self.clock.step)
@@ -272,8 +285,7 @@ class Steps:
         self._observers.begin_step(self.clock.step, captured)
         self._collector.explain(captured)
         self._waiting.begin_step()
-        limited = self._cadence.budget is not None and not self._control.paused
-        self._collector.loss.begin_step(self.ended.at, captured, limited)
+        self._collector.loss.begin_step(self._control.paused)
         self.clock.reach.follows_fate = self._collector.loss.wanted
 
     def _choose(self, captured: bool) -> bool:

@@ -146,6 +146,19 @@ class SketchBlock:
         return cls(np.zeros(rows + 1, np.uint32), np.empty(0, np.uint16), np.empty(0, np.uint32))
 
 
+def _unwritable(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+# The arrays of all frames without rows, which many steps have: those that weren't captured.
+NO_TAPS: Final[NDArray[np.uint32]] = _unwritable(np.empty(0, np.uint32))
+NO_STATS: Final[NDArray[np.float64]] = _unwritable(np.empty((0, len(STATS))))
+NO_SKETCHES: Final = SketchBlock(
+    _unwritable(np.zeros(1, np.uint32)), _unwritable(np.empty(0, np.uint16)), _unwritable(np.empty(0, np.uint32))
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """Everything captured in one step. A step may have several frames, whose taps differ or are merged."""

@@ -241,6 +241,8 @@ class Store(Queries):
             self._parts.labels.put(name, (name, text), texts_bytes([name, text, name]))
 
     def _take_stats(self, frame: Frame) -> None:
+        if not len(frame.taps):
+            return
         if frame.taps is self._last[0]:  # most frames share one array of taps
             self._take_part(frame, frame.taps, frame.stats, frame.sketches)
             return

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hookcore.errors import WireError
-from hookcore.records import STATS, UNKNOWN_OWNER, Frame, SketchBlock, Snapshot, Tap
+from hookcore.records import NO_SKETCHES, NO_STATS, NO_TAPS, STATS, UNKNOWN_OWNER, Frame, SketchBlock, Snapshot, Tap
 from hookcore.records.sketch import BINS
 from hookcore.records.wire.messages import FrameItem, SnapshotItem
 
@@ -26,10 +26,14 @@ _COUNTS: Final = (slice(0, 4), slice(10, 12))  # the columns of STATS that count
 _OF_FRAMES: Final = ("events", "scalars", "micro_batches", "grad_scale", "labels", "elapsed_s", "flow")
 _OF_SNAPSHOTS: Final = ("tap", "step", "time_s", "dtype", "shape", "truncated", "names")
 _FRAME_ARRAYS: Final = {"taps": "<u4", "start": "<u4", "bins": "<u2", "counts": "<u4"}
+# Those of a frame without rows, as many steps have one: packing and checking them would take most of its time.
+_NO_ROWS: Final[dict[str, Any]] = {"taps": b"", "stats": b"", "start": bytes(4), "bins": b"", "counts": b""}
 
 
 def frame_item(number: int, frame: Frame) -> FrameItem:
     """Return the item for a frame. Its new taps are sent in the batch."""
+    if frame.taps is NO_TAPS:
+        return FrameItem(number, frame.step, frame.time_s, **_NO_ROWS, **_same(frame, _OF_FRAMES))
     block = frame.sketches
     arrays: tuple[NDArray[Any], ...] = frame.taps, block.start, block.bins, block.counts
     packed: dict[str, Any] = {
@@ -48,6 +52,9 @@ def frame_item(number: int, frame: Frame) -> FrameItem:
 
 def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     """Return the frame of an item; raise WireError if its arrays don't fit together or its numbers can't be true."""
+    if not item.taps and item.owners is None and all(getattr(item, name) == data for name, data in _NO_ROWS.items()):
+        _require_logged(item)
+        return Frame(item.step, item.time_s, NO_TAPS, NO_STATS, NO_SKETCHES, new_taps, **_same(item, _OF_FRAMES))
     taps, start, bins, counts = (_unpack(getattr(item, name), kind, name) for name, kind in _FRAME_ARRAYS.items())
     stats = _unpack(item.stats, "<f8", "stats")
     rows = len(taps)
@@ -64,6 +71,13 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
     if owners is not None:
         _require(len(owners) == rows, f"{len(owners)} owners of {rows} taps")
         _require(bool((owners >= UNKNOWN_OWNER).all()), f"an owner that is rank {owners.min(initial=0)}")
+    _require_logged(item)
+    arrays = taps, stats, SketchBlock(start, bins, counts)
+    return Frame(item.step, item.time_s, *arrays, new_taps, owners=owners, **_same(item, _OF_FRAMES))
+
+
+def _require_logged(item: FrameItem) -> None:
+    """Check what a frame has besides its rows."""
     _require(0 <= item.step < _MAX_INTEGER, f"step {item.step}")
     _require(0 <= item.micro_batches < _MAX_INTEGER, f"{item.micro_batches} micro-batches")
     _require_time(item.time_s)
@@ -73,8 +87,6 @@ def frame_of(item: FrameItem, new_taps: tuple[Tap, ...] = ()) -> Frame:
         _require(0 <= item.flow.seconds < LATEST_TIME_S, f"a flow that took {item.flow.seconds} s")
     elapsed_s = item.elapsed_s
     _require(elapsed_s != elapsed_s or 0 <= elapsed_s < LATEST_TIME_S, f"a step of {elapsed_s} s")
-    arrays = taps, stats, SketchBlock(start, bins, counts)
-    return Frame(item.step, item.time_s, *arrays, new_taps, owners=owners, **_same(item, _OF_FRAMES))
 
 
 def snapshot_item(number: int, snapshot: Snapshot) -> SnapshotItem:
