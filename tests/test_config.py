@@ -64,6 +64,7 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "channels": (),
         "every": 1,
         "budget": 0.05,
+        "allowance": 0.3,
         "memory": 512_000_000,
         "attach": "global",
         "compiled": "boundary",

@@ -20,6 +20,7 @@ Pattern = str | type
 
 MIN_SKETCH_VALUES: Final = 1024
 MIN_MEMORY_BYTES: Final = 2_000_000  # the store must get three quarters of it
+MAX_ALLOWANCE_S: Final = 60.0
 MAX_BUDGET: Final = 10.0
 AUTO: Final = "auto"
 NO_FOLDER: Final = "none"  # sent by a trainer so that the server doesn't save its run
@@ -129,6 +130,16 @@ def read_integer(least: int) -> Callable[[object], int]:
 def optional(read: Callable[[object], object]) -> Callable[[object], object]:
     """Return a reader that also takes None, and keeps it."""
     return lambda given: None if given is None else read(given)
+
+
+def read_allowance(given: object) -> float:
+    """Read a number of seconds in a minute."""
+    if isinstance(given, bool | str) or not isinstance(given, SupportsFloat | SupportsIndex):
+        raise _reject()
+    allowance = float(given)
+    if not 0 <= allowance <= MAX_ALLOWANCE_S:
+        raise _reject("It is a number of seconds in a minute; 0 allows nothing beyond the budget.")
+    return allowance
 
 
 def read_budget(given: object) -> float:

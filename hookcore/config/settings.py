@@ -36,6 +36,7 @@ class WatchSettings(TypedDict, total=False):
     channels: Pattern | Iterable[Pattern] | None
     every: int
     budget: float | None
+    allowance: float
     memory: int | str
     attach: Attach
     compiled: Compiled
@@ -66,6 +67,7 @@ class Settings:
     channels: tuple[Pattern, ...]
     every: int
     budget: float | None
+    allowance: float
     memory: int
     attach: Attach
     compiled: Compiled

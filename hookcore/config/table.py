@@ -6,6 +6,7 @@ from typing import Final, Literal, get_args
 
 from hookcore.config.flat import MAX_VALUES, config_of_text, read_config
 from hookcore.config.readers import (
+    MAX_ALLOWANCE_S,
     MAX_BUDGET,
     MAX_NAME,
     MAX_TAG,
@@ -17,6 +18,7 @@ from hookcore.config.readers import (
     items_of,
     optional,
     or_none,
+    read_allowance,
     read_bridge,
     read_budget,
     read_choice,
@@ -112,6 +114,15 @@ SETTINGS: Final = (
         optional(read_budget),
         or_none(float),
         "cadence",
+    ),
+    Setting(
+        "allowance",
+        0.3,
+        f"a number from 0 to {MAX_ALLOWANCE_S:g}",
+        "Seconds of capturing per minute that the budget doesn't limit: as long as capturing takes less, every step is "
+        "captured, so short trainings are captured whole.",
+        read_allowance,
+        float,
     ),
     Setting(
         "memory",

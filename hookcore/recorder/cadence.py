@@ -4,6 +4,9 @@ A step is selected by its number alone, so that the runs of a sweep, ranks, and 
 steps. The stride is `every` times a power of two, so multiples of a longer stride are multiples of a shorter one. If
 several optimizers take turns, steps are captured in blocks in which each of them steps. The measured cost determines
 the stride.
+
+As long as the *allowance* lasts, the stride is the requested one, whatever the budget says. The allowance only makes a
+stride shorter, so the steps of a run that has used it up are still among those of one that hasn't.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
 ESTIMATE_EVERY: Final = 8  # steps between estimates
 MAX_STRIDE: Final = 1024
 MAX_REPORTED: Final = 200  # steps of which an event says why they were captured
+MINUTE_S: Final = 60.0
 MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
 
 
@@ -35,10 +39,13 @@ class Cadence:
     every step is captured, there is nothing to compare with; then hookcore's own code is timed in a few of them.
     """
 
-    def __init__(self, every: int, budget: float | None) -> None:
+    def __init__(self, every: int, budget: float | None, allowance: float = 0.0) -> None:
         self.every = every
         self.budget = budget
-        self.stride = every if budget is None else every * 2
+        self._allowance = allowance  # seconds of capturing in a minute, which is also what can be saved up
+        self._allowed_s = allowance  # what is left of it
+        self._is_free = budget is not None and allowance > 0  # whether no budget counts now
+        self.stride = every if budget is None or self._is_free else every * 2
         self.block = 1  # steps that are captured together
         self.cost = float("nan")  # the time that capturing adds to a step, as a share of an uncaptured step's time
         self.background_s = 0.0  # processor time of the recorder's thread per frame
@@ -56,18 +63,24 @@ class Cadence:
     @property
     def effective_cost(self) -> float:
         """The share that capturing adds to the run's time at the current stride, skipped steps included."""
-        share = 1 - 1 / PROBE_EVERY if self.stride == 1 and self.budget is not None else 1 / self.stride
+        probes = self.stride == 1 and self.budget is not None and not self._is_free
+        share = 1 - 1 / PROBE_EVERY if probes else 1 / self.stride
         return self.cost * share
 
     def change(self, every: int, budget: float | None) -> None:
         """Apply new settings. Earlier measurements stay valid."""
         self.every, self.budget = every, budget
         self.stride = every
-        if budget is not None:
-            self._estimate(budget)
-            if not self._plain or not self._captured:
-                # Steps of one sort alone don't show the cost: alternate again.
-                self._seen, self._measuring, self.stride = min(self._seen, WARM_UP), True, 2 * every
+        self._is_free = budget is not None and self._allowed_s > 0
+        if budget is not None and not self._is_free:
+            self._learn(budget)
+
+    def _learn(self, budget: float) -> None:
+        """Choose the stride by what is known of the cost."""
+        self._estimate(budget)
+        if not self._plain or not self._captured:
+            # Steps of one sort alone don't show the cost: alternate again.
+            self._seen, self._measuring, self.stride = min(self._seen, WARM_UP), True, 2 * self.every
 
     def take_turns(self, gap: int) -> None:
         """Select steps in blocks in which each optimizer steps; the rarest one steps every `gap` steps."""
@@ -111,7 +124,9 @@ class Cadence:
             if spent_s == spent_s:
                 self._spent.append(spent_s)
                 self._rest.append(max(0.0, elapsed_s - spent_s))
-        if self.budget is None:
+        if self.budget is not None and self._allowance:
+            self._spend(self.budget, elapsed_s, self._price(elapsed_s, spent_s) if captured else 0.0)
+        if self.budget is None or self._is_free:
             if self._captured and self._plain and self._seen % ESTIMATE_EVERY == 0:
                 self._compare()
             elif spent_s == spent_s and len(self._spent) >= TIMED_STEPS:
@@ -122,6 +137,26 @@ class Cadence:
         if self._measuring or self._seen % ESTIMATE_EVERY == 0 or self.cost != self.cost:
             self._measuring = not (self._captured and self._plain)
             self._estimate(self.budget)
+
+    def _price(self, elapsed_s: float, spent_s: float) -> float:
+        """Return the seconds that capturing the step took. If they can't be told, it is the whole step."""
+        if spent_s == spent_s:
+            return spent_s
+        if self._captured and self._plain:
+            return max(0.0, _lower_quartile(self._captured) - _lower_quartile(self._plain))
+        if self._spent:
+            return _lower_quartile(self._spent)
+        return elapsed_s if elapsed_s == elapsed_s else 0.0
+
+    def _spend(self, budget: float, elapsed_s: float, price_s: float) -> None:
+        """Let the allowance grow with time and shrink with capturing, and follow it."""
+        grown = self._allowance / MINUTE_S * (elapsed_s if elapsed_s == elapsed_s else 0.0)
+        self._allowed_s = max(0.0, min(self._allowance, self._allowed_s + grown) - price_s)
+        if self._is_free and not self._allowed_s:
+            self._is_free = False
+            self._learn(budget)
+        elif not self._is_free and self._allowed_s == self._allowance:  # as after a long evaluation
+            self._is_free, self.stride = True, self.every
 
     def wants(self, step: int) -> bool:
         """Return whether this step is captured. Called once for each step, when it begins."""
@@ -137,13 +172,15 @@ class Cadence:
         """Return whether the number of a step is a captured one, without any special reason."""
         unit = step // self.block
         if self.stride == 1:
-            return self.budget is None or unit % PROBE_EVERY != PROBE_EVERY - 1
+            return self.budget is None or self._is_free or unit % PROBE_EVERY != PROBE_EVERY - 1
         return unit % self.stride == 0
 
     @property
     def wants_timing(self) -> bool:
         """Return whether to time the captured step that begins, because no step is ever skipped."""
-        if self.budget is not None or self.stride > 1 or self._seen < WARM_UP:
+        if self._is_free and not (self._captured and self._plain) and len(self._spent) < TIMED_STEPS:
+            return True  # the first ones included: what they take is known then
+        if (self.budget is not None and not self._is_free) or self.stride > 1 or self._seen < WARM_UP:
             return False
         every = TIME_EVERY if len(self._spent) == WINDOW else TIME_FIRST_EVERY
         return self._seen % every == 0

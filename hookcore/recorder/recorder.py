@@ -81,7 +81,7 @@ class Recorder:
         self._dispatcher = dispatcher = Dispatcher(plans, current, statistics, errors, saw_pending, times, names)
         parameters = Parameters(plans, statistics, settings.kinds, errors)
         self.models = models = Models(plans, parameters, settings, errors, lambda: self.description.send_modules())
-        cadence = Cadence(settings.every, settings.budget)
+        cadence = Cadence(settings.every, settings.budget, settings.allowance)
         replicas = Replicas(plans, statistics.table, ranks, statistics.shards, lambda: models.roots, errors)
         self._machine = machine = sampler_of(lambda: self.steps.ended, lambda: models.roots, errors.record)
         collector = Collector(statistics, parameters, cadence, scale, lock, lambda: self.step, replicas, machine)

@@ -25,6 +25,7 @@ def watch(
     channels: Pattern | Iterable[Pattern] | None = NOT_GIVEN,
     every: int = NOT_GIVEN,
     budget: float | None = NOT_GIVEN,
+    allowance: float = NOT_GIVEN,
     memory: int | str = NOT_GIVEN,
     attach: Attach = NOT_GIVEN,
     compiled: Compiled = NOT_GIVEN,
@@ -61,6 +62,8 @@ def watch(
         channel, in every tenth captured step.
     every=1: Capture every n-th step.
     budget=0.05: The share of a step's time that watching may cost, as measured in the run.
+    allowance=0.3: Seconds of capturing per minute that the budget doesn't limit: as long as capturing takes less, every
+        step is captured, so short trainings are captured whole.
     memory='512MB': The memory limit of the store.
     attach='global': Where hooks are registered.
     compiled='boundary': What to capture in compiled regions.
