@@ -31,7 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "records": {"errors"},
     "config": {"errors", "records"},
     "records.wire": {"errors", "records"},
-    "delivery.dashboard": {"errors", "config", "records.wire"},
+    "delivery.dashboard": {"errors", "config", "records", "records.wire"},
     "config.patterns": {"errors", "config"},
     "store.incidents": {"records"},
     "store": {"errors", "records", "config", "config.patterns", "store.incidents"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from hookcore.delivery.archive.scribe import Scribe, Writes
 from hookcore.delivery.archive.writer import HANG_S
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import STATS, Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
+from hookcore.records.wire import EndItem
 from hookcore.store import Store
 from tests.archive_world import INFO, TAPS, make_frame
 from tests.waiting import wait_for
@@ -221,6 +223,7 @@ sys.path.insert(0, {root!r})
 from pathlib import Path
 from tests.archive_world import INFO, TAPS, make_frame
 from hookcore.delivery.archive import ArchiveWriter
+from hookcore.records.wire import EndItem
 from hookcore.store import Store
 store = Store(20_000_000)
 store.announce(TAPS)
@@ -412,6 +415,44 @@ def test_records_that_the_disk_cannot_keep_up_with_are_lost_and_counted(
     assert 0 < kept.writer.progress.lost < 100
     kept.writer.write()
     assert kept.writer.progress.written + kept.writer.progress.lost == kept.writer.progress.taken == 100
+    ((name, sentence),) = kept.told
+    assert name == "not-kept"
+    assert sentence.startswith(f"{kept.writer.progress.lost} frames and snapshots were lost")
+    kept.writer.close()
+    kept.writer.write_part()
+    assert not kept.writer.is_complete
+    assert f"{kept.writer.progress.lost} frames" in kept.writer.given_up
+
+
+def test_a_writer_has_room_while_its_disk_keeps_up_or_takes_nothing_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookcore.delivery.archive.writer.UNSAVED_BYTES", 10_000)
+    kept, steps = Kept(tmp_path), itertools.count()
+
+    def fill() -> int:
+        many = 0
+        while many < 100 and kept.writer.has_room(record := make_frame(next(steps))):
+            kept.take(record)
+            many += 1
+        return many
+
+    assert 2 < fill() < 20
+    assert kept.writer.has_room(EndItem(100, 100))
+    kept.writer.write()
+    a_huge = make_frame(next(steps), taps=1000)
+    assert kept.writer.has_room(a_huge)  # or it would never be taken
+    with monkeypatch.context() as patch:
+        patch.setattr(archive_files.os, "fsync", _no_space)
+        kept.take(a_huge)
+        assert not fill()
+        kept.writer.write()
+    assert kept.writer.progress.stopped
+    assert fill() == 100
+    kept.now += 31
+    kept.writer.write()
+    assert not kept.writer.progress.lost
+    assert 2 < fill() < 20
 
 
 @pytest.mark.parametrize("table", ["steps", "stats", "sketches", "scalars", "events"])

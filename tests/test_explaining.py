@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from hookcore_app.runs import explaining
 from hookcore_app.runs.explaining import Explainer
 from hookcore_app.runs.parts import End
 from tests.archive_world import make_info
-from tests.serving import READ_TOKEN, TOKEN, Served, served
+from tests.serving import READ_TOKEN, TOKEN, Served, make_world, served
 from tests.waiting import wait_for
 from tests.warm import python
 
@@ -214,9 +215,68 @@ def test_a_damaged_capsule_or_explanation_does_not_break_the_list(layers: Any, s
     (path.parent / "step-000000007.capsule").write_bytes(b"PK no zip")
     path.with_suffix(".json").write_bytes(b"{")
     with Client(server.url, TOKEN) as client:
-        (found,) = client.capsules(run)
+        damaged, found = sorted(client.capsules(run), key=lambda each: each.id != "step-000000007")
+        assert client.explain("step-000000007", run).state == "failed"  # nothing runs
     assert found.state == "failed"
     assert "can't be read" in found.failure
+    assert (damaged.step, damaged.state) == (7, "failed")
+    assert "not a zip file" in damaged.failure
+
+
+ABOUT = {"format": 1, "step": 7, "reason": "asked for", "model": "m", "weights": "w", "time_s": 1.0}
+ODD_ABOUT: dict[str, Any] = {
+    "deep": "[" * 1_000_000,
+    "no step": {**ABOUT, "step": "x"},
+    "a step beyond all numbers": json.dumps(ABOUT).replace("7", "1e400"),
+    "a step of 5,000 digits": json.dumps(ABOUT).replace("7", "1" * 4000),
+    "a time that is a text": {**ABOUT, "time_s": "now"},
+    "an occasion that is a list": {**ABOUT, "occasion": [1]},
+    "text that is not Unicode": {**ABOUT, "reason": "x\ud800y"},
+    "another machine's Python": {**ABOUT, "main": 3, "versions": 4},
+}
+
+
+def _zipped(path: Path, about: bytes, method: int = 0, flags: int = 0) -> None:
+    """Write a capsule whose member claims a compression method and flags."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("about.json", about)
+    data = bytearray(path.read_bytes())
+    for place, mark in ((6, b"PK\x03\x04"), (8, b"PK\x01\x02")):
+        at = data.index(mark) + place
+        data[at : at + 4] = flags.to_bytes(2, "little") + method.to_bytes(2, "little")
+    path.write_bytes(data)
+
+
+def _odd_capsules(path: Path) -> Iterator[Path]:
+    """Put one capsule after another in one place."""
+    for about in ODD_ABOUT.values():
+        _zipped(path, (about if isinstance(about, str) else json.dumps(about)).encode())
+        yield path
+    for method, flags in ((8, 0), (12, 0), (14, 0), (99, 0), (0, 1)):  # damaged, unknown, and encrypted data
+        _zipped(path, json.dumps(ABOUT).encode(), method, flags)
+        yield path
+    path.unlink()
+    os.mkfifo(path)
+    yield path
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    yield path
+
+
+def test_no_odd_capsule_breaks_the_pages_of_its_run() -> None:
+    world = make_world()
+    world.runs.open(make_info("odd"))
+    folder.prepare(folder.folder_of("odd"))
+    said = []
+    for path in _odd_capsules(folder.path_of(folder.folder_of("odd"), 7)):
+        for address in ("/runs/odd", "/api/v1/capsules?run=odd"):
+            answer = world.client.get(address)
+            assert answer.status_code == 200, (address, path)
+        (found,) = answer.json()["capsules"]
+        assert found["step"] == 7
+        said.append((found["state"], bool(found["failure"])))
+    assert said.count(("failed", True)) == len(said) - 1
+    assert said[list(ODD_ABOUT).index("text that is not Unicode")] == ("saved", False)
 
 
 def test_a_reader_can_request_the_next_step() -> None:

@@ -21,10 +21,10 @@ from hookcore.delivery.archive import read_archive
 from hookcore.errors import ArgumentError
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.media import MAX_WAITING, MediaQueue
-from hookcore.records import Snapshot, Tap
+from hookcore.records import Snapshot, Tap, wire
+from hookcore.records.vocabulary import MAX_MEDIA_BYTES, TABLE_TYPE
 from hookcore.store import Store
 from hookcore.watcher.media import (
-    MAX_BYTES,
     MAX_CELL,
     MAX_COLUMNS,
     MAX_ROWS,
@@ -83,7 +83,7 @@ def test_a_large_image_is_thinned_and_says_so() -> None:
     assert content.whole > len(content.data)
     noise = np.random.default_rng(0).integers(0, 256, (MAX_SIDE, MAX_SIDE, 3), dtype=np.uint8)
     content = image_content(noise)
-    assert len(content.data) <= MAX_BYTES < content.whole
+    assert len(content.data) <= MAX_MEDIA_BYTES < content.whole
 
 
 @pytest.mark.parametrize("image", [np.zeros(3), np.zeros((2, 2, 2)), np.full((2, 2), np.nan), np.full((2, 2), 1.5)])
@@ -93,9 +93,9 @@ def test_anything_but_an_image_is_refused(image: Any) -> None:
 
 
 def test_a_text_is_cut_between_characters() -> None:
-    content = text_content("ä" * MAX_BYTES)
-    assert content.data.decode() == "ä" * (MAX_BYTES // 2)
-    assert content.whole == 2 * MAX_BYTES
+    content = text_content("ä" * MAX_MEDIA_BYTES)
+    assert content.data.decode() == "ä" * (MAX_MEDIA_BYTES // 2)
+    assert content.whole == 2 * MAX_MEDIA_BYTES
     assert text_content(3).data == b"3"
 
 
@@ -109,7 +109,7 @@ def test_tables_of_all_kinds_are_the_same() -> None:
     assert json.loads(table_content(tensors).data)["rows"] == [[1, 0.5], [2, 1.5]]
     long = json.loads(table_content({"a": range(MAX_ROWS + 5)}).data)
     assert (len(long["rows"]), long["total"]) == (MAX_ROWS, MAX_ROWS + 5)
-    wide = json.loads(table_content({f"{number}{'ä' * MAX_BYTES}": [] for number in range(MAX_COLUMNS)}).data)
+    wide = json.loads(table_content({f"{number}{'ä' * MAX_MEDIA_BYTES}": [] for number in range(MAX_COLUMNS)}).data)
     assert [len(name) for name in wide["columns"]] == [MAX_CELL] * MAX_COLUMNS
     assert wide["columns"][7].startswith("7ä")
     assert wide["columns"][7].endswith("…")
@@ -126,7 +126,7 @@ def test_figures_are_recognized_by_their_methods() -> None:
     assert (figure_content(matplotlib).type, figure_content(matplotlib).data) == ("image/png", b"PNG")
     with pytest.raises(ArgumentError, match="the figure has the type int"):
         figure_content(3)
-    large = SimpleNamespace(to_plotly_json=dict, to_json=lambda: "x" * (MAX_BYTES + 1))
+    large = SimpleNamespace(to_plotly_json=dict, to_json=lambda: "x" * (MAX_MEDIA_BYTES + 1))
     with pytest.raises(ArgumentError, match="fewer points"):
         figure_content(large)
 
@@ -244,7 +244,7 @@ def test_the_page_is_held_at_a_step_although_none_was_captured() -> None:
     "table",
     [
         b'{"columns": ' + b"[" * 100_000,
-        b'{"columns": ["a"], "rows": [[' + b"[" * 400 + b"]" * 400 + b']], "total": 1e999}',
+        b'{"columns": ["a"], "rows": [[' + b"[" * 4000 + b"]" * 4000 + b']], "total": 1}',
         b'{"columns": ["a"], "rows": 5, "total": 1}',
     ],
 )
@@ -271,6 +271,32 @@ def test_the_page_shows_the_newest_of_each_name_as_text_only() -> None:
     assert 'src="api/v1/media/4?run=one"' in html
     assert "This page can't show it" in html.replace("&#39;", "'")
     assert "Nothing was logged" in served().get("/runs/one/media", headers={"Accept": "text/html"}).text
+
+
+def test_a_table_is_shown_whatever_its_trainer_says_about_its_size() -> None:
+    for total in ("1" * 4000, "1e999", "NaN", '"many"', "null", "-1", "[1]"):
+        table = b'{"columns": ["a"], "rows": [["cell"]], "total": %s}' % total.encode()
+        shown = served(("table", 2, TABLE_TYPE, table)).get("/runs/one/media", headers={"Accept": "text/html"})
+        assert shown.status_code == 200, total
+        assert ">cell<" in shown.text
+        assert ("The number of rows" in shown.text) == (total != "-1")
+
+
+def test_a_table_that_is_larger_than_any_logged_one_is_neither_taken_nor_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = b'{"columns": [], "rows": [' + b"[]," * 350_000 + b'[]], "total": 1}'
+    values = np.frombuffer(table, np.uint8)
+    item = wire.snapshot_item(0, Snapshot(Tap("table", "output"), 2, 1.0, TABLE_TYPE, (len(values),), values))
+    answer = make_world().post(wire.Batch(run=make_info("one"), items=(item,)))
+    assert answer.status_code == 422
+    assert f"table, or figure of {len(table)} bytes" in answer.json()["error"]
+    small = np.zeros(3 * MAX_MEDIA_BYTES, np.uint8)  # a tensor may be larger
+    item = wire.snapshot_item(0, Snapshot(Tap("tensor", "output"), 2, 1.0, "uint8", (len(small),), small))
+    assert make_world().post(wire.Batch(run=make_info("one"), items=(item,))).status_code == 200
+    client = served(("table", 2, TABLE_TYPE, table))  # saved by an earlier version
+    monkeypatch.setattr("hookcore_app.pages.media.parsed", pytest.fail)
+    assert "This page can't show it" in client.get("/runs/one/media", headers={"Accept": "text/html"}).text
 
 
 def test_an_item_is_never_confused_with_another_of_the_same_number() -> None:

@@ -147,6 +147,26 @@ def test_the_page_file_of_a_saved_run_with_a_name_that_is_not_unicode_breaks_no_
     later.app.state.keeper.close()
 
 
+@pytest.mark.parametrize("name", ["name", "host", "script", "group", "notes", "tags", "config", "versions", "settings"])
+def test_the_run_file_of_a_saved_run_with_text_that_is_not_unicode_breaks_no_page(tmp_path: Path, name: str) -> None:
+    world = make_world(keep=str(tmp_path))
+    world.take(make_batch(make_info(), [0]))
+    world.app.state.keeper.close()
+    _let_keepers_end()
+    (file,) = tmp_path.glob("*.hookcore/run.json")
+    content = json.loads(file.read_text())
+    odd = "x\ud800y"
+    value = content["run"].get(name, {})
+    content["run"][name] = odd if isinstance(value, str) else [odd] if isinstance(value, list) else {odd: odd}
+    content["labels"] = {odd: odd}
+    file.write_text(json.dumps(content))
+    later = make_world(keep=str(tmp_path))
+    wait_for(lambda: later.runs.get("one") is not None)
+    for path in ("/", "/runs/one", "/api/v1/runs", "/api/v1/runs/one", "/metrics"):
+        assert later.client.get(path).status_code == 200, path
+    later.app.state.keeper.close()
+
+
 def test_records_hold_only_valid_text_and_two_odd_names_stay_distinct() -> None:
     class Odd(str):
         """A string that pretends to be another one."""

@@ -16,11 +16,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hookcore.delivery.archive import read_archive
+from hookcore.delivery.archive import Scribe, read_archive
+from hookcore.delivery.archive.scribe import Writes
 from hookcore.delivery.http import Address, HttpSink
+from hookcore.delivery.http.batches import batch_of
 from hookcore.delivery.http.outbox import Outbox
 from hookcore.records import Tap
-from hookcore.records.wire import Answer, Batch, EndItem, encode, frame_item
+from hookcore.records.wire import Answer, Batch, DeliveryCounters, EndItem, encode, frame_item
 from hookcore_app.collector.lanes import Lanes
 from tests.archive_world import kept_in
 from tests.keep_world import INFO, SERVER_SETTINGS, TAPS, ServerProcess, batch, start, stop
@@ -198,6 +200,9 @@ class Disk:
         self.durable, self.batches, self._saves_at = -1, 0, saves_at_batch
         self.given_up = ""
 
+    def has_room(self, _record: object) -> bool:
+        return True
+
     def miss(self, count: int) -> None:
         assert not count
 
@@ -208,6 +213,55 @@ class Disk:
         run.saved.on_disk = self
         if self.batches >= self._saves_at:
             self.durable = run.received.acknowledged
+
+
+class _NoScribe(Scribe):
+    """Writes only when it is told to, like a slow disk."""
+
+    def add(self, writer: Writes) -> None: ...
+
+    def poke(self, writer: Writes) -> None: ...
+
+
+def test_a_server_takes_no_more_than_its_disk_can_catch_up_with_so_nothing_acknowledged_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookcore.delivery.archive.writer.UNSAVED_BYTES", 20_000)
+    world = make_world(keep=str(tmp_path))
+    world.app.state.keeper._scribes[tmp_path] = _NoScribe()
+    outbox = Outbox()
+    for step in range(100):
+        outbox.put(a_frame(step, (TAP,) if step == 0 else (), padding=1000))
+    outbox.end()
+
+    def send() -> Answer:
+        parcel = outbox.next_parcel()
+        answer = world.take(batch_of(parcel, a_run(), -1))
+        outbox.on_answer(parcel, answer)
+        return answer
+
+    rounds = 0
+    while not outbox.settled:
+        first, repeated = send(), send()
+        assert 0 < first.acknowledged - (first.durable or 0) < 20
+        assert repeated.acknowledged == first.acknowledged  # the trainer has the rest
+        assert outbox.counters.waiting == 99 - min(99, first.acknowledged)
+        for writer in list(world.app.state.keeper._closing) or [world.runs.all()[0].saved.on_disk]:
+            writer.write_part()
+        send()
+        rounds += 1
+    assert rounds > 4
+    assert [frame.step for frame in read_archive(kept_in(tmp_path)).frames()] == [*range(100)]
+    assert outbox.counters == DeliveryCounters(100, 100)
+
+
+def test_everything_that_a_server_may_lose_is_retained_even_one_large_frame() -> None:
+    outbox = Outbox(max_bytes=40_000)
+    outbox.put(a_frame(0, (TAP,), padding=30_000))
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=0, taps=1, described=-1, durable=-1))
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=0, described=-1, durable=-1))
+    outbox.on_answer(outbox.next_parcel(), Answer(acknowledged=-1, taps=1, described=-1, durable=-1))
+    assert [entry.number for entry in outbox.next_parcel().entries] == [0]
 
 
 def test_a_run_on_an_older_server_that_never_reports_it_as_saved_ends_when_its_frames_are_sent() -> None:

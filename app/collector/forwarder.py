@@ -25,6 +25,7 @@ THREADS: Final = 4
 CONNECT_S: Final = 2.0
 REQUEST_S: Final = 30.0
 LOOK_EVERY_S: Final = 1.0
+BEHIND: Final = "the server accepts no more data yet"
 INVALID: Final = frozenset({400, 413, 422})  # what the server says about the content of a batch
 
 
@@ -111,7 +112,8 @@ class Forwarder:
             trouble = f"the server answered {reply.status}{sentence_of(reply.body)}"
             if reply.status in INVALID:
                 lane.on_refusal(sent)
-        if trouble and lane.on_failure(trouble, reply.retry_after_s):
+        # A server that is behind is no reason for a warning: it says so whenever its disk has to catch up.
+        if trouble and lane.on_failure(trouble, reply.retry_after_s) and trouble != BEHIND:
             logger.warning("hookcore: the run %s waits in the spool: %s", lane.info.id, trouble)
 
 
@@ -124,4 +126,4 @@ def _read(lane: Lane, sent: Batch, reply: Reply) -> str:
         answer = decode_answer(reply.body)
     except WireError as error:
         return f"the program at this address is not a hookcore server: {error}"
-    return "" if lane.on_answer(sent, answer) else "it accepted none of the data"
+    return "" if lane.on_answer(sent, answer) else BEHIND

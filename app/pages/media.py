@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hookcore.delivery.dashboard.foreign import parsed
 from hookcore.reading import Reader
 from hookcore.reading.answers import Media
-from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
+from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, MAX_MEDIA_BYTES, TABLE_TYPE, TEXT_TYPE
 
 from .page import RowNumber, RunPage, TablePage
 from .views.span import ALL, Shared
@@ -27,7 +27,7 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    total: int
+    total: int | None  # of the rows that were logged; None if the trainer doesn't say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,15 @@ def _item(reader: Reader, found: Media, every: Sequence[Media]) -> Item:
 
 
 def _table(data: bytes) -> Table | None:
-    """Return a table; None if a trainer sent something else."""
+    """Return a table; None if a trainer sent something else, or more than `watcher.log_table` does."""
+    if len(data) > MAX_MEDIA_BYTES:
+        return None
     try:
-        said = json.loads(data)
+        said = parsed(data)
         rows = tuple(tuple("" if cell is None else str(cell) for cell in row) for row in said["rows"][:MAX_ROWS])
-        return Table(tuple(map(str, said["columns"])), rows, int(said["total"]))
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # a total of infinity; a very deep nest
+        total = said.get("total")
+        return Table(tuple(map(str, said["columns"])), rows, total if isinstance(total, int) else None)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -74,7 +74,7 @@ class Explainer:
         if found is None:
             return None
         with self._lock:
-            if found.path not in self._running:
+            if not found.trouble and found.path not in self._running:
                 if self._closed or len(self._running) >= MAX_RUNNING:
                     raise BusyError(f"{MAX_RUNNING} steps are being explained: try again when one is finished")
                 self._running[found.path] = None
@@ -99,24 +99,23 @@ class Explainer:
         return []
 
     def _answer(self, found: Saved) -> answers.Capsule:
-        kept = _read(found.explained)
-        about = found.about
+        kept, about = _Kept(found.trouble) if found.trouble else _read(found.explained), found.described
         state: Any = "saved" if kept is None else "failed" if kept.failure else "explained"
         with self._lock:
             state = "running" if found.path in self._running else state
         return answers.Capsule(
             id=found.id,
-            step=int(about.get("step", -1)),
-            reason=str(about.get("reason", "")),
-            model=str(about.get("model", "")),
-            weights=str(about.get("weights", "")),
-            time_s=Number(about.get("time_s", float("nan"))),
+            step=about.step,
+            reason=about.reason,
+            model=about.model,
+            weights=about.weights,
+            time_s=Number(about.time_s),
             size=found.size,
             path=str(found.path),
             state=state,
             failure="" if kept is None or state == "running" else kept.failure,
             explanation=None if kept is None or state == "running" else kept.explanation,
-            incident=str((about.get("occasion") or {}).get("incident", "")),
+            incident="" if about.occasion is None else about.occasion.incident,
         )
 
     # The child
@@ -133,7 +132,7 @@ class Explainer:
             self._running.pop(found.path, None)
         if self._closed:
             return
-        step, said = int(found.about.get("step", 0)), kept.explanation
+        step, said = found.described.step, kept.explanation
         if said is not None:
             run.store.add_event(Event(step, time.time(), "explained", said.sentence))
         else:
@@ -141,11 +140,10 @@ class Explainer:
         run.changes.tell()
 
     def _run(self, found: Saved) -> _Kept:
-        main = found.about.get("main", {})
-        python = str(main.get("python", ""))
+        python = str(found.described.main.get("python", ""))
         command = [python if os.path.isfile(python) else sys.executable, "-m", "hookcore_app.cli", "replay"]
         command += [str(found.path), "--json", "--memory", MAX_MEMORY]
-        threads = str(found.about.get("versions", {}).get("threads", "1"))
+        threads = str(found.described.versions.get("threads", "1"))
         variables = {name: value for name, value in self._environment.items() if not name.startswith("HOOKCORE_")}
         variables |= {"HOOKCORE_SERVER": "none", "OMP_NUM_THREADS": threads if threads.isdecimal() else "1"}
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -199,5 +197,5 @@ def _read(explained: bytes | None) -> _Kept | None:
         return None
     try:
         return msgspec.json.decode(explained, type=_Kept)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         return _Kept(failure=f"the saved result of the replay can't be read: {error}")

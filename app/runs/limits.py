@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hookcore.errors import WireError
 from hookcore.records import Event, Names, Tap, Value
 from hookcore.records.values import first_values
+from hookcore.records.vocabulary import MAX_MEDIA_BYTES, is_media
 from hookcore.records.wire import (
     LATEST_TIME_S,
     MAX_TEXT,
@@ -247,6 +248,8 @@ def _check_item(item: Item) -> None:
     elif isinstance(item, SnapshotItem):
         _check_tap(item.tap)
         _check_texts((item.dtype, item.stored))
+        nbytes = len(item.values) if is_media(item.dtype) else 0
+        _require(nbytes <= MAX_MEDIA_BYTES, f"an image, text, table, or figure of {nbytes} bytes")
         _require(abs(item.request) < WHOLE, f"a snapshot for command {item.request}")
         if item.names is not None:
             _check_names(item.names)

@@ -26,7 +26,10 @@ class OnDisk(Protocol):
 
     @property
     def given_up(self) -> str:
-        """Why the rest of an ended run was not written; empty if it was, or may still be."""
+        """Why an ended run was not written in full; empty if it was, or may still be."""
+
+    def has_room(self, record: Record) -> bool:
+        """Return whether a record can be taken, or whether the disk has to catch up first."""
 
     def miss(self, count: int) -> None:
         """Count what an earlier server had acknowledged, and lost when it was killed."""
@@ -76,8 +79,12 @@ class Saved:
 
     @property
     def given_up(self) -> str:
-        """Why the rest of the ended run is not on disk; empty if it is, or may still be."""
+        """Why not all of the ended run is on disk; empty if it is, or may still be."""
         return "" if self.on_disk is None else self.on_disk.given_up
+
+    def has_room(self, record: Record) -> bool:
+        """Return whether a record can be taken, or whether the disk has to catch up first."""
+        return self.on_disk is None or self.on_disk.has_room(record)
 
     def remember(self, store: Store) -> None:
         """Note what has been read: it happened before this server, and isn't news."""

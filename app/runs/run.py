@@ -205,7 +205,7 @@ class Run(RunState):
             commands=tuple(self.commands),
             incidents=self.store.incidents_version,
             durable=(durable := self.saved.durable),
-            saved=durable is None or durable >= self.received.acknowledged,
+            saved=durable is None or (durable >= self.received.acknowledged and not self.saved.given_up),
             given_up=self.saved.given_up,
         )
 
@@ -233,6 +233,8 @@ class Run(RunState):
             if self.joint is not None:
                 self.joint.describe_of(self, described)
         for item, record in zip(fresh, records, strict=True):
+            if not self.saved.has_room(record):
+                return  # the sender keeps the rest, and asks again
             if item.number > self.received.acknowledged:
                 self._keep(record, item.number)
                 self.received.acknowledged = item.number

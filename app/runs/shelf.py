@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any, Final
 from hookcore.delivery.archive import SUFFIX, is_held
 from hookcore.delivery.archive.files import write_json
 from hookcore.delivery.archive.layout import RUN_FILE
-from hookcore.records import plain
+from hookcore.delivery.dashboard.foreign import parsed, read_regular
 from hookcore.records.wire import LATEST_TIME_S
 
 PAGE_FILE: Final = "page.json"  # name, notes, acknowledgements, mutes, and a summary for the list
@@ -105,10 +104,9 @@ class Shelf:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file of hookcore; return an empty dict if it is missing, damaged, too large, or not a file."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        if path.is_file() and path.stat().st_size <= MAX_JSON_BYTES:
-            said = plain(json.loads(path.read_bytes()))
-            return said if isinstance(said, dict) else {}
+    with contextlib.suppress(OSError, ValueError):
+        said = parsed(read_regular(path, MAX_JSON_BYTES))
+        return said if isinstance(said, dict) else {}
     return {}
 
 

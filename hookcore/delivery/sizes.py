@@ -7,6 +7,9 @@ from typing import Final
 from hookcore.records import Frame, Snapshot
 from hookcore.store.bounded import bytes_of
 
+# Acknowledged data that isn't on the receiver's disk yet. A trainer keeps as much to send it again if the receiver is
+# killed, and a receiver that saves runs accepts no more until its disk has some of it.
+UNSAVED_BYTES: Final = 16 * 2**20
 _ENTRY_BYTES: Final = 500  # an item without its arrays and texts
 
 

@@ -14,7 +14,7 @@ from hookcore.records.texts import escaped_in as escaped_in
 from hookcore.records.texts import plain as plain
 from hookcore.records.texts import text_of as text_of
 from hookcore.records.texts import write_plainly
-from hookcore.records.vocabulary import KIND_WORDS
+from hookcore.records.vocabulary import KIND_WORDS, is_media
 
 Kind = Literal["output", "output_grad", "input", "input_grad", "param", "param_grad", "update", "probe"]
 Phase = Literal["train", "eval"]
@@ -218,7 +218,7 @@ class Snapshot:
     @property
     def is_media(self) -> bool:
         """Whether the script logged it: `dtype` is then a media type, and the values are its bytes."""
-        return "/" in self.dtype
+        return is_media(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

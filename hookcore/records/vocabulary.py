@@ -52,6 +52,7 @@ IMAGE_TYPE: Final = "image/png"  # media types of logged images, texts, tables, 
 TEXT_TYPE: Final = "text/plain"
 TABLE_TYPE: Final = "application/json"
 FIGURE_TYPE: Final = "application/vnd.plotly.v1+json"
+MAX_MEDIA_BYTES: Final = 2**20  # of one of them
 
 NONFINITE_STEP: Final = "nonfinite-step"  # the event of a step in which the trainer found a NaN or an infinity
 PROBE_LABEL: Final = "probe "  # with the name of a probe: the label that says which function it is
@@ -118,6 +119,11 @@ def found_words(problems: int, notes: int) -> str:
 def counted(many: int, noun: str) -> str:
     """Write a count with its noun, which is given in the singular: 1 layer, 2,000 layers."""
     return f"{many:,} {noun}{'' if many == 1 else 's'}"
+
+
+def is_media(dtype: str) -> bool:
+    """Return whether a snapshot was logged as an image, text, table, or figure, by its dtype: a media type."""
+    return "/" in dtype
 
 
 def is_per_frame(rule: str) -> bool:

@@ -17,9 +17,8 @@ from hookcore.config.flat import cut_text
 from hookcore.errors import ArgumentError
 from hookcore.reading.pictures import image_of
 from hookcore.records import text_of
-from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, TABLE_TYPE, TEXT_TYPE
+from hookcore.records.vocabulary import FIGURE_TYPE, IMAGE_TYPE, MAX_MEDIA_BYTES, TABLE_TYPE, TEXT_TYPE
 
-MAX_BYTES: Final = 1 << 20  # of one item
 MAX_SIDE: Final = 1024  # pixels
 MAX_ROWS: Final = 1000
 MAX_COLUMNS: Final = 100
@@ -39,7 +38,7 @@ class Content:
 def text_content(text: object) -> Content:
     """Return a string as bytes; its end is cut off if it is too long."""
     data = text_of(str(text)).encode()
-    return Content(TEXT_TYPE, data[:MAX_BYTES].decode("utf-8", "ignore").encode(), len(data))
+    return Content(TEXT_TYPE, data[:MAX_MEDIA_BYTES].decode("utf-8", "ignore").encode(), len(data))
 
 
 def table_content(table: Any) -> Content:
@@ -50,7 +49,7 @@ def table_content(table: Any) -> Content:
     cells = [[_cell(value) for value in row] for row in rows]
     said = {"columns": [cut_text(text_of(str(name)), MAX_CELL) for name in columns], "rows": cells, "total": total}
     data = _json_of(said)
-    while cells and len(data) > MAX_BYTES:
+    while cells and len(data) > MAX_MEDIA_BYTES:
         said["rows"] = cells = cells[: len(cells) // 2]
         data = _json_of(said)
     return Content(TABLE_TYPE, data, len(data))
@@ -100,7 +99,7 @@ def image_content(image: Any) -> Content:
     step = -(-max(pixels.shape[:2]) // MAX_SIDE)
     whole = pixels.size
     data = image_of(np.ascontiguousarray(pixels[::step, ::step]))
-    while len(data) > MAX_BYTES:  # noise
+    while len(data) > MAX_MEDIA_BYTES:  # noise
         step += 1
         data = image_of(np.ascontiguousarray(pixels[::step, ::step]))
     return Content(IMAGE_TYPE, data, len(data) if step == 1 else max(whole, len(data) + 1))
@@ -146,9 +145,9 @@ def figure_content(figure: Any) -> Content:
         data, kind = buffer.getvalue(), IMAGE_TYPE
     else:
         raise ArgumentError(f"the figure has the type {type(figure).__name__}: give a Plotly or Matplotlib figure")
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_MEDIA_BYTES:
         raise ArgumentError(
-            f"the figure has {len(data):,} bytes: give one with fewer points and at most {MAX_BYTES:,} bytes"
+            f"the figure has {len(data):,} bytes: give one with fewer points and at most {MAX_MEDIA_BYTES:,} bytes"
         )
     return Content(kind, data, len(data))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Final
+from typing import IO, Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,21 +17,6 @@ from hookcore.delivery.dashboard.whole import UNFINISHED, whole_file
 
 MERGE_AT: Final = 8  # this many parts of about one size become one
 MERGED_BYTES: Final = 64 * 2**20  # larger ones are left as they are
-
-
-def open_regular(path: Path, most_bytes: int) -> BinaryIO:
-    """Open a file for reading; raise OSError if it is a pipe, a device, or larger than `most_bytes`.
-
-    A folder may belong to someone else. A pipe in it would wait for a writer, and a device may have no end.
-    """
-    file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
-    about = os.fstat(file.fileno())
-    if stat.S_ISREG(about.st_mode) and about.st_size <= most_bytes:
-        return file
-    file.close()
-    if stat.S_ISREG(about.st_mode):
-        raise OSError(f"{path.name} has {about.st_size} bytes: at most {most_bytes} are allowed")
-    raise OSError(f"{path.name} is not a regular file")
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> int:

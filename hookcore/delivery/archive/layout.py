@@ -16,6 +16,7 @@ FORMAT: Final = 2
 OTHER_BINS: Final = frozenset({1})  # formats that are read without their sketches, which have other bins
 SUFFIX: Final = ".hookcore"
 RUN_FILE: Final = "run.json"
+MAX_RUN_FILE_BYTES: Final = 2**22
 TAP_COLUMNS: Final = ("module", "kind", "index", "phase")
 
 _COLUMN_TYPES: Final[dict[Any, pa.DataType]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -15,10 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hookcore.delivery.archive.files import joined, open_regular
+from hookcore.delivery.archive.files import joined
 from hookcore.delivery.archive.layout import (
     FORMAT,
     LATER_COLUMNS,
+    MAX_RUN_FILE_BYTES,
     OF_FRAMES,
     OTHER_BINS,
     RUN_FILE,
@@ -27,12 +27,12 @@ from hookcore.delivery.archive.layout import (
     parts_in,
 )
 from hookcore.delivery.archive.tables import events_of, flows_of, frames_of, snapshots_of
+from hookcore.delivery.dashboard.foreign import open_regular, parsed, read_regular
 from hookcore.errors import ArgumentError, HookcoreError
 from hookcore.records import Coverage, Event, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.wire import RunInfo
 
-MAX_RUN_FILE_BYTES: Final = 2**22
 MAX_FILE_BYTES: Final = 2**29
 MAX_PART_BYTES: Final = 2**30  # unpacked; a file that holds more is not read
 MAX_WHOLE_BYTES: Final = 2**26  # unpacked, of a table whose rows all become objects at once
@@ -240,8 +240,7 @@ def read_archive(folder: str | Path) -> Archive:
     if path.is_file():
         path = path.parent if path.parent.name not in TABLES else path.parent.parent
     try:
-        with open_regular(path / RUN_FILE, MAX_RUN_FILE_BYTES) as file:
-            content = json.loads(file.read(MAX_RUN_FILE_BYTES))
+        content = parsed(read_regular(path / RUN_FILE, MAX_RUN_FILE_BYTES))
         if content["format"] not in {FORMAT, *OTHER_BINS}:
             raise ArgumentError(
                 f"{path} has format {content['format']}; this version of hookcore reads format {FORMAT}"
@@ -258,7 +257,7 @@ def read_archive(folder: str | Path) -> Archive:
         state = failure.outcome if failure is not None else "ended" if content.get("state") == "ended" else "lost"
         hashed = msgspec.convert(content.get("key_hash", ""), str)
         is_cut = state == "lost" and content.get("finished") is False
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ArgumentError):
             raise
         raise ArgumentError(

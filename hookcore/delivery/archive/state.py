@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hookcore.delivery.archive.layout import RUN_FILE, parts_in
+from hookcore.delivery.archive.layout import MAX_RUN_FILE_BYTES, RUN_FILE, parts_in
+from hookcore.delivery.dashboard.foreign import parsed, read_regular
 
 LOCK_FILE: Final = "writing.lock"
 _METADATA: Final = b"hookcore"
@@ -38,7 +38,7 @@ class DiskCounters:
         """Return the counters of the run in a folder: the newer of run.json and its last part."""
         found = [cls()]
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            found.append(msgspec.convert(json.loads((folder / RUN_FILE).read_bytes()), cls))
+            found.append(msgspec.convert(parsed(read_regular(folder / RUN_FILE, MAX_RUN_FILE_BYTES)), cls))
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, LookupError, pa.ArrowException):
             said = pq.read_schema(parts_in(folder / "steps")[-1][2]).metadata[_METADATA]
             found.append(msgspec.json.decode(said, type=cls))

@@ -17,12 +17,12 @@ from hookcore.delivery.archive.layout import folder_name
 from hookcore.delivery.archive.scribe import PART_S, Scribe
 from hookcore.delivery.archive.state import DiskCounters, WriteProgress
 from hookcore.delivery.archive.tables import frame_tables, records_table, snapshots_table, taps_table
-from hookcore.delivery.sizes import size_of
+from hookcore.delivery.sizes import UNSAVED_BYTES, size_of
 from hookcore.records import Event, Frame, Snapshot
 from hookcore.records.wire import EndItem, RunInfo
 from hookcore.store import Store
 
-PART_BYTES: Final = 16 * 2**20  # of records, in memory
+PART_BYTES: Final = UNSAVED_BYTES // 2  # of records, in memory: one part is written while the next one arrives
 MAX_QUEUE_BYTES: Final = 64 * 2**20
 RETRY_S: Final = 30.0
 HANG_S: Final = 30.0  # without a sign of the thread, which comes by every few seconds
@@ -35,8 +35,9 @@ Tell = Callable[[str, str], None]
 class ArchiveWriter:
     """Saves a run to a folder in `parent`. Names, modules, and events are read from the run's store.
 
-    `take` never waits and never raises. A full disk, or the limit, stops the writing, is reported once through
-    `tell(name, message)`, and is retried after a while.
+    `take` never waits and never raises; a receiver asks `has_room` first, and lets its sender wait. A full disk, or the
+    limit, stops the writing, is reported once through `tell(name, message)`, and is retried after a while. Records that
+    are lost in the meantime are counted and reported when the writing continues, or ends.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class ArchiveWriter:
         self._retry_s, self._clock = retry_s, clock
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
-        self._queued_bytes = 0
-        self._frames = self._taken = self._written = self._lost = 0
+        self._queued_bytes = self._flying_bytes = 0  # waiting, and in the part that is being written
+        self._frames = self._taken = self._written = self._lost = self._lost_told = 0
         self._acknowledged = -1  # the highest number that was written or is being written
         self._durable = -1  # the highest number of what is on disk
         self._missing = 0
@@ -98,10 +99,20 @@ class ArchiveWriter:
         """Save this description of the run from now on."""
         self._files.info = info
 
+    def has_room(self, record: Frame | Snapshot | EndItem) -> bool:
+        """Return whether a record can be taken although the disk has to catch up first.
+
+        A disk that takes nothing is no reason to wait: the run is shown without being saved.
+        """
+        unsaved = self._queued_bytes + self._flying_bytes
+        if isinstance(record, EndItem) or not unsaved or self._stopped or self._hangs or self._ending:
+            return True
+        return unsaved + size_of(record) <= UNSAVED_BYTES
+
     def take(self, record: Frame | Snapshot | EndItem, number: int = -1) -> None:
         """Queue a record, with its number on the wire.
 
-        If the disk can't keep up, the oldest waiting record is lost and counted.
+        If the disk can't keep up, and nobody asked for room, the oldest waiting record is lost and counted.
         """
         with self._changed:
             if isinstance(record, EndItem):
@@ -117,7 +128,7 @@ class ArchiveWriter:
             while self._queued_bytes > MAX_QUEUE_BYTES and len(self._queue) > 1:
                 self._queued_bytes -= size_of(self._queue.popleft().record)
                 self._lost += 1
-            is_due = self._queued_bytes > PART_BYTES or self._taken == 1  # a crash must not cost the whole run
+            is_due = self._queued_bytes >= PART_BYTES or self._taken == 1  # a crash must not cost the whole run
         if is_due:
             self._poke()
         self._report_hang()
@@ -147,7 +158,7 @@ class ArchiveWriter:
     @property
     def is_complete(self) -> bool:
         """Whether the writer has finished without losses."""
-        return self._finished.is_set() and not self._stopped and not self._lost
+        return self._finished.is_set() and not self.given_up
 
     @property
     def is_closing(self) -> bool:
@@ -162,8 +173,13 @@ class ArchiveWriter:
 
     @property
     def given_up(self) -> str:
-        """Why the rest of an ended run was not written; empty if it was, or may still be."""
-        return self._stopped if self._finished.is_set() else ""
+        """Why an ended run was not written in full; empty if it was, or may still be."""
+        if not self._finished.is_set():
+            return ""
+        return self._stopped or (self._loss() if self._lost else "")
+
+    def _loss(self) -> str:
+        return f"{self._lost:,} frames and snapshots were lost while the disk took nothing, or too little"
 
     def miss(self, count: int) -> None:
         """Count the records that an earlier, killed server had acknowledged and lost."""
@@ -204,7 +220,7 @@ class ArchiveWriter:
                 return
             records, end, ending = list(self._queue), self._end, self._ending
             self._queue.clear()
-            self._queued_bytes = 0
+            self._queued_bytes, self._flying_bytes = 0, self._queued_bytes
         try:
             self._write(records, end, ending)
         except Exception as error:
@@ -213,8 +229,15 @@ class ArchiveWriter:
             with self._changed:
                 self._written += len(records)
                 self._durable = self._acknowledged if end is None else max(self._acknowledged, end.number)
-                self._stopped = ""
+                self._stopped, self._flying_bytes = "", 0
             self._files.merge()
+        self._report_lost(ending)
+
+    def _report_lost(self, ending: bool) -> None:
+        """Say how many records were lost, once the disk takes new ones, or none will come."""
+        if self._lost > self._lost_told and (ending or not self._stopped):
+            self._lost_told = self._lost
+            self._tell("not-kept", f"{self._loss()}: they are missing from {self.folder}")
 
     def _drop_excess(self) -> None:
         """If the disk is full, keep the newest records, up to one part, and drop the rest."""
@@ -225,7 +248,7 @@ class ArchiveWriter:
     def _stop(self, records: list[_Entry], why: str) -> None:
         with self._changed:
             self._queue.extendleft(reversed(records))
-            self._queued_bytes += sum(size_of(entry.record) for entry in records)
+            self._queued_bytes, self._flying_bytes = self._queued_bytes + self._flying_bytes, 0
             self._drop_excess()
             self._try_at = self._clock() + self._retry_s
             told, self._stopped = self._stopped, why

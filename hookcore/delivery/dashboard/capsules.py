@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -11,8 +10,11 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
+
+from hookcore.delivery.dashboard.foreign import open_regular, parsed, read_regular
 from hookcore.delivery.dashboard.home import home
 from hookcore.delivery.dashboard.whole import remove_orphans, whole_file
 from hookcore.errors import CapsuleError, ServerError
@@ -25,9 +27,29 @@ SUFFIX: Final = ".capsule"
 MAX_EXPLANATION: Final = 4 << 20
 _EXPLANATION: Final = ".json"  # the result of a replay, next to its capsule
 _MAX_ABOUT: Final = 1 << 20
+_MAX_CAPSULE: Final = 1 << 50
 _FOLDER: Final = "capsules"
 _RUN: Final = re.compile(r"[\w-]{1,200}", re.ASCII)
 _NAME: Final = re.compile(r"step-\d{9,20}", re.ASCII)
+
+
+class Occasion(msgspec.Struct, frozen=True):
+    """Why another process requested a capsule."""
+
+    incident: str = ""
+
+
+class Described(msgspec.Struct, frozen=True):
+    """The part of a description that is shown without a replay."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+    reason: str = ""
+    model: str = ""
+    weights: str = ""
+    time_s: float = float("nan")
+    occasion: Occasion | None = None
+    main: dict[str, Any] = {}
+    versions: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +58,10 @@ class Saved:
 
     path: Path
     about: dict[str, Any]
+    described: Described
     size: int
     explained: bytes | None
+    trouble: str = ""  # why it can't be read; empty if it can
 
     @property
     def id(self) -> str:
@@ -78,16 +102,25 @@ def remove_unfinished(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def saved(folder: Path) -> list[Saved]:
-    """Return the readable capsules of a run, oldest step first."""
+    """Return the capsules of a run, oldest step first. Those that can't be read say why."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and _NAME.fullmatch(path.stem))
     except OSError:
         return []
     found = []
     for path in paths:
-        with contextlib.suppress(CapsuleError, OSError):
-            found.append(Saved(path, read_about(path), path.stat().st_size, _explanation(path)))
+        with contextlib.suppress(OSError):  # removed in the meantime
+            found.append(_saved(path, path.lstat().st_size))
     return found
+
+
+def _saved(path: Path, size: int) -> Saved:
+    try:
+        about = read_about(path)
+        return Saved(path, about, msgspec.convert(about, Described), size, _explanation(path))
+    except (CapsuleError, msgspec.ValidationError) as error:
+        step = int(path.stem.rpartition("-")[2])
+        return Saved(path, {}, Described(min(step, 2**53 - 1)), size, None, str(error))
 
 
 def keep_explanation(path: Path, said: bytes) -> None:
@@ -98,8 +131,13 @@ def keep_explanation(path: Path, said: bytes) -> None:
 
 def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the description of a capsule. This runs no code from it."""
-    with opened(path) as archive, archive.open(ABOUT) as file:
-        about = json.loads(file.read(_MAX_ABOUT))
+    try:
+        with opened(path) as archive, archive.open(ABOUT) as file:
+            about = parsed(file.read(_MAX_ABOUT))
+    except CapsuleError:
+        raise
+    except Exception as error:  # zipfile passes on those of each kind of compression
+        raise CapsuleError(f"{path} can't be read as a capsule: {error}") from None
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise CapsuleError(
             f"{path} has a format that this version of hookcore doesn't know: replay it with the version that wrote it"
@@ -111,7 +149,7 @@ def read_about(path: str | os.PathLike[str]) -> dict[str, Any]:
 def opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
     """Open the file of a capsule."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path, _MAX_CAPSULE) as file, zipfile.ZipFile(file) as archive:
             yield archive
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise CapsuleError(f"{path} can't be read as a capsule: {error}") from None
@@ -119,10 +157,11 @@ def opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
 
 def _explanation(path: Path) -> bytes | None:
     try:
-        with path.with_suffix(_EXPLANATION).open("rb") as file:
-            return file.read(MAX_EXPLANATION)
+        return read_regular(path.with_suffix(_EXPLANATION), MAX_EXPLANATION)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        return msgspec.json.encode({"failure": f"the saved result of the replay can't be read: {error}"})
 
 
 def _runs_in(folder: Path) -> Iterator[tuple[float, Path]]:

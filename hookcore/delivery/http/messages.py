@@ -54,12 +54,12 @@ def loss_message(
 
 def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int, given_up: str) -> str:
     last = f"the last {unsaved:,} of the {counters.acknowledged:,} frames and snapshots that it acknowledged"
-    what = last if unsaved else "how it ended"
     if given_up:
         return (
-            f"hookcore: the run has ended, but the server couldn't save {what}: {given_up}. That data is lost when the "
-            "server stops."
+            f"hookcore: the run has ended, but the server couldn't save {last if unsaved else 'all of it'}: "
+            f"{given_up}. That data is lost when the server stops."
         )
+    what = last if unsaved else "how it ended"
     return (
         f"hookcore: the run has ended, but the server didn't confirm in time ({trouble or _WRITES}) that it saved "
         f"{what}. If the server was killed or its disk is full, that data is lost."

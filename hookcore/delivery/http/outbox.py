@@ -12,14 +12,13 @@ from typing import Final, Literal
 from hookcore.delivery.http.fitting import fitted
 from hookcore.delivery.http.parcels import PARCEL_BYTES, STRIKES, CurrentDescription, Entry, Parcel, some_taps
 from hookcore.delivery.http.retained import Retained
-from hookcore.delivery.sizes import size_of
+from hookcore.delivery.sizes import UNSAVED_BYTES, size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
 from hookcore.records.wire import Answer, DeliveryCounters, EndItem
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_ITEMS: Final = 10_000
-RETAINED_SHARE: Final = 4  # retained items may take a quarter of the queue's bytes, in addition to the queue
 
 Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]
 
@@ -45,7 +44,7 @@ class Outbox:
         self._flying: tuple[Entry, ...] = ()
         self._uncertain = False  # whether items in flight may have arrived
         self._bytes = 0
-        self._retained = Retained(self._max_bytes // RETAINED_SHARE)
+        self._retained = Retained(min(UNSAVED_BYTES, self._max_bytes // 4))  # in addition to the queue
         self._produced = 0
         self._acknowledged = 0
         self._dropped: Counter[str] = Counter()

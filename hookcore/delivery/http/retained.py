@@ -10,7 +10,10 @@ from hookcore.records.wire import Answer
 
 
 class Retained:
-    """Acknowledged items that aren't on the receiver's disk yet: all of them, or the newest that there is room for."""
+    """Acknowledged items that aren't on the receiver's disk yet: all of them, or the newest that there is room for.
+
+    There is room for what a receiver accepts before it has saved it, unless its disk takes nothing.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.arrived = -1  # the highest number that the receiver has
@@ -36,7 +39,9 @@ class Retained:
         self._durable = answer.acknowledged if answer.durable is None else answer.durable
         self._entries.extend(arrived)
         self._nbytes += sum(entry.size for entry in arrived)
-        while self._entries and (self._entries[0].number <= self._durable or self._nbytes > self._max_bytes):
+        while self._entries and self._entries[0].number <= self._durable:
+            self._nbytes -= self._entries.popleft().size
+        while self._nbytes > self._max_bytes and len(self._entries) > 1:
             self._nbytes -= self._entries.popleft().size
         lost: deque[Entry] = deque()
         while self.newest > answer.acknowledged:

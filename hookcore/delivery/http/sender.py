@@ -203,7 +203,7 @@ class Sender:
                 self._warned = False
                 logger.warning("%s", return_message(self._outbox.counters))
         else:
-            self._failed("it accepted none of the data")
+            self._failed("it accepts no more data yet", longest_s=MAX_PAUSE_HERE_S)  # it is there: its disk is behind
         self._retries.note_answer()
         self.answered = True
         self.incidents_version = answer.incidents
