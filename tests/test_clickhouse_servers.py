@@ -26,7 +26,6 @@ from hookcore_app.clickhouse.names import number_of_run, rank_shards
 from hookcore_app.clickhouse.native import FormatError
 from hookcore_app.clickhouse.record import Extent
 from hookcore_app.clickhouse.schema import OF_RUNS, OF_SUMS, SchemaError, connect
-from hookcore_app.clickhouse.sharing import merged
 from hookcore_app.clickhouse.tables import ROWS, SKETCHES
 from hookcore_app.runs import JointRun, Run
 from hookcore_app.runs.assembly import GRACE_S
@@ -168,12 +167,30 @@ def test_edits_at_the_very_same_moment_are_all_kept(url: str, monkeypatch: pytes
         world.app.state.shared.close()
 
 
-def test_only_local_changes_are_merged_into_the_newest_content() -> None:
-    before = {"name": "run", "notes": "", "tags": ["a"], "annotations": {"1": "x", "2": "y"}}
-    mine = {**before, "notes": "mine", "annotations": {"2": "y", "3": "z"}}
-    newest = {"name": "theirs", "notes": "theirs", "annotations": {"1": "x", "2": "y", "4": "w"}, "later": 1}
-    expected = {"name": "theirs", "notes": "mine", "annotations": {"2": "y", "3": "z", "4": "w"}, "later": 1}
-    assert merged(before, mine, newest) == expected
+def test_several_edits_of_two_servers_at_the_same_moment_are_all_kept(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (make_world(store=url) for _ in range(2))  # without threads: they poll when the test says so
+
+    def look(*worlds: World) -> None:
+        for world in worlds:
+            world.app.state.shared._look(world.app.state.shared._cluster.shards[0])
+
+    store_frames(url, a_run("run"), range(9))
+    look(one, two)
+    with monkeypatch.context() as blind:  # neither sees the other's edits
+        blind.setattr(entry, "pages_of", lambda *of, **which: [])
+        for step in range(8):
+            world = (one, two)[step % 2]
+            given = {"step": step, "text": f"at {step}"}
+            assert world.client.put("/api/v1/annotations?run=run", json=given).is_success
+            assert world.client.patch("/api/v1/runs/run", json={"archived": False}).is_success  # changes nothing
+    look(one, two, one, two)
+    for world in (one, two):
+        run = world.runs.get("run")
+        assert run is not None
+        assert run.edits.annotations == {step: f"at {step}" for step in range(8)}
+        world.app.state.shared.close()
 
 
 def test_saved_views_and_the_board_are_shared_by_all_servers_and_outlast_them(url: str, serve: Serve) -> None:

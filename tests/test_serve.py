@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import ssl
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from hookcore.errors import ArgumentError
 from hookcore.records import wire
 from hookcore_app import cli
 from hookcore_app.cli import flags
+from hookcore_app.runs import Runs
 from hookcore_app.serving import server as serve
 from hookcore_app.serving import sockets
 from hookcore_app.serving.guard.access import Access
@@ -129,6 +132,41 @@ def test_a_new_connection_is_asked_to_retry_if_all_are_busy() -> None:
         answer = server.get("/healthz")
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"try again" in answer
+
+
+def test_readers_whose_requests_are_being_answered_do_not_keep_a_trainer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, waiting = threading.Event(), list[int]()
+
+    def gone(_runs: Runs) -> list[Any]:
+        waiting.append(1)
+        gate.wait(PATIENCE_S)
+        return []
+
+    monkeypatch.setattr(Runs, "gone", gone)
+    with served(max_connections=8) as server, ExitStack() as stack:
+        stack.callback(gate.set)
+        asked = _half_open(server, stack, 8, b"GET /api/v1/removed-runs HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        wait_for(lambda: len(select.select(asked, [], [], 0.0)[0]) == 4, "the answers to those beyond the share")
+        wait_for(lambda: len(waiting) == 4)
+        assert all(each.recv(12) == b"HTTP/1.1 503" for each in select.select(asked, [], [], 0.0)[0])
+        for _ in range(3):
+            answer = httpx2.post(f"{server.url}/api/v1/ingest", content=b"", headers={**BATCH, **BEARER})
+            assert answer.status_code == 422  # it was read
+        assert server.get("/healthz").startswith(b"HTTP/1.1 200")
+
+
+def test_the_idle_connection_of_an_owner_is_closed_after_those_of_others() -> None:
+    with served(max_connections=4) as server, ExitStack() as stack:
+        owner = HTTPConnection("127.0.0.1", server.port)
+        owner.auto_open = 0
+        owner.connect()
+        for _ in range(2):
+            owner.request("GET", "/api/v1/runs", headers=BEARER)
+            answer = owner.getresponse()
+            assert (answer.status, bool(answer.read())) == (200, True)
+            _half_open(server, stack, 12, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ")
+            assert server.get("/healthz").startswith(b"HTTP/1.1 200")
+        owner.close()
 
 
 def test_endless_headers_are_refused() -> None:

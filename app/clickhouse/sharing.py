@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -13,6 +14,7 @@ import numpy as np
 
 from hookcore.records import Command
 
+from ..runs.merging import changes, merged
 from .client import Shard
 from .tables import COMMANDS, PAGES, Table
 from .writing import block_of
@@ -41,53 +43,52 @@ def pages_of(shard: Shard, within_s: int | None = None, run: int | None = None) 
     return list(map(SharedPage, *about, map(json.loads, found.texts("content"))))
 
 
-def merged(before: Mapping[str, Any], mine: Mapping[str, Any], newest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the newest content with only the changes made here since `before`."""
-    content = dict(newest)
-    for name in {**before, **mine}:
-        old, new, theirs = (each.get(name) for each in (before, mine, newest))
-        if new == old and (name in mine) == (name in before):
-            continue
-        if isinstance(old, dict) and isinstance(new, dict) and isinstance(theirs, dict):
-            content[name] = merged(old, new, theirs)
-        elif name in mine:
-            content[name] = new
-        else:
-            content.pop(name, None)
-    return content
+class _Change(NamedTuple):
+    """An edit of this server: the version that it made, and what it changed."""
+
+    version: int
+    before: dict[str, Any]
+    after: dict[str, Any]
 
 
 @dataclass(slots=True)
 class History:
-    """What a server knows of the versions of one page, and the newest change that it wrote itself.
+    """What a server knows of the versions of one page, and the newest changes that it wrote itself.
 
-    Two servers that write at the same moment don't see each other's change, and the higher version counts. So each
-    version names those before it, and a server that doesn't find its own among them writes its change again.
+    Servers that write at the same moment don't see each other's changes, and the highest version counts. So each
+    version names those that it has, and a server that doesn't find all of its own among them writes these again. A
+    version may also be overtaken much later, by a third server, so a server remembers many of its own.
     """
 
     version: int = -1  # the newest that is known
-    _earlier: tuple[int, ...] = ()  # with this one
-    _written: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None  # before and after it, if it is an own one
+    _earlier: tuple[int, ...] = ()  # those that the content has, with this one
+    _own: deque[_Change] = field(default_factory=lambda: deque(maxlen=MAX_EARLIER))
 
     def follow(self, page: SharedPage) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Note a newer version. Return its content, and the same with the own change, if that was overtaken by it."""
+        """Note a newer version. Return its content, and the same with the own changes that it lacks."""
         content = {name: value for name, value in page.content.items() if name != EARLIER}
-        mended, said = content, page.content.get(EARLIER)  # an earlier release doesn't say it
-        if self._written is not None and isinstance(said, list) and self._is_overtaken(said):
-            mended = merged(*self._written, content)
-        self.version, self._written = page.version, None
-        self._earlier = (*(said if isinstance(said, list) else ()), page.version)
+        has = page.content.get(EARLIER)
+        if not isinstance(has, list):  # an earlier release doesn't say it
+            has = [each.version for each in self._own]
+        lacked = [each for each in self._own if _lacks(has, each.version)]
+        mended = content
+        for each in lacked:
+            mended = merged(each.before, each.after, mended, yields=True)
+        self.version = page.version
+        self._earlier = tuple(sorted({*has, page.version, *(each.version for each in lacked)}))[-MAX_EARLIER:]
         return content, mended
-
-    def _is_overtaken(self, earlier: Sequence[int]) -> bool:
-        is_known = len(earlier) < MAX_EARLIER or earlier[0] <= self.version  # the list is of the newest ones
-        return is_known and self.version not in earlier
 
     def write(self, shard: Shard, day: int, number: int, before: Mapping[str, Any], content: Mapping[str, Any]) -> None:
         """Save the next version of a page, which changes the content before."""
         version = max(time.time_ns(), self.version + 1)
-        save_page(shard, day, SharedPage(number, version, {**content, EARLIER: self._earlier[-MAX_EARLIER:]}))
-        self.version, self._earlier, self._written = version, (*self._earlier, version), (before, content)
+        save_page(shard, day, SharedPage(number, version, {**content, EARLIER: self._earlier}))
+        self.version, self._earlier = version, (*self._earlier, version)[-MAX_EARLIER:]
+        self._own.append(_Change(version, *changes(before, content)))
+
+
+def _lacks(earlier: Sequence[int], version: int) -> bool:
+    is_known = len(earlier) < MAX_EARLIER or earlier[0] <= version  # the list is of the newest ones
+    return is_known and version not in earlier
 
 
 def save_page(shard: Shard, day: int, page: SharedPage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,6 +17,7 @@ from starlette.types import Scope
 from hookcore.store import Store, TapList
 
 from ..runs import Changes, Run, Runs
+from ..serving.guard.places import Places
 from ..serving.guard.security import is_owner
 from ..settings import ServerSettings
 from .marks import Mark, mark_of, token_of
@@ -152,9 +153,8 @@ class Publisher:
     def __init__(self, runs: Runs, settings: ServerSettings) -> None:
         self.runs = runs
         self.settings = settings
-        self.clients = 0
         self.refused = 0
-        self._readers: Counter[str] = Counter()  # clients by the address of a reader; "" is the owner
+        self._places = Places(settings.max_clients)
         self.stopping = False
         self.shared = MessageCache()
         self.selections = TapCache()
@@ -168,26 +168,17 @@ class Publisher:
         `reader` is the address of a reader. An owner has none. A quarter of the places is reserved for owners, and one
         address of readers gets at most half of all.
         """
-        if self._is_full(reader):
+        if self.stopping or self._places.is_full(reader):
             self.refused += 1
             yield False
             return
-        self.clients += 1
-        self._readers[reader] += 1
-        try:
+        with self._places.hold(reader):
             yield True
-        finally:
-            self.clients -= 1
-            self._readers[reader] -= 1
-            if not self._readers[reader]:
-                del self._readers[reader]
 
-    def _is_full(self, reader: str) -> bool:
-        most = self.settings.max_clients
-        if self.stopping or self.clients >= most:
-            return True
-        readers = self.clients - self._readers[""]
-        return reader != "" and (readers >= most - most // 4 or self._readers[reader] >= max(1, most // 2))
+    @property
+    def clients(self) -> int:
+        """The number of connected clients."""
+        return self._places.taken
 
     def why_full(self) -> str:
         """Return the message for a client without a place."""

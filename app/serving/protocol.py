@@ -11,7 +11,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from ..settings import ServerSettings
 from .guard.headers import HEADERS
-from .guard.security import PEER
+from .guard.security import OWNER, PEER
 
 WRITE_S: Final = 10.0
 
@@ -176,11 +176,11 @@ class HttpProtocol(WriteDeadline, HttpToolsProtocol):
             self._answer(408, f"no complete request arrived within {self.settings.receive_s:g} s: connect again")
 
     def _evict(self) -> bool:
-        """Close the connection that has waited longest; return False if all are busy."""
+        """Close the connection that has waited longest, one of an owner last. Return False if all are busy."""
         waiting = [each for each in self.connections if isinstance(each, HttpProtocol) and each.may_be_evicted]
         if not waiting:
             return False
-        oldest = min(waiting, key=lambda each: each.since)
+        oldest = min(waiting, key=lambda each: (OWNER in each.app_state[PEER], each.since))
         self.connections.discard(cast(Any, oldest))
         oldest.transport.abort()
         return True

@@ -13,6 +13,7 @@ from hookcore.store import StepRange
 
 from ...runs.joint import JointRun
 from ...runs.limits import tamed
+from ...runs.merging import merged
 from ...runs.parts import End
 from ...runs.run import Run, follow_rules
 from ...runs.saved import apply_page, page_of
@@ -20,7 +21,7 @@ from ..client import Shard
 from ..names import day_of, number_of_run
 from ..reading import Listed, Mismatch
 from ..record import awaited_in
-from ..sharing import History, SharedPage, merged, newest_command, pages_of, save_commands
+from ..sharing import History, SharedPage, newest_command, pages_of, save_commands
 
 SIGNS_MISSED: Final = 2  # before the silence of a run counts
 PATIENCE: Final = 60  # looks for the rows of a frame, before they are lost; there is about one per second

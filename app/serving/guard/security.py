@@ -19,6 +19,7 @@ from hookcore.delivery.dashboard.trust import PROOF_PATH
 from ...settings import LOOPBACK, ServerSettings
 from .access import Access, Visitor, user_of
 from .headers import COMMON, ancestors_of, framed_headers, is_framed, with_headers
+from .places import Places
 from .refusal import SAFE_METHODS, RefusedError, refuse
 from .usage import Usage
 
@@ -32,6 +33,7 @@ STREAMS: Final = frozenset({"/api/v1/live", "/api/v1/socket"})
 WITHOUT_TOKEN: Final = frozenset({"/healthz", "/login", PROOF_PATH})
 UNNOTICED: Final = frozenset({"/healthz", "/readyz", "/metrics", PROOF_PATH})  # don't count as use
 PEER: Final = "hookcore_peer"
+OWNER: Final = "owner"  # a fact about a peer
 FORM_TYPES: Final = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
 ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(:\d{1,5})?")
@@ -48,6 +50,7 @@ class Guard:
         self._hosts = allowed_hosts(settings)
         self._ancestors = ancestors_of(settings)
         self._framed_headers = framed_headers(self._ancestors)
+        self._places = Places(settings.max_connections)  # of requests that are being answered, without streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it."""
@@ -57,22 +60,34 @@ class Guard:
         _place(scope)
         path = path_of(scope)
         try:
-            scope["hookcore"] = self._judge(scope, path)
+            scope["hookcore"] = visitor = self._judge(scope, path)
+            reader = self._reader_of(scope, visitor)
+            if path not in STREAMS and visitor is not None and self._places.is_full(reader):
+                raise RefusedError(503, "too many requests of readers are being answered: try again in a moment")
         except RefusedError as refusal:
             await refuse(scope, send, refusal)
             return
         if path == INGEST:
             self._usage.note_trainer()
         counted = nullcontext() if path == INGEST or path in UNNOTICED else self._usage.reading()
+        placed = nullcontext() if path in STREAMS else self._places.hold(reader)
         if path in STREAMS:
             send = _while_logged_in(send, scope, self._access)
-        with counted:
+        with counted, placed:
             if scope["type"] == "websocket":
                 await self.app(scope, receive, send)
             else:
                 limit = self._settings.max_body if path == INGEST else MAX_BODY
                 headers = self._framed_headers if is_framed(scope) else COMMON
                 await self.app(scope, _bounded(receive, limit), with_headers(send, headers))
+
+    @staticmethod
+    def _reader_of(scope: Scope, visitor: Visitor | None) -> str:
+        """Return the address of a reader. An owner has none, and an owner's connection is closed last."""
+        if visitor is None or visitor.role != "owner":
+            return str((scope.get("client") or ("somewhere",))[0])
+        scope.get("state", {}).get(PEER, {})[OWNER] = 1
+        return ""
 
     def _judge(self, scope: Scope, path: str) -> Visitor | None:
         _check_size(scope)
