@@ -182,8 +182,8 @@ def test_several_edits_of_two_servers_at_the_same_moment_are_all_kept(
         blind.setattr(entry, "pages_of", lambda *of, **which: [])
         for step in range(8):
             world = (one, two)[step % 2]
-            given = {"step": step, "text": f"at {step}"}
-            assert world.client.put("/api/v1/annotations?run=run", json=given).is_success
+            given = {"run": "run", "step": step, "text": f"at {step}"}
+            assert world.client.post("/api/v1/annotations", json=given).is_success
             assert world.client.patch("/api/v1/runs/run", json={"archived": False}).is_success  # changes nothing
     look(one, two, one, two)
     for world in (one, two):

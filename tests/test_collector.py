@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from starlette.testclient import TestClient
 
 from hookcore.delivery.http import Address, HttpSink
+from hookcore.errors import ArgumentError
 from hookcore.records import STATS, Command, ModuleRecord, Tap
 from hookcore.records.wire import (
     Answer,
@@ -30,6 +32,7 @@ from hookcore.records.wire import (
     Description,
     EndItem,
     decode_answer,
+    decode_batch,
     encode,
     frame_item,
 )
@@ -42,7 +45,7 @@ from hookcore_app.collector.feed import Feed
 from hookcore_app.collector.lanes import Lanes
 from hookcore_app.collector.service import create_collector
 from hookcore_app.collector.spool import Spool, SpoolError
-from hookcore_app.collector.spoolfile import Record
+from hookcore_app.collector.spoolfile import UNSEALED, Record, Segment
 from hookcore_app.settings import CollectorSettings, ServerSettings
 from tests.receiver import Receiver, a_frame, a_run, serving
 from tests.serving import BATCH, TOKEN, make_batch
@@ -123,8 +126,12 @@ def test_a_damaged_end_is_removed_and_counted(tmp_path: Path) -> None:
     assert path.stat().st_size == 5 * RECORD
 
 
-def test_a_spool_without_header_checksums_is_read(tmp_path: Path) -> None:
-    _filled(tmp_path, segment=10**6).close()
+def test_a_spool_of_an_earlier_release_without_header_checksums_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("hookcore_app.collector.spool._seal_of", lambda _folder: UNSEALED)
+        _filled(tmp_path, segment=10**6).close()
     (path,) = tmp_path.glob("*.spool")
     for record in range(5):
         for byte in (14, 15):
@@ -133,6 +140,125 @@ def test_a_spool_without_header_checksums_is_read(tmp_path: Path) -> None:
     again = Spool(tmp_path, 10**6, NEVER_S, 10**6)
     assert [record.first for record in again.recover()] == [0, 2, 3, 4]
     assert again.damaged == 1
+    again.append("run", 5, 5, 1, b"sealed")
+    assert len(list(tmp_path.glob("*.spool"))) == 2  # a file has records of one kind
+    later = Spool(tmp_path, 10**6, NEVER_S, 10**6)
+    assert [record.first for record in later.recover()] == [0, 2, 3, 4, 5]
+
+
+def test_no_payload_is_taken_for_a_record_after_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forged = UNSEALED.head_of("other", 777, 777, 1, 4, UNSEALED.checksum_of("other", b"fake")) + b"fake"
+    spool = Spool(tmp_path, 10**7, NEVER_S, 10**7)
+    for number, payload in enumerate((b"first", forged * 1000 + UNSEALED.mark * 200_000, b"last")):
+        spool.append("run", number, number, 1, payload)
+    spool.close()
+    (path,) = tmp_path.glob("*.spool")
+    _change(path, 36 + len("run") + len(b"first") + 12, lambda byte: byte ^ 255)
+    looked = []
+    record_at = Segment.record_at
+    monkeypatch.setattr(Segment, "record_at", lambda *given: looked.append(1) or record_at(*given))
+    again = Spool(tmp_path, 10**7, NEVER_S, 10**7)
+    assert [(record.run, record.first) for record in again.recover()] == [("run", 0), ("run", 2)]
+    assert again.damaged == 1
+    assert len(looked) < 10  # or a trainer could keep a collector from starting
+
+
+@pytest.mark.parametrize("put", ["link", "other name", "pipe", "folder"])
+def test_what_is_not_a_plain_file_of_the_spool_is_neither_read_nor_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, put: str
+) -> None:
+    folder, victim = tmp_path / "spool", tmp_path / "victim"
+    folder.mkdir()
+    victim.write_bytes(b"precious")
+    for number in (0, 1):
+        path = folder / f"{number:012d}.spool"
+        if put == "link":
+            path.symlink_to(victim)
+        elif put == "other name" and not number:
+            os.link(victim, path)
+        elif put == "pipe":
+            os.mkfifo(path)
+        else:
+            path.mkdir()
+    spool = Spool(folder, 10**6, NEVER_S)
+    assert list(spool.recover()) == []
+    assert spool.damaged == 2
+    assert "000000000000.spool can't be read" in caplog.text
+    spool.append("run", 0, 0, 1, b"payload")
+    spool.close()
+    assert (folder / "000000000002.spool").is_file()
+    assert victim.read_bytes() == b"precious"
+
+
+def test_a_head_is_only_of_the_run_that_its_file_is_named_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lanes = Lanes(tmp_path / "spool", 10**7, NEVER_S)
+    for run in ("aa", "bb"):
+        batch = make_batch(a_run(run), range(4))
+        lanes.take(batch, encode(batch))
+    lanes.close()
+    heads = tmp_path / "spool"
+    (heads / "bb.head").write_bytes((heads / "aa.head").read_bytes())
+    outside = msgspec.structs.replace(decode_batch((heads / "aa.head").read_bytes()), run=a_run("../outside"))
+    (heads / "cc.head").write_bytes(encode(outside))
+    again = Lanes(heads, 10**7, NEVER_S)
+    assert [(lane.info.id, lane.waiting) for lane in again.all()] == [("aa", 4)]
+    assert again.dropped == {"spool-damaged": 4}
+    assert "bb.head can't be read (it is about a run of another name, 'aa')" in caplog.text
+    again.close()
+    assert not list(tmp_path.glob("*.head"))
+
+
+def test_the_descriptions_of_runs_are_counted_and_limited(tmp_path: Path) -> None:
+    lanes = Lanes(tmp_path / "spool", 10**6, NEVER_S)
+    taken, why = 0, ""
+    while not why:
+        batch = make_batch(a_run(f"run-{taken}"), [0])
+        modules = tuple(ModuleRecord(f"layer.{index}" * 20, "Linear", "", 0, 0) for index in range(200))
+        try:
+            lanes.take(msgspec.structs.replace(batch, description=Description(0, modules)), b"payload")
+            taken += 1
+        except SpoolError as error:
+            why = str(error)
+    assert "--spool-limit" in why
+    assert 2 < taken < 20
+    written = sum(path.stat().st_size for path in (tmp_path / "spool").glob("*.head"))
+    assert lanes.spool.heads_nbytes == written < 500_000
+    lanes.close()
+    again = Lanes(tmp_path / "spool", 10**6, NEVER_S)
+    assert again.spool.heads_nbytes >= written - taken * 100
+    for lane in again.all():
+        lane.forget()
+    assert again.spool.heads_nbytes == 0
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["key", "id"])
+def test_a_damaged_secret_of_a_spool_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"short")
+    with pytest.raises(ArgumentError, match=f"{name} is damaged"):
+        Cuts(tmp_path) if name == "id" else Spool(tmp_path, 10**6, NEVER_S)
+
+
+@pytest.mark.parametrize("note", [b"{", b"[]", b"\xff", b"[" * 100_000, None])
+def test_a_damaged_note_of_a_segment_is_set_aside_and_the_others_are_repeated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, note: bytes | None
+) -> None:
+    cuts = Cuts(tmp_path)
+    sound = [cuts.cut(0, 1, [Share("run", 0, 0, 1, -1, ((number, number),), number)]) for number in range(2)]
+    path = tmp_path / "000000009000.cut"
+    if note is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(note)
+    again = Cuts(tmp_path)
+    assert again.unfinished() == sound
+    assert f"{path} can't be read" in caplog.text
+    assert again.cut(0, 1, []).number == 9001
+    later = Cuts(tmp_path)
+    assert [cut.number for cut in later.unfinished()] == [0, 1, 9001]
+    assert later.cut(0, 1, []).number == 9002
 
 
 def _change(path: Path, at: int, how: Callable[[int], int]) -> None:

@@ -84,6 +84,24 @@ def test_a_trainer_accepts_commands_after_a_server_whose_clock_was_ahead(world: 
     assert world.take(make_batch(INFO, [], first=False, commands_done=done + 3)).commands == tuple(asked[3:])
 
 
+def test_a_trainer_that_repeats_what_a_killed_server_had_accepts_commands_whatever_the_clock(world: World) -> None:
+    done = int(time.time() * 1000) + 2 * 3600 * 1000
+    world.take(make_batch(INFO, [], commands_done=done, retained=7))
+    run = world.runs.get("one")
+    assert run is not None
+    asked = run.ask("settings", changes={"every": 5})
+    assert asked.number == done + 1
+    assert world.take(make_batch(INFO, [], commands_done=done)).commands == (asked,)
+
+
+def test_reasons_that_a_trainer_makes_up_are_one_in_the_metrics(world: World) -> None:
+    dropped = {"queue-full": 1, "spool-full": 2, **{f"{'x' * 900} {number}": 1 for number in range(90)}}
+    world.take(make_batch(INFO, [], counters=wire.DeliveryCounters(produced=200, dropped=dropped)))
+    text = world.client.get("/metrics").text
+    found = re.findall(r'hookcore_run_unsent_total\{run="one",reason="([^"]*)"\} (\d+)', text)
+    assert found == [("queue-full", "1"), ("spool-full", "2"), ("other", "90")]
+
+
 def test_unfetched_commands_are_dropped_oldest_first_and_counted(world: World) -> None:
     world.take(make_batch(INFO, []))
     run = world.runs.get("one")

@@ -61,6 +61,45 @@ def state_of(folder: Path) -> str:
         return "not there yet"
 
 
+def test_no_other_user_can_write_to_the_files_of_a_server_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        world = make_world(keep=str(tmp_path / "new" / "runs"))
+        world.take(batch(INFO, range(3), first=True))
+        world.client.put("/api/v1/views", json={"name": "mine", "query": "sort=loss"})
+        world.client.patch("/api/v1/runs/run-1", json={"tags": ["early"]})
+        stop(world)
+    finally:
+        os.umask(before)
+    found = [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o022 and path.parent.stat().st_mode & 0o011]
+    assert found == []
+
+
+def test_two_servers_over_one_folder_keep_the_edits_of_both(tmp_path: Path) -> None:
+    first = make_world(keep=str(tmp_path))
+    first.take(batch(INFO, range(3), first=True))
+    first.client.patch("/api/v1/runs/run-1", json={"tags": ["early"]})
+    wait_for(lambda: list(tmp_path.glob("*.hookcore/run.json")))
+    second = make_world(keep=str(tmp_path))
+    wait_for(lambda: second.runs.get("run-1") is not None)
+    for step in range(6):
+        for number, world in enumerate((first, second)):
+            given = {"run": "run-1", "step": 2 * step + number, "text": f"by {number}"}
+            assert world.client.post("/api/v1/annotations", json=given).is_success
+    for world, edit in ((first, {"name": "renamed"}), (second, {"tags": ["early", "late"]}), (first, {"notes": "n"})):
+        assert world.client.patch("/api/v1/runs/run-1", json=edit).is_success
+    stop(first)
+    stop(second)
+    third = make_world(keep=str(tmp_path))
+    wait_for(lambda: third.runs.get("run-1") is not None)
+    for world in (first, third):
+        run = world.runs.get("run-1")
+        assert run is not None
+        assert sorted(run.edits.annotations) == [*range(12)]
+        assert (run.name, run.edits.tags, run.edits.notes) == ("renamed", ("early", "late"), "n")
+    stop(third)
+
+
 def test_a_server_saves_its_runs_and_shows_them_after_a_restart(tmp_path: Path) -> None:
     settings = ServerSettings(keep=str(tmp_path))
     runs = Runs(settings)

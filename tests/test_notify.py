@@ -407,6 +407,8 @@ def test_concurrent_test_messages_and_those_without_targets_are_refused(hook: We
     world: World = make_world(notify=(hook.url,))
     told: Notifier = world.app.state.notifications.notifier
     with told._testing:
+        refused = world.client.post("/api/v1/notifications/test", json={"targets": ["x"]})
+        assert (refused.status_code, "reads no body" in refused.text) == (422, True)
         answer = world.client.post("/api/v1/notifications/test", headers={"origin": "http://127.0.0.1:8642"})
     assert (answer.status_code, hook.messages) == (409, [])
     world = make_world()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,6 +161,26 @@ def test_a_rule_that_calls_exit_ends_neither_the_thread_nor_the_training() -> No
     store = play(runner(lambda given: sys.exit("too large"), large), [50.0] * 4)
     assert events(store, "own-rule-failed") == ["the rule mine raised SystemExit: too large"]
     assert [each.rule for each in store.incidents()] == ["own-large"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, BaseException])
+def test_a_rule_that_raises_anything_is_switched_off_like_others(kind: type[BaseException]) -> None:
+    def odd(given: FrameView) -> None:
+        raise kind("no")
+
+    with ThreadPoolExecutor(1) as thread:  # as in a server and in a recorder
+        store = thread.submit(play, runner(odd, large), [50.0] * 4).result()
+    assert events(store, "own-rule-failed") == [f"the rule odd raised {kind.__name__}: no"]
+    assert len(events(store, "own-rule-off")) == 1
+    assert [each.rule for each in store.incidents()] == ["own-large"]
+
+
+def test_ctrl_c_in_a_rule_still_interrupts_the_script() -> None:
+    def slow(given: FrameView) -> None:
+        raise KeyboardInterrupt  # as a signal does, in the main thread only
+
+    with pytest.raises(KeyboardInterrupt):
+        play(runner(slow), [1.0])
 
 
 def test_a_rule_that_raises_occasionally_continues() -> None:

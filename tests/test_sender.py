@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -521,6 +522,44 @@ def test_a_server_that_is_back_after_a_long_time_is_asked_again_soon() -> None:
     for _ in range(20):
         found.fail(0.0, retries.MAX_PAUSE_S, is_absent=False)
     assert found.failures == 21, "pauses grow again"
+
+
+def test_a_local_server_that_dies_while_it_answers_is_asked_again_within_a_second(
+    receiver: Receiver, sink: HttpSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest: list[float] = []
+    fail = retries.Retries.fail
+
+    def failed(self: retries.Retries, at_least_s: float, longest_s: float, is_absent: bool) -> bool:
+        longest.append(longest_s)
+        return fail(self, at_least_s, longest_s, is_absent)
+
+    monkeypatch.setattr(retries.Retries, "fail", failed)
+    _send(sink, range(3))
+    with _hanging_up() as url:
+        sink.start(Address(url))
+        wait_for(lambda: len(longest) > 4)
+    assert set(longest) <= {retries.MAX_PAUSE_HERE_S}
+
+
+@contextlib.contextmanager
+def _hanging_up() -> Iterator[str]:
+    """Serve a port that takes each request and ends the connection without an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listening.accept()
+                    with connection:
+                        connection.recv(100)
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with contextlib.suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)
+    thread.join()
 
 
 def test_unsent_items_are_reported_even_if_the_sender_thread_is_gone(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final, get_args
 
 from fastapi import APIRouter, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
+from hookcore.delivery.http.outbox import Reason
+
 from ..live import Publisher, publisher_of
 from ..runs import STATES, JointRun, Run
 from .metrics import Metric, exposition
 
+REASONS: Final = frozenset({*get_args(Reason), "spool-full", "spool-damaged"})  # of trainers and collectors
 router = APIRouter()
 
 
@@ -67,7 +70,7 @@ def _of_server(state: Any, live: Publisher) -> Iterator[Metric]:
 def _of_runs(runs: list[Run]) -> Iterator[Metric]:
     usages = [(run, run.store.usage()) for run in runs]
     dropped = [({"run": run.id, "reason": why}, n) for run, usage in usages for why, n in usage.dropped.items()]
-    unsent = [({"run": run.id, "reason": why}, n) for run in runs for why, n in run.received.counters.dropped.items()]
+    unsent = [({"run": run.id, "reason": why}, n) for run in runs for why, n in _unsent(run).items()]
     steps = [(run, run.store.steps()) for run in runs]
     named = [({"run": run.id, "name": run.name, "state": run.state}, 1.0) for run in runs]
     yield Metric("run_info", "gauge", "Each run, its name and state.", named)
@@ -85,3 +88,11 @@ def _of_runs(runs: list[Run]) -> Iterator[Metric]:
     yield Metric(
         "run_memory_bytes", "gauge", "Bytes of a run.", [({"run": run.id}, usage.nbytes) for run, usage in usages]
     )
+
+
+def _unsent(run: Run) -> Counter[str]:
+    """Return what a trainer and its collector dropped, by known reasons: trainers can say any."""
+    found: Counter[str] = Counter()
+    for why, count in run.received.counters.dropped.items():
+        found[why if why in REASONS else "other"] += count
+    return found

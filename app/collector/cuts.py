@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -11,14 +13,21 @@ from typing import Final
 
 import msgspec
 
+from hookcore.delivery.dashboard.foreign import read_regular
 from hookcore.delivery.dashboard.whole import whole_file
-from hookcore.errors import HookcoreError
+from hookcore.errors import ArgumentError, HookcoreError
+
+logger = logging.getLogger("hookcore")
 
 ID_FILE: Final = "id"
 OPEN: Final = ".cut"  # may not be inserted completely
 DONE: Final = ".inserted"  # the newest one stays, for its number
+DAMAGED: Final = ".damaged"  # can't be read
 SPARE: Final = "spare"  # room for a note that was taken before the disk was full
 SPARE_BYTES: Final = 64 * 2**10
+MAX_NOTE_BYTES: Final = 64 * 2**20
+ID_BYTES: Final = 16
+_ID: Final = re.compile(r"[0-9a-f]{32}")
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -53,15 +62,23 @@ class Cuts:
         self.folder = folder
         self.id = self._own_id()
         self._take_spare()
-        self._next = 1 + max((_number_of(path) for path in (*self._all(OPEN), *self._all(DONE))), default=-1)
+        known = (path for ending in (OPEN, DONE, DAMAGED) for path in self._all(ending))
+        self._next = 1 + max(map(_number_of, known), default=-1)
 
     def _own_id(self) -> str:
         path = self.folder / ID_FILE
-        if path.exists():
-            return path.read_text()
-        with whole_file(path) as file:
-            file.write(secrets.token_hex(16).encode())
-        return path.read_text()
+        if not os.path.lexists(path):
+            with whole_file(path) as file:
+                file.write(secrets.token_hex(ID_BYTES).encode())
+        try:
+            found = read_regular(path, 2 * ID_BYTES).decode()
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"{path} can't be read: {error}; give another folder") from None
+        if not _ID.fullmatch(found):
+            raise ArgumentError(
+                f"{path} is damaged, so ClickHouse can't tell whose segments these are: give another folder"
+            )
+        return found
 
     @property
     def _spare(self) -> Path:
@@ -77,8 +94,23 @@ class Cuts:
         return sorted(path for path in self.folder.glob(f"*{ending}") if path.stem.isdigit())
 
     def unfinished(self) -> list[Cut]:
-        """Return the segments of an earlier process that may not be inserted, oldest first."""
-        return [msgspec.json.decode(path.read_bytes(), type=Cut) for path in self._all(OPEN)]
+        """Return the segments of an earlier process that may not be inserted, oldest first.
+
+        A note that can't be read is set aside. Its items are in the spool and become part of other segments.
+        """
+        found = []
+        for path in self._all(OPEN):
+            try:
+                found.append(msgspec.json.decode(read_regular(path, MAX_NOTE_BYTES), type=Cut))
+            except (OSError, ValueError, RecursionError) as error:
+                os.replace(path, path.with_suffix(DAMAGED))
+                logger.warning(
+                    "hookcore: %s can't be read (%s). Its frames are inserted again; of those that an earlier process "
+                    "had inserted in part, values may be missing or counted twice",
+                    path,
+                    error,
+                )
+        return found
 
     def cut(self, shard: int, day: int, shares: Sequence[Share]) -> Cut:
         """Note a new segment. Raises CutError if the disk takes nothing more."""

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from hookcore.delivery.dashboard.foreign import read_regular
 from hookcore.delivery.dashboard.whole import whole_file
 from hookcore.errors import WireError
 from hookcore.records import Command, Tap
@@ -30,7 +31,7 @@ from hookcore.records.wire import (
 )
 
 from .pauses import Pause
-from .spool import Spool, SpoolError
+from .spool import MAX_HEADS_BYTES, Spool, SpoolError
 from .spoolfile import Record
 
 PARCEL_BYTES: Final = 8_000_000
@@ -69,6 +70,7 @@ class Lane:
     trouble: str = ""
     _pause: Pause = field(init=False)  # until the next attempt to send
     _is_gone: bool = False  # forgotten: a batch that comes now needs another lane
+    _head_bytes: int = 0  # of the file with its taps and description
     lock: threading.RLock = field(default_factory=threading.RLock)
     _waiting: deque[Record] = field(default_factory=deque)
     # the server has them, but would lose them if it were killed
@@ -137,11 +139,13 @@ class Lane:
         )
 
     def _write_head(self, taps: tuple[Tap, ...], description: Description | None) -> None:
-        head = Batch(run=self.info, taps=taps, description=description, retained=self.acknowledged)
+        head = encode(Batch(run=self.info, taps=taps, description=description, retained=self.acknowledged))
+        self.spool.count_head(self._head_bytes, len(head))
+        self._head_bytes = len(head)
         try:
             with whole_file(self._head_path) as file:
                 os.chmod(file.fileno(), 0o600)  # it contains the trainer's key
-                file.write(encode(head))
+                file.write(head)
         except OSError as error:
             raise SpoolError(f"can't write {self._head_path}: {error}") from None
 
@@ -154,8 +158,14 @@ class Lane:
     @classmethod
     def read(cls, path: Path, spool: Spool, clock: Callable[[], float]) -> Lane:
         """Return the lane of an earlier process. Raises WireError or OSError if its head can't be read."""
-        head = decode_batch(path.read_bytes())
-        return cls(head.run, spool, clock, taps=head.taps, description=head.description, acknowledged=head.retained)
+        data = read_regular(path, MAX_HEADS_BYTES)
+        head = decode_batch(data)
+        if path.name != f"{head.run.id}{HEAD}":
+            raise WireError(f"it is about a run of another name, {head.run.id[:80]!r}")
+        spool.heads_nbytes += len(data)  # even if it is too much now
+        lane = cls(head.run, spool, clock, taps=head.taps, description=head.description, acknowledged=head.retained)
+        lane._head_bytes = len(data)
+        return lane
 
     def restore(self, records: Sequence[Record]) -> None:
         """Take the records that an earlier process left."""
@@ -186,6 +196,8 @@ class Lane:
         """Remove the files of a run whose data the server has."""
         with self.lock, suppress(OSError):
             self._is_gone = True
+            self.spool.count_head(self._head_bytes, 0)
+            self._head_bytes = 0
             self._head_path.unlink()
 
     # -- to ClickHouse ----------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def _metrics_of(state: Any) -> Iterator[Metric]:
         [({}, sum(bool(lane.trouble) for lane in all_lanes))],
     )
     yield from intake.metrics()
-    yield Metric("spool_bytes", "gauge", "Bytes in the spool.", [({}, lanes.spool.nbytes)])
+    yield Metric("spool_bytes", "gauge", "Bytes in the spool.", [({}, lanes.spool.nbytes + lanes.spool.heads_nbytes)])
     yield Metric("spool_limit_bytes", "gauge", "Maximum bytes in the spool.", [({}, lanes.spool.limit_bytes)])
     yield Metric("spool_sync_errors_total", "counter", "Failed syncs of the spool.", [({}, lanes.spool.sync_errors)])
     yield Metric("spool_damaged_total", "counter", "Unreadable places in the spool.", [({}, lanes.spool.damaged)])

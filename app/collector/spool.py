@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import re
+import secrets
 import shutil
 import threading
 from collections import deque
@@ -18,14 +19,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from hookcore.errors import HookcoreError
+from hookcore.delivery.dashboard.foreign import read_regular
+from hookcore.delivery.dashboard.whole import whole_file
+from hookcore.errors import ArgumentError, HookcoreError
 
-from .spoolfile import Record, Segment, checksum_of, head_of
+from .spoolfile import SEAL_BYTES, UNSEALED, Record, Seal, Segment
 
 logger = logging.getLogger("hookcore")
 
 SEGMENT_BYTES: Final = 64 * 2**20
 _SMALL: Final = 2**20
+KEY_FILE: Final = "key"
+HEADS_SHARE: Final = 2  # the heads of runs may take this part of the spool,
+MAX_HEADS_BYTES: Final = 2**29  # and of the memory, where their contents are, too
 _NAME: Final = re.compile(r"(\d{12})\.spool")
 
 
@@ -39,7 +45,8 @@ class Spool:
     def __init__(self, folder: Path, limit_bytes: int, sync_s: float = 1.0, segment_bytes: int = 0) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
-        self.nbytes = 0
+        self.nbytes = 0  # of the records
+        self.heads_nbytes = 0  # of the files that say what the runs are
         self.damaged = 0  # places where no record could be found
         self.sync_errors = 0  # attempts to reach the disk that failed
         self.gone: deque[Record] = deque()  # records that were dropped to make room; their owners take them
@@ -47,6 +54,7 @@ class Spool:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         room = min(limit_bytes, shutil.disk_usage(folder).free)  # a segment gives its room back as a whole
         self._segment_bytes = segment_bytes or min(SEGMENT_BYTES, max(2**16, room // 16))
+        self._seal = _seal_of(folder)
         self._segments: dict[int, Segment] = {}
         self._unsynced: set[int] = set()
         self._lock = threading.RLock()
@@ -59,8 +67,8 @@ class Spool:
 
     def append(self, run: str, first: int, last: int, count: int, payload: bytes | bytearray) -> Record:
         """Write a record. Raises SpoolError if the disk takes nothing more; then nothing was written."""
-        checksum = checksum_of(run, payload)
-        head = head_of(run, first, last, count, len(payload), checksum)
+        checksum = self._seal.checksum_of(run, payload)
+        head = self._seal.head_of(run, first, last, count, len(payload), checksum)
         size = len(head) + len(payload)
         with self._lock:
             segment = self._current(size)
@@ -85,18 +93,33 @@ class Spool:
 
     def _current(self, size: int) -> Segment:
         newest = self._segments[max(self._segments)] if self._segments else None
-        if newest is None or newest.nbytes + size > self._segment_bytes:
-            newest = self._open(max(self._segments, default=-1) + 1)
+        if newest is None or newest.nbytes + size > self._segment_bytes or newest.seal != self._seal:
+            newest = self._new_segment()
         return newest
 
-    def _open(self, number: int) -> Segment:
-        path = self.folder / f"{number:012d}.spool"
-        try:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise SpoolError(f"can't write to {path}: {error}") from None
-        self._segments[number] = segment = Segment(number, path, file)
-        return segment
+    def _new_segment(self) -> Segment:
+        number = max(self._segments, default=-1)
+        while True:
+            number += 1
+            path = self.folder / f"{number:012d}.spool"
+            try:
+                self._segments[number] = segment = Segment.new(number, path, self._seal)
+            except FileExistsError:
+                continue  # something else that was found at the start
+            except OSError as error:
+                raise SpoolError(f"can't write to {path}: {error}") from None
+            return segment
+
+    def count_head(self, before: int, after: int) -> None:
+        """Count the head of a run in place of an earlier one. Raises SpoolError if it doesn't fit."""
+        with self._lock:
+            most = min(self.limit_bytes // HEADS_SHARE, MAX_HEADS_BYTES)
+            if after > before and self.heads_nbytes - before + after > most:
+                raise SpoolError(
+                    f"the descriptions of all runs would take more than {most} bytes of this collector's spool: raise "
+                    f"--spool-limit, or start another collector"
+                )
+            self.heads_nbytes += after - before
 
     def _make_room(self) -> None:
         """Remove unneeded segments, then the oldest ones while there is too much."""
@@ -105,7 +128,7 @@ class Spool:
             if number != newest and not self._segments[number].records:
                 self._remove(number)
         for number in sorted(self._segments):
-            if self.nbytes <= self.limit_bytes or number == newest:
+            if self.nbytes + self.heads_nbytes <= self.limit_bytes or number == newest:
                 break
             self.gone += sorted(self._segments[number].records, key=lambda record: record.offset)
             self._remove(number)
@@ -165,7 +188,7 @@ class Spool:
                 data = record.payload()
             except OSError as error:
                 raise SpoolError(f"can't read {record.segment.path}: {error}") from None
-        if checksum_of(record.run, data) != record.checksum:
+        if record.segment.seal.checksum_of(record.run, data) != record.checksum:
             raise SpoolError(f"{record.segment.path} is damaged at byte {record.offset}")
         return data
 
@@ -173,8 +196,16 @@ class Spool:
         """Yield the records of an earlier process, oldest first. What it wrote only in part at its end is removed."""
         for path in sorted(self.folder.iterdir()):
             found = _NAME.fullmatch(path.name)
-            if found is not None:
-                yield from self._records_in(self._open(int(found[1])))
+            if found is None:
+                continue
+            try:
+                segment = Segment.found(int(found[1]), path, self._seal)
+            except OSError as error:
+                self.damaged += 1
+                logger.warning("hookcore: %s can't be read, so its items are lost: %s", path, error)
+                continue
+            self._segments[segment.number] = segment
+            yield from self._records_in(segment)
 
     def _records_in(self, segment: Segment) -> Iterator[Record]:
         at, size = 0, os.fstat(segment.file).st_size
@@ -196,8 +227,7 @@ class Spool:
 
     def _report(self, segment: Segment, begin: int, end: int, size: int) -> None:
         """Report unreadable records. A record that a killed process wrote in part was never acknowledged: no damage."""
-        head = segment.head_at(begin)
-        if end == size and (head is None or head.is_right):
+        if end == size and segment.may_be_unfinished(begin):
             logger.warning("hookcore: removed the last %d bytes of %s, an unfinished record", end - begin, segment.path)
             return
         self.damaged += 1
@@ -208,3 +238,23 @@ class Spool:
             begin,
             end - 1,
         )
+
+
+def _seal_of(folder: Path) -> Seal:
+    """Return the seal of a spool, which the first collector with this folder makes."""
+    path = folder / KEY_FILE
+    try:
+        if not os.path.lexists(path):
+            with whole_file(path) as file:
+                os.chmod(file.fileno(), 0o600)
+                file.write(secrets.token_bytes(SEAL_BYTES))
+    except OSError as error:  # a full disk must be able to empty itself
+        logger.warning("hookcore: can't write %s, so records have no secret checksums: %s", path, error)
+        return UNSEALED
+    try:
+        secret = read_regular(path, SEAL_BYTES)
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be read: {error}; give another folder") from None
+    if len(secret) != SEAL_BYTES:
+        raise ArgumentError(f"{path} is damaged, so nothing in this spool can be read: give another folder")
+    return Seal.of(secret)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -10,7 +11,49 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 _HEAD: Final = struct.Struct("<4sIIHHQQI")
-_MARK: Final = b"hcs1"
+_UNSEALED: Final = b"hcs1"
+_PLAIN: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # no links, and no waiting for the writer of a pipe
+SEAL_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What the records of a spool begin with, and where their checksums start.
+
+    It is a secret of the spool: after damage, records are searched for among all bytes, and no trainer can write a
+    tensor that looks like a record of another run.
+    """
+
+    mark: bytes
+    start: int
+
+    @classmethod
+    def of(cls, secret: bytes) -> Seal:
+        """Return the seal of a spool. Its mark differs from the one without a secret."""
+        first = secret[0] | 0x80
+        return cls(bytes([first]) + secret[1:4], int.from_bytes(secret[4:8], "little"))
+
+    def checksum_of(self, run: str, payload: bytes | bytearray) -> int:
+        """Return the checksum of a record's name and payload."""
+        return zlib.crc32(payload, zlib.crc32(run.encode(), self.start))
+
+    def head_of(self, run: str, first: int, last: int, count: int, size: int, checksum: int) -> bytes:
+        """Return what stands before a payload of this size."""
+        name = run.encode()
+        head = _Head(self.mark, size, checksum, len(name), 0, first, last, count)
+        return _HEAD.pack(*head._replace(check=self.check_of(head))) + name
+
+    def check_of(self, head: _Head) -> int:
+        """Return the checksum of a head."""
+        return zlib.crc32(_HEAD.pack(*head._replace(check=0)), self.start) & 0xFFFF or 1
+
+    def fits(self, head: _Head) -> bool:
+        """Return whether a head is undamaged."""
+        checks = (0, self.check_of(head)) if self == UNSEALED else (self.check_of(head),)
+        return head.mark == self.mark and head.check in checks
+
+
+UNSEALED: Final = Seal(_UNSEALED, 0)  # of spools of before 2026-11-29
 
 
 class _Head(NamedTuple):
@@ -24,25 +67,6 @@ class _Head(NamedTuple):
     first: int
     last: int
     items: int
-
-    @property
-    def is_right(self) -> bool:
-        return self.mark == _MARK and self.check in (0, self.checked().check)
-
-    def checked(self) -> _Head:
-        """Return the head with its check."""
-        return self._replace(check=zlib.crc32(_HEAD.pack(*self._replace(check=0))) & 0xFFFF or 1)
-
-
-def head_of(run: str, first: int, last: int, count: int, size: int, checksum: int) -> bytes:
-    """Return what stands before a payload of this size."""
-    name = run.encode()
-    return _HEAD.pack(*_Head(_MARK, size, checksum, len(name), 0, first, last, count).checked()) + name
-
-
-def checksum_of(run: str, payload: bytes | bytearray) -> int:
-    """Return the checksum of a record's name and payload."""
-    return zlib.crc32(payload, zlib.crc32(run.encode()))
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +93,25 @@ class Segment:
 
     number: int
     path: Path
-    file: int = -1
+    file: int
+    seal: Seal
     nbytes: int = 0
     records: set[Record] = field(default_factory=set)  # that are still needed
+
+    @classmethod
+    def found(cls, number: int, path: Path, seal: Seal) -> Segment:
+        """Open a segment of an earlier process. Raises OSError for anything but a plain file."""
+        file = os.open(path, os.O_RDWR | os.O_APPEND | _PLAIN)
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode) or about.st_nlink > 1:
+            os.close(file)
+            raise OSError(f"{path.name} is not a plain file with one name")
+        return cls(number, path, file, UNSEALED if os.pread(file, 4, 0) == _UNSEALED else seal)
+
+    @classmethod
+    def new(cls, number: int, path: Path, seal: Seal) -> Segment:
+        """Create a segment. Raises FileExistsError if something has this name."""
+        return cls(number, path, os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | _PLAIN, 0o600), seal)
 
     def close(self) -> None:
         if self.file >= 0:
@@ -90,10 +130,15 @@ class Segment:
         data = os.pread(self.file, _HEAD.size, at)
         return _Head(*_HEAD.unpack(data)) if len(data) == _HEAD.size else None
 
+    def may_be_unfinished(self, at: int) -> bool:
+        """Return whether what is here is a record that was being written when its process was killed."""
+        head = self.head_at(at)
+        return head is None or self.seal.fits(head)
+
     def record_at(self, at: int, size: int) -> Record | None:
         """Return the record that begins here, if a whole one does in a file of this size."""
         head = self.head_at(at)
-        if head is None or not head.is_right:
+        if head is None or not self.seal.fits(head):
             return None
         offset = at + _HEAD.size + head.name
         if offset + head.size > size:
@@ -104,10 +149,10 @@ class Segment:
     def next_record(self, at: int, size: int) -> int:
         """Return the start of the next record after a damaged one, or `size`."""
         data = os.pread(self.file, size - at, at)
-        place = data.find(_MARK, 1)
+        place = data.find(self.seal.mark, 1)
         while place >= 0:
             record = self.record_at(at + place, size)  # None: the mark is part of a payload
-            if record is not None and checksum_of(record.run, record.payload()) == record.checksum:
+            if record is not None and self.seal.checksum_of(record.run, record.payload()) == record.checksum:
                 return at + place
-            place = data.find(_MARK, place + 1)
+            place = data.find(self.seal.mark, place + 1)
         return size

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from hookcore.delivery.archive import is_held
+from hookcore.delivery.dashboard.whole import make_folder
 
-from .run import Run, emit_event
-from .saved import noted_at, page_of, steps_of
+from .joint import JointRun
+from .merging import merged
+from .run import Run, emit_event, follow_rules
+from .saved import apply_page, noted_at, page_as_read, steps_of
 from .shelf import PAGE_FILE, read_json, write_page
 
 logger = logging.getLogger("hookcore")
 
 NOTE_EVERY_S: Final = 30.0  # between two summaries of a live run
+LOCK_S: Final = 2.0  # another server has stopped in the middle of its edit, if it takes longer
+LOOK_S: Final = 0.01
 
 Summarize = Callable[[Run], dict[str, Any]]
 
@@ -27,6 +36,7 @@ class PageFiles:
     def __init__(self, summarize: Summarize) -> None:
         self._summarize = summarize
         self._noted_at: dict[str, float] = {}  # by the run's id
+        self._lock = threading.Lock()
 
     def note(self, run: Run) -> None:
         """Save the page file of a run."""
@@ -57,6 +67,43 @@ class PageFiles:
         try:
             if run.loaded:
                 run.saved.summary = steps_of(run) | self._summarize(run)
-            write_page(folder, {**read_json(folder / PAGE_FILE), **page_of(run)})
+            make_folder(folder)
+            with self._lock, locked(folder):
+                self._merge(run, folder)
         except OSError as error:
             failed(folder / PAGE_FILE, error)
+
+    @staticmethod
+    def _merge(run: Run, folder: Path) -> None:
+        """Write what was changed here, and take what other servers over the same folder have changed."""
+        own, saved = page_as_read(run), read_json(folder / PAGE_FILE)
+        before = own if run.saved.page is None else run.saved.page
+        content = merged(before, own, {**own, **saved})
+        write_page(folder, content)
+        if any(content[name] != own[name] for name in own if name != "summary"):
+            rules = run.rules
+            apply_page(run, content)
+            follow_rules(run, rules)
+            if isinstance(run.joint, JointRun):
+                run.joint.follow_edit(run)
+            run.changes.tell()
+        run.saved.page = page_as_read(run)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a folder against other servers while the block runs, but don't wait for long."""
+    number = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + LOCK_S
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(LOOK_S)
+            except OSError:
+                break  # a file system without locks
+        yield
+    finally:
+        os.close(number)

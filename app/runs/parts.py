@@ -64,6 +64,7 @@ class Saved:
     is_awaited: bool = False  # it was read when the server started, and its trainer may come back
     is_back: bool = False  # its trainer is connected again, and sends what a killed server has lost
     summary: dict[str, Any] = field(default_factory=dict)  # data for the list, if the run isn't loaded
+    page: dict[str, Any] | None = None  # its page file as it was last read or written here; None before that
     seen_events: int = 0  # the events that were on disk when it was read
     known_until: int = -1  # the newest step that was on disk when it was read
     count: int | None = None  # frames and snapshots that were on disk when its trainer returned

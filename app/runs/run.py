@@ -161,8 +161,9 @@ class Run(RunState):
 
     def edit(self, changes: Mapping[str, Any]) -> None:
         """Change the name, or other edits, by their names."""
-        for name, value in changes.items():
-            setattr(self if name == "name" else self.edits, name, value)
+        with self.lock:
+            for name, value in changes.items():
+                setattr(self if name == "name" else self.edits, name, value)
         self.edited()
 
     def edited(self) -> None:
@@ -180,6 +181,7 @@ class Run(RunState):
             if self.joint is not None and self.joint.gathers:
                 self.signs.see()
                 raise AwayError(f"the run {self.id} is waiting for the other ranks of its training: send again")
+            self.commands.done(batch.commands_done)  # first, or the next command gets a number that it ignores
             if batch.retained > self.received.acknowledged:
                 # Lost with the server that acknowledged it. The trainer sends it again, and the rest after it.
                 self.signs.see()
@@ -187,7 +189,6 @@ class Run(RunState):
             self._notice(batch.counters, is_last=any(isinstance(item, EndItem) for item in batch.items))
             self.signs.see()
             self.info, self.received.counters = batch.run, batch.counters
-            self.commands.done(batch.commands_done)
             known = self.store.taps_announced
             if batch.taps_from <= known:
                 self._take_all(batch, batch.taps[known - batch.taps_from :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -105,6 +106,7 @@ def apply_folder(run: Run, path: Path, archive: Archive) -> None:
     """Apply what a run's folder contains: its names, notes, acknowledgements, mutes, annotations, and end."""
     run.saved.folder, run.saved.key_hash = path, archive.key_hash
     apply_page(run, read_json(path / PAGE_FILE))
+    run.saved.page = page_as_read(run)
     end = end_of(archive)
     if run.loaded:
         run.end = end
@@ -141,6 +143,12 @@ def page_of(run: Run) -> dict[str, Any]:
         "rules": edits.rule_changes,
         "summary": run.saved.summary,
     }
+
+
+def page_as_read(run: Run) -> dict[str, Any]:
+    """Return what `page_of` does, as it is when it is read again: JSON has no tuples."""
+    page: dict[str, Any] = json.loads(json.dumps(page_of(run)))
+    return page
 
 
 def steps_of(run: Run) -> dict[str, Any]:

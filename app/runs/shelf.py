@@ -112,7 +112,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_page(folder: Path, said: dict[str, Any]) -> None:
     """Write the page file of a run."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / PAGE_FILE, said)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from hookcore.delivery.archive.files import write_json
+from hookcore.delivery.dashboard.whole import make_folder
 from hookcore.errors import ArgumentError, HookcoreError
 
 from .shelf import read_json
@@ -39,7 +40,7 @@ class _File:
         return read_json(self.path)
 
     def write(self, views: Mapping[str, str]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         write_json(self.path, dict(views))
 
 

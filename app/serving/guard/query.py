@@ -1,4 +1,4 @@
-"""Checks the query parameters of API requests. A parameter that its route would ignore is rejected.
+"""Checks the query parameters and bodies of API requests. What its route would ignore is rejected.
 
 Routers of the API have `ONLY_KNOWN`. Those of pages don't, so that a shared link opens whatever a chat added to it.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final, get_args, get_origin
 from fastapi import Depends
 from fastapi.dependencies.models import Dependant
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 
 from hookcore.config import nearest
 
@@ -34,7 +34,9 @@ def is_list(annotation: Any) -> bool:
 
 
 async def _check(connection: HTTPConnection) -> None:
-    """Refuse a query with a parameter that its route doesn't know, or reads only once."""
+    """Refuse a query with a parameter that its route doesn't know, or reads only once, and a body that it ignores."""
+    if isinstance(connection, Request) and connection.method == "POST":
+        await _check_body(connection)
     given = Counter(name for name, _ in connection.query_params.multi_items())
     if not given:
         return
@@ -44,6 +46,13 @@ async def _check(connection: HTTPConnection) -> None:
     wrong = (_misplaced(strange, dependant) if strange else "") or what_is_wrong(given, known)
     if wrong:
         raise HTTPException(422, wrong)
+
+
+async def _check_body(request: Request) -> None:
+    route = request.scope["route"]
+    reads_it = route.dependant.body_params or (route.openapi_extra or {}).get("requestBody")
+    if not reads_it and (await request.body()).strip() not in (b"", b"{}"):
+        raise HTTPException(422, f"POST {request.url.path} reads no body: send none")
 
 
 def what_is_wrong(given: Mapping[str, int], known: Mapping[str, bool]) -> str:

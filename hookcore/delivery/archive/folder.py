@@ -14,6 +14,7 @@ import pyarrow as pa
 from hookcore.delivery.archive.files import last_frame, merge_parts, remove_unfinished, write_json, write_table
 from hookcore.delivery.archive.layout import FORMAT, RUN_FILE, TABLES, part_name, parts_in
 from hookcore.delivery.archive.state import DiskCounters, hold, key_hash
+from hookcore.delivery.dashboard.whole import make_folder
 from hookcore.records.wire import EndItem, RunInfo
 from hookcore.store import StepRange
 
@@ -37,7 +38,7 @@ class RunFolder:
 
     def open(self) -> None:
         """Create the folder, or continue the run in it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         # Closed to other users, whatever the umask, because it may hold training data.
         self.path.mkdir(mode=0o700, exist_ok=True)
         self._hold()

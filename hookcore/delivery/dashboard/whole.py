@@ -17,12 +17,23 @@ UNFINISHED: Final = ".unfinished"  # at the end of a name, so that no pattern fo
 _NAME: Final = re.compile(rf"\.(.+)\.(\d{{1,10}})\.\d{{1,20}}\{UNFINISHED}", re.ASCII)
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents. Other users can't write to new ones, whatever the umask."""
+    for each in (*reversed(path.absolute().parents), path):
+        if not each.is_dir():
+            each.mkdir(mode=0o755, exist_ok=True)
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes its name when the block ends, and is removed if the block raises."""
+    """Open a file that takes its name when the block ends, and is removed if the block raises.
+
+    Other users can't write to it, whatever the umask.
+    """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}{UNFINISHED}")
     try:
-        with unfinished.open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with os.fdopen(os.open(unfinished, flags | os.O_NOFOLLOW, 0o644), "wb") as file:
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file

@@ -146,8 +146,10 @@ class Sender:
             self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here else MAX_PAUSE_S, is_absent=True)
         except UnansweredError as error:
             self._outbox.on_no_answer(parcel)
-            self._retries.is_slow = self._connected().is_here and _is_timeout(error)
-            self._failed(str(error))
+            is_here, is_late = self._connected().is_here, _is_timeout(error)
+            self._retries.is_slow = is_here and is_late
+            # A local server that hangs up has died, and the next one is there soon. One that is late is busy.
+            self._failed(str(error), longest_s=MAX_PAUSE_HERE_S if is_here and not is_late else MAX_PAUSE_S)
         else:
             self._retries.is_slow = False
             self._read(parcel, reply)

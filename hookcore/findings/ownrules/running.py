@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -104,7 +105,9 @@ class OwnRules:
                 found = list(_problems_of(state.rule(view)))
             if len(found) > MAX_PROBLEMS:
                 raise ValueError(f"it returned {len(found)} problems; at most {MAX_PROBLEMS} are allowed")
-        except (Exception, SystemExit) as error:  # sys.exit() would end the thread without a trace
+        except BaseException as error:  # of any kind: sys.exit() would end the thread without a trace
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl+C, which arrives in no other thread
             yield from self._fault(state, frame, error)
             return
         finally:
