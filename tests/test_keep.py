@@ -75,6 +75,30 @@ def test_no_other_user_can_write_to_the_files_of_a_server_whatever_the_umask(tmp
     assert found == []
 
 
+def test_an_edit_is_saved_although_the_page_file_is_just_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(keep=str(tmp_path))
+    world.take(batch(INFO, range(3), first=True))
+    world.client.patch("/api/v1/runs/run-1", json={"tags": ["early"]})
+    run = world.runs.get("run-1")
+    assert run is not None
+    write = pagefiles.write_page
+
+    def writing(folder: Path, said: dict[str, object]) -> None:
+        write(folder, said)
+        run.edits.notes = "just now"  # by a reader, in another thread, which writes it next
+
+    with monkeypatch.context() as busy:
+        busy.setattr(pagefiles, "write_page", writing)
+        world.app.state.keeper._pages.note(run)
+    run.edited()
+    assert run.edits.notes == "just now"
+    (page,) = tmp_path.glob("*.hookcore/page.json")
+    assert json.loads(page.read_text())["notes"] == "just now"
+    stop(world)
+
+
 def test_two_servers_over_one_folder_keep_the_edits_of_both(tmp_path: Path) -> None:
     first = make_world(keep=str(tmp_path))
     first.take(batch(INFO, range(3), first=True))

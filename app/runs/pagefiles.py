@@ -81,13 +81,13 @@ class PageFiles:
         content = merged(before, own, {**own, **saved})
         write_page(folder, content)
         if any(content[name] != own[name] for name in own if name != "summary"):
-            rules = run.rules
-            apply_page(run, content)
+            rules, now = run.rules, page_as_read(run)  # a reader may just be editing it
+            apply_page(run, content if now == own else merged(own, now, content))
             follow_rules(run, rules)
             if isinstance(run.joint, JointRun):
                 run.joint.follow_edit(run)
             run.changes.tell()
-        run.saved.page = page_as_read(run)
+        run.saved.page = {name: content[name] for name in own}
 
 
 @contextlib.contextmanager
