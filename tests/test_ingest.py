@@ -98,7 +98,7 @@ def test_reasons_that_a_trainer_makes_up_are_one_in_the_metrics(world: World) ->
     dropped = {"queue-full": 1, "spool-full": 2, **{f"{'x' * 900} {number}": 1 for number in range(90)}}
     world.take(make_batch(INFO, [], counters=wire.DeliveryCounters(produced=200, dropped=dropped)))
     text = world.client.get("/metrics").text
-    found = re.findall(r'hookcore_run_unsent_total\{run="one",reason="([^"]*)"\} (\d+)', text)
+    found = re.findall(r'hookcore_run_unsent_total\{reason="([^"]*)",run="one"\} (\d+)\.0', text)
     assert found == [("queue-full", "1"), ("spool-full", "2"), ("other", "90")]
 
 
