@@ -414,7 +414,8 @@ def test_names_notes_and_acknowledgements_survive_a_restart(tmp_path: Path) -> N
     world = start(settings, 1)
     said = world.client.get("/api/v1/runs").json()["runs"][0]
     assert (said["name"], said["notes"], said["state"], said["steps"]) == ("baseline", "lr 0.1", "crashed", 3)
-    assert said["failure"] == {"outcome": "crashed", "step": 3, "error": "OSError: no", "traceback": "trace"}
+    failure = {"outcome": "crashed", "step": 3, "error": "OSError: no", "traceback": "trace"}
+    assert failure.items() <= said["failure"].items()
     assert not said["in_memory"]
     page = world.client.get("/").text
     assert "on disk" in page
