@@ -497,7 +497,7 @@ def test_a_crashed_training_sends_a_message_and_a_stopped_one_does_not(hook: Web
         broken(RuntimeError("out of memory"))
     wait_for(lambda: hook.messages)
     assert [message["title"].partition(" in ")[0] for message in hook.messages] == ["hookcore: error"]
-    assert "The training crashed in step 2: RuntimeError: out of memory" in hook.bodies
+    assert re.search(r"The training crashed in step 2 at test_notify.py:\d+: RuntimeError: out of memory", hook.bodies)
     with pytest.raises(KeyboardInterrupt):
         broken(KeyboardInterrupt())
     assert len(hook.messages) == 1

@@ -50,7 +50,8 @@ from hookcore.recorder.worker import Worker
 from hookcore.records import Command, Coverage
 
 COVERAGE_WAIT_S: Final = 1.0
-LOCK_WAIT_S: Final = 0.2  # for the training to end a step, before the process is killed
+STEP_WAIT_S: Final = 0.2  # for the training to end a step, before the process is killed
+PARK_S: Final = 5.0  # for which the training then waits to be killed
 
 
 class Recorder:
@@ -219,12 +220,22 @@ class Recorder:
             _take_apart(self, whole)
 
     def stop(self, timeout_s: float) -> None:
-        """Send what the training has made so far, because the process is about to be killed. Touches no hook."""
-        if self._lock.acquire(timeout=LOCK_WAIT_S):
+        """Ship what the training has made so far, because the process is about to be killed. Touches no hook.
+
+        The training waits at the end of its step, so that no step is made that nobody would know of.
+        """
+        waits = threading.Event()
+
+        def wait() -> None:
+            waits.set()
+            time.sleep(PARK_S)
+
+        self.steps.boundary.put(wait)
+        waits.wait(STEP_WAIT_S)
+        if self._lock.acquire(timeout=STEP_WAIT_S):
             self.steps.ship_end()
             self._lock.release()
         self.worker.close(timeout_s)
-        self.shipper.sink.close()
 
     def abandon(self) -> None:
         """Stop in a forked child: never capture, never send."""

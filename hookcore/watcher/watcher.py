@@ -176,14 +176,16 @@ class Watcher(AskedRun):
             _signals.leave()
 
     def _stop(self, number: int, deadline: float) -> None:
-        """Send the rest, because a signal ends this process. The training may run on meanwhile, and isn't touched."""
+        """Send the rest, because a signal ends this process."""
         if self._recorder.closed:  # it is being closed, by a thread that must be given the time
             while self in _watchers and time.monotonic() < deadline:
                 time.sleep(0.01)
             return
-        self._delivery.sink.limit_close_time(deadline - time.monotonic())
-        self._guarded("stop", self._delivery.sink.fail, stopped(number, self.current_step))
+        sink = self._delivery.sink
         self._recorder.stop(deadline - time.monotonic())
+        self._guarded("stop", sink.fail, stopped(number, self.current_step))
+        sink.limit_close_time(deadline - time.monotonic())
+        sink.close()
         self._close_bridge()
 
     def _ask_script(self) -> None:
