@@ -177,13 +177,13 @@ def test_a_bad_gradient_alone_is_found() -> None:
     globals()["_Root"] = Root  # so that it can be pickled
     model = Root()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, kinds="param_grad") as watcher:  # found before the optimizer's step
+    with watch(model, kinds="param_grad") as watcher:
         for step in range(8):
             optimizer.zero_grad()
             model(torch.randn(2, 4), step == BAD).backward()
             optimizer.step()
         found = only_replay(watcher)
-    assert found.about["reason"].endswith("found before an optimizer's step")
+    assert found.about["reason"].endswith("found at the end of a backward pass")
     assert found.culprit is not None
     assert found.culprit.phase == "backward"
     assert guilty(found)

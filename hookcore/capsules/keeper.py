@@ -213,7 +213,7 @@ class CapsuleKeeper:
         """
         if not self.armed or self._plan.when != "error" or self._bad:
             return False
-        self._fired = Fired(what, module, "")
+        self._fired = self._fired or Fired(what, module, "")
         return True
 
     def look(self, first_bad: FirstBad, where: str) -> None:
@@ -221,20 +221,22 @@ class CapsuleKeeper:
         if not self.armed:
             return
         self._give(is_end=False)
-        self.settle(where)
         self._looked = True
         if self._plan.when != "error" or self._bad:
             return
         bad, late = first_bad(), self._late
         if bad is not None:
             reason = f"non-finite values in the {KIND_WORDS[bad.kind]} of {bad.module or ROOT}, found {where}"
+        elif self._fired is not None:
+            self.settle(where)
+            return
         elif late >= 0:
             reason = (
                 f"non-finite values in step {late:,}, found later, because reading them earlier waits for the device"
             )
         else:
             return
-        self._bad, self._late = True, -1
+        self._bad, self._late, self._fired = True, -1, None
         if not self._was_bad:
             self._write(reason, None if bad is None else bad.module)
 

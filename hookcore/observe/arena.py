@@ -73,6 +73,10 @@ class CpuArena:
         """Return the address of a slot's row."""
         return self.base + slot * layout.ROW_BYTES
 
+    def cells_of(self, slot: int) -> memoryview:
+        """Return the cells of a slot's row, as they are at any time."""
+        return memoryview(self._cells[slot])
+
     def observe(self, tensor: torch.Tensor, row: int) -> None:
         """Add a dense CPU tensor whose type is in CODES to a row."""
         code = CODES[tensor.dtype]

@@ -17,6 +17,7 @@ from hookcore.recorder.parts import Parts
 from hookcore.recorder.passes import PassProbes
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.scales import LossScale
+from hookcore.recorder.sentinel import Sentinel
 from hookcore.records.vocabulary import TIME_BACKWARD
 
 
@@ -30,6 +31,7 @@ class BackwardPasses(EndsSteps):
     _probes: PassProbes
     _keeping: Keeping
     _placement: Placement
+    _sentinel: Sentinel
 
     @entry("begin of a backward pass")
     def backward_begins(self, accumulates: bool, tensors: Sequence[Any], weights: Sequence[Any]) -> None:
@@ -51,6 +53,8 @@ class BackwardPasses(EndsSteps):
         """Note the end of the pass, even if it raised."""
         self._times.leave(TIME_BACKWARD)
         reached = self._current.end_pass(accumulates)
+        if accumulates and not raised:
+            self._sentinel.look(self.clock, self._loss.running, lambda: reached or self._counts(self.clock.reaches))
         if reached or (raised and accumulates):  # a pass that failed is given up, wherever it got to
             self._dispatcher.reset_calls()
         if reached:
@@ -80,10 +84,14 @@ class BackwardPasses(EndsSteps):
 
     def _end_unwatched(self, reaches: bool) -> None:
         """End a pass without watched tensors: none of an uncaptured step is, and some passes reach parameters only."""
-        counts = reaches and (self.clock.compares_passes or not self._current.captured)
+        counts = self._counts(reaches)
         if self._current.captured and not counts:
             self.clock.note_stray()
         self._loss.end_pass(counts)
+
+    def _counts(self, reaches: bool) -> bool:
+        """Return whether a pass without watched tensors is one of this training, if it reaches a witness or may."""
+        return reaches and (self.clock.compares_passes or not self._current.captured)
 
     def inner_begins(self, accumulates: bool) -> bool:
         """Note that a pass starts inside a pass."""

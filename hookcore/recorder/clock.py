@@ -127,6 +127,11 @@ class Clock:
         """Return whether it is known of each pass whether it reached a watched parameter."""
         return self._alone is None and not self.reach.many_threads
 
+    @property
+    def reaches(self) -> bool:
+        """Return whether the pass that ends has reached a watched parameter, as far as is known."""
+        return self.reach.reaches(self._alone)
+
     def note_stray(self) -> None:
         """Compare all passes from now on: some of this training reach no watched parameter."""
         self._has_strays, self._alone = True, None

@@ -22,6 +22,11 @@ class Comparison:
         """Look at the witnesses before a pass."""
         self._tensors, self._marks = tensors, marks_of(tensors)
 
+    @property
+    def differs(self) -> bool:
+        """Whether any of them has another gradient than before the running pass."""
+        return marks_of(self._tensors) != self._marks
+
     def end(self, with_weights: bool) -> tuple[list[Tensor], list[Mark], set[int]]:
         """Look at them after it. Return them, their marks, and by id those that it reached."""
         tensors, before, now = self._tensors, self._marks, marks_of(self._tensors)

@@ -20,6 +20,7 @@ from hookcore.recorder.observers import Observers
 from hookcore.recorder.owners import Owner
 from hookcore.recorder.parameters import Parameter, Parameters
 from hookcore.recorder.scales import LossScale
+from hookcore.recorder.sentinel import Sentinel
 from hookcore.recorder.waiting import Waiting
 from hookcore.records.vocabulary import TIME_OPTIMIZER
 
@@ -33,6 +34,7 @@ class OptimizerSteps(EndsSteps):
     _collector: Collector
     _scale: LossScale
     _keeping: Keeping
+    _sentinel: Sentinel
     _waiting: Waiting
     _ship: Callable[[RawFrame], None]
     last_captured: bool = field(default=False, init=False)  # whether the step that ended last was captured
@@ -47,6 +49,8 @@ class OptimizerSteps(EndsSteps):
         with_gradients = not owner.inner_passes  # forward and backward run inside the step: the gradients come later
         if with_gradients and not owner.late and self._current.clock is not None:
             self._waiting.before_step()
+        if with_gradients and not owner.late and current_graph_task() == -1:
+            self._sentinel.look_before_step(self.clock)
         self._times.enter(TIME_OPTIMIZER)
         if owner.owned:
             self._parameters.forget_attempt(owner.owned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hookcore.recorder.cadence import Cadence
@@ -76,6 +76,10 @@ class Parts:
 
     def _put(self, parts: list[RawFrame], step: int, as_steps: bool, scale: Any) -> None:
         for part in parts:
+            if part.step != step:
+                part.events = tuple(
+                    replace(each, step=step) if each.step == part.step else each for each in part.events
+                )
             part.step, part.scale = step, scale
             # Captured only while it wasn't known to be a step, or with gradients that have an unknown scale.
             unknown = isinstance(scale, float) and math.isnan(scale)  # don't wait for one on a device

@@ -59,6 +59,10 @@ class Reach:
         self._owners.choose_witnesses(early)
         self.comparison.begin(self._owners.tensors_to_compare())
 
+    def reaches(self, alone: Owner | None) -> bool:
+        """Return whether the running pass has reached a witness, as far as is known."""
+        return self.many_threads or alone is not None or self.comparison.differs
+
     def pass_ended(self, alone: Owner | None, decided: bool) -> bool:
         """Note the end of a pass, even if it raised. Return whether it reached a witness, as far as is known."""
         self.passed = self.saw_passes = True

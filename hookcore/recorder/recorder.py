@@ -40,6 +40,7 @@ from hookcore.recorder.requests import Requests
 from hookcore.recorder.roots import Root
 from hookcore.recorder.rounds import Rounds
 from hookcore.recorder.scales import LossScale
+from hookcore.recorder.sentinel import Sentinel
 from hookcore.recorder.shipping import Examine, Shipper
 from hookcore.recorder.statistics import Statistics
 from hookcore.recorder.steps import Steps
@@ -89,6 +90,7 @@ class Recorder:
         self.emit = emit = collector.emit
         dispatcher.keeper = make_keeper(lambda: self.step, emit, lambda: models.changes)
         self.keeping = Keeping(dispatcher, cadence, lock)
+        sentinel = Sentinel(parameters, collector, cadence, self.keeping, current, errors, lock)
         self.placement = Placement(settings, dispatcher, models, emit, lock)
         self._observers = observers = Observers(
             settings, dispatcher, models, collector, cadence, self.placement, lambda kind: self.steps.scale_of(kind)
@@ -110,6 +112,7 @@ class Recorder:
             self.control,
             self.placement,
             self.keeping,
+            sentinel,
             replicas,
             queue.put,
             lock,
@@ -141,7 +144,7 @@ class Recorder:
         outgoing = observers.snapshots.copies, observers.probes.channels, media
         idle = Idle(self.steps, commands, self.control, collector, machine, lock, queue.put, clock)
         rounds = Rounds(
-            self.shipper, self.steps, collector, outgoing, self.description, problems, idle, errors, queue.put
+            self.shipper, self.steps, collector, outgoing, self.description, problems, idle, sentinel, errors, queue.put
         )
         self.worker = Worker(queue, rounds, lambda error: errors.record("recorder thread", error))
         self.closed = False

@@ -14,6 +14,7 @@ from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.idle import Idle
 from hookcore.recorder.outgoing import Outgoing
 from hookcore.recorder.problems import Problems
+from hookcore.recorder.sentinel import Sentinel
 from hookcore.recorder.shipping import Shipper
 from hookcore.recorder.steps import Steps
 
@@ -29,6 +30,7 @@ class Rounds:
     _description: Describer
     _problems: Problems
     _idle: Idle
+    _sentinel: Sentinel
     _errors: ErrorLog
     _put: Callable[[RawFrame], None]
 
@@ -41,6 +43,7 @@ class Rounds:
     def make(self) -> None:
         """Make a round."""
         self._report_errors()
+        self._sentinel.read_late(self._steps.clock)
         for each in self._outgoing:
             each.ship(self._shipper.sink.send)
         self._description.send_if_requested()
@@ -51,7 +54,7 @@ class Rounds:
     @property
     def has_more(self) -> bool:
         """Whether the next round has something that a flush waits for."""
-        return self._description.requested or any(each.waiting for each in self._outgoing)
+        return self._description.requested or self._sentinel.waits or any(each.waiting for each in self._outgoing)
 
     def _report_errors(self, is_last: bool = False) -> None:
         """Make the errors events of the run."""
@@ -61,6 +64,7 @@ class Rounds:
 
     def end(self) -> None:
         """Queue the last events: they were emitted as the last frames were shipped, or have not been yet."""
+        self._sentinel.read_late(self._steps.clock, is_last=True)
         self._description.send_news(ended=True)
         self._problems.emit_new()
         self._report_errors(is_last=True)  # after all that can fail

@@ -34,6 +34,7 @@ from hookcore.recorder.parts import Parts
 from hookcore.recorder.placement import Placement
 from hookcore.recorder.replicas import Replicas
 from hookcore.recorder.scales import LossScale
+from hookcore.recorder.sentinel import Sentinel
 from hookcore.recorder.stalls import Stalls
 from hookcore.recorder.steptimes import StepTimes
 from hookcore.recorder.throughput import Ended
@@ -61,6 +62,7 @@ class Steps:
     _control: Control
     _placement: Placement
     _keeping: Keeping
+    _sentinel: Sentinel
     _replicas: Replicas
     _ship: Callable[[RawFrame], None]
     _lock: AbstractContextManager[Any]
@@ -101,6 +103,7 @@ class Steps:
             self._collector,
             self._scale,
             self._keeping,
+            self._sentinel,
             self._waiting,
             self._ship,
         )
@@ -115,6 +118,7 @@ class Steps:
             self._observers.probes.passes,
             self._keeping,
             self._placement,
+            self._sentinel,
         )
 
     # The user
@@ -259,6 +263,7 @@ class Steps:
         flow = self._observers.flows.end_step(self.clock.step)
         if flow is not None:
             self._collector.add_flow(flow)
+            self._sentinel.learn(flow)
 
     def begin_step(self) -> None:
         """Decide whether to capture the next step."""
@@ -285,6 +290,7 @@ class Steps:
         self._observers.begin_step(self.clock.step, captured)
         self._collector.explain(captured)
         self._waiting.begin_step()
+        self._sentinel.begin_step(self._control.paused)
         self._collector.loss.begin_step(self._control.paused)
         self.clock.reach.follows_fate = self._collector.loss.wanted
 
