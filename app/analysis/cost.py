@@ -22,6 +22,7 @@ class Cost:
     every: int  # as requested
     stride: int  # as captured
     left_out: int | None  # steps that were not captured; None if the run isn't in memory
+    longer: float | None = None  # the share by which a captured step takes longer; None if unknown
     paused: bool = False
     is_live: bool = True
 
@@ -42,7 +43,9 @@ class Cost:
         """Which steps are captured, in words."""
         if self.paused:
             return "capture paused"
-        return f"{'captures' if self.is_live else 'captured'} {self.often}"
+        # Pages also show what a single captured step took, which isn't what hookcore adds to the run.
+        longer = f", which takes {_percent(self.longer)} longer" if self.stride > 1 and self.longer else ""
+        return f"{'captures' if self.is_live else 'captured'} {self.often}{longer}"
 
     @property
     def often(self) -> str:
@@ -84,6 +87,7 @@ def cost_of(run: Run) -> Cost:
         every=every,
         stride=stride,
         left_out=_left_out(run),
+        longer=_longer(settings, store),
         paused=run.is_paused,
         is_live=run.state == "live",
     )
@@ -94,9 +98,13 @@ def _added(settings: dict[str, Any], store: Store, stride: int) -> float | None:
     effective = _share(settings.get("effective_cost")) if effective is None else effective
     if effective is not None:
         return effective
-    per_capture = _share(_newest(store, COST))
-    per_capture = _share(settings.get("cost")) if per_capture is None else per_capture
+    per_capture = _longer(settings, store)
     return None if per_capture is None else per_capture / stride
+
+
+def _longer(settings: dict[str, Any], store: Store) -> float | None:
+    measured = _share(_newest(store, COST))
+    return _share(settings.get("cost")) if measured is None else measured
 
 
 def _left_out(run: Run) -> int | None:
