@@ -27,7 +27,10 @@ needs_handler = pytest.mark.skipif(
 RAISES = "train(3)\nraise RuntimeError('out of luck')"
 RETURN, RAISED, INTERRUPTED, TERMINATED = 0, 1, -signal.SIGINT, -signal.SIGTERM
 # A script that is ended by a signal, whatever it does: it asserts that nothing of the signal has changed.
-KILLED = "watcher = start()\ntrain(3)\nassert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
+KILLED = (
+    "watcher = start()\ntrain(3)\nassert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL\n"
+    "while not glob.glob(os.path.join(os.path.dirname(__file__), '*', 'run.json')):\n    time.sleep(0.01)\n"
+)
 # Each script, and how it ends under Python.
 SCRIPTS: dict[str, tuple[str, int]] = {
     "plain": (f"watcher = start()\n{RAISES}", RAISED),
@@ -63,13 +66,13 @@ SCRIPTS: dict[str, tuple[str, int]] = {
     ),
     "own handler": (
         f"{KILLED}signal.signal(signal.SIGTERM, lambda *told: sys.exit(143))\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)",
+        "with watcher:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(60)",
         128 + signal.SIGTERM,
     ),
     "exit 3": ("with start():\n    train(3)\n    sys.exit(3)", 3),
 }
 DRIVER = """
-import os, re, signal, subprocess, sys, time, torch
+import glob, os, re, signal, subprocess, sys, time, torch
 sys.path.insert(0, {root!r})
 import hookcore
 def train(steps):  # without torch's optimizers, whose import takes a third of the time of a script
