@@ -254,7 +254,11 @@ def _take_apart(part: object, whole: set[int]) -> None:
         with contextlib.suppress(AttributeError):
             delattr(part, name)
         kind = type(value)
-        if kind.__module__.startswith(__package__) and id(value) not in whole and not isinstance(value, Plan | Root):
+        if (
+            kind.__module__.startswith(__package__)
+            and id(value) not in whole
+            and not isinstance(value, Plan | Root | Facts)
+        ):  # these may still be used by a thread, or by a graph
             _take_apart(value, whole)
 
 
