@@ -306,7 +306,7 @@ def test_the_first_error_is_the_earliest_found() -> None:
         (incident(rule="loss"), incident(level="info"), "loss-40-3"),
         (incident(rule="loss"), incident(rule="spike", level="warning"), "loss-40-3"),
         (incident(rule="nonfinite", message=""), incident(level="warning"), None),  # the trainer saved it
-        (incident(rule="nonfinite", message="", skipped=True), incident(level="warning"), "nonfinite-40"),
+        (incident(rule="nonfinite", message="", skipped=True), incident(level="warning"), "nonfinite-60"),
         (incident(rule="loss", level="warning"), incident(level="warning"), None),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,9 @@ from hookcore.store import Store
 from hookcore.store.incidents import Incident, Link, Replay
 
 from .archive_world import keep, kept_in
-from .build import append, frame, stats_of_magnitudes, steady
+from .build import append, frame, open_run, stats_of_magnitudes, steady
 from .build import store_of as filled
+from .serving import make_world
 
 TAPS = (Tap("embed", "output"), Tap("norm", "output"), Tap("", "output"), Tap("embed", "param_grad", "weight"))
 FINE = [1.0] * len(TAPS)
@@ -106,7 +108,7 @@ def test_weights_that_were_bad_before_the_step_are_blamed_instead_of_outputs(cap
     found = only(store)
     assert (found.culprit_known, found.source, found.value) == (True, "check", -math.inf)
     assert (found.culprit.tap, found.culprit.number) == (Tap("embed", "param", "weight"), -1)
-    assert found.headline == "An infinity was in the weight weight of embed before the model ran, at step 120"
+    assert found.headline == "An infinity was in the parameter embed.weight before the model ran, at step 120"
     assert (found.taps, found.modules) == ((4, 2) if captured else (0, 0))
     (finding,) = FindingsCache(store).current()
     assert finding.message == f"a{found.headline[1:]}"
@@ -250,3 +252,29 @@ def test_rules_are_exact_if_every_step_was_captured() -> None:
     rms[80:, 1] *= 1e5
     (found,) = [each for each in FindingsCache(filled(rms)).current() if each.rule == "exploding"]
     assert (found.earliest_step, found.since_step) == (80, 80)
+
+
+@pytest.mark.parametrize("found", ["loss", "weights"])
+def test_all_surfaces_say_the_same_of_a_step_that_was_not_captured(found: str) -> None:
+    world = make_world()
+    run = open_run(world.runs)
+    run.store.announce(TAPS)
+    module, name = ("embed", "embed.weight") if found == "weights" else ("", "loss")
+    run.store.append(frame(0, stats_of_magnitudes(FINE, "rms")))
+    run.store.append(frame(120, stats_of_magnitudes([]), events=(alarm(120, 119, found, module, name=name),)))
+    run.store.append(frame(128, stats_of_magnitudes(BAD, "rms")))
+    client, headline = world.client, only(run.store).headline
+    assert ("the layer isn't known yet" in headline) == (found == "loss")
+    incident = client.get("/api/v1/incidents?run=one").json()["incidents"][0]
+    assert (incident["headline"], incident["culprit_known"]) == (headline, found == "weights")
+    assert (incident["earliest_step"], incident["first_step"]) == (120, 120)
+    finding = client.get("/api/v1/findings?run=one").json()["findings"][0]
+    assert (finding["message"], finding["culprit_known"]) == (headline, found == "weights")
+    pages = "runs/one", "runs/one/events", "runs/one/incident?id=nonfinite-120", "api/v1/report?run=one", ""
+    for page in pages:
+        assert headline in html.unescape(client.get(f"/{page}").text).replace("\u200b", "").replace("<wbr>", ""), page
+    model = html.unescape(client.get("/runs/one/model?part=onset").text)
+    assert headline in model or "embed" in model
+    marks = client.get("/api/v1/timeline?run=one").json()["marks"]
+    assert [mark["module"] for mark in marks if mark["incident"]] == ["embed" if found == "weights" else ""]
+    assert client.get("/").text.count('<span class="badge error">1</span>') == 1  # the event is a part of the incident

@@ -113,10 +113,10 @@ def _map(reader: Reader, kind: Kind, stat: str, title: str, view: View) -> Itera
 
 
 def _worst(findings: tuple[Finding, ...]) -> list[Finding]:
-    """Return the first finding of each of the worst taps, without notes about the past."""
+    """Return the first finding of each of the worst taps that were captured, without notes about the past."""
     by_tap: dict[int, Finding] = {}
     for finding in findings:
-        if finding.severity != "info" or finding.until_step is None:
+        if finding.number >= 0 and finding.culprit_known and (finding.severity != "info" or finding.until_step is None):
             by_tap.setdefault(finding.number, finding)
     return list(by_tap.values())[:WORST]
 

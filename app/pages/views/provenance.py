@@ -163,7 +163,8 @@ def _followers(incident: Incident, around: _Around, exact: _Around | None) -> tu
 
 def _line_of(link: Link, around: _Around, exact: _Around | None) -> Spark | None:
     known = exact if exact is not None and link.number in exact.taps.numbers else around
-    return _line(known, int(np.flatnonzero(known.taps.numbers == link.number)[0]))
+    places = np.flatnonzero(known.taps.numbers == link.number)
+    return _line(known, int(places[0])) if len(places) else None  # a replay names tensors that were never captured
 
 
 def _ranks(around: _Around, steps: dict[int, int]) -> dict[int, Rank]:

@@ -204,7 +204,8 @@ class Incident:
             return f"{what} began {when}; the layer isn't known{'' if self.unseen else ' yet'}"
         tap = self.culprit.tap
         if tap.kind == "param" and self.source == "check":
-            return f"{what} was in the weight {tap.index} of {tap.module or ROOT} before the model ran, {when}"
+            name = ".".join(filter(None, (tap.module, tap.index)))
+            return f"{what} was in the parameter {name} before the model ran, {when}"
         replayed = f", as the replay of the step found{f' in {self.where}' if self.where else ''}"
         from_replay = replayed if self.source == "replay" else ""
         return f"{what} first appeared in the {KIND_WORDS[tap.kind]} of {tap.module or ROOT}, {when}{from_replay}"
