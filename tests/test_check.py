@@ -107,7 +107,7 @@ def test_a_server_answers_and_acknowledged_incidents_do_not_fail(capsys: pytest.
 def test_dropped_incidents_are_counted_with_the_right_noun() -> None:
     found = [Incidents("run", 0, dropped, 1, ()) for dropped in (1, 1200)]
     rules = RunRules("run", (), ())
-    told = [Checked("run", "", "ended", None, 9, "", each, (), rules).dropped_words for each in found]
+    told = [Checked("run", "", "ended", None, 9, "", "", each, (), rules).dropped_words for each in found]
     assert [words.partition(" dropped (1 of them")[0] for words in told] == ["1 more incident", "1,200 more incidents"]
 
 

@@ -435,6 +435,8 @@ def test_keys_are_stable_while_a_rule_finds_a_tap_and_differ_between_taps() -> N
 OUR_OWN = (  # rules that SageMaker Debugger doesn't have
     *("loss", "spike", "not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers"),
     *("batch-norm-drift", "gradient-clipped-always", "rank-collapse", "attention-entropy-collapse", "desync"),
+    *("learning-rate-too-high", "learning-rate-too-low", "never-used", "slow-data-loading", "long-evaluation"),
+    *("idle-gpu", "late-rank"),
 )
 
 

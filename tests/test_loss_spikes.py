@@ -65,6 +65,12 @@ def test_a_jump_of_a_negative_loss_is_found() -> None:
     assert found.message.endswith(" instead of its usual -8.8")
 
 
+def test_a_jump_of_a_loss_that_changes_its_sign_as_that_of_a_policy_gradient_does_is_a_note() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.01, STEPS)
+    (found,) = spikes(logged(lambda step: 0.5 if step == 150 else float(noise[step])))
+    assert found.severity == "info"
+
+
 def test_a_validation_is_not_judged() -> None:
     assert not spikes(logged(lambda step: 5.0 if step == 120 else 1.0, "val_loss"))
 

@@ -159,3 +159,89 @@ def test_parameters_of_two_optimizers_are_found() -> None:
     assert told(store) == [("duplicate-in-optimizers", "1", 0)]
     model = layers()
     assert told(train(model, [model[:2].parameters(), model[2].parameters()])) == []
+
+
+# -- modules that are never used ---------------------------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Experts of which the first ones run in every step, another one now and then, and the others never."""
+
+    def __init__(self, always: int, rarely: int = -1, every: int = 40) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4))
+        self.side, self.head, self.spare = nn.Linear(4, 4), nn.Linear(4, 4), nn.Parameter(torch.zeros(2))
+        self.always, self.rarely, self.every, self.calls = always, rarely, every, 0
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        for number, expert in enumerate(self.experts):
+            if number < self.always or (number == self.rarely and self.calls % self.every == 0):
+                values = values + expert(values)
+        self.side(values)  # nothing uses it
+        return self.head(values)
+
+
+def never_used(store: Store) -> list[tuple[str, str]]:
+    found = [(each.severity, each.message) for each in findings_of(store) if each.rule == "never-used"]
+    assert len(found) <= 1
+    return found
+
+
+def test_experts_that_never_run_are_a_warning_and_what_reaches_no_loss_is_listed_too() -> None:
+    model = Experts(2)
+    ((severity, message),) = never_used(train(model, [model.parameters()], 200))
+    assert severity == "warning"
+    assert message == (
+        "these modules never ran, so they don't learn: experts.2, experts.3; no loss depends on the outputs of these "
+        "modules, so they don't learn: side; these parameters never get a gradient, although others of their modules "
+        "do: (root) spare"
+    )
+
+
+def test_an_unused_output_alone_is_a_note() -> None:
+    model = Experts(4)
+    ((severity, message),) = never_used(train(model, [model.parameters()], 200))
+    assert severity == "info"
+    assert message.startswith("no loss depends on the outputs of these modules, so they don't learn: side")
+
+
+@pytest.mark.parametrize("every", [5, 40])
+def test_an_expert_that_runs_rarely_even_if_never_captured_is_not_called_unused(every: int) -> None:
+    model = Experts(3, rarely=3, every=every)
+    ((severity, message),) = never_used(train(model, [model.parameters()], 330, **{"every": 7}))
+    assert severity == "info"
+    assert "experts" not in message
+
+
+def test_an_expert_that_runs_late_is_no_longer_found() -> None:
+    model = Experts(3)
+
+    def at(step: int, _: list[torch.optim.Optimizer]) -> None:
+        model.always = 4 if step >= 220 else 3
+
+    store = train(model, [model.parameters()], 330, at)
+    ((severity, message),) = never_used(store)
+    assert (severity, "experts" in message) == ("info", False)
+    assert [each.about["alike"] for each in store.events(name="never-used")] == [1, 0]
+
+
+def test_an_optimizer_that_leaves_no_trace_says_nothing_about_unused_modules() -> None:
+    class Silent(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for each in group["params"]:
+                    if each.grad is not None:
+                        each.data.sub_(0.01 * each.grad)
+
+    model = Experts(2)
+    optimizer = Silent(model.parameters(), 0.01)
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        for _ in range(200):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            optimizer.step()
+        assert watcher.flush()
+        assert watcher.error_count == 0
+        assert never_used(watcher.store) == []

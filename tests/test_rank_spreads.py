@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hookcore.findings import RULES
+from hookcore.findings.stragglers import STEPS, Waits, late_rank, waits_of
 from hookcore.records import Tap
 from hookcore.records.vocabulary import ELAPSED, GRADIENT_WAIT, REDUCTION_WAIT
 from hookcore.store import Store
 from hookcore_app.analysis.rankstores import OfRank
 from hookcore_app.analysis.spreads import layers_of, spreads_in
-from hookcore_app.analysis.stragglers import MIN_STEPS, STEPS, Waits, waits_of
 from tests.build import append, frame, stats_of
 
+LIMITS = RULES["late-rank"].limits
+MIN_STEPS = int(LIMITS["steps"])
 VALUES = st.one_of(st.just(np.nan), st.just(np.inf), st.floats(-1e6, 1e6))
 
 
@@ -86,7 +89,7 @@ def test_the_newest_steps_are_counted_in_captured_ones() -> None:
         [0.1 if step % 50 == 0 else nan for step in range(8000)],
     ]
     found = waits(sparse)
-    assert (found.steps, found.first, found.last, found.latest) == (STEPS, 1600, 7900, 1)
+    assert (found.steps, found.first, found.last, found.latest(LIMITS)) == (STEPS, 1600, 7900, 1)
 
 
 def ranks_with(waits: list[list[float]], name: str = REDUCTION_WAIT, elapsed_s: float = 1.0) -> list[OfRank]:
@@ -109,7 +112,7 @@ def waits(*arguments: object, **named: object) -> Waits:
 
 def test_the_rank_that_waits_least_is_the_slowest() -> None:
     found = waits([[0.5] * 20, [0.1] * 20, [0.4] * 20])
-    assert found.latest == 1
+    assert found.latest(LIMITS) == 1
     assert found.was_last.tolist() == [0, 20, 0]
     assert found.after_first_s.tolist() == pytest.approx([0.0, 0.4, 0.1])
     assert found.share.tolist() == pytest.approx([0.5, 0.1, 0.4])
@@ -117,10 +120,24 @@ def test_the_rank_that_waits_least_is_the_slowest() -> None:
 
 def test_no_rank_is_late_if_it_varies_barely_matters_or_too_few_steps_are_known() -> None:
     turns = [[0.5 if step % 3 == rank else 0.1 for step in range(21)] for rank in range(3)]
-    assert waits(turns).latest is None
-    assert waits([[0.01] * 20, [0.0] * 20]).latest is None  # a hundredth of a step
-    assert waits([[0.5] * (MIN_STEPS - 1), [0.0] * (MIN_STEPS - 1)]).latest is None
-    assert waits([[0.5] * MIN_STEPS, [0.0] * MIN_STEPS]).latest == 1
+    assert waits(turns).latest(LIMITS) is None
+    assert waits([[0.01] * 20, [0.0] * 20]).latest(LIMITS) is None  # a hundredth of a step
+    assert waits([[0.5] * (MIN_STEPS - 1), [0.0] * (MIN_STEPS - 1)]).latest(LIMITS) is None
+    assert waits([[0.5] * MIN_STEPS, [0.0] * MIN_STEPS]).latest(LIMITS) == 1
+
+
+def test_a_late_rank_is_a_finding_with_the_share_of_a_step_that_the_others_wait() -> None:
+    joint = Store()
+    append(joint, 0, [1.0], (Tap("", "output"),))
+    found = late_rank(joint, ranks_with([[0.5] * 20, [0.1] * 20]), 19)
+    assert found is not None
+    assert (found.rule, found.severity, found.since) == ("late-rank", "warning", 0)
+    assert found.message == (
+        "rank 1 is late: it was last in 20 of 20 steps, on average 400 ms after the first rank, 40% of a step, "
+        "in which the others wait"
+    )
+    assert late_rank(joint, ranks_with([[0.5] * 20, [0.1] * 20]), 5) is None  # too few steps were over by then
+    assert late_rank(joint, ranks_with([[0.1] * 20, [0.1] * 20]), 19) is None
 
 
 def test_only_steps_that_all_ranks_captured_are_compared() -> None:

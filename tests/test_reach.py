@@ -15,7 +15,7 @@ from hookcore.store import Store
 from hookcore_app.pages.views.verdict import claim_of
 from hookcore_app.runs import Runs
 from hookcore_app.settings import ServerSettings
-from tests.build import append, open_run
+from tests.build import append, frame, open_run, stats_of_magnitudes
 from tests.harness import seed_all
 
 PROBES = {
@@ -23,7 +23,7 @@ PROBES = {
     "rank-collapse": hookcore.probes.effective_rank,
     "attention-entropy-collapse": hookcore.probes.attention_entropy,
 }
-UPDATES = {"unchanged-tensor", "bf16-update-lost", "large-update", "stalled"}
+UPDATES = {"unchanged-tensor", "bf16-update-lost", "large-update", "stalled", "learning-rate-too-low"}
 OUTPUTS = {"dead", "tensor-variance", "poor-weight-initialization", "saturated-activation"}
 GRADIENTS = {"no-gradient", "gradient-clipped-always", "all-zero"}
 
@@ -60,8 +60,13 @@ def test_a_run_without_data_has_only_the_rules_of_the_trainer() -> None:
         "not-in-optimizer",
         "frozen-by-mistake",
         "duplicate-in-optimizers",
+        "never-used",
         "stalled-training",
-        "desync",  # it needs several processes
+        "slow-data-loading",
+        "long-evaluation",
+        "idle-gpu",
+        "late-rank",  # it needs several processes
+        "desync",
     }
     assert reach_of(Store(2**22))["desync"].needs == "several ranks of one training"
 
@@ -86,7 +91,11 @@ def test_everything_has_data_if_everything_is_captured() -> None:
     [
         (("output",), ("loss",), UPDATES | GRADIENTS),
         (("param_grad",), ("loss",), UPDATES | OUTPUTS | {"all-zero"}),
-        (("update",), ("loss",), UPDATES - {"large-update", "stalled"} | OUTPUTS | GRADIENTS | {"vanishing"}),
+        (
+            ("update",),
+            ("loss",),
+            UPDATES - {"large-update", "stalled", "learning-rate-too-low"} | OUTPUTS | GRADIENTS | {"vanishing"},
+        ),
     ],
 )
 def test_a_rule_needs_the_kinds_that_it_reads(
@@ -94,6 +103,17 @@ def test_a_rule_needs_the_kinds_that_it_reads(
 ) -> None:
     store = trained(logged, {}, evaluates=False, kinds=kinds)
     assert set(without_data(store)) == silent | {*PROBES, "batch-norm-drift", "overfit"}
+
+
+def test_updates_of_few_steps_are_no_data_for_rules_that_follow_them() -> None:
+    for often, silent in ((1, set[str]()), (50, UPDATES - {"learning-rate-too-low"})):
+        store = Store(2**22)
+        taps = Tap("", "output"), Tap("a", "param_grad", "weight"), Tap("a", "update", "weight")
+        for step in range(200):
+            stats = stats_of_magnitudes([1.0, 1.0, 1.0])
+            rows = stats if step % often == 0 else stats[:2]
+            store.append(frame(step, rows, taps if step == 0 else (), scalars={"loss": 1.0}))
+        assert set(without_data(store)) & UPDATES == silent
 
 
 def test_the_found_loss_is_checked_in_addition_to_a_validation_loss() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from hookcore.findings import limits_of
+from hookcore.findings.stragglers import Waits, waits_of
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
+from hookcore.records.vocabulary import LATE_RANK
 
 from ..runs import JointRun
 from ..runs.ranked import shift_of, summary_of
 from ..runs.rounds import Member
 from .rankstores import stores_of
 from .speed import run_rates
-from .stragglers import Waits, waits_of
 
 
 def ranks_of(joint: JointRun, first: int | None = None, last: int | None = None) -> answers.Ranks:
@@ -23,14 +27,22 @@ def ranks_of(joint: JointRun, first: int | None = None, last: int | None = None)
     counts = assembly.steps, assembly.absences.incomplete, assembly.partial, len(assembly.backlog), assembly.compared
     unread = tuple(each.place.rank for each in current if each.run.id in joint.unread)
     unlisted = len(joint.unlisted_folders())
-    return answers.Ranks(joint.id, summary_of(joint), *counts, unread, unlisted, _waits_of(waits), ranks)
+    return answers.Ranks(
+        joint.id,
+        summary_of(joint),
+        *counts,
+        unread,
+        unlisted,
+        _waits_of(waits, limits_of(joint.store, LATE_RANK)),
+        ranks,
+    )
 
 
-def _waits_of(waits: Waits | None) -> answers.RankWaits | None:
+def _waits_of(waits: Waits | None, limits: Mapping[str, float]) -> answers.RankWaits | None:
     if waits is None:
         return None
     seconds = Number(waits.elapsed_s)
-    return answers.RankWaits(waits.name, waits.steps, waits.first, waits.last, seconds, waits.latest)
+    return answers.RankWaits(waits.name, waits.steps, waits.first, waits.last, seconds, waits.latest(limits))
 
 
 def _rank_of(

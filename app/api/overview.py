@@ -15,7 +15,7 @@ from hookcore.records import SEVERITIES
 from ..analysis.cost import cost_of
 from ..analysis.coverage import losses_of
 from ..runs import Run
-from ..runs.answering import findings_of, reading_of, scope_of
+from ..runs.answering import course_of, findings_of, reading_of, scope_of
 from .params import RunParam, SpanParam
 from .routing import router
 
@@ -36,6 +36,7 @@ def findings(
         total=len(found),
         newest_step=run.store.steps().newest,
         scope=scope_of(diagnosis.scope),
+        course=course_of(diagnosis.course),
         findings=findings_of(run, found[:limit]),
         rules=tuple(_rule_of(run, rule) for rule in RULES.values()),
     )
@@ -64,6 +65,7 @@ def overview(run: RunParam, span: SpanParam) -> answers.Overview:
         newest_step=figures.newest_step,
         steps=figures.steps,
         steps_per_s=_number(figures.steps_per_s),
+        course=course_of(run.findings.course()),
         loss=reading_of(figures.loss),
         scalars=tuple(reading for each in figures.scalars if (reading := reading_of(each)) is not None),
         gradient_kind=figures.gradient_kind,

@@ -18,7 +18,8 @@ from .flags import Commands, add_command
 from .source import add_source, run_of_server, saved_run
 
 if TYPE_CHECKING:
-    from hookcore.reading.answers import Incident, Incidents, OwnRule, RunRules
+    from hookcore.findings import Diagnosis
+    from hookcore.reading.answers import Findings, Incident, Incidents, OwnRule, RunRules
     from hookcore.records import Failure
 
 EXAMPLES: Final = """
@@ -43,6 +44,7 @@ class Checked:
     failure: Failure | None
     newest_step: int | None
     scope: str
+    course: str
     incidents: Incidents
     troubles: tuple[str, ...]  # why incidents may be missing
     rules: RunRules
@@ -127,9 +129,9 @@ def _look(given: argparse.Namespace) -> Checked:
 
     run = saved_run(given)
     if run is not None:
-        sentence, newest = run.findings.scope().sentence, run.store.steps().newest
+        diagnosis, newest = run.findings.diagnosis(), run.store.steps().newest
         troubles = tuple(each.message for each in run.store.events() if each.name in TROUBLES)
-        known = run.id, run.name, run.state, run.end.failure, newest, sentence
+        known = run.id, run.name, run.state, run.end.failure, newest, *_sentences(diagnosis)
         return Checked(*known, run.reader.incidents(), troubles, rules_of(run))
     with run_of_server(given) as (client, run_id):
         findings = client.findings(1, run_id)  # loads a run that is only on disk
@@ -138,7 +140,11 @@ def _look(given: argparse.Namespace) -> Checked:
         events = [each for name in TROUBLES for each in client.events(name=name, run=run_id).events]
     troubles = tuple(each.message for each in events)
     about = found.id, found.name, found.state, found.failure, found.newest_step
-    return Checked(*about, findings.scope.sentence, incidents, troubles, rules)
+    return Checked(*about, *_sentences(findings), incidents, troubles, rules)
+
+
+def _sentences(found: Diagnosis | Findings) -> tuple[str, str]:
+    return found.scope.sentence, found.course.sentence
 
 
 def _as_text(checked: Checked, _level: str) -> str:
@@ -147,7 +153,7 @@ def _as_text(checked: Checked, _level: str) -> str:
     name = f"{checked.run} ({checked.name})" if checked.name else checked.run
     state = {"live": "still running", "waiting": "waiting for its trainer"}.get(checked.state, checked.state)
     until = "before the first captured step" if checked.newest_step is None else f"up to step {checked.newest_step}"
-    lines = [f"Run {name}, {state}, {until}."]
+    lines = [f"Run {name}, {state}, {until}.", checked.course]
     lines += [f"error: {checked.ending}."] if checked.ending else []
     if checked.failure is not None and checked.failure.code:
         lines.append(f"    {checked.failure.where}: {checked.failure.code}")
@@ -204,6 +210,7 @@ def _as_json(checked: Checked, level: str) -> str:
         "failure": None if checked.failure is None else json.loads(json_of(checked.failure)),
         "newest_step": checked.newest_step,
         "scope": checked.scope,
+        "course": checked.course,
         "muted": sum(each.muted for each in checked.incidents),
         "fails": _fails(checked, level),
         "troubles": checked.troubles,

@@ -119,6 +119,7 @@ class OverviewPage(RunPage):
         return {
             "tiles": tiles_of(run, figures, self.span),
             "progress": progress_of(run),
+            "course": run.findings.course() if self.span is None or not self.span.held else None,
             "labels": {name: text for name, text in run.labels.items() if not name.startswith(MACHINE_LABEL)},
             "machine": summary_of(run, *self.values_in),
             "empty": why_empty(run, figures, self.span),

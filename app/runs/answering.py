@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from hookcore.findings import Finding, Reading, Scope
+from hookcore.findings import Course, Finding, Reading, Scope
 from hookcore.reading import answers
 from hookcore.reading.answers import Number
 from hookcore.records import text_of
@@ -106,6 +106,12 @@ def scope_of(scope: Scope) -> answers.Scope:
     """Return how much the findings are based on."""
     unjudged = tuple(answers.Unjudged(**asdict(each), sentence=each.sentence) for each in scope.unjudged)
     return answers.Scope(**{**asdict(scope), "unjudged": unjudged})
+
+
+def course_of(course: Course) -> answers.Course:
+    """Return where the training goes."""
+    first, newest, lowest = (Number(each) for each in (course.first, course.newest, course.lowest))
+    return answers.Course(course.word, course.sentence, course.loss, first, newest, lowest, course.since_step)
 
 
 def reading_of(reading: Reading | None) -> answers.Reading | None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from hookcore.findings.stragglers import RankTimes, late_rank
 from hookcore.records import Frame, Snapshot
-from hookcore.records.vocabulary import DESYNC
+from hookcore.records.vocabulary import DESYNC, LATE_RANK
 from hookcore.records.wire import DeliveryCounters
 from hookcore.store.copies import Difference
 
@@ -25,6 +26,7 @@ logger = logging.getLogger("hookcore")
 COUNT_EVERY_S: Final = 1.0  # between two sums of the ranks' counters
 REST_S: Final = 20.0  # in which the last steps of an attempt may come after the first ones of the next
 NO_ROUND: Final = -1
+LATE_EVERY: Final = 64  # steps between two looks for a rank that is late
 _SHARE: Final = 4  # the steps that wait for ranks may take a quarter of the store's size
 
 
@@ -224,6 +226,8 @@ class Summing(Membership):
             frame = replace(frame, new_taps=())
         if differences is not None:
             self._follow_desync(frame.step, differences)
+        if self.assembly.steps % LATE_EVERY == 0:
+            self._follow_lateness(frame.step)
         self._keep(frame)
 
     def _follow_desync(self, step: int, differences: Sequence[Difference]) -> None:
@@ -232,6 +236,17 @@ class Summing(Membership):
         known = [each for each in differences if each.lane < len(taps) and is_on]
         if follower is not None:
             follower.hold(DESYNC, desync_of(step, known, taps) if known else None)
+
+    def _follow_lateness(self, step: int) -> None:
+        """Look whether one of the ranks keeps the others waiting."""
+        follower, is_on = self.store.follower, self.store.rules.get(LATE_RANK) is not False
+        ranks = [
+            RankTimes(each.place.rank, each.run.store, self.shift)
+            for each in self.current()
+            if each.run.loaded and each.run.id in self.joined
+        ]
+        if follower is not None:
+            follower.hold(LATE_RANK, late_rank(self.store, ranks, step) if is_on else None)
 
     def _words_of_bad(self, number: int, step: int) -> str:
         ranks = self.assembly.bad_ranks(number, step)

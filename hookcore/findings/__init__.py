@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .cache import FindingsCache
 from .choices import FOLLOWED, Choices, aliases_of, changed, changes_in, chosen_in, read_choices, started_with
+from .course import Course
 from .finding import Finding
 from .follower import follow
 from .keyfigures import KeyFigures, Reading, key_figures_of
@@ -24,6 +25,7 @@ __all__ = [
     "RULES",
     "THRESHOLDS",
     "Choices",
+    "Course",
     "Diagnosis",
     "Finding",
     "FindingsCache",

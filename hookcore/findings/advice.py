@@ -41,6 +41,26 @@ ADVICE: Final[dict[str, Advice]] = {
             "look at the layer that changed first: its incident begins before that of the loss",
         ),
     ),
+    "learning-rate-too-high": _advice(
+        "a learning rate that is too high for this model, batch size, and optimizer",
+        "a schedule that raises the rate too far, or a warm-up that is too short",
+        "inputs or targets that are not normalized, so that gradients are large",
+        tries=(
+            "divide the learning rate by 10, and by 10 again if it still grows",
+            "lengthen the warm-up, and clip the gradients by norm",
+            "normalize inputs and targets, and initialize the last layer with small weights",
+        ),
+    ),
+    "learning-rate-too-low": _advice(
+        "a learning rate that is too low for this optimizer",
+        "a schedule whose warm-up or decay is counted in epochs where steps are meant, or the other way around",
+        "a loss that is divided by a large number, such as the batch size twice",
+        tries=(
+            "multiply the learning rate by 10 or 100 until the update is about a thousandth of the weights",
+            "log the learning rate, and compare it with the schedule that you intended",
+            "check how the loss is scaled",
+        ),
+    ),
     "exploding": _advice(
         "a learning rate that is too high",
         "initial weights that are too large, or a deep stack without normalization",
@@ -295,6 +315,56 @@ ADVICE: Final[dict[str, Advice]] = {
             "lower the learning rate, or lengthen the warm-up",
             "normalize queries and keys, or bound the spectral norm of their weights",
             "check the scale of the logits, and the mask",
+        ),
+    ),
+    "never-used": _advice(
+        "a router that never selects these experts, or a branch that is never taken",
+        "a layer that the forward pass forgot, or that an older version of the model needed",
+        "an output that isn't part of the loss, such as an auxiliary head",
+        tries=(
+            "for experts: add a loss that balances the load, or noise to the router",
+            "call the module in `forward`, or remove it",
+            "if it is meant to be unused, leave it out of the optimizer, which also saves memory",
+        ),
+    ),
+    "slow-data-loading": _advice(
+        "too few workers, or none: the batch is prepared while the model waits",
+        "slow storage, or many small files",
+        "a transform that is slow in Python, such as decoding or augmenting images",
+        tries=(
+            "give the data loader more `num_workers`, `persistent_workers=True`, and `pin_memory=True`",
+            "store the samples in few large files, or cache decoded ones",
+            "measure one worker with a profiler, and move slow transforms to the GPU",
+        ),
+    ),
+    "long-evaluation": _advice(
+        "an evaluation of the whole set after too few steps",
+        "evaluation batches that are as small as those of the training, although they need less memory",
+        "generation or metrics that are computed sample by sample",
+        tries=(
+            "evaluate less often, or on a sample of the set",
+            "use larger batches and `torch.inference_mode()` for the evaluation",
+            "evaluate checkpoints in a process of its own",
+        ),
+    ),
+    "idle-gpu": _advice(
+        "a data loader that doesn't keep up",
+        "a model or a batch that is too small for the GPU, so that starting kernels takes the time",
+        "code between the steps that waits for the GPU, such as `.item()` or printing the loss",
+        tries=(
+            "look at the parts of a step's time on the System page",
+            "use larger batches, `torch.compile`, or CUDA graphs",
+            "log every few steps only, and read losses with `detach()`",
+        ),
+    ),
+    "late-rank": _advice(
+        "a rank that gets more or longer samples than the others",
+        "a machine or GPU that is slower, hotter, or shared with another job",
+        "work that only this rank does, such as logging, saving, or evaluating",
+        tries=(
+            "give all ranks batches of the same length, such as by sorting samples by length",
+            "compare the step times and temperatures of the ranks, and replace the slow machine",
+            "move work of a single rank to the end of an epoch, or into another process",
         ),
     ),
     "stalled-training": _advice(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from hookcore.findings.course import Course
 from hookcore.findings.finding import Finding
 from hookcore.findings.ranking import Diagnosis, RuleInputs, examine
 from hookcore.findings.scope import Scope
@@ -35,6 +36,10 @@ class FindingsCache:
     def scope(self) -> Scope:
         """Return how much the findings are based on."""
         return self.diagnosis().scope
+
+    def course(self) -> Course:
+        """Return where the training goes."""
+        return self.diagnosis().course
 
     def diagnosis(self) -> Diagnosis:
         """Return the findings and their scope, computed again only if new data has arrived."""

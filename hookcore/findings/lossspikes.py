@@ -55,7 +55,10 @@ def _jumps(losses: Losses, series: Series, taps: TapList) -> list[Finding]:
         peak = float(np.nanmax(values[start : until + 1]))
         # Late in a training, a single hard sample is far above a tiny loss. It does no harm.
         if peak > limits["share_of_first"] * first and (len(back) or len(values) - start > _OPEN):
-            severity: Severity = "warning" if peak > first else "info"
+            # The size of a loss that changes its sign, such as that of a policy gradient, shows no harm.
+            earlier = values[max(0, start - _BEFORE) : start]
+            has_size = not np.nanmin(earlier) < 0 < np.nanmax(earlier)
+            severity: Severity = "warning" if peak > first and has_size else "info"
             found.append(_finding(now, (start, until), bool(len(back)), (peak, float(usual[start])), severity, taps))
     return found
 

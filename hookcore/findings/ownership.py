@@ -9,11 +9,17 @@ import numpy as np
 from hookcore.findings.finding import Finding
 from hookcore.findings.rule import RuleName
 from hookcore.findings.rules import RULES
-from hookcore.records import Event
-from hookcore.records.vocabulary import ENDED, FROZEN, STALLED
+from hookcore.records import Event, Severity
+from hookcore.records.vocabulary import ENDED, FROZEN, NEVER_USED, STALLED
 from hookcore.store import Store, TapList
 
-_RULES: Final[tuple[RuleName, ...]] = ("not-in-optimizer", "frozen-by-mistake", "duplicate-in-optimizers", STALLED)
+_RULES: Final[tuple[RuleName, ...]] = (
+    "not-in-optimizer",
+    "frozen-by-mistake",
+    "duplicate-in-optimizers",
+    NEVER_USED,
+    STALLED,
+)
 _KINDS: Final = ("param_grad", "output")  # which tap stands for a module's parameters, if it has one
 
 
@@ -55,4 +61,5 @@ def _finding(store: Store, taps: TapList, rule: RuleName, event: Event) -> Findi
     since = _since(store, rule, number, event)
     unknown = float("nan")
     about = "rms", unknown, unknown, since, None, event.message, (), 0
-    return Finding(rule, RULES[rule].severity, number, tap, *about)
+    severity: Severity = "warning" if event.about.get("alike") else RULES[rule].severity
+    return Finding(rule, severity, number, tap, *about)

@@ -14,9 +14,11 @@ from hookcore.findings.rule import RuleName
 from hookcore.findings.rules import RULES
 from hookcore.findings.running import CLASSES as NORMALIZING
 from hookcore.records import PROBE, Kind, Tap
-from hookcore.records.vocabulary import DESYNC
+from hookcore.records.vocabulary import DESYNC, LATE_RANK
 from hookcore.store import Store, TapList
 
+_NEWEST: Final = 64  # captured steps that show how often updates are measured
+_OFTEN: Final = 0.5
 _PASSED: Final[tuple[Kind, ...]] = ("output", "output_grad", "input_grad", "param_grad")
 
 
@@ -58,6 +60,16 @@ def _tensors(*kinds: Kind) -> tuple[_Count, str]:
     return lambda known: min(map(known.of_kinds, kinds)), words
 
 
+def _updates(known: _Known) -> int:
+    """Return the number of updates; none if they are measured in few steps, as they are by default."""
+    updates = known.taps.of_kind("update")
+    first = known.store.captured_step(_NEWEST - 1)
+    if not len(updates.taps) or first is None:
+        return len(updates.taps)
+    measured = known.store.rows(updates.numbers[:1], "count", first).present.sum()
+    return known.of_kinds("update") if measured >= _OFTEN * known.store.captured(first) else 0
+
+
 def _logged(known: _Known) -> int:
     return sum(not is_validation(name) for name in known.losses)
 
@@ -74,6 +86,11 @@ def _all(known: _Known) -> int:
     return len(known.taps.taps) - len(known.taps.of_kind(PROBE).taps)
 
 
+_UPDATES: Final = _updates, "the kind update in every captured step"
+_BOTH: Final = (
+    lambda known: min(_updates(known), known.of_kinds("param_grad")),
+    "the kind update in every captured step, and the kind param_grad",
+)
 _ANY: Final = _all, "a captured step"
 _LOSS: Final = _logged, 'a logged value with "loss" in its name'
 _EVALUATED: Final = "phases={'train', 'eval'}, an evaluation, and a batch normalization"
@@ -81,6 +98,11 @@ _EVALUATED: Final = "phases={'train', 'eval'}, an evaluation, and a batch normal
 _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "nonfinite": _ANY,
     "loss": _LOSS,
+    "learning-rate-too-high": _LOSS,
+    "learning-rate-too-low": (
+        lambda known: min(_logged(known), known.of_kinds("update")),
+        "a logged loss and the kind update",
+    ),
     "exploding": _ANY,
     "vanishing": (lambda known: known.of_kinds(*_PASSED), "activations or gradients"),
     "no-gradient": _tensors("param_grad"),
@@ -91,10 +113,10 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "duplicate-in-optimizers": None,
     "overfit": (_validated, "a logged training loss and a logged validation loss"),
     "loss-not-decreasing": _LOSS,
-    "unchanged-tensor": _tensors("update", "param_grad"),
-    "bf16-update-lost": _tensors("update", "param_grad"),
-    "large-update": _tensors("update"),
-    "stalled": _tensors("update"),
+    "unchanged-tensor": _BOTH,
+    "bf16-update-lost": _BOTH,
+    "large-update": _UPDATES,
+    "stalled": _UPDATES,
     "spike": _ANY,
     "loss-spike": _LOSS,
     "all-zero": _tensors("param_grad", "output_grad"),
@@ -105,7 +127,12 @@ _READS: Final[dict[RuleName, tuple[_Count, str] | None]] = {
     "dead-channels": _probed("dead-channels"),
     "rank-collapse": _probed("rank-collapse"),
     "attention-entropy-collapse": _probed("attention-entropy-collapse"),
+    "never-used": None,
     "stalled-training": None,
+    "slow-data-loading": None,
+    "long-evaluation": None,
+    "idle-gpu": None,
+    "late-rank": (lambda known: int(known.store.of_ranks) * _all(known), "several ranks of one training"),
     "desync": (lambda known: int(known.store.of_ranks) * _all(known), "several ranks of one training"),
 }
 
@@ -135,5 +162,8 @@ def reach_of(store: Store) -> dict[RuleName, Reach]:
 
 def without_data(store: Store) -> list[RuleName]:
     """Return the rules that are on and have nothing to look at. One about ranks isn't missed without any."""
-    wanted = (rule for rule in reach_of(store).items() if rule[0] != DESYNC and store.rules.get(rule[0]) is not False)
+    of_ranks = (DESYNC, LATE_RANK)
+    wanted = (
+        each for each in reach_of(store).items() if each[0] not in of_ranks and store.rules.get(each[0]) is not False
+    )
     return [rule for rule, reach in wanted if reach.needs]

@@ -11,6 +11,8 @@ from hookcore.records import Severity
 RuleName = Literal[
     "nonfinite",
     "loss",
+    "learning-rate-too-high",
+    "learning-rate-too-low",
     "exploding",
     "vanishing",
     "no-gradient",
@@ -35,11 +37,19 @@ RuleName = Literal[
     "dead-channels",
     "rank-collapse",
     "attention-entropy-collapse",
+    "never-used",
     "stalled-training",
+    "slow-data-loading",
+    "long-evaluation",
+    "idle-gpu",
+    "late-rank",
     "desync",
 ]
 
-OF_LOSS: Final = frozenset({"loss", "loss-spike", "overfit", "loss-not-decreasing"})  # rules about logged losses
+OF_TIME: Final = frozenset({"slow-data-loading", "long-evaluation", "idle-gpu", "late-rank"})
+OF_LOSS: Final = OF_TIME | {  # rules about logged values: they are about the training, not about a tensor
+    *("loss", "learning-rate-too-high", "learning-rate-too-low", "loss-spike", "overfit", "loss-not-decreasing"),
+}
 
 
 @dataclass(frozen=True, slots=True)

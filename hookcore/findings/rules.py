@@ -42,6 +42,24 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 'diverged. Only scalars with "loss" in their name count, and only positive ones can diverge.',
             ),
             _rule(
+                "learning-rate-too-high",
+                "error",
+                "Learning rate too high",
+                "The loss grew by powers of ten within a few steps, from the start of the run, or step by step, or "
+                "after the learning rate rose: then the rate caused what followed, such as NaN. It is a warning if the "
+                "loss came back but never fell, or if it doesn't fall while each step changes the weights by a tenth. "
+                "A loss that jumps in one step at a constant rate has another cause. Needs a logged loss that is "
+                "positive.",
+            ),
+            _rule(
+                "learning-rate-too-low",
+                "warning",
+                "Learning rate too low",
+                "The loss doesn't fall, and a step changes the weights by less than a hundred-thousandth, although "
+                "about a thousandth is common. A rate that is still rising, as in a warm-up, isn't judged. Needs the "
+                "kind `update`, which is measured in a few steps by default.",
+            ),
+            _rule(
                 "exploding",
                 "warning",
                 "Exploding",
@@ -167,7 +185,8 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "warning",
                 "Loss jumps",
                 "A logged loss suddenly rises far above its previous 64 values, for one step or longer. It is a note "
-                "if the loss stayed below its first values, and isn't reported if it stayed far below them.",
+                "if the loss stayed below its first values or changes its sign, as that of a policy gradient does. It "
+                "isn't reported if the loss stayed far below its first values.",
             ),
             _rule(
                 "all-zero",
@@ -236,12 +255,50 @@ RULES: Final[Mapping[RuleName, Rule]] = MappingProxyType(
                 "such a probe.",
             ),
             _rule(
+                "never-used",
+                "info",
+                "Never used",
+                "Modules in an optimizer never ran, ran without any effect on the loss, or have parameters that never "
+                "got a gradient. It is a warning if others in the same list of modules are trained, as with experts of "
+                "which some are never selected. The optimizer's traces cover all steps, captured or not. The trainer "
+                "checks this at a few steps, from step 96 on, and reports what it finds twice.",
+                first_report=192,
+            ),
+            _rule(
                 "stalled-training",
                 "warning",
                 "Training waits",
                 "No step has ended for 5 minutes, and for 4 times as long as the run's longest step, while the "
                 "training waits at the same line of its loop. The trainer checks this. Evaluations, checkpoints, "
                 "compilation, a pause, and code after the loop don't count, however long they take.",
+            ),
+            _rule(
+                "slow-data-loading",
+                "warning",
+                "Waits for data",
+                "In the newest measured steps, half of the time is spent waiting for a DataLoader. Steps are measured "
+                "now and then. Very short waits aren't reported.",
+            ),
+            _rule(
+                "long-evaluation",
+                "warning",
+                "Evaluates too long",
+                "Evaluations take at least half of the time of the training: a model that otherwise trains is in "
+                "evaluation mode. This is sampled every two seconds. Short runs aren't judged.",
+            ),
+            _rule(
+                "idle-gpu",
+                "info",
+                "GPU waits",
+                "The driver reports that a GPU of this training has been busy for less than a third of the time in the "
+                "newest samples, two minutes of them. Needs the GPU's sensors.",
+            ),
+            _rule(
+                "late-rank",
+                "warning",
+                "Rank is late",
+                "In most of the newest steps, the same rank is the last one to finish its gradients, noticeably later "
+                "than the first one, so that all others wait for it. Only the run of all ranks has this rule.",
             ),
             _rule(
                 "desync",

@@ -54,6 +54,16 @@ _DEPTH: Final = (
 )
 THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
     "loss": (Threshold("factor", 100.0, 1.1, 1e12, "times its lowest value"), _logged(16)),
+    "learning-rate-too-high": (
+        Threshold("decades", 3.0, 0.5, 300, "powers of ten by which the loss grows"),
+        Threshold("per_step", 0.03, 1e-6, 300, "powers of ten per step; slower growth isn't the learning rate's"),
+        Threshold("falls", 0.7, 0.01, 1, "times the first loss; below it, a loss that came back has fallen"),
+        Threshold("share", 0.1, 1e-6, 1e6, "update as a share of the weights, while the loss doesn't fall"),
+    ),
+    "learning-rate-too-low": (
+        Threshold("share", 1e-5, 1e-30, 1, "update as a share of the weights, while the loss doesn't fall"),
+        _logged(200),
+    ),
     "exploding": (
         Threshold("factor", 20.0, 1.1, 1e12, "times its usual value"),
         Threshold("spreads", 6.0, 0, 1000, "standard deviations above its usual value"),
@@ -135,6 +145,24 @@ THRESHOLDS: Final[Mapping[str, tuple[Threshold, ...]]] = {
         Threshold("entropy", 0.05, 0, 1, "entropy of the head that looks at the most tokens"),
         Threshold("least_entropy", 0.2, 0, 1, "initial entropy of that head"),
         _results(3),
+    ),
+    "slow-data-loading": (
+        Threshold("share", 0.5, 0.01, 1, "share of a step's time"),
+        Threshold("least_s", 0.005, 0, 1e6, "seconds per step"),
+        Threshold("steps", 8, 2, 1000, "measured steps", whole=True),
+    ),
+    "long-evaluation": (
+        Threshold("share", 0.5, 0.01, 1, "share of the time"),
+        Threshold("least_s", 60.0, 0, 1e9, "seconds that the training must have taken"),
+    ),
+    "idle-gpu": (
+        Threshold("share", 0.3, 0.001, 1, "share of the time in which the GPU is busy"),
+        Threshold("samples", 60, 2, 1000, "samples, one every two seconds", whole=True),
+    ),
+    "late-rank": (
+        Threshold("share", 0.05, 0.001, 100, "of a step's time, by which the rank is later than the first one"),
+        Threshold("mostly", 0.6, 0.1, 1, "share of the steps in which the same rank is last"),
+        Threshold("steps", 8, 2, 64, "captured steps of all ranks", whole=True),
     ),
     "spike": (
         Threshold("factor", 5.0, 1.1, 1e12, "times its usual value"),

@@ -27,6 +27,8 @@ TIME_EVERY: Final = 64  # if every step is captured without a limit, one in this
 TIME_FIRST_EVERY: Final = 4  # until the window is full, more are
 ESTIMATE_EVERY: Final = 8  # steps between estimates
 MAX_STRIDE: Final = 1024
+RARE_EVERY: Final = 50  # captured steps between two in which updates are measured without being requested
+RARE_FIRST: Final = 16
 MAX_REPORTED: Final = 200  # steps of which an event says why they were captured
 MINUTE_S: Final = 60.0
 MAX_BLOCK: Final = 32  # steps; optimizers that step more rarely are not waited for
@@ -174,6 +176,10 @@ class Cadence:
         if self.stride == 1:
             return self.budget is None or self._is_free or unit % PROBE_EVERY != PROBE_EVERY - 1
         return unit % self.stride == 0
+
+    def is_rare(self, step: int) -> bool:
+        """Return whether a step is one of the few captured ones in which more is measured, by its number alone."""
+        return self.chooses(step) and step // self.block // self.stride % RARE_EVERY == RARE_FIRST
 
     @property
     def wants_timing(self) -> bool:

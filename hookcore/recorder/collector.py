@@ -16,7 +16,7 @@ from hookcore.recorder.parameters import Parameters
 from hookcore.recorder.replicas import Replicas
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.statistics import Statistics
-from hookcore.records import Event, Severity
+from hookcore.records import Event, Severity, Value
 from hookcore.records.flow import Flow
 from hookcore.records.vocabulary import SKIPPED
 
@@ -42,10 +42,10 @@ class Collector:
     _labels: dict[str, str] = field(default_factory=dict, init=False)
     _flow: Flow | None = field(default=None, init=False)
 
-    def emit(self, name: str, message: str, severity: Severity = "info", module: str = "") -> None:
-        """Add an event to the next frame. Any thread may call it."""
+    def emit(self, name: str, message: str, severity: Severity = "info", module: str = "", **about: Value) -> None:
+        """Add an event to the next frame, with what it is `about`. Any thread may call it."""
         with self._lock:
-            self._events.append(Event(self._step(), time.time(), name, message, severity, module))
+            self._events.append(Event(self._step(), time.time(), name, message, severity, module, about=about))
 
     def explain(self, captured: bool) -> None:
         """Add why the running step is captured, if it isn't for its number."""

@@ -1,17 +1,19 @@
-"""Which parameters no optimizer steps, which ones get no gradient, and which ones two optimizers step."""
+"""Which parameters no optimizer steps, which get no gradient or are never used, and which ones two optimizers step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Final
 
 from torch import Tensor
 
 from hookcore.recorder.clock import Clock
+from hookcore.recorder.neverused import NeverUsed, Traces, holders_of
 from hookcore.recorder.owners import Owner
 from hookcore.recorder.parameters import Parameter, Parameters
-from hookcore.records import ROOT
-from hookcore.records.vocabulary import DUPLICATE, ENDED, FROZEN, OUTSIDE, OUTSIDE_BEFORE
+from hookcore.records import ROOT, Value
+from hookcore.records.vocabulary import DUPLICATE, ENDED, FROZEN, NEVER_USED, OUTSIDE, OUTSIDE_BEFORE
 
 FIRST: Final = 24  # the step of the first check; the next ones are at twice the step of the one before
 EVERY: Final = 128  # steps between two checks later
@@ -19,6 +21,20 @@ MIN_STEPS: Final = 12  # of an optimizer
 ACTIVE: Final = 32  # steps after which an optimizer that stopped stepping isn't at work
 MIN_READ: Final = 16  # captured steps without a gradient
 SHOWN: Final = 3  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that is true of some parameters, in words and as values."""
+
+    parameters: tuple[Parameter, ...]
+    message: str
+    about: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        """The module of the first one."""
+        return self.parameters[0].plan.path
 
 
 class Ownership:
@@ -32,8 +48,9 @@ class Ownership:
         self._clock = clock
         self._emit = emit
         self._next = FIRST
-        self._before: dict[str, Parameter] = {}  # the first parameter of each fact, at the last check
-        self._reported: dict[str, Parameter] = {}
+        self._traces = Traces()
+        self._before: dict[str, Fact] = {}  # what the last check found
+        self._reported: dict[str, Fact] = {}
 
     def check(self, step: int) -> None:
         """Report what has changed, if a check is due at the end of this step."""
@@ -42,16 +59,16 @@ class Ownership:
         self._next = step + min(step, EVERY)
         owners = [each for each in self._clock.owners if each.owns and each.steps]
         found = self._facts(owners, step) if owners else {}
-        for name, among in found.items():
-            if name in self._before and self._reported.get(name) is not among[0]:
-                self._reported[name] = among[0]
-                self._emit(name, _MESSAGES[name].format(_listed(among)), "info", among[0].plan.path)
+        for name, fact in found.items():
+            if name in self._before and (name not in self._reported or self._reported[name].message != fact.message):
+                self._reported[name] = fact
+                self._emit(name, fact.message, "info", fact.module, **fact.about)
         for name in set(self._reported) - set(found):
-            self._emit(ENDED[name], f"no longer found: {name}", "info", self._reported.pop(name).plan.path)
-        self._before = {name: among[0] for name, among in found.items()}
+            self._emit(ENDED[name], f"no longer found: {name}", "info", self._reported.pop(name).module)
+        self._before = found
 
-    def _facts(self, owners: Sequence[Owner], step: int) -> dict[str, list[Parameter]]:
-        """Return the parameters of each fact, in the order of the model; facts without any are left out."""
+    def _facts(self, owners: Sequence[Owner], step: int) -> dict[str, Fact]:
+        """Return the facts about parameters, each in the order of the model; those about none are left out."""
         stepped = [(owner, _parameters_of(owner)) for owner in owners]
         inside = {key for _, keys in stepped for key in keys}
         known = [(each, tensor) for each in self._parameters.all() if (tensor := each.tensor) is not None]
@@ -60,13 +77,35 @@ class Ownership:
         first_inside = next((place for place, (_, tensor) in enumerate(mine) if id(tensor) in inside), 0)
         active = [keys for owner, keys in stepped if owner.steps >= MIN_STEPS and step - owner.last_step <= ACTIVE]
         twice = [each for each, tensor in mine if sum(id(tensor) in keys for keys in active) > 1]
-        facts = {
+        everyone = [each for each, _ in mine]
+        cut_off = _cut_off([pair for pair in mine if id(pair[1]) in inside], holders_of(everyone))
+        among = {
             OUTSIDE: _left_out(mine[first_inside:], inside),
             OUTSIDE_BEFORE: _left_out(mine[:first_inside], inside),
-            FROZEN: _cut_off([pair for pair in mine if id(pair[1]) in inside]),
+            FROZEN: cut_off,
             DUPLICATE: twice,
         }
-        return {name: among for name, among in facts.items() if among}
+        facts = {name: Fact(tuple(some), _MESSAGES[name].format(_listed(some))) for name, some in among.items() if some}
+        unused = NeverUsed.of(self._idle(stepped, mine, step, {id(each) for each in cut_off}), everyone)
+        if unused.parameters:
+            facts[NEVER_USED] = Fact(unused.parameters, unused.sentence, unused.about)
+        return facts
+
+    def _idle(
+        self,
+        stepped: Sequence[tuple[Owner, set[int]]],
+        mine: Sequence[tuple[Parameter, Tensor]],
+        step: int,
+        explained: Set[int],
+    ) -> list[Parameter]:
+        """Return the parameters that no optimizer has changed for long, except those that another fact explains."""
+        self._traces.keep({id(tensor) for _, tensor in mine})
+        idle = list[Parameter]()
+        for owner, keys in stepped:
+            optimizer = owner.ref()
+            if optimizer is not None:
+                idle += self._traces.look(optimizer, [pair for pair in mine if id(pair[1]) in keys], step)
+        return [each for each in idle if id(each) not in explained]
 
 
 def _parameters_of(owner: Owner) -> set[int]:
@@ -78,7 +117,7 @@ def _left_out(mine: Sequence[tuple[Parameter, Tensor]], inside: set[int]) -> lis
     return [each for each, tensor in mine if id(tensor) not in inside and tensor.grad is not None]
 
 
-def _cut_off(owned: Sequence[tuple[Parameter, Tensor]]) -> list[Parameter]:
+def _cut_off(owned: Sequence[tuple[Parameter, Tensor]], holders: Set[str]) -> list[Parameter]:
     """Return the parameters before the first one with a gradient, if their modules run, from the last module on.
 
     Those after it may belong to a branch that is not used, which many models have and which does no harm.
@@ -88,7 +127,8 @@ def _cut_off(owned: Sequence[tuple[Parameter, Tensor]]) -> list[Parameter]:
         history = each.plan.history
         if tensor.grad is not None or (history.got_gradients and history.without_gradient < MIN_READ):
             break
-        if history.seen and history.without_gradient >= MIN_READ:
+        # The graph isn't cut after a module that contains one with gradients: only its own parameter is unused.
+        if history.seen and history.without_gradient >= MIN_READ and each.plan.path not in holders:
             found.append(each)
     else:
         return []  # nothing gets a gradient here: there is no place at which it is cut

@@ -22,6 +22,8 @@ SHARED: Final = (
     "step's data is complete before the last of them has stepped"
 )
 LOOK_EVERY_S: Final = 1.0  # between two looks at the forms of the parameters
+MAX_MEASURED: Final = 2**28  # bytes of weights whose updates are measured in one step without being requested
+ROOM: Final = 8  # rows that must be free for each parameter
 LOOK_REST_S: Final = 0.001  # more for each parameter, at which a look takes about a thousandth of that
 
 
@@ -71,11 +73,19 @@ class Parameter:
         self.grad_slot = statistics.slot_of(plan, "param_grad", name, 0)
         self.param_slot = statistics.slot_of(plan, "param", name, 0)
         self.update_slot = statistics.slot_of(plan, "update", name, 0)
+        self._choose_norm(statistics)
+
+    def measure_update(self, statistics: Statistics) -> None:
+        """Measure its update, although this wasn't requested, until `choose` is called."""
+        self.update_slot = statistics.table.add(Tap(self.plan.path, "update", self.name))
+        self._choose_norm(statistics)
+
+    def _choose_norm(self, statistics: Statistics) -> None:
         self.norm_slot = self.param_slot
         if self.update_slot >= 0 and self.param_slot < 0:
             # The ratio needs the weight's norm, even if it wasn't requested.
             if self._hidden_slot < 0:
-                self._hidden_slot = statistics.table.add(Tap(plan.path, "param", name), hidden=True)
+                self._hidden_slot = statistics.table.add(Tap(self.plan.path, "param", self.name), hidden=True)
             self.norm_slot = self._hidden_slot
 
 
@@ -90,7 +100,9 @@ class Parameters:
         self._plans = plans
         self._statistics = statistics
         self._wanted = _reads_parameters(kinds)
-        self._wants_updates = "update" in kinds
+        self._requests_updates = "update" in kinds
+        self._measured: list[Parameter] = []  # those whose update is measured in this step although no one requested it
+        self._next_measured = 0  # where the next ones begin
         self._known: dict[int, Parameter] = {}  # by id(tensor); an entry is valid while the tensor is at its place
         self._keys: dict[int, dict[str, int]] = {}  # by id(plan) and name, the keys of its entries
         self.adopted = 0  # grows with every new parameter
@@ -102,8 +114,35 @@ class Parameters:
         self.read = False  # whether this step's gradients have been read
 
     def begin_step(self) -> None:
-        """Forget that gradients were read."""
+        """Forget that gradients were read, and whose updates were measured."""
         self.read = False
+        for each in self._measured:
+            each.choose(self._statistics)
+        self._measured = []
+
+    def measure_updates(self) -> None:
+        """Measure the updates of weights in this step, although they weren't requested: of as many as may be copied.
+
+        In a large model, the next such step goes on where this one ended.
+        """
+        every = [each for each in self.all() if "param_grad" in each.plan.kinds]
+        if self._requests_updates or self._statistics.table.room < ROOM * len(every):  # other tensors come first
+            return
+        every = every[self._next_measured :] + every[: self._next_measured]
+        left = MAX_MEASURED
+        for each in every:
+            tensor = each.tensor
+            left -= 0 if tensor is None else tensor.nbytes
+            if left < 0 and self._measured:
+                break
+            if tensor is not None and tensor.requires_grad:
+                each.measure_update(self._statistics)
+                self._measured.append(each)
+            self._next_measured = (self._next_measured + 1) % len(every)
+
+    @property
+    def _wants_updates(self) -> bool:
+        return self._requests_updates or bool(self._measured)
 
     def find(self, parameter: Tensor) -> Parameter | None:
         """Return the watched parameter for this tensor."""
@@ -148,7 +187,8 @@ class Parameters:
     def choose(self, kinds: frozenset[Kind]) -> None:
         """Update the rows to the new plans."""
         self._wanted = _reads_parameters(kinds)
-        self._wants_updates = "update" in kinds
+        self._requests_updates = "update" in kinds
+        self._measured = []
         self.version += 1
         for parameter in self.all():
             parameter.choose(self._statistics)

@@ -43,6 +43,11 @@ class TapTable:
             self._shown += not hidden
             return len(self.taps) - 1
 
+    @property
+    def room(self) -> int:
+        """The number of taps for which there is room."""
+        return self._capacity - len(self.taps)
+
     def shown_taps(self) -> list[Tap]:
         """Return the taps by their numbers."""
         with self._lock:

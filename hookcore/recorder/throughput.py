@@ -9,7 +9,7 @@ import torch
 
 from hookcore.recorder.machine import Device, Gpus, Sample, Sampler, open_host, open_nvml
 from hookcore.recorder.roots import Root
-from hookcore.records.vocabulary import SAMPLES_RATE, STEPS_RATE, TOKENS_RATE
+from hookcore.records.vocabulary import EVALUATED, SAMPLES_RATE, STEPS_RATE, TOKENS_RATE
 
 _IN_USE: Final = "reserved_bytes.all.peak"
 
@@ -65,9 +65,29 @@ class Throughput:
         return Sample(found)
 
 
+class Evaluations:
+    """The seconds in which a model that trains was in evaluation mode.
+
+    A sample stands for the time since the last one, so the training's thread reads no clock for it.
+    """
+
+    def __init__(self, roots: Callable[[], Iterable[Root]]) -> None:
+        self._roots = roots
+        self._last: float | None = None
+        self._total_s = 0.0
+
+    def read(self, now: float) -> Sample:
+        """Return the seconds so far; none before the first evaluation."""
+        last, self._last = self._last, now
+        if last is not None and any(root.evaluates for root in list(self._roots())):
+            self._total_s += now - last
+        return Sample({EVALUATED: self._total_s}) if self._total_s else Sample()
+
+
 def sampler_of(
     ended: Callable[[], Ended], roots: Callable[[], Iterable[Root]], failed: Callable[[str, BaseException], None]
 ) -> Sampler:
     """Return what samples the machine and the speed of the training, once it is started."""
-    speed = Throughput(ended, roots)
-    return Sampler((open_host, lambda: Gpus(cuda_devices, open_nvml).read, lambda: speed.read), failed)
+    speed, evaluations = Throughput(ended, roots), Evaluations(roots)
+    gpus = Gpus(cuda_devices, open_nvml)
+    return Sampler((open_host, lambda: gpus.read, lambda: speed.read, lambda: evaluations.read), failed)

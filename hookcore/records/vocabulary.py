@@ -40,6 +40,7 @@ TIME_BACKWARD: Final = SYSTEM + "time/backward"
 TIME_OPTIMIZER: Final = SYSTEM + "time/optimizer"
 TIME_OTHER: Final = SYSTEM + "time/other"
 TIME_HOOKCORE: Final = SYSTEM + "time/hookcore"
+EVALUATED: Final = SYSTEM + "evaluated"  # seconds of the run so far in which its model was in evaluation mode
 MACHINE_LABEL: Final = "machine"  # the label that says how large it is; with " gpu0", which GPU that is
 SENSORS_LABEL: Final = "machine sensors"  # the label that says why those of the GPUs aren't read
 
@@ -62,8 +63,11 @@ OUTSIDE: Final = "not-in-optimizer"
 FROZEN: Final = "frozen-by-mistake"
 DUPLICATE: Final = "duplicate-in-optimizers"
 STALLED: Final = "stalled-training"
+NEVER_USED: Final = "never-used"
 OUTSIDE_BEFORE: Final = "gradients-unused"  # a note: only what comes before the trained parameters
-ENDED: Final[dict[str, str]] = {name: f"{name}-ended" for name in (OUTSIDE, FROZEN, DUPLICATE, STALLED, OUTSIDE_BEFORE)}
+ENDED: Final[dict[str, str]] = {
+    name: f"{name}-ended" for name in (OUTSIDE, FROZEN, DUPLICATE, STALLED, NEVER_USED, OUTSIDE_BEFORE)
+}
 
 KIND_TITLES: Final[dict[str, str]] = {  # of several tensors
     "output": "activations",
@@ -98,6 +102,7 @@ def rgb_of(color: str) -> tuple[int, int, int]:
 
 
 DESYNC: Final = "desync"  # the rule about values that ranks should have in common
+LATE_RANK: Final = "late-rank"  # the rule about ranks that keep the others waiting
 # Events about rules of the user: what one found, that it is no longer found, and a label with its counters.
 OWN_RULE: Final = "own-"
 OWN_OVER: Final = "-over"
@@ -128,7 +133,7 @@ def is_media(dtype: str) -> bool:
 
 def is_per_frame(rule: str) -> bool:
     """Return whether each frame brings a rule's findings as events, so that no look at many steps is needed."""
-    return rule == DESYNC or rule.startswith(OWN_RULE)
+    return rule in (DESYNC, LATE_RANK) or rule.startswith(OWN_RULE)
 
 
 def is_bias(name: str) -> bool:
@@ -139,6 +144,11 @@ def is_bias(name: str) -> bool:
 def is_loss(name: str) -> bool:
     """Return whether a scalar is a loss: the last part of its name contains "loss"."""
     return "loss" in name.rpartition("/")[2].casefold() and not name.startswith(OWN)
+
+
+def is_rate(name: str) -> bool:
+    """Return whether a scalar is a learning rate, by the last part of its name."""
+    return name.rpartition("/")[2].casefold().replace("-", "_") in ("lr", "learning_rate")
 
 
 def loss_among(names: Iterable[str]) -> str | None:

@@ -117,6 +117,10 @@ class Cells:
         counts = (_fold(np.add, each, starts) for each in (self.nonfinite, self.present))
         return Cells(low, high, *counts), starts
 
+    def valued(self) -> Counts:
+        """Return the number of steps in cells with a value: a stat may have none, such as a share of zero."""
+        return np.where((self.nonfinite == 0) & np.isnan(self.high), 0, self.present)
+
     def worst(self) -> Floats:
         """Return the value with the largest magnitude; NaN if a tensor was non-finite, or if there is none."""
         worst: Floats = self.high.copy()

@@ -136,7 +136,7 @@ class Queries(Newest):
             over.last_steps(),
             cells.worst().T,
             cells.nonfinite.T,
-            cells.present.T,
+            cells.valued().T,
             infinite.T,
         )
 

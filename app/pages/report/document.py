@@ -61,6 +61,7 @@ def report_of(run: Run, wanted: View = View()) -> bytes:  # noqa: B008 (it is fr
         "view": view,
         "figures": key_figures_of(run.store, *view.values, is_live=run.state == "live"),
         "scope": run.findings.scope(),
+        "course": run.findings.course(),
         "cost": cost_of(run),
         "findings": findings[:MAX_ROWS],
         "findings_left_out": max(0, len(findings) - MAX_ROWS),

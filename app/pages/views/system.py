@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings.keyfigures import Reading, newest_of
+from hookcore.findings.waits import PARTS
 from hookcore.records.vocabulary import (
     CPU_MACHINE,
     CPU_PROCESS,
@@ -22,13 +23,8 @@ from hookcore.records.vocabulary import (
     SENSORS_LABEL,
     STEPS_RATE,
     SYSTEM,
-    TIME_BACKWARD,
-    TIME_BEFORE,
     TIME_FORWARD,
-    TIME_HOOKCORE,
     TIME_LOADING,
-    TIME_OPTIMIZER,
-    TIME_OTHER,
     TOKENS_RATE,
 )
 
@@ -39,16 +35,6 @@ from ...runs import JointRun, Run
 Write = Callable[[float], str]
 Detail = tuple[str, Write]  # the name of a scalar, and how its value is said
 
-# The parts of a step in their order, and their words.
-_PARTS: Final = {
-    TIME_LOADING: "data loading",
-    TIME_BEFORE: "before the model",
-    TIME_FORWARD: "forward",
-    TIME_BACKWARD: "backward",
-    TIME_OPTIMIZER: "optimizer",
-    TIME_OTHER: "other",
-    TIME_HOOKCORE: "hookcore",
-}
 _GPU: Final = re.compile(re.escape(SYSTEM) + r"(gpu(\d+))/")
 
 
@@ -84,7 +70,7 @@ class StepTime:
 
     @property
     def has_loading(self) -> bool:
-        return any(part.words == _PARTS[TIME_LOADING] for part in self.parts)
+        return any(part.words == PARTS[TIME_LOADING] for part in self.parts)
 
     @property
     def longest(self) -> Share:
@@ -105,7 +91,7 @@ class Machine:
     @property
     def sampled(self) -> tuple[str, ...]:
         """The scalars that are sampled now and then; the parts of a step are measured at its end."""
-        return tuple(name for name in self.names if name not in _PARTS)
+        return tuple(name for name in self.names if name not in PARTS)
 
 
 def machine_of(run: Run, first: int | None = None, last: int | None = None) -> Machine:
@@ -125,7 +111,7 @@ def machine_of(run: Run, first: int | None = None, last: int | None = None) -> M
     labels = run.labels
     facts = [labels[MACHINE_LABEL]] if MACHINE_LABEL in labels else []
     facts += [f"GPU {number}: {labels[key]}" for number, gpu in gpus if (key := f"{MACHINE_LABEL} {gpu}") in labels]
-    step = max((found.step for name, found in read.items() if name not in _PARTS), default=None)
+    step = max((found.step for name, found in read.items() if name not in PARTS), default=None)
     shown = tuple(each for each in gauges if each is not None)
     return Machine(shown, names, step, tuple(facts), labels.get(SENSORS_LABEL, ""), _time_of(read))
 
@@ -152,11 +138,11 @@ def _time_of(read: Mapping[str, Reading]) -> StepTime | None:
     if TIME_FORWARD not in read:
         return None
     step = read[TIME_FORWARD].step
-    seconds = {name: read[name].value for name in _PARTS if name in read and read[name].step == step}
+    seconds = {name: read[name].value for name in PARTS if name in read and read[name].step == step}
     total, start, parts = sum(seconds.values()), 0.0, []
     for name, part in seconds.items():
         width = 100 * part / total if total > 0 else 0.0
-        parts.append(Share(name.rpartition("/")[2], _PARTS[name], duration(part), _percent(width), start, width))
+        parts.append(Share(name.rpartition("/")[2], PARTS[name], duration(part), _percent(width), start, width))
         start += width
     return StepTime(step, duration(total), tuple(parts))
 

@@ -17,6 +17,7 @@ from hookcore.reading.answers.compare import (
 )
 from hookcore.reading.answers.different import Differences, DifferentLayer, DifferentScalar, StepSample
 from hookcore.reading.answers.findings import (
+    Course,
     Finding,
     Findings,
     Overview,
@@ -96,7 +97,7 @@ from hookcore.reading.answers.timeline import Nearest, Timeline, TimelineMark
 __all__ = [
     "Accepted", "Acknowledged", "Annotation", "Annotations", "Apart", "Around", "Board", "Capsule", "Capsules",
     "ChannelTaps", "Channels", "Command",
-    "ComparedLayer", "ComparedScalar", "Comparison", "ComparisonHeatmap", "CoverageList", "DifferenceRow",
+    "ComparedLayer", "ComparedScalar", "Comparison", "ComparisonHeatmap", "Course", "CoverageList", "DifferenceRow",
     "Differences", "DifferentLayer", "DifferentScalar", "Event", "Events", "Evidence", "Explanation", "Figure",
     "Finding", "Findings", "Floats", "Flow", "FlowCall", "Heatmap", "Histograms", "HistogramsList", "Hooks",
     "Incident", "IncidentDetail", "Incidents", "Integers", "Latest", "LatestTap", "LayerSpread", "LayerSpreads",

@@ -71,6 +71,21 @@ class Scope(Answer, frozen=True):
     unjudged: tuple[Unjudged, ...]
 
 
+class Course(Answer, frozen=True):
+    """Where the training goes, by its loss."""
+
+    word: Annotated[
+        Literal["learning", "flat", "diverging", "broken", "unknown"],
+        Meta(description="broken: the loss or other values are non-finite; unknown: the loss doesn't show it"),
+    ]
+    sentence: Annotated[str, Meta(description="the word and the reason, as shown on the pages")]
+    loss: Annotated[str, Meta(description="the scalar that shows it; empty if there is none")]
+    first: Annotated[Number, Meta(description="its first value, or the one before it diverged; NaN if unknown")]
+    newest: Number
+    lowest: Number
+    since_step: Annotated[int | None, Meta(description="the step since which it is so; null if unknown")]
+
+
 class Rule(Answer, frozen=True):
     """A rule's meaning and thresholds, three usual causes, and what to try."""
 
@@ -148,6 +163,7 @@ class Findings(Answer, frozen=True):
     total: int
     newest_step: int | None
     scope: Scope
+    course: Course
     findings: tuple[Finding, ...]
     rules: tuple[Rule, ...]
 
@@ -180,6 +196,7 @@ class Overview(Answer, frozen=True):
     newest_step: int | None
     steps: int
     steps_per_s: Number | None
+    course: Course
     loss: Reading | None
     scalars: Annotated[tuple[Reading, ...], Meta(description="the newest value of each of your scalars, at most 50")]
     gradient_kind: Annotated[Kind | None, Meta(description="which gradients: of parameters, else of outputs")]

@@ -10,12 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.records import GRADIENT_KINDS, ROOT, Severity, Tap
-from hookcore.records.vocabulary import DESYNC, KIND_WORDS, OWN_RULE, counted
+from hookcore.records.vocabulary import DESYNC, KIND_WORDS, LATE_RANK, OWN_RULE, counted
 
 SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip until it has found its scale
 
 # About the training, or with the place in the message.
-_WITHOUT_PLACE: Final = frozenset({"loss", "loss-spike", "overfit", "stalled-training", DESYNC})
+_WITHOUT_PLACE: Final = frozenset(
+    {
+        *("loss", "loss-spike", "overfit", "learning-rate-too-high", "learning-rate-too-low", "stalled-training"),
+        *("slow-data-loading", "long-evaluation", "idle-gpu", "never-used", LATE_RANK, DESYNC),
+    }
+)
 
 # How the culprit is known: it was captured in the first step, the trainer's check of every step found it, or a replay.
 Source = Literal["capture", "check", "replay"]

@@ -5,26 +5,46 @@ The rank that waits least arrived last: the reduction of gradients ends for all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records.vocabulary import ELAPSED, GRADIENT_WAIT, REDUCTION_WAIT
+from hookcore.findings.loss import last_output
+from hookcore.findings.rules import RULES, limits_of
+from hookcore.records.vocabulary import ELAPSED, GRADIENT_WAIT, LATE_RANK, REDUCTION_WAIT
 from hookcore.store import Store
-
-from .rankstores import OfRank
+from hookcore.store.incidents import Found
 
 Floats = NDArray[np.float64]
 POINTS: Final = 2**13  # more in the same steps would be merged
 STEPS: Final = 64  # the newest ones that all ranks have captured
 REACHES: Final = (2**10, 2**13, 2**16)  # how many steps back they are searched, until there are enough
-MIN_STEPS: Final = 8  # fewer say nothing
-MOSTLY: Final = 0.6  # of the steps, in which the same rank is last
-NOTICEABLE: Final = 0.05  # of a step's time
+
+
+class OfRank(Protocol):
+    """A rank's store, and by how much its steps are shifted in the run of all ranks."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def shift(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimes:
+    """A rank that may be late."""
+
+    rank: int
+    store: Store
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,12 +62,11 @@ class Waits:
     was_last: NDArray[np.int64]  # the number of steps
     elapsed_s: float
 
-    @property
-    def latest(self) -> int | None:
-        """The rank that is noticeably late in most steps, or None."""
+    def latest(self, limits: Mapping[str, float]) -> int | None:
+        """Return the rank that is noticeably late in most steps, or None."""
         place = int(self.was_last.argmax())
-        often = self.was_last[place] >= MOSTLY * self.steps and self.steps >= MIN_STEPS
-        return self.ranks[place] if often and self.after_first_s[place] >= NOTICEABLE * self.elapsed_s else None
+        often = self.was_last[place] >= limits["mostly"] * self.steps and self.steps >= limits["steps"]
+        return self.ranks[place] if often and self.after_first_s[place] >= limits["share"] * self.elapsed_s else None
 
     def of(self, rank: int) -> int | None:
         """Return the place of a rank."""
@@ -61,6 +80,24 @@ def waits_of(ranks: Sequence[OfRank], first: int | None = None, last: int | None
         if len(having) > 1:
             return _waits(name, having, first, last)
     return None
+
+
+def late_rank(joint: Store, ranks: Sequence[OfRank], last: int) -> Found | None:
+    """Return what is found in the run of all ranks if one kept the others waiting in the steps up to `last`."""
+    waits, taps = waits_of(ranks, None, last), joint.taps()
+    latest = None if waits is None else waits.latest(limits_of(joint, LATE_RANK))
+    if waits is None or latest is None or not len(taps.taps):
+        return None
+    place = waits.ranks.index(latest)
+    late, often = float(waits.after_first_s[place]), int(waits.was_last[place])
+    text = (
+        f"rank {latest} is late: it was last in {often:,} of {waits.steps:,} steps, on average {1000 * late:.3g} ms "
+        f"after the first rank, {late / waits.elapsed_s:.0%} of a step, in which the others wait"
+    )
+    number = int(taps.numbers[taps.fact(last_output)])
+    severity = RULES[LATE_RANK].severity
+    about = number, late, waits.elapsed_s, waits.first, None, text, ((number, waits.first),)
+    return Found(LATE_RANK, severity, *about)
 
 
 def _waits(name: str, ranks: Sequence[OfRank], first: int | None, last: int | None) -> Waits | None:
