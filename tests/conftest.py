@@ -17,6 +17,7 @@ import pytest
 for _name in [name for name in os.environ if name.startswith("HOOKCORE_")]:
     del os.environ[_name]
 os.environ["HOOKCORE_SERVER"] = "none"
+os.environ["HOOKCORE_EXPLAIN"] = "never"  # a test that wants a replay by itself says so
 os.environ["HOOKCORE_HOME"] = tempfile.mkdtemp(prefix="hookcore-tests-")
 atexit.register(shutil.rmtree, os.environ["HOOKCORE_HOME"], ignore_errors=True)
 

@@ -75,6 +75,7 @@ def test_defaults_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch
         "keep": "auto",
         "capsule": "auto",
         "capsule_size": 1_000_000_000,
+        "explain": "auto",
         "bridge": None,
         "notify": (),
         "rules": {"thresholds": {}, "functions": ()},

@@ -40,6 +40,11 @@ def add(commands: Commands) -> None:
         metavar="SIZE",
         help="memory limit, such as 8GiB; also lowers the priority of the process",
     )
+    replay.add_argument(
+        "--definitions",
+        action="store_true",
+        help="if the model is defined in the main script, run only the script's imports and definitions",
+    )
     replay.add_argument("--json", action="store_true", help="print JSON")
     replay.set_defaults(run=_replay)
 
@@ -50,7 +55,7 @@ def _replay(given: argparse.Namespace, _environment: Mapping[str, str]) -> str:
     capsules = import_module("hookcore.capsules")  # imports torch, which no other command should wait for
     print(f"hookcore: {capsules.read_about(given.capsule)['warning']}", file=sys.stderr)
     with contextlib.redirect_stdout(sys.stderr):  # what the training's own code prints
-        found = capsules.replay(given.capsule, given.above)
+        found = capsules.replay(given.capsule, given.above, definitions=given.definitions)
     return json.dumps(found.as_dict(), indent=2) if given.json else str(capsules.as_text(found))
 
 

@@ -29,7 +29,7 @@ from hookcore.errors import CapsuleError
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.generators import device_generators
 from hookcore.observe.plain import unseen
-from hookcore.recorder.keeper import Emit, FirstBad
+from hookcore.recorder.keeper import Emit, FirstBad, Place
 from hookcore.recorder.outputs import find_tensors
 from hookcore.records import ROOT, Frame, Occasion
 from hookcore.records.vocabulary import KIND_WORDS, counted
@@ -47,7 +47,6 @@ class Fired:
 
     what: str
     module: str | None
-    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,7 @@ class CapsulePlan:
     when: Capsule
     folder: Callable[[], Path]
     max_bytes: int
+    saw_error: Callable[[Path], None] = lambda _: None  # takes the capsule of a step in which something went wrong
 
 
 class CapsuleKeeper:
@@ -115,7 +115,7 @@ class CapsuleKeeper:
 
     # The training
 
-    def entered(self, path: str, model: nn.Module, args: Any, keywords: dict[str, Any] | None) -> None:
+    def entered(self, place: Place, model: nn.Module, args: Any, keywords: dict[str, Any] | None) -> None:
         """Keep the arguments and the state at the start of a call."""
         if not self.armed:
             return
@@ -130,7 +130,7 @@ class CapsuleKeeper:
             return
         conditions = autocast_types(), torch.is_grad_enabled()  # the block below may change both
         with unseen():
-            known = self._known(path, model)
+            known = self._known(place, model)
             known.call = None  # the last micro-batch may be freed first
             known.call = Call(
                 args=aliases_in(args),
@@ -146,11 +146,11 @@ class CapsuleKeeper:
             )
             known.runs = True
 
-    def hold(self, path: str, model: nn.Module, args: Any) -> None:
+    def hold(self, place: Place, model: nn.Module, args: Any) -> None:
         """Hold a call of an uncaptured step by reference, before it runs."""
         known = self._models.get(id(model))
         if known is None or self._seen != self._structure() or known.ref() is not model or len(self._models) > 1:
-            known = self._known(path, model)
+            known = self._known(place, model)
         known.held = None  # the last micro-batch may be freed first
         try:
             known.held = Held(args, self.updates)
@@ -167,13 +167,13 @@ class CapsuleKeeper:
         """Note why no call of this step is held."""
         self._why_not = why
 
-    def _known(self, path: str, model: nn.Module) -> KeptModel:
+    def _known(self, place: Place, model: nn.Module) -> KeptModel:
         if self._seen != self._structure():
             self._seen = self._structure()
             self._models.clear()
         known = self._models.pop(id(model), None)
         if known is None or known.ref() is not model:
-            known = KeptModel(weakref.ref(model), path, Members(model))
+            known = KeptModel(weakref.ref(model), place.path, place.below, Members(model))
         if len(self._models) >= MAX_MODELS:
             self._models.pop(next(iter(list(self._models))), None)  # the one that was called longest ago
         self._models[id(model)] = known
@@ -213,7 +213,7 @@ class CapsuleKeeper:
         """
         if not self.armed or self._plan.when != "error" or self._bad:
             return False
-        self._fired = self._fired or Fired(what, module, "")
+        self._fired = self._fired or Fired(what, module)
         return True
 
     def look(self, first_bad: FirstBad, where: str) -> None:
@@ -238,7 +238,7 @@ class CapsuleKeeper:
             return
         self._bad, self._late, self._fired = True, -1, None
         if not self._was_bad:
-            self._write(reason, None if bad is None else bad.module)
+            self._write(reason, None if bad is None else bad.module, is_error=bad is not None)
 
     def settle(self, where: str) -> None:
         """Write the step if something in it became non-finite: now its gradients have arrived."""
@@ -246,7 +246,7 @@ class CapsuleKeeper:
         if fired is not None and not self._bad:
             self._bad = self._looked = True
             if not self._was_bad:
-                self._write(f"{fired.what}, found {where}", fired.module)
+                self._write(f"{fired.what}, found {where}", fired.module, is_error=True)
 
     def end_step(self) -> None:
         """Release the step."""
@@ -272,7 +272,7 @@ class CapsuleKeeper:
         occasion = self._occasion
         if occasion is not None and (self._of(occasion.module) is not None or (is_end and self._turns <= 0)):
             self._occasion = None
-            self._write(occasion.reason, occasion.module, occasion)
+            self._write(occasion.reason, occasion.module, occasion, is_error=True)
         self._turns -= is_end
         if self._asked:
             self._asked = False
@@ -299,7 +299,7 @@ class CapsuleKeeper:
 
     # The capsule
 
-    def _write(self, reason: str, module: str | None, occasion: Occasion | None = None) -> None:
+    def _write(self, reason: str, module: str | None, occasion: Occasion | None = None, is_error: bool = False) -> None:
         self._tried = self._step()
         known = self._of(module, occasion is None)
         model = None if known is None else known.ref()
@@ -322,6 +322,8 @@ class CapsuleKeeper:
         saved = f"step {self._step():,} was saved ({size / 1e6:,.1f} MB): {reason}."
         replay = f"To find the operator and the line, run: hookcore replay {path}"
         self._emit("capsule", f"{saved} {replay}{old}", "info", known.path)
+        if is_error:
+            self._plan.saw_error(path)
 
     def _save(
         self, known: KeptModel, model: nn.Module, call: Call, reason: str, occasion: Occasion | None
@@ -334,6 +336,7 @@ class CapsuleKeeper:
         described = about(model, call, reason, self._step())
         if call is known.call:
             described["changed"] += known.changed(call)
+        described["path"], described["below"] = known.path, known.below
         described["frames"] = self._recent.steps
         if occasion is not None:
             described["occasion"] = asdict(occasion)

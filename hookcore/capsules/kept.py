@@ -21,6 +21,7 @@ class KeptModel:
 
     ref: weakref.ref[nn.Module]
     path: str
+    below: str  # what the paths of the modules inside begin with
     members: Members
     moving: set[str] = field(default_factory=set)  # buffers that were seen to change
     still: dict[str, tuple[int, int]] = field(default_factory=dict)  # the states of large ones

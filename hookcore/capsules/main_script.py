@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import sys
@@ -15,6 +16,8 @@ from hookcore import hooks
 from hookcore.errors import CapsuleError
 
 _replaying = False
+_DEFINITIONS: Final = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_IN_BLOCKS: Final = (ast.If, ast.Try, ast.Import, ast.ImportFrom, ast.Assign, ast.Pass)
 _NAME: Final = "__mp_main__"  # as in a process that `multiprocessing` spawns
 
 
@@ -42,25 +45,29 @@ def describe_main() -> dict[str, Any]:
 
 
 @contextmanager
-def as_main(main: dict[str, Any], needed: bool) -> Iterator[None]:
-    """Let imports find the modules of a training and, if needed, run its main script, under another name."""
+def as_main(main: dict[str, Any], needed: bool, definitions: bool = False) -> Iterator[None]:
+    """Let imports find the modules of a training and, if needed, run its main script, under another name.
+
+    `definitions`: run only its imports and definitions.
+    """
     before = sys.modules["__main__"], sys.path[:]
     sys.path += [each for each in main["paths"] if each not in sys.path]
     try:
         if needed:
-            sys.modules["__main__"] = sys.modules[_NAME] = _run(main)
+            sys.modules["__main__"] = sys.modules[_NAME] = _run(main, definitions)
         yield
     finally:
         sys.modules["__main__"], sys.path[:] = before
         sys.modules.pop(_NAME, None)
 
 
-def _run(main: dict[str, Any]) -> ModuleType:
+def _run(main: dict[str, Any], definitions: bool) -> ModuleType:
     """Run the script until its end, or until it begins to train."""
     global _replaying
     path = Path(main["path"] or "(none)")
     try:
-        code = compile(path.read_bytes(), str(path), "exec")
+        source = path.read_bytes()
+        code = compile(only_definitions(source) if definitions else source, str(path), "exec")
     except (OSError, SyntaxError) as error:
         raise CapsuleError(
             f"the model is defined in the main script {path}, which can't be read ({error}): put it back, or define "
@@ -82,6 +89,23 @@ def _run(main: dict[str, Any]) -> ModuleType:
         os.chdir(folder)
         handle.remove()
     return module
+
+
+def only_definitions(source: bytes) -> ast.Module:
+    """Return a script without the statements that do something: its imports, definitions, and constants are left."""
+    script = ast.parse(source)
+    script.body = [each for each in script.body if _defines(each)]
+    return script
+
+
+def _defines(statement: ast.stmt) -> bool:
+    parts = list(ast.walk(statement))
+    if isinstance(statement, ast.If | ast.Try):  # an import that depends on a version
+        if not all(isinstance(each, _IN_BLOCKS) for each in parts if isinstance(each, ast.stmt)):
+            return False
+    elif not isinstance(statement, ast.Assign | ast.AnnAssign):
+        return isinstance(statement, _DEFINITIONS)
+    return not any(isinstance(each, ast.Call | ast.Await | ast.Yield) for each in parts)
 
 
 def _stop(*_: Any) -> None:

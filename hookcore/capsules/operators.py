@@ -8,6 +8,7 @@ A non-finite value isn't always a mistake: a mask may be minus infinity on purpo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -61,6 +62,7 @@ class Suspect:
     bad: int = 0  # the number of bad elements
     on_purpose: bool = False  # an infinity that the code writes as a constant, which is often a mask
     above: float | None = None  # the values are finite, but exceed this magnitude
+    module: str = ""  # in which it ran, or whose forward call made the node of autograd
 
     @property
     def sentence(self) -> str:
@@ -83,8 +85,11 @@ class Suspect:
 class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs every operator, and notes the suspects."""
 
-    def __init__(self, above: float | None, until: CodeType, phase: str = "") -> None:
+    def __init__(
+        self, above: float | None, until: CodeType, phase: str = "", module_of: Callable[[Any], str] = lambda _: ""
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._module_of = module_of
         self._given_above = above
         self._judged_phase = phase  # in which `above` counts; "" is both
         self._given_phase = ""  # of the values passed to `give`
@@ -94,6 +99,11 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._behind: dict[int, frozenset[int]] = {}  # the suspects behind a storage
         self._fresh: dict[int, int] = {}  # uninitialized storages with bad values, and the number of their operator
         self._read: frozenset[int] = _NONE  # the suspects behind numbers that Python has read
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave this class unmarked for Dynamo: torch would import that, which takes as long as torch itself."""
+        return False
 
     @property
     def _above(self) -> float | None:
@@ -235,6 +245,7 @@ class OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             stack=stack,
             inputs=tuple(facts_of(name, each, described["elements"], shape) for name, each in inputs[:_MAX_INPUTS]),
             on_purpose=origin == "constant",
+            module=self._module_of(node),
             **described,
         )
         return self._add(suspect)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
+import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from hookcore import hooks
 from hookcore.capsules.conditions import versions
 from hookcore.capsules.facts import digest_of
 from hookcore.capsules.file import needs_main, read_step
+from hookcore.capsules.layers import Layers
 from hookcore.capsules.main_script import as_main
 from hookcore.capsules.operators import OperatorTracer, Suspect
 from hookcore.delivery.dashboard.capsules import read_about
@@ -26,6 +29,7 @@ from hookcore.errors import ArgumentError, CapsuleError
 from hookcore.observe.generators import generators_kept, set_generators
 from hookcore.observe.plain import unseen
 from hookcore.recorder.outputs import find_tensors
+from hookcore.records.replayed import ReplayedTap
 
 _MAX_OTHERS: Final = 8
 
@@ -42,6 +46,7 @@ class Replay:
     differences: tuple[str, ...]  # differences from the training, and things that couldn't be compared
     error: str = ""  # the exception that the step raised
     above: float | None = None  # greater magnitudes count as bad, too
+    layers: tuple[ReplayedTap, ...] = ()  # the affected activations and gradients, and the finite ones before them
 
     @property
     def exact(self) -> bool:
@@ -58,12 +63,14 @@ class Replay:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything in types that JSON has."""
-        return {**msgspec.to_builtins(self), "sentence": self.sentence, "exact": self.exact}
+        layers = [{**msgspec.to_builtins(each), "values": _in_json(each.values)} for each in self.layers]
+        return {**msgspec.to_builtins(self), "layers": layers, "sentence": self.sentence, "exact": self.exact}
 
 
-def replay(path: str | os.PathLike[str], above: float | None = None) -> Replay:
+def replay(path: str | os.PathLike[str], above: float | None = None, *, definitions: bool = False) -> Replay:
     """Run a capsule's step again, and return what went wrong in it. Opening a capsule runs code from it.
 
+    `definitions`: if the model is defined in the main script, run only the script's imports and definitions.
     `above`: also report values of a greater magnitude, not only non-finite ones. If the step was saved after an
     incident of a magnitude, the capsule contains the threshold, and in which pass it counts.
     """
@@ -72,7 +79,7 @@ def replay(path: str | os.PathLike[str], above: float | None = None) -> Replay:
     about, phase = read_about(path), ""
     if above is None:
         above, phase = _threshold_of(about)
-    with as_main(about["main"], needs_main(path)), generators_kept():
+    with as_main(about["main"], needs_main(path), definitions), generators_kept():
         try:
             step = read_step(path)
             model = _model_of(step)
@@ -114,7 +121,8 @@ class _Run:
         self, about: dict[str, Any], step: dict[str, Any], model: nn.Module, above: float | None, phase: str
     ) -> None:
         self._about, self._step, self._model, self._above = about, step, model, above
-        self._tracer = OperatorTracer(above, _Run.result.__code__, phase)
+        self._layers = Layers(model)
+        self._tracer = OperatorTracer(above, _Run.result.__code__, phase, self._layers.module_of)
         self._differences: list[str] = _other_versions(about["versions"])
         self._outputs: list[tuple[str, Tensor]] = []
         self._handles: list[hooks.HookHandle] = []
@@ -135,6 +143,7 @@ class _Run:
         finally:
             for handle in self._handles:
                 handle.remove()
+            self._layers.close()
         return self._conclude()
 
     def _give(self) -> None:
@@ -152,7 +161,8 @@ class _Run:
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it takes seconds
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch.autograd.detect_anomaly(check_nan=False))
             stack.enter_context(torch.set_grad_enabled(self._step["grad_enabled"]))
             yield
@@ -193,6 +203,7 @@ class _Run:
             tuple(self._differences),
             self._error,
             self._above,
+            self._layers.found(),
         )
 
     def _results(self) -> Iterator[tuple[str, Tensor]]:
@@ -218,6 +229,10 @@ class _Run:
         self._differences += [f"changed before the capsule was written: {name}" for name in self._about["changed"]]
         if self._about["weights"] != "before the update":
             self._differences.append(f"the weights are those {self._about['weights']}")
+
+
+def _in_json(values: Iterable[float]) -> list[float | None]:
+    return [each if math.isfinite(each) else None for each in values]
 
 
 def _always(gradient: Tensor) -> Callable[[Tensor], Tensor]:

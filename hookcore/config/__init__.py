@@ -10,7 +10,7 @@ from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, addresses_of, byte
 from hookcore.config.rules import GivenRules, OwnRule, RulesGiven
 from hookcore.config.setting import Setting
 from hookcore.config.settings import NOT_GIVEN, ConfigGiven, Settings, WatchSettings
-from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled
+from hookcore.config.table import LIVE, SETTINGS, Attach, Capsule, Compiled, Explain
 
 __all__ = [
     "AUTO",
@@ -23,6 +23,7 @@ __all__ = [
     "Capsule",
     "Compiled",
     "ConfigGiven",
+    "Explain",
     "Flat",
     "GivenRules",
     "Launched",

@@ -11,7 +11,7 @@ from hookcore.config.flat import HIDDEN, Flat
 from hookcore.config.readers import Pattern, did_you_mean
 from hookcore.config.rules import GivenRules, RulesGiven
 from hookcore.config.setting import Setting
-from hookcore.config.table import SETTINGS, Attach, Capsule, Compiled
+from hookcore.config.table import SETTINGS, Attach, Capsule, Compiled, Explain
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
 
@@ -47,6 +47,7 @@ class WatchSettings(TypedDict, total=False):
     keep: str | os.PathLike[str] | None
     capsule: Capsule
     capsule_size: int | str
+    explain: Explain
     bridge: str | None
     notify: str | Iterable[str] | None
     rules: RulesGiven
@@ -78,6 +79,7 @@ class Settings:
     keep: str | None
     capsule: Capsule
     capsule_size: int
+    explain: Explain
     bridge: str | None
     notify: tuple[str, ...] = field(repr=False)
     rules: GivenRules

@@ -42,6 +42,7 @@ from hookcore.records import TENSOR_KINDS, Phase
 Attach = Literal["global", "module"]
 Compiled = Literal["boundary", "inside"]
 Capsule = Literal["auto", "error", "exception", "never"]
+Explain = Literal["auto", "never"]
 
 
 def _listed(options: tuple[str, ...]) -> str:
@@ -52,6 +53,7 @@ _PHASES: Final = get_args(Phase)
 _ATTACH: Final = get_args(Attach)
 _COMPILED: Final = get_args(Compiled)
 _CAPSULE: Final = get_args(Capsule)
+_EXPLAIN: Final = get_args(Explain)
 _LIST: Final = or_none(items_of)  # how a variable has one
 _PATTERNS_HELP: Final = (
     "[A pattern](patterns.md) is a path or a glob, such as `blocks.*.attn` (`*` also matches dots); `re:` with a "
@@ -209,6 +211,15 @@ SETTINGS: Final = (
         'a number of bytes or a size such as "512MB" or "4GiB"',
         "The largest capsule to write. A larger step is not saved, and an event says so.",
         read_size,
+    ),
+    Setting(
+        "explain",
+        "auto",
+        f"one of {_listed(_EXPLAIN)}",
+        "Whether the saved step of the run's first error is [explained](capsules.md#explain) by itself. `auto`: once, "
+        "if the capsule has at most 512 MiB; a process with a low priority runs the step again on the CPU, and the "
+        "operator, the line, and the layers become events of the run. `never`: only when you ask for it.",
+        read_choice(_EXPLAIN),
     ),
     Setting(
         "bridge",

@@ -144,7 +144,7 @@ class Dispatcher:
             self.times.saw_evaluation()
         if self.keeper is not None and self.keeper.armed and transform() is None and (model := plan.ref()) is not None:
             with DisableTorchFunction():
-                self.keeper.entered(plan.path, model, args, keywords_of(module))
+                self.keeper.entered(plan, model, args, keywords_of(module))
 
     def _note_pipeline(self, plan: Plan) -> None:
         """Restart the counts if a pipeline gives the model another micro-batch, so that it is a part of one batch."""

@@ -93,7 +93,7 @@ class Holding:
             self._holds = torch.is_grad_enabled()
             if self._holds and dispatcher.keeper is not None:
                 with DisableTorchFunction():
-                    dispatcher.keeper.hold(plan.path, module, args)
+                    dispatcher.keeper.hold(plan, module, args)
             return True
         except Exception as error:
             dispatcher.errors.record("forward pre-hook", error, plan)

@@ -15,6 +15,16 @@ MakeKeeper = Callable[[Callable[[], int], Emit, Callable[[], int]], "StepKeeper 
 FirstBad = Callable[[], Tap | None]  # the first tap of this step with a non-finite value
 
 
+class Place(Protocol):
+    """Where a model is."""
+
+    path: str
+
+    @property
+    def below(self) -> str:
+        """What the paths of the modules inside it begin with."""
+
+
 class StepKeeper(Protocol):
     """Follows the captured steps. Called on the training thread, under the recorder's lock, or as it says."""
 
@@ -28,7 +38,7 @@ class StepKeeper(Protocol):
         Called on any thread.
         """
 
-    def entered(self, path: str, model: nn.Module, args: Any, keywords: dict[str, Any] | None) -> None:
+    def entered(self, place: Place, model: nn.Module, args: Any, keywords: dict[str, Any] | None) -> None:
         """Handle a call of a model, before it runs. `keywords` is None if they can't be read."""
 
     def left(self, model: nn.Module, output: Any) -> None:
@@ -36,7 +46,7 @@ class StepKeeper(Protocol):
 
     updates: int  # how often optimizers have updated any weights
 
-    def hold(self, path: str, model: nn.Module, args: Any) -> None:
+    def hold(self, place: Place, model: nn.Module, args: Any) -> None:
         """Handle a call of a model in an uncaptured step, before it runs. Must take microseconds."""
 
     def returned(self, model: nn.Module, kwargs: dict[str, Any] | None, output: Any) -> None:

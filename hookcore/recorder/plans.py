@@ -171,6 +171,11 @@ class Plan:
         """Whether it is the outermost module of its tree."""
         return self.root.ref() is self.ref()
 
+    @property
+    def below(self) -> str:
+        """What the paths of the modules inside it begin with."""
+        return f"{self.path}{'/' if self.is_root else '.'}" if self.path else ""
+
     def choose(self, kinds: frozenset[Kind], skipped_by: str) -> None:
         """Set which tensors to capture from now on. Called between two steps."""
         self.kinds = kinds

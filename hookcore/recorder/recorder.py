@@ -88,6 +88,7 @@ class Recorder:
         self._machine = machine = sampler_of(lambda: self.steps.ended, lambda: models.roots, errors.record)
         collector = Collector(statistics, parameters, cadence, scale, lock, lambda: self.step, replicas, machine)
         self.emit = emit = collector.emit
+        self.add_events = collector.add_events
         dispatcher.keeper = make_keeper(lambda: self.step, emit, lambda: models.changes)
         self.keeping = Keeping(dispatcher, cadence, lock)
         sentinel = Sentinel(parameters, collector, cadence, self.keeping, current, errors, lock)

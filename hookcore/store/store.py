@@ -25,12 +25,13 @@ from hookcore.records import (
     is_shared,
 )
 from hookcore.records.masks import no_masks
+from hookcore.records.replayed import REPLAYED
 from hookcore.records.sketch import rows_of
 from hookcore.records.vocabulary import NONFINITE_STEP, SYSTEM
 from hookcore.store.answers import StepRange, Usage
 from hookcore.store.bounded import bytes_of, texts_bytes
 from hookcore.store.follower import Follower
-from hookcore.store.incidents import Alarm, Found, Replay
+from hookcore.store.incidents import Alarm, Found, Replay, replay_of
 from hookcore.store.incoming import ascending_parts, require_shapes
 from hookcore.store.parts import MIN_BYTES, NAMES_BYTES, Parts
 from hookcore.store.past import Past
@@ -175,6 +176,8 @@ class Store(Queries):
             self.note_skipped(event.step)
         if event.name == NONFINITE_STEP:
             self._parts.incidents.alarm(Alarm.of(event))
+        if event.name == REPLAYED and (replay := replay_of(event)) is not None:
+            self.explain(replay)
         self.keep_event(event)
 
     def keep_event(self, event: Event) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from typing_extensions import Never
 
 from hookcore.capsules.main_script import is_replaying
-from hookcore.config import NOT_GIVEN, Attach, Capsule, Compiled, ConfigGiven, Pattern, RulesGiven, Settings
+from hookcore.config import NOT_GIVEN, Attach, Capsule, Compiled, ConfigGiven, Explain, Pattern, RulesGiven, Settings
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
 from hookcore.watcher.null import NullWatcher
@@ -36,6 +36,7 @@ def watch(
     keep: str | os.PathLike[str] | None = NOT_GIVEN,
     capsule: Capsule = NOT_GIVEN,
     capsule_size: int | str = NOT_GIVEN,
+    explain: Explain = NOT_GIVEN,
     bridge: str | None = NOT_GIVEN,
     notify: str | Iterable[str] | None = NOT_GIVEN,
     rules: RulesGiven = NOT_GIVEN,
@@ -74,6 +75,7 @@ def watch(
     keep='auto': The folder for the run's Parquet files, which are written during the run.
     capsule='auto': When to save a whole step to a [capsule](capsules.md), at most three times per run.
     capsule_size='1GB': The largest capsule to write.
+    explain='auto': Whether the saved step of the run's first error is [explained](capsules.md#explain) by itself.
     bridge=None: Another tool that also receives each step's scalars, the norm of all gradients, and the number of
         modules with non-finite or all-zero output.
     notify=(): Where to send a message about each incident: an apprise address such as slack://A/B/C.

@@ -40,6 +40,7 @@ from hookcore.recorder.ranks import Ranks
 from hookcore.records import Frame, Severity, Tap
 from hookcore.watcher.asking import AskedRun
 from hookcore.watcher.callbacks import At, Callback, Callbacks, Report
+from hookcore.watcher.explaining import SelfExplainer
 from hookcore.watcher.null import NullWatcher
 
 if TYPE_CHECKING:
@@ -65,7 +66,13 @@ class Watcher(AskedRun):
         kind = "" if model is None else type(model).__name__
         ranks, self._facts = Ranks(f"{kind} {next(_numbers[kind])}"), Facts()
         self._delivery = deliver(settings, _versions(), ranks.place)
-        capsules = CapsulePlan(settings.capsule_when, partial(folder_of, self._delivery.run.id), settings.capsule_size)
+        self._explainer = SelfExplainer(settings.explain, lambda events: self._recorder.add_events(events))
+        capsules = CapsulePlan(
+            settings.capsule_when,
+            partial(folder_of, self._delivery.run.id),
+            settings.capsule_size,
+            self._explainer.saw_error,
+        )
         keeper = partial(CapsuleKeeper, capsules)
         self._recorder = Recorder(
             settings,
@@ -166,6 +173,7 @@ class Watcher(AskedRun):
 
     def _close(self, error: BaseException | None) -> None:
         self._guarded("close", self._say_why, error)
+        self._explainer.wait()
         self._recorder.close(CLOSE_TIMEOUT_S)
         self._close_bridge()
         self._callbacks.close()
@@ -269,6 +277,8 @@ def detached() -> Iterator[None]:
 
 
 def _close_all() -> None:
+    for watcher in list(_watchers):
+        watcher._explainer.wait()
     deadline, error = time.monotonic() + CLOSE_TIMEOUT_S, uncaught()
     for watcher in list(_watchers):
         watcher._delivery.sink.limit_close_time(deadline - time.monotonic())

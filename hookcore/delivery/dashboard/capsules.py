@@ -50,6 +50,8 @@ class Described(msgspec.Struct, frozen=True):
     occasion: Occasion | None = None
     main: dict[str, Any] = {}
     versions: dict[str, Any] = {}
+    path: str = ""  # of the model in the run
+    below: str = ""  # what the paths of its modules begin with
 
 
 @dataclass(frozen=True, slots=True)

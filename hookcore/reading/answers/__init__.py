@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from hookcore.reading.answers.base import Floats, Integers, Number, Tabular, Tap, components, decode, library
-from hookcore.reading.answers.capsules import Capsule, Capsules, Explanation, SourceLine, Suspect, TensorFacts
+from hookcore.reading.answers.capsules import (
+    Capsule,
+    Capsules,
+    Explanation,
+    ReplayedLayer,
+    SourceLine,
+    Suspect,
+    TensorFacts,
+)
 from hookcore.reading.answers.compare import (
     Apart,
     ComparedLayer,
@@ -105,6 +113,7 @@ __all__ = [
     "Modules", "Mute", "Mutes", "Nearest",
     "NotificationTarget", "Notifications", "Number", "Overlay", "OverlayLine", "Overview", "OwnRule", "Parting",
     "PinnedChart", "Problem", "Rank", "RankMap", "RankSpread", "RankSummary", "RankWaits", "Ranks", "Reading",
+    "ReplayedLayer",
     "RemovedRun", "RemovedRuns", "RequestedMaps", "RequestedSnapshot", "Rollout", "RolloutLayer", "Row", "Rule", "Run",
     "RunRule", "RunRules", "Runs", "Scalars", "Scope", "Series", "SeriesList", "Settings", "Snapshot", "SnapshotNames",
     "SnapshotValues", "Snapshots", "SourceLine", "Statistics", "StepSample", "Suspect", "Tabular", "Tap", "Taps",

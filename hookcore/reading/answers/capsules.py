@@ -56,6 +56,21 @@ class Suspect(Answer, frozen=True):
     output: TensorFacts | None
     elements: Annotated[tuple[tuple[int, ...], ...], Meta(description="the indices of the first bad elements")]
     bad: Annotated[int, Meta(description="the number of bad elements")]
+    module: Annotated[str, Meta(description="in which it ran, below the replayed model; in the backward pass, too")] = (
+        ""
+    )
+
+
+class ReplayedLayer(Answer, frozen=True):
+    """An activation of a replayed step, or its gradient."""
+
+    module: Annotated[str, Meta(description="below the replayed model")]
+    kind: Literal["output", "output_grad"]
+    index: str
+    call: int
+    values: Annotated[
+        tuple[float | None, ...], Meta(description="count, nan, inf, zero, mean, std, min, max, rms, norm")
+    ]
 
 
 class Explanation(Answer, frozen=True):
@@ -70,6 +85,9 @@ class Explanation(Answer, frozen=True):
     differences: Annotated[tuple[str, ...], Meta(description="what didn't match, or couldn't be compared")]
     error: Annotated[str, Meta(description="the exception that the step raised")]
     above: Annotated[float | None, Meta(description="magnitudes above it also counted as bad")] = None
+    layers: Annotated[
+        tuple[ReplayedLayer, ...], Meta(description="the affected ones in order, and the finite ones before them")
+    ] = ()
 
 
 class Capsule(Answer, frozen=True):

@@ -11,6 +11,7 @@ from .incident import Evidence, Found, Incident, Link, Logged, Source, since_wor
 from .occasions import FirstError
 from .order import Rank, around, rank_of
 from .replay import Replay
+from .replayed import replay_of
 
 __all__ = [
     "AROUND",
@@ -32,6 +33,7 @@ __all__ = [
     "around",
     "fitting",
     "rank_of",
+    "replay_of",
     "since_words",
     "when_words",
 ]

@@ -89,6 +89,7 @@ class Accounts:
         about = over.about
         if about.message or about.unseen:
             return over
+        replay = self._numbered(replay)
         version = max(about.version, replay.version)
         if about.culprit_known:
             return replace(over, about=replace(about, where=replay.where, version=version))
@@ -108,6 +109,14 @@ class Accounts:
         )
         kept = np.array(others, bool)
         return replace(over, about=about, numbers=over.numbers[kept], onsets=over.onsets[kept], replay=replay)
+
+    def _numbered(self, replay: Replay) -> Replay:
+        """Return a replay with the numbers of its tensors, which may have been captured only later."""
+        culprit, *chain = (replace(each, number=self._number_of(each.tap)) for each in (replay.culprit, *replay.chain))
+        evidence = replay.evidence
+        if evidence is not None:
+            evidence = replace(evidence, numbers=tuple(map(self._number_of, evidence.taps)))
+        return replace(replay, culprit=culprit, chain=tuple(chain), evidence=evidence)
 
     def of_rule(self, standing: Standing) -> Over:
         """Return an incident of a rule."""

@@ -1,0 +1,82 @@
+"""The event of a replayed step as what an incident takes from it: its culprit, what followed, and the values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from hookcore.records import STAT_COLUMN, STATS, Event, Kind, Tap
+from hookcore.records.replayed import MEASURED, ReplayedTap, unpacked
+from hookcore.store.incidents.incident import Evidence, Link
+from hookcore.store.incidents.replay import Replay
+
+_SHOWN: Final = 8  # tensors with their values
+_UNNUMBERED: Final = -1  # the store numbers the taps that it knows
+_WEIGHT: Final = "weight "
+_ARGUMENT: Final = "argument "
+
+
+def replay_of(event: Event) -> Replay | None:
+    """Return what a replay found; None if it may differ from the training, or found nothing to blame."""
+    about = event.about
+    layers = unpacked(about.get("layers"))
+    bad = [each for each in layers if each.is_bad]
+    if about.get("exact") is not True or not bad:
+        return None
+    module, model = str(about.get("module") or ""), str(about.get("model") or "")
+    tap, first = _culprit(str(about.get("operator") or ""), str(about.get("phase") or ""), module, model, bad)
+    culprit = Link(_UNNUMBERED, tap, event.step)
+    followed = [_tap(each) for each in bad if _tap(each) != tap]
+    chain = tuple(Link(_UNNUMBERED, each, event.step) for each in followed)
+    value = math.nan if first is None or first.values[1] else math.inf
+    return Replay(event.step, culprit, value, chain, str(about.get("where") or ""), _evidence(event.step, tap, layers))
+
+
+def _culprit(
+    operator: str, phase: str, module: str, model: str, bad: Sequence[ReplayedTap]
+) -> tuple[Tap, ReplayedTap | None]:
+    """Return the first tensor that went bad, and its values if they were measured."""
+    if operator.startswith(_WEIGHT) and not phase:
+        path, _, name = operator.removeprefix(_WEIGHT).rpartition(".")
+        return Tap(path or model, "param", name), None
+    if operator.startswith(_ARGUMENT) and not phase:
+        return Tap(model, "input", operator.removeprefix(_ARGUMENT)), None
+    kind: Kind = "output" if phase == "forward" else "output_grad" if phase == "backward" else bad[0].kind  # type: ignore[assignment]
+    affected = [each for each in bad if each.kind == kind] or list(bad)
+    if kind == "output_grad" and phase:
+        inside = affected[0].module.startswith(f"{module}.") if module else True
+        # The gradient that arrived at the module was finite, and what it passed on wasn't.
+        if not inside and affected[0].module != module:
+            return Tap(module, "input_grad"), None
+        return _tap(affected[0]), affected[0]
+    first = next((each for each in affected if each.module == module), affected[0])
+    return _tap(first), first
+
+
+def _tap(layer: ReplayedTap) -> Tap:
+    kind: Kind = "output" if layer.kind == "output" else "output_grad"
+    return Tap(layer.module, kind, layer.index, layer.call)
+
+
+def _evidence(step: int, culprit: Tap, layers: Sequence[ReplayedTap]) -> Evidence | None:
+    """Return the values of the culprit and of the tensors around it, in the order of the pass."""
+    taps = [_tap(each) for each in layers]
+    if culprit not in taps:
+        return None
+    place = taps.index(culprit)
+    alike = [each for each in layers if each.kind == culprit.kind]
+    near = alike.index(layers[place])
+    shown = [
+        layers[place],
+        *(each for each in alike[max(0, near - 2) : near + _SHOWN - 2] if each is not layers[place]),
+    ]
+    stats = np.full((len(STATS), 1, len(shown)), np.nan)
+    for column, layer in enumerate(shown):
+        stats[STAT_COLUMN["parts"], 0, column] = 1
+        for name, number in zip(MEASURED, layer.values, strict=True):
+            stats[STAT_COLUMN[name], 0, column] = number
+    numbers = (_UNNUMBERED,) * len(shown)
+    return Evidence(numbers, tuple(map(_tap, shown)), np.array([step], np.int64), stats)

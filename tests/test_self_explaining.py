@@ -1,0 +1,57 @@
+"""The step of a run's first error is replayed by itself, and its result becomes events of the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import hookcore
+from hookcore.records import Event
+from tests.capsule_files import capsules_of
+from tests.harness import seed_all
+from tests.test_capsule_keeper import BAD, Net
+from tests.test_held_steps import train, watch
+
+
+def explained(watcher: hookcore.Watcher) -> dict[str, Event]:
+    thread = watcher._explainer._thread
+    assert thread is not None
+    thread.join(240)
+    watcher.close()
+    return {each.name: each for each in watcher.store.events()}
+
+
+@pytest.mark.slow
+def test_the_step_of_the_first_error_is_explained_by_itself_with_its_layers() -> None:
+    seed_all()
+    model = Net()
+    watcher = watch(model, explain="auto")
+    train(model, watcher)
+    events = explained(watcher)
+    about: dict[str, Any] = events["explained"].about
+    assert (about["step"], about["module"], about["phase"], about["exact"]) == (BAD, "standardize", "forward", True)
+    assert about["where"].startswith("test_capsule_keeper.py:")
+    assert about["code"].endswith("# guilty")
+    assert "standardize" in events["replayed"].about["layers"]  # type: ignore[operator]
+    (path,) = capsules_of(watcher)
+    assert path.with_suffix(".json").exists()
+    assert not watcher.errors
+
+
+def test_nothing_is_explained_by_itself_if_the_setting_says_never() -> None:
+    seed_all()
+    model = Net()
+    with watch(model, explain="never") as watcher:
+        train(model, watcher)
+        assert watcher._explainer._thread is None
+
+
+def test_a_capsule_that_is_too_large_is_not_replayed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hookcore.watcher.explaining.MAX_BYTES", 10)
+    seed_all()
+    model = Net()
+    watcher = watch(model, explain="auto")
+    train(model, watcher)
+    events = explained(watcher)
+    assert "isn't replayed by itself" in events["explanation-failed"].message
