@@ -82,7 +82,7 @@ class Clock:
         self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
         self._has_strays = False
         self._nesting = Nesting()
-        self._running: dict[int, Owner] = {}  # by thread: the optimizer whose step it runs, the outermost one
+        self._running: dict[int, int] = {}  # by thread, the id of the optimizer whose step it runs, the outermost one
         self._passed_inside: set[int] = set()  # threads with a pass inside the optimizer's step that they run
 
     # -- optimizers -------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Clock:
             return None
         if owner.steps % RENEW_EVERY == 0:
             owner.witnesses.look_up()
-        self._running[threading.get_ident()] = owner
+        self._running[threading.get_ident()] = id(optimizer)
         self._passed_inside.discard(threading.get_ident())
         owner.inner_passes = closure = closure or owner.runs_passes
         # Inside a backward pass, the gradients are those of that pass, which hasn't been announced yet.
@@ -153,7 +153,7 @@ class Clock:
     @property
     def outermost(self) -> Owner | None:
         """Return the optimizer whose step this thread is inside, the outermost one if several are nested."""
-        return self._running.get(threading.get_ident()) if self.stepping else None
+        return self.owners.with_id(self._running.get(threading.get_ident(), 0)) if self.stepping else None
 
     def count(self, owner: Owner) -> int:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""

@@ -77,7 +77,11 @@ class Owners:
 
     def get(self, optimizer: Optimizer) -> Owner | None:
         """Return the known facts about an optimizer."""
-        return self._owners.get(id(optimizer))
+        return self.with_id(id(optimizer))
+
+    def with_id(self, key: int) -> Owner | None:
+        """Return the known facts about the optimizer with this id."""
+        return self._owners.get(key)
 
     def are_waiting(self) -> bool:
         """Return whether there is an optimizer with watched parameters, though none has stepped. It takes a while."""
