@@ -19,7 +19,9 @@ def test_an_incident_is_reached_from_its_finding_and_shows_its_evidence(visit: O
         tab.page.locator("#detail").get_by_role("link", name="Open incident").click()
         tab.page.wait_for_url(re.compile(r"/incident\?id=nonfinite-40"))
         expect(tab.page.locator("h1")).to_contain_text("NaN or infinity in encoder.layers.1")
-        expect(tab.page.locator("#tensors tr.culprit").first).to_contain_text("culprit")
+        # The planted weight is the culprit, and weights are not captured by default.
+        expect(tab.page.locator("#about .sentence")).to_contain_text("linear1.weight before the model ran, at step 40")
+        expect(tab.page.locator("#tensors tbody tr").first).to_contain_text("same module")
         expect(tab.page.locator("#chain li").first).to_be_visible()
         expect(tab.page.locator("#graph rect.culprit")).to_be_visible()
         assert tab.page.locator("#graph .edge").count() >= 1
@@ -80,7 +82,7 @@ def test_the_incident_page_fits_a_phone_passes_axe_and_needs_no_script(visit: Op
         assert tab.axe() == [], "dark, on a phone"
     with visit(java_script_enabled=False) as tab:
         tab.goto(paths("bad")["incident"])
-        expect(tab.page.locator("#tensors tr.culprit").first).to_be_visible()
+        expect(tab.page.locator("#tensors tbody tr").first).to_be_visible()
         tab.page.locator("select[name=stat]").select_option("rms")
         tab.page.get_by_role("button", name="Show").click()
         expect(tab.page.locator("#tensors thead >> nth=0")).to_contain_text("rms, step 39")
