@@ -113,6 +113,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "frameworks": {"records", "config", "reading.answers", "watcher"},
     "commands": {"errors", "records", "config", "delivery.dashboard", "reading", "observe", "hooks", "watcher"},
+    "__main__": set(),
     "__init__": {"errors", "reading", "findings.ownrules", "hooks", "hooks.tracing", "probes", "watcher"},
 }
 WITHOUT_TORCH = {

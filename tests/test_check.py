@@ -104,6 +104,16 @@ def test_a_server_answers_and_acknowledged_incidents_do_not_fail(capsys: pytest.
         assert "(acknowledged)" in capsys.readouterr().out
 
 
+def test_a_run_is_named_by_its_name_where_it_is_unique(capsys: pytest.CaptureFixture[str]) -> None:
+    with served(lost_after_s=10_000.0) as server:
+        for run, name in (("one", "alone"), ("two", "both"), ("three", "both")):
+            found = build.open_run(server.runs, run, name=name)
+            build.append(found.store, 0, [1.0], (Tap("layer", "output"),))
+        for given, code in (("alone", 0), ("one", 0), ("both", 2), ("two", 0)):
+            assert main(["check", server.url, "--token", TOKEN, "--run", given]) == code
+        assert "2 runs have the name 'both': give the id of one" in capsys.readouterr().err
+
+
 def test_dropped_incidents_are_counted_with_the_right_noun() -> None:
     found = [Incidents("run", 0, dropped, 1, ()) for dropped in (1, 1200)]
     rules = RunRules("run", (), ())

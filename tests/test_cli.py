@@ -11,6 +11,7 @@ import pytest
 
 import hookcore
 from hookcore.config import SETTINGS
+from hookcore.config.environment import KNOWN
 from hookcore.errors import ArgumentError
 from hookcore_app import cli
 from hookcore_app.cli import flags, servers, table
@@ -139,6 +140,35 @@ def test_every_variable_that_the_code_reads_is_in_the_table() -> None:
     files = [*(ROOT / "hookcore").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
     named = {name for file in files for name in re.findall(r"\bHOOKCORE_[A-Z_]+[A-Z]\b", file.read_text())}
     assert named - INTERNAL <= set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", table.as_markdown()))
+
+
+def test_every_known_variable_is_one_that_the_code_reads() -> None:
+    listed = set(re.findall(r"`(HOOKCORE_[A-Z_]+)`", table.as_markdown()))
+    assert listed | INTERNAL == KNOWN
+
+
+def test_an_unknown_variable_is_reported_with_the_nearest_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOOKCORE_EVRY", "10")
+    told = "hookcore: the variable HOOKCORE_EVRY is unknown and has no effect. Did you mean 'HOOKCORE_EVERY'?"
+    assert cli.main(["status"]) == 0
+    assert capsys.readouterr().err.strip() == told
+    for _ in range(2):
+        hookcore.watch().close()
+    assert [record.getMessage() for record in caplog.records] == [told]
+
+
+def test_an_unknown_command_is_answered_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["runn", "train.py"])
+    assert ended.value.code == 2
+    assert "'runn' is not a command. Did you mean 'run'? The commands are demo, run, " in capsys.readouterr().err
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    told = subprocess.run([sys.executable, "-m", "hookcore", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == f"hookcore {hookcore.__version__}"
 
 
 def test_a_closed_pipe_causes_no_traceback() -> None:

@@ -148,7 +148,7 @@ def test_a_temporarily_unreadable_folder_does_not_end_the_search(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers = iter([OSError("stale file handle"), OSError("stale file handle"), []])
-    state = SimpleNamespace(stopping=False)
+    state = SimpleNamespace(stopping=False, undelivered=SimpleNamespace(look=lambda: None))
 
     def look() -> list[RunInfo]:
         found = next(answers)

@@ -150,6 +150,22 @@ def test_the_users_own_sitecustomize_is_still_imported(tmp_path: Path) -> None:
     assert plain.stdout.strip() == str(tmp_path / "sitecustomize.py")
 
 
+def test_a_pattern_that_matches_nothing_is_said_at_once(tmp_path: Path) -> None:
+    source = (
+        "import time, torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+        "time.sleep(1)\n"
+        "print('still training', file=__import__('sys').stderr, flush=True)\n"
+    )
+    told = watch(tmp_path, source, HOOKCORE_INCLUDE="blocs.*").stderr
+    said = "hookcore: nothing is captured: a running model is not watched. Sequential: 'blocs.*' matches no module."
+    assert said in told
+    assert told.index(said) < told.index("still training")
+
+
 def test_child_processes_of_a_script_are_not_watched(tmp_path: Path) -> None:
     (tmp_path / "torch.py").touch()  # the test waits for this name
     source = (

@@ -320,6 +320,16 @@ def test_a_remote_server_gets_a_token_and_prints_it_once_with_a_link_that_works(
     assert settings.token not in own
 
 
+def test_a_server_says_that_the_port_was_taken() -> None:
+    with sockets.listen("127.0.0.1", 0) as taken:
+        given = ServerSettings(port=taken.getsockname()[1])
+        with sockets.listen(given.host, given.port) as listening:
+            settings = serve.complete(given, listening)
+    text = serve.greeting(given, settings, Access(settings))
+    assert f"Port {given.port} is taken by another process, so this one listens on port {settings.port}." in text
+    assert "is taken" not in serve.greeting(settings, settings, Access(settings))
+
+
 def test_a_dashboard_prints_no_secret_to_its_log() -> None:
     given = ServerSettings(token=TOKEN, dashboard=True)
     with sockets.listen("127.0.0.1", 0) as listening:

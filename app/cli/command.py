@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import hookcore
-from hookcore.config import did_you_mean
+from hookcore.config import did_you_mean, unknown_variables
 from hookcore.errors import HookcoreError
 
 from . import check, dashboards, demo, doctor, replay, report, run, servers
@@ -50,10 +50,13 @@ EXAMPLES: Final = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code, or 2 with a sentence that says what to change."""
     parser = make_parser()
+    _require_command(parser, sys.argv[1:] if arguments is None else arguments)
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
         hint = _flag_instead_of(unknown[0], given.command)
         parser.error(f"unrecognized arguments: {' '.join(unknown)}.{hint} {given.advice[0].upper()}{given.advice[1:]}")
+    if not given.watches:  # a training says it itself
+        sys.stderr.writelines(f"hookcore: {each}\n" for each in unknown_variables())
     try:
         answer = given.run(given, os.environ)
         if isinstance(answer, int):
@@ -71,6 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNREAD
     return 0
+
+
+def _require_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Exit with the nearest command if the given one is unknown."""
+    (commands,) = (each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands:
+        hint = did_you_mean(arguments[0], commands)
+        parser.error(f"{arguments[0]!r} is not a command.{hint} The commands are {', '.join(commands)}.")
 
 
 def _flag_instead_of(given: str, command: argparse.ArgumentParser) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hookcore.config import token_of
 from hookcore.delivery.dashboard import process as dashboard
-from hookcore.delivery.dashboard.home import FILE
+from hookcore.delivery.dashboard.home import FILE, undelivered_folder
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.reading.exchange import Exchange
 
@@ -54,12 +54,29 @@ def _stop(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
 
 
 def _status(_given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    return "\n".join([_dashboard_line(environment), *_spool_line(environment)])
+
+
+def _dashboard_line(environment: Mapping[str, str]) -> str:
     found = dashboard.status(environment)
     if not found.running:
         return "no dashboard is running"
     if not found.url:
         return f"a dashboard is starting, or {found.folder / FILE} is damaged; log file: {found.log}"
     return f"the dashboard is at {found.url}/ (process {found.pid}); log file: {found.log}"
+
+
+def _spool_line(environment: Mapping[str, str]) -> list[str]:
+    """Return what trainers couldn't deliver, if there is anything."""
+    from hookcore.delivery.archive.spool import LIMIT_BYTES, bytes_of_spool, spools_in  # only if asked for
+
+    folder = undelivered_folder(environment)
+    spools = spools_in(folder)
+    if not spools:
+        return []
+    size, limit = (f"{nbytes / 1e6:,.1f} MB" for nbytes in (sum(map(bytes_of_spool, spools)), LIMIT_BYTES))
+    waits = "1 run waits" if len(spools) == 1 else f"{len(spools):,} runs wait"
+    return [f"{waits} for a dashboard, or for its server, in {folder} ({size} of at most {limit})"]
 
 
 def _link(given: argparse.Namespace, environment: Mapping[str, str]) -> str:

@@ -31,7 +31,7 @@ def add_command(commands: Commands, name: str, summary: str, examples: str) -> a
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(advice=f"`hookcore {name} --help` lists all flags", command=parser)
+    parser.set_defaults(advice=f"`hookcore {name} --help` lists all flags", command=parser, watches=False)
     return parser
 
 
@@ -87,6 +87,7 @@ def add_watch_flags(parser: argparse.ArgumentParser) -> None:
         meaning, allowed = _LINK.sub(r"\1 (docs/\2)", each.help), _QUOTED.sub(r"\1", each.allowed)
         text = _help(f"{meaning} Allowed: {allowed}", each.variable, shown or "none").replace("None", "none")
         group.add_argument(flag, dest=f"watch_{each.name}", metavar=each.name.upper(), help=text)
+    parser.set_defaults(watches=True)
 
 
 def watch_variables(given: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", nargs="?", default="", help="saved run, or address of a server (default: your own dashboard)"
     )
-    parser.add_argument("--run", dest="run_id", default=None, help="id of the run (default: the newest run)")
+    parser.add_argument("--run", dest="run_id", default=None, help="id or name of the run (default: the newest run)")
     parser.add_argument("--token", default="", help="token of the server (default: HOOKCORE_TOKEN)")
 
 
@@ -38,7 +38,7 @@ def saved_run(given: argparse.Namespace) -> Run | None:
     from ..settings import ServerSettings
 
     run = show(Runs(ServerSettings()), path)
-    if given.run_id not in (None, run.id):
+    if given.run_id not in (None, run.id, run.name):
         raise ArgumentError(f"{str(path)!r} contains the run {run.id!r}, not {given.run_id!r}: omit --run")
     return run
 
@@ -47,7 +47,20 @@ def saved_run(given: argparse.Namespace) -> Run | None:
 def run_of_server(given: argparse.Namespace) -> Iterator[tuple[Client, str]]:
     """Give a client of the server that the arguments name, and the id of the run."""
     with Client(given.source or None, given.token or None, timeout_s=TIMEOUT_S) as client:
-        run_id = given.run_id or next((each.id for each in client.runs()), None)
-        if run_id is None:
+        yield client, _id_of(client, given.run_id)
+
+
+def _id_of(client: Client, wanted: str | None) -> str:
+    """Return the id of the run with this id or name; without either, of the newest run."""
+    runs = client.runs()
+    if not wanted:
+        if not runs:
             raise ArgumentError(f"the server at {client.url} has no runs yet: start a training first")
-        yield client, run_id
+        return runs[0].id
+    named = [each.id for each in runs if each.name == wanted]
+    if len(named) > 1 and all(each.id != wanted for each in runs):
+        raise ArgumentError(
+            f"{len(named)} runs have the name {wanted!r}: give the id of one, newest first: {', '.join(named[:5])}"
+        )
+    # Another id may belong to a run that isn't listed, so the server decides.
+    return named[0] if len(named) == 1 else wanted

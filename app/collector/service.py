@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 import hookcore
+from hookcore.delivery.dashboard.home import data_folder
 from hookcore.delivery.http.connection import Address
 from hookcore.errors import ArgumentError
 from hookcore.records.wire import Answer, Batch
@@ -22,7 +23,7 @@ from ..api.metrics import Metric, exposition
 from ..clickhouse.address import EXAMPLE, ClusterAddress, is_clickhouse, shown
 from ..clickhouse.schema import connect
 from ..main import make_app
-from ..serving.server import Lifetime, complete, data_folder, prepare, server_of, url_of
+from ..serving.server import Lifetime, complete, moved, prepare, server_of, url_of
 from ..serving.sockets import listen
 from ..settings import CollectorSettings, ServerSettings
 from .forwarder import Forwarder
@@ -148,6 +149,7 @@ def run(given: ServerSettings, collector: CollectorSettings) -> None:
 
 def _greeting(given: ServerSettings, settings: ServerSettings, collector: CollectorSettings, lanes: Lanes) -> str:
     lines = [f"hookcore collects at {url_of(settings)}/ for {shown(collector.to)}; its spool is {lanes.spool.folder}"]
+    lines += moved(given, settings)
     if lanes.spool.nbytes:
         lines.append(
             f"{sum(lane.waiting for lane in lanes.all()):,} frames and snapshots are waiting from an earlier start."

@@ -1,4 +1,4 @@
-"""Runs whose trainer ended before this dashboard answered it. No data arrived, but they are listed."""
+"""Runs whose trainer ended before this dashboard answered it: their data is in a spool, or they are only listed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 
+from hookcore.delivery.dashboard.home import undelivered_folder
 from hookcore.delivery.dashboard.notices import take_orphans
 from hookcore.errors import HookcoreError
 from hookcore.records.wire import RunInfo
@@ -18,6 +19,7 @@ from .keep import Keeper
 from .limits import tamed
 from .run import emit_event
 from .runs import Runs
+from .undelivered import Undelivered
 
 logger = logging.getLogger("hookcore")
 
@@ -26,6 +28,10 @@ LOOK_EVERY_S: Final = 2.0
 
 def follow_orphans(app: FastAPI) -> None:
     """List orphans now and regularly, from a separate thread, until the server stops."""
+    state = app.state
+    state.undelivered = Undelivered(
+        state.runs, lambda batch: state.take(batch, bytearray(), True), undelivered_folder()
+    )
     threading.Thread(target=_follow, args=(app.state,), name="hookcore-orphans", daemon=True).start()
 
 
@@ -33,7 +39,9 @@ def _follow(state: Any) -> None:
     problem = ""
     while not state.stopping:
         try:
-            for info in take_orphans():
+            orphans = take_orphans()
+            state.undelivered.look()  # when a notice is free, the spool of its trainer is complete
+            for info in orphans:
                 list_orphan(state.runs, state.keeper, info)
             problem = ""
         except (HookcoreError, OSError) as error:

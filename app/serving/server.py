@@ -23,6 +23,7 @@ from fastapi import FastAPI
 
 from hookcore.config import AUTO
 from hookcore.delivery.dashboard import process as dashboard
+from hookcore.delivery.dashboard.home import data_folder, make_private
 from hookcore.errors import ArgumentError, HookcoreError
 
 from ..live import publisher_of
@@ -192,9 +193,17 @@ def greeting(given: ServerSettings, settings: ServerSettings, access: Access) ->
         ]
         if not settings.certfile:
             lines.append("Token and data are sent unencrypted: set certfile and keyfile, or use a tunnel.")
+    lines += moved(given, settings)
     if not given.token and not settings.is_loopback:
         lines.append(f"Token, generated for this start and shown only here: {settings.token}")
     return "\n".join(lines)
+
+
+def moved(given: ServerSettings, settings: ServerSettings) -> list[str]:
+    """Return a line that says that the port was taken, if it was."""
+    if given.port in (0, settings.port):
+        return []
+    return [f"Port {given.port} is taken by another process, so this one listens on port {settings.port}."]
 
 
 def run(
@@ -243,25 +252,12 @@ def _with_folder(given: ServerSettings, environment: Mapping[str, str]) -> tuple
         return given, ""
     try:
         folder = data_folder(environment) / "runs"
-        for each in (*reversed(folder.parents), folder):
-            each.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would create parents that others can read
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"{folder} is not writable")
+        make_private(folder)
     except (OSError, RuntimeError, KeyError) as error:
         trouble = f"runs stay in memory only and are lost when the server stops: {error}"
         logger.warning("hookcore: %s. Give a folder with --keep, or --keep none.", trouble)
         return dataclasses.replace(given, keep=""), trouble
     return dataclasses.replace(given, keep=str(folder)), ""
-
-
-def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return this user's data folder: HOOKCORE_HOME if it is set, else a folder in XDG_DATA_HOME."""
-    own = environment.get("HOOKCORE_HOME", "")
-    if own:
-        return Path(own).expanduser().absolute()
-    given = environment.get("XDG_DATA_HOME", "")
-    base = Path(given) if os.path.isabs(given) else Path(environment.get("HOME") or "~").expanduser() / ".local/share"
-    return base / "hookcore"
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,7 @@
 `Settings.of` reads the arguments of a call by this table. For a missing one, it uses the variable of that name.
 """
 
-from hookcore.config.environment import token_of
+from hookcore.config.environment import token_of, unknown_variables
 from hookcore.config.flat import Flat, cut_text, flatten, value_of_text, without_secrets
 from hookcore.config.launchers import MEETING, Launched, facts_of_job, is_loopback, launched, rank
 from hookcore.config.readers import AUTO, NO_FOLDER, Pattern, addresses_of, bytes_of, did_you_mean, nearest
@@ -44,6 +44,7 @@ __all__ = [
     "nearest",
     "rank",
     "token_of",
+    "unknown_variables",
     "value_of_text",
     "without_secrets",
 ]

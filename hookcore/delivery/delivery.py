@@ -21,6 +21,7 @@ from hookcore.delivery.dashboard.notices import Notice, post_notice
 from hookcore.delivery.dashboard.process import find, find_or_revive, join_or_start
 from hookcore.delivery.facts import config_of_arguments, facts_at_start, script_arguments
 from hookcore.delivery.http import Address, HttpSink
+from hookcore.delivery.http.spool import Described, MakeSpool, Spool
 from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings import Choices, follow, read_choices, started_with
@@ -92,7 +93,7 @@ class Delivery:
     def _begin_sending(self, sink: HttpSink, settled: Settled) -> None:
         if self.server != "auto":
             self.address = Address(self.server or "", token_of())
-            sink.start(self.address, settled)
+            sink.start(self.address, settled, is_checked=True)
         else:
             dashboard = join_or_start()
             self.address = Address(dashboard.url, dashboard.token)
@@ -160,7 +161,20 @@ def deliver(settings: Settings, versions: dict[str, str], place: Place | None = 
             f"keep={settings.keep!r} is a folder on this machine, but the frames go to {settings.server}: start that "
             "server with `hookcore serve --keep FOLDER`, or remove `keep`"
         )
-    return Delivery(run, HttpSink(run), None, settings.server)
+    to = "" if settings.server == "auto" else settings.server
+    return Delivery(run, HttpSink(run, make_spool=_spool_of(run, to)), None, settings.server)
+
+
+def _spool_of(run: RunInfo, server: str) -> MakeSpool | None:
+    """Return what makes the run's spool when it is needed; None if the run must not be written to disk."""
+    if run.keep == NO_FOLDER:
+        return None
+
+    def make(info: RunInfo, describe: Callable[[], Described]) -> Spool:
+        spool: Spool = import_module("hookcore.delivery.archive.spool").RunSpool(info, describe, server)
+        return spool
+
+    return make
 
 
 def to_the_store(delivery: Delivery, settings: Settings) -> Delivery:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,8 @@ from hookcore.recorder.coverage import NO_ROOM, hidden_roots
 from hookcore.recorder.models import Models
 from hookcore.recorder.plans import PlanTable
 from hookcore.recorder.statistics import Statistics
+
+logger = logging.getLogger("hookcore")
 
 
 @dataclass(slots=True, eq=False)
@@ -31,8 +34,7 @@ class Problems:
             self._emit_once("slow-kernel", cpu.SLOW_KERNEL)
         if self._statistics.table.refused:
             self._emit_once("taps-not-captured", f"some tensors are not captured: {NO_ROOM}")
-        for name, why in list(self._models.refused.items()):
-            self._emit_once("model-not-watched", f"a running model is not watched. {name}: {why}")
+        self.say_refused()
         for arena in list(self._statistics.devices.arenas.values()):
             if arena.fallback_reason:
                 how = f"tensors on {arena.device} are measured with PyTorch operators: {arena.fallback_reason}"
@@ -40,6 +42,14 @@ class Problems:
         for path, why in hidden_roots(self._plans, self._models.hooks_are_on_modules):
             message = f"{path or 'the model'} is training, but hooks see no call of its modules: {why}"
             self._emit_once("inside-compiled-function", message, path)
+
+    def say_refused(self) -> None:
+        """Report models that no pattern fits. It is a warning in the terminal, too, if no other model is watched."""
+        for name, why in list(self._models.refused.items()):
+            message = f"a running model is not watched. {name}: {why}"
+            if message not in self._emitted and not self._models.roots:
+                logger.warning("hookcore: nothing is captured: %s", message)
+            self._emit_once("model-not-watched", message)
 
     def _emit_once(self, name: str, message: str, module: str = "") -> None:
         if message not in self._emitted:

@@ -48,6 +48,7 @@ class Rounds:
             each.ship(self._shipper.sink.send)
         self._description.send_if_requested()
         self._description.send_news()
+        self._problems.say_refused()
         self._idle.tick()
         self._steps.stalls.look(self._steps.ended.at)
 

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
+from typing import Final
 
 from torch import nn
 from typing_extensions import Never
 
 from hookcore.capsules.main_script import is_replaying
-from hookcore.config import NOT_GIVEN, Attach, Capsule, Compiled, ConfigGiven, Explain, Pattern, RulesGiven, Settings
+from hookcore.config import (
+    NOT_GIVEN,
+    Attach,
+    Capsule,
+    Compiled,
+    ConfigGiven,
+    Explain,
+    Pattern,
+    RulesGiven,
+    Settings,
+    unknown_variables,
+)
 from hookcore.errors import ArgumentError
 from hookcore.records import Kind, Phase
 from hookcore.watcher.null import NullWatcher
 from hookcore.watcher.watcher import Watcher
+
+logger = logging.getLogger("hookcore")
+_said: Final[set[str]] = set()  # about variables, by this process
 
 
 def watch(
@@ -95,4 +111,13 @@ def watch(
         )
     if is_replaying():
         return NullWatcher()  # type: ignore[return-value]  # it has the same methods
+    for sentence in _new_sentences():
+        logger.warning("hookcore: %s", sentence)
     return Watcher(model, Settings.of(**given, **unknown))  # an unknown one raises, with the nearest as a hint
+
+
+def _new_sentences() -> list[str]:
+    """Return what is wrong with the environment, once per process."""
+    new = [each for each in unknown_variables() if each not in _said]
+    _said.update(new)
+    return new

@@ -86,6 +86,7 @@ TABLES: Final = {
             ("truncated", pa.bool_()),
             ("number", pa.int64()),
             ("names", pa.string()),  # as JSON; null if there are none
+            ("item", pa.int64()),  # its number on the wire; -1 if it has none
         ]
     ),
 }
@@ -99,7 +100,7 @@ WHOLE: Final = {
 }
 # Files of older releases don't have these.
 LATER_COLUMNS: Final = frozenset(
-    ("about", "bases", "owner", "source", "placements", "inside", "names", *_schema_of(CallSize).names)
+    ("about", "bases", "owner", "source", "placements", "inside", "names", "item", *_schema_of(CallSize).names)
 )
 
 _PART: Final = re.compile(r"part-(\d{1,12})-(\d{1,12})\.parquet")

@@ -103,21 +103,31 @@ class Archive:
 
     def frames(self) -> Iterator[Frame]:
         """Yield all complete frames in order."""
+        return (frame for _, frame in self.numbered_frames())
+
+    def numbered_frames(self, least: int = 0) -> Iterator[tuple[int, Frame]]:
+        """Yield all complete frames in order with their numbers, from a number on."""
         flows = self.flows()
         done = newest = -1  # the last part, and the last frame
         # Parts of the tables may be merged differently, so a range of parts is read from all tables together.
         while ranges := [each for each in _common_ranges(self.folder) if each[1] > done]:
             for first, last in ranges:
                 try:
+                    tables = {"steps": self._range("steps", first, last)}
+                    if least and max(tables["steps"]["frame"].to_pylist(), default=-1) < least:
+                        done = last
+                        continue
                     tables = {name: self._range(name, first, last) for name in OF_FRAMES}
                 except _MergedError:
                     break
+                if least:
+                    tables["steps"] = tables["steps"].filter(pc.greater_equal(tables["steps"]["frame"], least))
                 if first <= done:  # a part that is known was merged into a larger one
                     tables["steps"] = tables["steps"].filter(pc.greater(tables["steps"]["frame"], newest))
                 done, newest = last, max([newest, *tables["steps"]["frame"].to_pylist()])
                 yield from self._each(self._frames(tables, flows), f"parts {first} to {last}")
 
-    def _frames(self, tables: dict[str, pa.Table], flows: dict[int, Flow]) -> Iterator[Frame]:
+    def _frames(self, tables: dict[str, pa.Table], flows: dict[int, Flow]) -> Iterator[tuple[int, Frame]]:
         if not self.has_sketches:
             tables["sketches"] = TABLES["sketches"].empty_table()
         yield from frames_of(tables, flows)
@@ -142,6 +152,10 @@ class Archive:
 
     def snapshots(self) -> Iterator[Snapshot]:
         """Yield all snapshots."""
+        return (snapshot for _, snapshot in self.numbered_snapshots())
+
+    def numbered_snapshots(self) -> Iterator[tuple[int, Snapshot]]:
+        """Yield all snapshots with their numbers on the wire, or -1."""
         for table, name in self._parts("snapshots"):
             yield from self._each(snapshots_of(table), name)
 

@@ -141,13 +141,15 @@ def taps_table(taps: Sequence[Tap]) -> pa.Table:
     return pa.Table.from_pylist([{"tap": number, **asdict(tap)} for number, tap in enumerate(taps)], WHOLE["taps"])
 
 
-def snapshots_table(snapshots: Sequence[Snapshot]) -> pa.Table:
-    """Return a table of snapshots with their values as little-endian bytes."""
+def snapshots_table(snapshots: Sequence[tuple[int, Snapshot]]) -> pa.Table:
+    """Return a table of snapshots, with their numbers on the wire, and their values as little-endian bytes."""
     rows = []
-    for snapshot in snapshots:
+    for on_wire, snapshot in snapshots:
         item = snapshot_item(0, snapshot)
         names = None if item.names is None else msgspec.json.encode(item.names).decode()
-        rows.append({**asdict(snapshot.tap), **structs.asdict(item), "number": item.request, "names": names})
+        rows.append(
+            {**asdict(snapshot.tap), **structs.asdict(item), "number": item.request, "names": names, "item": on_wire}
+        )
     return pa.Table.from_pylist(rows, schema=TABLES["snapshots"])
 
 
@@ -167,15 +169,16 @@ def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def snapshots_of(table: pa.Table) -> Iterator[Snapshot]:
-    """Yield snapshots; raise WireError if bytes, type, and shape don't match."""
+def snapshots_of(table: pa.Table) -> Iterator[tuple[int, Snapshot]]:
+    """Yield snapshots with their numbers on the wire (-1 if unknown); raise WireError if an array doesn't fit."""
     for row in _rows(table):
         tap = Tap(**{name: row[name] for name in (*TAP_COLUMNS, "call")})
         names = row.get("names")  # files of older releases have none
         rest = {name: row[name] for name in ("step", "time_s", "dtype", "stored", "values", "truncated")}
         rest |= {"shape": tuple(row["shape"]), "request": row["number"]}
         rest["names"] = None if names is None else msgspec.json.decode(names, type=Names)
-        yield snapshot_of(SnapshotItem(0, tap, **rest))
+        on_wire = row.get("item")
+        yield -1 if on_wire is None else on_wire, snapshot_of(SnapshotItem(0, tap, **rest))
 
 
 def flows_of(table: pa.Table) -> Iterator[tuple[int, Flow]]:
@@ -187,8 +190,8 @@ def flows_of(table: pa.Table) -> Iterator[tuple[int, Flow]]:
         yield frame, Flow(step, msgspec.convert(calls, tuple[FlowCall, ...]), seconds, sizes)
 
 
-def frames_of(tables: dict[str, pa.Table], flows: Mapping[int, Flow]) -> Iterator[Frame]:
-    """Yield the frames of some tables in order, checked like those from the network."""
+def frames_of(tables: dict[str, pa.Table], flows: Mapping[int, Flow]) -> Iterator[Numbered]:
+    """Yield the frames of some tables in order with their numbers, checked like those from the network."""
     order = _numbers(tables["steps"]["frame"])
     cut = {name: _cuts(tables[name], order) for name in ("stats", "sketches", "scalars")}
     stats = np.stack([_floats(tables["stats"][name]) for name in STATS], axis=1)
@@ -211,7 +214,7 @@ def frames_of(tables: dict[str, pa.Table], flows: Mapping[int, Flow]) -> Iterato
             flow=flows.get(row["frame"]),
             owners=None if owners is None else _known(owners[mine]),
         )
-        yield frame_of(frame_item(0, frame))
+        yield row["frame"], frame_of(frame_item(0, frame))
 
 
 def _known(owners: pa.Array) -> NDArray[np.int32] | None:

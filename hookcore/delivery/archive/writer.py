@@ -6,11 +6,11 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from hookcore.delivery.archive.folder import RunFolder
 from hookcore.delivery.archive.layout import folder_name
@@ -18,9 +18,9 @@ from hookcore.delivery.archive.scribe import PART_S, Scribe
 from hookcore.delivery.archive.state import DiskCounters, WriteProgress
 from hookcore.delivery.archive.tables import frame_tables, records_table, snapshots_table, taps_table
 from hookcore.delivery.sizes import UNSAVED_BYTES, size_of
-from hookcore.records import Event, Frame, Snapshot
+from hookcore.records import Coverage, Event, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import EndItem, RunInfo
-from hookcore.store import Store
+from hookcore.store import StepRange, TapList
 
 PART_BYTES: Final = UNSAVED_BYTES // 2  # of records, in memory: one part is written while the next one arrives
 MAX_QUEUE_BYTES: Final = 64 * 2**20
@@ -28,8 +28,22 @@ RETRY_S: Final = 30.0
 HANG_S: Final = 30.0  # without a sign of the thread, which comes by every few seconds
 DEFAULT_LIMIT: Final = 10_000_000_000
 CLOSE_S: Final = 2.0
+AT_LIMIT: Final = "saved runs have reached the limit of {limit} bytes on disk: raise keep_limit or delete some"
 
 Tell = Callable[[str, str], None]
+
+
+class Described(Protocol):
+    """What a writer needs to know of a run, besides its frames and snapshots. A store knows it."""
+
+    def taps(self) -> TapList: ...
+    def modules(self) -> Sequence[ModuleRecord]: ...
+    def coverage(self) -> Sequence[Coverage]: ...
+    def hooks(self) -> Sequence[HookRecord]: ...
+    def events_after(self, seen: int) -> tuple[int, Sequence[Event]]: ...
+    def steps(self) -> StepRange: ...
+    def labels(self) -> Mapping[str, str]: ...
+    def add_event(self, event: Event) -> None: ...
 
 
 class ArchiveWriter:
@@ -44,7 +58,7 @@ class ArchiveWriter:
         self,
         parent: str | Path,
         info: RunInfo,
-        store: Store,
+        store: Described,
         *,
         tell: Tell | None = None,
         limit_bytes: int = DEFAULT_LIMIT,
@@ -58,12 +72,16 @@ class ArchiveWriter:
         folder: Path | None = None,
         events_seen: int = 0,
         after_part: Callable[[bool], None] = lambda is_last: None,
+        at_limit: str = AT_LIMIT,
+        numbered: bool = False,
     ) -> None:
         self.folder = folder or Path(parent).expanduser().absolute() / folder_name(info.name, info.id)
         self._info = info
         self._store = store
         self._tell = tell or self._add_event
         self._limit, self._used_elsewhere, self._make_room = limit_bytes, used_elsewhere, make_room
+        self._at_limit = at_limit
+        self._numbered = numbered  # whether frames are numbered as on the wire, instead of in order
         self._retry_s, self._clock = retry_s, clock
         self._changed = threading.Condition()
         self._queue: deque[_Entry] = deque()
@@ -197,6 +215,7 @@ class ArchiveWriter:
         self._queue.clear()
         self._ending = True
         self._scribe = None
+        self._files.release()
 
     def write_part(self) -> bool:
         """Write one part; called by the scribe. Return False after the last one."""
@@ -263,9 +282,7 @@ class ArchiveWriter:
         if self._is_full():
             self._make_room()
             if self._is_full():
-                raise OSError(
-                    f"saved runs have reached the limit of {self._limit} bytes on disk: raise keep_limit or delete some"
-                )
+                raise OSError(self._at_limit.format(limit=self._limit))
         taps = self._store.taps()
         self._files.write_whole("taps", taps.taps, taps_table)
         for name, rows in (
@@ -275,9 +292,13 @@ class ArchiveWriter:
         ):
             self._files.write_whole(name, rows, partial(records_table, name))
         first = self._files.first_frame
-        frames = [(first + each.frame, each.record) for each in records if isinstance(each.record, Frame)]
+        frames = [
+            (each.number if self._numbered else first + each.frame, each.record)
+            for each in records
+            if isinstance(each.record, Frame)
+        ]
         tables = frame_tables(frames, taps) if frames else {}
-        snapshots = [each.record for each in records if isinstance(each.record, Snapshot)]
+        snapshots = [(each.number, each.record) for each in records if isinstance(each.record, Snapshot)]
         if snapshots:
             tables["snapshots"] = snapshots_table(snapshots)
         seen, events = self._store.events_after(self._events_seen)

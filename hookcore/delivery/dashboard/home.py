@@ -62,6 +62,29 @@ def _default_folder(environment: Mapping[str, str]) -> Path:
     return base / "hookcore" / (re.sub(r"[^\w.-]", "_", socket.gethostname()) or "localhost")
 
 
+def data_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return this user's data folder: HOOKCORE_HOME if it is set, else a folder in XDG_DATA_HOME."""
+    own = environment.get("HOOKCORE_HOME", "")
+    if own:
+        return Path(own).expanduser().absolute()
+    given = environment.get("XDG_DATA_HOME", "")
+    base = Path(given) if os.path.isabs(given) else Path(environment.get("HOME") or "~").expanduser() / ".local/share"
+    return base / "hookcore"
+
+
+def undelivered_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder with what this user's trainers couldn't deliver. It may not exist."""
+    return data_folder(environment) / "undelivered"
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder that only this user can read, with its parents. Raises OSError if it isn't writable."""
+    for each in (*reversed(folder.parents), folder):
+        each.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would create parents that others can read
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} is not writable")
+
+
 def _no_folder(path: Path | str, error: Exception) -> ServerError:
     why = f"{error.strerror}: {error.filename!r}" if isinstance(error, OSError) and error.filename else error
     if isinstance(error, OSError) and not error.filename and error.strerror:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from hookcore.delivery.http.spooling import Spooling
 from hookcore.records.wire import DeliveryCounters
 
 _LOSSES: Final[dict[str, str]] = {
@@ -17,11 +18,20 @@ _NO_ANSWER: Final = "it didn't answer"
 _WRITES: Final = "it is still writing"
 
 
-def absence_message(trouble: str) -> str:
+def absence_message(trouble: str, spooling: Spooling) -> str:
     """Return the warning about a server that accepts nothing."""
     return (
         f"hookcore: the server isn't accepting frames ({trouble or _NO_ANSWER}). Training continues. "
-        "If the queue fills up, the oldest frames are dropped. Frames still waiting when the run ends are lost."
+        f"{_meanwhile(spooling)}"
+    )
+
+
+def _meanwhile(spooling: Spooling) -> str:
+    if spooling.path is not None:
+        return f"Until it does, frames are kept in {spooling.path}."
+    why = f" They can't be kept on disk: {spooling.trouble}." if spooling.trouble else ""
+    return (
+        f"If the queue fills up, the oldest frames are dropped. Frames still waiting when the run ends are lost.{why}"
     )
 
 
@@ -33,7 +43,7 @@ def return_message(counters: DeliveryCounters) -> str:
 
 
 def loss_message(
-    counters: DeliveryCounters, trouble: str, answered: bool, unsaved: int | None, given_up: str = ""
+    counters: DeliveryCounters, trouble: str, answered: bool, unsaved: int | None, given_up: str, spooling: Spooling
 ) -> str:
     """Return a warning about the data of an ended run that is or may be lost, or an empty string if all of it is saved.
 
@@ -41,18 +51,31 @@ def loss_message(
     `given_up`: why the server will not save them.
     """
     parts = [(count, _LOSSES[reason]) for reason, count in counters.dropped.items() if count]
+    parts += [(counters.waiting, _LOSSES["closed"])] if counters.waiting else []  # they are in the spool
     parts += [(counters.in_flight, "sent without an answer")] if counters.in_flight else []
+    kept = _kept_message(spooling)
     if not parts and answered:
-        return "" if unsaved is None else _unsaved_message(counters, trouble, unsaved, given_up)
+        return "" if unsaved is None else _unsaved_message(counters, trouble, unsaved, given_up, kept)
     why = ", ".join(f"{count:,} {why}" for count, why in parts) or "only its description was not sent"
     also = f" Of those that did, the server may not have saved the last {unsaved:,}." if unsaved else ""
     return (
         f"hookcore: the run has ended, and {sum(count for count, _ in parts):,} of its {counters.produced:,} frames "
-        f"and snapshots did not reach the server ({trouble or _NO_ANSWER}): {why}.{also}"
+        f"and snapshots did not reach the server ({trouble or _NO_ANSWER}): {why}.{also}{kept}"
     )
 
 
-def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int, given_up: str) -> str:
+def _kept_message(spooling: Spooling) -> str:
+    """Return where the undelivered items are, with a leading space; empty if they are nowhere."""
+    if spooling.path is None:
+        return f" They are lost: {spooling.trouble}." if spooling.trouble else ""
+    lost = f" {spooling.lost:,} of them could not be written and are lost." if spooling.lost else ""
+    return (
+        f" What it hasn't saved is in {spooling.path}.{lost} Your next dashboard takes it in, and `hookcore open` "
+        "shows it."
+    )
+
+
+def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int, given_up: str, kept: str) -> str:
     last = f"the last {unsaved:,} of the {counters.acknowledged:,} frames and snapshots that it acknowledged"
     if given_up:
         return (
@@ -62,5 +85,5 @@ def _unsaved_message(counters: DeliveryCounters, trouble: str, unsaved: int, giv
     what = last if unsaved else "how it ended"
     return (
         f"hookcore: the run has ended, but the server didn't confirm in time ({trouble or _WRITES}) that it saved "
-        f"{what}. If the server was killed or its disk is full, that data is lost."
+        f"{what}.{kept or ' If the server was killed or its disk is full, that data is lost.'}"
     )

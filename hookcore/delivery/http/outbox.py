@@ -12,6 +12,7 @@ from typing import Final, Literal
 from hookcore.delivery.http.fitting import fitted
 from hookcore.delivery.http.parcels import PARCEL_BYTES, STRIKES, CurrentDescription, Entry, Parcel, some_taps
 from hookcore.delivery.http.retained import Retained
+from hookcore.delivery.http.spool import Described, Spool
 from hookcore.delivery.sizes import UNSAVED_BYTES, size_of
 from hookcore.records import Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot, Tap
 from hookcore.records.flow import Flow
@@ -19,6 +20,7 @@ from hookcore.records.wire import Answer, DeliveryCounters, EndItem
 
 MAX_BYTES: Final = 64 * 2**20
 MAX_ITEMS: Final = 10_000
+MAX_GONE: Final = 1000  # then, those before all that waits are forgotten
 
 Reason = Literal["queue-full", "refused", "too-large", "unsendable", "closed"]
 
@@ -30,6 +32,9 @@ class Outbox:
     flight are not dropped but sent again until there is an answer. Acknowledged items that are not on the receiver's
     disk yet are retained while there is room, and sent again if the receiver is killed. So is the end. All methods can
     be called from any thread.
+
+    While a spool is set, it gets every item, too. If memory is full then, items wait in the spool alone, from where
+    they are read again in their order.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_items: int = MAX_ITEMS) -> None:
@@ -58,6 +63,9 @@ class Outbox:
         self._closed = False
         self._end: EndItem | None = None
         self._failure: Failure | None = None
+        self._spool: Spool | None = None
+        self._unread: int | None = None  # from this number on, items are only in the spool
+        self._gone: set[int] = set()  # numbers that were dropped, so that no spool has to return them
 
     # -- what comes in ----------------------------------------------------------------------------------------------
 
@@ -71,14 +79,28 @@ class Outbox:
             entry = Entry(self._produced, record, size_of(record), len(self._taps))
             self._produced += 1
             if self._closed:
-                self._dropped["closed"] += 1
+                self._refuse(entry, "closed")
             elif entry.size > self._max_bytes * 31 // 32:
-                self._dropped["too-large"] += 1
+                self._refuse(entry, "too-large")
             else:
-                self._waiting.append(entry)
-                self._bytes += entry.size
-                self._make_room()
+                self._accept(entry)
             self._report()
+
+    def _accept(self, entry: Entry) -> None:
+        if self._spool is not None:
+            self._spool.take(entry.number, entry.record)
+        if self._unread is None:
+            self._waiting.append(entry)
+            self._bytes += entry.size
+            self._make_room()
+
+    def _refuse(self, entry: Entry, reason: Reason) -> None:
+        self._dropped[reason] += 1
+        self._gone.add(entry.number)
+        if len(self._gone) > MAX_GONE:
+            first = self._waiting[0].number if self._waiting else self._produced
+            first = first if self._unread is None else min(first, self._unread)
+            self._gone = {number for number in self._gone if number >= first}
 
     def _with_flow(self, frame: Frame) -> Frame:
         """Return a frame with the newest flow if the receiver lost it."""
@@ -95,11 +117,22 @@ class Outbox:
         while self._waiting and (
             self._bytes > self._max_bytes or len(self._waiting) + len(self._flying) > self._max_items
         ):
-            self._drop(self._waiting.popleft(), "queue-full")
+            if self._unread is not None:
+                return  # what the receiver lost, which is bounded by itself
+            if self._spool is None:
+                self._drop(self._waiting.popleft(), "queue-full")
+            else:
+                self._leave_to_spool()
+
+    def _leave_to_spool(self) -> None:
+        """Forget waiting items that are in the spool."""
+        self._unread = self._waiting[0].number
+        self._bytes -= sum(entry.size for entry in self._waiting)
+        self._waiting.clear()
 
     def _drop(self, entry: Entry, reason: Reason) -> None:
         self._bytes -= entry.size
-        self._dropped[reason] += 1
+        self._refuse(entry, reason)
         if reason == "queue-full" and isinstance(entry.record, Frame) and entry.record.flow is not None:
             self._flow_lost = True
 
@@ -128,13 +161,13 @@ class Outbox:
         """Whether a parcel would contain more than a sign of life."""
         with self.changed:
             due = self._end_due or self._description.is_due or self._taps_missing
-            return bool(self._waiting or self._flying or due)
+            return bool(self._waiting or self._flying or self._on_disk or due)
 
     @property
     def empty(self) -> bool:
         """Whether everything was acknowledged or dropped."""
         with self.changed:
-            return not (self._waiting or self._flying)
+            return not (self._waiting or self._flying or self._on_disk)
 
     @property
     def settled(self) -> bool:
@@ -172,11 +205,11 @@ class Outbox:
             self._report()
 
     def give_up(self) -> None:
-        """Drop waiting items; items in flight stay so."""
+        """Drop waiting items that aren't in a spool; items in flight stay so."""
         with self.changed:
             self._retained.is_saved &= self._end_due is None
             self._closed, self._end = True, None
-            while self._waiting:
+            while self._waiting and self._spool is None:
                 self._drop(self._waiting.popleft(), "closed")
 
     def next_parcel(self) -> Parcel:
@@ -189,7 +222,7 @@ class Outbox:
             entries: tuple[Entry, ...] = ()
             if not alone and not (self._careful and taps):
                 entries = self._load(taps_from + len(taps), bool(taps or description))
-            end = None if self._flying or self._waiting or alone else self._end_due
+            end = None if self._flying or self._waiting or self._on_disk or alone else self._end_due
             return Parcel(taps_from, taps, description, entries, end, self._counters(), self._retained.newest)
 
     def _load(self, known_taps: int, has_company: bool) -> tuple[Entry, ...]:
@@ -266,11 +299,71 @@ class Outbox:
 
     def _put_back(self, entries: Sequence[Entry]) -> None:
         self._flying, self._uncertain = (), False
-        if self._closed and self._end is None:  # given up in the meantime, so they will not be sent
+        if self._closed and self._end is None and self._spool is None:  # given up, so they will not be sent
             for entry in entries:
                 self._drop(entry, "closed")
         else:
             self._waiting.extendleft(reversed(entries))
+
+    # -- the spool --------------------------------------------------------------------------------------------------
+
+    @property
+    def _on_disk(self) -> int:
+        """How many items wait in the spool alone."""
+        if self._unread is None:
+            return 0
+        return self._produced - self._unread - sum(number >= self._unread for number in self._gone)
+
+    @property
+    def described(self) -> Described:
+        """What the run consists of, for a spool."""
+        with self.changed:
+            return Described(tuple(self._taps), self._description.whole, self._end, self._counters())
+
+    @property
+    def durable(self) -> int:
+        """The highest number that the receiver has saved, or has received if it saves nothing."""
+        return self._retained.durable
+
+    def spool_to(self, spool: Spool) -> None:
+        """Give a spool all items from now on, and before them those that the receiver hasn't saved."""
+        with self.changed:
+            self._spool = spool
+            for entry in (*self._retained.entries, *self._flying, *self._waiting):
+                if entry.number > spool.newest:
+                    spool.take(entry.number, entry.record)
+
+    def spool_no_more(self) -> bool:
+        """Give the spool no more items. Return False if some are only there."""
+        with self.changed:
+            if self._unread is None:
+                self._spool = None
+            return self._spool is None
+
+    def refill(self) -> None:
+        """Read the next items from the spool, if some are only there and all before them were sent."""
+        with self.changed:
+            spool, first, newest = self._spool, self._unread, self._produced - 1
+            if spool is None or first is None or self._waiting or self._flying:
+                return
+        spool.write()
+        read: list[Entry] = []
+        room = PARCEL_BYTES
+        for number, record in spool.read(first):
+            if number not in self._gone:
+                read.append(Entry(number, record, size_of(record), _taps_of(record)))
+                room -= read[-1].size
+            if room <= 0:
+                newest = number
+                break
+            newest = max(newest, number)
+        with self.changed:
+            expected = newest + 1 - first - sum(first <= number <= newest for number in self._gone)
+            if expected > len(read):  # the disk could not take them
+                self._dropped["queue-full"] += expected - len(read)
+            self._waiting.extend(read)
+            self._bytes += sum(entry.size for entry in read)
+            self._unread = newest + 1 if newest + 1 < self._produced else None
 
     # -- counters ------------------------------------------------------------------------------------------------------
 
@@ -285,7 +378,7 @@ class Outbox:
             produced=self._produced,
             acknowledged=self._acknowledged,
             dropped=dict(self._dropped),
-            waiting=len(self._waiting),
+            waiting=len(self._waiting) + self._on_disk,
             in_flight=len(self._flying),
         )
 
@@ -295,3 +388,8 @@ class Outbox:
         self._listening = False
         self._forget_all()
         self._closed = True
+
+
+def _taps_of(record: Frame | Snapshot) -> int:
+    """Return the number of taps that the receiver of a record must know."""
+    return int(record.taps.max()) + 1 if isinstance(record, Frame) and len(record.taps) else 0

@@ -83,8 +83,11 @@ class CurrentDescription:
     @property
     def due(self) -> Description | None:
         """The description, if the receiver doesn't have it and hasn't refused it repeatedly."""
-        if not self.is_due:
-            return None
+        return self.whole if self.is_due else None
+
+    @property
+    def whole(self) -> Description:
+        """The description."""
         return Description(self.version, tuple(self._modules.values()), tuple(self._coverage.values()), self._hooks)
 
     @property

@@ -19,35 +19,35 @@ class Retained:
         self.arrived = -1  # the highest number that the receiver has
         self.is_saved = True  # whether it would lose none of its data
         self.given_up = ""  # why it will save no more of the ended run; empty if it may
-        self._durable = -1  # the highest number that is on its disk
+        self.durable = -1  # the highest number that is on its disk
         self._max_bytes = max_bytes
-        self._entries: deque[Entry] = deque()
+        self.entries: deque[Entry] = deque()
         self._nbytes = 0
 
     @property
     def newest(self) -> int:
         """The highest number that can be sent again."""
-        return self._entries[-1].number if self._entries else -1
+        return self.entries[-1].number if self.entries else -1
 
     def unsaved(self, produced: int) -> int:
         """Return how many of a number of acknowledged items may not be on the receiver's disk."""
-        return max(0, min(self.arrived, produced - 1) - self._durable)
+        return max(0, min(self.arrived, produced - 1) - self.durable)
 
     def note(self, arrived: Sequence[Entry], answer: Answer) -> list[Entry]:
         """Retain arrived data, and release saved data. Return the data that the receiver has lost, oldest first."""
         self.arrived = answer.acknowledged
-        self._durable = answer.acknowledged if answer.durable is None else answer.durable
-        self._entries.extend(arrived)
+        self.durable = answer.acknowledged if answer.durable is None else answer.durable
+        self.entries.extend(arrived)
         self._nbytes += sum(entry.size for entry in arrived)
-        while self._entries and self._entries[0].number <= self._durable:
-            self._nbytes -= self._entries.popleft().size
-        while self._nbytes > self._max_bytes and len(self._entries) > 1:
-            self._nbytes -= self._entries.popleft().size
+        while self.entries and self.entries[0].number <= self.durable:
+            self._nbytes -= self.entries.popleft().size
+        while self._nbytes > self._max_bytes and len(self.entries) > 1:
+            self._nbytes -= self.entries.popleft().size
         lost: deque[Entry] = deque()
         while self.newest > answer.acknowledged:
-            lost.appendleft(self._entries.pop())
+            lost.appendleft(self.entries.pop())
             self._nbytes -= lost[0].size
         # An older server doesn't say it, and its `durable` never counts the end.
-        self.is_saved = not self._entries if answer.saved is None else answer.saved
+        self.is_saved = not self.entries if answer.saved is None else answer.saved
         self.given_up = "" if self.is_saved else answer.given_up
         return list(lost)

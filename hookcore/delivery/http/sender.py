@@ -17,12 +17,15 @@ from hookcore.delivery.http.messages import absence_message, return_message
 from hookcore.delivery.http.outbox import Outbox, Reason
 from hookcore.delivery.http.parcels import Parcel
 from hookcore.delivery.http.retries import MAX_PAUSE_HERE_S, MAX_PAUSE_S, WRITING, Retries
+from hookcore.delivery.http.spool import MakeSpool
+from hookcore.delivery.http.spooling import Spooling
 from hookcore.errors import WireError
 from hookcore.records import Command
 from hookcore.records.wire import Answer, RunInfo, decode_answer, encode
 
 logger = logging.getLogger("hookcore")
 
+SPOOL_S: Final = 10.0  # for writing the rest at the end: without it, it would be lost
 _POLL_S: Final = 0.02
 _REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "refused"}
 
@@ -30,14 +33,18 @@ _REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "r
 class Sender:
     """Sends what is in an outbox, from a thread of its own, until all of it is saved or the time is up."""
 
-    def __init__(self, outbox: Outbox, info: RunInfo, close_s: float, request_s: float) -> None:
+    def __init__(
+        self, outbox: Outbox, info: RunInfo, close_s: float, request_s: float, make_spool: MakeSpool | None = None
+    ) -> None:
         self.info, self.place = info, info.place
         self.learned: Mapping[str, Any] = {}  # what replaces fields of `info`
         self.on_command: Callable[[Command], None] | None = None
         self.advice = ""  # ends warnings
+        self.is_checked = False  # whether the first failure is reported: someone gave the address
         self.trouble = ""  # the last error; empty if all is well
         self.answered = False  # whether the server has taken anything
         self.incidents_version = 0
+        self.spooling = Spooling(outbox, make_spool)
         self._outbox = outbox
         self._writing_s = WRITING * close_s
         self._request_s = request_s
@@ -75,7 +82,10 @@ class Sender:
     def close(self, close_s: float) -> None:
         """Wait until everything is saved, or the time is up, which is longer for a local server that takes it."""
         thread = self._thread
-        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+        if thread is None or thread is threading.current_thread():
+            return
+        if not thread.is_alive():
+            self._finish()
             return
         with self._outbox.changed:
             self._retries.end(close_s, self._writing_s)
@@ -85,13 +95,14 @@ class Sender:
         connection = self._connection
         if thread.is_alive() and connection is not None:
             connection.interrupt()
-            thread.join(0.2)
+        thread.join(SPOOL_S if self.spooling.is_possible else 0.2)
 
     def abandon(self) -> None:
         """Stop in a forked child: don't touch the parent's connection."""
         connection, self._connection, self._thread = self._connection, None, None
         if connection is not None:
             connection.abandon()
+        self.spooling.abandon()
 
     # -- the thread -------------------------------------------------------------------------------------------------
 
@@ -99,20 +110,36 @@ class Sender:
         try:
             while self._await_turn():
                 try:
-                    self._deliver(self._outbox.next_parcel())
+                    self._act()
                 except Exception as error:  # our own bug must not end the thread silently
                     self._failed(f"{type(error).__name__}: {error}")
                     logger.debug("hookcore: sending failed", exc_info=True)
         finally:
             if self._connection is not None:
                 self._connection.close()
+            self._finish()
+
+    def _act(self) -> None:
+        if time.monotonic() >= self.spooling.due_at:
+            self.spooling.write()
+        if self._retries.due_at(self._outbox.has_news) <= time.monotonic():
+            self._outbox.refill()
+            self._deliver(self._outbox.next_parcel())
+
+    def _finish(self) -> None:
+        """Keep what the server hasn't saved at the end."""
+        if self._outbox.settled:
+            self.spooling.drop()
+        else:
+            self.spooling.finish(self._update_info())
 
     def _await_turn(self) -> bool:
         """Wait until there is something to send. Return False at the end."""
         changed = self._outbox.changed
         with changed:
             while not self._is_over():
-                due, end = self._retries.due_at(self._outbox.has_news), self._deadline()
+                due = min(self._retries.due_at(self._outbox.has_news), self.spooling.due_at)
+                end = self._deadline()
                 rest = min(due, end) - time.monotonic()
                 if rest <= 0 and due <= end:
                     self._outbox.set_listening(False)
@@ -130,8 +157,7 @@ class Sender:
         return self._retries.deadline(held, self._outbox.has_news)
 
     def _deliver(self, parcel: Parcel) -> None:
-        settings = self.info.settings if self._settings is None else fitted_settings(self._settings())
-        self.info = msgspec.structs.replace(self.info, settings=settings, place=self.place, **self.learned)
+        self._update_info()
         body = self._encoded(parcel)
         if body is None:
             return
@@ -153,6 +179,11 @@ class Sender:
         else:
             self._retries.is_slow = False
             self._read(parcel, reply)
+
+    def _update_info(self) -> RunInfo:
+        settings = self.info.settings if self._settings is None else fitted_settings(self._settings())
+        self.info = msgspec.structs.replace(self.info, settings=settings, place=self.place, **self.learned)
+        return self.info
 
     def _connected(self) -> Connection:
         if self._connection is None:
@@ -200,6 +231,7 @@ class Sender:
             return
         if self._outbox.on_answer(parcel, answer):
             self._retries.succeed()
+            self.spooling.note_progress()
             self.trouble = ""
             if self._warned:
                 self._warned = False
@@ -228,15 +260,17 @@ class Sender:
     def _failed(
         self, trouble: str, at_least_s: float = 0.0, longest_s: float = MAX_PAUSE_S, is_absent: bool = False
     ) -> None:
-        """Wait before the next attempt, and warn about a server that has been absent for long."""
+        """Wait before the next attempt, and warn about a server that has been absent for long, or was never there."""
         self.trouble = trouble
-        if self._retries.fail(at_least_s, longest_s, is_absent):
+        is_absent_for_long = self._retries.fail(at_least_s, longest_s, is_absent)
+        if is_absent_for_long or (self.is_checked and not self.answered):
             self._warn()
 
     def _warn(self) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning("%s%s", absence_message(self.trouble), self.advice)
+            self.spooling.begin(self._update_info())
+            logger.warning("%s%s", absence_message(self.trouble, self.spooling), self.advice)
 
 
 def _is_timeout(error: Exception) -> bool:

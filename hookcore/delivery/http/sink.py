@@ -14,6 +14,7 @@ from hookcore.delivery.http.fitting import cut, fitted_settings
 from hookcore.delivery.http.messages import loss_message
 from hookcore.delivery.http.outbox import MAX_ITEMS, Outbox
 from hookcore.delivery.http.sender import Sender
+from hookcore.delivery.http.spool import MakeSpool
 from hookcore.delivery.sinks import Sink
 from hookcore.records import Command, Coverage, Failure, Frame, HookRecord, ModuleRecord, Snapshot
 from hookcore.records.wire import DeliveryCounters, Place, RunInfo
@@ -26,8 +27,9 @@ CLOSE_S: Final = 2.0
 class HttpSink(Sink):
     """Receives the frames of one run, and sends them from its own thread once `start` has set the address.
 
-    Frames that a full queue, a refusal, or the end drops are counted in `counters`. An absent server is retried after
-    growing pauses. A server that lost its memory gets everything again that it needs, until all of the run is saved.
+    What is dropped is counted in `counters`: what the server refuses and, without a spool, what doesn't fit into the
+    queue or isn't delivered at the end. An absent server is retried after growing pauses. A server that lost its memory
+    gets everything again that it needs, until all of the run is saved.
     """
 
     def __init__(
@@ -37,13 +39,14 @@ class HttpSink(Sink):
         max_items: int = MAX_ITEMS,
         close_s: float = CLOSE_S,
         request_s: float = REQUEST_S,
+        make_spool: MakeSpool | None = None,
     ) -> None:
         info = msgspec.structs.replace(
             info, name=cut(info.name), script=cut(info.script), settings=fitted_settings(info.settings)
         )
         self.close_s = close_s
         self._outbox = Outbox(max_items=max_items)
-        self._sender = Sender(self._outbox, info, close_s, request_s)
+        self._sender = Sender(self._outbox, info, close_s, request_s, make_spool)
         self._reported_losses = False
 
     # -- the sink ---------------------------------------------------------------------------------------------------
@@ -77,9 +80,10 @@ class HttpSink(Sink):
         self._outbox.fail(failure)
 
     def close(self) -> None:
-        """Send the rest within `close_s`, and wait until it is saved. What remains is counted as dropped, or in flight.
+        """Send the rest within `close_s`, and wait until it is saved. What remains goes to the spool.
 
-        A local dashboard that accepts connections gets more time, because it may just be starting.
+        Without a spool, it is counted as dropped, or in flight. A local dashboard that accepts connections gets more
+        time, because it may just be starting.
         """
         self._outbox.end()
         self._sender.close(self.close_s)
@@ -95,13 +99,15 @@ class HttpSink(Sink):
         settings: Callable[[], dict[str, Any]] | None = None,
         advice: str = "",
         met: Callable[[], None] | None = None,
+        is_checked: bool = False,
     ) -> None:
         """Start to send. If `address` is a function, it is called again whenever the server can't be reached.
 
         `settings` returns the run's current settings. `advice` ends the warning about an absent server. `met` is called
-        once, when the server has answered.
+        once, when the server has answered. `is_checked`: warn at once if it can't be reached from the beginning.
         """
         if not self._sender.was_started:
+            self._sender.is_checked = is_checked
             self._sender.advice = f" {advice}" if advice else ""
             self._sender.start(address if callable(address) else lambda: address, settings, met)
 
@@ -141,8 +147,9 @@ class HttpSink(Sink):
 
     def _report_losses(self) -> None:
         """Warn at the end if parts of the run didn't reach the server, or may not be saved there."""
-        outbox = self._outbox
-        message = loss_message(self.counters, self.trouble, self._sender.answered, outbox.unsaved, outbox.given_up)
+        outbox, sender = self._outbox, self._sender
+        known = sender.answered, outbox.unsaved, outbox.given_up, sender.spooling
+        message = loss_message(self.counters, self.trouble, *known)
         if message and self._sender.was_started and not self._reported_losses:
             self._reported_losses = True
             logger.warning("%s%s", message, self._sender.advice)
