@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hookcore
 from hookcore.delivery import delivery
+from hookcore.delivery.archive import read_archive
 from hookcore.delivery.dashboard.launch import Dashboard
 from hookcore.delivery.dashboard.process import find, join_or_start, status, stop_dashboard
 from hookcore.delivery.http import Address, HttpSink
@@ -196,10 +198,14 @@ def test_training_is_bit_equal_whatever_the_server_does(
     assert not watcher.errors
     counters = watcher.delivery
     assert counters is not None
-    assert counters.waiting == counters.acknowledged == 0
-    assert counters.produced == sum(counters.dropped.values()) + counters.in_flight
-    assert len(caplog.records) == 1
-    assert f"{counters.produced} of its {counters.produced} frames" in caplog.records[0].getMessage()
+    assert counters.acknowledged == 0
+    assert not counters.dropped
+    assert counters.produced == counters.waiting + counters.in_flight  # on disk
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "the server isn't accepting frames" in first
+    assert f"{counters.produced} of its {counters.produced} frames" in last
+    (path,) = re.findall(r"is in (\S+\.hookcore)\.", last)
+    assert len(list(read_archive(path).frames())) == counters.produced
 
 
 def test_workers_of_a_data_loader_never_send(receiver: Receiver, url: str) -> None:

@@ -17,7 +17,7 @@ EXAMPLES: Final = """
                                                    hookcore's flags come before the script
   HOOKCORE_URL=http://box:8642 hookcore run train.py
                                                    sends to another server
-  torchrun --nproc-per-node 2 --no-python hookcore run train.py
+  torchrun --nproc-per-node 2 -m hookcore run train.py
                                                    watches each process; the ranks are one run
 """
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from hookcore.delivery.archive import SUFFIX, Recorded, Unheard, folder_name
+from hookcore.delivery.place import joint_id
 from hookcore.errors import HookcoreError
 from hookcore.findings import follow
 from hookcore.records import Frame, Snapshot
 from hookcore.records.vocabulary import NONFINITE_STEP
 from hookcore.records.wire import Description, Place
 from hookcore.store import Store
-from hookcore.store.rankstep import MAX_WORLD
 
 from .assembly import GRACE_S
 from .disk import Disk
@@ -31,13 +31,7 @@ from .summing import Summing, shifted
 
 logger = logging.getLogger("hookcore")
 
-PREFIX: Final = "ranks-"  # of the id, before the job
 READ_AGAIN_S: Final = 10.0  # after the ranks couldn't be read
-
-
-def joint_id(place: Place | None) -> str | None:
-    """Return the id of the run of all ranks; None for a process without others."""
-    return None if place is None or not 2 <= place.world <= MAX_WORLD else PREFIX + place.job
 
 
 def as_joint(gone: Gone) -> Gone:

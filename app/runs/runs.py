@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from hookcore.delivery.place import joint_id
 from hookcore.findings import chosen_in, follow, started_with
 from hookcore.findings.ownrules import OwnRules, rules_in
 from hookcore.records import Event
@@ -22,7 +23,7 @@ from .changes import Changes
 from .commands import Commands, OnCommand
 from .disk import Disk
 from .gone import Gone, Why
-from .joint import JointRun, joint_id
+from .joint import JointRun
 from .memory import MIN_RUN_BYTES, Memory
 from .parts import Edits, Signs
 from .removed import Removals

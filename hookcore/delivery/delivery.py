@@ -22,6 +22,7 @@ from hookcore.delivery.dashboard.process import find, find_or_revive, join_or_st
 from hookcore.delivery.facts import config_of_arguments, facts_at_start, script_arguments
 from hookcore.delivery.http import Address, HttpSink
 from hookcore.delivery.http.spool import Described, MakeSpool, Spool
+from hookcore.delivery.place import joint_id
 from hookcore.delivery.sinks import Sink, StoreSink
 from hookcore.errors import ArgumentError, ServerError
 from hookcore.findings import Choices, follow, read_choices, started_with
@@ -34,6 +35,12 @@ logger = logging.getLogger("hookcore")
 MAX_REVIVALS: Final = 3  # of a crashed dashboard, per trainer
 _printed: Final[set[str]] = set()  # addresses that this process has printed
 Settled = Callable[[], dict[str, Any]]
+
+
+def say(line: str) -> None:
+    """Print a line for the person who watches the training."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"hookcore: {line}", file=sys.stderr, flush=True)
 
 
 def store_bytes(settings: Settings) -> int:
@@ -85,10 +92,10 @@ class Delivery:
         """Find the server and start to send. If no server answers, frames stay queued and a warning is logged."""
         if isinstance(self.sink, HttpSink):
             self._begin_sending(self.sink, settled)
-        if self.url is not None and self.url not in _printed:
-            _printed.add(self.url)
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                print(f"hookcore: {self.url}", file=sys.stderr, flush=True)
+        page = self.page
+        if page is not None and self.leads_terminal and page not in _printed:
+            _printed.add(page)
+            say(page)
 
     def _begin_sending(self, sink: HttpSink, settled: Settled) -> None:
         if self.server != "auto":
@@ -107,6 +114,17 @@ class Delivery:
         """Update the address of the run's server."""
         self.address = address
         self.url = f"{address.url}/runs/{self.run.id}"
+
+    @property
+    def page(self) -> str | None:
+        """The page of the training: that of all ranks, if there are several."""
+        joint = joint_id(self.run.place)
+        return self.url if joint is None or self.url is None else f"{self.url.rpartition('/')[0]}/{joint}"
+
+    @property
+    def leads_terminal(self) -> bool:
+        """Whether this process speaks for its training in the terminal: the first rank of a machine, with a page."""
+        return self.url is not None and (self.run.place is None or self.run.place.local_rank == 0)
 
     @property
     def describes(self) -> bool:
@@ -197,4 +215,4 @@ def _in_this_process(run: RunInfo, settings: Settings) -> Delivery:
     return Delivery(run, sink, sink.store, "thread", f"{url}/runs/{run.id}", address, lambda: sink.run.reader)
 
 
-__all__ = ["Dashboard", "Delivery", "deliver", "new_run", "to_the_store"]
+__all__ = ["Dashboard", "Delivery", "deliver", "new_run", "say", "to_the_store"]

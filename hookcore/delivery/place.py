@@ -13,8 +13,10 @@ from msgspec import structs
 from hookcore.config import MEETING, Launched, is_loopback, launched
 from hookcore.delivery.dashboard.lives import mark_of
 from hookcore.records.wire import Place
+from hookcore.store.rankstep import MAX_WORLD
 
 JOB_CHARACTERS: Final = 32
+PREFIX: Final = "ranks-"  # of the id of the run of all ranks, before the job
 
 
 @cache
@@ -70,6 +72,11 @@ def _place(found: Launched, watch: str) -> Place:
     texts = "\0".join((*found.job, watch))
     job = hashlib.sha256(texts.encode(errors="surrogateescape")).hexdigest()[:JOB_CHARACTERS]
     return Place(job=job, rank=found.rank, world=found.world, local_rank=found.local_rank, attempt=found.attempt)
+
+
+def joint_id(place: Place | None) -> str | None:
+    """Return the id of the run of all ranks; None for a process without others."""
+    return None if place is None or not 2 <= place.world <= MAX_WORLD else PREFIX + place.job
 
 
 def completed(place: Place, device: str, axes: dict[str, tuple[int, int]]) -> Place:

@@ -114,9 +114,16 @@ class Callbacks:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
+        self._poll_s = self._pause_s = MAX_PAUSE_S  # the shortest that a subscriber asks for
+        self.newest: Incidents | None = None  # as they were read last
 
-    def add(self, callback: Callback, at: At, severity: Severity) -> None:
-        """Call a function once for each incident."""
+    def add(
+        self, callback: Callback, at: At, severity: Severity, poll_s: float = POLL_S, pause_s: float = PAUSE_S
+    ) -> None:
+        """Call a function once for each incident.
+
+        The version is compared after each `poll_s`, and for `pause_s` after the incidents were read, it isn't.
+        """
         _require("at", at, PLACES)
         require_severity("severity", severity)
         if not callable(callback):
@@ -124,6 +131,7 @@ class Callbacks:
         with self._lock:
             self._subscribers += (Subscriber(callback, at, severity),)
             self._seen = 0
+            self._poll_s, self._pause_s = min(self._poll_s, poll_s), min(self._pause_s, pause_s)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="hookcore-incidents", daemon=True)
                 self._thread.start()
@@ -147,7 +155,7 @@ class Callbacks:
             subscribers, seen = self._subscribers, self._seen
         version = self._version()
         if version == seen:
-            return POLL_S
+            return self._poll_s
         try:
             incidents = self._read()
         except Exception as error:
@@ -155,14 +163,14 @@ class Callbacks:
             if self._failures == 1:  # once for each time that a server is away
                 self._report.failed("reading the incidents", error, first=False)
             return min(MAX_PAUSE_S, PAUSE_S * 2.0 ** min(self._failures, 10))
-        self._failures = 0
+        self._failures, self.newest = 0, incidents
         with self._lock:
             if self._subscribers is subscribers:  # a new one gets all incidents next time
                 self._seen = version
         for subscriber in subscribers:
             for incident in subscriber.news_of(incidents):
                 self._pass_on(subscriber, incident)
-        return PAUSE_S
+        return self._pause_s
 
     def _pass_on(self, subscriber: Subscriber, incident: Incident) -> None:
         if subscriber.at == "found":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import os
@@ -24,7 +25,7 @@ from hookcore.capsules.keeper import CapsuleKeeper, CapsulePlan
 from hookcore.config import Flat, Settings, rank
 from hookcore.delivery.bridges import Bridge, bridge_for
 from hookcore.delivery.dashboard.capsules import folder_of
-from hookcore.delivery.delivery import deliver, to_the_store
+from hookcore.delivery.delivery import deliver, say, to_the_store
 from hookcore.delivery.facts import learn_commit
 from hookcore.delivery.failures import CRASHED, Ending, event_of, keep_interrupted, stopped, uncaught
 from hookcore.delivery.notify import Notifier, note_about, note_about_event, targets_of
@@ -38,10 +39,12 @@ from hookcore.recorder.facts import Facts
 from hookcore.recorder.options import options_of_script
 from hookcore.recorder.ranks import Ranks
 from hookcore.records import Frame, Severity, Tap
+from hookcore.watcher import terminal
 from hookcore.watcher.asking import AskedRun
 from hookcore.watcher.callbacks import At, Callback, Callbacks, Report
 from hookcore.watcher.explaining import SelfExplainer
 from hookcore.watcher.null import NullWatcher
+from hookcore.watcher.terminal import Terminal
 
 if TYPE_CHECKING:
     from hookcore.reading.answers import Incident
@@ -91,6 +94,7 @@ class Watcher(AskedRun):
             self._recorder.steps.boundary,
             report,
         )
+        self._terminal = Terminal(say, lambda: self._delivery.page or "")
         self._notifier = Notifier(targets, report.not_notified)
         try:
             if open_bridge is not None:
@@ -101,6 +105,7 @@ class Watcher(AskedRun):
             self._begin_delivery()
             self._recorder.shipper.report_escapes(self._delivery.run.name, self._delivery.run.script)
             self._begin_notifying()
+            self._begin_speaking()
             if self._delivery.describes:
                 self._facts.hear(self._delivery.run.facts)
                 learn_commit(self._facts.hear)
@@ -142,6 +147,11 @@ class Watcher(AskedRun):
             self._callbacks.add(self._note, "found", "warning")
             self._notifier.start()
 
+    def _begin_speaking(self) -> None:
+        if self._delivery.leads_terminal:
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                self._callbacks.add(self._terminal.begin, "found", terminal.LEVEL, terminal.POLL_S, terminal.PAUSE_S)
+
     def _note(self, incident: Incident) -> None:
         run = self._delivery.run
         self._notifier.put(note_about(incident, run.id, run.name, self.url or ""))
@@ -177,6 +187,8 @@ class Watcher(AskedRun):
         self._recorder.close(CLOSE_TIMEOUT_S)
         self._close_bridge()
         self._callbacks.close()
+        if self._delivery.leads_terminal:
+            self._terminal.sum_up(self._callbacks.newest)
         self._notifier.close()
         self._ending.let_go()
         _watchers.discard(self)

@@ -25,7 +25,7 @@ from hookcore.records.wire import Answer, RunInfo, decode_answer, encode
 
 logger = logging.getLogger("hookcore")
 
-SPOOL_S: Final = 10.0  # for writing the rest at the end: without it, it would be lost
+SPOOL_S: Final = 60.0  # for writing the rest at the end: a busy machine takes long, and what isn't written is lost
 _POLL_S: Final = 0.02
 _REFUSALS: Final[dict[int, Reason]] = {400: "refused", 413: "too-large", 422: "refused"}
 
