@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,8 +58,8 @@ def test_many_errors_are_a_few_lines_each_minute(terminal: Terminal, lines: list
 
 def test_the_end_names_the_worst_problems_first_and_counts_the_others(terminal: Terminal, lines: list[str]) -> None:
     kinds = ["warning", "info", "error", "warning", "error", "warning"]
-    terminal.sum_up([an_incident(number, kind) for number, kind in enumerate(kinds)])  # type: ignore[arg-type]
-    terminal.sum_up([an_incident(9)])  # type: ignore[arg-type]
+    terminal.sum_up([an_incident(number, kind) for number, kind in enumerate(kinds)])
+    terminal.sum_up([an_incident(9)])
     assert lines == [
         "5 problems - http://box/runs/one",
         "  error: Problem 2 began at step 2.",
@@ -69,8 +70,8 @@ def test_the_end_names_the_worst_problems_first_and_counts_the_others(terminal: 
 
 
 def test_a_run_without_problems_ends_silently(terminal: Terminal, lines: list[str]) -> None:
-    terminal.sum_up(None)
-    terminal.sum_up([an_incident(1, "info"), an_incident(2, muted=True)])  # type: ignore[arg-type]
+    terminal.sum_up([])
+    terminal.sum_up([an_incident(1, "info"), an_incident(2, muted=True)])
     assert lines == []
 
 
@@ -102,15 +103,17 @@ def test_a_training_says_when_an_error_begins_and_what_its_problems_were(
                 if step != 12:
                     optimizer.step()
             watcher.flush()
-            wait_for(lambda: watcher._callbacks.newest is not None, "the incident")
+            wait_for(lambda: watcher._callbacks.newest, "the incident")
         said = capsys.readouterr().err
     page = f"hookcore: {server.url}/runs/{watcher._delivery.run.id}"
     first, *lines = said.splitlines()
     assert first == page
-    (begun,) = [line for line in lines if "/incident?id=" in line]
-    assert begun.startswith("hookcore: NaN")
-    assert any(line.startswith("hookcore: 1 problem - ") for line in lines)
-    assert lines[-1].startswith("hookcore:   error: NaN")
+    begun = [line for line in lines if "/incident?id=" in line]
+    assert begun[0].startswith("hookcore: NaN")
+    assert len(set(begun)) == len(begun)
+    end = next(place for place, line in enumerate(lines) if re.match(r"hookcore: \d problems? - http", line))
+    assert end == len(begun)
+    assert lines[end + 1].startswith("hookcore:   error: NaN")
 
 
 def test_a_run_without_a_page_says_nothing(

@@ -115,7 +115,8 @@ class Callbacks:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._poll_s = self._pause_s = MAX_PAUSE_S  # the shortest that a subscriber asks for
-        self.newest: Incidents | None = None  # as they were read last
+        self.newest: tuple[Incident, ...] = ()  # as they were read last
+        self._woken = threading.Event()  # to look now
 
     def add(
         self, callback: Callback, at: At, severity: Severity, poll_s: float = POLL_S, pause_s: float = PAUSE_S
@@ -135,18 +136,21 @@ class Callbacks:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="hookcore-incidents", daemon=True)
                 self._thread.start()
+        self._woken.set()
 
     def close(self) -> None:
         """Call back for the last incidents, and end the thread."""
         self._stopping.set()
+        self._woken.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_S)
         if self._thread is None or not self._thread.is_alive():
             self._version, self._read = lambda: 0, tuple  # those of the watcher would keep it in a circle
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._look()):
-            pass
+        while not self._stopping.is_set():
+            self._woken.wait(self._look())
+            self._woken.clear()
         self._look()
 
     def _look(self) -> float:
@@ -163,7 +167,7 @@ class Callbacks:
             if self._failures == 1:  # once for each time that a server is away
                 self._report.failed("reading the incidents", error, first=False)
             return min(MAX_PAUSE_S, PAUSE_S * 2.0 ** min(self._failures, 10))
-        self._failures, self.newest = 0, incidents
+        self._failures, self.newest = 0, tuple(incidents)
         with self._lock:
             if self._subscribers is subscribers:  # a new one gets all incidents next time
                 self._seen = version

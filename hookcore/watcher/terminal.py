@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from hookcore.delivery.notify import note_about
@@ -12,7 +12,7 @@ from hookcore.records import SEVERITIES
 from hookcore.records.vocabulary import counted
 
 if TYPE_CHECKING:
-    from hookcore.reading.answers import Incident, Incidents
+    from hookcore.reading.answers import Incident
 
 POLL_S: Final = 0.5  # nobody waits for a line
 PAUSE_S: Final = 2.0
@@ -41,9 +41,9 @@ class Terminal:
         note = note_about(incident, "", "", self._page())
         self._say(f"{note.sentence} {note.link}")
 
-    def sum_up(self, incidents: Incidents | None) -> None:
+    def sum_up(self, incidents: Sequence[Incident]) -> None:
         """Print the run's problems, worst first; nothing if there are none. A second call does nothing."""
-        problems = [each for each in incidents or () if each.severity in ("error", "warning") and not each.muted]
+        problems = [each for each in incidents if each.severity in ("error", "warning") and not each.muted]
         if self._summed_up or not problems:
             return
         self._summed_up = True

@@ -94,7 +94,8 @@ class Watcher(AskedRun):
             self._recorder.steps.boundary,
             report,
         )
-        self._terminal = Terminal(say, lambda: self._delivery.page or "")
+        delivery = self._delivery  # the watcher itself would be in a circle
+        self._terminal = Terminal(say, lambda: delivery.page or "")
         self._notifier = Notifier(targets, report.not_notified)
         try:
             if open_bridge is not None:
