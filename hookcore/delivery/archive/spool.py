@@ -19,10 +19,11 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from hookcore.delivery.archive.files import open_regular, write_json
+from hookcore.delivery.archive.files import write_json
 from hookcore.delivery.archive.layout import SUFFIX
 from hookcore.delivery.archive.reader import Archive, read_archive
 from hookcore.delivery.archive.writer import ArchiveWriter
+from hookcore.delivery.dashboard.foreign import open_regular
 from hookcore.delivery.dashboard.home import make_private, undelivered_folder
 from hookcore.delivery.http.batches import batch_of
 from hookcore.delivery.http.parcels import PARCEL_BYTES, Entry, Parcel
