@@ -38,7 +38,6 @@ logger = logging.getLogger("hookcore")
 
 LIMIT_BYTES: Final = 1_000_000_000  # of all spools of a user together
 FILE: Final = "undelivered.json"  # in a spool: what the run's own files don't say
-AT_LIMIT: Final = "what trainers couldn't deliver has reached the limit of {limit} bytes: start a dashboard, or delete"
 _LOOK_S: Final = 30.0  # at the sizes of other spools
 _MAX_FILE: Final = 2**20
 
@@ -79,7 +78,7 @@ class RunSpool:
             limit_bytes=LIMIT_BYTES,
             used_elsewhere=lambda: self._others.nbytes(self.path),
             start=False,
-            at_limit=f"{AT_LIMIT} folders in {parent}",
+            at_limit=self._at_limit,
             numbered=True,
         )
         self.path = self._writer.folder
@@ -90,6 +89,12 @@ class RunSpool:
         if self.trouble:
             raise OSError(self.trouble)
         self._is_open = True
+
+    def _at_limit(self, limit: int) -> str:
+        return (
+            f"what trainers couldn't deliver has reached the limit of {limit} bytes: start a dashboard, or delete "
+            f"folders in {self.path.parent}"
+        )
 
     def _tell(self, _name: str, message: str) -> None:
         self.trouble = message

@@ -28,9 +28,13 @@ RETRY_S: Final = 30.0
 HANG_S: Final = 30.0  # without a sign of the thread, which comes by every few seconds
 DEFAULT_LIMIT: Final = 10_000_000_000
 CLOSE_S: Final = 2.0
-AT_LIMIT: Final = "saved runs have reached the limit of {limit} bytes on disk: raise keep_limit or delete some"
 
 Tell = Callable[[str, str], None]
+
+
+def at_limit_of_runs(limit: int) -> str:
+    """Return why nothing is written when saved runs have reached their limit."""
+    return f"saved runs have reached the limit of {limit} bytes on disk: raise keep_limit or delete some"
 
 
 class Described(Protocol):
@@ -72,7 +76,7 @@ class ArchiveWriter:
         folder: Path | None = None,
         events_seen: int = 0,
         after_part: Callable[[bool], None] = lambda is_last: None,
-        at_limit: str = AT_LIMIT,
+        at_limit: Callable[[int], str] = at_limit_of_runs,
         numbered: bool = False,
     ) -> None:
         self.folder = folder or Path(parent).expanduser().absolute() / folder_name(info.name, info.id)
@@ -282,7 +286,7 @@ class ArchiveWriter:
         if self._is_full():
             self._make_room()
             if self._is_full():
-                raise OSError(self._at_limit.format(limit=self._limit))
+                raise OSError(self._at_limit(self._limit))
         taps = self._store.taps()
         self._files.write_whole("taps", taps.taps, taps_table)
         for name, rows in (
