@@ -9,15 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 import hookcore
 from hookcore import Watcher
+from hookcore.findings import findings_of
+from hookcore.findings.course import course_of
+from hookcore.findings.keyfigures import key_figures_of
 from hookcore.findings.loss import Losses
 from hookcore.recorder import clock
 from hookcore.recorder.foundloss import FIRST_STEPS, Sum
 from hookcore.recorder.scalars import read_memory, scalar_of
-from hookcore.records.vocabulary import ELAPSED, FOUND_LOSS, is_loss
+from hookcore.records.vocabulary import ELAPSED, FOUND_LOSS, is_loss, losses_of
 
 STEPS = 6
 SECOND = f"{FOUND_LOSS}2"
@@ -243,14 +247,14 @@ def test_a_pass_that_reaches_nothing_but_a_parameter_counts_and_a_closure_withou
                 loss.backward()
                 optimizer.step(lambda loss=loss: loss)  # as Lightning calls it, with its own backward pass before it
                 own.append(loss.item())
-    found = [found_in(watcher, name) for name in (FOUND_LOSS, SECOND, f"{FOUND_LOSS}3")]
+    found = [found_in(watcher, f"{FOUND_LOSS} {label}") for label in ("0", "2", "temperature")]
     assert found[0] | found[1] | found[2] == pytest.approx(dict(enumerate(own)), rel=1e-6)
     assert [len(each) for each in found] == [STEPS] * 3
 
 
-def test_two_optimizers_have_separate_losses_and_loss_rules_use_neither() -> None:
+def test_two_optimizers_have_separate_losses_of_which_no_course_is_expected() -> None:
     torch.manual_seed(3)
-    maker, judge = nn.Linear(4, 2), nn.Linear(2, 1)
+    maker, judge = nn.Sequential(nn.Linear(4, 2)), nn.Linear(2, 1)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (judge, maker)]
     own: list[list[float]] = [[], []]
     with hookcore.watch(server=None, budget=None) as watcher:
@@ -267,9 +271,64 @@ def test_two_optimizers_have_separate_losses_and_loss_rules_use_neither() -> Non
             own[1].append(loss.item())
             for optimizer in optimizers:
                 optimizer.zero_grad()
-    for name, place in ((FOUND_LOSS, 0), (SECOND, 1)):
+    for name, place in ((f"{FOUND_LOSS} Linear", 0), (f"{FOUND_LOSS} Sequential", 1)):
         assert list(found_in(watcher, name).values()) == pytest.approx(own[place], rel=1e-6)
     assert not Losses(watcher.store).series
+    assert losses_of(watcher.store.scalar_names()) == [f"{FOUND_LOSS} Linear", f"{FOUND_LOSS} Sequential"]
+    assert course_of(watcher.store, ()).reason.startswith("several optimizers have a loss")
+    figures = key_figures_of(watcher.store)
+    assert [each.name for each in figures.losses] == losses_of(watcher.store.scalar_names())
+
+
+def run_two(optimizers: list[Optimizer], loss_of: Callable[[], Tensor], turns: list[list[int]]) -> list[str]:
+    with hookcore.watch(server=None, budget=None) as watcher:
+        for turn in turns:
+            loss_of().backward()
+            for place in turn:
+                optimizers[place].step()
+            for each in optimizers:
+                each.zero_grad()
+    return losses_of(watcher.store.scalar_names())
+
+
+def test_a_loss_has_its_name_from_the_first_step_although_the_other_optimizer_steps_much_later() -> None:
+    model = nn.ModuleDict({"maker": nn.Linear(4, 2), "judge": nn.Linear(2, 1)})
+    optimizers: list[Optimizer] = [torch.optim.SGD(model[name].parameters(), lr=0.01) for name in ("judge", "maker")]
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        for step in range(12):
+            model["judge"](model["maker"](torch.ones(3, 4))).sum().backward()
+            optimizers[step % 6 == 5].step()
+            for each in optimizers:
+                each.zero_grad()
+    assert {len(found_in(watcher, f"{FOUND_LOSS} {name}")) for name in ("judge", "maker")} == {10, 2}
+    assert len(losses_of(watcher.store.scalar_names())) == 2
+
+
+def test_optimizers_that_step_after_the_same_pass_share_one_loss() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
+    optimizers: list[Optimizer] = [torch.optim.SGD(each.parameters(), lr=0.01) for each in model]
+    assert run_two(optimizers, lambda: model(torch.ones(3, 4)).sum(), [[0, 1]] * STEPS) == [FOUND_LOSS]
+
+
+def test_what_cannot_be_told_apart_by_a_path_has_a_number() -> None:
+    model = nn.Linear(4, 2)
+    optimizers: list[Optimizer] = [torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2)]
+    names = run_two(optimizers, lambda: model(torch.ones(3, 4)).sum(), [[0], [1]] * STEPS)
+    assert names == [FOUND_LOSS, SECOND]
+
+
+def test_a_non_finite_loss_of_one_of_several_optimizers_is_found() -> None:
+    model = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in model]
+    with hookcore.watch(model, server=None, budget=None) as watcher:
+        for step in range(2 * STEPS):
+            place = step % 2
+            (model[place](torch.ones(3, 4)).sum() * (float("nan") if step > STEPS and place else 1.0)).backward()
+            optimizers[place].step()
+            optimizers[place].zero_grad()
+    found = [each for each in findings_of(watcher.store) if each.rule == "loss"]
+    assert [each.message.partition(" has")[0] for each in found] == [f"{FOUND_LOSS} 1"]
+    assert course_of(watcher.store, ()).word == "broken"
 
 
 @pytest.mark.parametrize("updates_once", [False, True])
@@ -293,7 +352,7 @@ def test_the_loss_of_a_step_skipped_by_a_scaler_belongs_to_its_optimizer(updates
                 if place or not updates_once:
                     scaler.update()
                 own.append(float("nan") if is_bad else total)
-    found = [found_in(watcher, name) for name in (FOUND_LOSS, SECOND)]
+    found = [found_in(watcher, f"{FOUND_LOSS} {label}") for label in ("1", "0")]
     for step in range(FIRST_STEPS, 2 * STEPS):
         assert found[step % 2][step] == pytest.approx(own[step], rel=1e-6, nan_ok=True)
         assert step not in found[1 - step % 2]
@@ -311,10 +370,10 @@ def test_a_loss_without_data_or_inside_a_transform_is_unknown() -> None:
     finder = watcher._recorder.steps._collector.loss
     finder.begin_pass([torch.empty((), device="meta")], [torch.ones(())])
     finder.end_pass(counts=True)
-    assert finder.take(FIRST_STEPS, 0) == {}
+    assert finder.take(FIRST_STEPS, None) is None
     finder.begin_pass([torch.ones(())], [None])
     finder.end_pass(counts=True)
-    assert finder.take(FIRST_STEPS, 0) == {}
+    assert finder.take(FIRST_STEPS, None) is None
 
 
 def test_a_scale_of_zero_loses_no_frame() -> None:

@@ -23,6 +23,7 @@ from hookcore_app.cli import main
 from hookcore_app.pages.report import MAX_BYTES, View, report_of
 from hookcore_app.pages.report.pictures import line_of, picture_of
 from hookcore_app.pages.report.view import alerts_of
+from hookcore_app.pages.views.verdict import progress_of
 from hookcore_app.runs import Run, Runs
 from hookcore_app.runs.parts import End
 from hookcore_app.runs.saved import show
@@ -356,3 +357,13 @@ def test_a_held_overview_links_to_the_report_of_its_step() -> None:
     page = world.client.get(f"/runs/{world.run.id}", params={"step": "1", "steps": "0-1"}).text
     assert f'href="api/v1/report?run={world.run.id}&amp;from=0&amp;to=1&amp;at=1"' in page
     assert f'href="api/v1/report?run={world.run.id}"' in world.client.get(f"/runs/{world.run.id}").text
+
+
+def test_the_losses_of_several_optimizers_share_a_chart_and_a_sentence_says_whose_steps_count() -> None:
+    run = open_run(Runs(ServerSettings(memory=500_000_000)), "gan")
+    for step, row in enumerate(steady(20, 1)):
+        name = "judge" if step % 2 else "maker"
+        append(run.store, step, row, (Tap("0", "output"),) if step == 0 else (), scalars={f"backward/loss {name}": 1.0})
+    told = text_in(report_of(run).decode())
+    assert "backward/loss maker, backward/loss judge" in told
+    assert "Each of 2 optimizers that take turns counts its own steps." in progress_of(run).after

@@ -41,7 +41,7 @@ def kept_in(folder: Path) -> Archive:
 # The trained modules and the number of steps of each script, and the losses that hookcore finds without any `log`.
 CASES = {
     "loop": ({"Sequential/0", "Sequential/3"}, 12, {FOUND_LOSS}),
-    "gan": ({"Generator/net.0", "Discriminator/net.2"}, 20, {FOUND_LOSS, f"{FOUND_LOSS}2"}),
+    "gan": ({"Generator/net.0", "Discriminator/net.2"}, 20, {f"{FOUND_LOSS} Generator", f"{FOUND_LOSS} Discriminator"}),
     "accumulation": ({"Sequential/0", "Sequential/2"}, 5, {FOUND_LOSS}),
     "encoder": ({"Tagger/encoder.layers.1.linear2", "Tagger/head"}, 6, {FOUND_LOSS}),
     "compiled": ({"Sequential"}, 8, {FOUND_LOSS}),

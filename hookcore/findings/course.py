@@ -54,7 +54,7 @@ class Course:
 def course_of(store: Store, found: Sequence[Finding]) -> Course:
     """Return the course of a training, given what the rules found in it."""
     losses = Losses(store)
-    trained = [each for each in losses.series if not is_validation(each.name)]
+    trained = [each for each in losses.series or losses.opposed if not is_validation(each.name)]
     best = min((loss_rank(each.name) for each in trained), default=0)
     main = [each for each in trained if loss_rank(each.name) == best]
     known = [_of(losses, each) for each in main]
@@ -74,6 +74,9 @@ def course_of(store: Store, found: Sequence[Finding]) -> Course:
         return Course(
             "diverging", f"{why}{diverged.message}", main[0].name if main else "", *numbers, diverged.since_step
         )
+    if not losses.series and losses.opposed:
+        names = " and ".join(each.name for each in losses.opposed[:2])
+        return Course("unknown", f"several optimizers have a loss of their own ({names}), which may oppose each other")
     if not known:
         return Course("unknown", 'no loss was found; log one with a name that contains "loss"')
     if len({each.word for each in known}) > 1:

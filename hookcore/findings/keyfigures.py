@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hookcore.findings.rates import rates_of, recent
 from hookcore.records import Kind, Tap
-from hookcore.records.vocabulary import OWN, loss_rank
+from hookcore.records.vocabulary import OWN, loss_rank, losses_of
 from hookcore.store import Latest, Store
 
 MAX_SCALARS: Final = 50
@@ -58,6 +58,7 @@ class KeyFigures:
     loss_name: str = ""  # of the scalar that is, or would be, the loss
     merged: tuple[int, int] | None = None  # the gradients' steps, if they are merged: then their norm is unknown
     seen: int = 0  # taps with values
+    losses: tuple[Reading, ...] = ()  # the loss, and those of further optimizers
 
 
 def key_figures_of(
@@ -69,6 +70,7 @@ def key_figures_of(
     """
     steps, coverage = store.steps(), store.coverage()
     names = _names_of(store)
+    losses = losses_of(names)
     read = (newest_of(store, name, last, first) for name in names[:MAX_SCALARS])
     scalars = tuple(reading for reading in read if reading is not None)
     latest = store.latest(first=first, last=last, merged=True)
@@ -94,6 +96,7 @@ def key_figures_of(
         loss_name=next(iter(names), ""),
         merged=_merged_of(latest, kind),
         seen=len(latest.taps),
+        losses=tuple(each for each in scalars if each.name in losses),
     )
 
 

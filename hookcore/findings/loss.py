@@ -11,7 +11,7 @@ import numpy as np
 from hookcore.findings.finding import SPARK, Finding
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
-from hookcore.records.vocabulary import FOUND_LOSS, is_loss, loss_rank
+from hookcore.records.vocabulary import is_found_loss, is_loss, loss_rank
 from hookcore.store import Series, Store, TapList
 from hookcore.store.incidents import since_words
 
@@ -32,11 +32,15 @@ class Losses:
     @cached_property
     def series(self) -> tuple[Series, ...]:
         """The losses over the whole run; values of old steps are merged."""
-        names = [name for name in self.store.scalar_names() if is_loss(name)]
-        found = [name for name in names if name.startswith(FOUND_LOSS)]
-        if len(found) > 1:  # of several optimizers, which may work against each other
-            names = [name for name in names if name not in found]
+        opposed = {series.name for series in self.opposed}
+        names = (name for name in self.store.scalar_names() if is_loss(name) and name not in opposed)
         return tuple(self.store.scalars(name, points=_POINTS) for name in names)
+
+    @cached_property
+    def opposed(self) -> tuple[Series, ...]:
+        """The found losses of several optimizers, which may work against each other, so that no course is expected."""
+        found = [name for name in self.store.scalar_names() if is_found_loss(name)]
+        return tuple(self.store.scalars(name, points=_POINTS) for name in found) if len(found) > 1 else ()
 
     @cached_property
     def are_solved(self) -> bool:
@@ -101,11 +105,12 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
     main = min((loss_rank(series.name) for series in losses.series), default=0)
     if not len(taps.taps):
         return []
-    for series in losses.series:
+    for series in (*losses.series, *losses.opposed):
         now = losses.now(series)
+        # A part of a loss may grow while the whole falls.
+        may_diverge = loss_rank(series.name) == main and all(series is not each for each in losses.opposed)
         problem = _nonfinite(losses.store, now) or (
-            # A part of a loss may grow while the whole falls.
-            _diverged(now, series, limits_of(losses.store, "loss")) if loss_rank(series.name) == main else None
+            _diverged(now, series, limits_of(losses.store, "loss")) if may_diverge else None
         )
         if problem is not None:
             value, usual, since, unseen, message = problem

@@ -136,14 +136,10 @@ class Clock:
         """Compare all passes from now on: some of this training reach no watched parameter."""
         self._has_strays, self._alone = True, None
 
-    def find_place_of_last(self) -> int:
-        """Return the place of the optimizer that ended the last step among those that step watched parameters."""
-        place = 0
-        for owner in self.owners:
-            if owner is self._last:
-                return place
-            place += owner.owns
-        return 0
+    @property
+    def last_owner(self) -> Owner | None:
+        """Return the optimizer that ended the last step, if one did."""
+        return self._last
 
     @property
     def stepping(self) -> bool:
@@ -172,6 +168,7 @@ class Clock:
         step = self.step if fresh else self.step - 1
         owner.count(step)
         if fresh:
+            owner.ended += 1
             self._last = owner
             self.tick()
             self._group.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from hookcore.observe.plain import make_plain, unseen
+from hookcore.recorder.owners import Owner
 from hookcore.recorder.scalars import number_of, read_memory, read_unseen
 from hookcore.recorder.witnesses import Fate
-from hookcore.records.vocabulary import FOUND_LOSS, LOGGED_LOSS, loss_rank
+from hookcore.records.vocabulary import LOGGED_LOSS, loss_rank
 
 FIRST_STEPS: Final = 2  # after which it is known whether the script logs its loss
 MAX_TENSORS: Final = 16  # of a backward pass
@@ -22,7 +23,8 @@ class Held(NamedTuple):
     """The loss of one of the first steps, which waits for the end of the next one: the script may still log it."""
 
     step: int
-    named: dict[str, Any]
+    found: Sum
+    owner: Owner | None
     scale: Any
 
 
@@ -77,20 +79,18 @@ class FoundLoss:
         """Make the loss of the running step unknown."""
         self._step = None
 
-    def take(self, step: int, find_owner: Callable[[], int], scale: Any = None) -> dict[str, Any]:
-        """Return the loss of a step by its name; nothing if it is unknown, logged, or held for one more step.
+    def take(self, step: int, owner: Owner | None, scale: Any = None) -> Sum | None:
+        """Return the loss of a step; None if it is unknown, logged, or held for one more step.
 
-        `find_owner` returns the number of the optimizer, and `scale` is that of a GradScaler.
+        `owner` is the optimizer that ends the step, and `scale` that of a GradScaler.
         """
         found, self._step = self._step, []
         if not found or self.is_logged:
-            return {}
-        owner = find_owner()
-        named = {FOUND_LOSS if not owner else f"{FOUND_LOSS}{owner + 1}": Sum(found)}
+            return None
         if step >= FIRST_STEPS:
-            return named
-        self._held = Held(step, named, scale)
-        return {}
+            return Sum(found)
+        self._held = Held(step, Sum(found), owner, scale)
+        return None
 
     def take_held(self) -> Held | None:
         """Return the loss that was held, now that the script would have logged it."""

@@ -41,6 +41,8 @@ class Owner:
     runs_passes: bool = False  # whether it runs backward passes without having been given a closure
     inside: bool = False  # whether it steps inside the backward pass
     steps: int = 0
+    ended: int = 0  # steps of the run that it ended; it joined another one's in the rest of its own
+    loss_name: str = ""  # of the loss that it is stepped for, once that was found
     last_step: int = -1  # the step of the run to which its last step belongs
     state: tuple[Any, ...] = ()  # of its parameters, when it was last looked up what it owns
     _gap: int = 1  # steps from one of its steps to the next
@@ -85,7 +87,16 @@ class Owners:
 
     def are_waiting(self) -> bool:
         """Return whether there is an optimizer with watched parameters, though none has stepped. It takes a while."""
-        return any(self._parameters.owned(each) for each in instances_of(Optimizer))
+        return bool(self.find_waiting())
+
+    def find_waiting(self) -> list[list[Parameter]]:
+        """Return the watched parameters of each optimizer that hasn't stepped any yet. It takes a while."""
+        unmet = (each for each in instances_of(Optimizer) if self.get(each) is None)
+        return [owned for each in unmet if (owned := self._parameters.owned(each))]
+
+    def place_of(self, owner: Owner) -> int:
+        """Return the place of an optimizer among those that step watched parameters."""
+        return next((place for place, each in enumerate(each for each in self if each.owns) if each is owner), 0)
 
     def meet(self, optimizer: Optimizer, compares: bool, has_closure: bool = False) -> Owner:
         """Return the known facts about an optimizer that steps. `compares`: whether witnesses compare gradients.

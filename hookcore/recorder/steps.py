@@ -24,6 +24,7 @@ from hookcore.recorder.dispatch import Dispatcher
 from hookcore.recorder.errorlog import ErrorLog
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.keeping import Keeping
+from hookcore.recorder.lossnames import LossNames
 from hookcore.recorder.meter import Meter
 from hookcore.recorder.models import Models
 from hookcore.recorder.observers import Observers
@@ -76,6 +77,7 @@ class Steps:
     parts: Parts = field(init=False)
     _ownership: Ownership = field(init=False)
     _waiting: Waiting = field(init=False)
+    _loss_names: LossNames = field(init=False)
     stalls: Stalls = field(init=False)
     optimizers: OptimizerSteps = field(init=False)
     passes: BackwardPasses = field(init=False)
@@ -89,6 +91,7 @@ class Steps:
         self.clock = Clock(self._parameters, self, self._collector.emit)
         known = self._dispatcher
         self._current, self._errors, self._times = known.current, known.errors, known.times
+        self._loss_names = LossNames(self.clock.owners, self._parameters)
         self._ownership = Ownership(self._parameters, self.clock, self._collector.emit)
         self.stalls = Stalls(self._now, lambda: self.clock.step, self._rests, self._collector.emit)
         self.parts = Parts(self._current, self._collector, self._cadence, self._scale, self._ship)
@@ -250,14 +253,16 @@ class Steps:
 
     def _take_loss(self) -> None:
         """Add the loss of the step that ends."""
-        found = self._collector.loss.take(self.clock.step, self.clock.find_place_of_last, self._scale.value)
-        if found and not self.clock.reach.many_threads:  # whose passes can't be told apart
-            self._collector.add_scalars(found)
+        owner = self.clock.last_owner
+        found = self._collector.loss.take(self.clock.step, owner, self._scale.value)
+        if found is not None and not self.clock.reach.many_threads:  # whose passes can't be told apart
+            self._collector.add_scalars({self._loss_names.name_of(owner): found})
 
     def _ship_held_loss(self) -> None:
         held = self._collector.loss.take_held()
         if held is not None and not self.clock.reach.many_threads:
-            self._ship(without_rows(held.step, time.time(), scalars=held.named, scale=held.scale))
+            named = {self._loss_names.name_of(held.owner): held.found}
+            self._ship(without_rows(held.step, time.time(), scalars=named, scale=held.scale))
 
     def _take_flow(self) -> None:
         flow = self._observers.flows.end_step(self.clock.step)

@@ -44,7 +44,7 @@ EVALUATED: Final = SYSTEM + "evaluated"  # seconds of the run so far in which it
 MACHINE_LABEL: Final = "machine"  # the label that says how large it is; with " gpu0", which GPU that is
 SENSORS_LABEL: Final = "machine sensors"  # the label that says why those of the GPUs aren't read
 
-FOUND_LOSS: Final = "backward/loss"  # what `backward()` was called on; with a number, for a further optimizer
+FOUND_LOSS: Final = "backward/loss"  # what `backward()` was called on; with what is stepped, of several optimizers
 LOGGED_LOSS: Final = 1  # the rank of losses that are the training's without doubt
 
 TRAINED: Final = "steps.trained"  # the fact that says how many steps a run had, captured or not
@@ -146,6 +146,20 @@ def is_loss(name: str) -> bool:
     return "loss" in name.rpartition("/")[2].casefold() and not name.startswith(OWN)
 
 
+def is_found_loss(name: str) -> bool:
+    """Return whether a scalar is what `backward()` was called on, of whichever optimizer."""
+    return name.startswith(FOUND_LOSS)
+
+
+def losses_of(names: Iterable[str]) -> list[str]:
+    """Return the scalars that one chart of the training loss shows: the likeliest, and those of further optimizers."""
+    every = list(names)
+    best = loss_among(every)
+    if best is None or not is_found_loss(best):
+        return [] if best is None else [best]
+    return sorted(filter(is_found_loss, every), key=loss_rank)
+
+
 def is_rate(name: str) -> bool:
     """Return whether a scalar is a learning rate, by the last part of its name."""
     return name.rpartition("/")[2].casefold().replace("-", "_") in ("lr", "learning_rate")
@@ -160,6 +174,6 @@ def loss_rank(name: str) -> int:
     """Return a key that sorts scalars by how likely they are the training loss."""
     if not is_loss(name):
         return 5
-    if name.startswith(FOUND_LOSS):
+    if is_found_loss(name):
         return 2 if name == FOUND_LOSS else 3  # that of the first optimizer, whichever came first
     return 0 if name == "loss" else LOGGED_LOSS if name.rpartition("/")[2].casefold() in ("loss", "train_loss") else 4

@@ -11,8 +11,9 @@ from markupsafe import Markup
 
 from hookcore.findings import Finding
 from hookcore.reading import Reader
+from hookcore.reading.answers import Series
 from hookcore.records import Kind
-from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank
+from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank, losses_of
 
 from ...analysis import figures
 from ...formats import json_of
@@ -88,17 +89,25 @@ def _names(reader: Reader) -> list[str]:
 
 def _scalars(reader: Reader, view: View) -> Iterator[Chart]:
     drawn = _names(reader)[:MAX_SCALARS]
-    for place, series in enumerate(reader.scalars(drawn, view.first, view.last, points=POINTS).series):
-        if len(series.mean):
-            name = series.name
-            figure = figures.series([(name, series)], figures.LIGHT, name, "value")
-            bad = int((series.nonfinite > 0).sum()) if series.nonfinite is not None else 0
-            known = series.mean[np.isfinite(series.mean)]
-            text = f"{name}, steps {series.first_step[0]} to {series.last_step[-1]}"
-            if len(known):
-                text += f": from {figures.shown(float(known[0]))} to {figures.shown(float(known[-1]))}"
-            text += f"; not finite in {bad} place{'s' if bad > 1 else ''}" if bad else ""
-            yield _chart(f"scalar-{place}", name, figure, text, line=line_of(series.mean))
+    found = [each for each in reader.scalars(drawn, view.first, view.last, points=POINTS).series if len(each.mean)]
+    losses = losses_of(each.name for each in found)
+    together = [each for each in found if each.name in losses]
+    rest = [[each] for each in found if each.name not in losses]
+    for place, chart in enumerate([together, *rest] if together else rest):
+        names = ", ".join(each.name for each in chart)
+        figure = figures.series([(each.name, each) for each in chart], figures.LIGHT, names, "value")
+        text = "; ".join(map(_in_words, chart))
+        yield _chart(f"scalar-{place}", names, figure, text, line=line_of(chart[0].mean))
+
+
+def _in_words(series: Series) -> str:
+    """Return the name of a scalar, its steps, and its first and newest value."""
+    bad = int((series.nonfinite > 0).sum()) if series.nonfinite is not None else 0
+    known = series.mean[np.isfinite(series.mean)]
+    text = f"{series.name}, steps {series.first_step[0]} to {series.last_step[-1]}"
+    if len(known):
+        text += f": from {figures.shown(float(known[0]))} to {figures.shown(float(known[-1]))}"
+    return text + (f"; not finite in {bad} place{'s' if bad > 1 else ''}" if bad else "")
 
 
 def _map(reader: Reader, kind: Kind, stat: str, title: str, view: View) -> Iterator[Chart]:

@@ -14,7 +14,7 @@ from hookcore.findings.keyfigures import newest_of
 from hookcore.reading import Reader, answers
 from hookcore.reading.answers import Capsule, Series
 from hookcore.records import ROOT, Tap
-from hookcore.records.vocabulary import EFFECTIVE_COST, KIND_TITLES, OWN, counted, loss_rank
+from hookcore.records.vocabulary import EFFECTIVE_COST, FOUND_LOSS, KIND_TITLES, OWN, counted, loss_rank
 
 from ...analysis.cost import cost_of
 from ...analysis.figures.spark import Spark, spark_of
@@ -94,7 +94,9 @@ def _loss(figures: KeyFigures, span: Span | None) -> Tile:
     if loss is None:
         name = figures.loss_name
         return Tile("loss", name or "Loss", "-", _unknown("not logged", span) if name else _NO_LOSS)
-    return _number(Tile("loss", loss.name, "", about_reading(loss, span)), loss.value)
+    others = [f"{each.name.removeprefix(FOUND_LOSS).strip()}: {shown(each.value)}" for each in figures.losses[1:]]
+    about = ", ".join(filter(None, (*others, about_reading(loss, span))))
+    return _number(Tile("loss", loss.name, "", about), loss.value)
 
 
 def _norm(run: Run, figures: KeyFigures, span: Span | None) -> Tile:

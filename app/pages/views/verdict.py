@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hookcore.findings import without_data
-from hookcore.records.vocabulary import TIME, counted
+from hookcore.records.vocabulary import TIME, counted, is_found_loss
 
 from ...analysis.cost import cost_of
 from ...analysis.numerals import duration
@@ -103,7 +103,9 @@ def progress_of(run: Run) -> Progress:
     words = "step " if steps.first == steps.newest else f"steps {steps.first:,} to "
     # Of a live run, the sum changes faster than anybody reads it.
     more = f", {left_out:,} left out" if left_out and run.state != "live" else ""
-    return Progress(f"{state}: {words}", steps.newest, f", {captured:,} captured{more}.")
+    turns = sum(map(is_found_loss, run.reader.scalars().names))
+    each = f" Each of {turns} optimizers that take turns counts its own steps." if turns > 1 else ""
+    return Progress(f"{state}: {words}", steps.newest, f", {captured:,} captured{more}.{each}")
 
 
 def claim_of(run: Run, span: Span | None = None) -> str:
