@@ -2,11 +2,14 @@
 
 from .case import Case, Outcome, diagnose, judge, problems_of
 from .faulty import FAULTY
-from .healthy import HEALTHY
-from .nonfinite import NONFINITE
+from .healthy import HEALTHY as USUAL
+from .nonfinite import NONFINITE as PLANTED
 from .ranks import BAD, RANKED, judge_ranks
+from .unlike import HEALTHY_UNLIKE, UNLIKE
 from .waiting import BUSY, WAITING, in_seconds
 
+HEALTHY = {**USUAL, **HEALTHY_UNLIKE}
+NONFINITE = {**PLANTED, **UNLIKE}
 SICK = {**FAULTY, **NONFINITE}
 
 __all__ = [

@@ -13,12 +13,14 @@ import hookcore
 from hookcore.findings import Diagnosis, examine
 from hookcore.records import Severity
 from hookcore.store import Store
+from hookcore.store.incidents import NONFINITE
 
 Step = Callable[[int], dict[str, Any]]  # trains one step and returns what to log
 Training = tuple[nn.Module, Step]
 EVERYTHING: Final = ("output", "output_grad", "param", "param_grad", "update")
 Probe = tuple[str, Callable[[torch.Tensor], Any], str]  # its name, its function, and the modules it looks at
 PROBE_EVERY: Final = 10
+UNKNOWN: Final = "(not known)"  # a culprit
 DEAD: Final = "dead", hookcore.probes.dead_channels, "type:ReLU"
 RANK: Final = "rank", hookcore.probes.effective_rank, "*"
 ENTROPY: Final = "entropy", hookcore.probes.attention_entropy, "type:Softmax"
@@ -56,6 +58,7 @@ class Outcome:
     right: bool | None = None  # None if the fault has no place
     waited: int | None = None  # steps from the fault to the first incident
     named: str = ""
+    exact: bool | None = None  # of non-finite values: whether the step is named exactly
 
     @property
     def is_fine(self) -> bool:
@@ -68,6 +71,7 @@ def diagnose(case: Case, **settings: Any) -> tuple[Diagnosis, Store]:
     torch.manual_seed(0)
     model, step = case.make()
     watcher = hookcore.watch(model, server=None, **{"budget": None, **case.settings, **settings})
+    store = watcher.store
     for name, function, include in case.probes:
         watcher.probe(name, function, include=include, every=PROBE_EVERY)
     try:
@@ -76,9 +80,9 @@ def diagnose(case: Case, **settings: Any) -> tuple[Diagnosis, Store]:
             if number % 50 == 0:
                 watcher.flush()  # a training this small outruns the recorder
         watcher.flush()
-        return examine(watcher.store), watcher.store
     finally:
-        watcher.close()
+        watcher.close()  # which waits for the replay of a saved step
+    return examine(store), store
 
 
 def problems_of(
@@ -97,11 +101,12 @@ def judge(case: Case, diagnosis: Diagnosis, store: Store) -> Outcome:
         told = [f"{rule} {module} {step}: {message}" for rule, module, step, message in problems]
         return Outcome((*told, *(f"incident: {each.sentence}" for each in incidents)))
     mine = [each for each in incidents if each.rule in case.expected]
-    named = [each.culprit.tap.module for each in mine] or [
+    named = [each.culprit.tap.module if each.culprit_known else UNKNOWN for each in mine] or [
         module for rule, module, *_ in problems if rule in case.expected
     ]
     if not named:
         return Outcome(named=", ".join(f"{each.rule} {each.culprit.tap.module}" for each in incidents))
     right = named[0] in case.culprits if case.culprits else None
     waited = max(0, (mine[0].found_step if mine[0].found_step >= 0 else mine[0].first_step) - case.at) if mine else None
-    return Outcome((), True, right, waited, named[0])
+    exact = (mine[0].first_step, mine[0].unseen) == (case.at, 0) if mine and mine[0].rule == NONFINITE else None
+    return Outcome((), True, right, waited, named[0], exact)
