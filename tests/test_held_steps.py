@@ -317,3 +317,33 @@ def test_arguments_of_any_kind_are_held(call: Callable[[nn.Module, Tensor], Tens
     found = replay(path)
     assert guilty(found)
     assert found.exact, found.differences
+
+
+class CountsItsCalls(nn.Module):
+    """Divides by zero in one of its calls, which it counts in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x / 0.0 if self.calls == BAD + 1 else x
+
+
+@pytest.mark.parametrize("every", [1, NEVER])
+def test_a_replay_begins_with_the_numbers_that_modules_had_when_the_call_began(every: int) -> None:
+    seed_all()
+    model = nn.Sequential(nn.Linear(4, 4), CountsItsCalls(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(model, every=every) as watcher:
+        for _ in range(BAD + 1):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+        (path,) = capsules_of(watcher)
+        found = replay(path)
+    assert found.exact
+    assert found.culprit is not None
+    assert found.culprit.operator == "aten.div.Tensor"
+    assert model[1].calls == BAD + 1

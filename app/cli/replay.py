@@ -65,4 +65,4 @@ def _yield_to_others(memory: str) -> None:
     except ValueError as error:
         raise ArgumentError(f"memory={memory!r} is invalid: use a size such as 8GiB. {error}") from None
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    os.nice(10)
+    os.nice(2)  # just below the training, because a person waits for the answer

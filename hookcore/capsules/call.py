@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from hookcore.capsules.numbers import Numbers, numbers_of
 from hookcore.hooks.internals import current_graph_task, is_wrapped, tracing_state, tree_map, version_of
 from hookcore.observe.generators import generators
 from hookcore.recorder.outputs import find_tensors
@@ -82,6 +83,7 @@ class Call:
     outputs: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     unkept: list[str] = field(default_factory=list)  # values that were too large to keep, or weren't held
+    numbers: Numbers = field(default_factory=list)  # those that the model's own code changes in its calls
     notes: list[str] = field(default_factory=list)  # what is different, but doesn't change the results
 
     @property
@@ -115,6 +117,7 @@ def call_of(model: nn.Module, args: Any, kwargs: Any, autocast: dict[str, torch.
         members=members,
         weight_versions=members.versions(),
         versions=versions_of(find_tensors((args, kwargs))),
+        numbers=numbers_of(model),
     )
 
 

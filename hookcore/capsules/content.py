@@ -33,6 +33,7 @@ def step_of(model: nn.Module, call: Call, constructor: str = "") -> dict[str, An
         "kwargs": tree_map(compact, call.kwargs),
         "training": call.training,
         "buffers": {name: call.buffers[name] for name in changed},
+        "numbers": call.numbers,
         "generators": call.generators,
         "autocast": call.autocast,
         "grad_enabled": call.grad_enabled,

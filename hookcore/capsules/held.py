@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hookcore.capsules.arrival import Arrival
 from hookcore.capsules.call import Call, Members, alias_of, aliases_in, bytes_of, has_data
 from hookcore.capsules.conditions import autocast_types
+from hookcore.capsules.numbers import Numbers
 from hookcore.hooks.internals import any_autocast, dispatch_modes, function_modes
 from hookcore.hooks.tensors import hook_gradient
 from hookcore.observe.generators import device_generators
@@ -48,17 +49,19 @@ class Held:
         "generators",
         "gradients",
         "kwargs",
+        "numbers",
         "outputs",
         "unkept",
         "updates",
         "versions",
     )
 
-    def __init__(self, args: tuple[Any, ...], updates: int) -> None:
+    def __init__(self, args: tuple[Any, ...], updates: int, numbers: Numbers) -> None:
         self.versions: list[tuple[str, Any, Tensor, int]] = []  # what it is, its place, and its version
         self.args = self._hold(args, "argument")
         self.kwargs: dict[str, Any] | None = None  # known when the call has returned
         self.updates = updates  # of any weights before
+        self.numbers = numbers
         on_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self.generators: Any = device_generators() if on_device else _cpu.get_state()
         self.autocast = autocast_types() if any_autocast() else {}
@@ -141,6 +144,7 @@ class Held:
             versions={f"{what} {place}".rstrip(): (tensor, version) for what, place, tensor, version in self.versions},
             outputs=self.outputs,
             gradients=self.gradients,
+            numbers=self.numbers,
             unkept=[*self.unkept, *moved(reset)],
             notes=[_RESET] if reset else [],
         )

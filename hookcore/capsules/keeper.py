@@ -23,6 +23,7 @@ from hookcore.capsules.file import write_capsule
 from hookcore.capsules.frames import RecentFrames
 from hookcore.capsules.held import HELD_BYTES, Held, NotHeldError
 from hookcore.capsules.kept import KeptModel
+from hookcore.capsules.numbers import Counters
 from hookcore.config import Capsule
 from hookcore.delivery.dashboard.capsules import MAX_RUNS, path_of, prepare, remove_old, remove_unfinished
 from hookcore.errors import CapsuleError
@@ -143,6 +144,7 @@ class CapsuleKeeper:
                 members=known.members,
                 weight_versions=known.members.versions(),
                 versions=versions_of(tensors),
+                numbers=known.counters.at_call(),
             )
             known.runs = True
 
@@ -153,7 +155,7 @@ class CapsuleKeeper:
             known = self._known(place, model)
         known.held = None  # the last micro-batch may be freed first
         try:
-            known.held = Held(args, self.updates)
+            known.held = Held(args, self.updates, known.counters.at_call())
         except NotHeldError as error:
             self._why_not = str(error)
 
@@ -173,7 +175,7 @@ class CapsuleKeeper:
             self._models.clear()
         known = self._models.pop(id(model), None)
         if known is None or known.ref() is not model:
-            known = KeptModel(weakref.ref(model), place.path, place.below, Members(model))
+            known = KeptModel(weakref.ref(model), place.path, place.below, Members(model), Counters(model))
         if len(self._models) >= MAX_MODELS:
             self._models.pop(next(iter(list(self._models))), None)  # the one that was called longest ago
         self._models[id(model)] = known

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hookcore.capsules.call import Call, Members, bytes_of, state_of
 from hookcore.capsules.held import Held
+from hookcore.capsules.numbers import Counters
 
 _SMALL_BYTES: Final = 1 << 16  # of a buffer: the operator of BatchNorm changes its own without counting versions
 
@@ -23,6 +24,7 @@ class KeptModel:
     path: str
     below: str  # what the paths of the modules inside begin with
     members: Members
+    counters: Counters
     moving: set[str] = field(default_factory=set)  # buffers that were seen to change
     still: dict[str, tuple[int, int]] = field(default_factory=dict)  # the states of large ones
     call: Call | None = None

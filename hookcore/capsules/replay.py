@@ -23,6 +23,7 @@ from hookcore.capsules.facts import digest_of
 from hookcore.capsules.file import needs_main, read_step
 from hookcore.capsules.layers import Layers
 from hookcore.capsules.main_script import as_main
+from hookcore.capsules.numbers import set_numbers
 from hookcore.capsules.operators import OperatorTracer, Suspect
 from hookcore.delivery.dashboard.capsules import read_about
 from hookcore.errors import ArgumentError, CapsuleError
@@ -104,6 +105,7 @@ def _model_of(step: dict[str, Any]) -> nn.Module:
         model = getattr(importlib.import_module(module), name)()
         model.load_state_dict(step["state_dict"])
     modules, buffers = dict(model.named_modules()), dict(model.named_buffers())
+    set_numbers(model, step.get("numbers", []))
     for path, training in step["training"].items():
         modules[path].training = training
     with torch.no_grad():

@@ -20,7 +20,7 @@ from hookcore.records import Event
 logger = logging.getLogger("hookcore")
 
 MAX_BYTES: Final = 512 << 20  # of the capsule
-WAIT_S: Final = 15.0  # for a running replay, when the training ends
+WAIT_S: Final = 30.0  # for a running replay, when the training ends
 _TURN_S: Final = 60.0  # for those of other processes, such as the other ranks: one runs at a time
 _POLL_S: Final = 0.2
 _LOCK: Final = "explaining.lock"
