@@ -333,8 +333,8 @@ def test_a_missing_private_name_is_explained() -> None:
 
 
 MAX_ATTRIBUTES = 14
-# Each is used by a single class: the store, the class that cuts segments for ClickHouse, and the clock.
-WIDE = {"Parts", "Feed", "Owner"}
+# Each is used by a single class: the store, the class that cuts segments for ClickHouse, the clock, and the keeper.
+WIDE = {"Parts", "Feed", "Owner", "Call"}
 ASKED_TO_STOP = {"should_stop", "should_training_stop"}  # the interface of Lightning and of transformers
 
 

@@ -217,8 +217,8 @@ SETTINGS: Final = (
         "auto",
         f"one of {_listed(_EXPLAIN)}",
         "Whether the saved step of the run's first error is [explained](capsules.md#explain) by itself. `auto`: once, "
-        "if the capsule has at most 512 MiB; a process with a slightly lower priority runs the step again on the CPU, and "
-        "the operator, the line, and the layers become events of the run. `never`: only when you ask for it.",
+        "if the capsule has at most 512 MiB; a process with a slightly lower priority runs the step again on the CPU, "
+        "and the operator, the line, and the layers become events of the run. `never`: only when you ask for it.",
         read_choice(_EXPLAIN),
     ),
     Setting(
