@@ -29,8 +29,9 @@ _LOCK: Final = "explaining.lock"
 class SelfExplainer:
     """Replays the first capsule that it is told of, and emits what was found as events of the run."""
 
-    def __init__(self, explain: Explain, emit: Callable[[Sequence[Event]], None]) -> None:
-        self._wanted, self._emit = explain == "auto", emit
+    def __init__(self, explain: Explain) -> None:
+        self._wanted = explain == "auto"
+        self.emit: Callable[[Sequence[Event]], None] = lambda _: None  # set once there is a recorder
         self._replaying: Replaying | None = None
         self._thread: threading.Thread | None = None
         self._step = 0
@@ -66,7 +67,7 @@ class SelfExplainer:
         if found.size > MAX_BYTES:
             limit = f"{MAX_BYTES >> 20} MiB"
             why = f"the capsule of step {self._step:,} has more than {limit}, so it isn't replayed by itself"
-            self._emit([Event(self._step, time.time(), FAILED, why)])
+            self.emit([Event(self._step, time.time(), FAILED, why)])
             return
         with _turn(path.parent.parent / _LOCK):
             self._replay(found)
@@ -75,7 +76,7 @@ class SelfExplainer:
         self._replaying = Replaying(found, os.environ, by_itself=True)
         kept: Kept = self._replaying.run()
         if not self._stopped:
-            self._emit(events_of(found, kept))
+            self.emit(events_of(found, kept))
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ class Watcher(AskedRun):
         kind = "" if model is None else type(model).__name__
         ranks, self._facts = Ranks(f"{kind} {next(_numbers[kind])}"), Facts()
         self._delivery = deliver(settings, _versions(), ranks.place)
-        self._explainer = SelfExplainer(settings.explain, lambda events: self._recorder.add_events(events))
+        self._explainer = SelfExplainer(settings.explain)
         capsules = CapsulePlan(
             settings.capsule_when,
             partial(folder_of, self._delivery.run.id),
@@ -85,6 +85,7 @@ class Watcher(AskedRun):
             ranks=ranks,
             facts=self._facts,
         )
+        self._explainer.emit = self._recorder.add_events
         self._errors = self._recorder.errors
         self._ending = Ending(lambda: self.current_step, self._recorder.models.path_of)
         report = Report(self._errors.record, self._recorder.emit)
