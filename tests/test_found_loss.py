@@ -21,7 +21,7 @@ from hookcore.findings.loss import Losses
 from hookcore.recorder import clock
 from hookcore.recorder.foundloss import FIRST_STEPS, Sum
 from hookcore.recorder.scalars import read_memory, scalar_of
-from hookcore.records.vocabulary import ELAPSED, FOUND_LOSS, is_loss, losses_of
+from hookcore.records.vocabulary import ELAPSED, FOUND_LOSS, is_loss, losses_among
 
 STEPS = 6
 SECOND = f"{FOUND_LOSS}2"
@@ -274,10 +274,10 @@ def test_two_optimizers_have_separate_losses_of_which_no_course_is_expected() ->
     for name, place in ((f"{FOUND_LOSS} Linear", 0), (f"{FOUND_LOSS} Sequential", 1)):
         assert list(found_in(watcher, name).values()) == pytest.approx(own[place], rel=1e-6)
     assert not Losses(watcher.store).series
-    assert losses_of(watcher.store.scalar_names()) == [f"{FOUND_LOSS} Linear", f"{FOUND_LOSS} Sequential"]
+    assert losses_among(watcher.store.scalar_names()) == [f"{FOUND_LOSS} Linear", f"{FOUND_LOSS} Sequential"]
     assert course_of(watcher.store, ()).reason.startswith("several optimizers have a loss")
     figures = key_figures_of(watcher.store)
-    assert [each.name for each in figures.losses] == losses_of(watcher.store.scalar_names())
+    assert [each.name for each in figures.losses] == losses_among(watcher.store.scalar_names())
 
 
 def run_two(optimizers: list[Optimizer], loss_of: Callable[[], Tensor], turns: list[list[int]]) -> list[str]:
@@ -288,7 +288,7 @@ def run_two(optimizers: list[Optimizer], loss_of: Callable[[], Tensor], turns: l
                 optimizers[place].step()
             for each in optimizers:
                 each.zero_grad()
-    return losses_of(watcher.store.scalar_names())
+    return losses_among(watcher.store.scalar_names())
 
 
 def test_a_loss_has_its_name_from_the_first_step_although_the_other_optimizer_steps_much_later() -> None:
@@ -301,7 +301,7 @@ def test_a_loss_has_its_name_from_the_first_step_although_the_other_optimizer_st
             for each in optimizers:
                 each.zero_grad()
     assert {len(found_in(watcher, f"{FOUND_LOSS} {name}")) for name in ("judge", "maker")} == {10, 2}
-    assert len(losses_of(watcher.store.scalar_names())) == 2
+    assert len(losses_among(watcher.store.scalar_names())) == 2
 
 
 def test_optimizers_that_step_after_the_same_pass_share_one_loss() -> None:

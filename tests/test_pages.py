@@ -30,7 +30,7 @@ from hookcore_app.pages.page import Page, PartsPage, RunPage
 from hookcore_app.pages.views.words import KIND_WORDS, STAT_WORDS
 from hookcore_app.runs.parts import End
 from tests import build
-from tests.api_world import COVERAGE, MODULES, fill_ranks
+from tests.api_world import COVERAGE, MODULES, fill_ranks, open_run
 from tests.build import make_info
 from tests.serving import (
     READ_TOKEN,
@@ -490,14 +490,20 @@ def test_the_overview_line_comes_with_the_page_and_equals_that_of_rest(world: Wo
         found = block.search(client.get(f"/runs/old{query}", headers=HTML).text)
         assert found, query
         given = client.get("/api/v1/scalars", params={"run": "old", "name": "loss"} | asked).json()
-        assert json.loads(found[1]) == given["series"][0]
+        assert json.loads(found[1]) == given["series"]
     odd = "</script><b>"
     run = world.runs.get("new")
     assert run
     run.store.append(make_frame(2, scalars={odd: math.nan}))
     found = block.search(client.get("/runs/new", params={"scalar": odd}, headers=HTML).text)
     assert found
-    assert (json.loads(found[1])["name"], json.loads(found[1])["mean"]) == (odd, ["NaN"])
+    assert [(each["name"], each["mean"]) for each in json.loads(found[1])] == [(odd, ["NaN"])]
+    names = ["backward/loss judge", "backward/loss maker"]
+    open_run(world.runs, "gan").store.append(make_frame(0, scalars=dict.fromkeys(names, 1.0)))
+    page = client.get("/runs/gan", headers=HTML).text
+    assert (found := block.search(page))
+    assert [each["name"] for each in json.loads(found[1])] == names
+    assert f"<h2>{', '.join(names)}</h2>" in page
     assert not block.search(client.get("/runs/old?scalar=unknown", headers=HTML).text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from markupsafe import Markup
 from hookcore.findings import key_figures_of
 from hookcore.reading import Reader, answers
 from hookcore.records import KINDS, Kind
-from hookcore.records.vocabulary import MACHINE_LABEL, found_words
+from hookcore.records.vocabulary import MACHINE_LABEL, found_words, losses_among
 from hookcore.store import STAT_NAMES
 from hookcore.store.checks import require, require_kind
 
@@ -36,6 +37,7 @@ NEWS: Final = 6
 ALERTS: Final = 8
 MAX_UNCAPTURED: Final = 100
 FIRST_POINTS: Final = 500  # of the line that comes with the page
+MAX_LINES: Final = 8  # of losses in the large chart
 MAX_REFRESH_S: Final = 3600
 PICTURED: Final[tuple[Kind, ...]] = ("output_grad", "param_grad", "output", "input_grad", "input", "update", "param")
 SHOWN_STATS: Final = ("norm", "mean", "std", "min", "max")
@@ -97,11 +99,11 @@ class OverviewPage(RunPage):
         return heat | {"first_series": "" if self.part else self._first_series()}
 
     def _first_series(self) -> Markup:
-        """Return the line of the large chart as JSON, so that its first drawing needs no request."""
-        reader, span, name = self.run.reader, self.span, self._chosen_scalar
-        if span is None or name not in reader.scalars().names:
+        """Return the lines of the large chart as JSON, so that its first drawing needs no request."""
+        reader, span, names = self.run.reader, self.span, self._chosen_scalars
+        if span is None or not names or not set(names) <= set(reader.scalars().names):
             return Markup("")
-        return script_json(reader.scalars(name, span.first, span.last, FIRST_POINTS)[name])
+        return script_json(reader.scalars(names, span.first, span.last, FIRST_POINTS).series)
 
     @cached_property
     def _scalar_lines(self) -> tuple[list[ScalarLine], int]:
@@ -109,9 +111,15 @@ class OverviewPage(RunPage):
         return scalar_lines(self.run, None if self.scalars else SHOWN_SCALARS, self.span)
 
     @property
-    def _chosen_scalar(self) -> str:
-        """The scalar in the large chart."""
-        return self.scalar or next((line.name for line in self._scalar_lines[0]), "")
+    def _usual_scalars(self) -> list[str]:
+        """The scalars in the large chart, unless one is chosen: the losses, or else the first one."""
+        names = [line.name for line in self._scalar_lines[0]]
+        return losses_among(names)[:MAX_LINES] or names[:1]
+
+    @property
+    def _chosen_scalars(self) -> list[str]:
+        """The scalars in the large chart."""
+        return [self.scalar] if self.scalar else self._usual_scalars
 
     def part_figures(self) -> dict[str, Any]:
         """Return the key figures."""
@@ -144,7 +152,8 @@ class OverviewPage(RunPage):
     def part_scalars(self) -> dict[str, Any]:
         """Return the logged scalars."""
         lines, total = self._scalar_lines
-        return {"scalar_lines": lines, "scalars_total": total, "chosen_scalar": self._chosen_scalar}
+        chosen = {"usual_scalars": json.dumps(self._usual_scalars), "chosen_scalars": self._chosen_scalars}
+        return {"scalar_lines": lines, "scalars_total": total, **chosen}
 
     def part_news(self) -> dict[str, Any]:
         """Return the newest findings and events."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hookcore.findings.rates import rates_of, recent
 from hookcore.records import Kind, Tap
-from hookcore.records.vocabulary import OWN, loss_rank, losses_of
+from hookcore.records.vocabulary import OWN, loss_rank, losses_among
 from hookcore.store import Latest, Store
 
 MAX_SCALARS: Final = 50
@@ -70,7 +70,7 @@ def key_figures_of(
     """
     steps, coverage = store.steps(), store.coverage()
     names = _names_of(store)
-    losses = losses_of(names)
+    losses = losses_among(names)
     read = (newest_of(store, name, last, first) for name in names[:MAX_SCALARS])
     scalars = tuple(reading for reading in read if reading is not None)
     latest = store.latest(first=first, last=last, merged=True)

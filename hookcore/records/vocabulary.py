@@ -151,7 +151,7 @@ def is_found_loss(name: str) -> bool:
     return name.startswith(FOUND_LOSS)
 
 
-def losses_of(names: Iterable[str]) -> list[str]:
+def losses_among(names: Iterable[str]) -> list[str]:
     """Return the scalars that one chart of the training loss shows: the likeliest, and those of further optimizers."""
     every = list(names)
     best = loss_among(every)

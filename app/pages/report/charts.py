@@ -13,7 +13,7 @@ from hookcore.findings import Finding
 from hookcore.reading import Reader
 from hookcore.reading.answers import Series
 from hookcore.records import Kind
-from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank, losses_of
+from hookcore.records.vocabulary import KIND_TITLES, OWN, loss_rank, losses_among
 
 from ...analysis import figures
 from ...formats import json_of
@@ -90,7 +90,7 @@ def _names(reader: Reader) -> list[str]:
 def _scalars(reader: Reader, view: View) -> Iterator[Chart]:
     drawn = _names(reader)[:MAX_SCALARS]
     found = [each for each in reader.scalars(drawn, view.first, view.last, points=POINTS).series if len(each.mean)]
-    losses = losses_of(each.name for each in found)
+    losses = losses_among(each.name for each in found)
     together = [each for each in found if each.name in losses]
     rest = [[each] for each in found if each.name not in losses]
     for place, chart in enumerate([together, *rest] if together else rest):

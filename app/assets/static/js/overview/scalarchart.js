@@ -1,5 +1,5 @@
 // @ts-check
-/** The large line of one scalar: the loss, or the one that was chosen. */
+/** The large lines of the losses, or of the scalar that was chosen. */
 import { get, NoAnswer } from "../api.js";
 import { byId } from "../dom.js";
 import { Curve, lineOf } from "../live/curve.js";
@@ -16,28 +16,29 @@ export class ScalarChart {
   /** @type {{close: () => void, change: (query: Record<string, any>) => void} | null} */
   #stream = null;
   #shown = "";
-  /** The scalar of the curve. */
+  /** The scalars of the curves. */
   #of = "";
   /** @type {ReturnType<typeof setTimeout> | undefined} */
   #waiting;
-  curve = new Curve();
+  /** @type {Map<string, Curve>} */
+  curves = new Map();
 
-  /** @param {import("../page.js").Page} page @param {string} name shown unless another one is chosen
+  /** @param {import("../page.js").Page} page @param {string[]} names shown unless a scalar is chosen
    * @param {(name: string, value: number) => void} told called with the newest drawn value
    * @param {Promise<unknown>} after more urgent work than loading Plotly */
-  constructor(page, name, told, after) {
+  constructor(page, names, told, after) {
     this.told = told;
     this.page = page;
-    this.usual = name;
+    this.usual = names;
     this.refresh = new Refresh((signal) => this.#fetch(signal), {
       failed: (error) => {
         clearTimeout(this.#waiting);
-        this.chart.fail(error, this.name);
+        this.chart.fail(error, this.title);
       },
     });
-    const query = () => ({ path: "scalars", query: { run: page.run, name: this.name, ...page.follow.shown } });
+    const query = () => ({ path: "scalars", query: { run: page.run, name: this.names, ...page.follow.shown } });
     this.chart = new LineChart(page, byId("chart"), {
-      title: this.name || "Loss",
+      title: this.title || "Loss",
       y: { title: "", scale: "linear" },
       legend: false,
       query,
@@ -47,76 +48,79 @@ export class ScalarChart {
     this.#begin();
     page.state.on("scalar", () => this.show());
     page.follow.on("change", () => this.show());
-    page.stream.on("state", (state) => state !== "connecting" && this.#of !== this.name && this.#wait());
+    page.stream.on("state", (state) => state !== "connecting" && this.#of !== this.title && this.#wait());
     this.show();
   }
 
-  /** Shows the data that came with the page, if it is for the chosen scalar and steps. */
+  /** Shows the data that came with the page, if it is for the chosen scalars and steps. */
   #begin() {
     const { first } = byId("chart").dataset;
     const { span } = this.page.follow;
     const series = JSON.parse(document.getElementById("first-series")?.textContent ?? "null");
-    if (!series || !span || series.name !== this.name || Number(first) > span[0]) return;
-    this.#of = this.name;
-    this.curve.take(series, true);
+    if (!series || !span || titleOf(series.map(nameOf)) !== this.title || Number(first) > span[0]) return;
+    this.#take(series);
     this.#draw();
     this.chart.draw(); // at once, so that it is in the first paint
   }
 
-  /** Scalars may come later than the page. @param {string} usual */
+  /** Scalars may come later than the page. @param {string[]} usual */
   know(usual) {
     this.usual = usual;
     this.show();
   }
 
-  get name() {
-    return this.page.state.get("scalar") || this.usual;
+  get names() {
+    const chosen = this.page.state.get("scalar");
+    return chosen ? [chosen] : this.usual;
+  }
+
+  get title() {
+    return titleOf(this.names);
   }
 
   /** Starts over if the scalar or the steps have changed. */
   show() {
     const { follow } = this.page;
     const live = !follow.paused && "live" in follow.window ? follow.window.live : null;
-    const shown = JSON.stringify([this.name, live === null ? follow.span : String(live)]);
+    const shown = JSON.stringify([this.names, live === null ? follow.span : String(live)]);
     if (shown === this.#shown) return;
     this.#shown = shown;
     this.#stream?.close();
     this.#stream = null;
     this.refresh.stop();
-    this.chart.rename(this.name || "Loss");
-    if (!this.name)
+    this.chart.rename(this.title || "Loss");
+    if (!this.names.length)
       return this.chart.say(
         "No scalars logged. Call watcher.log(loss=loss.item()) in your training loop to plot it here.",
       );
-    const isOther = this.#of !== this.name;
-    if (isOther) this.curve = new Curve();
+    const isOther = this.#of !== this.title;
+    if (isOther) this.curves.clear();
     if (live === null) void this.refresh.now();
     else this.#follow(live);
     if (isOther) this.#wait();
   }
 
-  /** The line of another scalar doesn't stay: it would be taken for this one. */
+  /** The lines of other scalars don't stay: they would be taken for these. */
   #wait() {
     clearTimeout(this.#waiting);
     const isAway = this.#stream !== null && this.page.stream.state === "waiting";
     const say = () =>
-      this.name && this.#of !== this.name && this.chart.say(isAway ? failedWords(new NoAnswer()) : "Loading\u2026");
+      this.title && this.#of !== this.title && this.chart.say(isAway ? failedWords(new NoAnswer()) : "Loading\u2026");
     this.#waiting = setTimeout(say, isAway ? 0 : CALM_MS);
   }
 
   /** @param {number} live */
   #follow(live) {
     const from = live === Infinity ? this.page.follow.first : -live;
-    const wish = { view: "scalars", stats: [this.name], columns: POINTS, hz: HZ, from };
+    const wish = { view: "scalars", stats: this.names, columns: POINTS, hz: HZ, from };
     this.#stream = this.page.stream.subscribe(wish, {
       json: (said) => {
         if (said.type !== "scalars") return;
-        const mine = said.scalars.find((each) => each.name === this.name);
-        if (said.snapshot) this.#of = this.name;
-        if (mine) this.curve.take(mine, said.snapshot);
-        else if (said.snapshot) this.curve = new Curve();
-        if (live !== Infinity) this.curve.forget((this.page.follow.newest ?? 0) - live + 1);
-        else if (this.curve.length > MAX_POINTS) this.#stream?.change(wish); // sent again, with fewer points
+        if (said.snapshot) this.#take(said.scalars);
+        else for (const each of said.scalars) this.#curveOf(each.name).take(each, false);
+        const curves = [...this.curves.values()]; // of a run shown whole, sent again with fewer points if they are many
+        if (live !== Infinity) for (const each of curves) each.forget((this.page.follow.newest ?? 0) - live + 1);
+        else if (curves.some((each) => each.length > MAX_POINTS)) this.#stream?.change(wish);
         this.#draw();
       },
     });
@@ -124,19 +128,44 @@ export class ScalarChart {
 
   /** @param {AbortSignal} signal */
   async #fetch(signal) {
-    const { page, name } = this;
-    const answer = await get("scalars", { run: page.run, name, points: POINTS, ...page.follow.shown }, signal);
+    const { page, names } = this;
+    const query = { run: page.run, name: names, points: POINTS, ...page.follow.shown };
+    const answer = await get("scalars", query, signal);
     signal.throwIfAborted();
-    this.#of = name;
-    this.curve.take(answer.series[0], true);
+    this.#take(answer.series);
     this.#draw();
   }
 
+  /** @param {readonly import("../answers.js").Series[]} series everything that is shown */
+  #take(series) {
+    this.#of = this.title;
+    this.curves.clear();
+    for (const each of series) this.#curveOf(each.name).take(each, true);
+  }
+
+  /** @param {string} name */
+  #curveOf(name) {
+    const curve = this.curves.get(name) ?? new Curve();
+    this.curves.set(name, curve);
+    return curve;
+  }
+
   #draw() {
-    if (this.curve.length) {
-      this.chart.show([this.curve.line(this.name)], this.name);
-      const { newest } = this.curve;
-      if (newest !== null) this.told(this.name, newest);
-    } else this.chart.say(`${this.name} was not logged in these steps`);
+    const drawn = this.names.filter((name) => this.curves.get(name)?.length);
+    if (!drawn.length) return this.chart.say(`${this.title} was not logged in these steps`);
+    this.chart.show(
+      drawn.map((name) => this.#curveOf(name).line(name)),
+      this.title,
+    );
+    for (const name of drawn) {
+      const { newest } = this.#curveOf(name);
+      if (newest !== null) this.told(name, newest);
+    }
   }
 }
+
+/** @param {readonly string[]} names */
+const titleOf = (names) => names.join(", ");
+
+/** @param {{name: string}} each */
+const nameOf = ({ name }) => name;

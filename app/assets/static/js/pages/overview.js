@@ -17,7 +17,7 @@ const page = create({ kind: usual, stat: "norm", y: "linear", smooth: "0", scala
 // Plotly is large, and would delay the heatmap's first numbers. The chart itself is in the first paint.
 const drawn = new Promise((keep) => document.addEventListener("hookcore:drawn", keep, { once: true }));
 const after = Promise.race([drawn, new Promise((go) => setTimeout(go, PATIENCE_MS))]);
-const chart = new ScalarChart(page, byId("scalars").dataset.usual ?? "", showNewest, after);
+const chart = new ScalarChart(page, usualNames(), showNewest, after);
 start(page); // after the chart: the frame takes longer, and its changes would make the browser lay out the page again
 fetchPlotly(); // while the heatmap's first numbers come
 const parts = new Parts(page, "");
@@ -33,8 +33,13 @@ function startParts() {
   page.state.on("scalar", () => parts.now(["scalars"]));
   for (const name of ["row", "f"]) page.state.on(name, () => parts.now(["values"]));
   listenToSeen(page, () => parts.now(["findings", "news"]));
-  byId("scalars").addEventListener("renewed", () => chart.know(byId("scalars").dataset.usual ?? ""));
+  byId("scalars").addEventListener("renewed", () => chart.know(usualNames()));
   listenToLinks(page);
+}
+
+/** @returns {string[]} the scalars of the large chart, unless one is chosen */
+function usualNames() {
+  return JSON.parse(byId("scalars").dataset.usual ?? "[]");
 }
 
 /** Shows the chart's newest value in the scalar's cards. While the page is held, they keep the value that the server
