@@ -1,78 +1,80 @@
-"""The speed of a training: steps divided by the time between their ends, the same in every place that shows it."""
+"""Learning rates are recorded in the steps in which they change."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, StepLR
 
-from hookcore.findings import key_figures_of
-from hookcore.findings.rates import RECENT_STEPS, Rates, rates_of, recent
-from hookcore.records.vocabulary import SAMPLES_RATE, STEPS_RATE, TOKENS_RATE
-from hookcore.records.wire import EndItem
-from hookcore.store import Store
-from hookcore_app.analysis.speed import run_rates
-from hookcore_app.pages.views.system import machine_of
-from tests.build import frame, open_run, stats_of
-from tests.serving import make_world
+import hookcore
+from hookcore import Watcher
+from hookcore.records.vocabulary import is_rate
 
-ROWS = 32
-SLOW, FAST = 4.0, 0.5  # seconds of a step
+STEPS = 8
 
 
-def times_of(steps: int) -> list[float]:
-    """Return when each step ended: the first half is slow, then each is fast."""
-    slow = steps // 2
-    return [SLOW * step if step < slow else SLOW * (slow - 1) + FAST * (step - slow + 1) for step in range(steps)]
+def trained(
+    make: Callable[[nn.Module], tuple[Optimizer, Any]], log: bool = False, **settings: Any
+) -> tuple[Watcher, dict[str, dict[int, float]]]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    optimizer, schedule = make(model)
+    with hookcore.watch(model, server=None, **settings) as watcher:
+        for _ in range(STEPS):
+            if log:
+                watcher.log(lr=optimizer.param_groups[0]["lr"])
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            schedule()
+    names = [name for name in watcher.store.scalar_names() if is_rate(name)]
+    series = {name: watcher.store.scalars(name) for name in names}
+    return watcher, {
+        name: dict(zip(each.last_step.tolist(), each.mean.tolist(), strict=True)) for name, each in series.items()
+    }
 
 
-def fill(store: Store, times: list[float], every: int = 1) -> None:
-    """Append each of `every` steps, of which each tenth has a measurement that is wrong by itself."""
-    for step, time_s in enumerate(times):
-        measured = {STEPS_RATE: 0.5, SAMPLES_RATE: 0.5 * ROWS, TOKENS_RATE: 5.0 * ROWS} if step % 10 == 0 else {}
-        if step % every == 0 or step == len(times) - 1:
-            store.append(frame(step, stats_of(0), time_s=time_s, scalars={"loss": 1.0} | measured))
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_rate_that_changes_is_recorded_in_each_such_step_captured_or_not(every: int) -> None:
+    def make(model: nn.Module) -> tuple[Optimizer, Any]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        return optimizer, StepLR(optimizer, 3, 0.1).step
+
+    _, rates = trained(make, budget=None, every=every)
+    assert rates == {"optimizer/lr": pytest.approx({2: 0.5, 3: 0.05, 6: 0.005})}
 
 
-def test_a_rate_is_the_number_of_steps_between_two_ends() -> None:
-    store = Store(2**24)
-    fill(store, times_of(20))
-    assert rates_of(store, 0, 9) == Rates(1 / SLOW, ROWS / SLOW, 10 * ROWS / SLOW)
-    assert rates_of(store, 10, 19) == Rates(1 / FAST, ROWS / FAST, 10 * ROWS / FAST)
-    assert rates_of(store, 5, 5).samples == ROWS / SLOW
-    assert rates_of(store, 0, 0) == Rates()
+def test_a_rate_that_stays_is_no_scalar() -> None:
+    _, rates = trained(lambda model: (torch.optim.Adam(model.parameters()), lambda: None))
+    assert rates == {}
 
 
-def test_steps_that_were_not_captured_count() -> None:
-    store = Store(2**24)
-    fill(store, times_of(200), every=50)
-    assert rates_of(store, 100, 199).steps == pytest.approx(1 / FAST)
+def test_a_rate_that_the_script_logs_is_not_recorded_twice() -> None:
+    def make(model: nn.Module) -> tuple[Optimizer, Any]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        return optimizer, StepLR(optimizer, 3, 0.1).step
+
+    assert set(trained(make, log=True)[1]) == {"lr"}
 
 
-def test_a_live_run_has_the_rate_of_its_newest_steps_and_an_ended_one_that_of_all() -> None:
-    world, times = make_world(), times_of(4 * RECENT_STEPS)
-    run = open_run(world.runs)
-    fill(run.store, times)
-    assert recent(run.store) == 3 * RECENT_STEPS - 1
-    assert run_rates(run).steps == pytest.approx(1 / FAST)
-    run.take_record(EndItem(0, len(times)))
-    assert run_rates(run).steps == pytest.approx((len(times) - 1) / times[-1])
+def test_groups_that_differ_have_lines_of_their_own() -> None:
+    def make(model: nn.Module) -> tuple[Optimizer, Any]:
+        groups = [{"params": model[0].parameters()}, {"params": model[1].parameters()}]
+        optimizer = torch.optim.SGD(groups, lr=0.5)
+        return optimizer, LambdaLR(optimizer, [lambda _: 1.0, lambda step: 0.5 if step > 3 else 1.0]).step
+
+    assert trained(make)[1] == {"optimizer/group1/lr": pytest.approx({3: 0.5, 4: 0.25})}
 
 
-def test_all_places_show_the_same_rate() -> None:
-    world = make_world()
-    run = open_run(world.runs)
-    fill(run.store, times_of(40))
-    run.take_record(EndItem(0, 40))
-    expected = run_rates(run)
-    assert expected.steps is not None
-    assert expected.samples == pytest.approx(ROWS * expected.steps)
-    answer: Any = world.client.get("/api/v1/overview?run=one").json()
-    assert answer["steps_per_s"] == pytest.approx(expected.steps)
-    assert key_figures_of(run.store, is_live=False).steps_per_s == pytest.approx(expected.steps)
-    gauges = {gauge.key: gauge.text for gauge in machine_of(run).gauges}
-    assert (gauges["samples"], gauges["steps"]) == ("15", "0.45")
+def test_a_tensor_that_is_changed_in_place_is_read_as_a_number() -> None:
+    def make(model: nn.Module) -> tuple[Optimizer, Any]:
+        rate = torch.tensor(0.5)
+        return torch.optim.SGD(model.parameters(), lr=rate), lambda: rate.mul_(0.5)
 
-
-def test_a_run_without_times_has_no_rate() -> None:
-    assert rates_of(Store(2**20)) == Rates()
+    expected = {step: 0.5 ** (step + 1) for step in range(STEPS)}
+    assert trained(make)[1] == {"optimizer/lr": pytest.approx(expected)}

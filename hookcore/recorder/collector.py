@@ -13,6 +13,7 @@ from hookcore.recorder.foundloss import FoundLoss
 from hookcore.recorder.frames import RawFrame, RowFacts
 from hookcore.recorder.machine import Sample, Sampler
 from hookcore.recorder.parameters import Parameters
+from hookcore.recorder.rates import Rates
 from hookcore.recorder.replicas import Replicas
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.statistics import Statistics
@@ -37,6 +38,7 @@ class Collector:
     _replicas: Replicas
     _machine: Sampler
     loss: FoundLoss = field(default_factory=FoundLoss, init=False)
+    rates: Rates = field(default_factory=Rates, init=False)
     _events: list[Event] = field(default_factory=list, init=False)
     _scalars: dict[str, Any] = field(default_factory=dict, init=False)
     _labels: dict[str, str] = field(default_factory=dict, init=False)

@@ -54,6 +54,7 @@ class Given:
             late = self._behind(numbers, ended)
             step = self._steps.clock.step  # after that, which may have noticed the end of one
             self._collector.loss.note_log(step, numbers)
+            self._collector.rates.note_log(step, numbers)
             behind = {name: numbers.pop(name) for name in late}
             if behind and self._steps.parts.has_new_held:
                 self._steps.parts.add_to_held(behind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +13,14 @@ from hookcore.hooks.compiled import guard_functions
 from hookcore.hooks.internals import current_graph_task
 from hookcore.hooks.optimizers import begin_step, end_step
 from hookcore.recorder.boundary import EndsSteps, ends_steps
-from hookcore.recorder.collector import Collector
+from hookcore.recorder.collector import Collector, without_rows
 from hookcore.recorder.entry import entry
 from hookcore.recorder.frames import RawFrame
 from hookcore.recorder.keeping import Keeping
 from hookcore.recorder.observers import Observers
 from hookcore.recorder.owners import Owner
 from hookcore.recorder.parameters import Parameter, Parameters
+from hookcore.recorder.rates import name_of_rate
 from hookcore.recorder.scales import LossScale
 from hookcore.recorder.sentinel import Sentinel
 from hookcore.recorder.waiting import Waiting
@@ -51,6 +53,7 @@ class OptimizerSteps(EndsSteps):
             self._waiting.before_step()
         if with_gradients and not owner.late and current_graph_task() == -1:
             self._sentinel.look_before_step(self.clock)
+        self._read_rates(owner, optimizer)
         self._times.enter(TIME_OPTIMIZER)
         if owner.owned:
             self._parameters.forget_attempt(owner.owned)
@@ -64,6 +67,22 @@ class OptimizerSteps(EndsSteps):
                 self._observers.before_step(owned, with_gradients)
             self._keeping.look("before an optimizer's step", self.clock)
         self._keeping.settle("before an optimizer's step")
+
+    def _read_rates(self, owner: Owner, optimizer: Optimizer) -> None:
+        """Add the learning rates that have changed to the step that they are used in."""
+        if not self._collector.loss.reads or not (changed := self._collector.rates.read(owner, optimizer)):
+            return
+        places, step = self.clock.owners.optimizers(), self.clock.step - owner.late
+        place = next(place for place, each in enumerate(places) if each is optimizer)
+        scalars = {name_of_rate(place, group): now for group, (_, now) in changed.items()}
+        if owner.last_step == step - 1 >= 0:  # the first change shows what it was until then
+            earlier = {name_of_rate(place, group): was for group, (was, _) in changed.items() if was is not None}
+            if earlier:
+                self._ship(without_rows(step - 1, time.time(), scalars=earlier))
+        if owner.late:
+            self._ship(without_rows(step, time.time(), scalars=scalars))
+        else:
+            self._collector.add_scalars(scalars)
 
     def _saw_inner_step(self) -> None:
         """Read the gradients that an optimizer uses inside another one's step, as in most versions of SAM.

@@ -42,6 +42,8 @@ class Owner:
     inside: bool = False  # whether it steps inside the backward pass
     steps: int = 0
     ended: int = 0  # steps of the run that it ended; it joined another one's in the rest of its own
+    rates: list[Any] | None = None  # of its groups in its last step: numbers, or of which version of which tensor
+    rated: set[int] = field(default_factory=set)  # the groups whose rate was seen to change
     loss_name: str = ""  # of the loss that it is stepped for, once that was found
     last_step: int = -1  # the step of the run to which its last step belongs
     state: tuple[Any, ...] = ()  # of its parameters, when it was last looked up what it owns
