@@ -17,6 +17,8 @@ import torch
 from hookcore.delivery.archive import Archive, read_archive
 from hookcore.records.vocabulary import FOUND_LOSS, is_loss
 from tests.commanding import PATIENCE_S, PLAIN, SCRIPTS, WATCHED, assert_same_weights, run
+from tests.serving import TOKEN, served
+from tests.waiting import wait_for
 from tests.warm import python
 
 
@@ -337,3 +339,29 @@ def test_the_options_that_a_script_has_read_are_its_configuration(
     result = watch(tmp_path, source, *arguments, HOOKCORE_KEEP=str(tmp_path / "kept"))
     assert result.returncode == 0, result.stderr
     assert kept_in(tmp_path / "kept").info.config == config
+
+
+def test_a_server_has_every_loss_of_a_script_that_raises_in_its_58th_step_although_it_logs_none(tmp_path: Path) -> None:
+    source = (
+        "import torch\n"
+        "torch.manual_seed(3)\n"
+        "model = torch.nn.Linear(8, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for step in range(100):\n"
+        "    loss = model(torch.randn(16, 8)).square().mean()\n"
+        "    if step == 57:\n"
+        "        raise RuntimeError('no more data')\n"
+        "    loss.backward()\n"
+        "    print(loss.item())\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    with served() as server:
+        watched = watch(tmp_path, source, HOOKCORE_SERVER=server.url, HOOKCORE_TOKEN=TOKEN)
+        (found,) = server.runs.all()
+        wait_for(lambda: found.state == "crashed")
+        series = found.store.scalars(FOUND_LOSS)
+    assert watched.returncode == 1
+    own = [float(line) for line in watched.stdout.split()]
+    assert series.last_step.tolist() == list(range(57))
+    assert series.mean.tolist() == pytest.approx(own, rel=1e-6)
