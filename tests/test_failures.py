@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -310,3 +312,22 @@ def test_an_exception_outside_of_all_modules_names_none() -> None:
     assert failure is not None
     assert (failure.module, failure.where.partition(":")[0]) == (None, "test_failures.py")
     assert failure.code == "torch.ones(2).backward()"
+
+
+def _follows_sigterm() -> tuple[bool, bool]:
+    """Return whether the process has a handler of SIGTERM, of which Python knows nothing, and the thread for it."""
+    caught = re.search(r"SigCgt:\s*(\w+)", Path("/proc/self/status").read_text())
+    assert caught is not None
+    names = [thread.name for thread in threading.enumerate()]
+    return bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1), "hookcore-signals" in names
+
+
+@needs_handler
+def test_the_handlers_of_signals_and_their_thread_go_with_the_last_watch_and_return_with_the_next() -> None:
+    for _ in range(20):
+        first, second = (hookcore.watch(torch.nn.Linear(1, 1), server=None, memory="8MB") for _ in range(2))
+        assert _follows_sigterm() == (True, True)
+        first.close()
+        assert _follows_sigterm() == (True, True)
+        second.close()
+        assert _follows_sigterm() == (False, False)

@@ -30,36 +30,49 @@ class Signals:
         self._library: Any = None
         self._tell = -1  # the end of the pipe into which the handler writes
         self._thread: threading.Thread | None = None
-        self._is_ending = False
+        self._lock = threading.Lock()  # watches may be opened and closed by several threads
 
     def follow(self) -> None:
         """Note from now on the signals that have their default action now. Can be called again."""
-        try:
-            self._library = self._library or ctypes.CDLL(str(Path(__file__).with_name(FILE)))
-            if self._thread is None:
-                hear, self._tell = os.pipe()
-                arguments = hear, self._tell
-                self._thread = threading.Thread(target=self._wait, args=arguments, name="hookcore-signals", daemon=True)
-                self._thread.start()
-        except (OSError, RuntimeError):  # not compiled here, or no more files or threads
-            return
-        for number in ENDING:
-            self._library.hookcore_note(int(number), self._tell, PATIENCE_S)
+        with self._lock:
+            try:
+                self._library = self._library or ctypes.CDLL(str(Path(__file__).with_name(FILE)))
+                if self._thread is None:
+                    self._thread = self._start()
+            except (OSError, RuntimeError):  # not compiled here, or no more files or threads
+                return
+            for number in ENDING:
+                self._library.hookcore_note(int(number), self._tell, PATIENCE_S)
 
     def leave(self) -> None:
-        """Let the signals end the process at once again. If one is doing so, wait for it."""
-        if self._is_ending and self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(PATIENCE_S)
-        if self._thread is not None:
+        """Let the signals end the process at once again, and end the thread. Wait for one that is doing so."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is None:
+                return
             self._forget()
             os.write(self._tell, bytes([_LEAVE]))
-            self._thread = None
+        if thread is not threading.current_thread():
+            thread.join(PATIENCE_S)
 
     def abandon(self) -> None:
         """Forget all of it in a forked child, which has no such thread."""
+        self._lock = threading.Lock()  # another thread of the parent may hold it
         if self._thread is not None:
             self._forget()
             self._thread = None
+
+    def _start(self) -> threading.Thread:
+        hear, tell = os.pipe()
+        thread = threading.Thread(target=self._wait, args=(hear, tell), name="hookcore-signals", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            os.close(hear)
+            os.close(tell)
+            raise
+        self._tell = tell
+        return thread
 
     def _forget(self) -> None:
         for number in ENDING:
@@ -71,7 +84,6 @@ class Signals:
             os.close(hear)
             os.close(tell)
             return
-        self._is_ending = True
         try:
             self._told(number)
         finally:

@@ -196,6 +196,8 @@ class Watcher(AskedRun):
         _watchers.discard(self)
         if not _watchers:
             _signals.leave()
+            if _watchers:  # another thread has opened one meanwhile
+                _signals.follow()
 
     def _stop(self, number: int, deadline: float) -> None:
         """Send the rest, because a signal ends this process."""
