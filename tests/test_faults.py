@@ -159,7 +159,7 @@ def test_a_limited_number_of_errors_is_kept_and_the_rest_is_counted(
     events = [event for event in watcher.store.events() if event.name == "hook-error"]
     assert events[:2] == watcher.errors
     assert sum(event.count for event in events) == watcher.error_count
-    assert "more errors" in events[-1].message
+    assert "more error" in events[-1].message
 
 
 def test_errors_of_the_recorders_last_rounds_are_events_too(

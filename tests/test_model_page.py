@@ -76,7 +76,7 @@ def test_the_table_lists_every_call_with_its_sizes(world: World) -> None:
     inner = next(row for row in rows if ">2.inner<" in re.sub("<wbr>", "", row))
     assert "512 FLOP" in inner  # 2 * 4 * 8 * 8
     assert "4 \u00d7 8 float32" in inner
-    assert "one forward pass in step 0" in text
+    assert "as learned in step 0" in text
 
 
 def test_the_find_box_selects_rows_and_says_if_there_are_none(world: World) -> None:
@@ -88,7 +88,7 @@ def test_a_link_shows_the_box_with_the_first_nan(world: World) -> None:
     text = page(world, "model?part=onset").replace("<wbr>", "")
     assert re.search(r"First NaN or infinity: .*2\.inner.* at step 20", text)
     assert "may have been first" not in text  # each step was captured
-    assert re.search(rf"step={BAD}&amp;kind=output&amp;box=2\.inner", text)
+    assert re.search(rf"step={BAD}&amp;kind=(output|param)&amp;box=2\.inner", text)
 
 
 def test_a_first_nan_after_uncaptured_steps_may_not_be_the_first() -> None:
@@ -130,8 +130,8 @@ def test_a_kind_that_was_switched_off_says_where_it_was_captured_last() -> None:
 
 def test_the_picture_says_why_all_its_boxes_are_gray(world: World) -> None:
     assert "No activation" not in page(world, "model?kind=output")
-    assert "Updates were not captured" in page(world, "model?kind=update")
-    assert "Updates were not captured" in page(world, "model?kind=update&part=why")
+    assert "No update was captured at step" in page(world, "model?kind=update")
+    assert "No update was captured at step" in page(world, "model?kind=update&part=why")
 
 
 def test_box_ids_are_the_same_as_in_the_scripts() -> None:

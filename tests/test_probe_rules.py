@@ -59,7 +59,8 @@ def test_a_collapse_is_found_in_three_results_in_a_row(
 ) -> None:
     (told,) = found(function, results)
     assert (told.rule, told.severity, told.module, told.since_step) == (rule, "warning", "layer", since)
-    assert f"since step {since}" in told.message
+    when = f"since a step between {since - 9} and {since}" if since else "since step 0"  # each tenth is measured
+    assert when in told.message
     assert found(function, [*results[:-1], results[0] if since else 0.1]) == []
     assert found(function, results[:2]) == []
 

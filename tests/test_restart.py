@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -164,7 +165,8 @@ def test_a_run_that_was_read_at_the_start_waits_for_its_trainer_before_it_is_los
         return [run.state, listed["state"], *(each["state"] for each in found)]
 
     assert states() == ["waiting"] * 3
-    assert "Waiting for the trainer: steps 0 to 2" in world.client.get(f"/runs/{INFO.id}").text
+    page = re.sub("<[^>]*>", "", world.client.get(f"/runs/{INFO.id}").text)
+    assert "Waiting for the trainer: steps 0 to 2" in page
     assert world.client.post(f"/api/v1/hooks?run={INFO.id}").status_code == 409
     assert 'hookcore_runs{state="waiting"} 1.0' in world.client.get("/metrics").text
     now += 15.1

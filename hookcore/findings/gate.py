@@ -36,6 +36,8 @@ class Gate:
 
     def take(self, lanes: NDArray[np.integer[Any]], values: NDArray[np.floating[Any]]) -> bool:
         """Add a frame's magnitudes; return whether the rules should look."""
+        if not len(lanes):
+            return False
         if lanes is not self._last:
             self._grow(int(lanes.max()) + 1)
             self._last, self._place = lanes if is_shared(lanes) else None, lanes_of(lanes)
