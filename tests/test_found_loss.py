@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from hookcore.findings.course import course_of
 from hookcore.findings.keyfigures import key_figures_of
 from hookcore.findings.loss import Losses
 from hookcore.recorder import clock
-from hookcore.recorder.foundloss import FIRST_STEPS, Sum
+from hookcore.recorder.foundloss import FIRST_STEPS, FoundLoss, Sum
 from hookcore.recorder.scalars import read_memory, scalar_of
 from hookcore.records.vocabulary import ELAPSED, FOUND_LOSS, is_loss, losses_among
 
@@ -512,3 +513,15 @@ def test_a_pause_records_no_loss() -> None:
     finder = watcher._recorder.steps._collector.loss
     finder.begin_step(paused=True)
     assert not finder.reads
+
+
+def test_a_loss_that_waits_for_the_next_step_has_the_time_of_its_own() -> None:
+    loss = FoundLoss()
+    loss.begin_pass([torch.tensor(2.0)], [torch.tensor(1.0)])
+    loss.end_pass(counts=True)
+    before = time.time()
+    assert loss.take(0, None, None) is None
+    after = time.time()
+    held = loss.take_held()
+    assert held is not None
+    assert before <= held.time_s <= after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -23,6 +24,7 @@ class Held(NamedTuple):
     """The loss of one of the first steps, which waits for the end of the next one: the script may still log it."""
 
     step: int
+    time_s: float  # when the step ended
     found: Sum
     owner: Owner | None
     scale: Any
@@ -89,7 +91,7 @@ class FoundLoss:
             return None
         if step >= FIRST_STEPS:
             return Sum(found)
-        self._held = Held(step, Sum(found), owner, scale)
+        self._held = Held(step, time.time(), Sum(found), owner, scale)
         return None
 
     def take_held(self) -> Held | None:

@@ -262,7 +262,7 @@ class Steps:
         held = self._collector.loss.take_held()
         if held is not None and not self.clock.reach.many_threads:
             named = {self._loss_names.name_of(held.owner): held.found}
-            self._ship(without_rows(held.step, time.time(), scalars=named, scale=held.scale))
+            self._ship(without_rows(held.step, held.time_s, scalars=named, scale=held.scale))
 
     def _take_flow(self) -> None:
         flow = self._observers.flows.end_step(self.clock.step)
