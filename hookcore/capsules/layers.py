@@ -71,11 +71,15 @@ class Layers:
         self._nodes.append((self._begun.pop() if self._begun else 0, _next_number(), path))
         call = self._calls[path] = self._calls.get(path, -1) + 1
         for index, tensor in find_tensors(output):
+            if type(tensor) is not Tensor:  # to read an attribute of a subclass may run the user's code
+                continue
             self._add(path, "output", index, call, tensor)
             if tensor.requires_grad and tensor.grad_fn is not None:
                 self._handles.append(hooks.on_gradient(tensor, partial(self._saw_gradient, path, index, call)))
 
-    def _saw_gradient(self, path: str, index: str, call: int, gradient: Tensor) -> None:
+    def _saw_gradient(self, path: str, index: str, call: int, gradient: Tensor | None) -> None:
+        if gradient is None:  # of a tensor that the results don't depend on
+            return
         self._add(path, "output_grad", index, call, gradient)
 
     def _add(self, path: str, kind: str, index: str, call: int, tensor: Tensor) -> None:

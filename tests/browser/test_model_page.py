@@ -154,5 +154,5 @@ def test_a_kind_that_is_not_captured_says_why(visit: Open, paths: Paths) -> None
         tab.goto(paths("ended")["model"])
         page = opened(tab.page)
         page.locator("#model select[name=kind]").select_option("update")
-        expect(page.locator("#model-why")).to_contain_text("Updates were not captured")
+        expect(page.locator("#model-why")).to_contain_text("No update was captured")
         assert "kind=update" in page.url
