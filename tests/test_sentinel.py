@@ -382,6 +382,20 @@ def test_what_a_device_computes_is_reported_later_with_its_step(monkeypatch: pyt
         assert (event.step, about["found"], about["previous"], about["late"]) == (5, "gradient", 4, True)
 
 
+def test_a_step_whose_device_spoke_after_its_update_is_said_to_be_beyond_saving() -> None:
+    model = _net(lambda x: x)
+    with _watched(model, capsule="error") as watcher:
+        _train(model, 3)
+        keeping = watcher._recorder.keeping
+        keeper = keeping._dispatcher.keeper
+        assert keeper is not None
+        keeper.alarm(1)
+        _train(model, 1)
+        watcher.flush()
+        (event,) = [each for each in watcher.store.events() if each.name == "capsule-missed"]
+        assert event.message.startswith("step 1 was not saved: the step can't be repeated: its weights were updated")
+
+
 def test_a_look_that_fails_costs_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, tensor: Tensor) -> bool:
         raise RuntimeError("no address")

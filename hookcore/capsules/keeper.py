@@ -39,6 +39,7 @@ MAX_WRITTEN: Final = 3  # capsules of one run
 MAX_FAILED: Final = 3  # attempts
 MAX_MODELS: Final = 8  # whose newest calls are kept
 MAX_TURNS: Final = 16  # captured steps of other models, such as a GAN's other half
+LATE: Final = "the step can't be repeated: its weights were updated before the value was known"
 _NOT_CALLED: Final = "the training called no model that contains it, or its call was not held"
 
 
@@ -233,9 +234,7 @@ class CapsuleKeeper:
             self.settle(where)
             return
         elif late >= 0:
-            reason = (
-                f"non-finite values in step {late:,}, found later, because reading them earlier waits for the device"
-            )
+            reason = f"non-finite values in step {late:,}; {LATE}, so this is a later step"
         else:
             return
         self._bad, self._late, self._fired = True, -1, None
@@ -282,8 +281,10 @@ class CapsuleKeeper:
                 self._write("asked for", None)
 
     def alarm(self, step: int) -> None:
-        """Note that a device measured non-finite values in an earlier step."""
+        """Report that a step of which a device measured non-finite values can't be saved: it is over."""
         self._late = step
+        if self.armed and self._plan.when == "error":
+            self._miss("non-finite values that a device measured", LATE, step)
 
     def fail(self, error: str) -> None:
         """Write the running step, which an exception ended."""
@@ -354,5 +355,6 @@ class CapsuleKeeper:
             held = [each for each in held if each.contains(module)]
         return held[-1] if held else None
 
-    def _miss(self, reason: str, why: str) -> None:
-        self._emit("capsule-missed", f"step {self._step():,} was not saved: {why} ({reason})", "info", "")
+    def _miss(self, reason: str, why: str, step: int | None = None) -> None:
+        missed = self._step() if step is None else step
+        self._emit("capsule-missed", f"step {missed:,} was not saved: {why} ({reason})", "info", "")
