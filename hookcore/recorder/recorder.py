@@ -250,6 +250,8 @@ class Recorder:
 def _take_apart(part: object, whole: set[int]) -> None:
     """Delete the attributes of an object of this package, and then of those that it had."""
     names = [*getattr(part, "__dict__", ()), *(name for kind in type(part).__mro__ for name in _slots_of(kind))]
+    if any(isinstance(each := getattr(part, name, None), threading.Thread) and each.is_alive() for name in names):
+        return  # its thread still needs all of it
     for name in names:
         value = getattr(part, name, None)
         with contextlib.suppress(AttributeError):
