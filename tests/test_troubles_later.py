@@ -40,7 +40,7 @@ TOLD = {
 LED = {
     "nan": (("nonfinite",), "standardize"),
     "vanishing": (("vanishing",), None),
-    "exploding": (("exploding", "loss"), None),
+    "exploding": (("exploding", "loss", "learning-rate-too-high"), None),
     "dead-relu": (("dead", "vanishing"), "blocks.1"),
     "spike": (("spike",), None),
 }
