@@ -82,7 +82,6 @@ class Clock:
         self._alone: Owner | None = None  # the only optimizer, if passes needn't be compared
         self._has_strays = False
         self._nesting = Nesting()
-        self._running: dict[int, int] = {}  # by thread, the id of the optimizer whose step it runs, the outermost one
         self._passed_inside: set[int] = set()  # threads with a pass inside the optimizer's step that they run
 
     # -- optimizers -------------------------------------------------------------------------------------------------
@@ -94,7 +93,6 @@ class Clock:
             return None
         if owner.steps % RENEW_EVERY == 0:
             owner.witnesses.look_up()
-        self._running[threading.get_ident()] = id(optimizer)
         self._passed_inside.discard(threading.get_ident())
         owner.inner_passes = closure = closure or owner.runs_passes
         # Inside a backward pass, the gradients are those of that pass, which hasn't been announced yet.
@@ -117,7 +115,6 @@ class Clock:
             return owner if owner.owns and not self._nesting.is_inside else None
         if not self._nesting.leave(optimizer):
             return None
-        self._running.pop(threading.get_ident(), None)
         if threading.get_ident() in self._passed_inside and not owner.inner_passes:
             owner.inner_passes = owner.runs_passes = True  # though it was given no closure
         return owner
@@ -149,7 +146,7 @@ class Clock:
     @property
     def outermost(self) -> Owner | None:
         """Return the optimizer whose step this thread is inside, the outermost one if several are nested."""
-        return self.owners.with_id(self._running.get(threading.get_ident(), 0)) if self.stepping else None
+        return self.owners.with_id(self._nesting.outermost)
 
     def count(self, owner: Owner) -> int:
         """Count a step of an optimizer. Return the step that it belongs to, or -1 if it changed nothing."""
@@ -225,7 +222,6 @@ class Clock:
         self._parameters.when_gone = lambda _: None
         self.reach.comparison.let_go()
         self._alone = self._last = None
-        self._running.clear()
         self.owners.let_go()
 
     # -- backward passes --------------------------------------------------------------------------------------------

@@ -24,6 +24,12 @@ class Nesting:
         """Whether this thread is inside an optimizer's step."""
         return bool(self._stacks) and bool(self._stacks.get(threading.get_ident()))
 
+    @property
+    def outermost(self) -> int:
+        """The id of the optimizer whose step this thread runs, the outermost one if they are nested; 0 if none."""
+        stack = self._stacks.get(threading.get_ident())
+        return stack[0][0] if stack else 0
+
     def enter(self, optimizer: Optimizer) -> bool:
         """Start a step. Return whether it is the outermost one."""
         stack = self._stacks.setdefault(threading.get_ident(), [])
