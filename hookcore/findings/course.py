@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hookcore.findings.finding import Finding
-from hookcore.findings.learningrate import HIGH
+from hookcore.findings.learningrate import HIGH, main_losses
 from hookcore.findings.loss import Losses
-from hookcore.findings.progress import is_validation
 from hookcore.findings.rule import RuleName
-from hookcore.records.vocabulary import counted, loss_rank
+from hookcore.records.vocabulary import counted
 from hookcore.store import Series, Store
 
 Word = Literal["learning", "flat", "diverging", "broken", "unknown"]
@@ -54,9 +53,7 @@ class Course:
 def course_of(store: Store, found: Sequence[Finding]) -> Course:
     """Return the course of a training, given what the rules found in it."""
     losses = Losses(store)
-    trained = [each for each in losses.series or losses.opposed if not is_validation(each.name)]
-    best = min((loss_rank(each.name) for each in trained), default=0)
-    main = [each for each in trained if loss_rank(each.name) == best]
+    main = main_losses(losses.series or losses.opposed)
     known = [_of(losses, each) for each in main]
     diverged = next((each for rule in _DIVERGED for each in found if each.rule == rule and _is_lasting(each)), None)
     worst = next((each for each in known if each.word == "broken"), None)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, WARM_UP, Finding
-from hookcore.findings.loss import Losses, last_output
+from hookcore.findings.finding import WARM_UP, Finding
+from hookcore.findings.loss import Losses, of_training
 from hookcore.findings.progress import is_validation
 from hookcore.findings.rule import RuleName
 from hookcore.findings.rules import limits_of
 from hookcore.records import Severity
-from hookcore.records.vocabulary import is_rate, loss_rank
+from hookcore.records.vocabulary import counted, is_rate, loss_rank
 from hookcore.store import Series, Store, TapList
 
 HIGH: Final[RuleName] = "learning-rate-too-high"
@@ -54,8 +55,8 @@ class Growth:
     @property
     def words(self) -> str:
         """Say it in words."""
-        steps = f"{self.steps:,} step{'' if self.steps == 1 else 's'}"
-        return f"grew from {self.low:.3g} to {self.peak:.3g}, {self.decades:.0f} powers of ten, in {steps}"
+        grew = f"grew from {self.low:.3g} to {self.peak:.3g}, {self.decades:.0f} powers of ten"
+        return f"{grew}, in {counted(self.steps, 'step')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,13 @@ def find_rate(losses: Losses, taps: TapList, diverged: bool) -> list[Finding]:
         severity: Severity = "error" if growth.lasts else "warning"
         if not growth.lasts:
             text += ", and never fell below its first values"
-        about = growth.peak, growth.low, growth.first_step
-        return [_finding(HIGH, severity, taps, main, text + _rate_words(losses.store, growth.first_step), *about)]
+        text += _rate_words(losses.store, growth.first_step)
+        sizes = growth.peak, growth.low
+        return [of_training(HIGH, taps, main, sizes, growth.first_step, text, severity=severity)]
     if diverged:
         lasting = (each for each in losses.store.incident_heads() if each.rule == HIGH and not each.is_over)
         return [
-            _finding(HIGH, each.level, taps, main, each.message, each.value, each.usual, each.first_step)
+            of_training(HIGH, taps, main, (each.value, each.usual), each.first_step, each.message, severity=each.level)
             for each in lasting
         ][:1]
     return _of_updates(losses, main, taps) if losses.fell is False else []
@@ -114,10 +116,15 @@ def find_rate(losses: Losses, taps: TapList, diverged: bool) -> list[Finding]:
 
 def main_loss(losses: Losses) -> Series | None:
     """Return the training loss; None if there is none, or if several may be it."""
-    trained = [each for each in losses.series if not is_validation(each.name)]
-    best = min((loss_rank(each.name) for each in trained), default=0)
-    found = [each for each in trained if loss_rank(each.name) == best]
+    found = main_losses(losses.series)
     return found[0] if len(found) == 1 else None
+
+
+def main_losses(series: Iterable[Series]) -> list[Series]:
+    """Return the training losses of the best rank, without those of validations."""
+    trained = [each for each in series if not is_validation(each.name)]
+    best = min((loss_rank(each.name) for each in trained), default=0)
+    return [each for each in trained if loss_rank(each.name) == best]
 
 
 def growth_of(losses: Losses, main: Series) -> Growth | None:
@@ -192,25 +199,8 @@ def _of_updates(losses: Losses, main: Series, taps: TapList) -> list[Finding]:
     text = f"{flat}, and the update of all weights was {share:.2g} of them at step {at} (about 0.001 is common)"
     text += _rate_words(store, at)
     if shares.min() > limits_of(store, HIGH)["share"]:
-        return [_finding(HIGH, "warning", taps, main, text, share, 1e-3, first)]
+        return [of_training(HIGH, taps, main, (share, 1e-3), first, text, severity="warning")]
     low = limits_of(store, LOW)
     if shares.max() < low["share"] and main.present.sum() >= low["least_logged"] and share <= _RISING * shares[0]:
-        return [_finding(LOW, "warning", taps, main, text, share, 1e-3, first)]
+        return [of_training(LOW, taps, main, (share, 1e-3), first, text)]
     return []
-
-
-def _finding(
-    rule: RuleName,
-    severity: Severity,
-    taps: TapList,
-    main: Series,
-    text: str,
-    value: float,
-    usual: float,
-    since: int,
-) -> Finding:
-    place = last_output(taps)
-    shown = tuple(main.mean[np.isfinite(main.mean)][-SPARK:].tolist())
-    return Finding(
-        rule, severity, int(taps.numbers[place]), taps.taps[place], "rms", value, usual, since, None, text, shown, 0
-    )

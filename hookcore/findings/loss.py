@@ -9,8 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from hookcore.findings.finding import SPARK, Finding
+from hookcore.findings.rule import RuleName
 from hookcore.findings.rules import RULES, limits_of
 from hookcore.findings.window import window_first
+from hookcore.records import Severity
 from hookcore.records.vocabulary import is_found_loss, is_loss, loss_rank
 from hookcore.store import Series, Store, TapList
 from hookcore.store.incidents import since_words
@@ -101,7 +103,6 @@ def _worsened(series: Series, since: int, worse: float) -> bool | None:
 
 def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
     """Return a finding for the first loss that is non-finite or diverged; its tap is the model's last output."""
-    place = taps.fact(last_output)
     main = min((loss_rank(series.name) for series in losses.series), default=0)
     if not len(taps.taps):
         return []
@@ -114,11 +115,33 @@ def find_loss(losses: Losses, taps: TapList) -> list[Finding]:
         )
         if problem is not None:
             value, usual, since, unseen, message = problem
-            shown = series.mean[np.isfinite(series.mean)][-SPARK:]
-            about = ("rms", value, usual, since, None, f"{series.name} {message}", tuple(shown.tolist()), 0)
-            number, tap = int(taps.numbers[place]), taps.taps[place]
-            return [Finding("loss", RULES["loss"].severity, number, tap, *about, unseen=unseen)]
+            text = f"{series.name} {message}"
+            return [of_training("loss", taps, series, (value, usual), since, text, unseen=unseen)]
     return []
+
+
+def of_training(
+    rule: RuleName,
+    taps: TapList,
+    shown: Series,
+    sizes: tuple[float, float],
+    since: int,
+    message: str,
+    *,
+    severity: Severity | None = None,
+    until: int | None = None,
+    unseen: int = 0,
+) -> Finding:
+    """Return a finding about the training. The model's last output stands for it, and `shown` is drawn beside it.
+
+    `sizes`: the value, and what is usual.
+    """
+    place = taps.fact(last_output)
+    spark = tuple(shown.mean[np.isfinite(shown.mean)][-SPARK:].tolist())
+    value, usual = map(float, sizes)
+    about = "rms", value, usual, since, until, message, spark, 0
+    worst = RULES[rule].severity if severity is None else severity
+    return Finding(rule, worst, int(taps.numbers[place]), taps.taps[place], *about, unseen=unseen)
 
 
 def last_output(taps: TapList) -> int:

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, Finding
-from hookcore.findings.loss import Losses, last_output
+from hookcore.findings.finding import Finding
+from hookcore.findings.loss import Losses, of_training
 from hookcore.findings.progress import is_validation
 from hookcore.findings.rule import RuleName
 from hookcore.findings.rules import limits_of
@@ -80,12 +80,10 @@ def _before(values: Floats) -> tuple[Floats, Floats, Floats]:
 def _finding(
     now: Series, places: tuple[int, int], is_back: bool, sizes: tuple[float, float], severity: Severity, taps: TapList
 ) -> Finding:
-    place, (peak, usual) = last_output(taps), sizes
+    peak, usual = sizes
     since, until = int(now.first_step[places[0]]), int(now.last_step[places[1]])
     times = f", {peak / usual:,.3g} times its usual {usual:.3g}" if usual > 0 else f" instead of its usual {usual:.3g}"
     when = f"at step {since}" if since == until else f"between steps {since} and {until}"
     end = "" if is_back else ", and hadn't recovered by then"
     text = f"{now.name} jumped to {peak:.3g} {when}{times}{end}"
-    shown = tuple(now.mean[np.isfinite(now.mean)][-SPARK:].tolist())
-    about = "rms", peak, usual, since, until, text, shown, 0
-    return Finding(RULE, severity, int(taps.numbers[place]), taps.taps[place], *about)
+    return of_training(RULE, taps, now, sizes, since, text, severity=severity, until=until)

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.findings.finding import SPARK, Finding
-from hookcore.findings.loss import Losses, last_output
+from hookcore.findings.finding import Finding
+from hookcore.findings.loss import Losses, of_training
 from hookcore.findings.rule import RuleName
-from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.rules import limits_of
 from hookcore.records.vocabulary import loss_rank
 from hookcore.store import Series, TapList
 
@@ -76,8 +76,4 @@ def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _finding(
     rule: RuleName, series: Series, taps: TapList, sizes: tuple[float, float], since: int, text: str
 ) -> Finding:
-    place = taps.fact(last_output)
-    shown = tuple(series.mean[np.isfinite(series.mean)][-SPARK:].tolist())
-    value, usual = map(float, sizes)
-    about = "rms", value, usual, since, None, f"{series.name} {text}", shown, 0
-    return Finding(rule, RULES[rule].severity, int(taps.numbers[place]), taps.taps[place], *about)
+    return of_training(rule, taps, series, sizes, since, f"{series.name} {text}")

@@ -7,10 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from hookcore.findings.finding import SPARK, Finding
-from hookcore.findings.loss import last_output
-from hookcore.findings.rule import RuleName
-from hookcore.findings.rules import RULES, limits_of
+from hookcore.findings.finding import Finding
+from hookcore.findings.loss import of_training
+from hookcore.findings.rules import limits_of
 from hookcore.records.vocabulary import (
     EVALUATED,
     SYSTEM,
@@ -73,7 +72,7 @@ def _slow_loading(store: Store, taps: TapList, names: set[str]) -> Finding | Non
         f"a step waits {_seconds(each_s)} of its {_seconds(total)} for the data loader, {each_s / total:.0%} of its "
         f"time, on average over {len(loading.mean):,} measured steps up to step {last:,}"
     )
-    return _finding("slow-data-loading", taps, loading, (each_s, total), since, text)
+    return of_training("slow-data-loading", taps, loading, (each_s, total), since, text)
 
 
 def _long_evaluation(store: Store, taps: TapList, names: set[str]) -> Finding | None:
@@ -87,7 +86,7 @@ def _long_evaluation(store: Store, taps: TapList, names: set[str]) -> Finding | 
         return None
     text = f"the model was in evaluation mode for {_seconds(evaluated)} of {_seconds(total)}, {evaluated / total:.0%}"
     first = int(spent.first_step[int((spent.max > 0).argmax())])
-    return _finding("long-evaluation", taps, spent, (evaluated, total), first, f"{text} of the time")
+    return of_training("long-evaluation", taps, spent, (evaluated, total), first, f"{text} of the time")
 
 
 def _idle_gpu(store: Store, taps: TapList, names: set[str]) -> Finding | None:
@@ -99,7 +98,7 @@ def _idle_gpu(store: Store, taps: TapList, names: set[str]) -> Finding | None:
             continue
         number, since = name.removeprefix(f"{SYSTEM}gpu").partition("/")[0], int(used.first_step[0])
         text = f"GPU {number} has been busy {mean:.0f}% of the time since step {since:,}{_longest(store, names)}"
-        return _finding("idle-gpu", taps, used, (mean, 100.0), since, text)
+        return of_training("idle-gpu", taps, used, (mean, 100.0), since, text)
     return None
 
 
@@ -116,12 +115,3 @@ def _longest(store: Store, names: set[str]) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:,.0f} s" if value >= 10 else f"{value:.2g} s" if value >= 1 else f"{1000 * value:.3g} ms"
-
-
-def _finding(
-    rule: RuleName, taps: TapList, series: Series, values: tuple[float, float], since: int, message: str
-) -> Finding:
-    place = taps.fact(last_output)
-    spark = tuple(series.mean[np.isfinite(series.mean)][-SPARK:].tolist())
-    number, tap = int(taps.numbers[place]), taps.taps[place]
-    return Finding(rule, RULES[rule].severity, number, tap, "rms", *values, since, None, message, spark, 0)

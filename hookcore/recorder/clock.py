@@ -318,7 +318,7 @@ class Clock:
 
     def _steps_by_hand(self, passes: int) -> None:
         self._by_hand = passes
-        first = " The steps before this was known have no weight gradients: when they were complete, was unknown."
+        first = " The first steps have no weight gradients, because it wasn't known yet when these were complete."
         text = "No torch optimizer steps this model: steps are counted by backward passes."
         self._emit("no-optimizer", f"{text}{first if self._attempts else ''}")
         self.step += self._host.release_parts(as_steps=True)
