@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hookcore.records import GRADIENT_KINDS, ROOT, Severity, Tap
+from hookcore.records import GRADIENT_KINDS, ROOT, Kind, Severity, Tap
 from hookcore.records.vocabulary import DESYNC, KIND_WORDS, LATE_RANK, OWN_RULE, counted
 
 SCALER_SEARCH: Final = 24  # steps in a row that a gradient scaler may skip until it has found its scale
@@ -37,6 +37,11 @@ class Link:
     number: int
     tap: Tap
     first_step: int
+
+    @property
+    def shown_kind(self) -> Kind:
+        """The kind of captured tensors that shows it: a weight that was bad need not be captured."""
+        return self.tap.kind if self.number >= 0 else "output"
 
 
 @dataclass(frozen=True, slots=True)
