@@ -38,6 +38,8 @@ def test_without_a_script_a_layer_has_its_facts_and_its_newest_values(visit: Ope
             "activation gradient",
             "weight gradient [weight]",
             "weight gradient [bias]",
+            "update [weight]",
+            "update [bias]",
         ]
 
 

@@ -123,7 +123,7 @@ export class Status {
       byId("status").className = `pill ${state}`;
       write(byId("status-words"), words);
     }
-    if (follow.newest !== null) this.countSteps();
+    if (follow.newest !== null && !follow.paused) this.countSteps();
     const banner = bannerOf(now);
     this.#showBanner(banner);
     document.body.dataset.connection = this.broken ? "broken" : "open";
