@@ -127,7 +127,7 @@ class EventsPage(RunPage):
         run, line = self.run, self.chosen
         finding = line.finding if line is not None else None
         # The cause of a bad loss is unknown, because a loss is not a layer's tensor.
-        has_origin = finding is not None and not finding.is_of_loss and finding.culprit_known and finding.number >= 0
+        has_origin = finding is not None and not finding.is_of_loss and finding.culprit_known
         origin = provenance_of(run.store, finding) if finding is not None and has_origin else None
         incident = line.incident if line is not None else None
         if finding is not None:

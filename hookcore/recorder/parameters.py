@@ -125,7 +125,8 @@ class Parameters:
 
         In a large model, the next such step goes on where this one ended.
         """
-        every = [each for each in self.all() if "param_grad" in each.plan.kinds]
+        # Without a gradient, no optimizer changes a weight.
+        every = [each for each in self.all() if "param_grad" in each.plan.kinds and each.plan.history.got_gradients]
         if self._requests_updates or self._statistics.table.room < ROOM * len(every):  # other tensors come first
             return
         every = every[self._next_measured :] + every[: self._next_measured]

@@ -185,7 +185,7 @@ def test_an_impossible_query_shows_a_message_and_breaks_nothing(visit: Open, pat
             ("tolerance=lots", "use a number from 0 to 2"),
             ("rename=(+->+x", "not a regular expression"),
             ("kind=outputs", "select a stat and a kind"),
-            ("kind=update", "Neither run captured update"),
+            ("kind=input", "Neither run captured input"),
             ("f=re:(", "not a regular expression"),
             ("f=nothing-at-all", "none of 36 layers"),
         ]:

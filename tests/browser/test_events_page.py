@@ -130,7 +130,7 @@ def test_the_list_has_the_incidents_that_overlap_the_pages_steps(visit: Open, pa
         tab.page.get_by_label("Step", exact=True).fill("45")
         tab.page.keyboard.press("Enter")
         expect(tab.page.locator("#list h2 + span")).to_contain_text("up to step 45")
-        expect(tab.page.locator("#list")).to_contain_text(re.compile(r"NaN first appeared in .*, at step 40"))
+        expect(tab.page.locator("#list")).to_contain_text(re.compile(r"NaN was in .* before the model ran, at step 40"))
         expect(tab.page.locator("#detail")).to_contain_text("not over by then")
 
 

@@ -192,7 +192,7 @@ def test_the_distributions_are_drawn_when_they_become_visible(visit: Open, paths
         # The page may request it before scrolling, because parts almost in view count as visible.
         with page.expect_response(re.compile(r"api/v1/histograms"), timeout=PATIENCE_MS) as answer:
             tab.goto(paths("ended")["layer"])
-            expect(canvases).to_have_count(3, timeout=PATIENCE_MS)
+            expect(canvases).to_have_count(4, timeout=PATIENCE_MS)
             page.locator("#distributions").scroll_into_view_if_needed()
         assert answer.value.ok
         colors = """(canvas) => {

@@ -82,12 +82,20 @@ class _Around:
         return _Around(self.taps.at([place]), self.first, self.last, self.worst[one], self.bad[one], self.seen[one])
 
 
-def provenance_of(store: Store, finding: Finding) -> Provenance:
-    """Return the known facts about the origin of a finding: those of its incident, if there is one."""
+def provenance_of(store: Store, finding: Finding) -> Provenance | None:
+    """Return the known facts about the origin of a finding: those of its incident, if there is one.
+
+    If its tensor was never captured, such as a weight, those of the first captured one that followed; None if none did.
+    """
     first, last = max(0, finding.since_step - AROUND), finding.since_step + AROUND
     incident, before, left_out = incident_of(store.incidents(), finding), "", 0
+    number = finding.number
+    if number < 0:
+        number = next((each.number for each in (() if incident is None else incident.chain) if each.number >= 0), -1)
+    if number < 0:
+        return None
     around = _read(store, finding, first, last)  # after the incident, so that it has all tensors that followed
-    place = int(np.flatnonzero(around.taps.numbers == finding.number)[0])
+    place = int(np.flatnonzero(around.taps.numbers == number)[0])
     shown = around.at(place)
     followers: tuple[Follower, ...] = ()
     if incident is not None:

@@ -12,7 +12,8 @@ import { Side } from "../tensors/side.js";
 import { DrawerCharts } from "./charts.js";
 
 /**
- * @typedef {{module: string, call: number, phase: string, kind: string, step?: number | null}} Layer the shown layer;
+ * @typedef {{module: string, call: number, phase: string, kind: string, index?: string, step?: number | null}}
+ * Layer the shown layer;
  * `kind` is that of the histogram, and `step` the one that the values are of, unless the page is held at another one */
 
 export class Drawer {
@@ -95,7 +96,7 @@ export class Drawer {
     const at = given({ step: layer.step });
     byId("drawer-layer").href = this.page.address("layer", {
       module: layer.module,
-      ...given({ kind: layer.kind }),
+      ...given({ kind: layer.kind, index: layer.index }),
       ...at,
     });
     byId("drawer-flow").href = this.page.address("flow", { ...given({ f: layer.module }), ...at });

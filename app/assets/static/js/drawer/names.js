@@ -99,6 +99,7 @@ function read(query) {
   return {
     module,
     kind: query.get("kind") ?? "",
+    index: query.get("index") ?? "",
     call: Number(call),
     phase: query.get("phase") === "eval" ? "eval" : "train",
     step: step === null ? null : Number(step),
@@ -106,8 +107,8 @@ function read(query) {
 }
 
 /** @param {Layer} layer */
-function written({ module, kind, call, phase, step = null }) {
-  const given = { kind, call: call || "", phase: phase === "train" ? "" : phase, step: step ?? "" };
+function written({ module, kind, index = "", call, phase, step = null }) {
+  const given = { kind, index, call: call || "", phase: phase === "train" ? "" : phase, step: step ?? "" };
   const parts = Object.entries(given).filter(([, value]) => value !== "");
   return new URLSearchParams([["module", module], ...parts.map(([name, value]) => [name, String(value)])]).toString();
 }
