@@ -205,7 +205,7 @@ def test_the_table_of_layers_follows_the_run_and_the_controls(visit: Open, paths
 def test_an_empty_page_says_why(visit: Open, paths: Paths) -> None:
     with visit() as tab:
         tab.goto(paths("ended")["flow"] + "?kind=input")
-        expect(tab.page.locator("#flow-empty")).to_contain_text("Inputs were not captured")
+        expect(tab.page.locator("#flow-empty")).to_contain_text("this kind was not selected")
         expect(tab.page.locator("#ratio-empty")).to_be_hidden()  # updates are measured in a few steps by default
 
 
