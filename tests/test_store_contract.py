@@ -198,7 +198,7 @@ LATE: Final = (  # they cover the newest steps of a long run
     "report",
     "runs/ranks-job/find?f=is:nan",  # in it, the last NaN is before these steps
 )
-MARKS: Final = "marks"  # on the timeline, including incidents
+MARKS: Final = "marks", "course"  # on the timeline, including incidents; and the sentence about the loss
 OWN: Final = frozenset({"counters", "usage", "in_memory", "folder"})  # about the server itself
 IN_MEMORY: Final = ("taps", "labels")  # of a run, known only if it is in memory
 CLOCK: Final = re.compile(r'\d{4}-\d\d-\d\d \d\d:\d\d UTC|data-now="[\d.]+"')  # the time at which a text was made
@@ -352,7 +352,7 @@ def test_a_long_run_opened_late_says_what_begins_late_and_answers_everything_els
                 assert beginning in response.json()["partial"]
             elif not question.startswith(LATE):
                 expected, found = ask(servers.memory, question)[1], content_of(response)
-                for name in (MARKS, *(("findings",) if run == "ranks-job" else ())):
+                for name in (*MARKS, *(("findings",) if run == "ranks-job" else ())):
                     expected, found = without(expected, name), without(found, name)
                 assert found == expected, question
         store = servers.long.runs.get(run).store  # type: ignore[union-attr]

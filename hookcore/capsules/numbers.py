@@ -30,10 +30,12 @@ class Counters:
         self._calls = 0
 
     def at_call(self) -> Numbers:
-        """Return the changing numbers as they are now, when a call begins."""
-        if self._calls < FIRST or self._calls % EVERY == 0:
-            self._look()
+        """Return the numbers as they are now, when a call begins: those that change, and sometimes all."""
+        looks = self._calls < FIRST or self._calls % EVERY == 0
         self._calls += 1
+        if looks:
+            self._look()
+            return [(path, name, value) for (path, name), value in self._before.items()]
         return [(path, name, attributes[name]) for path, name, attributes in self._moving if name in attributes]
 
     def _look(self) -> None:
