@@ -108,5 +108,6 @@ def judge(case: Case, diagnosis: Diagnosis, store: Store) -> Outcome:
         return Outcome(named=", ".join(f"{each.rule} {each.culprit.tap.module}" for each in incidents))
     right = named[0] in case.culprits if case.culprits else None
     waited = max(0, (mine[0].found_step if mine[0].found_step >= 0 else mine[0].first_step) - case.at) if mine else None
-    exact = (mine[0].first_step, mine[0].unseen) == (case.at, 0) if mine and mine[0].rule == NONFINITE else None
+    is_planted = bool(mine) and case.expected == (NONFINITE,)  # with another fault, it is a consequence
+    exact = (mine[0].first_step, mine[0].unseen) == (case.at, 0) if is_planted else None
     return Outcome((), True, right, waited, named[0], exact)

@@ -10,7 +10,20 @@ from torch import Tensor, nn
 
 from . import trainings
 from .case import BOTH, DEAD, ENTROPY, EVERYTHING, RANK, Case, Training
-from .models import Detached, Gated, Squeezed, attentive, constant, drawn, mlp, normalized, residual, scaled, silenced
+from .models import (
+    Detached,
+    Experts,
+    Gated,
+    Squeezed,
+    attentive,
+    constant,
+    drawn,
+    mlp,
+    normalized,
+    residual,
+    scaled,
+    silenced,
+)
 from .trainings import classifier, evaluated
 
 AT: Final = 120
@@ -245,6 +258,21 @@ FAULTY: Final = {
         "2.probabilities",
         at=AT,
         probes=(ENTROPY,),
+    ),
+    "rate far too high from the start": Case(
+        lambda: trainings.regression(nn.Linear(16, 16), nn.functional.mse_loss, 2.0, torch.optim.SGD),
+        ("learning-rate-too-high",),
+        steps=60,
+    ),
+    "rate far too low": Case(
+        lambda: classifier(mlp(4), 1e-8), ("learning-rate-too-low",), steps=260, settings={"kinds": EVERYTHING}
+    ),
+    "expert that no sample selects": Case(lambda: classifier(Experts(-1e4)), ("never-used",), "experts.3.0", steps=260),
+    "loader slower than the steps": Case(lambda: trainings.loaded(0.02), ("slow-data-loading",), steps=650),
+    "evaluation longer than the training": Case(
+        lambda: trainings.interrupted(0.5, 10),
+        ("long-evaluation",),
+        settings={"rules": {"long-evaluation": {"least_s": 4}}},
     ),
     "clipped far below the usual norm": Case(
         lambda: classifier(mlp(4), 0.05, clip=1e-3), ("gradient-clipped-always",), severities=("info",)

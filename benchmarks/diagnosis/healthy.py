@@ -135,6 +135,13 @@ HEALTHY: Final = {
     "layers unfrozen later": Case(_unfrozen_later),
     "lora": Case(_lora),
     "part without use": Case(lambda: classifier(Unused())),
+    "loader that is quick": Case(lambda: trainings.loaded(0.0)),
+    "evaluations now and then": Case(
+        lambda: trainings.interrupted(0.05, 50), settings={"rules": {"long-evaluation": {"least_s": 1}}}
+    ),
+    "rate that is high for some steps": Case(
+        lambda: classifier(mlp(4), plan=lambda steps: lr_scheduler.CyclicLR(steps, 0.01, 0.1, 20))
+    ),
     "warm-up and cosine": Case(lambda: classifier(mlp(4), 5e-3, _ADAMW, plan=_one_cycle), steps=300),
     "cosine to zero": Case(lambda: _scheduled(lambda steps: lr_scheduler.CosineAnnealingLR(steps, 300)), steps=300),
     "cyclic rate": Case(lambda: _scheduled(_cyclic), steps=300),

@@ -64,14 +64,14 @@ class Recurrent(nn.Module):
 
 
 class Experts(nn.Module):
-    """Four experts, of which each sample uses one; the last is used rarely."""
+    """Four experts, of which each sample uses one; the last is used rarely, or never."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: float = -4.0) -> None:
         super().__init__()
         self.gate, self.head = nn.Linear(16, 4), nn.Linear(32, 4)
         self.experts = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.ReLU()) for _ in range(4))
         with torch.no_grad():
-            self.gate.bias[3] = -4.0
+            self.gate.bias[3] = last
 
     def forward(self, values: Tensor) -> Tensor:
         weights = self.gate(values).softmax(1)

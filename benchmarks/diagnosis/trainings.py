@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -269,3 +271,53 @@ def evaluated(model: nn.Module, prepare: Spoil = same, train: Spoil = same, ever
         return {"loss": loss.detach(), **told}
 
     return model, step
+
+
+class Slow(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Batches that take a while to load."""
+
+    def __init__(self, wait_s: float) -> None:
+        self.wait_s, self.batches = wait_s, blobs()
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        if number >= len(self):
+            raise IndexError(number)
+        time.sleep(self.wait_s)
+        return next(self.batches)
+
+
+def loaded(wait_s: float, model: nn.Module | None = None) -> Training:
+    """Return a classifier with a DataLoader whose batches take a while."""
+    model = mlp(4) if model is None else model
+    loader, steps = (
+        torch.utils.data.DataLoader(Slow(wait_s), batch_size=None),
+        torch.optim.SGD(model.parameters(), 0.05),
+    )
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+
+    def step(_: int) -> dict[str, Any]:
+        points, labels = next(batches)
+        loss = nn.functional.cross_entropy(model(points), labels)
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+        return {"loss": loss.detach()}
+
+    return model, step
+
+
+def interrupted(wait_s: float, every: int) -> Training:
+    """Return a classifier that is evaluated every few steps, which takes a while."""
+    model, step = classifier(mlp(4))
+
+    def evaluate_or_step(number: int) -> dict[str, Any]:
+        if number % every == every - 1:
+            model.eval()
+            time.sleep(wait_s)
+            model.train()
+        return step(number)
+
+    return model, evaluate_or_step
