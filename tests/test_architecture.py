@@ -212,6 +212,14 @@ def _calls(file: Path) -> Iterator[str]:
                 yield node.func.id
 
 
+def test_the_top_level_is_as_specified() -> None:
+    """Where a FastAPI developer looks for them, whatever else is beside them."""
+    for folder in ("app", "app/static", "app/templates", "hookcore", "tests"):
+        assert (ROOT / folder).is_dir(), folder
+    for file in ("pyproject.toml", "Dockerfile", "app/static/js/api.js", "app/templates/base.html"):
+        assert (ROOT / file).is_file(), file
+
+
 def test_every_room_is_in_the_plan() -> None:
     assert {_room_of(file) for file in _files("hookcore")} == set(ROOMS)
 
@@ -423,7 +431,7 @@ URL = re.compile(r"https?://\S+")
 
 
 def test_no_line_of_a_script_or_a_style_sheet_is_too_long_unless_its_url_is() -> None:
-    ours = [path for folder in ("app/assets", "tests") for path in (ROOT / folder).rglob("*.*")]
+    ours = [path for folder in ("app/static", "app/templates", "tests") for path in (ROOT / folder).rglob("*.*")]
     files = [path for path in ours if path.suffix in (".js", ".mjs", ".css") and "vendor" not in path.parts]
     assert len(files) > 200
     long = [

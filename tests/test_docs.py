@@ -136,7 +136,7 @@ def _said_by_the_code() -> Iterator[str]:
                 yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value.replace("%s", "\0")
-    for file in (ROOT / "app/assets/static/js").rglob("*.js"):
+    for file in (ROOT / "app/static/js").rglob("*.js"):
         yield re.sub(r"\$\{[^}]*\}", "\0", file.read_text())
 
 

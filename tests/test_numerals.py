@@ -27,7 +27,7 @@ WRITERS: dict[str, Callable[[float], str]] = {
 }
 SCRIPT = f"""
 import {{ readFileSync }} from "node:fs";
-import * as format from {json.dumps((HERE.parent / "app/assets/static/js/format.js").as_uri())};
+import * as format from {json.dumps((HERE.parent / "app/static/js/format.js").as_uri())};
 const words = new Map([["NaN", NaN], ["Infinity", Infinity], ["-Infinity", -Infinity]]);
 const asked = JSON.parse(readFileSync(0, "utf8"));
 const said = asked.map(([name, values]) => values.map((value) => format[name](words.get(value) ?? value)));

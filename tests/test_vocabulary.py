@@ -78,7 +78,7 @@ def test_nan_has_one_color_in_pictures_charts_and_pages() -> None:
     assert tuple(colors_of(np.array([[np.nan, 1.0]]))[0, 0]) == rgb_of(NAN_COLOR)
     assert LIGHT.nan == NAN_COLOR
     for style in ("static/app.css", "templates/report/style.css"):
-        assert f"--nan: {NAN_COLOR};" in (ROOT / "app/assets" / style).read_text(), style
+        assert f"--nan: {NAN_COLOR};" in (ROOT / "app" / style).read_text(), style
 
 
 def test_every_kind_has_a_description() -> None:
@@ -109,7 +109,7 @@ def test_the_name_of_the_root_is_written_once_in_python_and_once_in_scripts() ->
         for name, tree in trees.items()
         if any(isinstance(node, ast.Constant) and node.value == ROOT_NAME for node in ast.walk(tree))
     }
-    scripts = (ROOT / "app/assets/static/js").rglob("*.js")
+    scripts = (ROOT / "app/static/js").rglob("*.js")
     found |= {file.name for file in scripts if f'"{ROOT_NAME}"' in file.read_text()}
     assert found == {"hookcore/records/__init__.py", "vocabulary.js"}
 

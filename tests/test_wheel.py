@@ -138,7 +138,8 @@ def _serving(python: Path, user: Path) -> Iterator[str]:
 def test_the_wheel_contains_the_pages_and_nothing_else_of_the_source_tree(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    files = [file for file in (ROOT / "app/assets").rglob("*") if file.is_file() and file.suffix != ".pyc"]
+    folders = ROOT / "app/static", ROOT / "app/templates"
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     assert {f"hookcore_app/{file.relative_to(ROOT / 'app')}" for file in files} <= names
     assert {"hookcore/py.typed", "hookcore_app/py.typed"} <= names
     assert not [name for name in names if name.startswith(("app/", "tests/", "benchmarks/"))]

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from . import joined
 
-FOLDER: Final = Path(__file__).parent / "static"
+FOLDER: Final = Path(__file__).parent.parent / "static"
 FOREVER: Final = "public, max-age=31536000, immutable"
 MIN_SQUEEZED: Final = 1024
 MAX_NAMES: Final = 1024  # limit of cached names; any client can request unknown names

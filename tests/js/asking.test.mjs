@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fateOf, fateOfAll, missedWords } from "../../app/assets/static/js/tensors/ask.js";
-import { squareOf } from "../../app/assets/static/js/tensors/rolled.js";
+import { fateOf, fateOfAll, missedWords } from "../../app/static/js/tensors/ask.js";
+import { squareOf } from "../../app/static/js/tensors/rolled.js";
 
 test("a request is sent, pending, answered, or impossible", () => {
   const known = { kept: new Set([1]), waiting: new Set([2]), state: "live" };

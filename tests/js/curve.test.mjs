@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Curve } from "../../app/assets/static/js/live/curve.js";
+import { Curve } from "../../app/static/js/live/curve.js";
 
 /** A series whose values are the steps themselves. */
 const series = (steps, values = steps) => ({

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import * as format from "../../app/assets/static/js/format.js";
+import * as format from "../../app/static/js/format.js";
 
 const { count, number, pace, percent, setForm } = format;
 

@@ -1,20 +1,20 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Columns } from "../../app/assets/static/js/canvas/columns.js";
-import { stopAt } from "../../app/assets/static/js/canvas/stops.js";
-import { badness, MISSING, NAN } from "../../app/assets/static/js/canvas/worst.js";
-import { tableOf } from "../../app/assets/static/js/heat/export.js";
-import { Feed } from "../../app/assets/static/js/heat/feed.js";
-import { Grid } from "../../app/assets/static/js/heat/grid.js";
-import { Heat } from "../../app/assets/static/js/heat/index.js";
-import { moveBy } from "../../app/assets/static/js/heat/keys.js";
-import { boxOf, layOut, pixelAt, ROW_PX, stepAt, xOf } from "../../app/assets/static/js/heat/layout.js";
-import { shortened } from "../../app/assets/static/js/heat/marks.js";
-import { Painter } from "../../app/assets/static/js/heat/paint.js";
-import { Pointing, wordsOf } from "../../app/assets/static/js/heat/pointing.js";
-import { relativeTo, usualOf } from "../../app/assets/static/js/heat/relative.js";
-import { blockOf, groupsOf, labelOf, onsets, sorted, startsOf } from "../../app/assets/static/js/heat/rows.js";
-import { Scale } from "../../app/assets/static/js/scale.js";
+import { Columns } from "../../app/static/js/canvas/columns.js";
+import { stopAt } from "../../app/static/js/canvas/stops.js";
+import { badness, MISSING, NAN } from "../../app/static/js/canvas/worst.js";
+import { tableOf } from "../../app/static/js/heat/export.js";
+import { Feed } from "../../app/static/js/heat/feed.js";
+import { Grid } from "../../app/static/js/heat/grid.js";
+import { Heat } from "../../app/static/js/heat/index.js";
+import { moveBy } from "../../app/static/js/heat/keys.js";
+import { boxOf, layOut, pixelAt, ROW_PX, stepAt, xOf } from "../../app/static/js/heat/layout.js";
+import { shortened } from "../../app/static/js/heat/marks.js";
+import { Painter } from "../../app/static/js/heat/paint.js";
+import { Pointing, wordsOf } from "../../app/static/js/heat/pointing.js";
+import { relativeTo, usualOf } from "../../app/static/js/heat/relative.js";
+import { blockOf, groupsOf, labelOf, onsets, sorted, startsOf } from "../../app/static/js/heat/rows.js";
+import { Scale } from "../../app/static/js/scale.js";
 import { dice } from "./dice.mjs";
 
 const PALETTE = {

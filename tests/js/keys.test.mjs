@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Keys, keyOf } from "../../app/assets/static/js/keys.js";
-import { prefs } from "../../app/assets/static/js/prefs.js";
+import { Keys, keyOf } from "../../app/static/js/keys.js";
+import { prefs } from "../../app/static/js/prefs.js";
 
 /** A key press on an element inside of elements with these selectors. */
 function press(key, { within = [], timeStamp = 0, ...modifiers } = {}) {

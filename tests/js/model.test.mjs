@@ -2,13 +2,13 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import { runInThisContext } from "node:vm";
-import { arrange } from "../../app/assets/static/js/model/arrange.js";
-import { placeLevel } from "../../app/assets/static/js/model/level.js";
-import { HEAD, makerSize, PAD, signOf, sizeOf } from "../../app/assets/static/js/model/sizes.js";
-import { OUTSIDE, readFolds, Tree, writeFolds } from "../../app/assets/static/js/model/tree.js";
+import { arrange } from "../../app/static/js/model/arrange.js";
+import { placeLevel } from "../../app/static/js/model/level.js";
+import { HEAD, makerSize, PAD, signOf, sizeOf } from "../../app/static/js/model/sizes.js";
+import { OUTSIDE, readFolds, Tree, writeFolds } from "../../app/static/js/model/tree.js";
 import { dice } from "./dice.mjs";
 
-const vendored = new URL("../../app/assets/static/vendor/dagre.min.js", import.meta.url);
+const vendored = new URL("../../app/static/vendor/dagre.min.js", import.meta.url);
 const dagre = runInThisContext(`${readFileSync(vendored, "utf8")};dagre`);
 
 /** Boxes from a nested list: `["name", ...parts]`, or a name. @param {any[]} nested

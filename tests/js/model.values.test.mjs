@@ -1,22 +1,14 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { isBad, MISSING } from "../../app/assets/static/js/canvas/worst.js";
-import { valueWords } from "../../app/assets/static/js/model/boxes.js";
-import { Ink, isDarkPixel, strokeOf } from "../../app/assets/static/js/model/ink.js";
-import {
-  beginOf,
-  FASTEST,
-  Player,
-  placeOf,
-  SLOWEST,
-  speedAt,
-  speedWords,
-} from "../../app/assets/static/js/model/play.js";
-import { originsOf, reversed, sourcesOf, Tree } from "../../app/assets/static/js/model/tree.js";
-import { BoxValues, INSIDE, NONE, OWN, spreadOf } from "../../app/assets/static/js/model/values.js";
-import { hit, neighbor, View } from "../../app/assets/static/js/model/view.js";
-import { flopsOf, flopsWords, formsOf } from "../../app/assets/static/js/model/words.js";
-import { Scale } from "../../app/assets/static/js/scale.js";
+import { isBad, MISSING } from "../../app/static/js/canvas/worst.js";
+import { valueWords } from "../../app/static/js/model/boxes.js";
+import { Ink, isDarkPixel, strokeOf } from "../../app/static/js/model/ink.js";
+import { beginOf, FASTEST, Player, placeOf, SLOWEST, speedAt, speedWords } from "../../app/static/js/model/play.js";
+import { originsOf, reversed, sourcesOf, Tree } from "../../app/static/js/model/tree.js";
+import { BoxValues, INSIDE, NONE, OWN, spreadOf } from "../../app/static/js/model/values.js";
+import { hit, neighbor, View } from "../../app/static/js/model/view.js";
+import { flopsOf, flopsWords, formsOf } from "../../app/static/js/model/words.js";
+import { Scale } from "../../app/static/js/scale.js";
 
 /** @param {number[]} values including NaN and Infinity; undefined means not captured */
 const bitsOf = (...values) =>
@@ -161,7 +153,7 @@ test("text on a box is readable, and the width of lines shows the gradient", () 
 
 function fakePalette() {
   const table = Uint32Array.from({ length: 256 }, (_, at) => (0xff000000 | (at << 16) | (at << 8) | at) >>> 0);
-  return /** @type {import("../../app/assets/static/js/canvas/colors.js").Palette} */ ({
+  return /** @type {import("../../app/static/js/canvas/colors.js").Palette} */ ({
     table,
     nan: 1,
     inf: 2,

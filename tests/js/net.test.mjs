@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
-import { MISSING } from "../../app/assets/static/js/canvas/worst.js";
-import { MAX_ID } from "../../app/assets/static/js/limits.js";
-import { decode } from "../../app/assets/static/js/live/frames.js";
-import { waitMs } from "../../app/assets/static/js/live/reconnect.js";
-import { Stream } from "../../app/assets/static/js/live/stream.js";
+import { MISSING } from "../../app/static/js/canvas/worst.js";
+import { MAX_ID } from "../../app/static/js/limits.js";
+import { decode } from "../../app/static/js/live/frames.js";
+import { waitMs } from "../../app/static/js/live/reconnect.js";
+import { Stream } from "../../app/static/js/live/stream.js";
 
 /** A socket that receives what the server would send. */
 class Socket {

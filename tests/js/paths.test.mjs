@@ -1,7 +1,7 @@
 // @ts-check
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { sharedBy, shortened, shortPath } from "../../app/assets/static/js/paths.js";
+import { sharedBy, shortened, shortPath } from "../../app/static/js/paths.js";
 
 const fits = (/** @type {number} */ most) => (/** @type {string} */ text) => text.length <= most;
 

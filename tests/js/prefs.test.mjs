@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { PREFERENCES, prefs, readPrefs } from "../../app/assets/static/js/prefs.js";
+import { PREFERENCES, prefs, readPrefs } from "../../app/static/js/prefs.js";
 
 test("each preference has its first option until another is chosen, and after a reset", () => {
   const told = [];

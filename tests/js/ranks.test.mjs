@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { INFINITE, MISSING } from "../../app/assets/static/js/canvas/worst.js";
-import { labelOf } from "../../app/assets/static/js/heat/rows.js";
-import { isLocal, kindWords } from "../../app/assets/static/js/kinds.js";
-import { cellsOf, mostColumns, rowsOf } from "../../app/assets/static/js/ranks/map.js";
+import { INFINITE, MISSING } from "../../app/static/js/canvas/worst.js";
+import { labelOf } from "../../app/static/js/heat/rows.js";
+import { isLocal, kindWords } from "../../app/static/js/kinds.js";
+import { cellsOf, mostColumns, rowsOf } from "../../app/static/js/ranks/map.js";
 
 test("values by rank become columns of bits, and non-finite words become numbers", () => {
   const bits = cellsOf([

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { mock, test } from "node:test";
-import { Refresh } from "../../app/assets/static/js/live/refresh.js";
+import { Refresh } from "../../app/static/js/live/refresh.js";
 
 /** A page whose clock only the test moves. */
 class World extends EventTarget {

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { evenTicks, percentiles, Range, Scale, ticks } from "../../app/assets/static/js/scale.js";
+import { evenTicks, percentiles, Range, Scale, ticks } from "../../app/static/js/scale.js";
 import { dice } from "./dice.mjs";
 
 test("places rise with the values from 0 at the low end to 1 at the high end, and can be inverted", () => {

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { pathOf } from "../../app/assets/static/js/plot/sketch.js";
+import { pathOf } from "../../app/static/js/plot/sketch.js";
 
 const same = (value) => value;
 

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bannerOf, pillOf, Rate } from "../../app/assets/static/js/frame/status.js";
+import { bannerOf, pillOf, Rate } from "../../app/static/js/frame/status.js";
 
 const live = {
   run: "live",

@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "../../app/assets/static/js/tensors/layout.js";
-import { besides, NONE, strideOf, wordsAt } from "../../app/assets/static/js/tensors/names.js";
-import { readNpy } from "../../app/assets/static/js/tensors/npy.js";
-import { indicesOf, isAttention, sliceOf, viewsOf } from "../../app/assets/static/js/tensors/plan.js";
-import { zoomed } from "../../app/assets/static/js/tensors/viewer.js";
+import { cellAt, cornerOf, isCausal, layoutOf, pixelsOf, rangeOf } from "../../app/static/js/tensors/layout.js";
+import { besides, NONE, strideOf, wordsAt } from "../../app/static/js/tensors/names.js";
+import { readNpy } from "../../app/static/js/tensors/npy.js";
+import { indicesOf, isAttention, sliceOf, viewsOf } from "../../app/static/js/tensors/plan.js";
+import { zoomed } from "../../app/static/js/tensors/viewer.js";
 
 test("the views of a tensor depend on its shape, and each view requests what it draws", () => {
   const first = (/** @type {number[]} */ shape, label = "m output") => viewsOf(shape, label)[0];

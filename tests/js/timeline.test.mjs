@@ -1,12 +1,12 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Emitter } from "../../app/assets/static/js/emitter.js";
-import { around, Follow, readSteps } from "../../app/assets/static/js/follow.js";
-import { Axis } from "../../app/assets/static/js/plot/axis.js";
-import { Scale, ticks } from "../../app/assets/static/js/scale.js";
-import { aboutStep, nearestOf } from "../../app/assets/static/js/tensors/nearest.js";
-import { Captured } from "../../app/assets/static/js/timeline/captured.js";
-import { Clock } from "../../app/assets/static/js/timeline/clock.js";
+import { Emitter } from "../../app/static/js/emitter.js";
+import { around, Follow, readSteps } from "../../app/static/js/follow.js";
+import { Axis } from "../../app/static/js/plot/axis.js";
+import { Scale, ticks } from "../../app/static/js/scale.js";
+import { aboutStep, nearestOf } from "../../app/static/js/tensors/nearest.js";
+import { Captured } from "../../app/static/js/timeline/captured.js";
+import { Clock } from "../../app/static/js/timeline/clock.js";
 import {
   elapsedText,
   elapsedTicks,
@@ -16,10 +16,10 @@ import {
   timeText,
   timeTicks,
   valueAt,
-} from "../../app/assets/static/js/timeline/knots.js";
-import { added, isOfRun, kept, Links } from "../../app/assets/static/js/timeline/links.js";
-import { RunsClock } from "../../app/assets/static/js/timeline/runsclock.js";
-import { further, movedBy, nextMark, readStep, Strip, snapped } from "../../app/assets/static/js/timeline/scale.js";
+} from "../../app/static/js/timeline/knots.js";
+import { added, isOfRun, kept, Links } from "../../app/static/js/timeline/links.js";
+import { RunsClock } from "../../app/static/js/timeline/runsclock.js";
+import { further, movedBy, nextMark, readStep, Strip, snapped } from "../../app/static/js/timeline/scale.js";
 
 class FakeState extends Emitter {
   values = { steps: "live:500", step: "" };
