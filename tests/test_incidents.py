@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -320,3 +321,10 @@ def test_rest_answers_incidents_and_acknowledges_them_with_their_findings() -> N
         client.post("/api/v1/acknowledgements", json={"run": "run-1", "key": key, "acknowledged": True})
         seen = client.get("/api/v1/incidents", params={"rule": "nonfinite"}).json()["incidents"]
         assert [each["acknowledged"] for each in seen] == [True, False]
+
+
+def test_a_sentence_keeps_the_name_that_a_user_gave_to_a_number() -> None:
+    begun = filled_chain(120, bad=100).incidents()[0]
+    beginnings = {"backward/loss": "backward/loss", "train_loss": "train_loss", "loss": "Loss"}
+    for name, beginning in beginnings.items():
+        assert replace(begun, message=f"{name} grew").sentence.startswith(f"{beginning} grew, in standardize.")

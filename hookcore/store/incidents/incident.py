@@ -194,7 +194,7 @@ class Incident:
     def sentence(self) -> str:
         """What happened, in one or two sentences."""
         if self.message:
-            return " ".join(filter(None, [f"{self.message[0].upper()}{self.message[1:]}{self._place()}.", self._end()]))
+            return " ".join(filter(None, [f"{_capital(self.message)}{self._place()}.", self._end()]))
         if not self.culprit_known:
             return " ".join(filter(None, [f"{self.headline}.", self.remedy, self._course()]))
         return " ".join(filter(None, [f"{self.headline}.", self.known, self._cause(), self._course()]))
@@ -259,6 +259,12 @@ class Incident:
             healed = f"It was finite again after step {self.culprit_last:,}"
             return f"{healed}, but {others} followed." if self.modules else f"{healed}, but not permanently."
         return f"{others} followed." if self.modules else ""
+
+
+def _capital(message: str) -> str:
+    """Return a message as the beginning of a sentence, unless it begins with a name that a user gave to a number."""
+    first = message.partition(" ")[0]
+    return message if {"/", "_", "."} & set(first) else f"{message[0].upper()}{message[1:]}"
 
 
 def when_words(step: int, unseen: int = 0) -> str:
