@@ -195,6 +195,8 @@ def test_the_share_of_a_weight_of_zeros_is_no_value_and_not_nan() -> None:
         ([1.0, 1.0, math.nan], "broken", "loss has been NaN or infinite since step 2"),
         ([1.0] * 15, "unknown", "15 values of loss, 16 needed"),
         ([(-1.0) ** step for step in range(50)], "unknown", "loss changes its sign"),
+        ([abs(step - 100) / 100 - 1.1 for step in range(200)], "unknown", "loss fell from -0.1 to -1."),
+        ([-1 - step / 100 for step in range(200)], "learning", "loss fell from -1 to -2.9"),
         ([], "unknown", "no loss was found"),
         (
             [2.0, 1.5, 40.0, 1e5, 1e14, math.nan],

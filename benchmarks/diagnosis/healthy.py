@@ -136,9 +136,7 @@ HEALTHY: Final = {
     "lora": Case(_lora),
     "part without use": Case(lambda: classifier(Unused())),
     "loader that is quick": Case(lambda: trainings.loaded(0.0)),
-    "evaluations now and then": Case(
-        lambda: trainings.interrupted(0.05, 50), settings={"rules": {"long-evaluation": {"least_s": 1}}}
-    ),
+    "evaluations now and then": Case(lambda: trainings.interrupted(0.05, 50)),
     "rate that is high for some steps": Case(
         lambda: classifier(mlp(4), plan=lambda steps: lr_scheduler.CyclicLR(steps, 0.01, 0.1, 20))
     ),

@@ -25,7 +25,7 @@ ADVICE: Final[dict[str, Advice]] = {
         "a value beyond the range of float16, or a softmax over a row that is masked completely",
         "a NaN or an infinity in the batch",
         tries=(
-            "if its incident doesn't name the line of code yet, replay the saved step: hookcore replay names it",
+            "replay the step, unless its incident names the line of code already: hookcore replay names it",
             "add a small epsilon to the divisor, the logarithm, or the square root",
             "use bfloat16, or a gradient scaler with float16; clip the gradients",
         ),

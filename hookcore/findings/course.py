@@ -98,7 +98,10 @@ def _of(losses: Losses, series: Series) -> Course:
         return Course("unknown", f"{counted(logged, 'value')} of {name}, {MIN_LOGGED} needed", name)
     if values.min() < 0 < values.max():
         return Course("unknown", f"{name} changes its sign, so its size doesn't show what is learned", name)
-    return _by_values(series, values)
+    course = _by_values(series, values)
+    if course.word == "diverging" and values.min() < 0:
+        return replace(course, word="unknown", reason=f"{course.reason}; below zero, that may be normal")
+    return course
 
 
 def _by_values(series: Series, values: Floats) -> Course:
