@@ -51,10 +51,12 @@ def classifier(
     before: Callable[[int], None] = lambda _: None,
     autocast: bool = False,
     wrong: float = 0.0,
+    data: Iterator[tuple[Tensor, Tensor]] | None = None,
     **options: Any,
 ) -> Training:
-    """Return a model that learns to classify the points, in `parts` micro-batches for each step."""
-    data, steps = blobs(wrong=wrong), optimizer(trained(model), lr=rate, **options)
+    """Return a model that learns to classify points, in `parts` micro-batches for each step."""
+    data = blobs(wrong=wrong) if data is None else data
+    steps = optimizer(trained(model), lr=rate, **options)
     schedule = None if plan is None else plan(steps)
     second = None if also is None else also(model)
     dtype = next(model.parameters()).dtype
@@ -273,40 +275,22 @@ def evaluated(model: nn.Module, prepare: Spoil = same, train: Spoil = same, ever
     return model, step
 
 
-class Slow(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+class Slow(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
     """Batches that take a while to load."""
 
     def __init__(self, wait_s: float) -> None:
         self.wait_s, self.batches = wait_s, blobs()
 
-    def __len__(self) -> int:
-        return 100
-
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        if number >= len(self):
-            raise IndexError(number)
-        time.sleep(self.wait_s)
-        return next(self.batches)
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in itertools.islice(self.batches, 100):
+            time.sleep(self.wait_s)
+            yield batch
 
 
-def loaded(wait_s: float, model: nn.Module | None = None) -> Training:
+def loaded(wait_s: float) -> Training:
     """Return a classifier with a DataLoader whose batches take a while."""
-    model = mlp(4) if model is None else model
-    loader, steps = (
-        torch.utils.data.DataLoader(Slow(wait_s), batch_size=None),
-        torch.optim.SGD(model.parameters(), 0.05),
-    )
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))
-
-    def step(_: int) -> dict[str, Any]:
-        points, labels = next(batches)
-        loss = nn.functional.cross_entropy(model(points), labels)
-        steps.zero_grad()
-        loss.backward()
-        steps.step()
-        return {"loss": loss.detach()}
-
-    return model, step
+    loader = torch.utils.data.DataLoader(Slow(wait_s), batch_size=None)
+    return classifier(mlp(4), data=itertools.chain.from_iterable(itertools.repeat(loader)))
 
 
 def interrupted(wait_s: float, every: int) -> Training:

@@ -34,11 +34,11 @@ class Counters:
         looks = self._calls < FIRST or self._calls % EVERY == 0
         self._calls += 1
         if looks:
-            self._look()
-            return [(path, name, value) for (path, name), value in self._before.items()]
+            return self._look()
         return [(path, name, attributes[name]) for path, name, attributes in self._moving if name in attributes]
 
-    def _look(self) -> None:
+    def _look(self) -> Numbers:
+        found: Numbers = []
         known = {(path, name) for path, name, _ in self._moving}
         for path, attributes in self._modules:
             for name, value in _numbers_in(attributes):
@@ -46,6 +46,8 @@ class Counters:
                 if self._before.get(key, value) != value and key not in known:
                     self._moving.append((path, name, attributes))
                 self._before[key] = value
+                found.append((path, name, value))
+        return found
 
 
 def numbers_of(model: nn.Module) -> Numbers:

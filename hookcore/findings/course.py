@@ -100,7 +100,8 @@ def _of(losses: Losses, series: Series) -> Course:
         return Course("unknown", f"{name} changes its sign, so its size doesn't show what is learned", name)
     course = _by_values(series, values)
     if course.word == "diverging" and values.min() < 0:
-        return replace(course, word="unknown", reason=f"{course.reason}; below zero, that may be normal")
+        reason = f"{course.reason}, which may be normal for a loss below zero"
+        return replace(course, word="unknown", reason=reason)
     return course
 
 
