@@ -176,6 +176,17 @@ def test_the_replay_of_the_first_step_names_the_layer() -> None:
     assert (finding.module, finding.culprit_known) == ("norm", True)
 
 
+def test_the_line_that_a_replay_found_is_named_for_a_captured_layer_too() -> None:
+    store = store_of(0, 119)
+    append(store, 120, BAD)
+    before = only(store)
+    store.explain(Replay(120, before.culprit, math.nan, (), "norm.py:14"))
+    found = only(store)
+    assert (found.culprit, found.source) == (before.culprit, "capture")
+    assert found.headline == f"{before.headline}; the replay of the step leads to norm.py:14"
+    assert "norm.py:14" in found.sentence
+
+
 def test_the_replay_of_a_step_that_may_not_be_the_first_names_nothing() -> None:
     store = store_of(0, 64)
     append(store, 128, BAD)

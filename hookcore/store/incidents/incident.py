@@ -216,9 +216,10 @@ class Incident:
         if tap.kind == "param" and self.source == "check":
             name = ".".join(filter(None, (tap.module, tap.index)))
             return f"{what} was in the parameter {name} before the model ran, {when}"
-        replayed = f", as the replay of the step found{f' in {self.where}' if self.where else ''}"
-        from_replay = replayed if self.source == "replay" else ""
-        return f"{what} first appeared in the {KIND_WORDS[tap.kind]} of {tap.module or ROOT}, {when}{from_replay}"
+        begun = f"{what} first appeared in the {KIND_WORDS[tap.kind]} of {tap.module or ROOT}, {when}"
+        if self.source == "replay":
+            return f"{begun}, as the replay of the step found{f' in {self.where}' if self.where else ''}"
+        return f"{begun}; the replay of the step leads to {self.where}" if self.where else begun
 
     @property
     def remedy(self) -> str:
