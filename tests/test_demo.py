@@ -17,10 +17,13 @@ from hookcore.commands.demo import Demo, train
 from hookcore.commands.demo.models import CALLED, MODELS
 from hookcore.commands.demo.troubles import TROUBLES
 from hookcore.errors import ArgumentError
+from hookcore.reading import Client
 from hookcore.records import Kind, Tap
 from hookcore.store import Store
 from hookcore_app import cli
 from hookcore_app.cli import demo as command
+from tests.serving import TOKEN, run_named, served
+from tests.waiting import wait_for
 from tests.warm import python
 
 AT, STEPS = 24, 64
@@ -159,3 +162,15 @@ def test_the_demo_prints_its_address_then_its_progress_and_exits_cleanly_on_ctrl
             process.kill()
     assert re.search(r"\nStopped after \d+ steps\.\n$", rest)
     assert "Traceback" not in rest
+
+
+@pytest.mark.slow
+def test_the_step_that_the_demo_saves_is_explained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as server:
+        for name, value in {"SERVER": server.url, "TOKEN": TOKEN, "EXPLAIN": "auto", "NAME": "explained once"}.items():
+            monkeypatch.setenv(f"HOOKCORE_{name}", value)
+        train(Demo("cnn", "nan", AT, STEPS, most_per_s=20), lambda _: None)
+        run = run_named(server, "explained once")
+        with Client(server.url, TOKEN) as client:
+            wait_for(lambda: [each.state for each in client.capsules(run.id)] == ["explained"], "no replay runs")
+        assert [each.name for each in run.store.events()].count("explained") == 1

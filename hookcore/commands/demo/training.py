@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +16,10 @@ from hookcore.commands.demo.digits import Digits, batches, load
 from hookcore.commands.demo.models import CALLED, MODELS
 from hookcore.commands.demo.troubles import TROUBLES, Trouble
 from hookcore.config import WatchSettings
-from hookcore.errors import HookcoreError
 from hookcore.records.vocabulary import counted
 from hookcore.watcher import Watcher, watch
 
 RATE: Final = 2e-3
-EXPLAIN_S: Final = 60.0  # in which a trouble may lead to a saved step
-EXPLAIN_EVERY_S: Final = 0.5
 PRINT_EVERY: Final = 50  # steps between two printed lines
 
 
@@ -91,7 +86,6 @@ def _train(
         since = step - demo.at
         if since == 0:
             trouble.begin(model, optimizer)
-            _explain_soon(watcher)
         batch = next(source)
         pictures, labels = trouble.spoil(since, batch) if since >= 0 else batch
         scores = model(pictures.to(demo.device))
@@ -104,24 +98,6 @@ def _train(
         if (step + 1) % PRINT_EVERY == 0 or step + 1 == demo.steps:
             say(_progress(step + 1, loss, _test(model, digits), pace.per_s))
         pace.keep()
-
-
-def _explain_soon(watcher: Watcher) -> None:
-    """Press the page's button Explain when the demo has saved a step. The model's code is hookcore's, so it may run."""
-    if watcher.delivery is not None:
-        threading.Thread(target=_explain, args=(watcher,), name="hookcore-demo-explain", daemon=True).start()
-
-
-def _explain(watcher: Watcher) -> None:
-    until = time.monotonic() + EXPLAIN_S
-    while time.monotonic() < until and watcher.url:
-        with contextlib.suppress(HookcoreError):  # the server doesn't know the run yet, or has stopped
-            client, run = watcher.client(), watcher.url.rpartition("/")[2]
-            saved = client.capsules(run)
-            if saved:
-                client.explain(saved[0].id, run)
-                return
-        time.sleep(EXPLAIN_EVERY_S)
 
 
 def _share_right(scores: Tensor, labels: Tensor) -> Tensor:
