@@ -9,11 +9,14 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.modules import module as torch_module
 
 import hookcore
@@ -67,8 +70,7 @@ class Counting(nn.Module):
 
 
 def watch(model: nn.Module, **settings: Any) -> hookcore.Watcher:
-    # No call is held beside what other tests have compiled or imported.
-    sys.modules.pop("torch.distributed.pipelining.stage", None)
+    # No call is held beside what other tests have compiled.
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     return hookcore.watch(model, **{"server": None, "budget": None, "every": NEVER, "capsule": "error", **settings})
@@ -145,6 +147,30 @@ def test_nothing_held_outlives_its_step_and_no_hook_stays() -> None:
             gc.collect()
             assert batch() is None
     assert dict(torch_module._global_forward_pre_hooks) == before
+
+
+def test_a_call_is_held_unless_a_pipeline_makes_it(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dist.init_process_group("gloo", f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        pipe = PipelineStage(model, 0, 1, torch.device("cpu"))
+        schedule = ScheduleGPipe(pipe, 2, loss_fn=lambda output, _: output.sum())
+        with watch(model) as watcher:
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            model(torch.randn(2, 4)).sum().backward()
+            assert holds(watcher)
+            optimizer.step()
+            schedule.step(torch.randn(2, 4), target=torch.zeros(2, 4))
+            assert not holds(watcher)
+            assert fire(watcher)
+            optimizer.step()
+            (event,) = events_of(watcher, "capsule-missed")
+            assert "a pipeline runs the model" in event.message
+            assert not watcher.errors
+    finally:
+        dist.destroy_process_group()
 
 
 def test_modules_inside_the_model_are_called_without_any_hook() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from types import CodeType, FrameType
+from functools import lru_cache
+from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -124,10 +125,7 @@ def pipeline_call() -> int | None:
     module = sys.modules.get("torch.distributed.pipelining.stage")
     if module is None:
         return None
-    stages = [getattr(module, name, None) for name in ("_PipelineStageBase", "PipelineStage")]
-    names = {"forward_one_chunk": False, "_forward_metadata_inference": True, "_shape_inference": True}
-    methods = ((getattr(stage, name, None), rehearses) for stage in stages for name, rehearses in names.items())
-    known = {method.__code__: rehearses for method, rehearses in methods if method is not None}
+    known = _code_of_stages(module)
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_WRAPPERS):
         if frame is None:
@@ -136,6 +134,15 @@ def pipeline_call() -> int | None:
             return REHEARSAL if known[frame.f_code] else frame.f_locals.get("fwd_chunk_id")
         frame = frame.f_back
     return None
+
+
+@lru_cache(1)
+def _code_of_stages(module: ModuleType) -> dict[CodeType, bool]:
+    """Return the code with which a stage calls its model, and whether that is a rehearsal."""
+    stages = [getattr(module, name, None) for name in ("_PipelineStageBase", "PipelineStage")]
+    names = {"forward_one_chunk": False, "_forward_metadata_inference": True, "_shape_inference": True}
+    methods = ((getattr(stage, name, None), rehearses) for stage in stages for name, rehearses in names.items())
+    return {method.__code__: rehearses for method, rehearses in methods if method is not None}
 
 
 MemoryKey: Final[Any] = StorageWeakRef  # its `cdata` is the memory's identity as long as the key exists

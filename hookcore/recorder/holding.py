@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hookcore.hooks.compiled import has_compiled, is_region
-from hookcore.hooks.internals import DisableTorchFunction, current_graph_task, tracing_state, transform
+from hookcore.hooks.internals import DisableTorchFunction, current_graph_task, pipeline_call, tracing_state, transform
 from hookcore.hooks.nextcalls import NextCalls
 from hookcore.recorder.dispatch import Dispatcher
 
@@ -18,7 +18,6 @@ MAX_OTHERS: Final = 64  # calls of other modules in a step or between two backwa
 COMPILED: Final = "the process runs compiled code, so only the calls of captured steps are kept"
 _OTHERS: Final = f"more than {MAX_OTHERS} modules that are not watched ran before the model"
 _DYNAMO: Final = "torch._dynamo.convert_frame"
-_PIPELINE: Final = "torch.distributed.pipelining.stage"
 _PIPELINED: Final = "a pipeline runs the model, so only the calls of captured steps are kept"
 _TRACED: Final = "the model was traced, or ran inside torch.func"
 
@@ -46,8 +45,6 @@ class Holding:
             self._calls.off()
         elif _DYNAMO in sys.modules and has_compiled():  # it guards on the number of hooks on the process
             self._give_up(COMPILED)
-        elif _PIPELINE in sys.modules:
-            self._give_up(_PIPELINED)
         else:
             self._is_on, self._others = True, 0
             self._calls.on()
@@ -89,6 +86,9 @@ class Holding:
             self._calls.off()
             if tracing_state() or current_graph_task() != -1 or transform() is not None:
                 self._give_up(_TRACED)
+                return False
+            if pipeline_call() is not None:
+                self._give_up(_PIPELINED)
                 return False
             self._holds = torch.is_grad_enabled()
             if self._holds and dispatcher.keeper is not None:
