@@ -239,9 +239,20 @@ def test_too_little_data_is_reported_and_not_called_clear() -> None:
     scope = examine(store).scope
     assert (scope.verdict, scope.captured, scope.steps) == ("unknown", 5, 41)
     assert scope.sentence == (
-        "No NaN or infinity in the last 41 steps (5 captured). "
+        "No NaN or infinity in the last 41 steps (5 captured). No evaluation was captured. "
         "Not enough captured to judge changes over time in any layer: 5 captured steps, 24 needed."
     )
+
+
+def test_without_a_captured_evaluation_the_absence_of_problems_is_about_the_training_only() -> None:
+    of_training, both = (Tap("a", "output"),), (Tap("a", "output"), Tap("a", "output", phase="eval"))
+    for taps, evaluated in ((of_training, False), (both, True)):
+        store = Store(2**24)
+        for step in range(60):
+            store.append(frame(step, [1.0] * len(taps), taps if step == 0 else ()))
+        scope = examine(store).scope
+        assert (scope.verdict, scope.evaluated) == ("clear", evaluated)
+        assert scope.sentence.endswith("No evaluation was captured.") != evaluated
 
 
 def test_layers_without_any_captured_step_have_none_and_not_at_most_none() -> None:
@@ -270,7 +281,7 @@ def test_steps_that_a_rule_groups_are_not_counted_as_captured_steps() -> None:
     for step in [*range(29), 500]:
         store.append(frame(step, [1.0, 1.0], CHAIN[:2] if step == 0 else ()))
     assert examine(store).scope.sentence == (
-        "No NaN or infinity in the last 501 steps (30 captured). "
+        "No NaN or infinity in the last 501 steps (30 captured). No evaluation was captured. "
         "Not enough captured to judge changes over time in any layer: captured in 9 spans of 4 steps, 24 needed."
     )
 
@@ -308,4 +319,6 @@ def test_a_budget_that_captures_few_steps_causes_no_findings_in_a_healthy_traini
     case = Case(HEALTHY["mlp, small rate"].make, steps=250)
     diagnosis, store = diagnose(case, every=7)
     assert store.incidents() == []
-    assert diagnosis.scope.sentence == "No problems found in the last 250 steps (36 captured)."
+    assert diagnosis.scope.sentence == (
+        "No problems found in the last 250 steps (36 captured). No evaluation was captured."
+    )

@@ -339,7 +339,10 @@ def test_notes_are_never_listed_under_the_words_no_problems_found(world: World) 
         run.store.append(frame(step, [60.0 if step == 120 else 1.0 + step % 3 * 0.01]))
     scope = run.findings.scope()
     assert (scope.problems, scope.notes, scope.verdict) == (0, 1, "clear")
-    assert scope.sentence == "No problems, but 1 note found in the last 200 steps (200 captured)."
+    assert (
+        scope.sentence
+        == "No problems, but 1 note found in the last 200 steps (200 captured). No evaluation was captured."
+    )
     overview = world.client.get("/runs/one").text
     assert scope.sentence in overview
     assert "No problems, but 1 note, worst first" in overview

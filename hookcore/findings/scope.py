@@ -21,6 +21,7 @@ Verdict = Literal["problems", "clear", "unknown"]
 
 MIN_KNOWN: Final = 0.5  # of the layers: if fewer can be judged, nothing is said about the run
 NEEDED: Final = RECENT + MIN_PAST  # columns
+NO_EVALUATION: Final = "No evaluation was captured."  # as by default
 _ABOUT: Final[dict[RuleName, str]] = {"exploding": "changes over time", "dead": "dead layers"}
 
 
@@ -65,6 +66,7 @@ class Scope:
     uncaptured: int  # modules that the coverage lists as not captured
     problems: int  # findings that are warnings or errors
     notes: int  # the others
+    evaluated: bool  # whether an evaluation was captured; otherwise, the sentence is about the training only
     unjudged: tuple[Unjudged, ...]
 
 
@@ -74,7 +76,7 @@ def scope_of(store: Store, taps: TapList, sizes: MagnitudeWindow | None, found: 
     uncaptured = sum(not each.captured for each in store.coverage())
     if newest is None or not len(taps.taps) or sizes is None:
         nothing = "No step has been captured: there is nothing to judge."
-        return Scope("unknown", nothing, None, newest, 0, 0, 0, 0, uncaptured, 0, 0, ())
+        return Scope("unknown", nothing, None, newest, 0, 0, 0, 0, uncaptured, 0, 0, False, ())
     first = window_first(store)
     captured, steps = store.captured(first), newest - first + 1
     layers = taps.fact(_layers).number
@@ -87,9 +89,15 @@ def scope_of(store: Store, taps: TapList, sizes: MagnitudeWindow | None, found: 
     opening = [f"{found_words(problems, notes)} found {window}."]
     if verdict == "unknown":
         opening = [f"No NaN or infinity {window}.", *([f"{counted(notes, 'note')}."] if notes else [])]
+    evaluated = taps.fact(_evaluated)
+    opening += [] if evaluated or problems else [NO_EVALUATION]
     sentence = " ".join([*opening, *(each.sentence for each in unjudged)])
-    about = (first, newest, steps, captured, store.captured(), layers, uncaptured, problems, notes)
+    about = (first, newest, steps, captured, store.captured(), layers, uncaptured, problems, notes, evaluated)
     return Scope(verdict, sentence, *about, unjudged)
+
+
+def _evaluated(taps: TapList) -> bool:
+    return any(tap.phase == "eval" for tap in taps.taps)
 
 
 @dataclass(frozen=True, slots=True)

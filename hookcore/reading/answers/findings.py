@@ -68,6 +68,9 @@ class Scope(Answer, frozen=True):
     uncaptured: Annotated[int, Meta(description="modules that /coverage lists as not captured")]
     problems: Annotated[int, Meta(description="findings that are warnings or errors")]
     notes: Annotated[int, Meta(description="findings that are no problem: those of severity `info`")]
+    evaluated: Annotated[
+        bool, Meta(description="whether an evaluation was captured; otherwise, this is about the training only")
+    ]
     unjudged: tuple[Unjudged, ...]
 
 
