@@ -166,3 +166,8 @@ def test_data_loading_is_the_first_part_and_is_distinguished_from_the_rest_befor
     assert "10 ms for step 0, 60% of it data loading" in text_of(client, "/runs/one")
     mostly_other = {f"{SYSTEM}time/{name}": seconds for name, seconds in (parts | {"other": 0.01}).items()}
     assert "20 ms for step 0, 50% of it other work" in text_of(sampled(HOST | mostly_other), "/runs/one")
+
+
+def test_a_process_that_is_almost_idle_does_not_keep_zero_cores_busy() -> None:
+    assert "CPU &lt;0.1 cores" in text_of(sampled(HOST | {CPU_PROCESS: 0.03}), "/runs/one/system")
+    assert "CPU 0.0 cores" in text_of(sampled(HOST | {CPU_PROCESS: 0.0}), "/runs/one/system")

@@ -207,7 +207,7 @@ def _all(name: str, write: Write) -> Detail:
 
 
 def _cores(busy: float) -> str:
-    return f"{busy:.1f} cores"
+    return "<0.1 cores" if 0 < busy < 0.05 else f"{busy:.1f} cores"
 
 
 def _flow(rate: float) -> str:
