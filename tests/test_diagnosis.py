@@ -221,7 +221,7 @@ def test_the_step_since_which_a_loss_is_nan_stays_exact() -> None:
         store.append(frame(step, [1.0, 1.0], CHAIN[:2] if step == 0 else (), loss))
     assert not (store.scalars("loss", points=100_000).first_step == 2003).any()
     (found,) = [each for each in findings_of(store) if each.rule == "loss"]
-    assert (found.since_step, found.message) == (2003, "loss has been non-finite since step 2003")
+    assert (found.since_step, found.message) == (2003, "loss has been non-finite since step 2,003")
     assert store.nonfinite_since("loss") == 2003
     store.append(frame(8000, [1.0, 1.0], (), 1.0))
     assert store.nonfinite_since("loss") is None

@@ -253,7 +253,7 @@ def test_rules_say_in_which_uncaptured_steps_a_change_may_have_begun() -> None:
         append(store, 50 * place, row, taps if place == 0 else ())
     (found,) = [each for each in FindingsCache(store).current() if each.rule == "exploding"]
     assert (found.earliest_step, found.since_step) == (3951, 4000)
-    assert found.message.endswith("as large as usual since a step between 3951 and 4000")
+    assert found.message.endswith("as large as usual since a step between 3,951 and 4,000")
     (incident,) = store.incidents()
     assert (incident.earliest_step, incident.first_step, incident.culprit.tap.module) == (3951, 4000, "layers.1")
 

@@ -191,7 +191,7 @@ def _of_updates(losses: Losses, main: Series, taps: TapList) -> list[Finding]:
     """Judge a loss that hasn't fallen by how much the weights change."""
     store = losses.store
     updates, first, newest = Updates.of(store, taps), int(main.first_step[0]), float(np.median(main.mean[-8:]))
-    flat = f"{main.name} hasn't fallen since step {first} ({Losses.first_of(main):.3g} at first, {newest:.3g} now)"
+    flat = f"{main.name} hasn't fallen since step {first:,} ({Losses.first_of(main):.3g} at first, {newest:.3g} now)"
     shares = updates.share[-_MEASURED:]
     if len(shares) < _MEASURED:
         return []

@@ -184,7 +184,7 @@ def _diverged(now: Series, run: Series, limits: Mapping[str, float]) -> Told | N
     since, until = int(run.first_step[begun]), int(run.last_step[begun])
     # Rows of several steps are merged by now.
     unseen = since - 1 - int(run.last_step[begun - 1]) if since == until and begun else 0
-    begun_words = since_words(since, unseen) if since == until else f"since about step {since}"
+    begun_words = since_words(since, unseen) if since == until else f"since about step {since:,}"
     times = f"{value / best:,.0f}" if value < 1e6 * best else f"{value / best:.0e}"
     message = f"has been {value:.3g} {begun_words}, {times} times its low of {best:.3g}"
     return value, best, since, unseen, message

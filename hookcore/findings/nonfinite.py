@@ -63,7 +63,7 @@ def _find_masks(store: Store, masks: Mapping[int, int], known: NonfiniteTaps, sp
     first, record, others = taps[number], _Record.of(known, number), len(modules) - 1
     more = f"; the same in {counted(others, 'other module')}" if others else ""
     message = (
-        f"harmless infinities in the {KIND_WORDS[first.kind]} since step {masks[number]}, like those of a mask: "
+        f"harmless infinities in the {KIND_WORDS[first.kind]} since step {masks[number]:,}, like those of a mask: "
         f"in the first such step, all other captured values were finite{more}"
     )
     until = record.last_step if record.is_over else None
@@ -126,5 +126,5 @@ def _message(incident: Incident, record: _Record, infinite: bool, skipped: bool)
         when, tail = since_words(begin), ""
     message = f"{what} in the {name} {when}{tail}"
     if record.streaks > 1:
-        message += f"; non-finite in {record.steps:,} captured steps since step {record.first_step}"
+        message += f"; non-finite in {record.steps:,} captured steps since step {record.first_step:,}"
     return message

@@ -46,7 +46,7 @@ def _never_fell(losses: Losses, series: Series, taps: TapList) -> Finding | None
     parts = np.array([np.median(part) for part in np.array_split(values, min(20, len(values)))])
     if parts[0] <= 0 or (parts[1:] < limits["falls"] * parts[0]).any():
         return None
-    text = f"has not fallen since step {int(series.first_step[0])}: {parts[0]:.3g} at first, {parts[-1]:.3g} last"
+    text = f"has not fallen since step {int(series.first_step[0]):,}: {parts[0]:.3g} at first, {parts[-1]:.3g} last"
     return _finding("loss-not-decreasing", series, taps, (parts[-1], parts[0]), int(series.first_step[0]), text)
 
 

@@ -275,4 +275,4 @@ def when_words(step: int, unseen: int = 0) -> str:
 
 def since_words(step: int, unseen: int = 0) -> str:
     """Write since when something lasts."""
-    return f"since a step between {step - unseen} and {step}" if unseen else f"since step {step}"
+    return f"since a step between {step - unseen:,} and {step:,}" if unseen else f"since step {step:,}"
